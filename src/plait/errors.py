@@ -1,0 +1,81 @@
+"""The tree of errors.
+
+Every error that a user can cause is a `PlaitError`: its message names the thing, the numbers and the cure, and
+its `exit_code` is what the command line returns (2: the input is bad; 1: the run or the proof failed).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PlaitError(Exception):
+    """The root: something that the user can act on."""
+
+    exit_code = 2
+
+
+class PlanError(PlaitError):
+    """A plan text that cannot be read, or a plan that breaks one or more rules."""
+
+
+class NotAvailable(PlanError):
+    """A strategy that the grammar knows and this version does not run yet."""
+
+
+class ConfigError(PlaitError):
+    """A config file or key that is unknown, missing or of the wrong kind."""
+
+
+class ClusterError(PlaitError):
+    """A cluster preset or file that cannot be used."""
+
+
+class ModelError(PlaitError):
+    """A model that cannot be built, initialised or split as asked."""
+
+
+class DataError(PlaitError):
+    """Data that is missing, unreadable or does not fit the model."""
+
+
+class OptimizerError(PlaitError):
+    """An optimizer that cannot work under the plan."""
+
+
+class ScheduleError(PlaitError):
+    """A pipeline schedule that is wrong; the message prints its grid with the cell marked."""
+
+
+class CheckpointError(PlaitError):
+    """A checkpoint that is missing, damaged or of another model."""
+
+
+class WorldSizeError(PlaitError):
+    """The number of ranks is not the number that the plan needs."""
+
+
+class RunError(PlaitError):
+    """A run that began well and failed: it cannot be cured by the input alone."""
+
+    exit_code = 1
+
+
+class RankFailed(RunError):
+    """A rank died or stopped answering; the message says which."""
+
+
+class NonFiniteLoss(RunError):
+    """The loss became NaN or infinite."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The clause that names the nearest known word, or the known words when none is near.
+
+    >>> nearest("zreo3", ["zero1", "zero3"])
+    "did you mean 'zero3'?"
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(names)}"
