@@ -1,0 +1,89 @@
+"""The door: `launch` starts the ranks or joins those that are there.
+
+This is the one place that reads torchrun's environment variables, so that no engine, strategy or model ever does.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
+from typing import TypeVar
+
+from plait.errors import PlaitError, WorldSizeError
+
+T = TypeVar("T")
+
+_WORLD_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class JoinedWorld:
+    """This process's place in a world that somebody else started (torchrun, or `launch` itself)."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+
+
+def joined_world(environment: Mapping[str, str] | None = None) -> JoinedWorld | None:
+    """The world that this process belongs to by torchrun's variables; None when it belongs to none."""
+    variables = os.environ if environment is None else environment
+    if any(name not in variables for name in _WORLD_VARIABLES):
+        return None
+    return JoinedWorld(
+        rank=int(variables["RANK"]),
+        world_size=int(variables["WORLD_SIZE"]),
+        local_rank=int(variables.get("LOCAL_RANK", variables["RANK"])),
+    )
+
+
+def launch(main: Callable[..., T], *args: object, nproc: int | None = None, monitor_seconds: float = 0.05) -> list[T]:
+    """Run `main(*args)` in `nproc` local ranks and return their results, rank by rank.
+
+    `main` and `args` travel by pickle, so `main` is a function at the top level of a module. Each rank finds torchrun's
+    variables (RANK, WORLD_SIZE, MASTER_ADDR ...) and computes with cores // nproc threads unless OMP_NUM_THREADS is set.
+    Inside a world that is already running (torchrun, or a rank of `launch`) nothing is started: `main(*args)` runs here,
+    and the list holds this rank's own result.
+
+    Errors: the first rank to fail ends the run; the others are stopped within seconds. A `PlaitError` is raised here as
+    the same class with the same message; anything else becomes `RankFailed` with the rank, its signal or exit code, and
+    the end of its traceback. `WorldSizeError` when `nproc` does not fit the world that is there.
+    """
+    world = joined_world()
+    if world is not None:
+        if nproc is not None and nproc != world.world_size:
+            raise WorldSizeError(
+                f"{nproc} ranks are asked for, but this process is rank {world.rank} of a world of {world.world_size}; "
+                f"start it with torchrun --nproc-per-node so that the world has {nproc} ranks"
+            )
+        return [main(*args)]
+    if nproc is None or nproc < 1:
+        raise WorldSizeError(f"launch needs the number of ranks to start, 1 or more: launch(main, nproc=2), not {nproc}")
+    _check_can_travel(main, args)
+
+    from plait.launcher.agent import run_ranks  # imports torch
+
+    results = run_ranks(main, args, nproc, monitor_seconds)
+    return [results[rank] for rank in range(nproc)]
+
+
+def _check_can_travel(main: Callable[..., object], args: tuple[object, ...]) -> None:
+    """Refuse what a new process cannot receive, before any is started."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise PlaitError(
+            "plait.launch was called while a rank imports the main script; put the call under `if __name__ == '__main__':`"
+        )
+    if main.__module__ == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
+        raise PlaitError(f"'{main.__qualname__}' was typed into an interpreter; ranks can only run functions from a file")
+    try:
+        ForkingPickler.dumps((main, args))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise PlaitError(
+            f"'{getattr(main, '__qualname__', main)}' and its arguments cannot be sent to a new process ({error}); "
+            "launch a function defined at the top level of a module, with plain arguments"
+        ) from error

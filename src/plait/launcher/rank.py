@@ -1,0 +1,78 @@
+"""What surrounds `main` inside one rank.
+
+A rank must end whatever happens: it dies with its launcher, it writes its error to a file before it goes, and it leaves
+by `os._exit`, since the interpreter's own farewell may wait for a collective that nobody else will ever join.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+from plait.errors import PlaitError
+from plait.launcher.failure import Failure
+
+T = TypeVar("T")
+
+# A rank whose peer died fails too, a moment later, with "connection closed". It waits this long before it goes, so that
+# the agent sees the first death first and names the cause instead of a consequence.
+AFTERMATH_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class RankSettings:
+    """What the launcher tells each rank: where to write its failure, with how many threads to compute, its environment."""
+
+    failures: Path
+    num_threads: int
+    environment: Mapping[str, str]
+
+
+def run_rank(settings: RankSettings, main: Callable[..., T], args: tuple[object, ...]) -> T:
+    """Run `main(*args)` in this process, which is a rank; does not return when it fails."""
+    _die_with_launcher()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches every rank: end at once, the launcher speaks for all
+    os.environ.update(settings.environment)  # the fork server keeps the variables of the moment it was started
+
+    import torch
+
+    torch.set_num_threads(settings.num_threads)
+    try:
+        return main(*args)
+    except BaseException as error:
+        _leave(settings, error)
+
+
+def _leave(settings: RankSettings, error: BaseException) -> NoReturn:
+    rank = int(os.environ["RANK"])
+    with contextlib.suppress(OSError):  # the exit code still tells that it failed
+        Failure.of(error, rank).write(settings.failures)
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    if not isinstance(error, PlaitError):
+        time.sleep(AFTERMATH_SECONDS)
+    os._exit(error.exit_code if isinstance(error, PlaitError) else 1)
+
+
+def _die_with_launcher() -> None:
+    """End this process when the launcher is gone, even by SIGKILL: the fork server, its parent, would keep it alive."""
+    launcher = multiprocessing.parent_process()
+    if launcher is None:
+        return
+
+    def watch(sentinel: int) -> None:
+        multiprocessing.connection.wait([sentinel])
+        os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
+
+    threading.Thread(target=watch, args=(launcher.sentinel,), name="launcher-watch", daemon=True).start()
