@@ -1,0 +1,35 @@
+"""What a verb gives back: the data, a view of it for people, and whether the answer is yes."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`data` is the object of `--json`; `view` is what is printed otherwise; `ok` false means exit code 1."""
+
+    data: dict[str, Any]
+    view: RenderableType | None = None
+    ok: bool = True
+
+
+def to_json(data: dict[str, Any]) -> str:
+    """One line of standard JSON: NaN and infinity, which JSON does not have, become null."""
+    return json.dumps(_finite(data), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,117 @@
+"""`main`, the one entry: words in, exit code out. The only place of the command line that prints a result or an error.
+
+Exit codes: 0 done, 1 the answer is no or the run failed, 2 bad input, 130 stopped by Ctrl-C. With `--json` there is one
+object on stdout, `{"error": ..., "kind": ...}` when it failed, and everything else goes to stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import TextIO
+
+from plait.cli import table
+from plait.cli.answer import Answer, to_json
+from plait.cli.parser import Parser, UsageError
+from plait.errors import NotAvailable, PlaitError
+
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; `argv` without the program's name, by default that of this process."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0
+    if words[0] == "--version":
+        print(f"plait {_version()}")
+        return 0
+    as_json = "--json" in words
+    stdout = sys.stdout
+    try:
+        with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+            answer = _run(words)
+        _print(answer, stdout, as_json)
+    except SystemExit as end:  # argparse's --help, and a signal that ended a launch
+        return end.code if isinstance(end.code, int) else 0
+    except KeyboardInterrupt:
+        print("plait: stopped by Ctrl-C", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of stdout, such as head, has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except Exception as error:
+        if "--debug" in words:
+            traceback.print_exc()
+        return _report(error, words[0], stdout if as_json else None)
+    return 0 if answer.ok else 1
+
+
+def _run(words: list[str]) -> Answer:
+    name = words[0]
+    if name.startswith("-"):
+        raise UsageError(f"the verb comes first, before {name}: plait VERB {name}; plait --help lists the verbs")
+    try:
+        verb = table.load(name)
+        parser = Parser(f"plait {name}", table.VERBS[name])
+        verb.add_arguments(parser)
+        parser.add_argument("--json", action="store_true", help="print one JSON object on stdout and nothing else there")
+        parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        return verb.run(parser.parse(words[1:]))
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("plait."):
+            raise NotAvailable(f"plait {name} is not available yet: this version has no {error.name}") from error
+        raise
+
+
+def _print(answer: Answer, stdout: TextIO, as_json: bool) -> None:
+    if as_json:
+        print(to_json(answer.data), file=stdout, flush=True)
+    elif answer.view is not None:
+        from rich.console import Console
+
+        Console(file=stdout, highlight=False, soft_wrap=False).print(answer.view)
+
+
+def _report(error: Exception, verb: str, json_to: TextIO | None) -> int:
+    """Print one message and return the exit code; an error that is not the user's says where it comes from."""
+    if isinstance(error, PlaitError):
+        message, code = str(error), error.exit_code
+    else:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{last.filename}:{last.lineno}"
+        message, code = f"{type(error).__name__}: {error} (at {where}; --debug shows the whole traceback)", 1
+    print(f"plait {verb}: {message}" if verb in table.VERBS else f"plait: {message}", file=sys.stderr)
+    if json_to is not None:
+        print(to_json({"error": message, "kind": type(error).__name__}), file=json_to, flush=True)
+    return code
+
+
+def _help() -> str:
+    width = max(map(len, table.VERBS))
+    rows = [
+        f"  {verb:<{width}}  {summary}{'' if table.is_available(verb) else ' (not available yet)'}"
+        for verb, summary in table.VERBS.items()
+    ]
+    return "\n".join(
+        [
+            "plait: every way to parallelise training, woven into one run.",
+            "",
+            "usage: plait VERB ... [--json] [--debug]      plait VERB --help      plait --version",
+            "",
+            *rows,
+        ]
+    )
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("plait")
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        return "0+source"

@@ -1,0 +1,37 @@
+"""argparse, with errors that are raised instead of printed, and that name the nearest option."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import NoReturn
+
+from plait.errors import PlaitError, nearest
+
+
+class UsageError(PlaitError):
+    """A command line that cannot be read."""
+
+
+class Parser(argparse.ArgumentParser):
+    """No abbreviations: a shortened option would change its meaning when a longer one is added."""
+
+    def __init__(self, prog: str, description: str, epilog: str | None = None) -> None:
+        super().__init__(prog=prog, description=description, epilog=epilog, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing the usage and leaving."""
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        """The options. Errors: `UsageError` naming the option nearest to an unknown one."""
+        arguments, unknown = self.parse_known_args(words)
+        if unknown:
+            self._refuse(unknown[0])
+        return arguments
+
+    def _refuse(self, word: str) -> NoReturn:
+        if not word.startswith("-"):
+            raise UsageError(f"'{word}' is one argument too many; see {self.prog} --help")
+        known = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
+        raise UsageError(f"unknown option {word.partition('=')[0]}; {nearest(word.partition('=')[0], known)}")

@@ -1,0 +1,53 @@
+"""Verb -> what it does. The module of a verb is `plait.cli.<verb>`, imported only when the verb is called.
+
+Such a module has `add_arguments(parser)` and `run(arguments) -> Answer`. A verb of the contract whose module does not
+exist yet says so, and is marked in the help.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+from typing import Protocol, cast
+
+from plait.cli.answer import Answer
+from plait.cli.parser import UsageError
+from plait.errors import NotAvailable, nearest
+
+VERBS = {
+    "train": "train a model under a plan",
+    "verify": "prove that a plan computes what one device computes",
+    "compare": "run several plans and set their numbers side by side",
+    "plan": "choose the plan for a model and a cluster",
+    "estimate": "predict time, memory and traffic of one plan",
+    "schedule": "print a pipeline schedule as a grid, with its bubble and memory",
+    "probe": "measure this machine: matrix rate, memory, links",
+    "report": "turn the folder of a run into one page",
+    "export": "write a plan or a checkpoint for other frameworks",
+    "federated": "train over clients that keep their data",
+}
+
+
+class Verb(Protocol):
+    """The module of one verb."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the options of this verb, beside `--json` and `--debug`, which all have."""
+
+    def run(self, arguments: argparse.Namespace) -> Answer:
+        """Do it; user errors are `PlaitError`."""
+
+
+def is_available(verb: str) -> bool:
+    """Whether this version has the verb."""
+    return importlib.util.find_spec(f"plait.cli.{verb}") is not None
+
+
+def load(verb: str) -> Verb:
+    """The verb's module. Errors: `UsageError` for a word that is no verb, `NotAvailable` for one that is not built yet."""
+    if verb not in VERBS:
+        raise UsageError(f"'{verb}' is not a verb of plait; {nearest(verb, VERBS)}")
+    if not is_available(verb):
+        raise NotAvailable(f"plait {verb} is not available yet")
+    return cast(Verb, importlib.import_module(f"plait.cli.{verb}"))
