@@ -24,11 +24,8 @@ INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; `argv` without the program's name, by default that of this process."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] in ("-h", "--help", "help"):
-        print(_help())
-        return 0
-    if words[0] == "--version":
-        print(f"plait {_version()}")
+    if not words or words[0] in ("-h", "--help", "help", "--version"):
+        print(f"plait {_version()}" if words[:1] == ["--version"] else _help())
         return 0
     as_json = "--json" in words
     stdout = sys.stdout
@@ -41,9 +38,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("plait: stopped by Ctrl-C", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of stdout, such as head, has left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 0
     except Exception as error:
         if "--debug" in words:
             traceback.print_exc()
@@ -69,12 +63,15 @@ def _run(words: list[str]) -> Answer:
 
 
 def _print(answer: Answer, stdout: TextIO, as_json: bool) -> None:
-    if as_json:
-        print(to_json(answer.data), file=stdout, flush=True)
-    elif answer.view is not None:
-        from rich.console import Console
+    try:
+        if as_json:
+            print(to_json(answer.data), file=stdout, flush=True)
+        elif answer.view is not None:
+            from rich.console import Console
 
-        Console(file=stdout, highlight=False, soft_wrap=False).print(answer.view)
+            Console(file=stdout, highlight=False).print(answer.view)
+    except BrokenPipeError:  # the reader of stdout, such as head, has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _report(error: Exception, verb: str, json_to: TextIO | None) -> int:
