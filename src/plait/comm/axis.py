@@ -1,0 +1,210 @@
+"""The axis: the only door to communication. One line of ranks along one mesh axis, or a product of axes.
+
+It checks what callers can get wrong, counts bytes by the formulae of `transitions`, times, and names failures; a
+backend moves the bytes. On an axis of size one every operation is its local meaning, and nothing is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.comm.backends.base import Backend, Handle
+from plait.comm.ledger import Ledger
+from plait.comm.transitions import bytes_sent
+from plait.comm.work import Label, Recorder, Work, naming_failure
+from plait.errors import PlanError
+
+
+class Axis:
+    """One line of ranks.
+
+    Attributes:
+        name: of the mesh axis; a product is `dp*cp`.
+        ranks: the global ranks of the line, by coordinate.
+        rank: the own coordinate: `ranks[rank]` is this process.
+        size: the number of ranks.
+    """
+
+    def __init__(self, name: str, ranks: tuple[int, ...], rank: int, backend: Backend | None, recorder: Recorder) -> None:
+        self.name = name
+        self.ranks = ranks
+        self.rank = rank
+        self.size = len(ranks)
+        self._backend = backend
+        self._recorder = recorder
+
+    def __repr__(self) -> str:
+        return f"Axis({self.name!r}, rank {self.rank} of {self.size}, ranks {list(self.ranks)})"
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger of this rank, shared by its axes."""
+        return self._recorder.ledger
+
+    def all_reduce(self, tensor: Tensor) -> Work:
+        """Sum `tensor` (any shape, contiguous) over the axis, in place."""
+        self._check(tensor)
+        return self._issue("all_reduce", _num_bytes(tensor), lambda b: b.all_reduce(tensor))
+
+    def reduce_scatter(self, out: Tensor, full: Tensor) -> Work:
+        """`out` (n,) becomes the own n of the sum of `full` (size * n,); it may be that very part of `full`.
+
+        Until the wait, `full` is in use; after it, what is left in `full` is undefined.
+        """
+        self._check_flat("reduce_scatter", out, full)
+        return self._issue("reduce_scatter", _num_bytes(full), lambda b: b.reduce_scatter(out, full), lambda: _copy(out, full))
+
+    def all_gather(self, full: Tensor, shard: Tensor) -> Work:
+        """`full` (size * n,) becomes all shards (n,) by coordinate; `shard` may be the own part of `full`."""
+        self._check_flat("all_gather", shard, full)
+        return self._issue("all_gather", _num_bytes(full), lambda b: b.all_gather(full, shard), lambda: _copy(full, shard))
+
+    def all_to_all(
+        self, out: Tensor, source: Tensor, out_splits: list[int] | None = None, source_splits: list[int] | None = None
+    ) -> Work:
+        """Send `source_splits[k]` rows (dimension 0) of `source` to rank k, receive `out_splits[k]` rows from it into `out`.
+
+        Without splits, equal parts. Empty splits are allowed.
+        """
+        self._check(out, source)
+        given, taken = self._splits(source, source_splits, "source"), self._splits(out, out_splits, "out")
+        row_bytes = _num_bytes(source) // source.shape[0] if source.shape[0] else 0
+        return self._issue(
+            "all_to_all",
+            row_bytes * (sum(given) - given[self.rank]),
+            lambda b: b.all_to_all(out, source, taken, given),
+            lambda: _copy(out, source),
+            exact=True,
+        )
+
+    def broadcast(self, tensor: Tensor, root: int) -> Work:
+        """The tensor of coordinate `root`, everywhere, in place."""
+        self._check(tensor)
+        self._check_peer(root)
+        return self._issue("broadcast", _num_bytes(tensor), lambda b: b.broadcast(tensor, root))
+
+    def reduce(self, tensor: Tensor, root: int) -> Work:
+        """The sum, at coordinate `root`, in place; what the other ranks then hold is undefined."""
+        self._check(tensor)
+        self._check_peer(root)
+        return self._issue("reduce", _num_bytes(tensor), lambda b: b.reduce(tensor, root))
+
+    def send(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
+        """To coordinate `to`. Sends and receives of a pair match in order of issue, for each tag (NCCL: for the pair)."""
+        self._check(tensor)
+        self._check_peer(to, other=True)
+        return self._issue("send", _num_bytes(tensor), lambda b: b.send(tensor, to, tag))
+
+    def receive(self, tensor: Tensor, source: int, tag: int = 0) -> Work:
+        """From coordinate `source`, into `tensor`. The sender counts the bytes."""
+        self._check(tensor)
+        self._check_peer(source, other=True)
+        return self._issue("receive", 0, lambda b: b.receive(tensor, source, tag), exact=True)
+
+    def shift(self, out: Tensor, tensor: Tensor, by: int = 1) -> Work:
+        """Round the ring: send `tensor` to coordinate `rank + by`, receive `out` from `rank - by` (modulo size)."""
+        self._check(out, tensor)
+        if by % self.size == 0:
+            return self._local("shift", lambda: _copy(out, tensor))
+        to, source = (self.rank + by) % self.size, (self.rank - by) % self.size
+        return self._issue("shift", _num_bytes(tensor), lambda b: b.exchange(out, tensor, to, source))
+
+    def barrier(self) -> None:
+        """Return when every rank of the axis has called it."""
+        if self._backend is not None:
+            with naming_failure(self._label("barrier", 0), self._recorder.rank):
+                self._backend.barrier()
+
+    def gather_objects(self, item: object) -> list[Any]:
+        """Small picklable things of all ranks, by coordinate: for control, not for data; not counted."""
+        if self._backend is None:
+            return [item]
+        with naming_failure(self._label("gather_objects", 0), self._recorder.rank):
+            return self._backend.gather_objects(item)
+
+    def empty(self, numel: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
+        """Uninitialised memory (numel,) on which operations are fastest: shared memory where the backend has it.
+
+        A collective call: every rank of the axis makes it, with the same arguments, in the same order.
+        """
+        if self._backend is None:
+            return torch.empty(numel, dtype=dtype, device=device)
+        return self._backend.empty(numel, dtype, torch.device(device))
+
+    def close(self) -> None:
+        """Give back what the backend owns; the axis is not used afterwards."""
+        if self._backend is not None:
+            self._backend.close()
+
+    def _label(self, op: str, num_bytes: int) -> Label:
+        return Label(self.name, op, num_bytes, self.ranks)
+
+    def _local(self, op: str, act: Callable[[], object] | None = None) -> Work:
+        if act is not None:
+            act()
+        return Work(None, self._label(op, 0), self._recorder)
+
+    def _issue(
+        self,
+        op: str,
+        payload_bytes: int,
+        start: Callable[[Backend], Handle],
+        alone: Callable[[], object] | None = None,
+        exact: bool = False,
+    ) -> Work:
+        """Count, start and wrap one operation; `alone` is its meaning on one rank."""
+        if self._backend is None:
+            return self._local(op, alone)
+        num_bytes = payload_bytes if exact else bytes_sent(op, payload_bytes, self.size)
+        label = self._label(op, num_bytes)
+        if op != "receive":
+            self.ledger.add(self.name, op, num_bytes)
+        with naming_failure(label, self._recorder.rank):
+            handle = start(self._backend)
+        return Work(handle, label, self._recorder)
+
+    def _check(self, *tensors: Tensor) -> None:
+        for tensor in tensors:
+            if not tensor.is_contiguous():
+                raise PlanError(
+                    f"axis {self.name}: a tensor of shape {tuple(tensor.shape)} with strides {tensor.stride()} is not "
+                    "contiguous; call .contiguous() first"
+                )
+
+    def _check_flat(self, op: str, part: Tensor, full: Tensor) -> None:
+        self._check(part, full)
+        if full.numel() != self.size * part.numel() or full.dtype != part.dtype:
+            raise PlanError(
+                f"{op} on axis {self.name} of size {self.size}: the full tensor has {full.numel()} {full.dtype}, the part "
+                f"{part.numel()} {part.dtype}; full must be {self.size} x part, of one dtype"
+            )
+
+    def _check_peer(self, peer: int, other: bool = False) -> None:
+        if not 0 <= peer < self.size or (other and peer == self.rank):
+            raise PlanError(f"axis {self.name} of size {self.size}: coordinate {peer} is no peer of coordinate {self.rank}")
+
+    def _splits(self, tensor: Tensor, splits: list[int] | None, side: str) -> list[int]:
+        rows = tensor.shape[0]
+        if splits is None:
+            if rows % self.size:
+                raise PlanError(f"all_to_all on axis {self.name}: {rows} {side} rows do not divide by {self.size}; give splits")
+            return [rows // self.size] * self.size
+        if len(splits) != self.size or sum(splits) != rows or min(splits) < 0:
+            raise PlanError(
+                f"all_to_all on axis {self.name}: {side} splits {splits} must be {self.size} counts that sum to {rows} rows"
+            )
+        return list(splits)
+
+
+def _num_bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _copy(out: Tensor, source: Tensor) -> None:
+    """The meaning of moving on one rank; nothing when both are the same memory."""
+    if out.data_ptr() != source.data_ptr():
+        out.view(-1).copy_(source.view(-1))

@@ -1,0 +1,1 @@
+"""How bytes move: one file a way. Differences between NCCL, Gloo and shared memory live here and nowhere else."""

@@ -1,0 +1,107 @@
+"""What a backend gives to an axis: the operations of one line of ranks, unchecked and uncounted.
+
+The door (`comm.axis.Axis`) checks, counts and times; a backend only moves bytes. All tensors are contiguous, all
+ranks are coordinates on the line, and the size is at least two.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Handle(ABC):
+    """An operation under way."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Return when the result is there and every tensor that was given may be written again."""
+
+    def advance(self) -> None:  # noqa: B027 - a choice, not a duty
+        """Do what can be done before `wait`; `wait_all` calls it for every operation first. Nothing by default."""
+
+
+class Done(Handle):
+    """An operation that was complete when it returned."""
+
+    def wait(self) -> None:
+        """Nothing is left."""
+
+
+class Then(Handle):
+    """Waits for some torch works, then runs a last local step once."""
+
+    def __init__(self, works: Sequence[Any], last: Callable[[], object] | None = None) -> None:
+        self._works = works
+        self._last = last
+
+    def wait(self) -> None:
+        """Wait for each work in turn, then do the last step."""
+        works, self._works = self._works, ()
+        for work in works:
+            work.wait()
+        if self._last is not None:
+            last, self._last = self._last, None
+            last()
+
+
+class Backend(ABC):
+    """The operations of one line of ranks. `rank` is the own coordinate, `size` the number of ranks."""
+
+    rank: int
+    size: int
+
+    @abstractmethod
+    def all_reduce(self, tensor: Tensor) -> Handle:
+        """Sum in place."""
+
+    @abstractmethod
+    def reduce_scatter(self, out: Tensor, full: Tensor) -> Handle:
+        """`out` becomes the own part of the sum of `full`; it may be the own part of `full` itself."""
+
+    @abstractmethod
+    def all_gather(self, full: Tensor, shard: Tensor) -> Handle:
+        """`full` becomes all shards in order; `shard` may be the own part of `full` itself."""
+
+    @abstractmethod
+    def all_to_all(self, out: Tensor, source: Tensor, out_splits: list[int], source_splits: list[int]) -> Handle:
+        """Rows (of dimension 0) by splits, in the order of coordinates."""
+
+    @abstractmethod
+    def broadcast(self, tensor: Tensor, root: int) -> Handle:
+        """The tensor of `root`, everywhere, in place."""
+
+    @abstractmethod
+    def reduce(self, tensor: Tensor, root: int) -> Handle:
+        """The sum, at `root`, in place; what the other ranks then hold is undefined."""
+
+    @abstractmethod
+    def send(self, tensor: Tensor, to: int, tag: int) -> Handle:
+        """To one rank; matched with `receive` in order of issue, for each pair of ranks and tag."""
+
+    @abstractmethod
+    def receive(self, tensor: Tensor, source: int, tag: int) -> Handle:
+        """From one rank, into `tensor`."""
+
+    @abstractmethod
+    def exchange(self, out: Tensor, tensor: Tensor, to: int, source: int) -> Handle:
+        """Send to one rank and receive from another at once."""
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Return when every rank has called it."""
+
+    @abstractmethod
+    def gather_objects(self, item: object) -> list[Any]:
+        """Small picklable things of all ranks, in order: for control, not for data."""
+
+    def empty(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Uninitialised memory, such that operations on it are as fast as this backend can make them."""
+        return torch.empty(numel, dtype=dtype, device=device)
+
+    def close(self) -> None:  # noqa: B027 - a choice, not a duty
+        """Give back what the backend owns."""

@@ -1,0 +1,125 @@
+"""`transition`: the one differentiable function of the library that communicates.
+
+One `autograd.Function` for all rows of the table (`comm.transitions`): its forward runs the row of (source, target),
+its backward is `transition` again, with the pair (target*, source*). So gradients of gradients work too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.comm.axis import Axis
+from plait.comm.transitions import backward, operation
+from plait.errors import PlanError
+from plait.mesh.layouts import Layout, Sharded
+
+
+def transition(tensor: Tensor, axis: Axis, source: Layout, target: Layout) -> Tensor:
+    """What the ranks of `axis` hold as `source`, as `target`; differentiable.
+
+    Args:
+        tensor: the own part: the whole shape under R, I and P; 1/size of dimension d under S(d).
+        axis: the line of ranks.
+        source: the layout that `tensor` has.
+        target: the layout that the result has.
+
+    Raises:
+        PlanError: a dimension that the tensor lacks or that does not divide by the size of the axis.
+    """
+    return _Transition.apply(tensor, axis, source, target)
+
+
+class _Transition(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, axis: Axis, source: Layout, target: Layout) -> Tensor:
+        ctx.axis, ctx.gradient_pair = axis, backward(source, target)
+        return _run(tensor, axis, source, target)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return transition(gradients[0], ctx.axis, *ctx.gradient_pair), None, None, None
+
+
+def _run(tensor: Tensor, axis: Axis, source: Layout, target: Layout) -> Tensor:
+    op = operation(source, target)
+    if op == "none" or axis.size == 1:
+        return tensor.view_as(tensor)
+    if op == "all_reduce":
+        total = tensor.clone(memory_format=torch.contiguous_format)
+        axis.all_reduce(total).wait()
+        return total
+    if op == "keep":
+        return tensor.clone() if axis.rank == 0 else torch.zeros_like(tensor)
+    if isinstance(source, Sharded) and isinstance(target, Sharded):
+        return _all_to_all(tensor, axis, _dim(tensor, source), _dim(tensor, target))
+    sharded = source if isinstance(source, Sharded) else target
+    assert isinstance(sharded, Sharded)  # the remaining rows have one sharded side
+    dim = _dim(tensor, sharded)
+    return {"all_gather": _all_gather, "reduce_scatter": _reduce_scatter, "slice": _slice, "pad": _pad}[op](tensor, axis, dim)
+
+
+def _all_gather(tensor: Tensor, axis: Axis, dim: int) -> Tensor:
+    """Shards along `dim` -> the whole: gathered along a new first dimension, which then joins `dim`."""
+    shard = tensor.contiguous()
+    parts = shard.new_empty((axis.size, *shard.shape))
+    axis.all_gather(parts.view(-1), shard.view(-1)).wait()
+    return _join(parts, dim)
+
+
+def _reduce_scatter(tensor: Tensor, axis: Axis, dim: int) -> Tensor:
+    """Partial sums -> the own shard along `dim` of their sum."""
+    parts = _split(tensor, axis, dim)
+    out = torch.empty_like(parts[0])
+    axis.reduce_scatter(out.view(-1), parts.view(-1)).wait()
+    return out
+
+
+def _all_to_all(tensor: Tensor, axis: Axis, source: int, target: int) -> Tensor:
+    """Sharded along `source` -> sharded along `target`."""
+    parts = _split(tensor, axis, target)
+    arrived = torch.empty_like(parts)
+    axis.all_to_all(arrived, parts).wait()
+    return _join(arrived, source)
+
+
+def _slice(tensor: Tensor, axis: Axis, dim: int) -> Tensor:
+    length = _part_length(tensor, axis, dim)
+    return tensor.narrow(dim, axis.rank * length, length).clone(memory_format=torch.contiguous_format)
+
+
+def _pad(tensor: Tensor, axis: Axis, dim: int) -> Tensor:
+    shape = list(tensor.shape)
+    length = shape[dim]
+    shape[dim] *= axis.size
+    whole = tensor.new_zeros(shape)
+    whole.narrow(dim, axis.rank * length, length).copy_(tensor)
+    return whole
+
+
+def _split(tensor: Tensor, axis: Axis, dim: int) -> Tensor:
+    """(.., size * n, ..) -> (size, .., n, ..), contiguous."""
+    length = _part_length(tensor, axis, dim)
+    return tensor.unflatten(dim, (axis.size, length)).movedim(dim, 0).contiguous()
+
+
+def _join(parts: Tensor, dim: int) -> Tensor:
+    """(size, .., n, ..) -> (.., size * n, ..): the inverse of `_split`."""
+    return parts.movedim(0, dim).flatten(dim, dim + 1).contiguous()
+
+
+def _dim(tensor: Tensor, layout: Sharded) -> int:
+    if not -tensor.dim() <= layout.dim < tensor.dim():
+        raise PlanError(f"{layout}: a tensor of shape {tuple(tensor.shape)} has no dimension {layout.dim}")
+    return layout.dim % tensor.dim()
+
+
+def _part_length(tensor: Tensor, axis: Axis, dim: int) -> int:
+    length, rest = divmod(tensor.shape[dim], axis.size)
+    if rest:
+        raise PlanError(
+            f"dimension {dim} of shape {tuple(tensor.shape)} does not divide by the {axis.size} ranks of axis {axis.name}"
+        )
+    return length

@@ -1,0 +1,70 @@
+"""The ledger: how often and how many bytes this rank sent, by axis and operation.
+
+Counted by the same formulae that predict them (`transitions.bytes_sent`), so prediction and count can be compared
+exactly, and independent of how a backend moves the bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Count:
+    """A number of operations and the bytes that they sent."""
+
+    num: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: Count) -> Count:
+        return Count(self.num + other.num, self.bytes + other.bytes)
+
+    def __sub__(self, other: Count) -> Count:
+        return Count(self.num - other.num, self.bytes - other.bytes)
+
+
+class Ledger:
+    """Counts by (axis, operation). `copy` before and `since` after give the traffic of a stretch of a run."""
+
+    def __init__(self, counts: dict[tuple[str, str], Count] | None = None) -> None:
+        self.counts: dict[tuple[str, str], Count] = dict(counts or {})
+
+    def add(self, axis: str, op: str, num_bytes: int) -> None:
+        """Count one operation."""
+        self.counts[axis, op] = self.counts.get((axis, op), Count()) + Count(1, num_bytes)
+
+    def num(self, axis: str | None = None, op: str | None = None) -> int:
+        """The number of operations, of one axis or operation or of all."""
+        return self._total(axis, op).num
+
+    def bytes(self, axis: str | None = None, op: str | None = None) -> int:
+        """The bytes sent, on one axis or by one operation or all."""
+        return self._total(axis, op).bytes
+
+    def by_axis(self) -> dict[str, int]:
+        """Bytes sent on each axis."""
+        return {axis: self.bytes(axis) for axis in sorted({axis for axis, _ in self.counts})}
+
+    def copy(self) -> Ledger:
+        """The counts as they are now."""
+        return Ledger(self.counts)
+
+    def since(self, earlier: Ledger) -> Ledger:
+        """What was counted after `earlier`, a copy of this ledger, was taken."""
+        gone = {key: count - earlier.counts.get(key, Count()) for key, count in self.counts.items()}
+        return Ledger({key: count for key, count in gone.items() if count.num})
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.counts.clear()
+
+    def as_dict(self) -> dict[str, dict[str, dict[str, int]]]:
+        """`{axis: {op: {"num": n, "bytes": b}}}`, for JSON."""
+        result: dict[str, dict[str, dict[str, int]]] = {}
+        for (axis, op), count in sorted(self.counts.items()):
+            result.setdefault(axis, {})[op] = {"num": count.num, "bytes": count.bytes}
+        return result
+
+    def _total(self, axis: str | None, op: str | None) -> Count:
+        chosen = [c for (a, o), c in self.counts.items() if axis in {None, a} and op in {None, o}]
+        return sum(chosen, Count())

@@ -1,0 +1,94 @@
+"""A `Work` is a communication under way: `wait` it, or `wait_all` of many at once.
+
+It carries the name of its axis and operation so that a failure names them, and closes its event in the timeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from plait.comm.backends.base import Handle
+from plait.comm.ledger import Ledger
+from plait.errors import RankFailed
+from plait.trace import CommEvent, Timeline
+
+
+@dataclass
+class Recorder:
+    """Where the axes of one rank count and time: shared by all of them, so that a new timeline reaches all."""
+
+    rank: int
+    ledger: Ledger = field(default_factory=Ledger)
+    timeline: Timeline = field(default_factory=lambda: Timeline(enabled=False))
+
+
+@dataclass(frozen=True)
+class Label:
+    """What an operation is called in errors and events."""
+
+    axis: str
+    op: str
+    bytes: int
+    ranks: tuple[int, ...]
+
+
+@contextmanager
+def naming_failure(label: Label, rank: int) -> Iterator[None]:
+    """Turn the backend's bare RuntimeError into a `RankFailed` that names axis, operation and peers."""
+    try:
+        yield
+    except RankFailed:
+        raise
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise RankFailed(
+            f"rank {rank}: {label.op} on axis {label.axis} failed; of its ranks {list(label.ranks)} one died, "
+            f"stopped answering or called another operation ({reason})"
+        ) from error
+
+
+class Work:
+    """One communication under way. Works of one axis may be waited in any order; later ones complete earlier ones."""
+
+    __slots__ = ("_handle", "_label", "_recorder", "_start")
+
+    def __init__(self, handle: Handle | None, label: Label, recorder: Recorder) -> None:
+        self._handle = handle
+        self._label = label
+        self._recorder = recorder
+        self._start = recorder.timeline.now() if recorder.timeline.enabled else 0.0
+
+    def advance(self) -> None:
+        """Do the part of the work that needs no further answer of the peers; see `wait_all`."""
+        if self._handle is not None:
+            with naming_failure(self._label, self._recorder.rank):
+                self._handle.advance()
+
+    def wait(self) -> None:
+        """Return when the result is there; a second call returns at once.
+
+        Raises:
+            RankFailed: a peer died, did not answer in time, or called something else.
+        """
+        if self._handle is None:
+            return
+        handle, self._handle = self._handle, None
+        timeline, label = self._recorder.timeline, self._label
+        began = timeline.now() if timeline.enabled else 0.0
+        with naming_failure(label, self._recorder.rank):
+            handle.wait()
+        if timeline.enabled:
+            now, start = timeline.now(), min(self._start, began)
+            event = CommEvent(label.axis, label.op, label.bytes, start, now - start, self._recorder.rank, now - began)
+            timeline.add(event)
+
+
+def wait_all(works: Iterable[Work]) -> None:
+    """Wait for many: all do their first phase before any does its last, which is faster than one after the other."""
+    pending = list(works)
+    for work in pending:
+        work.advance()
+    for work in pending:
+        work.wait()

@@ -1,0 +1,158 @@
+"""The world of one rank: its mesh, its axes, its ledger. `init` joins or makes the process group.
+
+Passed along explicitly; there is no global world. Axes are made at their first use, which is a collective call: all
+ranks ask for their axes in the same order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from plait.comm.axis import Axis
+from plait.comm.backends.base import Backend
+from plait.comm.backends.gloo import Gloo
+from plait.comm.backends.native import Native
+from plait.comm.ledger import Ledger
+from plait.comm.work import Recorder
+from plait.errors import PlanError, WorldSizeError, nearest
+from plait.mesh import AxisName, Mesh
+from plait.mesh.groups import Groups
+from plait.trace import Timeline
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+BACKENDS = ("auto", "native", "gloo")
+
+
+class World:
+    """One rank's view: `rank` and `size` are global, `axis(name)` gives its line of ranks."""
+
+    def __init__(
+        self, mesh: Mesh, rank: int, device: torch.device, connect: Callable[[AxisName], Backend], leave: Callable[[], None]
+    ) -> None:
+        self.mesh = mesh
+        self.rank = rank
+        self.device = device
+        self.recorder = Recorder(rank)
+        self._connect = connect
+        self._leave = leave
+        self._axes: dict[AxisName, Axis] = {}
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self.mesh.size
+
+    @property
+    def ledger(self) -> Ledger:
+        """What this rank sent, by axis and operation."""
+        return self.recorder.ledger
+
+    @property
+    def timeline(self) -> Timeline:
+        """Where communication is recorded; disabled until one is set."""
+        return self.recorder.timeline
+
+    @timeline.setter
+    def timeline(self, timeline: Timeline) -> None:
+        self.recorder.timeline = timeline
+
+    def axis(self, name: AxisName) -> Axis:
+        """The axis (or sub-axis, or product of axes in mesh order) of that name; the first call is collective.
+
+        Raises:
+            PlanError: an unknown name, or a product that is not in mesh order.
+        """
+        if name not in self._axes:
+            line = self.mesh.line(self.rank, name)
+            text = name if isinstance(name, str) else "*".join(name)
+            if list(line) != sorted(line):
+                raise PlanError(f"the product {text} is not in mesh order; write the outer axis first (pp, dp, cp, tp)")
+            backend = self._connect(name) if len(line) > 1 else None
+            self._axes[name] = Axis(text, line, line.index(self.rank), backend, self.recorder)
+        return self._axes[name]
+
+    def barrier(self) -> None:
+        """Return when every rank of the world has called it."""
+        self.axis("world").barrier()
+
+    def close(self) -> None:
+        """Leave together: give back the axes, and destroy the process group if `init` made it. Safe to call twice."""
+        axes, self._axes = self._axes, {}
+        for axis in axes.values():
+            axis.close()
+        leave, self._leave = self._leave, lambda: None
+        leave()
+
+
+def init(
+    mesh: Mesh,
+    *,
+    rank: int | None = None,
+    store: Store | None = None,
+    timeout_seconds: float = 300.0,
+    backend: str = "auto",
+    device: torch.device | str | None = None,
+) -> World:
+    """Join the world: the process group that exists, or one made from `rank` and `store`, or from torchrun's variables.
+
+    Args:
+        mesh: the axes; its size must be the number of ranks.
+        rank: the own rank; needed with `store`.
+        store: where ranks meet; without it, torchrun's environment (`env://`) is used.
+        timeout_seconds: after which a silent peer counts as failed.
+        backend: `auto` (NCCL on CUDA; Gloo on CPU), `native` (torch's operations as they are) or `gloo`.
+        device: of the tensors; default the CUDA device of this local rank if there is one, else the CPU.
+
+    Raises:
+        WorldSizeError: the number of ranks is not the size of the mesh.
+        PlanError: an unknown backend.
+    """
+    if backend not in BACKENDS:
+        raise PlanError(f"no backend {backend!r}; {nearest(backend, BACKENDS)}")
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    made = not dist.is_initialized()
+    if made:
+        _make_group(mesh, rank, store, timeout_seconds, device)
+    own, size = dist.get_rank(), dist.get_world_size()
+    if size != mesh.size:
+        if made:
+            dist.destroy_process_group()
+        raise WorldSizeError(f"the plan needs {mesh.size} ranks and the world has {size}; start {mesh.size} ranks")
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", own % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    groups = Groups(mesh, own, timeout_seconds)
+    kind = Native if backend == "native" or device.type != "cpu" else Gloo
+
+    def leave() -> None:
+        groups.close()
+        if made and dist.is_initialized():
+            _leave_together()
+
+    return World(mesh, own, device, lambda name: kind(groups.group(name)), leave)
+
+
+def _make_group(mesh: Mesh, rank: int | None, store: Store | None, timeout_seconds: float, device: torch.device) -> None:
+    kind = "nccl" if device.type == "cuda" else "gloo"
+    timeout = timedelta(seconds=timeout_seconds)
+    if store is None:
+        dist.init_process_group(kind, timeout=timeout)
+    elif rank is None:
+        raise PlanError("a store was given without a rank; give both, or neither under torchrun")
+    else:
+        dist.init_process_group(kind, store=store, rank=rank, world_size=mesh.size, timeout=timeout)
+
+
+def _leave_together() -> None:
+    """A barrier before destroying: a Gloo rank that leaves first breaks the last operation of its peers."""
+    with contextlib.suppress(RuntimeError):  # a peer that is gone already need not be waited for
+        dist.barrier()
+    dist.destroy_process_group()

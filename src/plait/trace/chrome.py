@@ -1,0 +1,59 @@
+"""Records as a trace for Perfetto and chrome://tracing (the "Trace Event Format": JSON, times in microseconds).
+
+A process for each rank, and in it one lane for computing and one for communication; communications that overlap are
+async events, because the format wants the slices of one lane nested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from plait.trace.records import CommEvent, MemoryMark, Span
+
+COMPUTE_LANE = 0
+COMM_LANE = 1
+
+
+def to_chrome(spans: Iterable[Span], comms: Iterable[CommEvent], marks: Iterable[MemoryMark]) -> dict[str, Any]:
+    """The trace object: `{"traceEvents": [...], "displayTimeUnit": "ms"}`."""
+    spans, comms, marks = list(spans), list(comms), list(marks)
+    records: list[Span | CommEvent | MemoryMark] = [*spans, *comms, *marks]
+    ranks = sorted({record.rank for record in records})
+    events = [event for rank in ranks for event in _lane_names(rank)]
+    events += [_span(span) for span in spans]
+    events += [event for number, comm in enumerate(comms) for event in _comm(comm, number)]
+    events += [
+        {"ph": "C", "name": "memory", "pid": mark.rank, "ts": mark.at_seconds * 1e6, "args": dict(mark.bytes_by_kind)}
+        for mark in marks
+    ]
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _lane_names(rank: int) -> list[dict[str, Any]]:
+    names = [{"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}}]
+    for lane, name in ((COMPUTE_LANE, "compute"), (COMM_LANE, "comm")):
+        names.append({"ph": "M", "name": "thread_name", "pid": rank, "tid": lane, "args": {"name": name}})
+    return names
+
+
+def _span(span: Span) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "name": span.name,
+        "cat": span.kind,
+        "pid": span.rank,
+        "tid": COMPUTE_LANE,
+        "ts": span.start_seconds * 1e6,
+        "dur": span.seconds * 1e6,
+        "args": dict(span.args),
+    }
+
+
+def _comm(comm: CommEvent, number: int) -> list[dict[str, Any]]:
+    both = {"name": f"{comm.axis} {comm.op}", "cat": "comm", "pid": comm.rank, "tid": COMM_LANE, "id": number}
+    args = {"axis": comm.axis, "op": comm.op, "bytes": comm.bytes, "exposed_us": comm.exposed_seconds * 1e6}
+    return [
+        {**both, "ph": "b", "ts": comm.start_seconds * 1e6, "args": args},
+        {**both, "ph": "e", "ts": comm.stop_seconds * 1e6},
+    ]

@@ -1,0 +1,23 @@
+"""Fixtures for all tests: `ranks` runs a function on real Gloo ranks, from a pool of processes that is started once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.helpers.pool import Pool
+
+
+@pytest.fixture(scope="session")
+def rank_pool() -> Iterator[Pool]:
+    pool = Pool()
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def ranks(rank_pool: Pool) -> Callable[..., list[Any]]:
+    """`ranks(n, fn, *args, plan="dp2")`: the results of `fn(world, *args)` on n ranks, by rank."""
+    return rank_pool.run

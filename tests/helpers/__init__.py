@@ -1,0 +1,1 @@
+"""What tests share: rank processes and simulated ranks."""
