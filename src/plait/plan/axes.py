@@ -1,0 +1,146 @@
+"""The axes of a plan: one frozen record each, which prints itself as its term (`dp4:zero3,replicate2`).
+
+The words of the grammar live here, beside the records that hold them, so that parser, rules, planner and command line
+read one list. A record is pure data: whether its numbers fit together is asked by `rules`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isqrt
+from typing import Final, Literal, get_args
+
+DataStrategy = Literal["allreduce", "ring", "server", "async-server", "zero1", "zero2", "zero3", "local"]
+TensorMode = Literal["1d", "2d", "2.5d", "3d"]
+PipelineSchedule = Literal[
+    "naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zbv", "v-half", "v-min", "dualpipev", "pipedream", "2bw"
+]
+ContextStrategy = Literal["ring", "ulysses"]
+Remat = Literal["none", "selective", "full"]
+Precision = Literal["float32", "bf16", "float64"]
+
+DATA_STRATEGIES: Final[tuple[str, ...]] = get_args(DataStrategy)
+ZERO_STRATEGIES: Final = ("zero1", "zero2", "zero3")
+TENSOR_MODES: Final[tuple[str, ...]] = get_args(TensorMode)
+PIPELINE_SCHEDULES: Final[tuple[str, ...]] = get_args(PipelineSchedule)
+V_SCHEDULES: Final = ("zbv", "v-half", "v-min", "dualpipev")  # rank r holds stages r and 2p-1-r: always two
+ASYNCHRONOUS_SCHEDULES: Final = ("pipedream", "2bw")  # they update without a flush, on stale weights
+CONTEXT_STRATEGIES: Final[tuple[str, ...]] = get_args(ContextStrategy)
+REMATS: Final[tuple[str, ...]] = get_args(Remat)
+PRECISIONS: Final[tuple[str, ...]] = get_args(Precision)
+
+
+def _term(head: str, word: str, default: str, options: list[str]) -> str:
+    """`head`, then the word when it is not the default or when options follow it."""
+    if not options and word == default:
+        return head
+    return f"{head}:{','.join([word, *options])}"
+
+
+@dataclass(frozen=True)
+class DataAxis:
+    """Split the batch over `size` ranks; `strategy` says how gradients and optimizer state are kept.
+
+    `stale` (async-server): the most updates by which a worker's weights may lag; `every` (local): the steps between
+    two averagings; `replicate` (ZeRO): the number of groups that each hold one whole sharded copy; `offload` (ZeRO):
+    the optimizer state stays in host memory.
+    """
+
+    size: int = 1
+    strategy: DataStrategy = "allreduce"
+    stale: int | None = None
+    every: int | None = None
+    replicate: int = 1
+    offload: bool = False
+
+    @property
+    def shard(self) -> int:
+        """The number of ranks over which one copy is sharded (size / replicate)."""
+        return self.size // self.replicate
+
+    def __str__(self) -> str:
+        options = [] if self.stale is None else [f"stale{self.stale}"]
+        options += [] if self.every is None else [f"every{self.every}"]
+        options += [] if self.replicate == 1 else [f"replicate{self.replicate}"]
+        options += ["offload"] if self.offload else []
+        return _term(f"dp{self.size}", self.strategy, "allreduce", options)
+
+
+@dataclass(frozen=True)
+class TensorAxis:
+    """Split every layer over `size` ranks: 1d, q x q (2d), q x q x depth (2.5d) or q x q x q (3d)."""
+
+    size: int = 1
+    mode: TensorMode = "1d"
+    sequence_parallel: bool = False
+    depth: int = 1
+
+    @property
+    def q(self) -> int:
+        """The side of the grid, rounded down where the size is no square or cube; the size itself for 1d."""
+        if self.mode == "1d":
+            return self.size
+        if self.mode == "3d":
+            return cube_root(self.size)
+        return isqrt(self.size // self.depth)
+
+    def __str__(self) -> str:
+        options = ["sp"] if self.sequence_parallel else []
+        options += [] if self.depth == 1 else [f"depth{self.depth}"]
+        return _term(f"tp{self.size}", self.mode, "1d", options)
+
+
+@dataclass(frozen=True)
+class PipelineAxis:
+    """Split the model in depth over `size` ranks, each holding `virtual` stages.
+
+    `virtual` 0 asks for what the schedule means without the option: 2 for interleaved and the V schedules, else 1.
+    """
+
+    size: int = 1
+    schedule: PipelineSchedule = "1f1b"
+    virtual: int = 0
+
+    def __post_init__(self) -> None:
+        if self.virtual == 0:
+            object.__setattr__(self, "virtual", default_virtual(self.schedule))
+
+    @property
+    def num_stages(self) -> int:
+        """The pieces into which the model is cut."""
+        return self.size * self.virtual
+
+    def __str__(self) -> str:
+        default = default_virtual(self.schedule)
+        written = self.schedule == "interleaved" or self.virtual != default
+        return _term(f"pp{self.size}", self.schedule, "1f1b", [f"v{self.virtual}"] if written else [])
+
+
+@dataclass(frozen=True)
+class ContextAxis:
+    """Split every sequence over `size` ranks."""
+
+    size: int = 1
+    strategy: ContextStrategy = "ring"
+
+    def __str__(self) -> str:
+        return _term(f"cp{self.size}", self.strategy, "ring", [])
+
+
+def default_virtual(schedule: str) -> int:
+    """The stages per rank that a schedule has when its text does not say."""
+    return 2 if schedule == "interleaved" or schedule in V_SCHEDULES else 1
+
+
+def cube_root(number: int) -> int:
+    """The largest q with q^3 <= number.
+
+    >>> [cube_root(n) for n in (1, 7, 8, 26, 27, 1000)]
+    [1, 1, 2, 2, 3, 10]
+    """
+    q = round(number ** (1 / 3))
+    while q**3 > number:
+        q -= 1
+    while (q + 1) ** 3 <= number:
+        q += 1
+    return q

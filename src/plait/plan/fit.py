@@ -1,0 +1,158 @@
+"""Whether a plan fits a world, a batch and a model: the checks that need more than the plan, over plain numbers.
+
+They take integers rather than a config or a module, so that the planner asks them thousands of times a second and
+the engine asks the same questions of a live model. Each check reports all of its failures at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from plait.errors import PlanError, WorldSizeError
+from plait.plan.plan import Plan
+
+
+def world_text(plan: Plan) -> str:
+    """The product that makes the world size, without the axes of size 1: `pp2 x dp2 x tp2`."""
+    sizes = {"pp": plan.pp.size, "dp": plan.dp.size, "cp": plan.cp.size, "tp": plan.tp.size}
+    return " x ".join(f"{name}{size}" for name, size in sizes.items() if size > 1) or "one device"
+
+
+def check_world(plan: Plan, world_size: int) -> None:
+    """Raises `WorldSizeError` unless the plan uses exactly the ranks that were started."""
+    need = plan.world_size
+    if need == world_size:
+        return
+    rest = need // plan.dp.size
+    cure = f"start {need} ranks (--nproc {need})"
+    if world_size % rest == 0 and world_size > 0:
+        cure += f" or change dp{plan.dp.size} to dp{world_size // rest}"
+    else:
+        cure += f" or choose a plan for {world_size}"
+    raise WorldSizeError(f"plan '{plan}' needs {need} ranks ({world_text(plan)}) but {world_size} were started; {cure}")
+
+
+def check_batch(plan: Plan, global_batch: int) -> None:
+    """Raises `PlanError` unless every micro-batch of every data rank gets at least one sample.
+
+    Shares may differ by one sample: the loss is a mean over the global count, so uneven shares are exact.
+    """
+    shares = plan.dp.size * plan.micro_batches
+    if global_batch >= shares:
+        return
+    cure = f"use global_batch {shares} or more"
+    if global_batch >= plan.dp.size:
+        cure += f", or mb{global_batch // plan.dp.size} or fewer"
+    raise PlanError(
+        f"plan '{plan}': global_batch {global_batch} leaves some of its dp{plan.dp.size} x mb{plan.micro_batches} = {shares} "
+        f"micro-batches without a sample; {cure}"
+    )
+
+
+def check_model(
+    plan: Plan,
+    *,
+    num_attention_heads: int | None = None,
+    num_key_value_heads: int | None = None,
+    hidden_size: int | None = None,
+    intermediate_size: int | None = None,
+    vocab_size: int | None = None,
+    num_layers: int | None = None,
+    num_local_experts: int | None = None,
+    seq_len: int | None = None,
+) -> None:
+    """Raises `PlanError` listing every size of the model that the plan cannot split; None is not looked at.
+
+    The conditions are necessary ones: a strategy may ask for more when it meets the model itself.
+    """
+    broken = [
+        *_tensor_splits(
+            plan,
+            {
+                "num_attention_heads": num_attention_heads,
+                "num_key_value_heads": num_key_value_heads,
+                "hidden_size": hidden_size,
+                "intermediate_size": intermediate_size,
+                "vocab_size": vocab_size,
+            },
+        ),
+        *_sequence_splits(plan, seq_len, num_attention_heads),
+        *_stages(plan, num_layers),
+        *_experts(plan, num_local_experts),
+    ]
+    if len(broken) == 1:
+        raise PlanError(f"plan '{plan}': {broken[0]}")
+    if broken:
+        raise PlanError("\n  ".join([f"plan '{plan}' does not fit the model in {len(broken)} ways:", *broken]))
+
+
+def check_config(plan: Plan, sizes: Mapping[str, int | None]) -> None:
+    """`check_model` from a mapping of model keys, of which those it does not know are left out."""
+    names = (
+        "num_attention_heads",
+        "num_key_value_heads",
+        "hidden_size",
+        "intermediate_size",
+        "vocab_size",
+        "num_local_experts",
+        "seq_len",
+    )
+    known = {name: sizes.get(name) for name in names}
+    check_model(plan, num_layers=sizes.get("num_layers", sizes.get("num_hidden_layers")), **known)
+
+
+def _tensor_splits(plan: Plan, sizes: Mapping[str, int | None]) -> Iterator[str]:
+    tp = plan.tp
+    if tp.size == 1:
+        return
+    parts, side = (tp.size, "the tp ranks") if tp.mode == "1d" else (tp.q, f"the side of the {tp.mode} grid")
+    for name, size in sizes.items():
+        if tp.mode == "1d" and name == "hidden_size":
+            continue  # 1d keeps the hidden dim whole; only heads, intermediate and vocabulary are split
+        if size is not None and size % parts:
+            yield f"{tp}: {name} {size} must be a multiple of {parts} ({side}); {_multiples(name, size, parts)}"
+
+
+def _sequence_splits(plan: Plan, seq_len: int | None, num_attention_heads: int | None) -> Iterator[str]:
+    tp, cp = plan.tp, plan.cp
+    parts = cp.size * (tp.size if tp.sequence_parallel else 1)
+    if seq_len is not None and seq_len % parts:
+        who = " x ".join([f"cp{cp.size}"] * (cp.size > 1) + [f"tp{tp.size}"] * (tp.sequence_parallel and tp.size > 1))
+        yield f"{who}: seq_len {seq_len} must be a multiple of {parts}; {_multiples('seq_len', seq_len, parts)}"
+    heads = num_attention_heads
+    if cp.strategy != "ulysses" or cp.size == 1 or heads is None or tp.mode != "1d" or heads % tp.size:
+        return
+    local = heads // tp.size
+    if local % cp.size:
+        yield (
+            f"{cp}: ulysses splits the heads, and {local} heads (num_attention_heads {heads} over tp{tp.size}) "
+            f"are no multiple of {cp.size}; write cp{cp.size}:ring or choose a divisor of {local}"
+        )
+
+
+def _stages(plan: Plan, num_layers: int | None) -> Iterator[str]:
+    if num_layers is None or plan.pp.num_stages <= num_layers + 2:
+        return
+    yield (
+        f"{plan.pp}: cuts the model into {plan.pp.num_stages} stages, but its {num_layers} layers with the input and the "
+        f"output layer are only {num_layers + 2} pieces; lower pp or v"
+    )
+
+
+def _experts(plan: Plan, num_local_experts: int | None) -> Iterator[str]:
+    if plan.ep == 1:
+        return
+    if not num_local_experts:
+        if num_local_experts == 0:
+            yield f"ep{plan.ep}: the model has no experts to split (num_local_experts 0); leave ep{plan.ep} out"
+        return
+    if num_local_experts % plan.ep:
+        yield (
+            f"ep{plan.ep}: num_local_experts {num_local_experts} must be a multiple of {plan.ep}; "
+            f"{_multiples('num_local_experts', num_local_experts, plan.ep)}"
+        )
+
+
+def _multiples(name: str, size: int, parts: int) -> str:
+    below, above = size // parts * parts, (size // parts + 1) * parts
+    return f"the nearest are {below} and {above}" if below else f"the least {name} is {above}"

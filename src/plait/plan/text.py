@@ -1,0 +1,189 @@
+"""The text form of a plan: `parse_terms` and `plan_text`, a pair of inverses.
+
+Parsing is syntax alone: it says which terms cannot be read, all of them at once, and leaves to `rules` whether the
+numbers fit. Printing is canonical: equal plans have equal text, and what is default is not written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from plait.errors import PlanError, nearest
+from plait.plan import axes
+from plait.plan.axes import ContextAxis, DataAxis, PipelineAxis, TensorAxis
+from plait.plan.rules import broken_axis_rules
+
+if TYPE_CHECKING:
+    from plait.plan.plan import Plan
+
+_SHAPE: Final = re.compile(r"(?P<name>[a-z]+)(?P<number>[0-9]*)(?P<tail>[:,].*)?")
+_OPTION: Final = re.compile(r"(?P<name>[a-z]+)(?P<number>[0-9]+)?")
+_MAX_DIGITS: Final = 9
+
+# axis -> (its words, option -> (field, least number; None for an option without a number))
+_WORDS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
+    "dp": ("strategy", axes.DATA_STRATEGIES),
+    "tp": ("mode", axes.TENSOR_MODES),
+    "pp": ("schedule", axes.PIPELINE_SCHEDULES),
+    "cp": ("strategy", axes.CONTEXT_STRATEGIES),
+}
+_OPTIONS: Final[dict[str, dict[str, tuple[str, int | None]]]] = {
+    "dp": {"stale": ("stale", 0), "every": ("every", 1), "replicate": ("replicate", 1), "offload": ("offload", None)},
+    "tp": {"sp": ("sequence_parallel", None), "depth": ("depth", 1)},
+    "pp": {"v": ("virtual", 1)},
+    "cp": {},
+}
+_RECORDS: Final[dict[str, Callable[..., Any]]] = {"dp": DataAxis, "tp": TensorAxis, "pp": PipelineAxis, "cp": ContextAxis}
+_COUNTS: Final = {"ep": "ep", "mb": "micro_batches"}
+_CHOICES: Final = {"remat": axes.REMATS, "precision": axes.PRECISIONS}
+_TERMS: Final = ("pp", "tp", "dp", "ep", "cp", "mb", "remat", "precision", "compile")
+
+
+class _BadTermError(Exception):
+    """The bare fact; `parse_terms` adds the term and collects."""
+
+
+def parse_terms(text: str) -> dict[str, Any]:
+    """The keyword arguments of `Plan` that a text means.
+
+    Raises `PlanError` with one line for each term that cannot be read.
+    """
+    if not isinstance(text, str):
+        raise PlanError(f"a plan is text such as 'dp2:zero3', not {type(text).__name__} {text!r}")
+    fields: dict[str, Any] = {}
+    seen: dict[str, str] = {}
+    bad: list[str] = []
+    for term in text.split():
+        try:
+            name, value = _parse_term(term)
+        except _BadTermError as fact:
+            bad.append(f"{term}: {fact}")
+            continue
+        if name in seen:
+            bad.append(f"{term}: {name} is given twice, {seen[name]} and {term}; keep one")
+        else:
+            seen[name] = term
+            fields[_COUNTS.get(name, name)] = value
+            if name in _RECORDS:
+                bad += broken_axis_rules(value)
+    if bad:
+        raise PlanError(_report(text, bad))
+    return fields
+
+
+def _report(text: str, bad: list[str]) -> str:
+    if len(bad) == 1:
+        return f"plan '{text}': {bad[0].removeprefix(f'{text.strip()}: ')}"
+    return "\n  ".join([f"plan '{text}' has {len(bad)} faults:", *bad])
+
+
+def _parse_term(term: str) -> tuple[str, Any]:
+    shape = _SHAPE.fullmatch(term)
+    if shape is None:
+        raise _BadTermError(f"this is no term; {_hint(term)}")
+    name, number, tail = shape["name"], shape["number"], shape["tail"] or ""
+    if name not in _TERMS:
+        raise _BadTermError(f"unknown term; {_hint(term)}")
+    if name == "compile":
+        if number or tail:
+            raise _BadTermError("compile stands alone; write compile")
+        return name, True
+    if name in _CHOICES:
+        return name, _choice(name, number, tail)
+    size = _count(name, number, least=1, example=f"{name}2")
+    if name in _COUNTS:
+        if tail:
+            raise _BadTermError(f"{name} has no options; write {name}{size}")
+        return name, size
+    return name, _axis(name, size, tail)
+
+
+def _choice(name: str, number: str, tail: str) -> str:
+    known = _CHOICES[name]
+    if number or not tail.startswith(":"):
+        raise _BadTermError(f"{name} needs one word after a colon, {name}:{'|'.join(known)}")
+    word = tail[1:]
+    if word not in known:
+        raise _BadTermError(f"unknown {name} '{word}'; {nearest(word, known)}")
+    return word
+
+
+def _axis(name: str, size: int, tail: str) -> Any:
+    """The record of one axis: at most one word and any options, in any order."""
+    fields: dict[str, Any] = {"size": size}
+    kind, words = _WORDS[name]
+    for piece in tail[1:].split(",") if tail else []:
+        if piece in words:
+            field, value = kind, piece
+        else:
+            field, value = _option(name, piece)
+        if field in fields:
+            raise _BadTermError(f"{name} has one {field.replace('_', ' ')}, and '{piece}' is a second")
+        fields[field] = value
+    return _RECORDS[name](**fields)
+
+
+def _option(axis: str, piece: str) -> tuple[str, Any]:
+    options = _OPTIONS[axis]
+    shape = _OPTION.fullmatch(piece)
+    option = shape["name"] if shape else ""
+    number = (shape["number"] or "") if shape else ""
+    if option not in options:
+        raise _BadTermError(_unknown_option(axis, piece))
+    field, least = options[option]
+    if least is None:
+        if number:
+            raise _BadTermError(f"{option} takes no number; write {option}")
+        return field, True
+    return field, _count(option, number, least=least, example=f"{option}2")
+
+
+def _unknown_option(axis: str, piece: str) -> str:
+    kind, words = _WORDS[axis]
+    if not piece:
+        return f"a {kind} or an option is missing beside a colon or comma; known: {', '.join(words)}"
+    if _SHAPE.fullmatch(piece) and re.split("[0-9:]", piece)[0] in _TERMS:
+        return f"'{piece}' is a term of its own; separate terms by blanks"
+    spelled = [f"{name}{'' if least is None else 'N'}" for name, (_, least) in _OPTIONS[axis].items()]
+    return f"unknown {kind} or option '{piece}' of {axis}; {nearest(piece, [*words, *spelled])}"
+
+
+def _count(name: str, digits: str, *, least: int, example: str) -> int:
+    if not digits:
+        raise _BadTermError(f"{name} needs a number, as in {example}")
+    if len(digits.lstrip("0")) > _MAX_DIGITS:
+        raise _BadTermError(f"{name} has a number of {len(digits)} digits; the largest that is read has {_MAX_DIGITS}")
+    number = int(digits)
+    if number < least:
+        raise _BadTermError(f"{name}{number} is too small; the least is {name}{least}")
+    return number
+
+
+def _hint(term: str) -> str:
+    """What was probably meant: a word of an axis without its axis, another case, or the nearest term."""
+    if term == "auto":
+        return "'auto' asks the planner, which needs a model and a cluster; a plan itself names axes, as in dp2:zero3"
+    head = re.split("[:,]", term)[0]
+    for axis, (kind, words) in _WORDS.items():
+        if head in words:
+            return f"{head} is a {kind} of {axis}; write {axis}2:{term}"
+    for choice, words in _CHOICES.items():
+        if head in words:
+            return f"write {choice}:{head}"
+    if term != term.lower():
+        return f"terms are lower case; did you mean '{term.lower()}'?"
+    return nearest(re.split("[^a-z]", head)[0] or head, _TERMS)
+
+
+def plan_text(plan: Plan) -> str:
+    """The canonical text: pp, tp, dp, ep, cp, mb, remat, precision, compile; `dp1` for the single device."""
+    terms = [str(axis) for axis in (plan.pp, plan.tp, plan.dp) if axis != type(axis)()]
+    terms += [f"ep{plan.ep}"] if plan.ep != 1 else []
+    terms += [str(plan.cp)] if plan.cp != ContextAxis() else []
+    terms += [f"mb{plan.micro_batches}"] if plan.micro_batches != plan.default_micro_batches else []
+    terms += [f"remat:{plan.remat}"] if plan.remat != "none" else []
+    terms += [f"precision:{plan.precision}"] if plan.precision != "float32" else []
+    terms += ["compile"] if plan.compile else []
+    return " ".join(terms) or "dp1"
