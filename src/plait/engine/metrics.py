@@ -1,0 +1,131 @@
+"""The numbers of a run: a line a step while it goes, and what one rank can say of the whole when it ends."""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import statistics
+import sys
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from plait.engine.hooks import Hook, StepDone
+from plait.trace import Timeline
+
+TRACED_STEPS = 5
+
+
+class MetricsFile(Hook):
+    """`metrics.jsonl`: step, loss, grad_norm, tokens and seconds of each step, written as it happens. For one rank only."""
+
+    def __init__(self, path: Path, first_step: int = 1) -> None:
+        self.path = path
+        self._file: IO[str] | None = None
+        _keep_before(path, first_step)
+
+    def on_step(self, done: StepDone) -> None:
+        """Add one line; it is on disk when this returns, so a killed run loses no step that it printed."""
+        if self._file is None:
+            self._file = self.path.open("a", buffering=1)
+        result = done.result
+        record = {
+            "step": done.step,
+            "loss": _finite(result.loss),
+            "grad_norm": _finite(result.grad_norm),
+            "tokens": result.tokens,
+            "seconds": done.seconds,
+        }
+        self._file.write(json.dumps(record, allow_nan=False) + "\n")
+
+    def on_end(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+@dataclass
+class Tally(Hook):
+    """What one rank gathers over its run: times, tokens, bytes sent by axis, and the timelines of the last steps."""
+
+    losses: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    bytes_by_axis: dict[str, int] = field(default_factory=dict)
+    timelines: deque[Timeline] = field(default_factory=lambda: deque(maxlen=TRACED_STEPS))
+
+    def on_step(self, done: StepDone) -> None:
+        """Take in one step."""
+        self.losses.append(float(done.result.loss))
+        self.seconds.append(done.seconds)
+        self.tokens.append(int(done.result.tokens))
+        for axis, sent_bytes in done.result.ledger.by_axis().items():
+            self.bytes_by_axis[axis] = self.bytes_by_axis.get(axis, 0) + sent_bytes
+        self.timelines.append(done.result.timeline)
+
+    def traffic(self) -> dict[str, float]:
+        """Bytes that this rank sent in a step, by axis: counted, the mean over the steps."""
+        num_steps = max(1, len(self.seconds))
+        return {axis: total / num_steps for axis, total in self.bytes_by_axis.items()}
+
+    def tokens_per_second(self) -> float:
+        """Tokens of all ranks by the clock; the first step warms up and is left out where there is another."""
+        start = 1 if len(self.seconds) > 1 else 0
+        seconds = sum(self.seconds[start:])
+        return sum(self.tokens[start:]) / seconds if seconds > 0 else 0.0
+
+    def timeline(self) -> Timeline:
+        """The last steps of this rank as one timeline."""
+        return Timeline.merge(self.timelines)
+
+
+def summary(tally: Tally, peak_memory_bytes: list[int], traffic: list[dict[str, float]]) -> dict[str, Any]:
+    """The numbers of `plait train --json`, from one rank's tally and what every rank sent: peak memory and traffic.
+
+    `traffic` is, axis by axis, that of the rank that sent most.
+    """
+    axes = sorted({axis for sent in traffic for axis in sent})
+    return {
+        "steps": len(tally.seconds),
+        "final_loss": tally.losses[-1] if tally.losses else None,
+        "tokens_per_second": tally.tokens_per_second(),
+        "step_seconds_median": statistics.median(tally.seconds) if tally.seconds else None,
+        "peak_memory": peak_memory_bytes,
+        "traffic": {axis: max(sent.get(axis, 0) for sent in traffic) for axis in axes},
+    }
+
+
+def peak_memory_bytes() -> int:
+    """The most memory that this rank has held: of its GPU where it computes on one, else of the process (resident)."""
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no NaN."""
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+def _keep_before(path: Path, first_step: int) -> None:
+    """Drop the lines of steps that a resumed run is going to do again, so that every step stands there once."""
+    if not path.exists():
+        return
+    lines = [line for line in path.read_text().splitlines() if line.strip()]
+    kept = [line for line in lines if _step_of(line) < first_step]
+    if len(kept) < len(lines):
+        part = path.with_suffix(".part")
+        part.write_text("".join(f"{line}\n" for line in kept))
+        part.replace(path)
+
+
+def _step_of(line: str) -> float:
+    """The step of a line; infinite for one that a killed run left half written."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf

@@ -1,0 +1,121 @@
+"""The folder of a run: which file lies where, and which folder a new or a resumed run may use.
+
+    config.toml, plan.txt        what was asked for
+    metrics.jsonl                one object a step
+    checkpoints/step-00000100/   the state after that step
+    summary.json, trace.json     written at the end
+
+Knows no torch: the launcher prepares the folder before any rank exists, so a refusal costs milliseconds.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from plait.errors import CheckpointError, ConfigError
+
+_STEP = re.compile(r"step-(\d+)")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The paths inside one run's folder."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The config as it was used, overrides included."""
+        return self.path / "config.toml"
+
+    @property
+    def plan(self) -> Path:
+        """The plan's canonical text."""
+        return self.path / "plan.txt"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a step: step, loss, grad_norm, tokens, seconds."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        """The object that `plait train --json` prints."""
+        return self.path / "summary.json"
+
+    @property
+    def trace(self) -> Path:
+        """The last steps of all ranks, for Perfetto."""
+        return self.path / "trace.json"
+
+    def checkpoint(self, step: int) -> Path:
+        """Where the state after `step` is saved."""
+        return self.path / "checkpoints" / f"step-{step:08d}"
+
+    def last_checkpoint(self) -> Path | None:
+        """The checkpoint of the latest step; saves are atomic, so one that has its name is whole."""
+        found = [path for path in self.path.glob("checkpoints/step-*") if _STEP.fullmatch(path.name) and path.is_dir()]
+        return max(found, key=step_of, default=None)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step after which a checkpoint was saved, from its name. Errors: `CheckpointError` when it has none."""
+    match = _STEP.fullmatch(checkpoint.name)
+    if match is None:
+        raise CheckpointError(f"{checkpoint} is no checkpoint of a run: its name should be step-NNNNNNNN")
+    return int(match[1])
+
+
+def new_run(out: Path | None, name: str, root: Path = Path("runs")) -> RunFolder:
+    """A folder for a new run: `out`, or `runs/<name>-<time>`. Errors: `ConfigError` when it is taken or not writable."""
+    path = out if out is not None else _unused(root / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    if path.is_dir() and any(path.iterdir()):
+        raise ConfigError(f"{path} is not empty; choose another --out, or continue what is there with --resume {path}")
+    _make_writable(path)
+    return RunFolder(path)
+
+
+def resumed_run(source: Path | None, out: Path | None, name: str, root: Path = Path("runs")) -> tuple[RunFolder, Path]:
+    """The folder to continue in and the checkpoint to start from.
+
+    `source` is a run's folder or one of its checkpoints; None means `out`, or the latest run of this name that has a
+    checkpoint. With both, `source` is read and `out`, a new folder, is written.
+    Errors: `CheckpointError` when there is nothing to resume from.
+    """
+    read = source or out or _latest(root, name)
+    if read is None:
+        raise CheckpointError(f"there is no run of '{name}' with a checkpoint in {root}/; name its folder: --resume DIR")
+    is_checkpoint = _STEP.fullmatch(read.name) is not None
+    folder = RunFolder(read.parent.parent if is_checkpoint else read)
+    checkpoint = read if is_checkpoint else folder.last_checkpoint()
+    if checkpoint is None or not checkpoint.is_dir():
+        raise CheckpointError(f"{read} holds no checkpoint to resume from" if read.is_dir() else f"{read} is no folder")
+    if source is not None and out is not None and out.resolve() != folder.path.resolve():
+        return new_run(out, name), checkpoint
+    _make_writable(folder.path)
+    return folder, checkpoint
+
+
+def _latest(root: Path, name: str) -> Path | None:
+    runs = [path for path in root.glob(f"{name}-*") if RunFolder(path).last_checkpoint() is not None]
+    return max(runs, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def _unused(path: Path) -> Path:
+    candidate, number = path, 2
+    while candidate.exists():
+        candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
+    return candidate
+
+
+def _make_writable(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"the run's folder {path} cannot be made: {error.strerror or error}") from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise ConfigError(f"the run's folder {path} cannot be written to")
