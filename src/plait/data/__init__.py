@@ -1,0 +1,53 @@
+"""Split the batch and the optimizer state: the data axis.
+
+Every strategy is one file behind the moments of `strategy.DataStrategy`; `make` is the table from a plan's word to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from plait.data.elementwise import require_elementwise
+from plait.data.replicated import all_reduce_strategy, ring_strategy
+from plait.data.server import ParameterServer
+from plait.data.strategy import DataGroup, DataStrategy, FrozenPiece, Piece, Replicas
+from plait.data.units import Unit, find_blocks, match_blocks, split_units
+from plait.data.zero import zero1, zero2
+from plait.data.zero3 import Zero3
+from plait.errors import NotAvailable
+
+STRATEGIES: dict[str, Callable[[Sequence[Unit], DataGroup], DataStrategy]] = {
+    "allreduce": all_reduce_strategy,
+    "ring": ring_strategy,
+    "server": ParameterServer,
+    "zero1": zero1,
+    "zero2": zero2,
+    "zero3": Zero3,
+}
+
+# Their optimizers see flat shards, so they need one whose update of an element looks at that element alone.
+ELEMENTWISE_ONLY = frozenset({"zero1", "zero2", "zero3"})
+
+
+def make(name: str, units: Sequence[Unit], group: DataGroup) -> DataStrategy:
+    """The strategy that a plan calls `name`, over the parameters of `units`."""
+    if name not in STRATEGIES:
+        raise NotAvailable(f"dp:{name} is not available yet; available: {', '.join(STRATEGIES)}")
+    return STRATEGIES[name](units, group)
+
+
+__all__ = [
+    "ELEMENTWISE_ONLY",
+    "STRATEGIES",
+    "DataGroup",
+    "DataStrategy",
+    "FrozenPiece",
+    "Piece",
+    "Replicas",
+    "Unit",
+    "find_blocks",
+    "make",
+    "match_blocks",
+    "require_elementwise",
+    "split_units",
+]

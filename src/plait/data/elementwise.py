@@ -1,0 +1,53 @@
+"""Is an optimizer elementwise? Found out by trying it, so that a user's own optimizer needs no entry in a list.
+
+A ZeRO shard is a range of elements that begins and ends inside parameters. An optimizer that looks at a whole tensor (a norm,
+a matrix, a factored second moment) would compute something else on it, silently; so it is refused before it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from plait.errors import OptimizerError
+
+MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
+
+_ROWS, _COLUMNS, _CUT, _STEPS = 4, 6, 10, 3
+
+
+def require_elementwise(make_optimizer: MakeOptimizer, plan_text: str) -> None:
+    """Raise `OptimizerError` unless the optimizer updates a matrix and the two halves of its elements alike."""
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(_ROWS, _COLUMNS, generator=generator)
+    grads = [torch.randn(_ROWS, _COLUMNS, generator=generator) for _ in range(_STEPS)]
+    whole = nn.Parameter(start.clone())
+    halves = [nn.Parameter(half.clone()) for half in _halves(start)]
+    name = "the optimizer"
+    try:
+        on_whole, on_halves = make_optimizer([whole]), make_optimizer(halves)
+        name = type(on_whole).__name__
+        for grad in grads:
+            whole.grad = grad.clone()
+            for half, part in zip(halves, _halves(grad), strict=True):
+                half.grad = part.clone()
+            on_whole.step()
+            on_halves.step()
+    except Exception as error:
+        raise OptimizerError(
+            f"{plan_text} updates shards, which are one-dimensional ranges of elements, and {name} does not take them: "
+            f"{error}. Use an elementwise optimizer (SGD, Adam, AdamW, ...), or dpN:allreduce, ring or server"
+        ) from error
+    if not torch.allclose(whole.detach().reshape(-1), torch.cat([half.detach() for half in halves]), rtol=1e-5, atol=1e-7):
+        raise OptimizerError(
+            f"{plan_text} updates shards, which are ranges of elements, and {name} is not elementwise: it updates a matrix "
+            f"otherwise than the two halves of its elements. Use an elementwise optimizer (SGD, Adam, AdamW, ...), or "
+            f"dpN:allreduce, ring or server"
+        )
+
+
+def _halves(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    flat = matrix.reshape(-1)
+    return flat[:_CUT], flat[_CUT:]

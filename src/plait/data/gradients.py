@@ -1,0 +1,198 @@
+"""From `param.grad` to flat buffers: when a bucket's gradients are complete, and where they lie.
+
+The collector knows *when* (every parameter of a bucket has its gradient, and all buckets before it have gone), a store
+knows *where*. Buckets go in one fixed order on every rank, also when a parameter gets no gradient on some of them:
+collectives that are issued in different orders hang.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from plait.comm import Axis
+from plait.data.bucket import Bucket
+
+
+@dataclass
+class BucketState:
+    """One bucket during a step: which gradients have come, and the flat buffer that holds them while there is one."""
+
+    bucket: Bucket
+    index: int
+    grad: Tensor | None = None
+    views: list[Tensor] = field(default_factory=list)
+    fresh: set[int] = field(default_factory=set)  # slots whose elements in `grad` are still those of an earlier use
+    touched: set[int] = field(default_factory=set)  # slots that got a gradient in this step
+    missing: int = 0  # gradients that the running backward has not brought yet
+
+    def attach(self, grad: Tensor) -> None:
+        """Use `grad` as the flat buffer of the bucket's gradients."""
+        self.grad, self.views = grad, self.bucket.views(grad)
+        self.fresh = set(range(len(self.views)))
+
+    def detach(self) -> None:
+        """Forget the flat buffer."""
+        self.grad, self.views = None, []
+
+    def clear_fresh(self) -> None:
+        """Zero the elements that got no gradient, so that a sum over ranks is right."""
+        for index in self.fresh:
+            self.views[index].zero_()
+        self.fresh.clear()
+
+
+class GradientStore(ABC):
+    """Where gradients lie between the moment they are computed and the moment they are reduced."""
+
+    @abstractmethod
+    def begin(self, states: Sequence[BucketState]) -> None:
+        """A step begins: what the buffers hold is of no use any more."""
+
+    @abstractmethod
+    def take(self, state: BucketState, index: int, param: nn.Parameter) -> None:
+        """The gradient of slot `index` is complete for this micro-batch."""
+
+    @abstractmethod
+    def collect(self, state: BucketState) -> None:
+        """Have the whole bucket's gradients in `state.grad`, ready to be reduced."""
+
+    @property
+    @abstractmethod
+    def every_backward(self) -> bool:
+        """Whether buckets are reduced in every backward, not only in the last one of a step."""
+
+
+class PersistentGradients(GradientStore):
+    """One buffer a bucket for the whole run; micro-batches add up in it, and it is reduced once a step."""
+
+    every_backward = False
+
+    def __init__(self, states: Sequence[BucketState], axis: Axis, dtype: torch.dtype) -> None:
+        for state in states:
+            state.attach(axis.empty(state.bucket.padded_numel, dtype).zero_())
+
+    def begin(self, states: Sequence[BucketState]) -> None:
+        for state in states:
+            state.fresh = set(range(len(state.views)))
+
+    def take(self, state: BucketState, index: int, param: nn.Parameter) -> None:
+        grad, param.grad = param.grad, None
+        if index in state.fresh:
+            state.fresh.discard(index)
+            state.views[index].copy_(grad)
+        else:
+            state.views[index].add_(grad)
+
+    def collect(self, state: BucketState) -> None:
+        state.clear_fresh()
+
+
+class PooledGradients(GradientStore):
+    """Two buffers for the whole model, used in turn; a bucket's gradients are freed as soon as they are reduced.
+
+    Buffer `i % 2` belongs to bucket `i`, on every rank alike, so peers may read each other's buffer directly.
+    """
+
+    every_backward = True
+    num_buffers = 2
+
+    def __init__(self, states: Sequence[BucketState], axis: Axis, dtype: torch.dtype) -> None:
+        numel = max((state.bucket.padded_numel for state in states), default=0)
+        self.buffers = [axis.empty(numel, dtype).zero_() for _ in range(min(self.num_buffers, len(states)))]
+        self.release: Callable[[BucketState], None] = lambda state: None
+        self._user: list[BucketState | None] = [None] * len(self.buffers)
+
+    def begin(self, states: Sequence[BucketState]) -> None:
+        pass
+
+    def take(self, state: BucketState, index: int, param: nn.Parameter) -> None:
+        pass  # stays in param.grad until the bucket goes
+
+    def collect(self, state: BucketState) -> None:
+        turn = state.index % len(self.buffers)
+        previous = self._user[turn]
+        if previous is not None:
+            self.release(previous)
+        self._user[turn] = state
+        buffer = self.buffers[turn][: state.bucket.padded_numel]
+        buffer[state.bucket.numel :].zero_()
+        state.attach(buffer)
+        for index, slot in enumerate(state.bucket.slots):
+            if slot.param.grad is not None:
+                state.views[index].copy_(slot.param.grad)
+                slot.param.grad = None
+                state.fresh.discard(index)
+        state.clear_fresh()
+
+    def release_all(self) -> None:
+        """Release the buckets that still use a buffer, oldest first."""
+        users = [user for user in self._user if user is not None]
+        for user in sorted(users, key=lambda state: state.index):
+            self.release(user)
+        self._user = [None] * len(self.buffers)
+
+
+class Collector:
+    """Watches gradients come, and launches each bucket's reduction once it is complete and its turn has come."""
+
+    def __init__(self, states: Sequence[BucketState], store: GradientStore, launch: Callable[[BucketState], None]) -> None:
+        self.states = states
+        self.store = store
+        self.on_complete: Callable[[BucketState], None] = lambda state: None
+        self._launch = launch
+        self._next = 0
+        self._final = store.every_backward
+        for state in states:
+            for index, slot in enumerate(state.bucket.slots):
+                slot.param.register_post_accumulate_grad_hook(self._hook(state, index))
+
+    def begin(self) -> None:
+        """A step begins."""
+        self.store.begin(self.states)
+        self._final = self.store.every_backward
+        for state in self.states:
+            state.touched.clear()
+        self._expect()
+
+    def arm(self) -> None:
+        """The next backward is the last of this step: reduce each bucket as soon as it is complete."""
+        self._final = True
+
+    def end_backward(self) -> None:
+        """Launch what the backward that just ended left over (buckets with parameters that got no gradient)."""
+        if not self._final:
+            return
+        while self._next < len(self.states):
+            self._send(self.states[self._next])
+        self._expect()
+
+    def _expect(self) -> None:
+        self._next = 0
+        for state in self.states:
+            state.missing = len(state.bucket.slots)
+
+    def _hook(self, state: BucketState, index: int) -> Callable[[Tensor], None]:
+        def ready(param: Tensor) -> None:
+            state.touched.add(index)
+            self.store.take(state, index, param)  # type: ignore[arg-type]  # torch types hooks by Tensor
+            if self._final:
+                state.missing -= 1
+                if state.missing == 0:
+                    self._advance()
+
+        return ready
+
+    def _advance(self) -> None:
+        while self._next < len(self.states) and self.states[self._next].missing <= 0:
+            self._send(self.states[self._next])
+
+    def _send(self, state: BucketState) -> None:
+        self._next += 1
+        self.store.collect(state)
+        self._launch(state)
+        self.on_complete(state)

@@ -1,0 +1,107 @@
+"""Every rank keeps the whole model and sums the gradients of all: `allreduce`, and `ring`, its all-reduce written out.
+
+S. Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training (VLDB 2020), section 3.2:
+buckets, reduced while backward still runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from plait.comm import Axis, Waitable, wait_all
+from plait.data.gradients import BucketState, Collector, PersistentGradients
+from plait.data.ring import ring_all_reduce
+from plait.data.strategy import DataGroup, DataStrategy, Replicas, bind, make_piece, make_states, squared_norm
+from plait.data.units import Unit
+
+
+class AllReduce(Protocol):
+    """Sums `flat` over the axis in place; `padding` of its last elements belong to no parameter."""
+
+    def __call__(self, axis: Axis, flat: Tensor, padding: int) -> Waitable: ...
+
+
+def native_all_reduce(axis: Axis, flat: Tensor, padding: int) -> Waitable:
+    """The backend's own all-reduce."""
+    return axis.all_reduce(flat, padding=padding)
+
+
+class Replicated(DataStrategy):
+    """Parameters, gradients and optimizer state whole on every rank."""
+
+    def __init__(self, units: Sequence[Unit], group: DataGroup, all_reduce: AllReduce) -> None:
+        super().__init__(group)
+        self.states = make_states(units, group.axis.size)
+        self._all_reduce = all_reduce
+        self._works: list[Waitable] = []
+        self._masters: list[Tensor] = []
+        self._flats: list[Tensor] = []
+        for state in self.states:
+            self._allocate(state)
+        self.collector = Collector(
+            self.states, PersistentGradients(self.states, group.axis, group.master_dtype), self._launch
+        )
+
+    def _allocate(self, state: BucketState) -> None:
+        numel, group = state.bucket.padded_numel, self.group
+        flat = torch.zeros(numel, dtype=group.param_dtype, device=group.device)
+        master = flat if group.param_dtype == group.master_dtype else torch.zeros_like(flat, dtype=group.master_dtype)
+        for slot, view in zip(state.bucket.slots, state.bucket.views(flat), strict=True):
+            bind(slot.param, view)
+        self._flats.append(flat)
+        self._masters.append(master)
+        self.pieces += [make_piece(state, part, master) for part in state.bucket.parts(0, numel)]
+
+    def write(self, state: BucketState, index: int, value: Tensor) -> None:
+        slot = state.bucket.slots[index]
+        for flat in {id(flat): flat for flat in (self._masters[state.index], self._flats[state.index])}.values():
+            flat[slot.offset : slot.stop].view(slot.shape).copy_(value)
+
+    def _launch(self, state: BucketState) -> None:
+        assert state.grad is not None
+        self._works.append(self._all_reduce(self.group.axis, state.grad, state.bucket.padding))
+
+    def reduce(self) -> None:
+        wait_all(self._works)
+        self._works.clear()
+        for piece in self.pieces:
+            assert piece.state.grad is not None
+            piece.value.grad = piece.part.view(piece.state.grad)
+
+    def publish(self) -> None:
+        for flat, master in zip(self._flats, self._masters, strict=True):
+            if flat is not master:
+                flat.copy_(master)
+
+    @property
+    def replicas(self) -> Replicas:
+        return Replicas(self.group.axis.size, self.group.axis.rank)
+
+    def squared_norm(self) -> Tensor:
+        """From this rank's share of each bucket alone: all ranks hold the same sums."""
+        grads = (state.bucket.shard(state.grad, self.group.axis.rank) for state in self.states if state.grad is not None)
+        return squared_norm(grads, self.group.device)
+
+    def live_tensors(self) -> dict[str, list[Tensor]]:
+        return {
+            "parameters": list(self._flats),
+            "gradients": [state.grad for state in self.states if state.grad is not None],
+            "optimizer": [master for flat, master in zip(self._flats, self._masters, strict=True) if flat is not master],
+        }
+
+
+def all_reduce_strategy(units: Sequence[Unit], group: DataGroup) -> Replicated:
+    """`dpN`: the backend's all-reduce."""
+    return Replicated(units, group, native_all_reduce)
+
+
+def ring_strategy(units: Sequence[Unit], group: DataGroup) -> Replicated:
+    """`dpN:ring`: reduce-scatter and all-gather around a ring, over point-to-point messages."""
+    return Replicated(units, group, ring_all_reduce)
+
+
+Factory = Callable[[Sequence[Unit], DataGroup], DataStrategy]

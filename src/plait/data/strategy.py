@@ -1,0 +1,189 @@
+"""The contract of the data axis: what a strategy is told, and when.
+
+The engine names the moments of a step; a strategy answers them and nothing else:
+
+    begin            a step begins
+    begin_forward    a micro-batch's forward begins     (ZeRO-3 gathers its first unit)
+    end_forward      ... has ended                      (and frees its last)
+    arm              the next backward is the last one: gradients may be reduced as they become ready
+    end_backward     a backward has ended
+    reduce           have every gradient summed over the axis
+    publish          the optimizer has updated its pieces: let every rank see the new parameters
+
+Gradients are *summed*, never divided: the loss is normalised in one place, and that place is not here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from plait.comm import Axis
+from plait.data.bucket import Bucket, Part
+from plait.data.gradients import BucketState, Collector
+from plait.data.units import Unit
+
+
+@dataclass(frozen=True)
+class DataGroup:
+    """The ranks of the data axis as this rank sees them, and the precisions that they use.
+
+    `shard` are the ranks that share one copy of the sharded state; `replicate` those that hold equal shards. Without
+    `replicateM` the first is the whole axis and the second has size 1.
+    """
+
+    axis: Axis
+    shard: Axis
+    replicate: Axis
+    param_dtype: torch.dtype = torch.float32
+    master_dtype: torch.dtype = torch.float32
+    device: torch.device = torch.device("cpu")
+    offload: bool = False
+    num_servers: int | None = None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What the optimizer of this rank owns of one parameter: the elements [part.start, part.stop).
+
+    `value` is what the optimizer updates (master precision; in the parameter's shape when the piece is the whole
+    parameter, else 1-D). Its `.grad` is set by `DataStrategy.reduce`.
+    """
+
+    name: str
+    part: Part
+    value: nn.Parameter
+    state: BucketState
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return self.part.numel
+
+
+@dataclass(frozen=True)
+class FrozenPiece:
+    """What this rank holds of a parameter that no optimizer updates: elements [part.start, part.stop), 1-D."""
+
+    name: str
+    part: Part
+    value: Tensor
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """How many ranks of the axis hold the same pieces, and which of them this rank is."""
+
+    count: int
+    index: int
+
+
+class DataStrategy(ABC):
+    """How the ranks of the data axis share gradients, optimizer state and parameters."""
+
+    def __init__(self, group: DataGroup) -> None:
+        self.group = group
+        self.states: list[BucketState] = []
+        self.frozen_states: list[BucketState] = []
+        self.pieces: list[Piece] = []
+        self.collector: Collector
+
+    @abstractmethod
+    def write(self, state: BucketState, index: int, value: Tensor) -> None:
+        """Give slot `index` its value (the full parameter); what this rank does not hold is dropped."""
+
+    @abstractmethod
+    def reduce(self) -> None:
+        """Have every gradient of this step summed over the axis, and bind `piece.value.grad`."""
+
+    @abstractmethod
+    def publish(self) -> None:
+        """Let every rank see what the optimizers made of their pieces."""
+
+    @property
+    @abstractmethod
+    def replicas(self) -> Replicas:
+        """The ranks of the axis that hold the same pieces as this one."""
+
+    def squared_norm(self) -> Tensor:
+        """This rank's share of the squared norm of the summed gradients; the shares add up over the axis. 0-dim."""
+        grads = (piece.value.grad for piece in self.pieces if piece.value.grad is not None)
+        return squared_norm(grads, self.group.device) / self.replicas.count
+
+    def frozen_pieces(self) -> list[FrozenPiece]:
+        """What this rank holds of frozen parameters that the strategy has sharded."""
+        return []
+
+    def begin(self) -> None:
+        """A step begins."""
+        self.collector.begin()
+
+    def begin_forward(self) -> None:  # noqa: B027  # a moment that most strategies have no use for
+        """A micro-batch's forward begins."""
+
+    def end_forward(self) -> None:  # noqa: B027
+        """A micro-batch's forward has ended."""
+
+    def arm(self) -> None:
+        """The next backward is the last one of this step."""
+        self.collector.arm()
+
+    def end_backward(self) -> None:
+        """A backward has ended."""
+        self.collector.end_backward()
+
+    def slots(self) -> Iterator[tuple[BucketState, int]]:
+        """Every trainable parameter, by bucket and index."""
+        return ((state, index) for state in self.states for index in range(len(state.bucket.slots)))
+
+    def forget_untouched(self, touched: Sequence[bool]) -> None:
+        """Take the gradient away from parameters that no rank used in this step: the optimizer shall skip them.
+
+        `touched` is in the order of `slots`.
+        """
+        unused = {
+            id(state.bucket.slots[index])
+            for (state, index), used in zip(self.slots(), touched, strict=True)
+            if not used
+        }
+        if unused:
+            for piece in self.pieces:
+                if id(piece.part.slot) in unused:
+                    piece.value.grad = None
+
+    @abstractmethod
+    def live_tensors(self) -> dict[str, list[Tensor]]:
+        """The tensors that live between steps, under `parameters`, `gradients` and `buffers`."""
+
+
+def squared_norm(grads: Iterable[Tensor], device: torch.device) -> Tensor:
+    """The sum of squares of all elements. 0-dim, float64."""
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for grad in grads:
+        flat = grad.reshape(-1)
+        total += torch.dot(flat, flat).to(total)
+    return total
+
+
+def make_states(units: Sequence[Unit], num_shards: int, *, frozen: bool = False) -> list[BucketState]:
+    """One bucket a unit, in the order in which backward completes them: the last unit first."""
+    states: list[BucketState] = []
+    for unit in reversed(units):
+        params = unit.frozen if frozen else unit.trainable
+        if params:
+            states.append(BucketState(Bucket.of(unit.name, params, num_shards), len(states)))
+    return states
+
+
+def make_piece(state: BucketState, part: Part, flat: Tensor) -> Piece:
+    """The optimizer's piece of `flat`, the master values of the range that `part` is placed in."""
+    return Piece(part.slot.name, part, nn.Parameter(part.view(flat)), state)
+
+
+def bind(slot_param: nn.Parameter, view: Tensor) -> None:
+    """Let a module's parameter be `view`."""
+    slot_param.data = view

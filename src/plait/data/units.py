@@ -1,0 +1,87 @@
+"""A unit: the part of a model whose parameters are used together and travel together.
+
+Each repeated block is a unit; what stands before the blocks is one, and what stands after them another. So the head's
+gradients are reduced while the blocks still run backward, and under ZeRO-3 only a block or two are ever whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import nn
+
+
+@dataclass
+class Unit:
+    """Parameters by name, and the modules that use them (a block, or single modules around the blocks)."""
+
+    name: str
+    is_block: bool = False
+    params: list[tuple[str, nn.Parameter]] = field(default_factory=list)
+    modules: list[nn.Module] = field(default_factory=list)
+
+    @property
+    def trainable(self) -> list[tuple[str, nn.Parameter]]:
+        """The parameters that want a gradient."""
+        return [(name, param) for name, param in self.params if param.requires_grad]
+
+    @property
+    def frozen(self) -> list[tuple[str, nn.Parameter]]:
+        """The parameters that do not."""
+        return [(name, param) for name, param in self.params if not param.requires_grad]
+
+
+def match_blocks(model: nn.Module, pattern: str) -> list[str]:
+    """Names of the modules that match `pattern` (`*` is one name between dots), in the model's order.
+
+    >>> match_blocks(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), "*")
+    ['0', '1']
+    """
+    regex = re.compile(re.escape(pattern).replace(r"\*", r"[^.]+"))
+    return [name for name, _ in model.named_modules() if regex.fullmatch(name)]
+
+
+def find_blocks(model: nn.Module) -> list[str]:
+    """Names of the repeated blocks of a model that does not name them: the entries of its outermost module lists.
+
+    Falls back to the children of a `Sequential`, and to nothing where there is no list at all.
+    """
+    blocks: list[str] = []
+    for name, module in model.named_modules():
+        if any(name.startswith(f"{block}.") for block in blocks):
+            continue
+        if isinstance(module, nn.ModuleList) or (isinstance(module, nn.Sequential) and len(module) > 1):
+            prefix = f"{name}." if name else ""
+            blocks.extend(f"{prefix}{child}" for child, _ in module.named_children())
+    return [block for block in blocks if any(True for _ in model.get_submodule(block).parameters())]
+
+
+def split_units(model: nn.Module, blocks: Sequence[str]) -> list[Unit]:
+    """The units of a model in the order of its parameters.
+
+    A parameter that several modules share belongs to the unit that comes first.
+    """
+    module_of_block = {model.get_submodule(name): name for name in blocks}
+    inside = {child for block in module_of_block for child in block.modules()}
+    units: list[Unit] = []
+    seen: set[int] = set()
+    for name, module in model.named_modules():
+        if module in module_of_block:
+            unit = Unit(module_of_block[module], is_block=True, modules=[module])
+            units.append(unit)
+            named = module.named_parameters(prefix=name)
+        elif module in inside or not any(True for _ in module.parameters(recurse=False)):
+            continue
+        else:
+            if not units or units[-1].is_block:
+                units.append(Unit(f"around {name or 'the model'}"))
+            unit = units[-1]
+            unit.modules.append(module)
+            named = module.named_parameters(prefix=name, recurse=False)
+        for param_name, param in named:
+            if id(param) not in seen:
+                seen.add(id(param))
+                unit.params.append((param_name, param))
+    return units
