@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from plait.comm.ledger import Ledger as Ledger
     from plait.comm.transitions import bytes_sent as bytes_sent
     from plait.comm.transitions import transition_bytes as transition_bytes
+    from plait.comm.work import Waitable as Waitable
     from plait.comm.work import Work as Work
     from plait.comm.work import wait_all as wait_all
     from plait.comm.world import World as World
@@ -24,6 +25,7 @@ _HOMES = {
     "Axis": "axis",
     "Count": "ledger",
     "Ledger": "ledger",
+    "Waitable": "work",
     "Work": "work",
     "World": "world",
     "bytes_sent": "transitions",
@@ -32,7 +34,7 @@ _HOMES = {
     "transition_bytes": "transitions",
     "wait_all": "work",
 }
-__all__ = ["Axis", "Count", "Ledger", "Work", "World", "bytes_sent", "init", "transition", "transition_bytes", "wait_all"]
+__all__ = ["Axis", "Count", "Ledger", "Waitable", "Work", "World", "bytes_sent", "init", "transition", "transition_bytes", "wait_all"]
 
 
 def __getattr__(name: str) -> Any:

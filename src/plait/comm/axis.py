@@ -7,13 +7,14 @@ backend moves the bytes. On an axis of size one every operation is its local mea
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from plait.comm.backends.base import Backend, Handle
-from plait.comm.ledger import Ledger
+from plait.comm.ledger import CONTROL, Ledger
 from plait.comm.transitions import bytes_sent
 from plait.comm.work import Label, Recorder, Work, naming_failure
 from plait.errors import PlanError
@@ -45,23 +46,29 @@ class Axis:
         """The ledger of this rank, shared by its axes."""
         return self._recorder.ledger
 
-    def all_reduce(self, tensor: Tensor) -> Work:
-        """Sum `tensor` (any shape, contiguous) over the axis, in place."""
-        self._check(tensor)
-        return self._issue("all_reduce", _num_bytes(tensor), lambda b: b.all_reduce(tensor))
+    def all_reduce(self, tensor: Tensor, *, padding: int = 0, control: bool = False) -> Work:
+        """Sum `tensor` (any shape, contiguous) over the axis, in place.
 
-    def reduce_scatter(self, out: Tensor, full: Tensor) -> Work:
+        `padding` elements are there only to make the buffer divide, and are counted apart; so are scalars of `control`.
+        """
+        self._check(tensor)
+        size = _Payload.of(tensor, padding=padding, control=control)
+        return self._issue("all_reduce", size, lambda b: b.all_reduce(tensor))
+
+    def reduce_scatter(self, out: Tensor, full: Tensor, *, padding: int = 0) -> Work:
         """`out` (n,) becomes the own n of the sum of `full` (size * n,); it may be that very part of `full`.
 
         Until the wait, `full` is in use; after it, what is left in `full` is undefined.
         """
         self._check_flat("reduce_scatter", out, full)
-        return self._issue("reduce_scatter", _num_bytes(full), lambda b: b.reduce_scatter(out, full), lambda: _copy(out, full))
+        size = _Payload.of(full, padding=padding)
+        return self._issue("reduce_scatter", size, lambda b: b.reduce_scatter(out, full), lambda: _copy(out, full))
 
-    def all_gather(self, full: Tensor, shard: Tensor) -> Work:
+    def all_gather(self, full: Tensor, shard: Tensor, *, padding: int = 0) -> Work:
         """`full` (size * n,) becomes all shards (n,) by coordinate; `shard` may be the own part of `full`."""
         self._check_flat("all_gather", shard, full)
-        return self._issue("all_gather", _num_bytes(full), lambda b: b.all_gather(full, shard), lambda: _copy(full, shard))
+        size = _Payload.of(full, padding=padding)
+        return self._issue("all_gather", size, lambda b: b.all_gather(full, shard), lambda: _copy(full, shard))
 
     def all_to_all(
         self, out: Tensor, source: Tensor, out_splits: list[int] | None = None, source_splits: list[int] | None = None
@@ -75,7 +82,7 @@ class Axis:
         row_bytes = _num_bytes(source) // source.shape[0] if source.shape[0] else 0
         return self._issue(
             "all_to_all",
-            row_bytes * (sum(given) - given[self.rank]),
+            _Payload(row_bytes * (sum(given) - given[self.rank])),
             lambda b: b.all_to_all(out, source, taken, given),
             lambda: _copy(out, source),
             exact=True,
@@ -85,25 +92,25 @@ class Axis:
         """The tensor of coordinate `root`, everywhere, in place."""
         self._check(tensor)
         self._check_peer(root)
-        return self._issue("broadcast", _num_bytes(tensor), lambda b: b.broadcast(tensor, root))
+        return self._issue("broadcast", _Payload.of(tensor), lambda b: b.broadcast(tensor, root))
 
     def reduce(self, tensor: Tensor, root: int) -> Work:
         """The sum, at coordinate `root`, in place; what the other ranks then hold is undefined."""
         self._check(tensor)
         self._check_peer(root)
-        return self._issue("reduce", _num_bytes(tensor), lambda b: b.reduce(tensor, root))
+        return self._issue("reduce", _Payload.of(tensor), lambda b: b.reduce(tensor, root))
 
     def send(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
         """To coordinate `to`. Sends and receives of a pair match in order of issue, for each tag (NCCL: for the pair)."""
         self._check(tensor)
         self._check_peer(to, other=True)
-        return self._issue("send", _num_bytes(tensor), lambda b: b.send(tensor, to, tag))
+        return self._issue("send", _Payload.of(tensor), lambda b: b.send(tensor, to, tag))
 
     def receive(self, tensor: Tensor, source: int, tag: int = 0) -> Work:
         """From coordinate `source`, into `tensor`. The sender counts the bytes."""
         self._check(tensor)
         self._check_peer(source, other=True)
-        return self._issue("receive", 0, lambda b: b.receive(tensor, source, tag), exact=True)
+        return self._issue("receive", _Payload(0), lambda b: b.receive(tensor, source, tag), exact=True)
 
     def shift(self, out: Tensor, tensor: Tensor, by: int = 1) -> Work:
         """Round the ring: send `tensor` to coordinate `rank + by`, receive `out` from `rank - by` (modulo size)."""
@@ -111,7 +118,7 @@ class Axis:
         if by % self.size == 0:
             return self._local("shift", lambda: _copy(out, tensor))
         to, source = (self.rank + by) % self.size, (self.rank - by) % self.size
-        return self._issue("shift", _num_bytes(tensor), lambda b: b.exchange(out, tensor, to, source))
+        return self._issue("shift", _Payload.of(tensor), lambda b: b.exchange(out, tensor, to, source))
 
     def barrier(self) -> None:
         """Return when every rank of the axis has called it."""
@@ -151,7 +158,7 @@ class Axis:
     def _issue(
         self,
         op: str,
-        payload_bytes: int,
+        payload: _Payload,
         start: Callable[[Backend], Handle],
         alone: Callable[[], object] | None = None,
         exact: bool = False,
@@ -159,10 +166,13 @@ class Axis:
         """Count, start and wrap one operation; `alone` is its meaning on one rank."""
         if self._backend is None:
             return self._local(op, alone)
-        num_bytes = payload_bytes if exact else bytes_sent(op, payload_bytes, self.size)
+        num_bytes = payload.bytes if exact else bytes_sent(op, payload.bytes, self.size)
+        padding_bytes = 0
+        if payload.padding_bytes:
+            padding_bytes = bytes_sent(op, payload.bytes + payload.padding_bytes, self.size) - num_bytes
         label = self._label(op, num_bytes)
         if op != "receive":
-            self.ledger.add(self.name, op, num_bytes)
+            self.ledger.add(self.name, CONTROL if payload.control else op, num_bytes, padding_bytes)
         with naming_failure(label, self._recorder.rank):
             handle = start(self._backend)
         return Work(handle, label, self._recorder)
@@ -198,6 +208,20 @@ class Axis:
                 f"all_to_all on axis {self.name}: {side} splits {splits} must be {self.size} counts that sum to {rows} rows"
             )
         return list(splits)
+
+
+@dataclass(frozen=True)
+class _Payload:
+    """How large an operation is: what it is for, and what merely pads the buffer."""
+
+    bytes: int
+    padding_bytes: int = 0
+    control: bool = False
+
+    @classmethod
+    def of(cls, tensor: Tensor, *, padding: int = 0, control: bool = False) -> _Payload:
+        padding_bytes = padding * tensor.element_size()
+        return cls(_num_bytes(tensor) - padding_bytes, padding_bytes, control)
 
 
 def _num_bytes(tensor: Tensor) -> int:

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+CONTROL = "control"  # the operation under which a step's scalars are counted: loss, counts, norm
+
 
 @dataclass(frozen=True)
 class Count:
-    """A number of operations and the bytes that they sent."""
+    """A number of operations, the bytes that they sent, and the bytes that they sent besides only to pad buffers."""
 
     num: int = 0
     bytes: int = 0
+    padding_bytes: int = 0
 
     def __add__(self, other: Count) -> Count:
-        return Count(self.num + other.num, self.bytes + other.bytes)
+        return Count(self.num + other.num, self.bytes + other.bytes, self.padding_bytes + other.padding_bytes)
 
     def __sub__(self, other: Count) -> Count:
-        return Count(self.num - other.num, self.bytes - other.bytes)
+        return Count(self.num - other.num, self.bytes - other.bytes, self.padding_bytes - other.padding_bytes)
 
 
 class Ledger:
@@ -29,9 +32,9 @@ class Ledger:
     def __init__(self, counts: dict[tuple[str, str], Count] | None = None) -> None:
         self.counts: dict[tuple[str, str], Count] = dict(counts or {})
 
-    def add(self, axis: str, op: str, num_bytes: int) -> None:
+    def add(self, axis: str, op: str, num_bytes: int, padding_bytes: int = 0) -> None:
         """Count one operation."""
-        self.counts[axis, op] = self.counts.get((axis, op), Count()) + Count(1, num_bytes)
+        self.counts[axis, op] = self.counts.get((axis, op), Count()) + Count(1, num_bytes, padding_bytes)
 
     def num(self, axis: str | None = None, op: str | None = None) -> int:
         """The number of operations, of one axis or operation or of all."""
@@ -42,8 +45,13 @@ class Ledger:
         return self._total(axis, op).bytes
 
     def by_axis(self) -> dict[str, int]:
-        """Bytes sent on each axis."""
-        return {axis: self.bytes(axis) for axis in sorted({axis for axis, _ in self.counts})}
+        """Bytes sent on each axis, without padding and without the few scalars of control."""
+        axes = sorted({axis for axis, op in self.counts if op != CONTROL})
+        return {axis: self.bytes(axis) - self.bytes(axis, CONTROL) for axis in axes}
+
+    def padding_bytes(self, axis: str | None = None) -> int:
+        """The bytes sent only because buffers are padded to a multiple of the axis."""
+        return self._total(axis, None).padding_bytes
 
     def copy(self) -> Ledger:
         """The counts as they are now."""
@@ -59,10 +67,14 @@ class Ledger:
         self.counts.clear()
 
     def as_dict(self) -> dict[str, dict[str, dict[str, int]]]:
-        """`{axis: {op: {"num": n, "bytes": b}}}`, for JSON."""
+        """`{axis: {op: {"num": n, "bytes": b, "padding_bytes": p}}}`, for JSON."""
         result: dict[str, dict[str, dict[str, int]]] = {}
         for (axis, op), count in sorted(self.counts.items()):
-            result.setdefault(axis, {})[op] = {"num": count.num, "bytes": count.bytes}
+            result.setdefault(axis, {})[op] = {
+                "num": count.num,
+                "bytes": count.bytes,
+                "padding_bytes": count.padding_bytes,
+            }
         return result
 
     def _total(self, axis: str | None, op: str | None) -> Count:

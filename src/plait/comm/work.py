@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from plait.comm.backends.base import Handle
 from plait.comm.ledger import Ledger
@@ -49,6 +50,16 @@ def naming_failure(label: Label, rank: int) -> Iterator[None]:
         ) from error
 
 
+class Waitable(Protocol):
+    """What `wait_all` takes: a `Work`, or an algorithm made of several."""
+
+    def advance(self) -> None:
+        """Do the part that needs no further answer of the peers."""
+
+    def wait(self) -> None:
+        """Return when the result is there."""
+
+
 class Work:
     """One communication under way. Works of one axis may be waited in any order; later ones complete earlier ones."""
 
@@ -85,7 +96,7 @@ class Work:
             timeline.add(event)
 
 
-def wait_all(works: Iterable[Work]) -> None:
+def wait_all(works: Iterable[Waitable]) -> None:
     """Wait for many: all do their first phase before any does its last, which is faster than one after the other."""
     pending = list(works)
     for work in pending:
