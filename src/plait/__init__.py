@@ -1,3 +1,47 @@
-"""plait: weave every way to parallelise training into one run. The door; everything else is behind it."""
+"""plait: every way to parallelise training, woven into one run.
 
-__version__ = "0.1.0"
+The door. Each name is imported when it is first used, so that `import plait` and the planner take milliseconds and
+torch is loaded only by what computes with it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from plait import errors, verify
+    from plait.cluster import Cluster
+    from plait.cost import estimate
+    from plait.engine import build
+    from plait.launcher import launch
+    from plait.plan import Plan
+    from plait.planner import choose
+
+__all__ = ["Cluster", "Plan", "build", "choose", "errors", "estimate", "launch", "verify"]
+
+_ROOMS = {
+    "Cluster": "plait.cluster",
+    "Plan": "plait.plan",
+    "build": "plait.engine",
+    "choose": "plait.planner",
+    "errors": "plait.errors",
+    "estimate": "plait.cost",
+    "launch": "plait.launcher",
+    "verify": "plait.verify",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name of the door from its room, once."""
+    if name not in _ROOMS:
+        raise AttributeError(f"module 'plait' has no attribute '{name}'")
+    room = importlib.import_module(_ROOMS[name])
+    value = room if _ROOMS[name] == f"plait.{name}" else getattr(room, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The door's names, for completion in an interpreter."""
+    return sorted(__all__)

@@ -1,0 +1,154 @@
+"""The door of the command line: messages, exit codes, and where each goes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import types
+
+import pytest
+
+from plait.cli import Answer, main, table
+from plait.errors import PlanError, RunError
+
+
+@pytest.fixture
+def verb(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+    """A verb `train` whose behaviour the test chooses by setting `.run`."""
+    module = types.SimpleNamespace(
+        add_arguments=lambda parser: parser.add_argument("--steps", type=int, default=1),
+        run=lambda arguments: Answer({"steps": arguments.steps}, f"{arguments.steps} steps"),
+    )
+    monkeypatch.setattr(table, "load", lambda name: module)
+    return module
+
+
+def _raise(error: BaseException) -> Answer:
+    raise error
+
+
+def test_help_lists_every_verb_and_marks_those_to_come(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == main([]) == 0
+    out = capsys.readouterr().out
+    for name in table.VERBS:
+        line = next(line for line in out.splitlines() if line.startswith(f"  {name} "))
+        assert line.endswith("(not available yet)") != table.is_available(name)
+
+
+def test_an_answer_is_shown_or_printed_as_json(verb: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--steps", "3"]) == 0
+    assert capsys.readouterr().out == "3 steps\n"
+    assert main(["train", "--steps", "3", "--json"]) == 0
+    assert capsys.readouterr().out == '{"steps": 3}\n'
+
+
+def test_no_is_exit_code_1(verb: types.SimpleNamespace) -> None:
+    verb.run = lambda arguments: Answer({}, ok=False)
+    assert main(["train"]) == 1
+
+
+def test_under_json_whatever_a_verb_prints_goes_to_stderr(
+    verb: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verb.run = lambda arguments: (print("chatter"), Answer({"a": float("nan")}))[1]
+    assert main(["train", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == {"a": None}
+    assert captured.err == "chatter\n"
+
+
+@pytest.mark.parametrize(("error", "code"), [(PlanError("no such axis"), 2), (RunError("it broke"), 1)])
+def test_a_user_error_is_one_message_and_its_exit_code(
+    verb: types.SimpleNamespace, capsys: pytest.CaptureFixture[str], error: Exception, code: int
+) -> None:
+    verb.run = lambda arguments: _raise(error)
+    assert main(["train"]) == code
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", f"plait train: {error}\n")
+
+
+def test_under_json_an_error_is_an_object_too(verb: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    verb.run = lambda arguments: _raise(PlanError("no such axis"))
+    assert main(["train", "--json"]) == 2
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == {"error": "no such axis", "kind": "PlanError"}
+    assert captured.err == "plait train: no such axis\n"
+
+
+def test_a_traceback_is_shown_with_debug_only(verb: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    verb.run = lambda arguments: _raise(ZeroDivisionError("by zero"))
+    assert main(["train"]) == 1
+    quiet = capsys.readouterr().err
+    assert quiet.startswith("plait train: ZeroDivisionError: by zero (at ")
+    assert "Traceback" not in quiet
+    assert main(["train", "--debug"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_exit_code_130(verb: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    verb.run = lambda arguments: _raise(KeyboardInterrupt())
+    assert main(["train"]) == 130
+    assert capsys.readouterr().err == "plait: stopped by Ctrl-C\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trian"], "'trian' is not a verb of plait; did you mean 'train'?"),
+        (["--jsn"], "the verb comes first"),
+    ],
+)
+def test_an_unknown_verb_names_the_nearest(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--stpes", "3"], "unknown option --stpes; did you mean '--steps'?"),
+        (["--stpes=3"], "unknown option --stpes; did you mean '--steps'?"),
+        (["--ste", "3"], "unknown option --ste; did you mean '--steps'?"),
+        (["--steps", "many"], "invalid int value: 'many'"),
+        (["one-too-many"], "'one-too-many' is one argument too many"),
+    ],
+)
+def test_an_unknown_option_names_the_nearest(
+    verb: types.SimpleNamespace, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_help_of_a_verb_is_exit_code_0(verb: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--help"]) == 0
+    assert "--steps" in capsys.readouterr().out
+
+
+def test_a_verb_without_module_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(table.VERBS, "dance", "to come")
+    assert main(["dance"]) == 2
+    assert capsys.readouterr().err == "plait dance: plait dance is not available yet\n"
+
+
+def test_a_verb_whose_room_lacks_says_so(verb: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    verb.run = lambda arguments: _raise(ModuleNotFoundError("No module", name="plait.attic"))
+    assert main(["train"]) == 2
+    assert "not available yet: this version has no plait.attic" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [name for name in table.VERBS if table.is_available(name)])
+def test_every_verb_keeps_the_interface_and_has_no_option_of_its_own_for_json(name: str) -> None:
+    module = table.load(name)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--debug", action="store_true")
+    module.add_arguments(parser)  # a second --json would be an error
+    assert callable(module.run)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("plait ")
+    assert sys.modules["plait.cli"]

@@ -1,0 +1,93 @@
+"""The numbers of a run."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from plait.comm.ledger import Ledger
+from plait.engine.hooks import StepDone, StopWhenNotFinite
+from plait.engine.metrics import MetricsFile, Tally, summary
+from plait.errors import NonFiniteLoss
+from plait.trace import Timeline
+
+
+def done(step: int, loss: float = 2.0, seconds: float = 0.5, tokens: int = 100, sent_bytes: int = 0) -> StepDone:
+    ledger = Ledger()
+    if sent_bytes:
+        ledger.add("dp", "all_reduce", sent_bytes)
+    timeline = Timeline(rank=0, origin_seconds=float(step))
+    with timeline.span("forward", "F"):
+        pass
+    result: Any = SimpleNamespace(loss=loss, grad_norm=1.0, tokens=tokens, ledger=ledger, timeline=timeline)
+    return StepDone(step, seconds, result)
+
+
+def test_each_step_is_a_line(tmp_path: Path) -> None:
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    for step in (1, 2):
+        metrics.on_step(done(step))
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]  # before on_end
+    assert lines[1] == {"step": 2, "loss": 2.0, "grad_norm": 1.0, "tokens": 100, "seconds": 0.5}
+    metrics.on_end()
+
+
+def test_a_loss_that_is_no_number_is_null(tmp_path: Path) -> None:
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    metrics.on_step(done(1, loss=math.nan))
+    metrics.on_end()
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())["loss"] is None
+
+
+def test_a_resumed_run_writes_the_steps_that_it_repeats_once(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    first = MetricsFile(path)
+    for step in (1, 2, 3):
+        first.on_step(done(step))
+    first.on_end()
+    with path.open("a") as file:
+        file.write('{"step": 4, "lo')  # killed in the middle of a line
+    second = MetricsFile(path, first_step=3)
+    for step in (3, 4):
+        second.on_step(done(step))
+    second.on_end()
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3, 4]
+
+
+def test_the_summary_is_computed_from_the_steps() -> None:
+    tally = Tally()
+    for step, seconds in ((1, 10.0), (2, 1.0), (3, 3.0)):
+        tally.on_step(done(step, loss=3.0 - step, seconds=seconds, sent_bytes=40 * step))
+    result = summary(tally, [5, 7], [tally.traffic(), {"dp": 81.0, "tp": 3.0}])
+    assert result["steps"] == 3
+    assert result["final_loss"] == 0.0
+    assert result["tokens_per_second"] == 50.0  # the first step warms up
+    assert result["step_seconds_median"] == 3.0
+    assert result["peak_memory"] == [5, 7]
+    assert result["traffic"] == {"dp": 81.0, "tp": 3.0}
+    assert tally.traffic() == {"dp": 80.0}
+
+
+def test_a_single_step_counts_itself() -> None:
+    tally = Tally()
+    tally.on_step(done(1))
+    assert tally.tokens_per_second() == 200.0
+
+
+def test_only_the_last_steps_are_traced() -> None:
+    tally = Tally()
+    for step in range(1, 20):
+        tally.on_step(done(step))
+    assert len(tally.timeline().spans) == 5
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_step(loss: float) -> None:
+    StopWhenNotFinite().on_step(done(6))
+    with pytest.raises(NonFiniteLoss, match="at step 7"):
+        StopWhenNotFinite().on_step(done(7, loss=loss))

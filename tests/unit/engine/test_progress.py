@@ -1,0 +1,60 @@
+"""Progress on a terminal and elsewhere."""
+
+from __future__ import annotations
+
+import io
+
+from plait.engine.hooks import Start
+from plait.engine.progress import Bar, Lines, Pace, progress
+from tests.unit.engine.test_metrics import done
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def _run(hook: Bar | Lines, first: int = 1, last: int = 5) -> None:
+    hook.on_start(Start(None, None, first, last))
+    for step in range(first, last + 1):
+        hook.on_step(done(step, loss=1.0 / step))
+    hook.on_end()
+
+
+def test_the_stream_chooses() -> None:
+    assert isinstance(progress(io.StringIO()), Lines)
+    assert isinstance(progress(Terminal()), Bar)
+
+
+def test_lines_show_the_first_and_the_last_step_when_the_run_is_short() -> None:
+    stream = io.StringIO()
+    _run(Lines(stream, every_seconds=1000))
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("step 1/5  loss 1.0000  200 tokens/s")
+    assert lines[1].startswith("step 5/5  loss 0.2000")
+    assert lines[1].endswith("0:00 left")
+
+
+def test_lines_come_as_time_passes() -> None:
+    stream = io.StringIO()
+    _run(Lines(stream, every_seconds=0))
+    assert len(stream.getvalue().splitlines()) == 5
+
+
+def test_the_bar_shows_loss_speed_memory_and_time_left() -> None:
+    stream = Terminal()
+    _run(Bar(stream))
+    text = stream.getvalue()
+    for part in ("5/5", "loss 0.2000", "tokens/s", "GB", "left"):
+        assert part in text
+    assert text.rstrip().endswith("\x1b[?25h")  # the cursor is visible again
+
+
+def test_the_pace_leaves_the_first_step_out_once_there_is_another() -> None:
+    pace = Pace(4)
+    pace.add(done(1, seconds=100.0))
+    assert pace.step_seconds == 100.0
+    pace.add(done(2, seconds=1800.0))
+    assert pace.step_seconds == 1800.0
+    assert pace.text().endswith("1:00:00 left")

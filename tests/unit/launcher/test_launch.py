@@ -1,0 +1,48 @@
+"""What `launch` refuses and joins, before and without any process."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from plait.errors import PlaitError, WorldSizeError
+from plait.launcher import JoinedWorld, joined_world, launch
+
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+
+
+def test_a_world_is_joined_by_torchruns_variables() -> None:
+    assert joined_world(TORCHRUN) == JoinedWorld(rank=3, world_size=4, local_rank=1)
+
+
+@pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
+def test_no_world_is_joined_when_a_variable_lacks(missing: str) -> None:
+    assert joined_world({name: value for name, value in TORCHRUN.items() if name != missing}) is None
+
+
+def test_inside_a_world_main_runs_here_and_its_result_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    assert launch(os.getpid) == [os.getpid()]
+    assert launch(os.getpid, nproc=4) == [os.getpid()]
+
+
+def test_inside_a_world_another_number_of_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(WorldSizeError, match="2 ranks are asked for, but this process is rank 3 of a world of 4"):
+        launch(os.getpid, nproc=2)
+
+
+@pytest.mark.parametrize("nproc", [None, 0, -1])
+def test_a_number_of_ranks_is_needed(nproc: int | None) -> None:
+    with pytest.raises(WorldSizeError, match="1 or more"):
+        launch(os.getpid, nproc=nproc)
+
+
+def test_a_function_that_cannot_travel_is_refused() -> None:
+    with pytest.raises(PlaitError, match="top level of a module"):
+        launch(lambda: 1, nproc=2)
+    with pytest.raises(PlaitError, match="plain arguments"):
+        launch(print, (number for number in ()), nproc=2)
