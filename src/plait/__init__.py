@@ -34,6 +34,8 @@ _ROOMS = {
 
 def __getattr__(name: str) -> Any:
     """Import a name of the door from its room, once."""
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("plait")
     if name not in _ROOMS:
         raise AttributeError(f"module 'plait' has no attribute '{name}'")
     room = importlib.import_module(_ROOMS[name])

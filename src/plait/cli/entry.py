@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Sequence
 from typing import TextIO
 
+import plait
 from plait.cli import table
 from plait.cli.answer import Answer, to_json
 from plait.cli.parser import Parser, UsageError
@@ -25,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; `argv` without the program's name, by default that of this process."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help", "--version"):
-        print(f"plait {_version()}" if words[:1] == ["--version"] else _help())
+        print(f"plait {plait.__version__}" if words[:1] == ["--version"] else _help())
         return 0
     as_json = "--json" in words
     stdout = sys.stdout
@@ -103,12 +104,3 @@ def _help() -> str:
             *rows,
         ]
     )
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("plait")
-    except PackageNotFoundError:  # run from a source tree that is not installed
-        return "0+source"

@@ -1,0 +1,47 @@
+"""The package read as text and syntax trees, for the laws about its shape."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "plait"
+
+
+@cache
+def files() -> tuple[Path, ...]:
+    """Every module of the package."""
+    return tuple(sorted(PACKAGE.rglob("*.py")))
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    """The syntax tree of a module."""
+    return ast.parse(path.read_text(), str(path))
+
+
+def module(path: Path) -> str:
+    """The dotted name of a module: `plait.comm.axis`, and `plait.comm` for its `__init__`."""
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room(name: str) -> str:
+    """The room of a dotted name: `comm` for `plait.comm.axis`, the empty string for the door."""
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    """Every import of a module, lazy ones and those for types included, as (dotted name, line).
+
+    `from a import b` gives `a.b`: it may be a name of `a` or a module in it, and the room is the same.
+    """
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)

@@ -1,0 +1,46 @@
+"""The house rules that a machine can check: every file says what it is, none is long, none points to one machine."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.source import ROOT, files, module, tree
+
+MAX_LINES = 400
+FOLDERS = ("src/plait", "tests", "benchmarks", "examples")
+TEXTS = ("*.py", "*.md", "*.toml", "*.txt")
+ONE_MACHINE = re.compile(
+    r"(?<![\w.~])/(?:home|root|work|Users)/|--(?:extra-)?index-url|https?://[^\s)]*(?:\.local|\.internal|mirror)\b"
+)
+
+
+def _all(*patterns: str) -> list[Path]:
+    tops = [path for pattern in TEXTS for path in ROOT.glob(pattern)]
+    return tops + [path for folder in (*FOLDERS, "docs") for pattern in patterns for path in (ROOT / folder).rglob(pattern)]
+
+
+@pytest.mark.parametrize("path", files(), ids=module)
+def test_every_module_says_what_it_is(path: Path) -> None:
+    text = ast.get_docstring(tree(path))
+    assert text, f"{path} has no docstring"
+    assert len(text.split("\n\n")[0].splitlines()) <= 6, f"{path}: the opening is over six lines"
+
+
+def test_no_python_file_is_long() -> None:
+    long = {
+        str(p.relative_to(ROOT)): n
+        for p in _all("*.py")
+        if p.suffix == ".py" and (n := len(p.read_text().splitlines())) > MAX_LINES
+    }
+    assert not long, f"over {MAX_LINES} lines; look for the noun that wants a file of its own: {long}"
+
+
+def test_nothing_points_to_one_machine() -> None:
+    for path in _all(*TEXTS):
+        if path != Path(__file__):
+            found = ONE_MACHINE.search(path.read_text())
+            assert found is None, f"{path.relative_to(ROOT)}: '{found[0]}' is of one machine" if found else ""
