@@ -1,0 +1,66 @@
+"""Closed forms of schedules: time and live micro-batches without walking their actions, to rank thousands of plans.
+
+Bubbles in units of 1F1B's, (p-1)(F+B), and live micro-batches, as their papers state them: Narayanan et al. 2021 (interleaved),
+Qi et al. 2023 (ZB-H1, ZB-H2), Qi et al. 2024 (ZBV, V-Half, V-Min), Harlap et al. 2018 and Narayanan et al. 2021b (asynchronous).
+The estimate itself replays the schedule; these only decide which plans are worth a replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from plait.cost.pipeline import PipelineTime, StageSeconds
+
+BUBBLE = {"gpipe": 1.0, "1f1b": 1.0, "zb-h1": 1 / 3, "zb-h2": 0.0, "zbv": 0.0, "v-half": 0.5, "v-min": 2 / 3, "dualpipev": 1 / 3}
+"""Bubble of a schedule over 1F1B's."""
+
+ASYNCHRONOUS = frozenset({"pipedream", "2bw"})
+
+
+def rank_of_stage(name: str, num_ranks: int, virtual: int) -> tuple[int, ...]:
+    """Which rank holds each stage: in rounds, or down and up again."""
+    if virtual == 2 and name not in {"interleaved", "1f1b"}:
+        return (*range(num_ranks), *reversed(range(num_ranks)))
+    return tuple(range(num_ranks)) * virtual
+
+
+def closed_time(name: str, num_ranks: int, micro_batches: int, stages: Sequence[StageSeconds]) -> PipelineTime:
+    """The step of a schedule from the costs of its stages."""
+    virtual = len(stages) // num_ranks
+    placement = rank_of_stage(name, num_ranks, virtual)
+    busy = [0.0] * num_ranks
+    for stage, rank in zip(stages, placement, strict=True):
+        busy[rank] += stage.total
+    slowest, once = max(busy), sum(busy)
+    send = sum(stage.send for stage in stages) * 2
+    if name == "naive":
+        seconds = micro_batches * (once + send)
+    elif name in ASYNCHRONOUS:
+        seconds = micro_batches * slowest
+    elif name == "interleaved":
+        seconds = micro_batches * slowest + (once - slowest) / virtual + send / virtual
+    else:
+        seconds = micro_batches * slowest + BUBBLE.get(name, 1.0) * (once - slowest + send)
+    total = tuple(micro_batches * b for b in busy)
+    return PipelineTime(seconds, (seconds,) * num_ranks, total)
+
+
+def closed_live(name: str, num_ranks: int, micro_batches: int, virtual: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Live micro-batches of each stage at its rank's peak, and the rank of each stage."""
+    p, m = num_ranks, micro_batches
+    placement = rank_of_stage(name, p, virtual)
+    live = []
+    for stage, rank in enumerate(placement):
+        late = stage >= p
+        most = {
+            "naive": 1,
+            "gpipe": m,
+            "zb-h2": 2 * p - 2 * rank - 1,
+            "interleaved": p if not late or stage < p * (virtual - 1) else p - 2 * rank if p > 2 * rank else 1,
+            "zbv": 2 * p - rank if not late else rank + 1,
+            "dualpipev": 2 * p - rank if not late else rank + 1,
+            "v-half": (p + 1) // 2 + 1,
+            "v-min": p // 3 + 2,
+        }.get(name, p - rank)
+        live.append(max(1, min(m, most)))
+    return tuple(live), placement

@@ -1,0 +1,183 @@
+"""A model description from the keys of a config: plait's own names, a pasted Hugging Face config.json, or a module on the meta device.
+
+Describing allocates nothing, so a trillion parameters take as long as a thousand. One table maps what families call things.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from plait.cost.operations import Block, Elementwise, Lookup, Matmul, Model, Operation, Saved
+from plait.cost.transformer import Transformer, transformer_model
+from plait.cost.vision import mlp_model, resnet_model
+from plait.errors import ModelError
+
+ALIASES = {
+    "hidden_size": ("n_embd", "d_model", "dim"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "num_key_value_heads": ("multi_query_group_num", "num_kv_heads", "n_kv_heads"),
+    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size"),
+    "max_position_embeddings": ("n_positions", "n_ctx", "max_seq_len"),
+    "num_local_experts": ("num_experts", "n_routed_experts", "moe_num_experts"),
+    "num_experts_per_tok": ("moe_top_k", "num_experts_per_token", "top_k"),
+    "num_shared_experts": ("n_shared_experts",),
+    "num_dense_layers": ("first_k_dense_replace",),
+    "moe_every": ("decoder_sparse_step", "moe_layer_freq"),
+}
+"""plait's name of a key, and what config.json files of other families call it."""
+
+PLAIN_FAMILIES = frozenset({"gpt", "gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "mpt", "falcon", "bert", "phi", "starcoder2", "gpt_bigcode"})
+"""Families whose feed-forward network has two matrices; all others are gated and have three."""
+
+ENCODERS = frozenset({"bert", "roberta", "distilbert", "vit"})
+LEARNED_POSITIONS = frozenset({"gpt", "gpt2", "gpt_neo", "opt", "bert", "roberta", "gpt_bigcode"})
+TIED_FAMILIES = frozenset({"gpt2", "gpt_neo", "opt", "bloom", "mpt", "falcon", "bert", "gpt_bigcode", "gemma", "gemma2"})
+
+
+def describe(config: Any, seq_len: int | None = None) -> Model:
+    """The description of `config`: a mapping with a `[model]` table, the table itself, or a torch module.
+
+    `seq_len` overrides the length of a sample, in tokens. Raises `ModelError` for a family or a key that is missing.
+    """
+    if hasattr(config, "named_modules"):
+        return describe_module(config, seq_len or 1)
+    model = config.get("model", config) if isinstance(config, Mapping) else config
+    data = config.get("data", {}) if isinstance(config, Mapping) and "model" in config else {}
+    length = seq_len or data.get("seq_len") or model.get("seq_len") or 0
+    return describe_keys(model, int(length))
+
+
+def describe_keys(model: Mapping[str, Any], seq_len: int) -> Model:
+    """The description of a `[model]` table or a config.json; `seq_len` 0 means its longest position."""
+    family = str(model.get("name") or model.get("model_type") or "llama")
+    if family == "hf":
+        inner = model.get("config")
+        table = json.loads(Path(inner).read_text()) if isinstance(inner, str) else inner
+        if not isinstance(table, Mapping):
+            raise ModelError('model "hf" needs config = "path/config.json" or an inline table with model_type')
+        return describe_keys({**table, "name": str(table.get("model_type", "llama"))}, seq_len)
+    if family == "mlp":
+        sizes = {key: int(_need(model, key, family)) for key in ("in_features", "hidden_size", "num_hidden_layers", "out_features")}
+        return mlp_model(**sizes)
+    if family == "resnet":
+        return resnet_model(
+            int(model.get("depth", 18)), int(model.get("num_classes", 10)), int(model.get("width", 64)),
+            int(model.get("in_channels", 3)), int(model.get("image_size", 8 if model.get("in_channels") == 1 else 32)),
+        )  # fmt: skip
+    if model.get("python") and not _get(model, "hidden_size"):
+        raise ModelError(f"model {model['python']!r} is code: pass the module itself to describe it")
+    shape = transformer_shape(model, family)
+    return transformer_model(family, shape, seq_len or int(_get(model, "max_position_embeddings") or 2048))
+
+
+def transformer_shape(model: Mapping[str, Any], family: str) -> Transformer:
+    """The sizes of a transformer from the keys of its family, defaults filled as that family fills them."""
+    hidden, heads = int(_need(model, "hidden_size", family)), int(_need(model, "num_attention_heads", family))
+    plain = family in PLAIN_FAMILIES
+    inner = int(_get(model, "intermediate_size") or 4 * hidden)
+    experts = int(_get(model, "num_local_experts") or 0)
+    moe_inner = int(model.get("moe_intermediate_size") or inner)
+    shared = int(model.get("shared_expert_intermediate_size") or 0) or moe_inner * int(_get(model, "num_shared_experts") or 0)
+    fused = str(model.get("attn_implementation") or model.get("_attn_implementation") or "sdpa") != "eager"
+    positions = int(_get(model, "max_position_embeddings") or 0) if family in LEARNED_POSITIONS else 0
+    rates = ("attention_dropout", "hidden_dropout", "attention_probs_dropout_prob", "attn_pdrop", "resid_pdrop", "dropout")
+    return Transformer(
+        hidden_size=hidden,
+        num_hidden_layers=int(_need(model, "num_hidden_layers", family)),
+        num_attention_heads=heads,
+        intermediate_size=inner,
+        vocab_size=int(_need(model, "vocab_size", family)),
+        num_key_value_heads=_kv_heads(model),
+        head_dim=int(model.get("head_dim") or 0),
+        gated=not plain,
+        bias=plain,
+        rotary=not plain,
+        tied=bool(model.get("tie_word_embeddings", family in TIED_FAMILIES)),
+        causal=family not in ENCODERS,
+        fused_attention=fused,
+        dropout=any(float(model.get(rate) or 0) > 0 for rate in rates) and not fused,
+        max_positions=positions,
+        layer_norm=plain,
+        num_experts=experts,
+        num_experts_per_tok=int(_get(model, "num_experts_per_tok") or (2 if experts else 0)),
+        moe_intermediate_size=moe_inner,
+        shared_intermediate_size=shared if experts else 0,
+        num_dense_layers=int(_get(model, "num_dense_layers") or 0),
+        moe_every=max(1, int(_get(model, "moe_every") or 1)),
+        **{key: int(model.get(key) or 0) for key in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")},
+    )
+
+
+def _kv_heads(model: Mapping[str, Any]) -> int:
+    if model.get("multi_query") and not model.get("new_decoder_architecture"):
+        return 1
+    return int(_get(model, "num_key_value_heads") or 0)
+
+
+def _get(model: Mapping[str, Any], key: str) -> Any:
+    for name in (key, *ALIASES.get(key, ())):
+        if model.get(name) is not None:
+            return model[name]
+    return None
+
+
+def _need(model: Mapping[str, Any], key: str, family: str) -> Any:
+    value = _get(model, key)
+    if value is None:
+        raise ModelError(f"model {family!r} needs the key {key!r} to be described")
+    return value
+
+
+def describe_module(module: Any, seq_len: int = 1) -> Model:
+    """The description of a torch module, usually on the meta device: children of the longest ModuleList are its blocks.
+
+    Only weights and matrix products of Linear, Embedding and Conv layers are seen (attention needs a config), so time is a lower bound.
+    """
+    lists = [child for _, child in module.named_modules() if type(child).__name__ in {"ModuleList", "Sequential"} and len(child) > 1]
+    repeated = max(lists, key=lambda child: sum(p.numel() for p in child.parameters()), default=None)
+    blocks = list(repeated) if repeated is not None else []
+    inside = {id(child) for block in blocks for child in block.modules()}
+    outer = [child for child in module.modules() if id(child) not in inside and not list(child.children())]
+    before = [child for child in outer if type(child).__name__ == "Embedding"]
+    after = [child for child in outer if type(child).__name__ != "Embedding"]
+    described = [_describe_leaves("embedding", before)] if before else []
+    described += [_describe_leaves("block", [leaf for leaf in block.modules() if not list(leaf.children())]) for block in blocks]
+    described += [_describe_leaves("head", after)] if after else []
+    runs: list[tuple[Block, int]] = []
+    for block in described:
+        if runs and runs[-1][0] == block:
+            runs[-1] = (block, runs[-1][1] + 1)
+        else:
+            runs.append((block, 1))
+    hidden = max((block.width for block, _ in runs), default=1)
+    return Model(type(module).__name__, tuple(runs), seq_len=seq_len, hidden=hidden)
+
+
+def _describe_leaves(name: str, leaves: list[Any]) -> Block:
+    operations: list[Operation] = []
+    kept, width = 0.0, 1
+    for leaf in leaves:
+        kind = type(leaf).__name__
+        if kind == "Linear":
+            operations.append(Matmul(kind, leaf.in_features, leaf.out_features, "none", bias=leaf.bias is not None))
+            kept, width = kept + leaf.in_features, leaf.out_features
+        elif kind == "Embedding":
+            operations.append(Lookup(kind, leaf.num_embeddings, leaf.embedding_dim))
+            width = leaf.embedding_dim
+        elif kind.startswith("Conv"):
+            outputs, inputs, *kernel = leaf.weight.shape
+            area = 1
+            for side in kernel:
+                area *= side
+            operations.append(Matmul(kind, inputs * area, outputs, "none", bias=leaf.bias is not None))
+            kept, width = kept + inputs, outputs
+        else:
+            count = sum(p.numel() for p in leaf.parameters(recurse=False))
+            if count:
+                operations.append(Elementwise(kind, width, width, "none", count))
+                kept += width
+    return Block(name, tuple(operations), Saved(sequence=kept), width)

@@ -1,0 +1,79 @@
+"""The data axis: what a step sends to agree on gradients and weights, and how much of it backward cannot hide.
+
+With B bytes of weights on N ranks and M micro-batches, a rank sends 2(N-1)/N B for all-reduce, ring and ZeRO-1, (M+1)(N-1)/N B for
+ZeRO-2, which scatters after every micro-batch, and 3M(N-1)/N B for ZeRO-3, which also gathers for forward and for backward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from plait.cost.collectives import collective_seconds, group
+from plait.cost.kernels import BYTES
+from plait.cost.machine import Machine
+from plait.cost.memory import Weights
+from plait.cost.messages import Message
+
+
+@dataclass(frozen=True)
+class DataMessages:
+    """The collectives of the data axis on one rank: for each micro-batch in forward and backward, and once for a step."""
+
+    forward: tuple[Message, ...] = ()
+    backward: tuple[Message, ...] = ()
+    reduce: tuple[Message, ...] = ()
+    """Once a step, ready while the last backward runs."""
+    gather: tuple[Message, ...] = ()
+    """Once a step, after the update."""
+
+    def sent_bytes(self, micro_batches: int) -> float:
+        """Bytes that one rank sends in a step."""
+        each = sum(message.sent_bytes for message in (*self.forward, *self.backward))
+        return micro_batches * each + sum(message.sent_bytes for message in (*self.reduce, *self.gather))
+
+
+def data_messages(plan: Any, weights: Weights, gradient_bytes: float) -> DataMessages:
+    """The collectives of a plan's data axis for a rank that holds `weights`."""
+    parts = [_part(plan, weights.dense, gradient_bytes, plan.dp.size * plan.cp.size, plan.tp.size)]
+    if weights.experts:
+        ranks = max(1, plan.dp.size * plan.cp.size // plan.ep)
+        parts.append(_part(plan, weights.experts, gradient_bytes, ranks, plan.tp.size * plan.ep))
+    return DataMessages(
+        *(tuple(m for part in parts for m in getattr(part, name)) for name in ("forward", "backward", "reduce", "gather"))
+    )
+
+
+def _part(plan: Any, numbers: float, gradient_bytes: float, size: int, stride: int) -> DataMessages:
+    if size <= 1:
+        return DataMessages()
+    strategy, replicate = plan.dp.strategy, plan.dp.replicate
+    shard = max(1, size // replicate)
+    gradients, weights = numbers * gradient_bytes, numbers * BYTES[plan.precision]
+
+    def message(op: str, payload_bytes: float, ranks: int = shard, apart: int = stride) -> tuple[Message, ...]:
+        return (Message("dp", op, payload_bytes, "backward", ranks, apart),) if ranks > 1 else ()
+
+    across = message("all_reduce", gradients / shard, replicate, stride * shard)
+    if strategy == "zero1":
+        return DataMessages(reduce=message("reduce_scatter", gradients) + across, gather=message("all_gather", weights))
+    if strategy == "zero2":
+        return DataMessages(backward=message("reduce_scatter", gradients), reduce=across, gather=message("all_gather", weights))
+    if strategy == "zero3":
+        gather = message("all_gather", weights)
+        return DataMessages(forward=gather, backward=gather + message("reduce_scatter", gradients), reduce=across)
+    if strategy in {"server", "async-server"}:
+        return DataMessages(reduce=message("reduce", gradients, size), gather=message("broadcast", weights, size))
+    if strategy == "local":
+        every = plan.dp.every or 1
+        return DataMessages(reduce=message("all_reduce", weights / every, size))
+    return DataMessages(reduce=message("all_reduce", gradients, size))
+
+
+def messages_seconds(machine: Machine, messages: tuple[Message, ...]) -> float:
+    """Seconds of collectives one after another."""
+    return sum(
+        message.count
+        * collective_seconds(machine, message.op, message.payload_bytes, group(message.size, message.stride, machine.devices_per_node))
+        for message in messages
+    )

@@ -1,0 +1,120 @@
+"""Seconds that one rank computes for one block and one micro-batch: a roofline for each operation.
+
+An operation takes the longer of its arithmetic and its memory traffic, plus the start of its kernels. Backward is two
+products of the same size for each matrix product: one for the input, one for the weight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from plait.cost.machine import Machine
+from plait.cost.operations import Attention, Block, Elementwise, Matmul
+from plait.cost.sharding import Sharding
+
+BYTES = {"float64": 8, "float32": 4, "bf16": 2}
+"""Bytes of a number of an activation by precision."""
+
+
+@dataclass(frozen=True)
+class ComputeSeconds:
+    """Seconds of one block, one micro-batch: forward, the two halves of backward, and what recomputation repeats."""
+
+    forward: float
+    input_grad: float
+    weight_grad: float
+    attention: float
+    """The part of forward inside attention cores: what selective recomputation repeats."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the compute of a block depends on besides its own sizes."""
+
+    machine: Machine
+    shard: Sharding
+    precision: str = "bf16"
+    compiled: bool = False
+
+
+def block_seconds(block: Block, setting: Setting) -> ComputeSeconds:
+    """The compute of one block for one micro-batch on one rank."""
+    return _block_seconds(block, setting.machine, setting.shard, setting.precision, setting.compiled)
+
+
+@lru_cache(maxsize=65536)
+def _block_seconds(block: Block, machine: Machine, shard: Sharding, precision: str, compiled: bool) -> ComputeSeconds:
+    setting = Setting(machine, shard, precision, compiled)
+    forward = input_grad = weight_grad = attention = 0.0
+    for op in block.operations:
+        if isinstance(op, Matmul):
+            f, i, w = _matmul(op, setting)
+            forward, input_grad, weight_grad = forward + f, input_grad + i, weight_grad + w
+        elif isinstance(op, Attention):
+            f, b = _attention(op, setting)
+            forward, input_grad, attention = forward + f, input_grad + b, attention + f
+        elif isinstance(op, Elementwise):
+            f = _elementwise(op, setting)
+            forward, input_grad = forward + f, input_grad + 1.5 * f
+    return ComputeSeconds(forward, input_grad, weight_grad, attention)
+
+
+def _matmul(op: Matmul, setting: Setting) -> tuple[float, float, float]:
+    shard = setting.shard
+    rows, inputs, outputs = shard.tokens * op.rows, float(op.inputs), float(op.outputs)
+    copies = 1.0
+    if op.copies > 1:  # experts: the copies on this rank share the rows of all the ranks of its expert line
+        copies = max(1.0, op.copies / shard.ep)
+        rows /= copies
+    if op.split in {"column", "row", "heads"}:
+        if shard.mode == "1d":
+            outputs, inputs = (outputs, inputs / shard.tp) if op.split == "row" else (outputs / shard.tp, inputs)
+        else:
+            rows, inputs, outputs = rows / (shard.q * shard.depth), inputs / shard.q, outputs / shard.q
+            if shard.mode == "3d":
+                inputs, outputs = inputs, outputs  # q^2 ranks divide rows and outputs of one gathered block each
+            else:
+                copies *= shard.q  # SUMMA: q products of this size
+    elif shard.mode != "1d":
+        rows /= shard.tp
+
+    def seconds(m: float, n: float, k: float) -> float:
+        return copies * gemm_seconds(setting, m, n, k)
+
+    return seconds(rows, outputs, inputs), seconds(rows, inputs, outputs), seconds(inputs, outputs, rows)
+
+
+def gemm_seconds(setting: Setting, m: float, n: float, k: float) -> float:
+    """One `m x k @ k x n`: the roofline, with the depth that tile edges cost."""
+    machine, efficiency = setting.machine, setting.machine.efficiency
+    compute = 2.0 * m * n * (k + efficiency.matmul_depth) / machine.matmul_rate(setting.precision)
+    memory = (m * n + n * k + m * k) * BYTES[setting.precision] / machine.streaming_rate
+    return max(compute, memory) + efficiency.kernel_seconds
+
+
+def _attention(op: Attention, setting: Setting) -> tuple[float, float]:
+    """Seconds forward and backward. A context axis divides queries; each still meets the whole sequence."""
+    machine, shard, efficiency = setting.machine, setting.shard, setting.machine.efficiency
+    tokens = shard.tokens * (1.0 / shard.tp)
+    flops = op.flops(shard.seq_len) * tokens
+    if op.fused:
+        flops *= 0.5 if op.causal else 1.0
+        reach = shard.seq_len / (shard.seq_len + efficiency.attention_half_length)
+        rate = machine.peak_flops[setting.precision] * reach
+        kernels = efficiency.kernel_seconds * shard.cp
+        return flops / (rate * efficiency.attention_forward) + kernels, 2.5 * flops / (rate * efficiency.attention_backward) + 3 * kernels
+    depth = 1.0 + efficiency.matmul_depth / op.head_dim
+    products = flops * depth / machine.matmul_rate(setting.precision)
+    scores = tokens * shard.seq_len * op.num_heads * BYTES[setting.precision]
+    passes = (6.5 if op.dropout else 4.0) * scores / machine.streaming_rate
+    start = 4 * efficiency.kernel_seconds
+    return products + passes + start, 2.0 * (products + passes + start)
+
+
+def _elementwise(op: Elementwise, setting: Setting) -> float:
+    shard, efficiency = setting.shard, setting.machine.efficiency
+    split = shard.tp if op.split in {"heads", "column", "row"} or shard.mode != "1d" else shard.sequence_split
+    numbers = (op.reads + op.writes) * shard.tokens / split
+    passes = 1.0 if setting.compiled else efficiency.eager_passes
+    return passes * numbers * BYTES[setting.precision] / setting.machine.streaming_rate + efficiency.kernel_seconds

@@ -1,0 +1,107 @@
+"""Bytes of one rank, by part: parameters, gradients, optimizer state, activations, buffers.
+
+Model states follow Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (section 5);
+activations follow Korthikanti et al. (section 4), with as many live micro-batches as the schedule itself keeps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from plait.cost.kernels import BYTES
+from plait.cost.operations import Block
+from plait.cost.sharding import Sharding
+from plait.cost.stages import Stage
+
+OPTIMIZER_NUMBERS = {"adamw": 2, "adam": 2, "sgd": 0, "momentum": 1}
+"""float32 numbers that an optimizer keeps for each weight, master weights aside."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of the parts."""
+
+    parameters: float = 0.0
+    gradients: float = 0.0
+    optimizer: float = 0.0
+    activations: float = 0.0
+    buffers: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All parts."""
+        return self.parameters + self.gradients + self.optimizer + self.activations + self.buffers
+
+    def as_dict(self) -> dict[str, float]:
+        """The parts and their sum, in bytes."""
+        names = ("parameters", "gradients", "optimizer", "activations", "buffers", "total")
+        return {name: float(round(getattr(self, name))) for name in names}
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Numbers that a stage keeps on one rank before any data axis divides them."""
+
+    dense: float
+    experts: float
+    largest_block: float
+    """The largest block's weights: what ZeRO-3 gathers at once."""
+
+    @property
+    def total(self) -> float:
+        """Dense and expert weights."""
+        return self.dense + self.experts
+
+
+def stage_weights(stages: tuple[Stage, ...], shard: Sharding, tied: int) -> Weights:
+    """The weights of the stages of one rank; `tied` numbers are stored once when first and last stage share the rank."""
+    dense = experts = largest = 0.0
+    for stage in stages:
+        for block, count in stage.runs:
+            own_dense, own_experts = block_weights(block, shard)
+            dense += own_dense * count
+            experts += own_experts * count
+            largest = max(largest, own_dense + own_experts)
+    if any(stage.first for stage in stages) and any(stage.last for stage in stages):
+        dense -= tied / shard.weight_split
+    return Weights(dense, experts, largest)
+
+
+def block_weights(block: Block, shard: Sharding) -> tuple[float, float]:
+    """Numbers of one block on one rank: dense weights and expert weights."""
+    replicated = block.replicated_parameters if shard.mode == "1d" else 0
+    split = (block.parameters - block.expert_parameters - replicated) / shard.weight_split
+    return split + replicated, block.expert_parameters / (shard.ep * shard.weight_split)
+
+
+def block_activations(block: Block, shard: Sharding, precision: str, remat: str) -> float:
+    """Bytes that one block keeps of one micro-batch until its backward."""
+    width, tokens = BYTES[precision], shard.tokens
+    if remat == "full" and block.name not in {"head", "embedding"}:
+        return tokens * block.width * width / shard.sequence_split
+    saved = block.saved
+    sequence = (saved.sequence * width + saved.sequence_masks) / shard.sequence_split
+    tensor = (saved.tensor * width + saved.tensor_masks + saved.routed * width + 4.0 * saved.statistics) / shard.tp
+    scores = 0.0 if remat == "selective" else (saved.scores * width + saved.score_masks) * shard.seq_len / shard.tp
+    return tokens * (sequence + tensor + scores)
+
+
+def model_states(weights: Weights, plan: Any, optimizer: str, gradient_bytes: float) -> Memory:
+    """Parameters, gradients and optimizer state after the data axis has taken its share (ZeRO stages 0 to 3)."""
+    strategy = plan.dp.strategy
+    shard = plan.dp.size // plan.dp.replicate * plan.cp.size
+    expert_shard = max(1, shard // plan.ep)
+    width = BYTES[plan.precision]
+    numbers = OPTIMIZER_NUMBERS[optimizer] + (1 if plan.precision == "bf16" else 0)
+    state_width = 8 if plan.precision == "float64" else 4
+
+    def share(divided: bool) -> float:
+        return weights.dense / shard + weights.experts / expert_shard if divided else weights.total
+
+    optimizer_bytes = 0.0 if plan.dp.offload else share(strategy in {"zero1", "zero2", "zero3"}) * numbers * state_width
+    return Memory(
+        parameters=share(strategy == "zero3") * width,
+        gradients=share(strategy in {"zero2", "zero3"}) * gradient_bytes,
+        optimizer=optimizer_bytes,
+    )

@@ -1,0 +1,226 @@
+"""The words of a model description: operations inside blocks inside a model.
+
+An operation carries what every later question needs (sizes, weights, what it must keep for backward) and how a
+tensor axis may split it, so flops, memory, traffic and time are four readings of one description.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+Split = Literal["column", "row", "heads", "sequence", "none"]
+"""How 1D tensor parallelism divides an operation: its outputs, its inputs, its heads, only its tokens (sequence parallel), or not."""
+
+
+@dataclass(frozen=True)
+class Matmul:
+    """`rows x inputs @ inputs x outputs`, `rows` for each token (or sample): 1 for a linear layer, H*W for a convolution."""
+
+    name: str
+    inputs: int
+    outputs: int
+    split: Split = "none"
+    rows: float = 1.0
+    bias: bool = False
+    copies: int = 1
+    """Weights of this shape (experts); each token uses `rows` of them."""
+
+    @property
+    def parameters(self) -> int:
+        """Weights and biases, all copies."""
+        return self.copies * (self.inputs * self.outputs + (self.outputs if self.bias else 0))
+
+    def flops(self) -> float:
+        """Forward flops for each token."""
+        return 2.0 * self.rows * self.inputs * self.outputs
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Scores and weighted values over the sequence; `causal` halves what a fused kernel computes."""
+
+    name: str
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    value_dim: int
+    causal: bool = True
+    fused: bool = True
+    """A fused kernel keeps one statistic per row; otherwise scores, mask and probabilities live in memory."""
+    dropout: bool = False
+
+    @property
+    def parameters(self) -> int:
+        """None: the projections are matmuls of their own."""
+        return 0
+
+    def flops(self, seq_len: int) -> float:
+        """Forward flops for each token, the full square of the sequence (halve for a fused causal kernel)."""
+        return 2.0 * seq_len * self.num_heads * (self.head_dim + self.value_dim)
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """An operation bound by memory: `reads` + `writes` numbers for each token, `split` says whether a tensor axis divides them."""
+
+    name: str
+    reads: float
+    writes: float
+    split: Split = "sequence"
+    parameters: int = 0
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """A table read by index: an embedding. Its weight may be split over the vocabulary."""
+
+    name: str
+    rows: int
+    width: int
+
+    @property
+    def parameters(self) -> int:
+        """The table."""
+        return self.rows * self.width
+
+
+Operation = Matmul | Attention | Elementwise | Lookup
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What one block keeps for backward, in numbers for each token: `sequence` is divided only by sequence parallelism, `tensor` always.
+
+    `*_masks` are single bytes. `scores` is multiplied by the length of the sequence and is what selective recomputation drops.
+    """
+
+    sequence: float = 0.0
+    tensor: float = 0.0
+    sequence_masks: float = 0.0
+    tensor_masks: float = 0.0
+    scores: float = 0.0
+    score_masks: float = 0.0
+    statistics: float = 0.0
+    """float32 numbers for each token (softmax statistics of a fused kernel, norms)."""
+    routed: float = 0.0
+    """Numbers for each token that an expert axis moves and keeps (inputs and insides of experts), divided like `tensor`."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One repeated piece of a model: what a pipeline stage holds a whole number of."""
+
+    name: str
+    operations: tuple[Operation, ...]
+    saved: Saved
+    width: int
+    """Numbers for each token at the border of the block: what a stage sends to the next, and what full recomputation keeps."""
+    num_experts: int = 0
+    top_k: int = 0
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Kept, because blocks are keys of every cache of the cost model."""
+        return hash((self.name, self.operations, self.saved, self.width, self.num_experts, self.top_k))
+
+    @cached_property
+    def parameters(self) -> int:
+        """All weights of the block, experts included."""
+        return sum(op.parameters for op in self.operations)
+
+    @cached_property
+    def expert_parameters(self) -> int:
+        """The weights that an expert axis divides."""
+        return sum(op.parameters for op in self.operations if isinstance(op, Matmul) and op.copies > 1)
+
+    @cached_property
+    def replicated_parameters(self) -> int:
+        """The weights that a 1D tensor axis does not divide: norms, biases after a row split, routers."""
+        whole = 0
+        for op in self.operations:
+            if isinstance(op, Elementwise):
+                whole += op.parameters
+            elif isinstance(op, Matmul) and op.split == "none":
+                whole += op.parameters
+            elif isinstance(op, Matmul) and op.split == "row" and op.bias:
+                whole += op.outputs * op.copies
+        return whole
+
+    def flops(self, seq_len: int) -> float:
+        """Forward flops for each token; attention counts the whole square (see `Attention.flops`)."""
+        total = 0.0
+        for op in self.operations:
+            if isinstance(op, Matmul):
+                total += op.flops()
+            elif isinstance(op, Attention):
+                total += op.flops(seq_len)
+        return total
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A model as runs of equal blocks, in order: (block, how many). Compared by identity, as it is a key of caches."""
+
+    name: str
+    runs: tuple[tuple[Block, int], ...]
+    seq_len: int
+    """Tokens in a sample; 1 where a sample has no sequence."""
+    tied_parameters: int = 0
+    """Numbers counted in two blocks and stored once when these share a stage (tied embeddings)."""
+    num_heads: int = 1
+    num_kv_heads: int = 1
+    hidden: int = 1
+    extra: dict[str, int] = field(default_factory=dict, compare=False)
+
+    def blocks(self) -> Iterator[Block]:
+        """Every block in order."""
+        for block, count in self.runs:
+            for _ in range(count):
+                yield block
+
+    @cached_property
+    def num_blocks(self) -> int:
+        """How many blocks there are, embedding and head included."""
+        return sum(count for _, count in self.runs)
+
+    @cached_property
+    def num_repeated(self) -> int:
+        """How many blocks the longest run has: the layers."""
+        return max(count for _, count in self.runs)
+
+    @cached_property
+    def parameters(self) -> int:
+        """All distinct weights."""
+        return sum(block.parameters * count for block, count in self.runs) - self.tied_parameters
+
+    @cached_property
+    def active_parameters(self) -> int:
+        """The weights that one token meets: a mixture of experts uses top_k of num_experts."""
+        unused = sum(
+            round(block.expert_parameters * (1 - block.top_k / block.num_experts)) * count
+            for block, count in self.runs
+            if block.num_experts
+        )
+        return self.parameters - unused
+
+    @cached_property
+    def num_experts(self) -> int:
+        """The experts of a layer, 0 for a dense model."""
+        return max((block.num_experts for block, _ in self.runs), default=0)
+
+    @cached_property
+    def forward_flops(self) -> float:
+        """Flops of one sample forward, attention as a causal half where it is causal."""
+        total = 0.0
+        for block, count in self.runs:
+            total += count * block.flops(self.seq_len)
+            for op in block.operations:
+                if isinstance(op, Attention) and op.causal:
+                    total -= count * op.flops(self.seq_len) / 2
+        return total * self.seq_len

@@ -1,0 +1,55 @@
+"""How a plan divides one block among the ranks of a stage: the numbers that time, memory and traffic share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """The inner axes of a plan, and the tokens that one rank's line of them works on in a micro-batch."""
+
+    tp: int = 1
+    mode: str = "1d"
+    sequence_parallel: bool = False
+    q: int = 1
+    depth: int = 1
+    cp: int = 1
+    context: str = "ring"
+    ep: int = 1
+    seq_len: int = 1
+    samples: float = 1.0
+    """Samples of a micro-batch."""
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of a micro-batch on one context rank."""
+        return self.samples * self.seq_len / self.cp
+
+    @property
+    def sequence_split(self) -> int:
+        """By how much the activations between the matrix products of a layer are divided."""
+        return self.tp if self.sequence_parallel or self.mode != "1d" else 1
+
+    @property
+    def weight_split(self) -> int:
+        """By how much the tensor axis divides a weight: 2.5D keeps a copy for each depth."""
+        return self.tp // self.depth if self.mode == "2.5d" else self.tp
+
+
+def sharding(plan: Any, seq_len: int, samples: float) -> Sharding:
+    """The sharding of a plan for micro-batches of `samples` samples."""
+    tp = plan.tp
+    return Sharding(
+        tp=tp.size,
+        mode=tp.mode,
+        sequence_parallel=tp.sequence_parallel,
+        q=tp.q if tp.mode != "1d" else 1,
+        depth=tp.depth if tp.mode == "2.5d" else 1,
+        cp=plan.cp.size,
+        context=plan.cp.strategy,
+        ep=plan.ep,
+        seq_len=seq_len,
+        samples=samples,
+    )

@@ -1,0 +1,93 @@
+"""Seconds of a step: compute and exposed communication of each stage, the pipeline over them, then the data axis and the update.
+
+What overlaps is modelled: the data axis hides behind backward as far as there is backward, tensor and expert axes stand in the way of
+the next operation and are exposed, ring attention hides behind its own compute.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from plait.cost.collectives import collective_seconds, group
+from plait.cost.kernels import BYTES, Setting, block_seconds
+from plait.cost.machine import Machine
+from plait.cost.messages import Message, block_messages
+from plait.cost.operations import Block
+from plait.cost.sharding import Sharding
+
+
+@dataclass(frozen=True)
+class PassSeconds:
+    """One block (or stage) and one micro-batch: compute of each pass and exposed communication by axis."""
+
+    forward: float = 0.0
+    input_grad: float = 0.0
+    weight_grad: float = 0.0
+    recompute: float = 0.0
+    tensor: float = 0.0
+    context: float = 0.0
+    expert: float = 0.0
+    communication_forward: float = 0.0
+    communication_backward: float = 0.0
+
+    def plus(self, other: PassSeconds, times: float) -> PassSeconds:
+        """The sum with `times` of another."""
+        return PassSeconds(*(getattr(self, name) + times * getattr(other, name) for name in _FIELDS))
+
+    @property
+    def compute(self) -> float:
+        """All compute, recomputation included."""
+        return self.forward + self.input_grad + self.weight_grad + self.recompute
+
+
+_FIELDS = tuple(PassSeconds.__dataclass_fields__)
+
+
+@lru_cache(maxsize=65536)
+def block_pass(block: Block, machine: Machine, shard: Sharding, numerics: tuple[str, bool, str]) -> PassSeconds:
+    """The passes of one block; `numerics` is (precision, compiled, recomputation)."""
+    precision, compiled, remat = numerics
+    compute = block_seconds(block, Setting(machine, shard, precision, compiled))
+    seconds = {"tp": [0.0, 0.0], "cp": [0.0, 0.0], "ep": [0.0, 0.0]}
+    for message in block_messages(block, shard, precision):
+        seconds[message.axis][message.when == "backward"] += message_seconds(machine, message)
+    # A ring passes keys while the attention of the previous ones runs.
+    hidden = (compute.attention, 2.5 * compute.attention) if shard.context == "ring" else (0.0, 0.0)
+    context = [max(0.0, sent - machine.efficiency.overlap * behind) for sent, behind in zip(seconds["cp"], hidden, strict=True)]
+    forward = seconds["tp"][0] + context[0] + seconds["ep"][0]
+    backward = seconds["tp"][1] + context[1] + seconds["ep"][1]
+    again = again_sent = 0.0
+    if remat == "full" and block.name not in {"head", "embedding"}:
+        again, again_sent = compute.forward, forward
+    elif remat == "selective":
+        again = compute.attention
+    repeated = 2.0 if again_sent else 1.0
+    return PassSeconds(
+        forward=compute.forward,
+        input_grad=compute.input_grad,
+        weight_grad=compute.weight_grad,
+        recompute=again,
+        tensor=seconds["tp"][0] * repeated + seconds["tp"][1],
+        context=context[0] * repeated + context[1],
+        expert=seconds["ep"][0] * repeated + seconds["ep"][1],
+        communication_forward=forward,
+        communication_backward=backward + again_sent,
+    )
+
+
+def message_seconds(machine: Machine, message: Message) -> float:
+    """Seconds of one message on its group."""
+    ranks = group(message.size, message.stride, machine.devices_per_node)
+    return message.count * collective_seconds(machine, message.op, message.payload_bytes, ranks)
+
+
+def send_seconds(machine: Machine, shard: Sharding, width: int, precision: str, stride: int) -> float:
+    """Seconds to hand one micro-batch to the next stage, whose rank is `stride` away."""
+    payload = shard.tokens * width * BYTES[precision] / shard.sequence_split
+    return collective_seconds(machine, "send", payload, group(2, stride, machine.devices_per_node))
+
+
+def update_seconds(machine: Machine, numbers: float, state_bytes: float) -> float:
+    """Seconds of clipping and updating `numbers` weights whose optimizer state is `state_bytes`: read and written once."""
+    return (2.0 * state_bytes + 12.0 * numbers) / machine.streaming_rate

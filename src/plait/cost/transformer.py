@@ -1,0 +1,229 @@
+"""Transformers as blocks: GPT and Llama families, grouped-query and latent attention, mixtures of experts.
+
+What is kept for backward follows Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models"
+(section 4.1), generalised to gated layers, fewer key-value heads and experts; the numbers are per token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plait.cost.operations import Attention, Block, Elementwise, Lookup, Matmul, Model, Operation, Saved
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """The sizes of a transformer, in the names of Hugging Face configs where these have one."""
+
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    intermediate_size: int
+    vocab_size: int
+    num_key_value_heads: int = 0
+    head_dim: int = 0
+    gated: bool = True
+    bias: bool = False
+    rotary: bool = True
+    tied: bool = False
+    causal: bool = True
+    fused_attention: bool = True
+    dropout: bool = False
+    max_positions: int = 0
+    """Rows of a learned position table; 0 for rotary positions."""
+    layer_norm: bool = False
+    """LayerNorm (weight and bias) instead of RMSNorm (weight)."""
+    num_experts: int = 0
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+    shared_intermediate_size: int = 0
+    num_dense_layers: int = 0
+    """The first layers that stay dense in a mixture of experts."""
+    moe_every: int = 1
+    q_lora_rank: int = 0
+    kv_lora_rank: int = 0
+    qk_nope_head_dim: int = 0
+    qk_rope_head_dim: int = 0
+    v_head_dim: int = 0
+    multi_token_layers: int = 0
+
+    @property
+    def kv_heads(self) -> int:
+        """Key-value heads: as many as query heads unless grouped."""
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def width_of_head(self) -> int:
+        """The width of a head."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+
+def transformer_model(name: str, shape: Transformer, seq_len: int) -> Model:
+    """The blocks of a transformer: embedding, layers, head."""
+    dense = transformer_block(shape, experts=False)
+    runs: list[tuple[Block, int]] = [(embedding_block(shape), 1)]
+    if shape.num_experts:
+        sparse = transformer_block(shape, experts=True)
+        runs += _interleave(dense, sparse, shape)
+    else:
+        runs.append((dense, shape.num_hidden_layers))
+    runs.append((head_block(shape), 1))
+    return Model(
+        name=name,
+        runs=tuple(runs),
+        seq_len=seq_len,
+        tied_parameters=shape.vocab_size * shape.hidden_size if shape.tied else 0,
+        num_heads=shape.num_attention_heads,
+        num_kv_heads=shape.kv_heads if not shape.kv_lora_rank else shape.num_attention_heads,
+        hidden=shape.hidden_size,
+        extra={"vocab_size": shape.vocab_size},
+    )
+
+
+def _interleave(dense: Block, sparse: Block, shape: Transformer) -> list[tuple[Block, int]]:
+    kinds = [
+        sparse if layer >= shape.num_dense_layers and (layer + 1) % shape.moe_every == 0 else dense
+        for layer in range(shape.num_hidden_layers)
+    ]
+    runs: list[tuple[Block, int]] = []
+    for kind in kinds:
+        if runs and runs[-1][0] is kind:
+            runs[-1] = (kind, runs[-1][1] + 1)
+        else:
+            runs.append((kind, 1))
+    return runs
+
+
+def embedding_block(shape: Transformer) -> Block:
+    """Token table, and a position table where positions are learned."""
+    operations: list[Operation] = [Lookup("tokens", shape.vocab_size, shape.hidden_size)]
+    if shape.max_positions:
+        operations.append(Elementwise("positions", 2 * shape.hidden_size, shape.hidden_size, "sequence", shape.max_positions * shape.hidden_size))
+    masks = shape.hidden_size if shape.dropout else 0
+    return Block("embedding", tuple(operations), Saved(sequence_masks=masks), shape.hidden_size)
+
+
+def head_block(shape: Transformer) -> Block:
+    """Final norm, projection to the vocabulary, and the loss, whose logits live once in the working width and once in float32."""
+    width, vocab = shape.hidden_size, shape.vocab_size
+    operations = (
+        _norm("norm", shape),
+        Matmul("head", width, vocab, "column"),
+        Elementwise("loss", 4.0 * vocab, 2.0 * vocab, "heads"),
+    )
+    return Block("head", operations, Saved(sequence=2.0 * width, tensor=3.0 * vocab), width)
+
+
+def transformer_block(shape: Transformer, experts: bool) -> Block:
+    """One layer: attention, then a feed-forward network or a mixture of experts."""
+    attention, kept_a = _attention(shape)
+    forward, kept_f = _experts(shape) if experts else _feed_forward(shape, shape.intermediate_size, "mlp")
+    width = shape.hidden_size
+    residual = Elementwise("residual", 4.0 * width, 2.0 * width)
+    operations = (_norm("norm1", shape), *attention, _norm("norm2", shape), *forward, residual)
+    masks = 2.0 * width if shape.dropout else 0.0
+    saved = Saved(
+        sequence=2.0 * width + kept_a.sequence + kept_f.sequence,
+        tensor=kept_a.tensor + kept_f.tensor,
+        sequence_masks=masks,
+        scores=kept_a.scores,
+        score_masks=kept_a.score_masks,
+        statistics=kept_a.statistics + 2.0,
+        routed=kept_f.routed,
+    )
+    return Block(
+        "moe" if experts else "layer",
+        operations,
+        saved,
+        width,
+        num_experts=shape.num_experts if experts else 0,
+        top_k=shape.num_experts_per_tok if experts else 0,
+    )
+
+
+def _norm(name: str, shape: Transformer) -> Elementwise:
+    return Elementwise(name, shape.hidden_size, shape.hidden_size, "sequence", shape.hidden_size * (2 if shape.layer_norm else 1))
+
+
+def _attention(shape: Transformer) -> tuple[tuple[Operation, ...], Saved]:
+    heads, kv_heads, bias, width = shape.num_attention_heads, shape.kv_heads, shape.bias, shape.hidden_size
+    if shape.kv_lora_rank:
+        return _latent_attention(shape)
+    head = shape.width_of_head
+    query, key = heads * head, kv_heads * head
+    core = Attention("attention", heads, kv_heads, head, head, shape.causal, shape.fused_attention, shape.dropout)
+    operations: tuple[Operation, ...] = (
+        Matmul("qkv", width, query + 2 * key, "column", bias=bias),
+        *((Elementwise("rotary", query + key, query + key, "heads"),) if shape.rotary else ()),
+        core,
+        Matmul("out", query, width, "row", bias=bias),
+    )
+    # Kept: the input of qkv (sequence); q, k, v and the input of `out` (tensor).
+    return operations, _kept_attention(shape, sequence=width, tensor=2.0 * query + 2.0 * key)
+
+
+def _latent_attention(shape: Transformer) -> tuple[tuple[Operation, ...], Saved]:
+    """Multi-head latent attention (DeepSeek-V2, section 2.1): queries and keys through low-rank latents."""
+    heads, width = shape.num_attention_heads, shape.hidden_size
+    query_dim = shape.qk_nope_head_dim + shape.qk_rope_head_dim
+    rank, rope, value = shape.kv_lora_rank, shape.qk_rope_head_dim, shape.v_head_dim
+    if shape.q_lora_rank:
+        queries: tuple[Operation, ...] = (
+            Matmul("q_down", width, shape.q_lora_rank),
+            Elementwise("q_norm", shape.q_lora_rank, shape.q_lora_rank, "sequence", shape.q_lora_rank),
+            Matmul("q_up", shape.q_lora_rank, heads * query_dim, "column"),
+        )
+    else:
+        queries = (Matmul("q", width, heads * query_dim, "column"),)
+    operations = (
+        *queries,
+        Matmul("kv_down", width, rank + rope),
+        Elementwise("kv_norm", rank, rank, "sequence", rank),
+        Matmul("kv_up", rank, heads * (shape.qk_nope_head_dim + value), "column"),
+        Elementwise("rotary", heads * rope + rope, heads * (query_dim + rope), "heads"),
+        Attention("attention", heads, heads, query_dim, value, shape.causal, shape.fused_attention, shape.dropout),
+        Matmul("out", heads * value, width, "row"),
+    )
+    sequence = width + 2.0 * shape.q_lora_rank + 2.0 * rank + rope
+    return operations, _kept_attention(shape, sequence, tensor=heads * (2.0 * query_dim + 2.0 * value))
+
+
+def _kept_attention(shape: Transformer, sequence: float, tensor: float) -> Saved:
+    heads = shape.num_attention_heads
+    if shape.fused_attention:
+        return Saved(sequence=sequence, tensor=tensor, statistics=float(heads))
+    # Softmax output and, with dropout, its mask (a byte) and result: 5as of the paper in bytes at two bytes a number.
+    return Saved(sequence=sequence, tensor=tensor, scores=heads * (2.0 if shape.dropout else 1.0), score_masks=float(heads) * shape.dropout)
+
+
+def _feed_forward(shape: Transformer, inner: int, name: str) -> tuple[tuple[Operation, ...], Saved]:
+    width, bias = shape.hidden_size, shape.bias
+    gates = 2 if shape.gated else 1
+    operations: tuple[Operation, ...] = (
+        Matmul(f"{name}_up", width, gates * inner, "column", bias=bias),
+        Elementwise(f"{name}_activation", gates * inner, inner, "heads"),
+        Matmul(f"{name}_down", inner, width, "row", bias=bias),
+    )
+    # Kept: the input (sequence), what the activation reads, and what it writes.
+    return operations, Saved(sequence=width, tensor=(gates + 1.0) * inner)
+
+
+def _experts(shape: Transformer) -> tuple[tuple[Operation, ...], Saved]:
+    """Router, top-k experts, shared experts. Each token is copied top_k times, so its inputs and outputs are kept top_k times."""
+    width, inner, top_k = shape.hidden_size, shape.moe_intermediate_size or shape.intermediate_size, shape.num_experts_per_tok
+    gates = 2 if shape.gated else 1
+    operations: tuple[Operation, ...] = (
+        Matmul("router", width, shape.num_experts),
+        Elementwise("permute", 2.0 * top_k * width, 2.0 * top_k * width, "sequence"),
+        Matmul("experts_up", width, gates * inner, "column", rows=top_k, copies=shape.num_experts),
+        Elementwise("experts_activation", gates * inner * top_k, inner * top_k, "heads"),
+        Matmul("experts_down", inner, width, "row", rows=top_k, copies=shape.num_experts),
+    )
+    routed = top_k * (2.0 * width + (gates + 1.0) * inner)
+    sequence = float(width + shape.num_experts)
+    tensor = 0.0
+    if shape.shared_intermediate_size:
+        shared, kept = _feed_forward(shape, shape.shared_intermediate_size, "shared")
+        operations += shared
+        sequence, tensor = sequence, kept.tensor
+    return operations, Saved(sequence=sequence, tensor=tensor, routed=routed)

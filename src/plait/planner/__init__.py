@@ -1,0 +1,1 @@
+"""Choose: enumerate the plans of a cluster, drop what cannot work, rank the rest and say why the others lost."""
