@@ -100,11 +100,11 @@ class Axis:
         self._check_peer(root)
         return self._issue("reduce", _Payload.of(tensor), lambda b: b.reduce(tensor, root))
 
-    def send(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
+    def send(self, tensor: Tensor, to: int, tag: int = 0, *, padding: int = 0) -> Work:
         """To coordinate `to`. Sends and receives of a pair match in order of issue, for each tag (NCCL: for the pair)."""
         self._check(tensor)
         self._check_peer(to, other=True)
-        return self._issue("send", _Payload.of(tensor), lambda b: b.send(tensor, to, tag))
+        return self._issue("send", _Payload.of(tensor, padding=padding), lambda b: b.send(tensor, to, tag))
 
     def receive(self, tensor: Tensor, source: int, tag: int = 0) -> Work:
         """From coordinate `source`, into `tensor`. The sender counts the bytes."""

@@ -45,9 +45,16 @@ class Ledger:
         return self._total(axis, op).bytes
 
     def by_axis(self) -> dict[str, int]:
-        """Bytes sent on each axis, without padding and without the few scalars of control."""
-        axes = sorted({axis for axis, op in self.counts if op != CONTROL})
-        return {axis: self.bytes(axis) - self.bytes(axis, CONTROL) for axis in axes}
+        """Bytes sent on each axis, without padding and without the few scalars of control.
+
+        A sub-axis counts for its axis: `dp_shard` and `dp_replicate` are `dp`.
+        """
+        totals: dict[str, int] = {}
+        for (axis, op), count in sorted(self.counts.items()):
+            if op != CONTROL:
+                whole = axis.partition("_")[0]
+                totals[whole] = totals.get(whole, 0) + count.bytes
+        return totals
 
     def padding_bytes(self, axis: str | None = None) -> int:
         """The bytes sent only because buffers are padded to a multiple of the axis."""

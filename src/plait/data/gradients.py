@@ -146,6 +146,7 @@ class Collector:
         self.on_complete: Callable[[BucketState], None] = lambda state: None
         self._launch = launch
         self._next = 0
+        self._weight: float | None = None
         self._final = store.every_backward
         for state in states:
             for index, slot in enumerate(state.bucket.slots):
@@ -159,9 +160,9 @@ class Collector:
             state.touched.clear()
         self._expect()
 
-    def arm(self) -> None:
-        """The next backward is the last of this step: reduce each bucket as soon as it is complete."""
-        self._final = True
+    def arm(self, weight: float | None = None) -> None:
+        """The next backward is the last of this step: reduce each bucket as soon as it is complete, `weight` times."""
+        self._final, self._weight = True, weight
 
     def end_backward(self) -> None:
         """Launch what the backward that just ended left over (buckets with parameters that got no gradient)."""
@@ -194,5 +195,7 @@ class Collector:
     def _send(self, state: BucketState) -> None:
         self._next += 1
         self.store.collect(state)
+        if self._weight is not None and state.grad is not None:
+            state.grad.mul_(self._weight)
         self._launch(state)
         self.on_complete(state)

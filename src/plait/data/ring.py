@@ -49,10 +49,11 @@ class RingAllReduce:
     def _post(self, step: int) -> _Exchange:
         """Send the chunk of this step to the next rank, and have the previous rank's on its way here."""
         size, rank = self._axis.size, self._axis.rank
-        outgoing, incoming = self._chunks[(rank - step) % size], self._chunks[(rank - step - 1) % size]
+        sent = rank - step
         if step >= size - 1:  # the second time around: the first finished sum is that of chunk rank + 1
-            outgoing, incoming = self._chunks[(rank + 1 - step + size - 1) % size], self._chunks[(rank - step + size - 1) % size]
-        return _Exchange(self._axis, outgoing, incoming)
+            sent = rank + 1 - (step - (size - 1))
+        outgoing, incoming = self._chunks[sent % size], self._chunks[(sent - 1) % size]
+        return _Exchange(self._axis, outgoing, incoming, self._padding if outgoing is self._chunks[-1] else 0)
 
     def _finish(self, exchange: _Exchange, *, add: bool) -> None:
         for target, arrived in exchange.arrivals():
@@ -65,13 +66,15 @@ class RingAllReduce:
 class _Exchange:
     """One step of the ring: a chunk out to the next rank, another in from the previous one, segment by segment."""
 
-    def __init__(self, axis: Axis, outgoing: Tensor, incoming: Tensor) -> None:
+    def __init__(self, axis: Axis, outgoing: Tensor, incoming: Tensor, padding: int) -> None:
         segment = max(1, SEGMENT_BYTES // outgoing.element_size())
         following, previous = (axis.rank + 1) % axis.size, (axis.rank - 1) % axis.size
         self._targets = incoming.split(segment)
         self._arrived = [part.new_empty(part.shape) for part in self._targets]
         self._receives = [axis.receive(part, previous) for part in self._arrived]
-        self._sends = [axis.send(part, following) for part in outgoing.split(segment)]
+        parts = outgoing.split(segment)
+        self._sends = [axis.send(part, following) for part in parts[:-1]]
+        self._sends.append(axis.send(parts[-1], following, padding=min(padding, parts[-1].numel())))
 
     def arrivals(self) -> list[tuple[Tensor, Tensor]]:
         pairs = []

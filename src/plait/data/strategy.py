@@ -28,6 +28,9 @@ from plait.data.gradients import BucketState, Collector
 from plait.data.units import Unit
 
 
+CPU = torch.device("cpu")
+
+
 @dataclass(frozen=True)
 class DataGroup:
     """The ranks of the data axis as this rank sees them, and the precisions that they use.
@@ -41,7 +44,7 @@ class DataGroup:
     replicate: Axis
     param_dtype: torch.dtype = torch.float32
     master_dtype: torch.dtype = torch.float32
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
     offload: bool = False
     num_servers: int | None = None
 
@@ -128,9 +131,9 @@ class DataStrategy(ABC):
     def end_forward(self) -> None:  # noqa: B027
         """A micro-batch's forward has ended."""
 
-    def arm(self) -> None:
-        """The next backward is the last one of this step."""
-        self.collector.arm()
+    def arm(self, weight: float | None = None) -> None:
+        """The next backward is the last one of this step. `weight`, if given, is this rank's in the sum."""
+        self.collector.arm(weight)
 
     def end_backward(self) -> None:
         """A backward has ended."""

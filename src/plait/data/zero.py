@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-
 from torch import Tensor
 
 from plait.comm import Work, wait_all

@@ -6,11 +6,8 @@ every rank, from values that are equal on all of them.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-from plait.errors import NonFiniteLoss
 
 if TYPE_CHECKING:
     from plait.engine.step import StepResult
@@ -46,15 +43,3 @@ class Hook:
 
     def on_end(self) -> None:
         """After the last step; not called when the run fails."""
-
-
-class StopWhenNotFinite(Hook):
-    """End the run at the first loss that is NaN or infinite: from there on every step would be lost."""
-
-    def on_step(self, done: StepDone) -> None:
-        """Raise `NonFiniteLoss`; the loss is the global one, so every rank raises."""
-        if not math.isfinite(done.result.loss):
-            raise NonFiniteLoss(
-                f"the loss became {done.result.loss} at step {done.step} (gradient norm {done.result.grad_norm}); "
-                "lower train.lr, set train.clip_grad_norm, or look at the batch of this step"
-            )

@@ -1,0 +1,103 @@
+"""A batch and its micro-batches.
+
+A batch is `(inputs, targets)`; either may be any nesting of tensors whose first dim counts samples. A mapping is taken
+too: the keys that the model's forward accepts are its inputs, and the loss sees the whole mapping.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from plait.errors import DataError
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What one forward sees. `num_samples` is 0 for a placeholder that keeps this rank in step with the others."""
+
+    inputs: Any
+    targets: Any
+    num_samples: int
+
+
+class BatchSplitter:
+    """Cuts the batches of one model into micro-batches."""
+
+    def __init__(self, model: nn.Module, num_micro_batches: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.num_micro_batches, self._dtype, self._device = num_micro_batches, dtype, device
+        self._accepts = _accepted_keys(model)
+
+    def split(self, batch: Any) -> list[MicroBatch]:
+        """Cut a batch into `num_micro_batches` parts whose sizes differ by one sample at most."""
+        inputs, targets = self._inputs_and_targets(batch)
+        leaves, structure = tree_flatten((inputs, targets))
+        tensors = [self._place(leaf) for leaf in leaves]
+        num_samples = _num_samples(tensors)
+        parts = [
+            tensor.tensor_split(self.num_micro_batches) if isinstance(tensor, Tensor) else [tensor] * self.num_micro_batches
+            for tensor in tensors
+        ]
+        if num_samples < self.num_micro_batches:
+            parts = [[_never_empty(part) for part in column] for column in parts]
+        result = []
+        for index in range(self.num_micro_batches):
+            size = num_samples // self.num_micro_batches + (index < num_samples % self.num_micro_batches)
+            part_inputs, part_targets = tree_unflatten([column[index] for column in parts], structure)
+            result.append(MicroBatch(part_inputs, part_targets, size))
+        return result
+
+    def _inputs_and_targets(self, batch: Any) -> tuple[Any, Any]:
+        if isinstance(batch, Mapping):
+            names = batch.keys() if self._accepts is None else batch.keys() & self._accepts
+            return {name: batch[name] for name in sorted(names)}, dict(batch)
+        if isinstance(batch, tuple | list) and len(batch) == 2:
+            return batch[0], batch[1]
+        raise DataError(f"a batch is (inputs, targets) or a mapping; this one is {_describe(batch)}")
+
+    def _place(self, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        dtype = self._dtype if leaf.is_floating_point() else leaf.dtype
+        return leaf.to(self._device, dtype)
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    """Run the model on the inputs of a micro-batch."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    if isinstance(inputs, tuple | list):
+        return model(*inputs)
+    return model(inputs)
+
+
+def _accepted_keys(model: nn.Module) -> set[str] | None:
+    """The names that the model's forward takes; None when it takes any."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return {parameter.name for parameter in parameters}
+
+
+def _num_samples(leaves: list[Any]) -> int:
+    sizes = {leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 0}
+    if len(sizes) != 1:
+        raise DataError(f"the tensors of a batch must agree in their first dim, the samples; they have {sorted(sizes)}")
+    return int(sizes.pop())
+
+
+def _never_empty(part: Any) -> Any:
+    """A placeholder sample of zeros instead of no sample: every rank must take part in every collective."""
+    if isinstance(part, Tensor) and part.dim() > 0 and part.shape[0] == 0:
+        return part.new_zeros((1, *part.shape[1:]))
+    return part
+
+
+def _describe(batch: Any) -> str:
+    return f"a {type(batch).__name__}" + (f" of {len(batch)}" if isinstance(batch, tuple | list) else "")

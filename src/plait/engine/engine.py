@@ -1,0 +1,219 @@
+"""The engine: one rank's model, strategies and optimizer, driven by a schedule.
+
+`step` walks the list of actions; a table maps each kind to a handler here. A step without a pipeline is the schedule with one
+stage, so there is no other path: `0UNSHARD 0F0 0B0 0F1 0REDUCE 0B1 0U`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plait.comm import World
+from plait.data import DataStrategy
+from plait.engine.batch import BatchSplitter, MicroBatch, call
+from plait.engine.init import derive_seed
+from plait.engine.loss import LossFunction, LossSum, LossTotals
+from plait.engine.parts import LocalPart, local_gradients, local_parameters
+from plait.engine.step import StepResult
+from plait.engine.update import Update
+from plait.pipeline.actions import Action, Kind
+from plait.pipeline.runtime import Runtime
+from plait.plan import Plan
+from plait.trace import Timeline
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """What `build` puts together."""
+
+    plan: Plan
+    world: World
+    model: nn.Module
+    loss: LossFunction
+    strategy: DataStrategy
+    update: Update
+    splitter: BatchSplitter
+    actions: tuple[Action, ...]
+    seed: int
+    mean_of_workers: bool = False
+
+
+class Engine:
+    """Trains one model under one plan. Every method that is marked collective is called by all ranks."""
+
+    def __init__(self, parts: EngineParts) -> None:
+        self.plan, self.world, self.model = parts.plan, parts.world, parts.model
+        self.strategy, self.update = parts.strategy, parts.update
+        self.step_index = 0
+        self.before_update: list[Callable[[Engine], None]] = []
+        self._loss_function, self._splitter, self._seed = parts.loss, parts.splitter, parts.seed
+        self._mean_of_workers = parts.mean_of_workers
+        self._axis = parts.world.axis("dp")
+        self._loss = LossSum(parts.world.device)
+        self._micro_batches: list[MicroBatch] = []
+        self._losses: dict[int, Tensor] = {}
+        self._totals = LossTotals(0.0, 1.0, 0.0)
+        self._actions = parts.actions
+        self._handlers = {
+            Kind.UNSHARD: self._unshard,
+            Kind.FORWARD: self._forward,
+            Kind.BACKWARD: self._backward,
+            Kind.REDUCE: self._reduce,
+            Kind.UPDATE: self._update,
+        }
+
+    # -- what users call ------------------------------------------------------------------------------------------
+
+    def step(self, batch: Any, *, trace: bool = True) -> StepResult:
+        """Forward, backward and update on this rank's share of a global batch. Collective.
+
+        `batch` is `(inputs, targets)`, or a mapping; the first dim of every tensor counts samples. Ranks may have different
+        numbers of samples, also none. With `trace` the result's timeline holds every action and collective.
+
+        Errors: `NonFiniteLoss` (the parameters are then those before the step), `DataError` for an unfit batch.
+        """
+        began = time.perf_counter()
+        world = self.world
+        timeline = Timeline(world.rank, enabled=trace)
+        world.timeline, earlier = timeline, world.ledger.copy()
+        self.model.train()
+        self._micro_batches = self._splitter.split(batch)
+        with _own_random_state(world.device):
+            Runtime(self._actions, self._handlers, timeline, optional=frozenset({Kind.UNSHARD, Kind.RESHARD})).run()
+        self._micro_batches = []
+        self.step_index += 1
+        if trace:
+            timeline.mark_memory(self.memory())
+        return StepResult(
+            loss=self._totals.loss,
+            grad_norm=self._grad_norm(),
+            tokens=int(self._totals.count),
+            seconds=time.perf_counter() - began,
+            timeline=timeline,
+            ledger=world.ledger.since(earlier),
+        )
+
+    @torch.no_grad()
+    def evaluate(self, batch: Any) -> float:
+        """The mean loss over all ranks' shares of a batch; nothing is updated. Collective."""
+        self.model.eval()
+        loss = LossSum(self.world.device)
+        for micro in self._splitter.split(batch):
+            self.strategy.begin_forward()
+            output = call(self.model, micro.inputs)
+            self.strategy.end_forward()
+            loss.add(self._loss_function(output, micro.targets), micro.num_samples)
+        sums = torch.stack([loss.loss_sum, loss.count])
+        self._axis.all_reduce(sums, control=True).wait()
+        return float(sums[0] / sums[1])
+
+    def save(self, path: str | Path, **meta: Any) -> None:
+        """Save parameters, optimizer state, step and random state, by slices; `meta` is stored beside them. Collective."""
+        from plait.engine.state import save
+
+        save(self, Path(path), meta)
+
+    def load(self, path: str | Path) -> dict[str, Any]:
+        """Load what any plan has saved, and return its `meta`. Collective."""
+        from plait.engine.state import load
+
+        return load(self, Path(path))
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of this rank's live model state between steps: parameters, gradients, optimizer, buffers."""
+        return live_bytes(self)
+
+    def local_parameters(self) -> list[LocalPart]:
+        """What this rank holds of each parameter, in master precision."""
+        return local_parameters(self.strategy, self.model)
+
+    def local_gradients(self) -> list[LocalPart]:
+        """What this rank holds of each gradient of the mean loss, before clipping; for use in `before_update`."""
+        return local_gradients(self.strategy, self._divisor())
+
+    # -- what the schedule calls ----------------------------------------------------------------------------------
+
+    def _unshard(self, action: Action) -> None:
+        self._loss.reset()
+        self._losses.clear()
+        self.strategy.begin()
+
+    def _forward(self, action: Action) -> None:
+        index = _micro_batch(action)
+        micro = self._micro_batches[index]
+        slice_index = self._axis.rank * len(self._micro_batches) + index
+        torch.manual_seed(derive_seed(self._seed, "step", self.step_index, slice_index))
+        self.strategy.begin_forward()
+        output = call(self.model, micro.inputs)
+        self.strategy.end_forward()
+        self._losses[index] = self._loss.add(self._loss_function(output, micro.targets), micro.num_samples)
+
+    def _backward(self, action: Action) -> None:
+        self._losses.pop(_micro_batch(action)).backward()
+        self.strategy.end_backward()
+
+    def _reduce(self, action: Action) -> None:
+        self.strategy.arm(self._loss.worker_weight(self._axis.size) if self._mean_of_workers else None)
+
+    def _update(self, action: Action) -> None:
+        self.strategy.reduce()
+        self._totals = self.update.totals(self._loss, self._axis)
+        self._totals.check(self.step_index + 1)
+        for observe in self.before_update:
+            observe(self)
+        self.update.apply(self._totals, self.step_index, self._divisor())
+        self.strategy.publish()
+
+    def _divisor(self) -> float:
+        return 1.0 if self._mean_of_workers else self._totals.count
+
+    def _grad_norm(self) -> float:
+        return float(self._totals.squared_norm**0.5) / self._divisor()
+
+
+def _micro_batch(action: Action) -> int:
+    return 0 if action.micro_batch is None else action.micro_batch
+
+
+@contextmanager
+def _own_random_state(device: torch.device) -> Iterator[None]:
+    """Leave the user's random state as it was: a step has its own, so that dropout is the same under every plan."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
+
+
+def live_bytes(engine: Engine) -> dict[str, int]:
+    """Measured from the tensors that live now; memory that several tensors share is counted once."""
+    tensors = engine.strategy.live_tensors()
+    owned = {id(tensor) for kind in tensors.values() for tensor in kind}
+    state = [
+        tensor
+        for values in engine.update.optimizer.state.values()
+        for tensor in values.values()
+        if isinstance(tensor, Tensor) and id(tensor) not in owned
+    ]
+    frozen = [param for param in engine.model.parameters() if not param.requires_grad]
+    groups = {
+        "parameters": [*tensors.get("parameters", ()), *frozen],
+        "gradients": [*tensors.get("gradients", ())],
+        "optimizer": [*tensors.get("optimizer", ()), *state],
+        "buffers": [*tensors.get("buffers", ()), *engine.model.buffers()],
+    }
+    seen: set[int] = set()
+    return {kind: sum(_new_bytes(tensor, seen) for tensor in group) for kind, group in groups.items()}
+
+
+def _new_bytes(tensor: Tensor, seen: set[int]) -> int:
+    """The bytes of a tensor's elements, 0 if its first element has been counted before or has no memory."""
+    if tensor.untyped_storage().nbytes() == 0 or tensor.data_ptr() in seen:
+        return 0
+    seen.add(tensor.data_ptr())
+    return tensor.numel() * tensor.element_size()

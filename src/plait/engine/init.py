@@ -1,0 +1,113 @@
+"""Parameters by name: the same start under every plan.
+
+A parameter's values come from a generator seeded by the *name* of the module that owns it, whatever the order, the rank or
+the stage in which it is made. They are made one module at a time and cut at once, so no rank ever holds the whole model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plait.errors import ModelError
+
+TakeValue = Callable[[nn.Parameter, Tensor], None]
+
+
+def derive_seed(*words: object) -> int:
+    """A seed of 63 bits that depends on every word."""
+    digest = hashlib.blake2b(repr(words).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def is_meta(model: nn.Module) -> bool:
+    """Whether the model has no values yet. A model that has some and lacks others is refused."""
+    metas = {name: tensor.is_meta for name, tensor in _tensors(model)}
+    if any(metas.values()) and not all(metas.values()):
+        missing = next(name for name, meta in metas.items() if meta)
+        raise ModelError(f"'{missing}' is on the meta device and other tensors are not; make the model wholly on either")
+    return any(metas.values())
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from ((name, buffer) for name, buffer in model.named_buffers() if buffer is not None)
+
+
+def place_holders(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+    """Replace every meta parameter by one of the same shape that takes the memory of a single element.
+
+    Shared parameters stay shared. A strategy then points `.data` at the memory that it owns.
+    """
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, param in module.named_parameters(recurse=False):
+            if id(param) not in made:
+                element = torch.zeros((), dtype=dtype if param.is_floating_point() else param.dtype, device=device)
+                made[id(param)] = nn.Parameter(element.expand(param.shape), requires_grad=param.requires_grad)
+            module._parameters[name] = made[id(param)]
+
+
+class Initializer:
+    """Makes the values of a meta model, module by module, in the order of the module tree."""
+
+    def __init__(self, model: nn.Module, seed: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._model, self._seed, self._dtype, self._device = model, seed, dtype, device
+
+    def run(self, take: TakeValue) -> None:
+        """Call `take(param, full value)` for each parameter once (the first owner's value), and fill the buffers."""
+        taken: set[int] = set()
+        with torch.random.fork_rng(devices=[]):
+            for name, module in self._model.named_modules():
+                params = dict(module.named_parameters(recurse=False, remove_duplicate=False))
+                buffers = {key: buffer for key, buffer in module.named_buffers(recurse=False) if buffer is not None}
+                if params or buffers:
+                    values = self._values(name, module, params, buffers)
+                    for key, param in params.items():
+                        if id(param) not in taken:
+                            taken.add(id(param))
+                            take(param, values[key])
+
+    def _values(
+        self, name: str, module: nn.Module, params: dict[str, nn.Parameter], buffers: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Run the module's own `reset_parameters` on fresh float32 memory, seeded by the module's name."""
+        reset: Any = getattr(module, "reset_parameters", None)
+        if reset is None:
+            raise ModelError(
+                f"module '{name or type(module).__name__}' ({type(module).__name__}) owns "
+                f"{', '.join([*params, *buffers])} but has no reset_parameters(), so it cannot be initialised from the "
+                "meta device; add that method, or pass the model with its values"
+            )
+        dtype = torch.float64 if self._dtype == torch.float64 else torch.float32
+        scratch = {
+            key: nn.Parameter(
+                torch.empty(param.shape, dtype=dtype if param.is_floating_point() else param.dtype),
+                requires_grad=param.requires_grad and param.is_floating_point(),
+            )
+            for key, param in params.items()
+        }
+        for key, buffer in buffers.items():
+            module._buffers[key] = torch.zeros(buffer.shape, dtype=dtype if buffer.is_floating_point() else buffer.dtype)
+        for key, made in scratch.items():
+            module._parameters[key] = made
+        try:
+            torch.manual_seed(derive_seed(self._seed, "parameters", name))
+            with torch.no_grad(), torch.device("cpu"):
+                reset()
+            values = {key: made.detach() for key, made in scratch.items()}
+        finally:
+            for key, param in params.items():
+                module._parameters[key] = param
+        self._place_buffers(module)
+        return values
+
+    def _place_buffers(self, module: nn.Module) -> None:
+        for key, buffer in module._buffers.items():
+            if buffer is not None:
+                dtype = self._dtype if buffer.is_floating_point() else buffer.dtype
+                module._buffers[key] = buffer.to(self._device, dtype)

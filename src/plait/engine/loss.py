@@ -1,0 +1,85 @@
+"""The one place where the loss, and with it every gradient, is normalised.
+
+The loss of a step is the mean over the *global* number of unmasked tokens (or samples): the sum of all losses, over all
+ranks and micro-batches, divided once by the sum of all counts. A mean of means would be wrong as soon as two micro-batches
+count differently. Backward runs on the sums; the division is folded into the factor that the update applies to gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.errors import DataError, ModelError, NonFiniteLoss
+
+LossFunction = Callable[[Any, Any], "Tensor | tuple[Tensor, Tensor]"]
+
+
+@dataclass(frozen=True)
+class LossTotals:
+    """Sums over all ranks and micro-batches of a step."""
+
+    loss_sum: float
+    count: float
+    squared_norm: float
+
+    @property
+    def loss(self) -> float:
+        """The mean loss."""
+        return self.loss_sum / self.count
+
+    @property
+    def grad_norm(self) -> float:
+        """The norm of the gradient of the mean loss."""
+        return float(self.squared_norm**0.5) / self.count
+
+    def check(self, step: int) -> None:
+        """Refuse to update the weights by something that is no number."""
+        if self.count == 0:
+            raise DataError(f"step {step}: every target of the batch is masked; a mean over nothing is undefined")
+        if self.loss != self.loss or abs(self.loss) == float("inf"):
+            raise NonFiniteLoss(
+                f"step {step}: the loss is {self.loss}; the parameters are those of step {step - 1}. "
+                "Try a lower lr, clip_grad_norm or more warmup_steps"
+            )
+
+
+class LossSum:
+    """Adds up this rank's losses and counts, micro-batch by micro-batch."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.reset()
+
+    def reset(self) -> None:
+        """A step begins."""
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
+        self.count = torch.zeros((), dtype=torch.float64, device=self._device)
+
+    def add(self, loss: Tensor | tuple[Tensor, Tensor], num_samples: int) -> Tensor:
+        """Take one micro-batch's loss, and return the sum that backward starts from.
+
+        `loss` is `(sum, count)`, or a 0-dim tensor that means "the mean over the samples of this micro-batch".
+        `num_samples` is 0 for a placeholder, which counts nothing and whose gradient is zero.
+        """
+        if isinstance(loss, tuple):
+            total, count = loss
+            count = torch.as_tensor(count, dtype=torch.float64, device=self._device)
+            if num_samples == 0:
+                total, count = total * 0.0, count * 0.0
+        else:
+            total, count = loss * num_samples, torch.tensor(float(num_samples), dtype=torch.float64, device=self._device)
+        if not isinstance(total, Tensor) or total.dim() != 0:
+            shape = tuple(total.shape) if isinstance(total, Tensor) else type(total).__name__
+            raise ModelError(f"the loss must be a 0-dim tensor, or a tuple (sum, count) of them; it is {shape}")
+        self.loss_sum += total.detach()
+        self.count += count
+        return total
+
+    def worker_weight(self, num_workers: int) -> float:
+        """The factor that makes a sum over workers the mean of their means (a server's aggregate "mean")."""
+        return 1.0 / (num_workers * max(float(self.count), 1.0))

@@ -1,0 +1,29 @@
+"""What a step gives back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plait.comm import Ledger
+from plait.trace import Timeline
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One step, as this rank saw it.
+
+    Attributes:
+        loss: the mean over the global number of unmasked tokens (or samples); equal on all ranks.
+        grad_norm: the global norm of its gradient, before clipping; equal on all ranks.
+        tokens: that global number.
+        seconds: the time of the step on this rank.
+        timeline: its actions and collectives.
+        ledger: what this rank sent, by axis and operation.
+    """
+
+    loss: float
+    grad_norm: float
+    tokens: int
+    seconds: float
+    timeline: Timeline
+    ledger: Ledger

@@ -1,0 +1,105 @@
+"""The update: one sum of scalars over the ranks, one factor on the gradients, one step of the optimizer.
+
+The factor is clip / count: the global mean and the clipping by the global norm in one pass, or in none where the
+optimizer's fused kernel takes a scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plait.comm import Axis
+from plait.data import DataStrategy
+from plait.engine.loss import LossSum, LossTotals
+from plait.errors import OptimizerError
+
+# As torch.nn.utils.clip_grad_norm_ has it, so that the reference may use that.
+CLIP_EPSILON = 1e-6
+
+LearningRate = Callable[[int], float]
+
+
+class Parameters(list[nn.Parameter]):
+    """The parameters that one rank's optimizer owns, as the user's `make_optimizer` gets them: a list.
+
+    Under ZeRO they are one-dimensional parts of the model's parameters; `named` says of which.
+    """
+
+    def __init__(self, named: Sequence[tuple[str, nn.Parameter]]) -> None:
+        super().__init__(param for _, param in named)
+        self._names = [name for name, _ in named]
+
+    def named(self) -> list[tuple[str, nn.Parameter]]:
+        """(name in the model, parameter) pairs, for parameter groups by name."""
+        return list(zip(self._names, self, strict=True))
+
+
+class Update:
+    """Sums what must be summed over ranks, scales, clips and steps."""
+
+    def __init__(
+        self,
+        strategy: DataStrategy,
+        optimizer: torch.optim.Optimizer,
+        *,
+        clip_grad_norm: float | None = None,
+        learning_rate: LearningRate | None = None,
+    ) -> None:
+        self._strategy = strategy
+        self.optimizer = optimizer
+        self._clip = clip_grad_norm
+        self._learning_rate = learning_rate
+        self._base = [float(group["lr"]) for group in optimizer.param_groups]
+        self._takes_scale = bool(getattr(optimizer, "_step_supports_amp_scaling", False)) and all(
+            piece.value.dtype == torch.float32 for piece in strategy.pieces
+        )
+
+    def totals(self, loss: LossSum, axis: Axis) -> LossTotals:
+        """The sums over all ranks, and gradients taken away where no rank computed one. Collective."""
+        strategy = self._strategy
+        used = [float(index in state.touched) for state, index in strategy.slots()]
+        scalars = torch.tensor([0.0, 0.0, 0.0, *used], dtype=torch.float64, device=loss.count.device)
+        scalars[0], scalars[1], scalars[2] = loss.loss_sum, loss.count, strategy.squared_norm()
+        axis.all_reduce(scalars, control=True).wait()
+        values = scalars.tolist()
+        if not all(values[3:]):
+            strategy.forget_untouched([value > 0 for value in values[3:]])
+        return LossTotals(values[0], values[1], values[2])
+
+    def apply(self, totals: LossTotals, step: int, divisor: float) -> None:
+        """Update the pieces; `divisor` turns summed gradients into those of the mean loss."""
+        factor = 1.0 / divisor
+        if self._clip is not None:
+            norm = float(totals.squared_norm**0.5) * factor
+            factor *= min(1.0, self._clip / (norm + CLIP_EPSILON))
+        if self._learning_rate is not None:
+            for group, base in zip(self.optimizer.param_groups, self._base, strict=True):
+                group["lr"] = base * self._learning_rate(step)
+        optimizer: Any = self.optimizer
+        if self._takes_scale:
+            pieces = self._strategy.pieces
+            device = pieces[0].value.device if pieces else torch.device("cpu")
+            optimizer.grad_scale = torch.tensor(1.0 / factor, dtype=torch.float32, device=device)
+            optimizer.found_inf = torch.zeros((), dtype=torch.float32, device=device)
+        else:
+            grads: list[Tensor] = [piece.value.grad for piece in self._strategy.pieces if piece.value.grad is not None]
+            if grads and factor != 1.0:
+                torch._foreach_mul_(grads, factor)
+        optimizer.step()
+
+
+def make(make_optimizer: Callable[[Parameters], torch.optim.Optimizer], strategy: DataStrategy) -> torch.optim.Optimizer:
+    """The optimizer of this rank's pieces. A rank that owns none gets one over nothing."""
+    named = [(piece.name, piece.value) for piece in strategy.pieces]
+    if not named:
+        named = [("nothing", nn.Parameter(torch.zeros(0)))]
+    optimizer = make_optimizer(Parameters(named))
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise OptimizerError(
+            f"optimizer= must be a function that returns a torch.optim.Optimizer; it returned a {type(optimizer).__name__}"
+        )
+    return optimizer
