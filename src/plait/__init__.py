@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from plait import errors, verify
     from plait.cluster import Cluster
     from plait.cost import estimate
-    from plait.engine import build
+    from plait.engine.build import build
     from plait.launcher import launch
     from plait.plan import Plan
     from plait.planner import choose
@@ -23,7 +23,7 @@ __all__ = ["Cluster", "Plan", "build", "choose", "errors", "estimate", "launch",
 _ROOMS = {
     "Cluster": "plait.cluster",
     "Plan": "plait.plan",
-    "build": "plait.engine",
+    "build": "plait.engine.build",
     "choose": "plait.planner",
     "errors": "plait.errors",
     "estimate": "plait.cost",

@@ -8,12 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from plait.comm.ledger import Ledger
-from plait.engine.hooks import StepDone, StopWhenNotFinite
+from plait.engine.hooks import StepDone
 from plait.engine.metrics import MetricsFile, Tally, summary
-from plait.errors import NonFiniteLoss
 from plait.trace import Timeline
 
 
@@ -84,10 +81,3 @@ def test_only_the_last_steps_are_traced() -> None:
     for step in range(1, 20):
         tally.on_step(done(step))
     assert len(tally.timeline().spans) == 5
-
-
-@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
-def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_step(loss: float) -> None:
-    StopWhenNotFinite().on_step(done(6))
-    with pytest.raises(NonFiniteLoss, match="at step 7"):
-        StopWhenNotFinite().on_step(done(7, loss=loss))
