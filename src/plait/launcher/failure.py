@@ -44,11 +44,10 @@ class Failure:
     def as_error(self) -> PlaitError:
         """The same class and message when it is a `PlaitError`, else `RankFailed` with the end of the traceback."""
         known = getattr(errors, self.kind, None)
-        if isinstance(known, type) and issubclass(known, PlaitError):
-            error = known(self.message)
-        else:
+        if not (isinstance(known, type) and issubclass(known, PlaitError)):
             tail = "\n".join(self.traceback.rstrip().splitlines()[-TRACEBACK_LINES:])
-            error = RankFailed(f"rank {self.rank} failed: {self.kind}: {self.message}\n{tail}")
+            return RankFailed(f"rank {self.rank} failed: {self.kind}: {self.message}\n{tail}")
+        error = known(self.message)
         if hasattr(error, "add_note"):  # Python 3.11
             error.add_note(f"in rank {self.rank}:\n{self.traceback}")
         return error

@@ -1,0 +1,60 @@
+"""What ranks do in the tests of this folder: functions that a new process can import."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import NoReturn
+
+from plait import launch
+from plait.errors import NonFiniteLoss
+
+FOREVER_SECONDS = 120.0
+
+
+def own_rank(factor: int = 1) -> int:
+    return factor * int(os.environ["RANK"])
+
+
+def own_threads() -> int:
+    import torch
+
+    return torch.get_num_threads()
+
+
+def variable(name: str) -> str | None:
+    return os.environ.get(name)
+
+
+def fail(kind: str) -> NoReturn:
+    """Rank 1 fails in the given way while rank 0 waits for it in a collective."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    value = torch.ones(1)
+    dist.all_reduce(value)
+    if dist.get_rank() == 1:
+        if kind == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "known":
+            raise NonFiniteLoss("the loss became nan at step 7")
+        if kind == "bug":
+            raise ZeroDivisionError("by zero")
+        if kind == "exit":
+            sys.exit(0)
+        os._exit(3)
+    dist.all_reduce(value)
+    time.sleep(FOREVER_SECONDS)
+    raise AssertionError("rank 0 was not stopped")
+
+
+def say_pid_and_wait() -> None:
+    print(os.getpid(), flush=True)
+    time.sleep(FOREVER_SECONDS)
+
+
+if __name__ == "__main__":
+    launch(say_pid_and_wait, nproc=2)

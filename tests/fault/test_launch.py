@@ -1,0 +1,71 @@
+"""A rank that fails ends the run: the right error first, within seconds, and no process stays behind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from plait import errors, launch
+from tests.fault import jobs
+from tests.fault.processes import wait_until_gone
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_results_come_back_rank_by_rank() -> None:
+    assert launch(jobs.own_rank, 10, nproc=3) == [0, 10, 20]
+
+
+def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    num_cores = len(os.sched_getaffinity(0))
+    assert launch(jobs.own_threads, nproc=2) == [max(1, num_cores // 2)] * 2
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert launch(jobs.own_threads, nproc=1) == [3]
+
+
+def test_ranks_see_the_environment_of_now_though_the_fork_server_is_older(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in ("a", "b"):
+        monkeypatch.setenv("PLAIT_TEST_VARIABLE", value)
+        assert launch(jobs.variable, "PLAIT_TEST_VARIABLE", nproc=1) == [value]
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "message"),
+    [
+        ("killed", errors.RankFailed, "rank 1 was killed by SIGKILL"),
+        ("known", errors.NonFiniteLoss, "the loss became nan at step 7"),
+        ("bug", errors.RankFailed, "rank 1 failed: ZeroDivisionError: by zero"),
+        ("exit", errors.RankFailed, "rank 1 failed: SystemExit"),
+        ("native exit", errors.RankFailed, "rank 1 ended with exit code 3"),
+    ],
+)
+def test_the_first_error_is_raised_and_every_rank_is_gone(kind: str, error: type[Exception], message: str) -> None:
+    before = multiprocessing.active_children()
+    with pytest.raises(error, match=message):
+        launch(jobs.fail, kind, nproc=2)
+    assert multiprocessing.active_children() == before
+
+
+def test_the_signal_handlers_of_the_caller_come_back() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    launch(jobs.own_rank, nproc=1)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_ranks_end_with_their_launcher(number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "tests.fault.jobs"]
+    launcher = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert launcher.stdout is not None
+    with launcher.stdout:
+        ranks = [int(launcher.stdout.readline()) for _ in range(2)]
+        launcher.send_signal(number)
+        launcher.wait(20)
+        wait_until_gone(ranks)
