@@ -1,0 +1,107 @@
+"""README and documents do what they say: commands are read, tables are compared with the code, Python is run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from plait.cli import table
+from plait.cli.parser import Parser
+from plait.plan.availability import BUILT
+from tests.architecture.source import ROOT
+
+README = ROOT / "README.md"
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    """The fenced blocks of one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", path.read_text(), flags=re.M | re.S)
+
+
+def table_rows(path: Path, *header: str) -> Iterator[list[str]]:
+    """The rows of the table with this header, their cells without backticks."""
+    lines = iter(path.read_text().splitlines())
+    for line in lines:
+        if [cell.strip() for cell in line.strip("|").split("|")] == list(header):
+            next(lines)
+            for row in lines:
+                if not row.startswith("|"):
+                    return
+                yield [cell.strip() for cell in row.strip("|").split("|")]
+    raise AssertionError(f"{path.name} has no table {header}")
+
+
+def commands() -> list[tuple[str, str]]:
+    return [
+        (f"{path.name}: {line}", line)
+        for path in DOCUMENTS
+        for block in blocks(path, "console")
+        for line in block.splitlines()
+        if line.startswith("plait ")
+    ]
+
+
+def test_readme_opens_with_two_commands_of_one_line() -> None:
+    text = README.read_text()
+    first, second = blocks(README, "sh")
+    assert len(first.splitlines()) == len(second.splitlines()) == 1
+    assert text.index("```sh") < text.index("## The verbs")
+    for command in (first, second):
+        assert command.startswith("python3 -m venv .venv && .venv/bin/pip install")
+        assert "-c constraints.txt" in command
+    config = first.split()[-1]
+    assert "plait train" in first and (ROOT / config).is_file()
+    assert "pytest" in second
+
+
+@pytest.mark.parametrize("command", [pytest.param(line, id=name) for name, line in commands()])
+def test_commands_in_documents_can_be_read(command: str) -> None:
+    _, name, *words = shlex.split(command, comments=True)
+    if not table.is_available(name):
+        pytest.skip(f"plait {name} is not available yet")
+    parser = Parser(f"plait {name}", "")
+    table.load(name).add_arguments(parser)
+    parser.add_argument("--json", action="store_true")
+    parser.parse(words)
+
+
+def test_the_table_of_verbs_is_true() -> None:
+    rows = {verb.strip("`"): (what, now) for verb, what, now in table_rows(README, "verb", "what it does", "now")}
+    assert list(rows) == list(table.VERBS)
+    for verb, (what, now) in rows.items():
+        assert what == table.VERBS[verb]
+        assert now == ("available" if table.is_available(verb) else "not available yet"), verb
+
+
+def test_the_table_of_the_plan_is_true() -> None:
+    terms = {row[0].strip("`"): row for row in table_rows(README, "term", "splits", "words", "available now")}
+    for axis in ("dp", "tp", "pp", "cp", "remat", "precision"):
+        (row,) = [row for term, row in terms.items() if term.startswith(axis)]
+        stated = set() if row[3] == "nothing" else set(row[3].split(", "))
+        options = {"dp": {"replicate", "offload"}, "tp": {"sp"}}.get(axis, set()) & BUILT["options"]
+        assert stated == BUILT[axis] | options, axis
+    for term, built in (("epN", "ep" in BUILT["ep"]), ("compile", "compile" in BUILT["options"])):
+        assert (terms[term][3] != "nothing") == built, term
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_between_documents_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
+        assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+@pytest.mark.parametrize(
+    "script", [pytest.param(code, id=f"{path.name}-{i}") for path in DOCUMENTS for i, code in enumerate(blocks(path, "python"))]
+)
+def test_python_in_documents_runs(script: str, tmp_path: Path) -> None:
+    file = tmp_path / "script.py"
+    file.write_text(script)
+    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
