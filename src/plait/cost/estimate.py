@@ -44,6 +44,7 @@ class Breakdown:
     bubble: float = 0.0
     data: float = 0.0
     update: float = 0.0
+    host: float = 0.0
     other: float = 0.0
 
     def as_dict(self) -> dict[str, float]:
@@ -196,8 +197,8 @@ def _step_seconds(
         extra_forward, extra_backward = sharded[index]
         costs.append(
             StageSeconds(
-                forward=one.forward + one.communication_forward + extra_forward,
-                input_grad=one.input_grad + one.recompute + one.communication_backward + extra_backward,
+                forward=one.forward + one.communication_forward + extra_forward + one.waits[0],
+                input_grad=one.input_grad + one.recompute + one.communication_backward + extra_backward + one.waits[1],
                 weight_grad=one.weight_grad,
                 send=send,
             )
@@ -224,6 +225,7 @@ def _step_seconds(
         "expert": m * sum(p.expert for p in own),
         "data": exposed + m * sum(sum(sharded[stage]) for stage in ranks[worst].stages),
         "update": update,
+        "host": m * sum(sum(p.waits) for p in own),
         "other": efficiency.step_seconds,
     }
     return pipeline, Breakdown(bubble=max(0.0, seconds - sum(parts.values())), **parts), seconds

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from plait.cost.machine import Machine
-from plait.cost.operations import Attention, Block, Elementwise, Matmul
+from plait.cost.operations import Attention, Block, Elementwise, Matmul, Operation
 from plait.cost.sharding import Sharding
 
 BYTES = {"float64": 8, "float32": 4, "bf16": 2}
@@ -26,6 +26,9 @@ class ComputeSeconds:
     weight_grad: float
     attention: float
     """The part of forward inside attention cores: what selective recomputation repeats."""
+    launches_forward: float = 0.0
+    launches_backward: float = 0.0
+    """Kernels that the host has to start."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,21 @@ def _block_seconds(block: Block, machine: Machine, shard: Sharding, precision: s
         elif isinstance(op, Elementwise):
             f = _elementwise(op, setting)
             forward, input_grad = forward + f, input_grad + 1.5 * f
-    return ComputeSeconds(forward, input_grad, weight_grad, attention)
+    starts = [_launches(op, compiled) for op in block.operations]
+    return ComputeSeconds(
+        forward, input_grad, weight_grad, attention, sum(f for f, _ in starts), sum(b for _, b in starts)
+    )
+
+
+def _launches(op: Operation, compiled: bool) -> tuple[float, float]:
+    """Kernels forward and backward of one operation; an elementwise one is several when it is not fused."""
+    if isinstance(op, Matmul):
+        return 1.0, 2.0
+    if isinstance(op, Attention):
+        return (2.0, 3.0) if op.fused else (6.0, 12.0)
+    if isinstance(op, Elementwise):
+        return (1.0, 1.0) if compiled else (3.0, 4.0)
+    return 1.0, 1.0
 
 
 def _matmul(op: Matmul, setting: Setting) -> tuple[float, float, float]:
@@ -100,8 +117,8 @@ def _attention(op: Attention, setting: Setting) -> tuple[float, float]:
     flops = op.flops(shard.seq_len) * tokens
     if op.fused:
         flops *= 0.5 if op.causal else 1.0
-        reach = shard.seq_len / (shard.seq_len + efficiency.attention_half_length)
-        rate = machine.peak_flops[setting.precision] * reach
+        reach = shard.seq_len / (shard.seq_len + efficiency.attention_half_length) * op.head_dim / (op.head_dim + efficiency.attention_depth)
+        rate = machine.peak_flops[setting.precision] * machine.sustained * reach
         kernels = efficiency.kernel_seconds * shard.cp
         return flops / (rate * efficiency.attention_forward) + kernels, 2.5 * flops / (rate * efficiency.attention_backward) + 3 * kernels
     depth = 1.0 + efficiency.matmul_depth / op.head_dim

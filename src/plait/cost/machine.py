@@ -10,18 +10,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
+SUSTAINED = {
+    "a100-40gb": 0.80, "a100-80gb": 0.80, "h100": 0.71, "h200": 0.67, "b200": 0.61, "gb200": 0.56, "l40s": 0.50,
+}  # fmt: skip
+"""Median of measured bf16 products beyond 1e12 flops, of the peak rate: clocks fall when products are large. From the public
+kernel measurements of ai-dynamo/aiconfigurator (gemm_perf, commit 095f58a)."""
+
+
 @dataclass(frozen=True)
 class Efficiency:
     """What real kernels and links reach of the data sheet. Fractions unless the name has a unit."""
 
-    matmul: float = 0.76
-    """Large bf16 matrix products inside training, of the peak rate (library benchmarks: 0.70 to 0.80)."""
+    matmul: float = 0.92
+    """Large matrix products inside training, of what the device sustains in benchmarks of single products."""
     matmul_depth: float = 64.0
     """Extra depth, in elements, that the start and end of a tile cost: a product of depth k runs at k / (k + this)."""
     memory: float = 0.75
     """Streaming bandwidth of elementwise kernels, of the data sheet."""
     attention_forward: float = 0.55
-    """Fused attention on long sequences, of the peak rate, counting the causal half."""
+    """Fused attention on long sequences, of the sustained rate, counting the causal half."""
     attention_backward: float = 0.45
     attention_half_length: float = 900.0
     """Sequence length at which fused attention reaches half of that."""
@@ -31,8 +38,14 @@ class Efficiency:
     """The same between nodes."""
     collective_seconds: float = 20e-6
     """Start of a reduce-scatter or all-gather inside a node (an all-reduce is two)."""
+    attention_depth: float = 64.0
+    """Extra width of a head that its exponentials cost: heads of width d run at d / (d + this)."""
     kernel_seconds: float = 3e-6
-    """Start of a kernel."""
+    """Start of a kernel on the device."""
+    launch_seconds: float = 50e-6
+    """Python, autograd and driver for each kernel on the host: small micro-batches wait for it."""
+    call_seconds: float = 180e-6
+    """The same for each collective."""
     eager_passes: float = 1.6
     """How often an elementwise operation that is not fused passes over memory, beside once when compiled."""
     overlap: float = 0.9
@@ -63,12 +76,13 @@ class Machine:
     """For each device."""
     network_latency: float
     price_per_hour: float = 0.0
+    sustained: float = 0.72
     efficiency: Efficiency = field(default_factory=Efficiency)
     is_cpu: bool = False
 
     def matmul_rate(self, precision: str) -> float:
         """Flops a second of large matrix products."""
-        return self.peak_flops[precision] * self.efficiency.matmul
+        return self.peak_flops[precision] * self.sustained * self.efficiency.matmul
 
     @property
     def streaming_rate(self) -> float:
@@ -76,6 +90,38 @@ class Machine:
         return self.memory_bandwidth * self.efficiency.memory
 
 
-def machine_of(cluster: Any) -> Machine:
+MEASURED = Efficiency(
+    matmul=1.0, memory=1.0, link=1.0, network=1.0, collective_seconds=0.0, kernel_seconds=0.0, launch_seconds=0.0, call_seconds=0.0
+)  # fmt: skip
+"""For rates that were measured on the machine itself: nothing is discounted twice."""
+
+
+def machine_of(cluster: Any, efficiency: Efficiency | None = None) -> Machine:
     """The machine of a `plait.cluster.Cluster`."""
-    raise NotImplementedError(str(cluster))
+    device, measured = cluster.device, getattr(cluster.device, "is_cpu", False)
+    chosen = efficiency or (MEASURED if measured else Efficiency())
+    return Machine(
+        name=cluster.name,
+        num_devices=cluster.num_devices,
+        peak_flops=dict(device.flops),
+        memory_bytes=device.memory_bytes,
+        memory_bandwidth=device.memory_bandwidth,
+        devices_per_node=cluster.node.devices,
+        link_bandwidth=cluster.node.bandwidth,
+        link_latency=cluster.node.latency_seconds,
+        network_bandwidth=cluster.network.bandwidth,
+        network_latency=cluster.network.latency_seconds,
+        price_per_hour=device.price_per_hour,
+        sustained=sustained_fraction(device),
+        efficiency=chosen,
+        is_cpu=measured,
+    )
+
+
+def sustained_fraction(device: Any) -> float:
+    """What long runs of large matrix products hold of the peak rate: measured, or derived from the best single product."""
+    if device.is_cpu:
+        return 1.0
+    if device.name in SUSTAINED:
+        return SUSTAINED[device.name]
+    return 0.88 * device.matmul_efficiency if device.matmul_efficiency else 0.72

@@ -30,10 +30,19 @@ class PassSeconds:
     expert: float = 0.0
     communication_forward: float = 0.0
     communication_backward: float = 0.0
+    host_forward: float = 0.0
+    host_backward: float = 0.0
 
     def plus(self, other: PassSeconds, times: float) -> PassSeconds:
         """The sum with `times` of another."""
         return PassSeconds(*(getattr(self, name) + times * getattr(other, name) for name in _FIELDS))
+
+    @property
+    def waits(self) -> tuple[float, float]:
+        """Forward and backward seconds in which the device waits for the host to start its work."""
+        forward = self.forward + self.communication_forward
+        backward = self.input_grad + self.weight_grad + self.recompute + self.communication_backward
+        return max(0.0, self.host_forward - forward), max(0.0, self.host_backward - backward)
 
     @property
     def compute(self) -> float:
@@ -50,8 +59,10 @@ def block_pass(block: Block, machine: Machine, shard: Sharding, numerics: tuple[
     precision, compiled, remat = numerics
     compute = block_seconds(block, Setting(machine, shard, precision, compiled))
     seconds = {"tp": [0.0, 0.0], "cp": [0.0, 0.0], "ep": [0.0, 0.0]}
+    calls = [0.0, 0.0]
     for message in block_messages(block, shard, precision):
         seconds[message.axis][message.when == "backward"] += message_seconds(machine, message)
+        calls[message.when == "backward"] += message.count
     # A ring passes keys while the attention of the previous ones runs.
     hidden = (compute.attention, 2.5 * compute.attention) if shard.context == "ring" else (0.0, 0.0)
     context = [max(0.0, sent - machine.efficiency.overlap * behind) for sent, behind in zip(seconds["cp"], hidden, strict=True)]
@@ -63,6 +74,9 @@ def block_pass(block: Block, machine: Machine, shard: Sharding, numerics: tuple[
     elif remat == "selective":
         again = compute.attention
     repeated = 2.0 if again_sent else 1.0
+    efficiency = machine.efficiency
+    host_forward = efficiency.launch_seconds * compute.launches_forward + efficiency.call_seconds * calls[0]
+    host_backward = efficiency.launch_seconds * compute.launches_backward + efficiency.call_seconds * calls[1]
     return PassSeconds(
         forward=compute.forward,
         input_grad=compute.input_grad,
@@ -73,6 +87,8 @@ def block_pass(block: Block, machine: Machine, shard: Sharding, numerics: tuple[
         expert=seconds["ep"][0] * repeated + seconds["ep"][1],
         communication_forward=forward,
         communication_backward=backward + again_sent,
+        host_forward=host_forward,
+        host_backward=host_backward + (host_forward if again and remat == "full" else 0.0),
     )
 
 

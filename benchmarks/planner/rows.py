@@ -1,0 +1,223 @@
+"""Published runs as cases of the estimator: config, plan text, device, and what was measured.
+
+A row is left out only with a reason that is printed. What a table does not say and its framework fixes (which attention
+kernel, how wide gradients are) stands in `PRACTICE`, from the framework's own code, not from a fit.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+DATA = Path(__file__).parent / "data" / "published_runs.csv"
+
+
+@dataclass(frozen=True)
+class Practice:
+    """How a framework of its year computes."""
+
+    attention: str = "sdpa"
+    dropout: float = 0.0
+    compiled: bool = False
+    gradient_bytes: float = 2.0
+    family: str = "gpt"
+
+
+MEGATRON_2021 = Practice("eager", 0.1, True, 4.0)
+PRACTICE = {
+    "01": Practice(gradient_bytes=2.0),
+    "02a": MEGATRON_2021,
+    "02b": Practice("eager", 0.1, True, 2.0),
+    "02c": Practice(compiled=True, gradient_bytes=4.0),
+    "02d": MEGATRON_2021,
+    "03": Practice(family="llama", gradient_bytes=2.0),
+    "06a": Practice(compiled=True, gradient_bytes=4.0),
+    "09b": Practice(compiled=True, gradient_bytes=4.0),
+    "09c": Practice(compiled=True, gradient_bytes=4.0),
+    "09d": Practice(family="llama", gradient_bytes=4.0),
+    "09g": Practice("eager", 0.1, True, 4.0),
+    "09g2": Practice("eager", 0.1, True, 2.0),
+    "09i": Practice(family="llama", gradient_bytes=2.0),
+    "09j": Practice(family="llama", compiled=True, gradient_bytes=2.0),
+    "12a": Practice("eager", 0.1, True, 4.0),
+    "12d": Practice("eager", 0.1, True, 2.0),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run: what to ask the estimator, and what was published."""
+
+    id: str
+    source: str
+    group: str
+    config: dict[str, dict[str, object]]
+    plan: str
+    device: str
+    num_devices: int
+    gradient_bytes: float
+    seconds: float | None
+    peak_bytes: float | None
+    row: dict[str, str]
+
+
+def cases() -> tuple[list[Case], dict[str, list[str]]]:
+    """All complete rows, and the reasons for which others are left out."""
+    kept, dropped = [], dict[str, list[str]]()
+    with DATA.open(newline="") as file:
+        for row in csv.DictReader(file):
+            reason = incomplete(row)
+            if reason:
+                dropped.setdefault(f"{row['id'].split('_')[0]}: {reason}", []).append(row["id"])
+            else:
+                kept.append(case(row))
+    return kept, dropped
+
+
+def incomplete(row: dict[str, str]) -> str:
+    """Why a row cannot be asked of the estimator; empty when it can."""
+    if row["status"] != "ok":
+        return f"status {row['status']}"
+    if "float8" in row["precision"].lower() or "fp8" in row["precision"].lower():
+        return "8-bit matrix products, which a plan cannot ask for"
+    if not row["gpu_type"]:
+        return "device not published"
+    for key in ("layers", "hidden", "heads", "seq_len", "n_gpus", "dp"):
+        if not row[key] and not (key == "seq_len" and row["id"].startswith("03")):
+            return f"{key} not published"
+    if not row["micro_batch"] and row["pp"] != "1":
+        return "micro-batch not published"
+    if not row["global_batch"] and not row["n_microbatches"] and not row["micro_batch"]:
+        return "batch not published"
+    if not row["micro_batch"]:
+        return "micro-batch not published"
+    if seconds(row) is None and not row["peak_mem"]:
+        return "neither time nor memory published"
+    return ""
+
+
+def seq_len(row: dict[str, str]) -> int:
+    """Tokens of a sample; torchtitan's tables leave out 8192, its default."""
+    return int(row["seq_len"] or 8192)
+
+
+def vocabulary(row: dict[str, str]) -> int:
+    """The vocabulary; GPT-2's padded 51200 where a table leaves it out."""
+    return int(row["vocab"] or 51200)
+
+
+def global_batch(row: dict[str, str]) -> int:
+    """Samples a step."""
+    if row["global_batch"]:
+        return int(row["global_batch"])
+    return int(row["micro_batch"]) * int(row["n_microbatches"] or 1) * int(row["dp"])
+
+
+def seconds(row: dict[str, str]) -> float | None:
+    """Measured seconds of a step, from whichever rate the table prints."""
+    if row["step_time_s"]:
+        return float(row["step_time_s"])
+    batch, length = global_batch(row), seq_len(row)
+    if row["tokens_s_gpu"]:
+        return batch * length / (float(row["tokens_s_gpu"]) * int(row["n_gpus"]))
+    if row["tflops_gpu"] and row["id"].startswith("02a"):
+        layers, hidden = int(row["layers"]), int(row["hidden"])
+        flops = 96.0 * batch * length * layers * hidden**2 * (1 + length / (6 * hidden) + vocabulary(row) / (16 * layers * hidden))
+        return flops / (float(row["tflops_gpu"]) * 1e12 * int(row["n_gpus"]))
+    return None
+
+
+def peak_bytes(row: dict[str, str]) -> float | None:
+    """Published peak memory in bytes."""
+    if not row["peak_mem"]:
+        return None
+    unit = row["mem_unit"]
+    scale = 1.0 if unit.startswith("bytes") else 2**30 if unit.startswith("GiB") else 1e9
+    return float(row["peak_mem"]) * scale
+
+
+DEVICES = {
+    "V100-16": "v100-16gb", "V100-32": "v100-32gb", "A100-40": "a100-40gb", "A100-80": "a100-80gb", "H100-80": "h100", "H100-96": "h100-96gb", "GH200": "gh200",
+}  # fmt: skip
+
+
+def device(row: dict[str, str]) -> str:
+    """The preset of a row's device."""
+    return next(preset for start, preset in DEVICES.items() if row["gpu_type"].startswith(start))
+
+
+def data_term(row: dict[str, str]) -> str:
+    """`dp8:zero1,replicate2` from a table's words."""
+    size, words = int(row["dp"]), row["zero_stage"].lower()
+    if size == 1:
+        return "dp1"
+    if "hsdp" in words:
+        return f"dp{size}:zero3,replicate{max(1, size // 8)}"
+    if "within 8" in words and size > 8:
+        return f"dp{size}:zero1,replicate{size // 8}"
+    stage = next((digit for digit in "321" if words.startswith(digit) or f"zero-{digit}" in words), "")
+    return f"dp{size}:zero{stage}" if stage else f"dp{size}"
+
+
+def schedule_term(row: dict[str, str], layers: int) -> str:
+    """`pp8:interleaved,v6` from a table's words."""
+    size = int(row["pp"])
+    if size == 1:
+        return "pp1"
+    words, virtual = row["pp_schedule"].lower(), row["virtual_pp"]
+    if words.startswith("zb-1p"):
+        return f"pp{size}:zb-h1"
+    if words.startswith("zb-2p"):
+        return f"pp{size}:zb-h2"
+    if virtual.startswith("max"):
+        return f"pp{size}:interleaved,v{-(-layers // size)}"
+    if virtual and int(virtual) > 1:
+        return f"pp{size}:interleaved,v{virtual}"
+    return f"pp{size}:1f1b"
+
+
+def remat(row: dict[str, str]) -> str:
+    """The nearest recomputation policy."""
+    words = row["act_ckpt"].lower()
+    if row["id"].startswith("02b"):
+        return "full"  # its rates count the recomputation
+    return "full" if words.startswith("full") else "selective" if words.startswith("selective") else "none"
+
+
+def case(row: dict[str, str]) -> Case:
+    """The case of a complete row."""
+    table = row["id"].split("_")[0]
+    practice = PRACTICE[table]
+    layers, hidden, heads = int(row["layers"]), int(row["hidden"]), int(row["heads"])
+    inner = int(row["ffn"] or 4 * hidden)
+    gated = practice.family == "llama" or "llama" in row["model"].lower()
+    model: dict[str, object] = {
+        "name": "llama" if gated else "gpt",
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": int(row["kv_heads"] or heads),
+        "intermediate_size": inner,
+        "vocab_size": vocabulary(row),
+        "tie_word_embeddings": not gated or table == "09d",
+        "attn_implementation": practice.attention,
+        "attention_dropout": practice.dropout,
+    }
+    tp = int(row["tp"])
+    sequence = ",sp" if row["sp"] == "1" and tp > 1 else ""
+    batch, dp = global_batch(row), int(row["dp"])
+    micro = max(1, round(batch / dp / int(row["micro_batch"])))
+    precision = "float32" if table == "12a" else "bf16"
+    terms = [
+        schedule_term(row, layers), data_term(row), f"cp{row['cp'] or 1}", f"tp{tp}:1d{sequence}", f"mb{micro}",
+        f"remat:{remat(row)}", f"precision:{precision}",
+    ]  # fmt: skip
+    if practice.compiled or "compile" in row["notes"].lower():
+        terms.append("compile")
+    config = {"model": model, "data": {"seq_len": seq_len(row)}, "train": {"global_batch": batch, "optimizer": "adamw"}}
+    group = f"{row['model']}/{row['gpu_type']}/{row['n_gpus']}/{seq_len(row)}"
+    return Case(
+        row["id"], table, group, config, " ".join(terms), device(row), int(row["n_gpus"]), practice.gradient_bytes,
+        seconds(row), peak_bytes(row), row,
+    )  # fmt: skip
