@@ -1,0 +1,43 @@
+"""Proof that a parallel run computes what one device computes, and a diagnosis when it does not.
+
+`differential` checks anybody's training step; `run` checks a plan of this library. Both compare loss, every gradient and
+every parameter, because a loss curve hides most gradient errors and Adam hides every constant factor.
+"""
+
+from __future__ import annotations
+
+from plait.verify.bisect import Blame, bisect
+from plait.verify.external import Parallel, differential, judge
+from plait.verify.finding import Facts, Finding
+from plait.verify.observation import (
+    Contribution,
+    Observation,
+    RankView,
+    Record,
+    gradients_of,
+    merge,
+    parameters_of,
+)
+from plait.verify.reference import Recipe, Slice, run_reference
+from plait.verify.report import Report
+
+__all__ = [
+    "Blame",
+    "Contribution",
+    "Facts",
+    "Finding",
+    "Observation",
+    "Parallel",
+    "RankView",
+    "Recipe",
+    "Record",
+    "Report",
+    "Slice",
+    "bisect",
+    "differential",
+    "gradients_of",
+    "judge",
+    "merge",
+    "parameters_of",
+    "run_reference",
+]

@@ -1,0 +1,179 @@
+"""The wrong gradient as a sum of what each slice of the batch contributes: which slices count how often.
+
+With contributions g(d, m) of data rank d and micro-batch m, whose plain sum is the right gradient, least squares gives
+c(d, m) in `gradient = sum c(d, m) g(d, m)`. The pattern of c is the diagnosis; no other measurement tells a mean of means from
+a lost micro-batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+from plait.verify.finding import Facts, Finding, coefficients, fit_scale
+from plait.verify.observation import Contribution, Gradients, Observation
+
+CLOSE = 1e-4
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The coefficient of every contribution."""
+
+    parts: Sequence[Contribution]
+    values: Sequence[float]
+
+    def known(self) -> list[tuple[Contribution, float]]:
+        """The contributions whose coefficient is determined (one without any target is not)."""
+        return [(part, value) for part, value in zip(self.parts, self.values, strict=True) if not math.isnan(value)]
+
+    def by(self, key: Callable[[Contribution], Hashable]) -> dict[Hashable, float] | None:
+        """The coefficient as a function of `key`; None when it is not one."""
+        found: dict[Hashable, float] = {}
+        for part, value in self.known():
+            if abs(found.setdefault(key(part), value) - value) > CLOSE * max(1.0, abs(value)):
+                return None
+        return found
+
+
+def contribution_findings(value: Gradients, truth: Observation, facts: Facts, slack: float) -> list[Finding]:
+    """The findings from the coefficients; empty without contributions, or when no sum of them gives the gradient."""
+    parts = list(truth.contributions)
+    if len(parts) < 2:
+        return []
+    total = _sum(parts)
+    clip = fit_scale(truth.grads, total)  # one factor for the whole gradient: the division by the count, and clipping
+    solved = coefficients(value, [part.grads for part in parts])
+    if solved is None or solved[1] > slack or not clip.scale:
+        return []
+    weights = Weights(parts, [one / clip.scale for one in solved[0]])
+    for question in (_nothing_wrong, _dropped_or_doubled, _mean_of_means, _factor_of_one_axis):
+        found = question(weights, facts)
+        if found is not None:
+            return found
+    shown = ", ".join(f"{one:.3f}" for one in weights.values)
+    return [Finding("slices", "data", f"the slices of the batch count {shown} times instead of once each", 0.6)]
+
+
+def _sum(parts: Sequence[Contribution]) -> Gradients:
+    total = {name: None if grad is None else grad.double().clone() for name, grad in parts[0].grads.items()}
+    for part in parts[1:]:
+        for name, grad in part.grads.items():
+            present = total.get(name)
+            if grad is not None:
+                total[name] = grad.double().clone() if present is None else present + grad
+    return total
+
+
+def _nothing_wrong(weights: Weights, facts: Facts) -> list[Finding] | None:
+    """All alike: a factor, which is another question's answer."""
+    found = weights.by(lambda part: 0)
+    return None if found is None else []
+
+
+def _dropped_or_doubled(weights: Weights, facts: Facts) -> list[Finding] | None:
+    """Coefficients are whole numbers up to one common factor, some of them 0 or 2."""
+    known = weights.known()
+    present = [value for _, value in known if abs(value) > CLOSE]
+    if not present:
+        return None
+    unit = min(present, key=abs)
+    times = [round(value / unit) for _, value in known]
+    if any(abs(value / unit - count) > CLOSE * 10 for (_, value), count in zip(known, times, strict=True)) or max(times) > 2:
+        return None
+    scaled = "" if abs(unit - 1) < CLOSE else f", and what is there is {facts.explain(unit)[1]}"
+    lost = [part for (part, _), count in zip(known, times, strict=True) if count == 0]
+    double = [part for (part, _), count in zip(known, times, strict=True) if count == 2]
+    if lost:
+        kept = [part for (part, _), count in zip(known, times, strict=True) if count > 0]
+        axis, words = _name(lost, kept, weights.parts)
+        return [Finding("dropped", axis, f"the gradient {words}{scaled}", 0.96)]
+    once = [part for (part, _), count in zip(known, times, strict=True) if count == 1]
+    axis, words = _place(double, once, weights.parts)
+    return [Finding("doubled", axis, f"{words} count twice{scaled}", 0.95)]
+
+
+def _name(lost: Sequence[Contribution], kept: Sequence[Contribution], parts: Sequence[Contribution]) -> tuple[str, str]:
+    axis, words = _place(lost, kept, parts)
+    other_axis, others = _place(kept, lost, parts)
+    if len(kept) < len(lost) and other_axis != "data":
+        return other_axis, f"is that of {others} only"
+    return axis, f"lacks {words}"
+
+
+def _place(some: Sequence[Contribution], rest: Sequence[Contribution], parts: Sequence[Contribution]) -> tuple[str, str]:
+    """(axis, words) for a set of slices: whole data ranks, whole micro-batches, or single slices."""
+    ranks, micro = sorted({part.rank for part in some}), sorted({part.micro_batch for part in some})
+    if len({part.rank for part in parts}) > 1 and not {part.rank for part in rest} & set(ranks):
+        return "dp", f"data rank{_plural(ranks)}"
+    if not {part.micro_batch for part in rest} & set(micro):
+        return "mb", f"micro-batch{'es' if len(micro) > 1 else ''} {_range(micro)}"
+    single = ", ".join(f"micro-batch {part.micro_batch} of data rank {part.rank}" for part in some[:3])
+    return ("mb" if len({part.micro_batch for part in parts}) > 1 else "data"), single
+
+
+def _plural(numbers: Sequence[int]) -> str:
+    return f"{'s' if len(numbers) > 1 else ''} {_range(numbers)}"
+
+
+def _range(numbers: Sequence[int]) -> str:
+    """`0 to 3` for a run of three or more, else `0, 2`."""
+    if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"{numbers[0]} to {numbers[-1]}"
+    return ", ".join(str(number) for number in numbers)
+
+
+def _mean_of_means(weights: Weights, facts: Facts) -> list[Finding] | None:
+    """A mean was taken per part, and then over the parts: each part's weight is inverse to its count.
+
+    The parts may be slices, ranks or micro-batches; with counts n of the parts, c * n is one number for all of them.
+    """
+    every = weights.known()
+    rank_count, micro_count = _counts(every, lambda part: part.rank), _counts(every, lambda part: part.micro_batch)
+    questions: list[tuple[str, str, Callable[[Contribution], float]]] = [
+        ("dp", "data ranks", lambda part: rank_count[part.rank]),
+        ("mb", "micro-batches", lambda part: micro_count[part.micro_batch]),
+        ("mb", "micro-batches of each data rank", lambda part: part.count / rank_count[part.rank]),
+        ("dp+mb", "slices", lambda part: part.count),
+    ]
+    if len(rank_count) == 1:
+        questions = [("mb", "micro-batches", lambda part: part.count)]
+    elif len(micro_count) == 1:
+        questions = questions[:1]
+    for axis, parts, count in questions:
+        products = [value * count(part) for part, value in every]
+        if len({round(count(part), 9) for part, _ in every}) > 1 and max(products) - min(products) <= 1e-3 * abs(max(products)):
+            text = f"a mean of means: the {parts} hold unequal numbers of unmasked targets and each is divided by its own"
+            return [Finding("mean-of-means", axis, text, 0.96)]
+    return None
+
+
+def _counts(known: Sequence[tuple[Contribution, float]], key: Callable[[Contribution], int]) -> dict[int, float]:
+    totals: dict[int, float] = {}
+    for part, _ in known:
+        totals[key(part)] = totals.get(key(part), 0.0) + part.count
+    return totals
+
+
+def _factor_of_one_axis(weights: Weights, facts: Facts) -> list[Finding] | None:
+    """The coefficient depends on the rank alone, or on the micro-batch alone."""
+    for axis, word, key in (
+        ("dp", "data rank", lambda part: part.rank),
+        ("mb", "micro-batch", lambda part: part.micro_batch),
+    ):
+        found = weights.by(key)
+        if found is not None and len(found) > 1:
+            shown = ", ".join(f"{number}: {value:.4f}" for number, value in list(found.items())[:8])
+            known = {
+                facts.explain(value)[1] for value in found.values() if abs(value - 1) > CLOSE and ":" in facts.explain(value)[1]
+            }
+            why = (
+                f" ({'; '.join(sorted(known))})"
+                if known
+                else ": it is clipped or divided before the reduction"
+                if axis == "dp"
+                else ""
+            )
+            return [Finding("factor-by-" + axis, axis, f"each {word} counts with a factor of its own ({shown}){why}", 0.9)]
+    return None

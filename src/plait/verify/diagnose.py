@@ -1,0 +1,53 @@
+"""What a difference looks like: from two records and the numbers of the run to findings, surest first.
+
+Later steps inherit the errors of earlier ones, so only the first step that is wrong is looked at, and within it the first
+moment: start, then loss and gradients, then the update. Each question is one small function in the files beside this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from plait.verify.compare import Difference
+from plait.verify.finding import Facts, Finding
+from plait.verify.gradient_findings import View, gradient_findings
+from plait.verify.observation import Record
+from plait.verify.update_findings import replica_findings, start_findings, update_findings
+
+
+def diagnose(
+    parallel: Record, reference: Record, failed: Sequence[Difference], facts: Facts, tolerance: float
+) -> list[Finding]:
+    """The findings for the comparisons that `failed`; empty when none did, and one that says so when nothing is recognised."""
+    if not failed or not parallel.steps:
+        return []
+    step = min(one.step for one in failed)
+    now = [one for one in failed if one.step == step]
+    kinds = {one.kind for one in now}
+    view = View(
+        parallel.steps[step],
+        reference.steps[step],
+        parallel.steps[step - 1] if step else None,
+        reference.steps[step - 1] if step else None,
+        facts,
+        slack=max(1e-6, 100 * tolerance),
+        wrong=tuple(dict.fromkeys(one.name for one in now if one.kind == "grad")),
+        tolerance=tolerance,
+    )
+    found: list[Finding] = []
+    if "start" in kinds:
+        found += start_findings(parallel, reference, [one.name for one in now if one.kind == "start"])
+    else:
+        if kinds & {"loss", "grad", "grad_norm"}:
+            found += gradient_findings(view, kinds)
+        if "replica" in kinds:
+            found += replica_findings(view, [one for one in now if one.kind == "replica"])
+        if "grad" not in kinds and kinds & {"param", "update"}:
+            wrong = [one.name for one in now if one.kind == "param"]
+            found += update_findings(view, parallel.before(step), reference.before(step), wrong, step)
+    if not found:
+        worst = max(now, key=lambda one: one.error)
+        found = [
+            Finding("unrecognised", "", f"{worst.kind} {worst.name} differs by {worst.error:.3g} from step {step} on", 0.1)
+        ]
+    return sorted(found, key=lambda one: -one.confidence)

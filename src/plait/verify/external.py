@@ -1,0 +1,89 @@
+"""Check somebody else's parallel training step: torch DDP, FSDP2, torch's pipelining, DeepSpeed, or a loop of one's own.
+
+Nothing is known of the framework. Each of the two functions does one training step and returns what it left behind; how far
+apart the two are, and what that looks like, is the same question as for a plan of this library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from plait.verify.compare import differences, refusals, tolerance_of
+from plait.verify.diagnose import diagnose
+from plait.verify.finding import Facts
+from plait.verify.observation import Observation, Record, Tensors, merge
+from plait.verify.report import Report
+
+Step = Callable[[int], "Observation | Mapping[str, Any]"]
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """What is known about the parallel step; all of it is optional and makes the findings sharper.
+
+    `facts` are axis sizes and other numbers that a wrong factor may be. `gather(object) -> list` collects one object from
+    every rank in rank order (for instance by `torch.distributed.all_gather_object`): with it replicas are compared, stages
+    of a pipeline are put together, and every rank returns the same report. `aliases` names copies of one
+    parameter (tied weights on two stages), `{copy: name}`. `start` gives the parameters before the first step.
+    """
+
+    facts: Facts = field(default_factory=Facts)
+    gather: Callable[[object], list[Any]] | None = None
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    start: Callable[[], Tensors] | None = None
+    name: str = "the parallel step"
+
+
+def differential(
+    reference_step: Step,
+    parallel_step: Step,
+    *,
+    steps: int = 1,
+    tolerance: float | None = None,
+    start: Tensors | None = None,
+    parallel: Parallel | None = None,
+) -> Report:
+    """Run both steps `steps` times and compare loss, every gradient and every parameter.
+
+    Each function takes the number of the step, does it, and returns `loss`, `grads` and `params` (mappings of name to whole
+    tensor, see `gradients_of` and `parameters_of`; own copies) as an `Observation` or a mapping; a loss that a rank does not
+    know is NaN. `start` are the reference's parameters before the first step: with them, weights that do not move are noticed
+    from the first step. `tolerance` is the largest relative error that passes; by default it follows the dtype.
+    The reference runs alike on every rank. Nothing is raised for a difference: see `Report.ok`, `Report.text()`.
+    """
+    about = parallel or Parallel()
+    begun = about.start() if about.start is not None else None
+    mine_start = _together(about, [Observation(0.0, {}, begun)]).params if begun is not None else None
+    truth, mine = [], []
+    for step in range(steps):
+        truth.append(Observation.of(reference_step(step)))
+        mine.append(_together(about, [Observation.of(parallel_step(step))]))
+    return judge(Record(mine_start, mine), Record(start, truth), about.facts, tolerance=tolerance, plan=about.name)
+
+
+def _together(about: Parallel, own: Sequence[Observation]) -> Observation:
+    """The observations of all ranks as one; this rank's own one when ranks cannot be asked."""
+    if about.gather is None:
+        return merge(own, about.aliases) if about.aliases else own[0]
+    return merge(about.gather(own[0]), about.aliases)
+
+
+def judge(
+    parallel: Record,
+    reference: Record,
+    facts: Facts | None = None,
+    *,
+    tolerance: float | None = None,
+    plan: str = "",
+    world_size: int | None = None,
+) -> Report:
+    """The verdict on two records: refusals, differences, findings. Pure."""
+    refused = refusals(parallel, reference)
+    limit = tolerance_of(reference) if tolerance is None else tolerance
+    comparable = len(parallel.steps) == len(reference.steps)
+    found = list(differences(parallel, reference)) if comparable else []
+    size = world_size or max((len(seen.ranks) for seen in parallel.steps), default=0) or 1
+    report = Report(found, refused, (), limit, len(reference.steps), plan=plan, world_size=size)
+    return replace(report, findings=diagnose(parallel, reference, report.failed, facts or Facts(), limit))

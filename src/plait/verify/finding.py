@@ -1,0 +1,189 @@
+"""A finding: one sentence about what an error looks like, and the axis or option that it points to.
+
+Beside it the numbers of the run that a wrong factor may be, and the small fits (a scale, a sum of contributions) by which
+findings are made. Everything here is arithmetic on tensors that were observed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.verify.observation import Gradients
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What an error looks like. `cause` is a stable word, `axis` a mesh axis (dp, tp, pp, cp, ep, mb) or an option
+    (init, clip, optimizer, lr, data, loss), several joined by `+`; `confidence` in (0, 1]; `names` the parameters concerned.
+    """
+
+    cause: str
+    axis: str
+    text: str
+    confidence: float
+    names: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The record in a report."""
+        return {
+            "cause": self.cause,
+            "axis": self.axis,
+            "text": self.text,
+            "confidence": self.confidence,
+            "names": list(self.names),
+        }
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A number of the run: `text` completes "too large: ..."."""
+
+    value: float
+    axis: str
+    text: str
+
+
+WORDS = {
+    "mb": "the number of micro-batches",
+    "dp": "the number of data ranks",
+    "tp": "the number of tensor ranks",
+    "pp": "the number of pipeline ranks",
+    "cp": "the number of context ranks",
+    "ep": "the number of expert ranks",
+}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known about the parallel run: axis sizes (`mb` too), other numbers by name, and the ranks along each axis.
+
+    `lines["tp"]` are tuples of ranks, as `Mesh` gives them; ranks are the keys of `Observation.ranks`.
+    """
+
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    lines: Mapping[str, Sequence[tuple[int, ...]]] = field(default_factory=dict)
+
+    def factors(self) -> list[Factor]:
+        """Every number that a wrong factor may be, simplest first: sizes, other numbers, products of two sizes."""
+        known = [Factor(size, axis, WORDS.get(axis, f"the size of {axis}")) for axis, size in self.sizes.items() if size > 1]
+        known += [Factor(value, "", name) for name, value in self.numbers.items() if value not in (0.0, 1.0)]
+        known += [
+            Factor(a.value * b.value, f"{a.axis}+{b.axis}", f"{a.text} times {b.text}")
+            for a, b in combinations([one for one in known if one.axis], 2)
+        ]
+        return known
+
+    def explain(self, ratio: float) -> tuple[str, str]:
+        """(axis, clause) for a factor: `4.0000 times too large: the number of micro-batches`."""
+        size = abs(ratio)
+        sign = "with the wrong sign and " if ratio < 0 else ""
+        direction = f"{sign}{_digits(size)} times too large" if size >= 1 else f"{sign}{_digits(1 / size)} times too small"
+        if abs(size - 1) < 1e-9:
+            direction = "of the wrong sign"
+        found = [one for one in self.factors() if _near(size, one.value) or _near(size, 1 / one.value)]
+        simplest = [one for one in found if "+" not in one.axis] or found
+        texts = list(dict.fromkeys(one.text for one in simplest))
+        axes = list(dict.fromkeys(one.axis for one in simplest if one.axis))
+        return "+".join(axes), direction + (f": {' or '.join(texts[:3])}" if texts else "")
+
+
+def _near(one: float, other: float) -> bool:
+    return abs(one - other) <= 1e-4 * abs(other)
+
+
+def _digits(value: float) -> str:
+    return f"{value:.4f}" if value < 1e4 else f"{value:.4e}"
+
+
+@dataclass(frozen=True)
+class Fit:
+    """`value` is about `scale` times the other side; `residual` is what is left, relative to `value`."""
+
+    scale: float
+    residual: float
+
+    def holds(self, slack: float) -> bool:
+        """The fit explains the value up to `slack`."""
+        return self.residual <= slack
+
+
+def dot(first: Gradients, second: Gradients) -> float:
+    """The inner product over the names that both have."""
+    total = 0.0
+    for name in first.keys() & second.keys():
+        one, other = first[name], second[name]
+        if one is not None and other is not None and one.shape == other.shape:
+            total += float(one.double().flatten() @ other.double().flatten())
+    return total
+
+
+def fit_scale(value: Gradients, truth: Gradients) -> Fit:
+    """Least squares for value = scale * truth, over all tensors of both together."""
+    return fit_tensors(_stack(value, truth), _stack(truth, value))
+
+
+def fit_tensors(value: Tensor, truth: Tensor) -> Fit:
+    """Least squares for one pair of tensors of a shape."""
+    size, energy = float(value.norm()), float(truth.square().sum())
+    if energy == 0.0 or size == 0.0:
+        return Fit(0.0, 0.0 if size == 0.0 else 1.0)
+    scale = float((value.flatten() @ truth.flatten()) / energy)
+    return Fit(scale, float((value - scale * truth).norm()) / size)
+
+
+def _stack(first: Gradients, second: Gradients) -> Tensor:
+    """`first` as one float64 vector, over the names that both have, zeros for None."""
+    parts = []
+    for name in sorted(first.keys() & second.keys()):
+        one, other = first[name], second[name]
+        if one is not None:
+            parts.append(one.double().flatten())
+        elif other is not None:
+            parts.append(torch.zeros(other.numel(), dtype=torch.float64))
+    return torch.cat(parts) if parts else torch.zeros(1, dtype=torch.float64)
+
+
+def coefficients(value: Gradients, basis: Sequence[Gradients]) -> tuple[list[float], float] | None:
+    """c with value = sum of c[i] * basis[i] by least squares, and the residual relative to |value|; None when c is not unique.
+
+    It works on the Gram matrix, so that memory is that of the tensors themselves.
+    """
+    size = len(basis)
+    gram = torch.zeros(size, size, dtype=torch.float64)
+    for i in range(size):
+        for j in range(i + 1):
+            gram[i, j] = gram[j, i] = dot(basis[i], basis[j])
+    right = torch.tensor([dot(value, one) for one in basis], dtype=torch.float64)
+    scale = gram.diagonal().sqrt()
+    used = [i for i in range(size) if float(scale[i]) > 0]
+    total = dot(value, value)
+    if not used or total == 0.0:
+        return None
+    normal = gram[used][:, used] / scale[used].outer(scale[used])
+    if float(torch.linalg.eigvalsh(normal)[0]) < 1e-6:
+        return None
+    solved = torch.linalg.solve(normal, right[used] / scale[used]) / scale[used]
+    found = [math.nan] * size
+    for place, i in enumerate(used):
+        found[i] = float(solved[place])
+    rest = {name: None if grad is None else grad.double().clone() for name, grad in value.items()}
+    for i in used:
+        for name, grad in basis[i].items():
+            present = rest.get(name)
+            if grad is not None and present is not None:
+                present -= found[i] * grad.double()
+    return found, math.sqrt(max(dot(rest, rest), 0.0) / total)
+
+
+def list_names(names: Sequence[str], limit: int = 3) -> str:
+    """`a, b, c and 4 more`."""
+    shown = ", ".join(names[:limit])
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"

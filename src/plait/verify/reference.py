@@ -1,0 +1,190 @@
+"""The run that everything is compared with: one device, plain PyTorch, nothing of the engine.
+
+By default a step takes the whole global batch at once, so it knows no ranks, no micro-batches and no slicing that could be
+wrong in the same way as the parallel run. Two kinds of model have no such meaning: where a sample's output depends on its
+neighbours (batch-norm) or on chance (dropout), the statistics and the random numbers are those of a slice by definition.
+They run slice by slice here, and the report says so.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from plait.verify.observation import Contribution, Observation, Record, Tensors
+
+Batch = tuple[Any, Any]
+Loss = Callable[[Any, Any], Any]
+CLIP_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_ divides by the norm and this
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What one micro-batch of one data rank gets of the global batch; `seed` is that of its random numbers."""
+
+    rank: int
+    micro_batch: int
+    batch: Batch
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train: `lr_factor(step)` multiplies the optimizer's rate; `clip_grad_norm` None means no clipping."""
+
+    loss: Loss
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+    clip_grad_norm: float | None = None
+    lr_factor: Callable[[int], float] = lambda step: 1.0
+
+
+def run_reference(
+    model: nn.Module,
+    batches: Sequence[Batch],
+    recipe: Recipe,
+    slices: Callable[[int, Batch], Sequence[Slice]] | None = None,
+    *,
+    by_slice: bool = False,
+    contributions: bool = False,
+) -> Record:
+    """Train a copy of `model` on the global batches, one step each.
+
+    `slices(step, batch)` says what the parallel run makes of a batch; it is used only with `by_slice` (compute slice by slice)
+    and with `contributions` (record what each slice adds to the gradient, for the diagnosis).
+    """
+    model = copy.deepcopy(model)
+    named = dict(model.named_parameters())
+    optimizer = recipe.optimizer([parameter for parameter in named.values() if parameter.requires_grad])
+    rates = [group["lr"] for group in optimizer.param_groups]
+    start, steps = _values(named), []
+    for step, batch in enumerate(batches):
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * recipe.lr_factor(step)
+        parts = list(slices(step, batch)) if slices is not None and (by_slice or contributions) else []
+        added = [_contribution(model, recipe.loss, part) for part in parts] if contributions else []
+        total, count = _accumulate(model, recipe.loss, parts if by_slice else [Slice(0, 0, batch)], seeded=by_slice)
+        norm = _finish_gradients(named, count, recipe.clip_grad_norm)
+        grads = {name: None if p.grad is None else p.grad.clone() for name, p in named.items()}
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        steps.append(
+            Observation(total / count, grads, _values(named), norm, optimizer.param_groups[0]["lr"], contributions=added)
+        )
+    return Record(start, steps)
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    """Run the model: a mapping is its keywords, a tuple or list its arguments."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
+
+
+def _values(named: dict[str, nn.Parameter]) -> Tensors:
+    return {name: parameter.detach().clone() for name, parameter in named.items()}
+
+
+def loss_sum(loss: Loss, output: Any, batch: Batch) -> tuple[Tensor, float]:
+    """(sum, count) of one part: a loss that is one number is a mean over its samples."""
+    result = loss(output, batch[1])
+    if isinstance(result, Tensor):
+        samples = len(next(iter(_tensors(batch[0]))))
+        return result * samples, float(samples)
+    total, count = result
+    return total, float(count)
+
+
+def _accumulate(model: nn.Module, loss: Loss, parts: Sequence[Slice], *, seeded: bool) -> tuple[float, float]:
+    """The gradient of the summed loss into `.grad`, the summed loss, the count."""
+    total = count = 0.0
+    for part in parts:
+        if not _samples(part.batch):
+            continue
+        with _random(part.seed, seeded):
+            value, number = loss_sum(loss, call(model, part.batch[0]), part.batch)
+        value.backward()
+        total, count = total + float(value.detach()), count + number
+    return total, max(count, 1.0)
+
+
+def _contribution(model: nn.Module, loss: Loss, part: Slice) -> Contribution:
+    """What one slice adds, at the present weights; buffers (batch-norm's running statistics) are left alone."""
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not _samples(part.batch):
+        return Contribution(part.rank, part.micro_batch, 0.0, {})
+    kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    with _random(part.seed, True):
+        value, count = loss_sum(loss, call(model, part.batch[0]), part.batch)
+    grads = torch.autograd.grad(value, list(named.values()), allow_unused=True)
+    for name, buffer in model.named_buffers():
+        buffer.copy_(kept[name])
+    return Contribution(part.rank, part.micro_batch, count, dict(zip(named, grads, strict=True)))
+
+
+def _finish_gradients(named: dict[str, nn.Parameter], count: float, clip: float | None) -> float:
+    """Divide once by the global count, clip; the norm before clipping."""
+    grads = [p.grad for p in named.values() if p.grad is not None]
+    for grad in grads:
+        grad.div_(count)
+    norm = float(torch.stack([grad.double().square().sum() for grad in grads]).sum().sqrt()) if grads else 0.0
+    if clip is not None and norm + CLIP_EPSILON > clip:
+        for grad in grads:
+            grad.mul_(clip / (norm + CLIP_EPSILON))
+    return norm
+
+
+@contextmanager
+def _random(seed: int, wanted: bool) -> Iterator[None]:
+    """Random numbers start from `seed`; nothing changes outside."""
+    with torch.random.fork_rng(devices=[]):
+        if wanted:
+            torch.manual_seed(seed)
+        yield
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
+
+
+def _samples(batch: Batch) -> int:
+    return next((len(leaf) for leaf in _tensors(batch[0])), 0)
+
+
+def slicing_reasons(model: nn.Module, batch: Batch) -> list[str]:
+    """Why a global batch at once has no meaning for this model, found by trying it; empty when it has."""
+    trial = copy.deepcopy(model)
+    samples = _samples(batch)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        first = _output(trial, batch[0])
+        torch.manual_seed(2)
+        if not torch.equal(first, _output(trial, batch[0])):
+            return ["its output is random (dropout), so the reference runs the same slices with the same seeds"]
+        half = max(samples // 2, 1)
+        part = _output(trial, _head(batch[0], half))
+        if samples > 1 and first.shape[:1] == (samples,) and not _close(part, first[:half]):
+            return [
+                "a sample's output depends on the others in its slice (batch-norm): "
+                "the reference runs the same slices, statistics are those of a micro-batch on a rank"
+            ]
+    return []
+
+
+def _output(model: nn.Module, inputs: Any) -> Tensor:
+    return next(_tensors(call(model, inputs)))
+
+
+def _head(inputs: Any, count: int) -> Any:
+    return tree_map_only(Tensor, lambda leaf: leaf[:count], inputs)
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    slack = 1e-8 if one.dtype == torch.float64 else 1e-3
+    return one.shape == other.shape and float((one - other).abs().max()) <= slack * max(float(other.abs().max()), 1e-30)

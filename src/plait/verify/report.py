@@ -1,0 +1,123 @@
+"""The verdict: what was compared, how far apart it is, what it looks like, and who is to blame.
+
+`ok` is true only when every error is within the tolerance and nothing made the comparison vacuous.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from plait.verify.compare import UPDATE_FACTOR, Difference
+from plait.verify.finding import Finding
+
+
+@dataclass(frozen=True)
+class Report:
+    """A parallel run against its reference. Errors are relative (see `compare`), the largest over steps, ranks and tensors."""
+
+    differences: Sequence[Difference]
+    refusals: Sequence[str]
+    findings: Sequence[Finding]
+    tolerance: float
+    num_steps: int
+    plan: str = ""
+    world_size: int = 1
+    title: str = ""
+    notes: Sequence[str] = ()
+    parts: Sequence[Report] = field(default_factory=tuple)  # one a probe, when this is the report of several
+
+    @property
+    def ok(self) -> bool:
+        """Whether every error passes, here and in the parts, and the comparison was a real one."""
+        return not self.refusals and not self.failed and all(part.ok for part in self.parts)
+
+    @property
+    def failed(self) -> list[Difference]:
+        """The comparisons that are out of tolerance, worst first."""
+        wrong = [one for one in self.differences if not one.error <= self.limit(one.kind)]
+        return sorted(wrong, key=lambda one: (one.step, -one.error))
+
+    def limit(self, kind: str) -> float:
+        """The largest error that passes for one kind."""
+        return self.tolerance * UPDATE_FACTOR if kind == "update" else self.tolerance
+
+    def error(self, *kinds: str) -> float:
+        """The largest error of these kinds, over the parts too."""
+        own = [one.error for one in self.differences if one.kind in kinds]
+        return max([*own, *(part.error(*kinds) for part in self.parts)], default=0.0)
+
+    @property
+    def worst(self) -> Difference | None:
+        """The largest error relative to what passes."""
+        own = [*self.differences, *(part.worst for part in self.parts if part.worst is not None)]
+        return max(own, key=lambda one: one.error / self.limit(one.kind), default=None)
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes and options that the findings blame, surest first."""
+        return tuple(dict.fromkeys(one.axis for one in self.all_findings if one.axis))
+
+    @property
+    def all_findings(self) -> list[Finding]:
+        """Own findings and those of the parts, surest first, each once."""
+        found = {one.text: one for part in self.parts for one in part.all_findings} | {one.text: one for one in self.findings}
+        return sorted(found.values(), key=lambda one: -one.confidence)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The record of the contract; infinite errors are the string `inf`, as JSON has none."""
+        worst = self.worst
+        return {
+            "ok": self.ok,
+            "loss_error": _json(self.error("loss")),
+            "grad_error": _json(self.error("grad", "grad_norm")),
+            "param_error": _json(self.error("param", "start", "replica")),
+            "update_error": _json(self.error("update")),
+            "worst": {"name": worst.name, "kind": worst.kind, "error": _json(worst.error)} if worst else None,
+            "plan": self.plan,
+            "world_size": self.world_size,
+            "steps": self.num_steps,
+            "tolerance": self.tolerance,
+            "refusals": [*self.refusals, *(f"{part.title}: {text}" for part in self.parts for text in part.refusals)],
+            "findings": [one.as_dict() for one in self.all_findings],
+            "notes": list(self.notes),
+            "probes": [_probe(part) for part in self.parts],
+        }
+
+    def text(self) -> str:
+        """For people: the verdict first, then the numbers, then what it looks like."""
+        name = self.plan or self.title or "the parallel step"
+        verdict = "equal to one device" if self.ok else "NOT equal to one device"
+        lines = [f"{name}: {verdict} ({self.num_steps} steps, {self.world_size} ranks)"]
+        for label, kinds in (
+            ("loss", ("loss",)),
+            ("gradients", ("grad", "grad_norm")),
+            ("parameters", ("param", "start", "replica")),
+        ):
+            lines.append(f"  {label:<11} relative error {self.error(*kinds):.1e}   (passes up to {self.tolerance:.0e})")
+        if not self.ok and (worst := self.worst):
+            where = "" if worst.rank is None else f" on rank {worst.rank}"
+            lines.append(f"  worst: {worst.kind} {worst.name}{where} in step {worst.step}: {worst.error:.3g}")
+        lines += [f"  refused: {text}" for text in self.refusals]
+        lines += [f"  -> {one.text}" for one in self.all_findings]
+        lines += [f"  probe {part.title:<18} {'ok' if part.ok else 'FAILED'}" for part in self.parts]
+        lines += [f"  refused in probe {part.title}: {text}" for part in self.parts for text in part.refusals]
+        lines += [f"  note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+
+def _json(error: float) -> float | str:
+    return error if math.isfinite(error) else "inf"
+
+
+def _probe(part: Report) -> Mapping[str, Any]:
+    return {
+        "name": part.title,
+        "ok": part.ok,
+        "loss_error": _json(part.error("loss")),
+        "grad_error": _json(part.error("grad", "grad_norm")),
+        "param_error": _json(part.error("param", "start", "replica")),
+        "notes": list(part.notes),
+    }
