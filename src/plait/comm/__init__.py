@@ -34,7 +34,19 @@ _HOMES = {
     "transition_bytes": "transitions",
     "wait_all": "work",
 }
-__all__ = ["Axis", "Count", "Ledger", "Waitable", "Work", "World", "bytes_sent", "init", "transition", "transition_bytes", "wait_all"]
+__all__ = [
+    "Axis",
+    "Count",
+    "Ledger",
+    "Waitable",
+    "Work",
+    "World",
+    "bytes_sent",
+    "init",
+    "transition",
+    "transition_bytes",
+    "wait_all",
+]
 
 
 def __getattr__(name: str) -> Any:

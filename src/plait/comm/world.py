@@ -17,10 +17,12 @@ import torch.distributed as dist
 from plait.comm.axis import Axis
 from plait.comm.backends.base import Backend
 from plait.comm.backends.gloo import Gloo
+from plait.comm.backends.memory import Memory
 from plait.comm.backends.native import Native
+from plait.comm.backends.shared import connect as connect_shared
 from plait.comm.ledger import Ledger
 from plait.comm.work import Recorder
-from plait.errors import PlanError, WorldSizeError, nearest
+from plait.errors import PlanError, RankFailed, WorldSizeError, nearest
 from plait.mesh import AxisName, Mesh
 from plait.mesh.groups import Groups
 from plait.trace import Timeline
@@ -28,7 +30,7 @@ from plait.trace import Timeline
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-BACKENDS = ("auto", "native", "gloo")
+BACKENDS = ("auto", "native", "gloo", "shared")
 
 
 class World:
@@ -83,8 +85,15 @@ class World:
         """Return when every rank of the world has called it."""
         self.axis("world").barrier()
 
-    def close(self) -> None:
-        """Leave together: give back the axes, and destroy the process group if `init` made it. Safe to call twice."""
+    def close(self, together: bool = True) -> None:
+        """Give back the axes, and destroy the process group if `init` made it. Safe to call twice.
+
+        `together` waits for all ranks first, because a Gloo rank that leaves early breaks the last operation of its peers;
+        after a failure, pass False.
+        """
+        if together and self._axes:
+            with contextlib.suppress(RankFailed):  # a peer that is gone already need not be waited for
+                self.barrier()
         axes, self._axes = self._axes, {}
         for axis in axes.values():
             axis.close()
@@ -108,7 +117,8 @@ def init(
         rank: the own rank; needed with `store`.
         store: where ranks meet; without it, torchrun's environment (`env://`) is used.
         timeout_seconds: after which a silent peer counts as failed.
-        backend: `auto` (NCCL on CUDA; Gloo on CPU), `native` (torch's operations as they are) or `gloo`.
+        backend: `auto` (NCCL on CUDA; shared memory or Gloo on CPU), `native` (torch's operations as they are),
+            `gloo`, or `shared` (memory of one host; `auto` uses it where it can).
         device: of the tensors; default the CUDA device of this local rank if there is one, else the CPU.
 
     Raises:
@@ -129,15 +139,42 @@ def init(
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", own % torch.cuda.device_count())
         torch.cuda.set_device(device)
-    groups = Groups(mesh, own, timeout_seconds)
-    kind = Native if backend == "native" or device.type != "cpu" else Gloo
+    if device.type != "cpu" and backend in {"gloo", "shared"}:
+        raise PlanError(f"backend {backend!r} moves CPU memory and the device is {device}; use 'auto' or 'native'")
+    links = _Links(Groups(mesh, own, timeout_seconds), "native" if device.type != "cpu" else backend, timeout_seconds)
 
     def leave() -> None:
-        groups.close()
+        links.close()
         if made and dist.is_initialized():
-            _leave_together()
+            dist.destroy_process_group()
 
-    return World(mesh, own, device, lambda name: kind(groups.group(name)), leave)
+    return World(mesh, own, device, links.connect, leave)
+
+
+class _Links:
+    """Chooses the backend of each axis: the fastest that all ranks of its line can use."""
+
+    def __init__(self, groups: Groups, backend: str, timeout_seconds: float) -> None:
+        self._groups = groups
+        self._backend = backend
+        self._timeout_seconds = timeout_seconds
+        self._memory = Memory()
+
+    def connect(self, name: AxisName) -> Backend:
+        group = self._groups.group(name)
+        if self._backend == "native":
+            return Native(group)
+        gloo = Gloo(group)
+        if self._backend == "gloo":
+            return gloo
+        shared = connect_shared(gloo, self._memory, self._timeout_seconds)
+        if shared is None and self._backend == "shared":
+            raise PlanError(f"the ranks of axis {name} cannot read each other's memory (other hosts?); use backend 'auto'")
+        return shared or gloo
+
+    def close(self) -> None:
+        self._memory.close()
+        self._groups.close()
 
 
 def _make_group(mesh: Mesh, rank: int | None, store: Store | None, timeout_seconds: float, device: torch.device) -> None:
@@ -149,10 +186,3 @@ def _make_group(mesh: Mesh, rank: int | None, store: Store | None, timeout_secon
         raise PlanError("a store was given without a rank; give both, or neither under torchrun")
     else:
         dist.init_process_group(kind, store=store, rank=rank, world_size=mesh.size, timeout=timeout)
-
-
-def _leave_together() -> None:
-    """A barrier before destroying: a Gloo rank that leaves first breaks the last operation of its peers."""
-    with contextlib.suppress(RuntimeError):  # a peer that is gone already need not be waited for
-        dist.barrier()
-    dist.destroy_process_group()

@@ -1,0 +1,226 @@
+"""Collectives of ranks that read each other's memory: nothing is sent, everyone takes what it needs.
+
+In a reduce-scatter each rank sums its own range over the memory of all; in an all-gather it copies the others' shards; an
+all-reduce is the first, then the second, in place. Sums run in the order of coordinates with the same rounding on
+every path, and each element is summed by one rank (or by all alike), so all ranks get equal bits.
+
+Why the in-place forms do not race: between two signals a rank writes only its own range of its own memory, and the
+others read only other ranges of it. reduce_scatter with `out` in `full`: my slice of my `full` is read by nobody but me.
+all_gather with `shard` in `full`: others read my slice, I write the rest. all_reduce: in the first phase others read
+all but my range and I write my range; in the second they read my range and I write the rest.
+
+Tensors outside readable memory are copied into borrowed memory first; then nobody waits for the readers.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.comm.backends.base import Backend, Handle
+from plait.comm.backends.fabric import Fabric, Notice, Signal, Staged
+from plait.comm.backends.steps import Engine, Operation, Step
+from plait.comm.backends.sums import sum_into
+from plait.mesh.slices import shard_range
+
+ONE_SHOT_BYTES = 128 << 10  # up to here every rank sums everything: one signal less, and the data lie in cache
+
+
+class Direct(Backend):
+    """All operations but point-to-point, on a `Fabric`."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self.fabric = fabric
+        self.rank = fabric.rank
+        self.size = fabric.size
+        self._engine = Engine(fabric)
+        self._all = tuple(range(self.size))
+        self._others = tuple(peer for peer in self._all if peer != self.rank)
+
+    def all_reduce(self, tensor: Tensor) -> Handle:
+        """Small: everyone sums everything. Large: each sums its range, then copies the others'."""
+        flat = tensor.view(-1)
+        if flat.numel() * flat.element_size() <= ONE_SHOT_BYTES:
+            side = _Side(self, "all_reduce", flat, always_stage=True)
+            return side.collective(lambda: sum_into(flat, [side.of(peer) for peer in self._all]))
+        side = _Side(self, "all_reduce", flat)
+        ranges = [shard_range(flat.numel(), self.size, peer) for peer in self._all]
+
+        def sum_own() -> None:
+            start, stop = ranges[self.rank]
+            sum_into(side.source[start:stop], [side.of(peer)[start:stop] for peer in self._all])
+
+        def copy_others() -> None:
+            for peer, (start, stop) in enumerate(ranges):
+                if peer != self.rank or side.staged is not None:
+                    flat[start:stop].copy_(side.of(peer)[start:stop])
+
+        return side.collective(sum_own, copy_others)
+
+    def reduce_scatter(self, out: Tensor, full: Tensor) -> Handle:
+        """Sum the own range over the memory of all."""
+        side = _Side(self, "reduce_scatter", full)
+        numel = out.numel()
+        own = slice(self.rank * numel, (self.rank + 1) * numel)
+        return side.collective(lambda: sum_into(out, [side.of(peer)[own] for peer in self._all]))
+
+    def all_gather(self, full: Tensor, shard: Tensor) -> Handle:
+        """Copy the shards of all."""
+        side = _Side(self, "all_gather", shard)
+        parts = full.view(self.size, -1)
+        if parts[self.rank].data_ptr() != shard.data_ptr():
+            parts[self.rank].copy_(shard)
+
+        def copy() -> None:
+            for peer in self._others:
+                parts[peer].copy_(side.of(peer))
+
+        return side.collective(copy)
+
+    def all_to_all(self, out: Tensor, source: Tensor, out_splits: list[int], source_splits: list[int]) -> Handle:
+        """Copy the own part of everyone's source; the notice says where each part begins."""
+        row = out.numel() // out.shape[0] if out.shape[0] else 0
+        source_row = source.numel() // source.shape[0] if source.shape[0] else 0
+        offsets = tuple(accumulate((rows * source_row for rows in source_splits), initial=0))
+        side = _Side(self, "all_to_all", source.view(-1), offsets=offsets, same_numel=False)
+        flat = out.view(-1)
+        starts = list(accumulate((rows * row for rows in out_splits), initial=0))
+
+        def copy() -> None:
+            for peer in self._all:
+                begin, end = side.notice_of(peer).offsets[self.rank : self.rank + 2]
+                side.check_part(peer, end - begin, starts[peer + 1] - starts[peer])
+                flat[starts[peer] : starts[peer + 1]].copy_(side.of(peer)[begin:end])
+
+        return side.collective(copy)
+
+    def broadcast(self, tensor: Tensor, root: int) -> Handle:
+        """Everyone copies from the root."""
+        flat = tensor.view(-1)
+        if self.rank == root:
+            return _Side(self, "broadcast", flat).give(self._others)
+        side = _Side(self, "broadcast", flat, publish=False)
+        return side.take((root,), lambda: flat.copy_(side.of(root)))
+
+    def reduce(self, tensor: Tensor, root: int) -> Handle:
+        """The root sums the memory of all."""
+        flat = tensor.view(-1)
+        if self.rank != root:
+            return _Side(self, "reduce", flat).give((root,))
+        side = _Side(self, "reduce", flat, publish=False)
+        return side.take(self._others, lambda: sum_into(flat, [side.of(peer) for peer in self._all]))
+
+    def exchange(self, out: Tensor, tensor: Tensor, to: int, source: int) -> Handle:
+        """Copy from `source`, let `to` copy; all ranks of the axis call it together."""
+        side = _Side(self, "shift", tensor.view(-1))
+        return side.swap(to, source, lambda: out.view(-1).copy_(side.of(source)))
+
+    def barrier(self) -> None:
+        """Everyone has arrived."""
+        _Side(self, "barrier", torch.empty(0)).collective(lambda: None).wait()
+
+    def gather_objects(self, item: object) -> list[Any]:
+        """Pickled bytes, each rank's of its own length: between the own ranks of one run, never from outside."""
+        packed = torch.frombuffer(bytearray(pickle.dumps(item)), dtype=torch.uint8)
+        side = _Side(self, "gather_objects", packed, same_numel=False)
+        items: list[Any] = []
+        side.collective(lambda: items.extend(pickle.loads(side.of(peer).numpy().tobytes()) for peer in self._all)).wait()
+        return items
+
+    def empty(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory that peers read where it lies."""
+        return self.fabric.empty(numel, dtype)
+
+    def close(self) -> None:
+        """Leave."""
+        self.fabric.close()
+
+
+class _Side:
+    """This rank's side of one operation: what it shows, and what it sees of the others."""
+
+    def __init__(
+        self,
+        direct: Direct,
+        op: str,
+        flat: Tensor,
+        *,
+        offsets: tuple[int, ...] = (),
+        same_numel: bool = True,
+        always_stage: bool = False,
+        publish: bool = True,
+    ) -> None:
+        self._direct, self._fabric, self._engine = direct, direct.fabric, direct._engine
+        self._same_numel = same_numel
+        self._seen: dict[int, tuple[Notice, Tensor]] = {}
+        self.staged: Staged | None = None
+        self.source = flat
+        number = self._engine.next_number()
+        self.notice = Notice(number, op, flat.numel(), flat.dtype, offsets)
+        if not publish:
+            return
+        if always_stage or not self._fabric.readable(flat):
+            self.staged = self._fabric.stage(flat.numel(), flat.dtype)
+            self.source = self.staged.tensor.copy_(flat)
+        self._fabric.publish(self.notice, self.source)
+
+    def of(self, peer: int) -> Tensor:
+        """The flat data that a peer shows (or the own)."""
+        return self.source if peer == self._direct.rank else self._look(peer)[1]
+
+    def notice_of(self, peer: int) -> Notice:
+        """The notice of a peer (or the own)."""
+        return self.notice if peer == self._direct.rank else self._look(peer)[0]
+
+    def check_part(self, peer: int, sent: int, expected: int) -> None:
+        """Raise unless a peer sends as many elements as are expected of it."""
+        if sent != expected:
+            theirs = Notice(self.notice.number, f"all_to_all with {sent} elements for this rank,", sent, self.notice.dtype)
+            Notice(self.notice.number, "all_to_all", expected, self.notice.dtype).match(theirs, peer, True)
+
+    def collective(self, *acts: Callable[[], object]) -> Operation:
+        """Everyone shows, everyone reads: one act, or two with a signal between."""
+        others = self._direct._others
+        self._arrive(others)
+        signals = (Signal.ARRIVE, Signal.MIDDLE)[: len(acts)]
+        answers = (*signals[1:], Signal.EXIT)
+        steps = [Step(signal, others, act, answer, others) for signal, act, answer in zip(signals, acts, answers, strict=True)]
+        return self._issue([*steps, Step(Signal.EXIT, others, self._release)])
+
+    def give(self, readers: tuple[int, ...]) -> Operation:
+        """Only show."""
+        self._arrive(readers)
+        return self._issue([Step(Signal.EXIT, readers, self._release)])
+
+    def take(self, sources: tuple[int, ...], act: Callable[[], object]) -> Operation:
+        """Only read."""
+        return self._issue([Step(Signal.ARRIVE, sources, act, Signal.EXIT, sources)])
+
+    def swap(self, to: int, source: int, act: Callable[[], object]) -> Operation:
+        """Show to one, read from another."""
+        self._arrive((to,))
+        read = Step(Signal.ARRIVE, (source,), act, Signal.EXIT, (source,))
+        return self._issue([read, Step(Signal.EXIT, (to,), self._release)])
+
+    def _arrive(self, readers: tuple[int, ...]) -> None:
+        for peer in readers:
+            self._fabric.post(Signal.ARRIVE, peer)
+
+    def _issue(self, steps: list[Step]) -> Operation:
+        return self._engine.issue(steps, early=self.staged is not None)
+
+    def _look(self, peer: int) -> tuple[Notice, Tensor]:
+        if peer not in self._seen:
+            notice = self._fabric.read(peer, self.notice.number)
+            self.notice.match(notice, peer, self._same_numel)
+            self._seen[peer] = (notice, self._fabric.data(peer, notice))
+        return self._seen[peer]
+
+    def _release(self) -> None:
+        if self.staged is not None:
+            self.staged.release()

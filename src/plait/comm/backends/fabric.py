@@ -1,0 +1,129 @@
+"""What ranks need that can read each other's memory: notices, signals, and views of what a notice names.
+
+A signal is a counter for each (kind, from, to): posting adds one, taking waits for one and removes it; both are full
+memory barriers, so what was written before a post is seen after the take. `direct.Direct` builds all collectives on
+this; processes of one host implement it (`shared`), and so do threads of one process (`threads`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from plait.errors import RunError
+
+RING = 64  # operations of one axis that may be under way at once
+
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+)
+
+
+class Signal(IntEnum):
+    """The kinds of signals, in the order in which one operation uses them."""
+
+    ARRIVE = 0  # my notice is published and my data may be read
+    MIDDLE = 1  # my part of the first phase is done
+    EXIT = 2  # I read nothing of this operation any more
+    MESSAGE = 3  # a message lies in the mailbox
+
+
+@dataclass(frozen=True)
+class Notice:
+    """What a rank says of its side of operation `number`; `offsets` are elements (all_to_all: where each part begins)."""
+
+    number: int
+    op: str
+    numel: int
+    dtype: torch.dtype
+    offsets: tuple[int, ...] = ()
+
+    def match(self, other: Notice, peer: int, same_numel: bool) -> None:
+        """Raise unless the peer runs the same operation.
+
+        Raises:
+            RunError: the ranks called different things; names both.
+        """
+        mine, theirs = (self.number, self.op, self.dtype), (other.number, other.op, other.dtype)
+        if mine != theirs or (same_numel and self.numel != other.numel):
+            raise RunError(
+                f"the ranks of one axis called different operations: this rank {self._text()}, coordinate {peer} "
+                f"{other._text()}; all ranks of an axis call the same operations in the same order"
+            )
+
+    def _text(self) -> str:
+        return f"{self.op} of {self.numel} {str(self.dtype).removeprefix('torch.')} (its operation {self.number})"
+
+
+class Staged(ABC):
+    """A piece of readable memory lent for one operation."""
+
+    tensor: Tensor
+
+    @abstractmethod
+    def release(self) -> None:
+        """No peer reads it any more."""
+
+
+class Fabric(ABC):
+    """One rank's side. `rank` and `size` are those of the line."""
+
+    rank: int
+    size: int
+
+    @abstractmethod
+    def post(self, signal: Signal, to: int) -> None:
+        """Add one; never blocks."""
+
+    @abstractmethod
+    def try_take(self, signal: Signal, source: int) -> bool:
+        """Remove one if there is one; never blocks."""
+
+    @abstractmethod
+    def take(self, signal: Signal, source: int) -> None:
+        """Wait for one and remove it.
+
+        Raises:
+            RankFailed: the peer is dead, has left, or was silent too long.
+        """
+
+    @abstractmethod
+    def publish(self, notice: Notice, data: Tensor | None) -> None:
+        """Say what the own side of an operation is; `data` is flat and `readable`, or staged."""
+
+    @abstractmethod
+    def read(self, peer: int, number: int) -> Notice:
+        """The notice of a peer that has arrived at operation `number`."""
+
+    @abstractmethod
+    def data(self, peer: int, notice: Notice) -> Tensor:
+        """The flat data of a peer's notice, as memory of its own: to be read until EXIT is posted to it."""
+
+    @abstractmethod
+    def readable(self, tensor: Tensor) -> bool:
+        """Whether peers can read this tensor where it lies."""
+
+    @abstractmethod
+    def stage(self, numel: int, dtype: torch.dtype) -> Staged:
+        """Borrow readable memory (numel,)."""
+
+    @abstractmethod
+    def empty(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """Readable memory (numel,) to keep."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave: peers that still wait for this rank fail at once."""

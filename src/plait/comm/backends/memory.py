@@ -1,0 +1,155 @@
+"""Memory that the ranks of one host read from each other: anonymous files (memfd), mapped by all who need them.
+
+Anonymous files rather than names in /dev/shm: they vanish with the last process that maps them, however it ends, and the
+size limit that containers put on /dev/shm does not bind them. A peer opens one as /proc/PID/fd/N at first sight.
+"""
+
+from __future__ import annotations
+
+import bisect
+import mmap
+import os
+import weakref
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from plait.comm.backends.fabric import Staged
+
+ALIGNMENT = 64
+ARENA_BYTES = 4 << 20  # smaller pieces share a segment, so that many of them do not need many file descriptors
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor begins: byte `offset` of segment `number` of some rank; `num_bytes` is of the whole segment."""
+
+    number: int
+    descriptor: int
+    num_bytes: int
+    offset: int
+
+
+@dataclass
+class Segment:
+    """One anonymous file, mapped. It lives as long as its mapping, which every tensor on it holds."""
+
+    number: int
+    descriptor: int
+    num_bytes: int
+    mapping: weakref.ref[mmap.mmap]
+    base: int = 0
+
+
+@dataclass
+class _Arena:
+    mapping: mmap.mmap
+    num_bytes: int
+    used: int = 0
+    segment: Segment = field(kw_only=True)
+
+
+class Memory:
+    """The readable memory of one rank, and its view of that of its peers; one for all axes of a world."""
+
+    def __init__(self) -> None:
+        self._bases: list[int] = []  # sorted; the keys of _segments
+        self._segments: dict[int, Segment] = {}
+        self._next_number = 0
+        self._arena: _Arena | None = None
+        self._peers: dict[tuple[int, int], Tensor] = {}
+
+    def empty(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """Uninitialised (numel,) that `place` finds again; freed with the last tensor on it."""
+        num_bytes = max(numel, 1) * dtype.itemsize
+        if num_bytes > ARENA_BYTES // 4:
+            mapping, _ = self._map(num_bytes)
+            return torch.frombuffer(mapping, dtype=dtype, count=max(numel, 1))[:numel]
+        arena = self._arena
+        if arena is None or arena.used + num_bytes > arena.num_bytes:
+            mapping, segment = self._map(ARENA_BYTES)
+            arena = self._arena = _Arena(mapping, ARENA_BYTES, segment=segment)
+        start = arena.used
+        arena.used = -(-(start + num_bytes) // ALIGNMENT) * ALIGNMENT
+        return torch.frombuffer(arena.mapping, dtype=dtype, offset=start, count=max(numel, 1))[:numel]
+
+    def place(self, tensor: Tensor) -> Place | None:
+        """Where a contiguous tensor lies, or None if not in readable memory."""
+        address = tensor.data_ptr()
+        index = bisect.bisect_right(self._bases, address) - 1
+        if index < 0 or tensor.device.type != "cpu":
+            return None
+        segment = self._segments[self._bases[index]]
+        offset = address - segment.base
+        if offset + tensor.numel() * tensor.element_size() > segment.num_bytes:
+            return None
+        return Place(segment.number, segment.descriptor, segment.num_bytes, offset)
+
+    def peer(self, pid: int, place: Place, dtype: torch.dtype, numel: int) -> Tensor:
+        """The tensor (numel,) that lies at a place of the process `pid`, as it is there now.
+
+        Raises:
+            OSError: the process is gone, or may not be read.
+        """
+        key = (pid, place.number)
+        if key not in self._peers:
+            descriptor = os.open(f"/proc/{pid}/fd/{place.descriptor}", os.O_RDWR | os.O_CLOEXEC)
+            try:
+                flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+                mapping = mmap.mmap(descriptor, place.num_bytes, flags=flags)
+            finally:
+                os.close(descriptor)
+            self._peers[key] = torch.frombuffer(mapping, dtype=torch.uint8)
+        whole = self._peers[key]
+        return whole[place.offset : place.offset + numel * dtype.itemsize].view(dtype)
+
+    def close(self) -> None:
+        """Unmap the peers'; the own segments end with their tensors."""
+        self._peers.clear()
+        self._arena = None
+
+    def _map(self, num_bytes: int) -> tuple[mmap.mmap, Segment]:
+        descriptor = os.memfd_create("plait", os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, num_bytes)
+        mapping = mmap.mmap(descriptor, num_bytes)
+        base = torch.frombuffer(mapping, dtype=torch.uint8).data_ptr()
+        segment = Segment(self._next_number, descriptor, num_bytes, weakref.ref(mapping), base)
+        self._next_number += 1
+        self._segments[base] = segment
+        bisect.insort(self._bases, base)
+        weakref.finalize(mapping, self._unmap, base, descriptor)
+        return mapping, segment
+
+    def _unmap(self, base: int, descriptor: int) -> None:
+        del self._segments[base]
+        self._bases.remove(base)
+        os.close(descriptor)
+
+
+class _Lent(Staged):
+    def __init__(self, block: Tensor, numel: int, dtype: torch.dtype, free: list[Tensor]) -> None:
+        self._block, self._free = block, free
+        self.tensor = block[: numel * dtype.itemsize].view(dtype)
+
+    def release(self) -> None:
+        """Back to the list it came from."""
+        self._free.append(self._block)
+
+
+class Staging:
+    """Readable memory to borrow: blocks of powers of two, the last returned lent first, because it is still in the cache.
+
+    Blocks are kept: what one step needed the next will need again, and peers have them mapped.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._free: dict[int, list[Tensor]] = {}
+
+    def lend(self, numel: int, dtype: torch.dtype) -> Staged:
+        """A block of at least (numel,), until it is released."""
+        num_bytes = max(4096, 1 << (numel * dtype.itemsize - 1).bit_length()) if numel else 4096
+        free = self._free.setdefault(num_bytes, [])
+        block = free.pop() if free else self._memory.empty(num_bytes, torch.uint8)
+        return _Lent(block, numel, dtype, free)

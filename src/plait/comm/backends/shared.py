@@ -1,0 +1,213 @@
+"""The fabric of processes on one host: notices and semaphores in one shared control segment, data in each rank's memory.
+
+The control segment is made by the first rank of the line. A rank that waits looks every half second whether the peer
+still lives or has left, so a death is noticed at once and nobody waits for the dead.
+
+    control: [ semaphores: kind x from x to | notices: rank x RING x words | left: rank ]
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from plait.comm.backends.base import Handle
+from plait.comm.backends.direct import Direct
+from plait.comm.backends.fabric import DTYPES, RING, Fabric, Notice, Signal, Staged
+from plait.comm.backends.gloo import Gloo
+from plait.comm.backends.memory import Memory, Place, Staging
+from plait.comm.backends.semaphores import SEMAPHORE_BYTES, Semaphores, available
+from plait.errors import RankFailed
+
+LOOK_SECONDS = 0.5
+OPS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "shift", "barrier", "gather_objects")
+_PLAIN_WORDS = 8  # number, op, numel, dtype, segment, descriptor, segment bytes, offset; then size + 1 offsets
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which process on which host: the boot distinguishes hosts of one name, the start time processes of one id."""
+
+    host: str
+    boot: str
+    pid: int
+    start: str
+
+    @staticmethod
+    def own() -> Identity:
+        """Of this process."""
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return Identity(socket.gethostname(), boot, os.getpid(), _start_of(os.getpid()) or "")
+
+    def same_host(self, other: Identity) -> bool:
+        """Whether both run on one kernel under one name."""
+        return (self.host, self.boot) == (other.host, other.boot)
+
+    def alive(self) -> bool:
+        """Whether the process still runs (a zombie does not)."""
+        return _start_of(self.pid) == self.start
+
+
+def _start_of(pid: int) -> str | None:
+    """The start time of a running process, or None."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in {"Z", "X"} else fields[19]
+
+
+class Control:
+    """The control segment of one line of `size` ranks, made here or mapped from its maker."""
+
+    def __init__(self, size: int, whole: Tensor) -> None:
+        self.size = size
+        raw = whole.numpy()
+        words = _PLAIN_WORDS + size + 1
+        starts = np.cumsum([0, len(Signal) * size * size * SEMAPHORE_BYTES, size * RING * words * 8, size * 8])
+        self.semaphores = Semaphores(whole.data_ptr())
+        self.notices = raw[starts[1] : starts[2]].view(np.int64).reshape(size, RING, words)
+        self.left = raw[starts[2] : starts[3]].view(np.int64)
+        self._whole = whole
+
+    @staticmethod
+    def num_bytes(size: int) -> int:
+        """How large it is."""
+        return len(Signal) * size * size * SEMAPHORE_BYTES + size * RING * (_PLAIN_WORDS + size + 1) * 8 + size * 8
+
+    @staticmethod
+    def create(size: int, memory: Memory) -> Control:
+        """Make it; the semaphores are ready when this returns."""
+        whole = memory.empty(Control.num_bytes(size), torch.uint8)
+        whole.zero_()
+        control = Control(size, whole)
+        control.semaphores.create(len(Signal) * size * size)
+        return control
+
+    def place(self, memory: Memory) -> Place | None:
+        """Where the others find it."""
+        return memory.place(self._whole)
+
+
+class SharedFabric(Fabric):
+    """One rank's side of the control segment, and its staging memory."""
+
+    def __init__(self, rank: int, control: Control, memory: Memory, identities: list[Identity], timeout_seconds: float) -> None:
+        self.rank = rank
+        self.size = control.size
+        self._control = control
+        self._memory = memory
+        self._identities = identities
+        self._timeout_seconds = timeout_seconds
+        self._staging = Staging(memory)
+
+    def post(self, signal: Signal, to: int) -> None:
+        """Add one to the semaphore of (signal, self, to)."""
+        self._control.semaphores.post(self._index(signal, self.rank, to))
+
+    def try_take(self, signal: Signal, source: int) -> bool:
+        """Take one from the semaphore of (signal, source, self) if it can be had."""
+        return self._control.semaphores.try_take(self._index(signal, source, self.rank))
+
+    def take(self, signal: Signal, source: int) -> None:
+        """Wait for it, looking at the peer in between."""
+        index, deadline = self._index(signal, source, self.rank), time.monotonic() + self._timeout_seconds
+        while not self._control.semaphores.take(index, LOOK_SECONDS):
+            left, alive = bool(self._control.left[source]), self._identities[source].alive()
+            if not left and alive and time.monotonic() < deadline:
+                continue
+            if self.try_take(signal, source):  # posted just before the peer went
+                return
+            pid = self._identities[source].pid
+            why = "is dead" if not alive else "has left" if left else f"was silent for {self._timeout_seconds:g} s"
+            raise RankFailed(f"coordinate {source} of the axis (process {pid}) {why}")
+
+    def publish(self, notice: Notice, data: Tensor | None) -> None:
+        """Write the notice into the own ring."""
+        place = (0, 0, 0, 0)
+        if data is not None and data.numel():
+            found = self._memory.place(data)
+            assert found is not None  # `direct` staged what was not readable
+            place = (found.number, found.descriptor, found.num_bytes, found.offset)
+        words = (notice.number, OPS.index(notice.op), notice.numel, DTYPES.index(notice.dtype), *place, *notice.offsets)
+        self._control.notices[self.rank, notice.number % RING, : len(words)] = words
+
+    def read(self, peer: int, number: int) -> Notice:
+        """Read a notice out of a peer's ring."""
+        words = self._control.notices[peer, number % RING].tolist()
+        return Notice(words[0], OPS[words[1]], words[2], DTYPES[words[3]], tuple(words[_PLAIN_WORDS:]))
+
+    def data(self, peer: int, notice: Notice) -> Tensor:
+        """The peer's memory, mapped at first sight."""
+        if not notice.numel:
+            return torch.empty(0, dtype=notice.dtype)
+        place = Place(*self._control.notices[peer, notice.number % RING, 4:_PLAIN_WORDS].tolist())
+        try:
+            return self._memory.peer(self._identities[peer].pid, place, notice.dtype, notice.numel)
+        except OSError as error:
+            raise RankFailed(f"the memory of coordinate {peer} cannot be mapped: {error}") from error
+
+    def readable(self, tensor: Tensor) -> bool:
+        """Whether it lies in the readable memory of this rank."""
+        return tensor.numel() == 0 or self._memory.place(tensor) is not None
+
+    def stage(self, numel: int, dtype: torch.dtype) -> Staged:
+        """From the staging ring."""
+        return self._staging.lend(numel, dtype)
+
+    def empty(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """From this rank's readable memory."""
+        return self._memory.empty(numel, dtype)
+
+    def close(self) -> None:
+        """Mark as left."""
+        self._control.left[self.rank] = 1
+
+    def _index(self, signal: Signal, source: int, to: int) -> int:
+        return (signal * self.size + source) * self.size + to
+
+
+class Shared(Direct):
+    """Direct collectives on a `SharedFabric`; point-to-point over the Gloo group that the line has anyway."""
+
+    def __init__(self, fabric: SharedFabric, gloo: Gloo) -> None:
+        super().__init__(fabric)
+        self._gloo = gloo
+
+    def send(self, tensor: Tensor, to: int, tag: int) -> Handle:
+        """By Gloo."""
+        return self._gloo.send(tensor, to, tag)
+
+    def receive(self, tensor: Tensor, source: int, tag: int) -> Handle:
+        """By Gloo."""
+        return self._gloo.receive(tensor, source, tag)
+
+
+def connect(gloo: Gloo, memory: Memory, timeout_seconds: float) -> Shared | None:
+    """Shared memory for the line of a Gloo group, or None where its ranks cannot read each other's; alike on every rank."""
+    if not all(gloo.gather_objects(available())):
+        return None
+    own = Identity.own()
+    control = Control.create(gloo.size, memory) if gloo.rank == 0 else None
+    sides = gloo.gather_objects((own, control.place(memory) if control else None))
+    identities = [identity for identity, _ in sides]
+    if all(own.same_host(other) for other in identities) and control is None:
+        control = _mapped(gloo.size, memory, identities[0].pid, sides[0][1])
+    if not all(gloo.gather_objects(control is not None and all(own.same_host(other) for other in identities))):
+        return None
+    assert control is not None
+    return Shared(SharedFabric(gloo.rank, control, memory, identities, timeout_seconds), gloo)
+
+
+def _mapped(size: int, memory: Memory, pid: int, place: Place) -> Control | None:
+    try:
+        return Control(size, memory.peer(pid, place, torch.uint8, Control.num_bytes(size)))
+    except OSError:  # other process namespaces, or no permission: then Gloo
+        return None

@@ -1,0 +1,35 @@
+"""Sums of the same range in several memories, in one order and with one rounding, wherever they are computed.
+
+In blocks that stay in the cache: the running sum is then never read from or written to memory but once. Halves are
+accumulated in float32 and rounded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+BLOCK_BYTES = 128 << 10
+HALVES = frozenset({torch.bfloat16, torch.float16})
+
+
+def sum_into(out: Tensor, rows: Sequence[Tensor]) -> None:
+    """`out = ((rows[0] + rows[1]) + rows[2]) + ...`, all (n,), at least two rows; `out` may be one of the rows."""
+    if out.dtype not in HALVES and len(rows) == 2:
+        torch.add(rows[0], rows[1], out=out)
+        return
+    wide = torch.float32 if out.dtype in HALVES else out.dtype
+    block = BLOCK_BYTES // wide.itemsize
+    running = torch.empty(min(block, out.numel()), dtype=wide)
+    for start in range(0, out.numel(), block):
+        stop = min(start + block, out.numel())
+        total = running[: stop - start]
+        torch.add(rows[0][start:stop].to(wide), rows[1][start:stop], out=total)
+        for row in rows[2:-1]:
+            total.add_(row[start:stop])
+        if len(rows) == 2 or wide != out.dtype:
+            out[start:stop].copy_(total.add_(rows[-1][start:stop]) if len(rows) > 2 else total)
+        else:
+            torch.add(total, rows[-1][start:stop], out=out[start:stop])

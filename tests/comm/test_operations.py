@@ -1,0 +1,38 @@
+"""Every operation of an axis on every backend, in every kind of memory, against sums computed in one process."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.comm import cases
+
+BACKENDS = ("native", "gloo", "shared")
+
+
+def _each(world, numel):
+    axis = world.axis("dp")
+    chance = random.Random(numel)
+    for dtype in cases.DTYPES:
+        for op in cases.OPS:
+            for memory in ("plain", "empty", "alias"):
+                case = cases.make(op, world.size, numel, dtype, chance)
+                work, result = cases.start(case, axis, memory)
+                work.wait()
+                work.wait()  # the second returns at once
+                cases.check(case, axis.rank, result)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_each_operation(ranks, n, backend):
+    for numel in (0, 1, 5, 60_000):
+        ranks(n, _each, numel, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "shared"])
+@pytest.mark.parametrize("n", [2, 4])
+def test_random_sequences_in_any_order_of_waits(ranks, n, backend):
+    for seed in range(3):
+        ranks(n, cases.run_random, seed, 50, 50_000, backend=backend)
