@@ -1,0 +1,99 @@
+"""Data that needs no download, and the loader that gives each rank its part of it.
+
+A data set has a length and a pair (input, target) at each index; those made here also have `batch(indices)`, the pairs
+stacked, in a few tensor operations. `make` fits the data to the model: what it predicts, its vocabulary, its shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from plait.datasets import user
+from plait.datasets.digits import Digits
+from plait.datasets.loader import Loader as Loader
+from plait.datasets.masked import Masked as Masked
+from plait.datasets.random import RandomClasses, RandomTokens
+from plait.datasets.text import VOCAB_SIZE, stdlib, text
+from plait.errors import DataError, nearest
+
+LANGUAGE = ("gpt", "llama", "hf")
+NAMES = ("stdlib", "text", "digits", "random")
+SEQ_LEN = 128
+IMAGE_SIZE = 32
+
+
+def make(data: Any, model: Any = None, seed: int = 0) -> Dataset[Any]:
+    """The data set of a `[data]` section, fitted to a `[model]` section.
+
+    Each is a mapping or an object with attributes: `data` has name or python, seq_len, files, seed (which `seed` stands in
+    for), and num_samples and image_size where the data is random. Raises `DataError` when data and model do not fit.
+    """
+    if key(data, "python") is not None:
+        return user.make(key(data, "python"))
+    name = key(data, "name")
+    if name not in NAMES:
+        raise DataError(f"there is no data {name!r}; {nearest(str(name), NAMES)}" if name else "[data] needs a name or python")
+    if name == "digits":
+        return _digits(model)
+    if name == "random":
+        return _random(data, model, key(data, "seed", seed))
+    seq_len = _seq_len(data, model)
+    vocab_size = _vocab_size(model, VOCAB_SIZE)
+    if vocab_size < VOCAB_SIZE:
+        raise DataError(f"data {name!r} is made of bytes and needs vocab_size = {VOCAB_SIZE} or more, not {vocab_size}")
+    return stdlib(seq_len) if name == "stdlib" else text(key(data, "files", ()), seq_len)
+
+
+def key(section: Any, name: str, default: Any = None) -> Any:
+    """The value of a key that is there and not None, else the default."""
+    value = section.get(name) if isinstance(section, Mapping) else getattr(section, name, None)
+    return default if value is None else value
+
+
+def _seq_len(data: Any, model: Any) -> int:
+    family = key(model, "name")
+    if family in ("mlp", "resnet"):
+        raise DataError(f"model {family!r} takes no text; use digits or random data")
+    seq_len: int = key(data, "seq_len", SEQ_LEN)
+    longest = key(model, "max_position_embeddings", 1024 if family == "gpt" else None)
+    if seq_len < 1 or (longest is not None and seq_len > longest):
+        raise DataError(f"seq_len = {seq_len} is not in 1 .. max_position_embeddings = {longest}")
+    return seq_len
+
+
+def _vocab_size(model: Any, default: int | None = None) -> int:
+    inner = key(model, "config")
+    size = key(model, "vocab_size", key(inner, "vocab_size", default) if isinstance(inner, Mapping) else default)
+    if size is None:
+        raise DataError(f"random data for model {key(model, 'name')!r} needs its vocab_size")
+    return int(size)
+
+
+def _digits(model: Any) -> Dataset[Any]:
+    family = key(model, "name")
+    if family in LANGUAGE:
+        raise DataError(f"model {family!r} takes tokens, not images; use stdlib, text or random data")
+    wants = {"resnet": {"in_channels": 1, "num_classes": 10}, "mlp": {"in_features": 64, "out_features": 10}}
+    defaults = {"in_channels": 3, "num_classes": 1000}
+    for name, number in wants.get(family, {}).items():
+        given = key(model, name, defaults.get(name, number))
+        if given < number or (given > number and name.startswith("in_")):
+            raise DataError(f"the digits need {name} = {number} in [model], not {given}")
+    return Digits(flat=family != "resnet")
+
+
+def _random(data: Any, model: Any, seed: int) -> Dataset[Any]:
+    family = key(model, "name")
+    size = {} if key(data, "num_samples") is None else {"num_samples": key(data, "num_samples")}
+    if family == "mlp":
+        return RandomClasses((key(model, "in_features"),), key(model, "out_features"), seed=seed, **size)
+    if family == "resnet":
+        side = key(data, "image_size", IMAGE_SIZE)
+        shape = (key(model, "in_channels", 3), side, side)
+        return RandomClasses(shape, key(model, "num_classes", 1000), seed=seed, **size)
+    if family in LANGUAGE:
+        return RandomTokens(_seq_len(data, model), _vocab_size(model), seed=seed, **size)
+    raise DataError("random data needs a model by name, whose shapes it knows; a model by python needs data by python")

@@ -1,0 +1,101 @@
+"""Models as plain single-device PyTorch, and what strategies must know of them, as data beside the code.
+
+Each file has a `BLOCKS` pattern (the repeated blocks, what pipelines and ZeRO count in), a `CHAIN` (the patterns of the
+modules whose composition is the forward, one tensor from each to the next, so that a model can be cut between any two
+links) and `ROLES`, from module pattern to role. In a pattern `*` stands for one name between dots.
+
+| role | the module |
+|---|---|
+| embedding | token numbers -> vectors; the table's rows are the vocabulary |
+| position | knows where in the sequence a token stands; `forward` takes `positions` [S] when they are not 0 .. S-1 |
+| norm | normalises each feature vector |
+| column | first half of a pair of linear layers: the output features may be split |
+| row | second half: the input features are split as the `column` before left them |
+| attention | q, k, v [B, heads, S, head size] -> the same; no parameters; heads are independent, positions are not |
+| head | vectors -> logits over the vocabulary, no bias |
+| replicated | computes alike on every tensor-parallel rank |
+
+Modules without a role own no parameters and act on each element alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from plait.errors import ModelError, NotAvailable, nearest
+
+CLASSES = {"mlp": "MLP", "gpt": "GPT", "llama": "Llama", "resnet": "ResNet"}
+SPECIAL = ("hf", "fno")
+
+
+def make(name: str, **keys: Any) -> nn.Module:
+    """The model `name` with the keys of its config, on the current default device; keys that are None count as absent.
+
+    Raises `ModelError` for a name or key that is unknown, missing or impossible.
+    """
+    given = {key: value for key, value in keys.items() if value is not None}
+    if name == "hf":
+        return _call(importlib.import_module("plait.models.hf").make, name, given)
+    return _call(getattr(_module(name), CLASSES[name]), name, given)
+
+
+def roles_of(name: str) -> dict[str, str]:
+    """From module pattern to role, for a model of this project; empty for a model that has no table."""
+    return dict(_module(name).ROLES) if name in CLASSES else {}
+
+
+def blocks_of(name: str) -> str | None:
+    """The pattern of the repeated blocks; None for a model that has no table."""
+    return str(_module(name).BLOCKS) if name in CLASSES else None
+
+
+def chain_of(name: str) -> tuple[str, ...]:
+    """The patterns whose modules, in this order, compose to the forward; empty for a model that has no table."""
+    return tuple(_module(name).CHAIN) if name in CLASSES else ()
+
+
+def match(pattern: str, name: str) -> bool:
+    """Whether a dotted name fits a pattern.
+
+    >>> match("blocks.*.norm1", "blocks.12.norm1"), match("blocks.*", "blocks.0.norm1")
+    (True, False)
+    """
+    return re.fullmatch(re.escape(pattern).replace(r"\*", r"[^.]+"), name) is not None
+
+
+def role(name: str, roles: Mapping[str, str]) -> str | None:
+    """The role of the module `name`, by the first pattern that fits."""
+    return next((role for pattern, role in roles.items() if match(pattern, name)), None)
+
+
+def links(model: nn.Module, chain: tuple[str, ...]) -> list[str]:
+    """Names of the modules that `chain` means, in the order in which the forward calls them."""
+    names = [name for name, _ in model.named_modules()]
+    return [name for pattern in chain for name in names if match(pattern, name)]
+
+
+def _module(name: str) -> ModuleType:
+    if name == "fno":
+        raise NotAvailable("model 'fno' is not available yet")
+    if name not in CLASSES:
+        raise ModelError(f"there is no model {name!r}; {nearest(name, [*CLASSES, *SPECIAL])}")
+    return importlib.import_module(f"plait.models.{name}")
+
+
+def _call(constructor: Any, name: str, keys: dict[str, Any]) -> nn.Module:
+    """Call with a check of the keys first, so that a TypeError from inside stays what it is."""
+    known = inspect.signature(constructor).parameters
+    for key in keys.keys() - known.keys():
+        raise ModelError(f"model {name!r} has no key {key!r}; {nearest(key, known)}")
+    missing = [key for key, parameter in known.items() if parameter.default is parameter.empty and key not in keys]
+    if missing:
+        raise ModelError(f"model {name!r} needs {', '.join(missing)}")
+    model: nn.Module = constructor(**keys)
+    return model

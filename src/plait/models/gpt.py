@@ -1,0 +1,146 @@
+"""GPT-2: a decoder with learned positions, layer norms before each part, and a GELU MLP.
+
+Radford et al., "Language Models are Unsupervised Multitask Learners", section 2.3. The four projections of attention
+are separate, and heads are counted from the tensors at hand, so a shard of the heads runs through the same code.
+Shapes: B samples, S positions, D hidden size, H heads, K head size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from plait.errors import ModelError
+from plait.models.layers import CausalAttention, Embedding, Linear, check_divides, check_positive
+
+BLOCKS = "blocks.*"
+CHAIN = ("embed", "position", "dropout", BLOCKS, "norm", "head")
+ROLES = {
+    "embed": "embedding",
+    "position": "position",
+    "blocks.*.norm1": "norm",
+    "blocks.*.attention.q": "column",
+    "blocks.*.attention.k": "column",
+    "blocks.*.attention.v": "column",
+    "blocks.*.attention.core": "attention",
+    "blocks.*.attention.o": "row",
+    "blocks.*.norm2": "norm",
+    "blocks.*.mlp.up": "column",
+    "blocks.*.mlp.down": "row",
+    "norm": "norm",
+    "head": "head",
+}
+
+
+class Positions(Embedding):
+    """Adds a learned vector to each position: [B, S, D] -> [B, S, D]."""
+
+    def forward(self, hidden: Tensor, positions: Tensor | None = None) -> Tensor:
+        """`positions` [S] are the places of this slice in the whole sequence; by default 0 .. S-1."""
+        length = hidden.shape[1]
+        if positions is not None:
+            return hidden + F.embedding(positions, self.weight)
+        if length > self.num_embeddings:
+            raise ModelError(f"a sequence of {length} tokens exceeds max_position_embeddings = {self.num_embeddings}")
+        return hidden + self.weight[:length]
+
+
+class Attention(nn.Module):
+    """Multi-head causal self-attention, [B, S, D] -> [B, S, D]."""
+
+    def __init__(self, hidden_size: int, num_heads: int, *, dropout: float, std: float, std_residual: float) -> None:
+        super().__init__()
+        self.head_dim = hidden_size // num_heads
+        self.q = Linear(hidden_size, hidden_size, std=std)
+        self.k = Linear(hidden_size, hidden_size, std=std)
+        self.v = Linear(hidden_size, hidden_size, std=std)
+        self.core = CausalAttention(dropout)
+        self.o = Linear(hidden_size, hidden_size, std=std_residual)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Project, attend by head, project back."""
+        q, k, v = (self.split_heads(projection(x)) for projection in (self.q, self.k, self.v))
+        return self.o(self.core(q, k, v).transpose(1, 2).flatten(2))
+
+    def split_heads(self, x: Tensor) -> Tensor:
+        """[B, S, H K] -> [B, H, S, K], for as many heads as there are."""
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+
+class MLP(nn.Module):
+    """GELU between two linear layers, [B, S, D] -> [B, S, D]."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, *, std: float, std_residual: float) -> None:
+        super().__init__()
+        self.up = Linear(hidden_size, intermediate_size, std=std)
+        self.down = Linear(intermediate_size, hidden_size, std=std_residual)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The tanh form of GELU, as GPT-2 was trained with."""
+        return self.down(F.gelu(self.up(x), approximate="tanh"))
+
+
+class Block(nn.Module):
+    """Attention, then the MLP, each behind its norm and added to the residual stream."""
+
+    def __init__(self, attention: Attention, mlp: MLP, hidden_size: int, *, eps: float, dropout: float) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(hidden_size, eps=eps)
+        self.attention = attention
+        self.norm2 = nn.LayerNorm(hidden_size, eps=eps)
+        self.mlp = mlp
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, D] -> [B, S, D]."""
+        x = x + self.dropout(self.attention(self.norm1(x)))
+        return x + self.dropout(self.mlp(self.norm2(x)))
+
+
+class GPT(nn.Module):
+    """Token numbers [B, S] -> logits [B, S, V]: the composition of `CHAIN`, one tensor between any two links."""
+
+    def __init__(
+        self,
+        *,
+        num_hidden_layers: int,
+        hidden_size: int,
+        num_attention_heads: int,
+        vocab_size: int,
+        intermediate_size: int | None = None,
+        max_position_embeddings: int = 1024,
+        tie_word_embeddings: bool = False,
+        layer_norm_epsilon: float = 1e-5,
+        dropout: float = 0.0,
+        initializer_range: float = 0.02,
+    ) -> None:
+        check_positive(num_hidden_layers=num_hidden_layers, hidden_size=hidden_size, num_attention_heads=num_attention_heads)
+        check_positive(vocab_size=vocab_size, max_position_embeddings=max_position_embeddings)
+        check_divides("num_attention_heads", num_attention_heads, "hidden_size", hidden_size)
+        super().__init__()
+        intermediate_size = intermediate_size or 4 * hidden_size
+        std = initializer_range
+        std_residual = std / math.sqrt(2 * num_hidden_layers)  # each block adds two parts to the residual stream
+
+        def block() -> Block:
+            attention = Attention(hidden_size, num_attention_heads, dropout=dropout, std=std, std_residual=std_residual)
+            mlp = MLP(hidden_size, intermediate_size, std=std, std_residual=std_residual)
+            return Block(attention, mlp, hidden_size, eps=layer_norm_epsilon, dropout=dropout)
+
+        self.embed = Embedding(vocab_size, hidden_size, std=std)
+        self.position = Positions(max_position_embeddings, hidden_size, std=std)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(block() for _ in range(num_hidden_layers))
+        self.norm = nn.LayerNorm(hidden_size, eps=layer_norm_epsilon)
+        self.head = Linear(hidden_size, vocab_size, bias=False, std=std)
+        if tie_word_embeddings:
+            self.head.weight = self.embed.weight
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """Token numbers [B, S] -> logits [B, S, V]."""
+        x = self.dropout(self.position(self.embed(input_ids)))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))

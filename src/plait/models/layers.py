@@ -1,0 +1,68 @@
+"""The layers that the language models share, and the checks of their sizes.
+
+`Linear` and `Embedding` differ from torch's own in one thing: `reset_parameters` draws from a normal distribution of a
+given width, so that an engine can give each module its values alone, in any order, from a seed of its own. Attention
+without its projections is a module, so that a strategy that splits the sequence can put its own in that place.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from plait.errors import ModelError
+
+
+class Linear(nn.Linear):
+    """A linear layer [..., in] -> [..., out] whose weight starts normal with `std`, and its bias at zero."""
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool = True, std: float = 0.02) -> None:
+        self.std = std
+        super().__init__(in_features, out_features, bias=bias)
+
+    def reset_parameters(self) -> None:
+        """Draw the weight from the default generator; zero the bias."""
+        nn.init.normal_(self.weight, std=self.std)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+class Embedding(nn.Embedding):
+    """An embedding [...] -> [..., hidden] that starts normal with `std`."""
+
+    def __init__(self, num_embeddings: int, embedding_dim: int, *, std: float = 0.02) -> None:
+        self.std = std
+        super().__init__(num_embeddings, embedding_dim)
+
+    def reset_parameters(self) -> None:
+        """Draw the table from the default generator."""
+        nn.init.normal_(self.weight, std=self.std)
+
+
+class CausalAttention(nn.Module):
+    """softmax(q k^T / sqrt(K)) v over the past: [B, H, S, K] x 3 -> [B, H, S, K]; owns no parameters."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dropout = dropout
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """`k` and `v` may have fewer heads than `q`, each serving a group of queries."""
+        return F.scaled_dot_product_attention(
+            q, k, v, dropout_p=self.dropout if self.training else 0.0, is_causal=True, enable_gqa=q.shape[1] != k.shape[1]
+        )
+
+
+def check_positive(**sizes: int) -> None:
+    """Raise `ModelError` for the sizes that are not at least 1."""
+    wrong = [f"{name} = {size}" for name, size in sizes.items() if size < 1]
+    if wrong:
+        raise ModelError(f"{', '.join(wrong)}: must be at least 1")
+
+
+def check_divides(part: str, part_size: int, whole: str, whole_size: int) -> None:
+    """Raise `ModelError` unless `part_size` divides `whole_size`."""
+    if whole_size % part_size:
+        lower = whole_size - whole_size % part_size
+        near = f"{lower} or {lower + part_size}" if lower else f"{part_size}"
+        raise ModelError(f"{whole} = {whole_size} is not a multiple of {part} = {part_size}; the nearest is {near}")

@@ -1,0 +1,185 @@
+"""Llama: a decoder with RMS norms, rotary positions, grouped key-value heads and a gated MLP.
+
+Touvron et al., "LLaMA: Open and Efficient Foundation Language Models", section 2.2; Ainslie et al., "GQA", section 2.2.
+Heads are counted from the tensors at hand, so a shard of the heads runs through the same code. Names and the order of
+rotary halves are those of Hugging Face, so its weights can be copied.
+Shapes: B samples, S positions, D hidden size, H heads, G key-value heads, K head size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from plait.errors import ModelError, NotAvailable
+from plait.models.layers import CausalAttention, Embedding, Linear, check_divides, check_positive
+
+BLOCKS = "blocks.*"
+CHAIN = ("embed", BLOCKS, "norm", "head")
+ROLES = {
+    "embed": "embedding",
+    "blocks.*.norm1": "norm",
+    "blocks.*.attention.q": "column",
+    "blocks.*.attention.k": "column",
+    "blocks.*.attention.v": "column",
+    "blocks.*.attention.rotary": "position",
+    "blocks.*.attention.core": "attention",
+    "blocks.*.attention.o": "row",
+    "blocks.*.norm2": "norm",
+    "blocks.*.mlp.gate": "column",
+    "blocks.*.mlp.up": "column",
+    "blocks.*.mlp.down": "row",
+    "norm": "norm",
+    "head": "head",
+}
+
+
+class Rotary(nn.Module):
+    """Turns each pair of a head's features by an angle proportional to the position: [B, H, S, K] -> [B, H, S, K].
+
+    Su et al., "RoFormer", section 3.4.2. The angles are computed when used: they cost S K / 2 cosines, and a table would
+    be a buffer to place, to slice and to keep in float32.
+    """
+
+    def __init__(self, head_dim: int, theta: float) -> None:
+        super().__init__()
+        self.head_dim, self.theta = head_dim, theta
+
+    def forward(self, q: Tensor, k: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """`positions` [S] are the places of this slice in the whole sequence; by default 0 .. S-1."""
+        if positions is None:
+            positions = torch.arange(q.shape[-2], device=q.device)
+        exponents = torch.arange(0, self.head_dim, 2, device=q.device, dtype=torch.float32) / self.head_dim
+        angles = positions.float()[:, None] * self.theta**-exponents
+        cos, sin = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
+        return rotate(q, cos, sin), rotate(k, cos, sin)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the pairs (x_i, x_{i + K/2}) by the angles whose cosines and sines are [S, K/2]."""
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+class Attention(nn.Module):
+    """Causal self-attention with G <= H key-value heads, [B, S, D] -> [B, S, D]."""
+
+    def __init__(
+        self, hidden_size: int, num_heads: int, num_key_value_heads: int, *, head_dim: int, rotary: Rotary,
+        dropout: float, std: float, std_residual: float,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.head_dim = head_dim
+        self.q = Linear(hidden_size, num_heads * head_dim, bias=False, std=std)
+        self.k = Linear(hidden_size, num_key_value_heads * head_dim, bias=False, std=std)
+        self.v = Linear(hidden_size, num_key_value_heads * head_dim, bias=False, std=std)
+        self.rotary = rotary
+        self.core = CausalAttention(dropout)
+        self.o = Linear(num_heads * head_dim, hidden_size, bias=False, std=std_residual)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Project, turn queries and keys by their positions, attend by head, project back."""
+        q, k, v = (self.split_heads(projection(x)) for projection in (self.q, self.k, self.v))
+        q, k = self.rotary(q, k)
+        return self.o(self.core(q, k, v).transpose(1, 2).flatten(2))
+
+    def split_heads(self, x: Tensor) -> Tensor:
+        """[B, S, H K] -> [B, H, S, K], for as many heads as there are."""
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+
+class MLP(nn.Module):
+    """down(silu(gate(x)) * up(x)), [B, S, D] -> [B, S, D] (Shazeer, "GLU Variants Improve Transformer")."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, *, std: float, std_residual: float) -> None:
+        super().__init__()
+        self.gate = Linear(hidden_size, intermediate_size, bias=False, std=std)
+        self.up = Linear(hidden_size, intermediate_size, bias=False, std=std)
+        self.down = Linear(intermediate_size, hidden_size, bias=False, std=std_residual)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """SwiGLU."""
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Block(nn.Module):
+    """Attention, then the MLP, each behind its norm and added to the residual stream."""
+
+    def __init__(self, attention: Attention, mlp: MLP, hidden_size: int, *, eps: float, dropout: float) -> None:
+        super().__init__()
+        self.norm1 = nn.RMSNorm(hidden_size, eps=eps)
+        self.attention = attention
+        self.norm2 = nn.RMSNorm(hidden_size, eps=eps)
+        self.mlp = mlp
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, D] -> [B, S, D]."""
+        x = x + self.dropout(self.attention(self.norm1(x)))
+        return x + self.dropout(self.mlp(self.norm2(x)))
+
+
+class Llama(nn.Module):
+    """Token numbers [B, S] -> logits [B, S, V]: the composition of `CHAIN`, one tensor between any two links."""
+
+    def __init__(
+        self,
+        *,
+        num_hidden_layers: int,
+        hidden_size: int,
+        num_attention_heads: int,
+        intermediate_size: int,
+        vocab_size: int,
+        num_key_value_heads: int | None = None,
+        head_dim: int | None = None,
+        max_position_embeddings: int = 2048,
+        rope_theta: float = 10000.0,
+        rms_norm_eps: float = 1e-6,
+        tie_word_embeddings: bool = False,
+        dropout: float = 0.0,
+        initializer_range: float = 0.02,
+        num_local_experts: int | None = None,
+        num_experts_per_tok: int | None = None,
+        moe_intermediate_size: int | None = None,
+        num_shared_experts: int | None = None,
+    ) -> None:
+        if (num_local_experts, num_experts_per_tok, moe_intermediate_size, num_shared_experts) != (None,) * 4:
+            raise NotAvailable("a mixture of experts (num_local_experts) is not available yet; leave its keys out")
+        num_key_value_heads = num_key_value_heads or num_attention_heads
+        check_positive(num_hidden_layers=num_hidden_layers, hidden_size=hidden_size, num_attention_heads=num_attention_heads)
+        check_positive(num_key_value_heads=num_key_value_heads, intermediate_size=intermediate_size, vocab_size=vocab_size)
+        if head_dim is None:
+            check_divides("num_attention_heads", num_attention_heads, "hidden_size", hidden_size)
+            head_dim = hidden_size // num_attention_heads
+        check_divides("num_key_value_heads", num_key_value_heads, "num_attention_heads", num_attention_heads)
+        if head_dim % 2:
+            raise ModelError(f"head_dim = {head_dim} is odd; rotary positions turn pairs of features")
+        super().__init__()
+        std = initializer_range
+        std_residual = std / math.sqrt(2 * num_hidden_layers)  # each block adds two parts to the residual stream
+
+        def block() -> Block:
+            attention = Attention(
+                hidden_size, num_attention_heads, num_key_value_heads, head_dim=head_dim,
+                rotary=Rotary(head_dim, rope_theta), dropout=dropout, std=std, std_residual=std_residual,
+            )  # fmt: skip
+            mlp = MLP(hidden_size, intermediate_size, std=std, std_residual=std_residual)
+            return Block(attention, mlp, hidden_size, eps=rms_norm_eps, dropout=dropout)
+
+        self.max_position_embeddings = max_position_embeddings
+        self.embed = Embedding(vocab_size, hidden_size, std=std)
+        self.blocks = nn.ModuleList(block() for _ in range(num_hidden_layers))
+        self.norm = nn.RMSNorm(hidden_size, eps=rms_norm_eps)
+        self.head = Linear(hidden_size, vocab_size, bias=False, std=std)
+        if tie_word_embeddings:
+            self.head.weight = self.embed.weight
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """Token numbers [B, S] -> logits [B, S, V]."""
+        x = self.embed(input_ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
