@@ -8,7 +8,7 @@ a lost micro-batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from plait.verify.finding import Facts, Finding, coefficients, fit_scale
@@ -28,9 +28,9 @@ class Weights:
         """The contributions whose coefficient is determined (one without any target is not)."""
         return [(part, value) for part, value in zip(self.parts, self.values, strict=True) if not math.isnan(value)]
 
-    def by(self, key: Callable[[Contribution], Hashable]) -> dict[Hashable, float] | None:
+    def by(self, key: Callable[[Contribution], int]) -> dict[int, float] | None:
         """The coefficient as a function of `key`; None when it is not one."""
-        found: dict[Hashable, float] = {}
+        found: dict[int, float] = {}
         for part, value in self.known():
             if abs(found.setdefault(key(part), value) - value) > CLOSE * max(1.0, abs(value)):
                 return None
@@ -164,16 +164,19 @@ def _factor_of_one_axis(weights: Weights, facts: Facts) -> list[Finding] | None:
     ):
         found = weights.by(key)
         if found is not None and len(found) > 1:
-            shown = ", ".join(f"{number}: {value:.4f}" for number, value in list(found.items())[:8])
-            known = {
-                facts.explain(value)[1] for value in found.values() if abs(value - 1) > CLOSE and ":" in facts.explain(value)[1]
-            }
+            clauses = {value: facts.explain(value)[1] for value in found.values() if abs(value - 1) > CLOSE}
+            known = sorted({clause for clause in clauses.values() if ":" in clause})
             why = (
-                f" ({'; '.join(sorted(known))})"
-                if known
-                else ": it is clipped or divided before the reduction"
-                if axis == "dp"
-                else ""
+                f" ({'; '.join(known)})" if known else ": it is clipped or divided before the reduction" if axis == "dp" else ""
             )
-            return [Finding("factor-by-" + axis, axis, f"each {word} counts with a factor of its own ({shown}){why}", 0.9)]
+            text = f"{word}s count with factors of their own, {_grouped(found)}{why}"
+            return [Finding("factor-by-" + axis, axis, text, 0.9)]
     return None
+
+
+def _grouped(values: Mapping[int, float]) -> str:
+    """`0 to 3: 0.2500, 4 to 7: 1.0000`."""
+    groups: dict[str, list[int]] = {}
+    for number, value in values.items():
+        groups.setdefault(f"{value:.4f}", []).append(number)
+    return ", ".join(f"{_range(numbers)}: {value}" for value, numbers in list(groups.items())[:8])
