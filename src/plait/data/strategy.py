@@ -27,7 +27,6 @@ from plait.data.bucket import Bucket, Part
 from plait.data.gradients import BucketState, Collector
 from plait.data.units import Unit
 
-
 CPU = torch.device("cpu")
 
 

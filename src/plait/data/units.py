@@ -50,7 +50,7 @@ def find_blocks(model: nn.Module) -> list[str]:
     """
     blocks: list[str] = []
     for name, module in model.named_modules():
-        if any(name.startswith(f"{block}.") for block in blocks):
+        if any(f"{name}.".startswith(f"{block}.") for block in blocks):
             continue
         if isinstance(module, nn.ModuleList) or (isinstance(module, nn.Sequential) and len(module) > 1):
             prefix = f"{name}." if name else ""

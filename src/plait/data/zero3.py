@@ -12,7 +12,7 @@ that it saved, and finds them again once the storage has been filled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -145,11 +145,11 @@ class Zero3(DataStrategy):
             if self._backward:  # a recomputed forward: its unit is whole already
                 return
             in_use = needed.union(*self._running)
-            for previous in self._current - in_use:
+            for previous in in_order(self._current - in_use):
                 previous.reshard()
             self._current = self._current & in_use | needed
             self._running.append(needed)
-            for other in needed:
+            for other in in_order(needed):
                 other.unshard()
             self._prefetch(unit.index + 1)
             if unit.frozen and unit.unit.is_block:
@@ -159,7 +159,7 @@ class Zero3(DataStrategy):
 
     def _after_forward(self, unit: ShardedUnit, needed: set[ShardedUnit]) -> Callable[..., None]:
         def before_backward(grad: Tensor) -> None:
-            for other in needed:
+            for other in in_order(needed):
                 other.unshard()
             self._prefetch(unit.index - 1)
 
@@ -224,6 +224,11 @@ class Zero3(DataStrategy):
     def live_tensors(self) -> dict[str, list[Tensor]]:
         shards = [bucket.shard for bucket in (*self._gathered, *self._gathered_frozen)]
         return {"parameters": shards, "optimizer": self._masters.owned, **self._gradients.live_tensors()}
+
+
+def in_order(units: Iterable[ShardedUnit]) -> list[ShardedUnit]:
+    """One order on every rank: gathers are collective, and a set has another order in each process."""
+    return sorted(units, key=lambda unit: unit.index)
 
 
 def _on_gradient(values: Any, hook: Callable[[Tensor], None]) -> None:

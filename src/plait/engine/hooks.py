@@ -1,4 +1,4 @@
-"""Hooks: what happens beside training, three moments of a run.
+"""Hooks: what happens beside training, at three moments of a run.
 
 The loop calls them in the order of the list, on every rank. A hook that stops the run raises; it must do so alike on
 every rank, from values that are equal on all of them.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from plait.engine.rundir import RunFolder
 
 if TYPE_CHECKING:
     from plait.engine.step import StepResult
@@ -43,3 +45,34 @@ class Hook:
 
     def on_end(self) -> None:
         """After the last step; not called when the run fails."""
+
+
+class Checkpoints(Hook):
+    """Save into the run's folder every `every` steps (0: never in between) and after the last. On all ranks."""
+
+    def __init__(self, folder: RunFolder, every: int = 0) -> None:
+        self.folder = folder
+        self.every = every
+        self._saved = 0
+
+    def on_start(self, start: Start) -> None:
+        """Learn what to save."""
+        self._start = start
+        self._step = start.first_step - 1
+        self._saved = self._step
+
+    def on_step(self, done: StepDone) -> None:
+        """Save when it is time to."""
+        self._step = done.step
+        if self.every and done.step % self.every == 0:
+            self._save()
+
+    def on_end(self) -> None:
+        """Save the last step unless that has just happened."""
+        if self._step > self._saved:
+            self._save()
+
+    def _save(self) -> None:
+        path = self.folder.checkpoint(self._step)
+        self._start.engine.save(path, loader=self._start.loader.state_dict())
+        self._saved = self._step

@@ -1,0 +1,208 @@
+"""The parity harness: the engine under a plan, on real ranks, against one device in plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plait import models
+from plait.comm import World
+from plait.engine.build import Options, build
+from plait.engine.init import Initializer, derive_seed, place_holders
+from plait.models import losses
+from plait.plan import Plan
+from plait.verify.compare import largest, relative_error
+from plait.verify.observation import Record
+from plait.verify.reference import Recipe, Slice, run_reference
+
+TOLERANCE = 1e-10  # float64, relative (plait.verify.compare says to what); never relaxed
+SEED, STEPS = 5, 3
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model family: its factory keys, its loss, its data, and whether samples of a slice see each other."""
+
+    name: str
+    keys: dict[str, Any]
+    sample: tuple[int, ...]
+    classes: int
+    tokens: bool = False
+    by_slice: bool = False
+
+    def model(self) -> nn.Module:
+        """On the meta device."""
+        with torch.device("meta"):
+            return models.make(self.name, **self.keys)
+
+    def batches(self, num_samples: int) -> list[tuple[Tensor, Tensor]]:
+        """The same global batches in every process; some targets are masked, unevenly, where targets are tokens."""
+        generator = torch.Generator().manual_seed(7)
+        return [self._batch(num_samples, generator) for _ in range(STEPS)]
+
+    def _batch(self, num_samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        if not self.tokens:
+            inputs = torch.randn(num_samples, *self.sample, generator=generator, dtype=torch.float64)
+            return inputs, torch.randint(0, self.classes, (num_samples,), generator=generator)
+        tokens = torch.randint(0, self.classes, (num_samples, self.sample[0] + 1), generator=generator)
+        targets = tokens[:, 1:].clone()
+        share = torch.linspace(0, 0.9, num_samples)[:, None]
+        targets[torch.rand(targets.shape, generator=generator) < share] = -100
+        return tokens[:, :-1], targets
+
+
+FAMILIES = {
+    "mlp": Family("mlp", {"in_features": 6, "hidden_size": 11, "num_hidden_layers": 2, "out_features": 5}, (6,), 5),
+    "gpt": Family(
+        "gpt",
+        {
+            "num_hidden_layers": 2,
+            "hidden_size": 16,
+            "num_attention_heads": 4,
+            "intermediate_size": 24,
+            "vocab_size": 29,
+            "max_position_embeddings": 12,
+            "tie_word_embeddings": True,
+        },
+        (9,),
+        29,
+        tokens=True,
+    ),
+    "llama": Family(
+        "llama",
+        {
+            "num_hidden_layers": 2,
+            "hidden_size": 16,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "intermediate_size": 22,
+            "vocab_size": 31,
+            "max_position_embeddings": 12,
+        },
+        (7,),
+        31,
+        tokens=True,
+    ),
+    "resnet": Family("resnet", {"depth": 18, "num_classes": 7, "in_channels": 2, "width": 4}, (2, 16, 16), 7, by_slice=True),
+}
+
+
+@dataclass
+class Outcome:
+    """Largest relative errors of one plan, and the name of the worst tensor."""
+
+    loss: float = 0.0
+    grad: float = 0.0
+    param: float = 0.0
+    norm: float = 0.0
+    worst: dict[str, str] = field(default_factory=dict)
+
+    def note(self, kind: str, name: str, error: float) -> None:
+        if not error <= getattr(self, kind):
+            setattr(self, kind, error)
+            self.worst[kind] = name
+
+    @property
+    def largest(self) -> float:
+        return max(self.loss, self.grad, self.param, self.norm)
+
+
+def optimizer(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=1e-2, weight_decay=0.1, eps=1e-6)
+
+
+def check(run: Callable[..., list[Any]], plan_text: str, family: str, num_samples: int = 12, **options: Any) -> Outcome:
+    """Run one cell of the parity table; `run` is the `ranks` fixture."""
+    plan = Plan.parse(plan_text)
+    results = run(plan.world_size, run_engine, plan_text, family, num_samples, options, plan=plan_text)
+    return compare(results, reference(family, plan, num_samples, options), options.get("clip_grad_norm"))
+
+
+def run_engine(world: World, plan_text: str, family_name: str, num_samples: int, options: dict[str, Any]) -> list[Any]:
+    """Train STEPS steps on this rank; every rank returns its parts, the test joins them."""
+    family, plan = FAMILIES[family_name], Plan.parse(plan_text)
+    model = family.model()
+    engine = build(
+        model, plan, loss=losses.cross_entropy, optimizer=optimizer, options=Options(seed=SEED, **options), world=world
+    )
+    axis, seen = world.axis("dp"), []
+    grads: list[Any] = []
+    engine.before_update.append(lambda e: grads.append(e.local_gradients()))
+    for inputs, targets in family.batches(num_samples):
+        batch = inputs.tensor_split(axis.size)[axis.rank], targets.tensor_split(axis.size)[axis.rank]
+        result = engine.step(batch, trace=False)
+        seen.append((result.loss, result.grad_norm, grads.pop(), engine.local_parameters()))
+        seen[-1] = (*seen[-1][:2], *(_copies(parts) for parts in seen[-1][2:]))
+    return seen
+
+
+def _copies(parts: list[Any]) -> list[tuple[str, tuple[int, ...], int, int, Tensor]]:
+    return [(part.name, part.global_shape, part.start, part.stop, part.value.clone()) for part in parts]
+
+
+def join(parts_by_rank: list[Any]) -> dict[str, Tensor]:
+    """Whole tensors from the parts of all ranks. Parts that overlap must agree to the last bit."""
+    whole: dict[str, Tensor] = {}
+    for parts in parts_by_rank:
+        for name, shape, start, stop, value in parts:
+            flat = whole.setdefault(name, torch.full((torch.Size(shape).numel(),), float("nan"), dtype=value.dtype))
+            there = flat[start:stop]
+            known = ~there.isnan()
+            assert torch.equal(there[known], value[known]), f"ranks differ in {name}"
+            there.copy_(value)
+    return whole
+
+
+_REFERENCES: dict[Any, Record] = {}
+
+
+def reference(family_name: str, plan: Plan, num_samples: int, options: dict[str, Any]) -> Record:
+    """One device, plain PyTorch; remembered, as many plans share it."""
+    family = FAMILIES[family_name]
+    cut = (plan.dp.size, plan.micro_batches) if family.by_slice else None
+    key = (family_name, cut, num_samples, tuple(sorted(options.items())))
+    if key not in _REFERENCES:
+        model = family.model()
+        place_holders(model, torch.float64, torch.device("cpu"))
+
+        def take(param: nn.Parameter, value: Tensor) -> None:
+            param.data = value.clone()
+
+        Initializer(model, SEED, torch.float64, torch.device("cpu")).run(take)
+        recipe = Recipe(losses.cross_entropy, optimizer, clip_grad_norm=options.get("clip_grad_norm"))
+
+        def slices(step: int, batch: tuple[Tensor, Tensor]) -> list[Slice]:
+            return [
+                Slice(rank, micro, (x, y), derive_seed(SEED, "step", step, rank * plan.micro_batches + micro))
+                for rank, (bx, by) in enumerate(zip(*(t.tensor_split(plan.dp.size) for t in batch), strict=True))
+                for micro, (x, y) in enumerate(zip(*(t.tensor_split(plan.micro_batches) for t in (bx, by)), strict=True))
+            ]
+
+        batches = family.batches(num_samples)
+        _REFERENCES[key] = run_reference(model, batches, recipe, slices, by_slice=family.by_slice)
+    return _REFERENCES[key]
+
+
+def compare(results: list[Any], record: Record, clip_grad_norm: float | None = None) -> Outcome:
+    """The engine's ranks against the reference, step by step. (The reference keeps gradients as clipped.)"""
+    outcome = Outcome()
+    for step, expected in enumerate(record.steps):
+        by_rank = [rank[step] for rank in results]
+        clipped = 1.0 if clip_grad_norm is None else min(1.0, clip_grad_norm / (expected.grad_norm + 1e-6))
+        for loss, norm, _, _ in by_rank:
+            outcome.note("loss", f"step {step}", abs(loss - expected.loss) / abs(expected.loss))
+            outcome.note("norm", f"step {step}", abs(norm - expected.grad_norm) / expected.grad_norm)
+        params, grads = join([rank[3] for rank in by_rank]), join([rank[2] for rank in by_rank])
+        assert params.keys() == expected.params.keys()
+        for name, value in expected.params.items():
+            outcome.note("param", name, relative_error(params[name].view_as(value), value, largest(expected.params)))
+        for name, value in expected.grads.items():
+            assert (value is None) == (name not in grads), name
+            if value is not None:
+                grad = grads[name].view_as(value) * clipped
+                outcome.note("grad", name, relative_error(grad, value, largest(expected.grads)))
+    return outcome
