@@ -18,8 +18,9 @@ PLANNING = {*WORDS, "comm", "pipeline"}  # their pure parts: see test_what_plans
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "plan": {"errors"},
-    "cluster": {"errors"},
-    "config": {"errors", "plan", "cluster"},
+    "toml": {"errors"},
+    "cluster": {"errors", "toml"},
+    "config": {"errors", "toml", "plan", "cluster"},
     "mesh": {"errors", "plan"},
     "trace": {"errors", "plan", "mesh"},
     "comm": WORDS - {"config"},

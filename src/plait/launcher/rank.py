@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from plait.errors import PlaitError
+from plait.errors import PlaitError, RankFailed
 from plait.launcher.failure import Failure
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ def _leave(settings: RankSettings, error: BaseException) -> NoReturn:
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
-    if not isinstance(error, PlaitError):
+    if not isinstance(error, PlaitError) or isinstance(error, RankFailed):
         time.sleep(AFTERMATH_SECONDS)
     os._exit(error.exit_code if isinstance(error, PlaitError) else 1)
 
