@@ -95,11 +95,11 @@ def update(stage: int) -> Action:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The ordered actions of every rank for `num_micro_batches` micro-batches.
+    """The ordered actions of every rank for `num_micro_batches` micro-batches, in `num_steps` steps of equally many.
 
     `placement[stage]` is the rank (coordinate on the pp axis) that holds the stage. `delay` says which weights a forward
-    sees: None, the newest on its stage; d, those made d updates before its own (2BW: 1), with its own update being the first
-    that follows its backward.
+    sees: None, the newest on its stage; d, those from which its own update (the first after its backward) is d updates
+    away, 0 being the weights that this update changes (2BW: 1). `asynchronous`: steps overlap, nothing drains between them.
     """
 
     name: str
@@ -107,6 +107,8 @@ class Schedule:
     num_micro_batches: int
     ranks: tuple[tuple[Action, ...], ...]
     delay: int | None = None
+    num_steps: int = 1
+    asynchronous: bool = False
 
     @property
     def num_stages(self) -> int:

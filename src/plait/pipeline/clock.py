@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from plait.pipeline.actions import COMPUTE, Action, Kind, Schedule
+from plait.pipeline.actions import COMPUTE, TRANSFER, Action, Kind, Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,31 +58,52 @@ def key(action: Action) -> Action:
     return Action(Kind.INPUT_GRAD, action.stage, action.micro_batch) if action.kind is Kind.BACKWARD else action
 
 
+SENDS = {Kind.SEND_F: Kind.FORWARD, Kind.SEND_B: Kind.INPUT_GRAD}
+
+
 def walk(
     schedule: Schedule,
     seconds: Callable[[Action], float] = unit,
     latency: Callable[[Action], float] = no_latency,
 ) -> Walk:
-    """Run the lists against each other; `latency(producer)` passes between ranks, and keeps neither of them busy."""
+    """Run the lists against each other; `latency(producer)` passes between ranks, and keeps neither of them busy.
+
+    Where a list has transfers a result leaves its rank with its send, else as soon as it exists. A list whose next action
+    never gets its inputs stops there.
+    """
+    lowered = any(action.kind in TRANSFER for action in schedule)
     done: dict[Action, float] = {}
+    left: dict[Action, float] = {}  # when a result left its rank
     clocks, position = [0.0] * schedule.num_ranks, [0] * schedule.num_ranks
     events: list[Event] = []
+
+    def arrival(need: Action, rank: int) -> float | None:
+        if schedule.placement[need.stage] == rank:
+            return done.get(need)
+        at = (left if lowered else done).get(need)
+        return None if at is None else at + latency(need)
+
+    def advance(rank: int) -> bool:
+        """Execute the next action of a rank; False when it must wait."""
+        action = schedule.ranks[rank][position[rank]]
+        arrivals = [arrival(need, rank) for need in producers(action, schedule.num_stages)]
+        if any(at is None for at in arrivals):
+            return False
+        start = max([clocks[rank], *(at for at in arrivals if at is not None)])
+        clocks[rank] = start + seconds(action)
+        events.append(Event(action, rank, position[rank], start, clocks[rank]))
+        if action.kind in COMPUTE:
+            done[key(action)] = clocks[rank]
+        elif action.kind in SENDS:
+            left[Action(SENDS[action.kind], action.stage, action.micro_batch)] = clocks[rank]
+        position[rank] += 1
+        return True
+
     moved = True
     while moved:
         moved = False
         for rank, actions in enumerate(schedule.ranks):
-            while position[rank] < len(actions):
-                action = actions[position[rank]]
-                needs = list(producers(action, schedule.num_stages))
-                if any(need not in done for need in needs):
-                    break
-                arrivals = (done[need] + (latency(need) if schedule.placement[need.stage] != rank else 0.0) for need in needs)
-                start = max(clocks[rank], max(arrivals, default=0.0))
-                clocks[rank] = start + seconds(action)
-                events.append(Event(action, rank, position[rank], start, clocks[rank]))
-                if action.kind in COMPUTE:
-                    done[key(action)] = clocks[rank]
-                position[rank] += 1
+            while position[rank] < len(actions) and advance(rank):
                 moved = True
     events.sort(key=lambda event: (event.start, event.end, event.rank, event.index))
     return Walk(tuple(events), tuple(position))

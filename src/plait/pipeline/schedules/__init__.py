@@ -1,25 +1,118 @@
 """Every schedule by its name in the plan grammar, each written once as a short generator.
 
-`make` is the door: a name, or the path of a text file; whatever comes from outside is verified before it is returned.
+`make` is the door. A user's own schedule is a `Family` in the table that `make` is given, or a text file (see
+`plait.pipeline.text`); what comes from outside is verified before it is returned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from plait.errors import ScheduleError, nearest
-from plait.pipeline.actions import Schedule
+from plait.pipeline.actions import Action, Schedule
+from plait.pipeline.lower import add_update
+from plait.pipeline.schedules.asynchronous import pipedream, two_buffered_weights
+from plait.pipeline.schedules.dualpipev import dualpipev
 from plait.pipeline.schedules.gpipe import gpipe
+from plait.pipeline.schedules.interleaved import interleaved
 from plait.pipeline.schedules.naive import naive
 from plait.pipeline.schedules.one_f_one_b import one_f_one_b
+from plait.pipeline.schedules.vee_family import v_half, v_min, zbv
+from plait.pipeline.schedules.zero_bubble import zb_h1, zb_h2
+from plait.pipeline.verify import verify
 
-SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {"naive": naive, "gpipe": gpipe, "1f1b": one_f_one_b}
+
+@dataclass(frozen=True)
+class Family:
+    """A generator and what it asks for.
+
+    It is called with (p, m), with a third argument `virtual` where `stages_per_rank` is None (any number from 2 on), or
+    `num_steps` where asynchronous. `min_micro_batches` is p times this.
+    """
+
+    generate: Callable[..., Schedule]
+    stages_per_rank: int | None = 1
+    asynchronous: bool = False
+    min_micro_batches_per_rank: int = 0
 
 
-def make(name: str, num_ranks: int, num_micro_batches: int, virtual: int = 1) -> Schedule:
-    """The schedule of that name for p ranks, m micro-batches and `virtual` stages a rank (interleaved only)."""
-    if num_ranks < 1 or num_micro_batches < 1:
-        raise ScheduleError(f"{name}: {num_ranks} ranks and {num_micro_batches} micro-batches; both must be at least 1")
-    if name not in SCHEDULES:
-        raise ScheduleError(f"no schedule is called '{name}'; {nearest(name, SCHEDULES)}")
-    return SCHEDULES[name](num_ranks, num_micro_batches)
+SCHEDULES: Mapping[str, Family] = MappingProxyType(
+    {
+        "naive": Family(naive),
+        "gpipe": Family(gpipe),
+        "1f1b": Family(one_f_one_b),
+        "interleaved": Family(interleaved, stages_per_rank=None),
+        "zb-h1": Family(zb_h1),
+        "zb-h2": Family(zb_h2),
+        "zbv": Family(zbv, stages_per_rank=2),
+        "v-half": Family(v_half, stages_per_rank=2),
+        "v-min": Family(v_min, stages_per_rank=2),
+        "dualpipev": Family(dualpipev, stages_per_rank=2, min_micro_batches_per_rank=2),
+        "pipedream": Family(pipedream, asynchronous=True),
+        "2bw": Family(two_buffered_weights, asynchronous=True, min_micro_batches_per_rank=1),
+    }
+)
+
+
+def make(
+    name: str,
+    num_ranks: int,
+    num_micro_batches: int,
+    virtual: int = 1,
+    *,
+    num_steps: int = 1,
+    known: Mapping[str, Family] = SCHEDULES,
+) -> Schedule:
+    """The schedule of that name for p ranks, m micro-batches a step, `virtual` stages a rank and some steps in a row.
+
+    A family that is not plait's own is verified. Raises ScheduleError: an unknown name, a number below 1, too few
+    micro-batches, a number of stages that does not fit.
+    """
+    if name not in known:
+        raise ScheduleError(f"no schedule is called '{name}'; {nearest(name, known)}")
+    family = known[name]
+    _check(name, family, num_ranks, num_micro_batches, virtual)
+    if num_steps < 1:
+        raise ScheduleError(f"{name}: {num_steps} steps; at least 1 is needed")
+    if family.asynchronous:
+        schedule = family.generate(num_ranks, num_micro_batches, num_steps)
+    else:
+        more = () if family.stages_per_rank is not None else (virtual,)
+        schedule = repeat(family.generate(num_ranks, num_micro_batches, *more), num_steps)
+    if SCHEDULES.get(name) is not family:
+        verify(schedule)
+    return schedule
+
+
+def _check(name: str, family: Family, p: int, m: int, virtual: int) -> None:
+    for what, number in (("ranks", p), ("micro-batches", m), ("stages a rank", virtual)):
+        if number < 1:
+            raise ScheduleError(f"{name}: {number} {what}; at least 1 is needed")
+    needed = family.min_micro_batches_per_rank * p
+    if m < needed:
+        raise ScheduleError(f"{name} on {p} ranks needs at least {needed} micro-batches, got {m}; say mb{needed}, or take 1f1b")
+    if family.stages_per_rank is not None and virtual not in (1, family.stages_per_rank):
+        raise ScheduleError(f"{name} puts {family.stages_per_rank} stage(s) on a rank, not {virtual}; leave v out")
+
+
+def stages_per_rank(name: str, virtual: int = 1, known: Mapping[str, Family] = SCHEDULES) -> int:
+    """How many stages a rank holds under a named schedule."""
+    if name not in known:
+        raise ScheduleError(f"no schedule is called '{name}'; {nearest(name, known)}")
+    return known[name].stages_per_rank or virtual
+
+
+def repeat(schedule: Schedule, num_steps: int) -> Schedule:
+    """`num_steps` steps of a flush schedule, one after the other, each with its update; one step is the schedule itself."""
+    if num_steps == 1:
+        return schedule
+    m = schedule.num_micro_batches
+
+    def later(action: Action, step: int) -> Action:
+        return action if action.micro_batch is None else replace(action, micro_batch=action.micro_batch + step * m)
+
+    flushed = add_update(schedule)
+    ranks = tuple(tuple(later(action, step) for step in range(num_steps) for action in actions) for actions in flushed.ranks)
+    return replace(schedule, ranks=ranks, num_micro_batches=m * num_steps, num_steps=num_steps)

@@ -1,0 +1,110 @@
+"""`plait schedule`: a pipeline schedule as a grid, with what it wastes, holds and keeps, before anything runs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plait.cli.answer import Answer
+from plait.errors import ScheduleError
+from plait.pipeline import render, text
+from plait.pipeline.actions import Schedule
+from plait.pipeline.schedules import SCHEDULES, make
+from plait.pipeline.simulate import Simulation, simulate
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.text import Text
+
+STREAM_STEPS = 3  # steps of an asynchronous schedule that are simulated: enough for its versions to show
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `plait schedule`."""
+    parser.add_argument("name", metavar="NAME", help=f"{', '.join(SCHEDULES)} (or interleaved,v3), or a text file")
+    parser.add_argument("--stages", type=int, metavar="P", help="ranks of the pipeline (default 4; a file says its own)")
+    parser.add_argument("--microbatches", type=int, metavar="M", help="micro-batches a step (default 2P; a file says its own)")
+    parser.add_argument("--virtual", type=int, metavar="V", help="stages on a rank, for interleaved (default 2)")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="also draw the grid into an SVG file")
+
+
+def run(arguments: argparse.Namespace) -> Answer:
+    """The grid and its numbers; ScheduleError (with the grid of what is wrong) for a schedule that cannot run."""
+    drawn, measured = _schedules(arguments)
+    result = simulate(measured)
+    if arguments.svg is not None:
+        try:
+            arguments.svg.write_text(render.svg(drawn), encoding="utf-8")
+        except OSError as error:
+            raise ScheduleError(f"cannot write {arguments.svg}: {error.strerror}") from error
+    return Answer(as_dict(drawn, result), _view(drawn, result))
+
+
+def _schedules(arguments: argparse.Namespace) -> tuple[Schedule, Schedule]:
+    """What is drawn (one step) and what the numbers are of (some steps, where they overlap)."""
+    name, _, suffix = arguments.name.partition(",v")
+    if name not in SCHEDULES and Path(arguments.name).is_file():
+        given = [flag for flag in ("stages", "microbatches", "virtual") if getattr(arguments, flag) is not None]
+        if given:
+            raise ScheduleError(f"{arguments.name} says its own shape; leave out --{' --'.join(given)}")
+        loaded = text.load(arguments.name)
+        return loaded, loaded
+    if suffix and not suffix.isdigit():
+        raise ScheduleError(f"'{arguments.name}': say interleaved,v2")
+    virtual = int(suffix) if suffix else arguments.virtual or (2 if name == "interleaved" else 1)
+    stages = 4 if arguments.stages is None else arguments.stages
+    micro_batches = 2 * stages if arguments.microbatches is None else arguments.microbatches
+    drawn = make(name, stages, micro_batches, virtual)
+    return drawn, make(name, stages, micro_batches, virtual, num_steps=STREAM_STEPS) if drawn.asynchronous else drawn
+
+
+def as_dict(schedule: Schedule, result: Simulation) -> dict[str, Any]:
+    """The keys of `--json`; `grid` has a line a rank, one word a slot: an action, `-` while it lasts, `.` idle."""
+    return {
+        "name": schedule.name,
+        "stages": schedule.num_stages,
+        "ranks": schedule.num_ranks,
+        "micro_batches": schedule.num_micro_batches,
+        "grid": [line.partition("| ")[2] for line in render.grid(schedule).splitlines()],
+        "bubble_fraction": result.bubble_fraction,
+        "barrier_bubble_fraction": result.barrier_bubble_fraction,
+        "peak_activations": list(result.peak_activations),
+        "peak_activations_per_rank": list(result.peak_activations_per_rank),
+        "weight_versions": list(result.weight_versions),
+        "staleness": list(result.staleness),
+    }
+
+
+def _view(schedule: Schedule, result: Simulation) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text as RichText
+
+    class Grid:
+        """The grid as wide as the terminal."""
+
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+            yield render.coloured(schedule, options.max_width)
+
+    barrier = f" ({result.barrier_bubble_fraction:.1%} with a barrier after each step)"
+    lines = [
+        "",
+        "F forward  B backward  I input gradient  W weight gradient  U: the weights are updated after it"
+        "   (times: F = I = W = 1, B = 2)",
+        f"bubble               {result.bubble_fraction:.1%}"
+        + (" in the steady state" if schedule.asynchronous else "")
+        + (barrier if abs(result.barrier_bubble_fraction - result.bubble_fraction) > 1e-9 else ""),
+        f"live activations     {_list(result.peak_activations)}   micro-batches, by stage",
+    ]
+    if schedule.num_stages > schedule.num_ranks:
+        lines.append(f"                     {_list(result.peak_activations_per_rank)}   of a rank's whole share, by rank")
+    lines += [
+        f"weight versions      {_list(result.weight_versions)}   by stage",
+        f"staleness            {_list(result.staleness)}   updates, by stage",
+    ]
+    return Group(Grid(), RichText("\n".join(lines)))
+
+
+def _list(values: tuple[float, ...]) -> str:
+    return " ".join(f"{value:g}" for value in values)
