@@ -7,8 +7,10 @@ kernel, how wide gradients are) stands in `PRACTICE`, from the framework's own c
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from plait.cost.estimate import Runtime
 
 DATA = Path(__file__).parent / "data" / "published_runs.csv"
 
@@ -19,29 +21,34 @@ class Practice:
 
     attention: str = "sdpa"
     dropout: float = 0.0
-    compiled: bool = False
-    gradient_bytes: float = 2.0
+    fused: bool = False
+    """Elementwise operations run as fused kernels: what `compile` says in a plan."""
     family: str = "gpt"
+    runtime: Runtime = field(default_factory=Runtime)
 
 
-MEGATRON_2021 = Practice("eager", 0.1, True, 4.0)
+MEGATRON_2021 = Practice("eager", 0.1, True, runtime=Runtime(4.0, overlap_gradients=False, overlap_sends=False, balanced_stages=False))
+"""Unfused attention with dropout, fused bias-gelu and softmax, float32 gradients, reduction after the last backward, blocking sends."""
+MEGATRON_CORE = Practice("cudnn", fused=True, runtime=Runtime(4.0, balanced_stages=False, overlap_tensor=0.8))
+"""Transformer Engine: fused attention and norms; tensor-parallel collectives split and overlapped with their products."""
+
 PRACTICE = {
-    "01": Practice(gradient_bytes=2.0),
+    "01": Practice(runtime=Runtime(2.0)),
     "02a": MEGATRON_2021,
-    "02b": Practice("eager", 0.1, True, 2.0),
-    "02c": Practice(compiled=True, gradient_bytes=4.0),
+    "02b": MEGATRON_2021,
+    "02c": MEGATRON_CORE,
     "02d": MEGATRON_2021,
-    "03": Practice(family="llama", gradient_bytes=2.0),
-    "06a": Practice(compiled=True, gradient_bytes=4.0),
-    "09b": Practice(compiled=True, gradient_bytes=4.0),
-    "09c": Practice(compiled=True, gradient_bytes=4.0),
-    "09d": Practice(family="llama", gradient_bytes=4.0),
-    "09g": Practice("eager", 0.1, True, 4.0),
-    "09g2": Practice("eager", 0.1, True, 2.0),
-    "09i": Practice(family="llama", gradient_bytes=2.0),
-    "09j": Practice(family="llama", compiled=True, gradient_bytes=2.0),
-    "12a": Practice("eager", 0.1, True, 4.0),
-    "12d": Practice("eager", 0.1, True, 2.0),
+    "03": Practice(family="llama", runtime=Runtime(2.0)),
+    "06a": Practice(fused=True, runtime=Runtime(4.0, overlap_sends=False, balanced_stages=False)),
+    "09b": MEGATRON_2021,  # the rows that are left are NeMo of 2022-23 on A100: unfused attention, hence selective recomputation
+    "09c": MEGATRON_CORE,
+    "09d": Practice(family="llama", runtime=Runtime(4.0, overlap_sends=False)),
+    "09g": MEGATRON_2021,
+    "09g2": MEGATRON_2021,
+    "09i": Practice(family="llama", runtime=Runtime(2.0)),
+    "09j": Practice("sdpa", family="llama", fused=True, runtime=Runtime(2.0)),
+    "12a": Practice("eager", 0.1, runtime=Runtime(4.0, overlap_gradients=False, overlap_sends=False, balanced_stages=False)),
+    "12d": MEGATRON_2021,
 }
 
 
@@ -56,7 +63,7 @@ class Case:
     plan: str
     device: str
     num_devices: int
-    gradient_bytes: float
+    runtime: Runtime
     seconds: float | None
     peak_bytes: float | None
     row: dict[str, str]
@@ -185,6 +192,12 @@ def remat(row: dict[str, str]) -> str:
     return "full" if words.startswith("full") else "selective" if words.startswith("selective") else "none"
 
 
+def compiled(row: dict[str, str]) -> bool:
+    """Whether a torchtitan row says that it was compiled."""
+    notes = row["notes"].lower()
+    return "compile" in notes and "eager" not in notes.split(";")[1][:12]
+
+
 def case(row: dict[str, str]) -> Case:
     """The case of a complete row."""
     table = row["id"].split("_")[0]
@@ -208,16 +221,15 @@ def case(row: dict[str, str]) -> Case:
     sequence = ",sp" if row["sp"] == "1" and tp > 1 else ""
     batch, dp = global_batch(row), int(row["dp"])
     micro = max(1, round(batch / dp / int(row["micro_batch"])))
-    precision = "float32" if table == "12a" else "bf16"
     terms = [
         schedule_term(row, layers), data_term(row), f"cp{row['cp'] or 1}", f"tp{tp}:1d{sequence}", f"mb{micro}",
-        f"remat:{remat(row)}", f"precision:{precision}",
+        f"remat:{remat(row)}", "precision:bf16",
     ]  # fmt: skip
-    if practice.compiled or "compile" in row["notes"].lower():
+    if practice.fused or compiled(row):
         terms.append("compile")
     config = {"model": model, "data": {"seq_len": seq_len(row)}, "train": {"global_batch": batch, "optimizer": "adamw"}}
     group = f"{row['model']}/{row['gpu_type']}/{row['n_gpus']}/{seq_len(row)}"
     return Case(
-        row["id"], table, group, config, " ".join(terms), device(row), int(row["n_gpus"]), practice.gradient_bytes,
+        row["id"], table, group, config, " ".join(terms), device(row), int(row["n_gpus"]), practice.runtime,
         seconds(row), peak_bytes(row), row,
     )  # fmt: skip

@@ -82,7 +82,8 @@ def transformer_shape(model: Mapping[str, Any], family: str) -> Transformer:
     experts = int(_get(model, "num_local_experts") or 0)
     moe_inner = int(model.get("moe_intermediate_size") or inner)
     shared = int(model.get("shared_expert_intermediate_size") or 0) or moe_inner * int(_get(model, "num_shared_experts") or 0)
-    fused = str(model.get("attn_implementation") or model.get("_attn_implementation") or "sdpa") != "eager"
+    kernel = str(model.get("attn_implementation") or model.get("_attn_implementation") or "sdpa")
+    fused = kernel != "eager"
     positions = int(_get(model, "max_position_embeddings") or 0) if family in LEARNED_POSITIONS else 0
     rates = ("attention_dropout", "hidden_dropout", "attention_probs_dropout_prob", "attn_pdrop", "resid_pdrop", "dropout")
     return Transformer(
@@ -99,6 +100,7 @@ def transformer_shape(model: Mapping[str, Any], family: str) -> Transformer:
         tied=bool(model.get("tie_word_embeddings", family in TIED_FAMILIES)),
         causal=family not in ENCODERS,
         fused_attention=fused,
+        tuned_attention=kernel in {"flash_attention_3", "cudnn"},
         dropout=any(float(model.get(rate) or 0) > 0 for rate in rates) and not fused,
         max_positions=positions,
         layer_norm=plain,

@@ -19,17 +19,33 @@ from plait.cost.time import PassSeconds, block_pass, send_seconds, update_second
 
 
 @dataclass(frozen=True)
+class Runtime:
+    """How the framework behaves that runs a plan. The defaults are plait's; published runs of others set what they do."""
+
+    gradient_bytes: float | None = None
+    """Width of a gradient; None: as wide as the weights."""
+    overlap_gradients: bool = True
+    """Gradients are reduced while the last backward runs."""
+    overlap_sends: bool = True
+    """A stage computes on while it sends to its neighbour."""
+    balanced_stages: bool = True
+    """Stages are cut by cost, not by equal numbers of layers."""
+    overlap_tensor: float = 0.0
+    """The part of tensor-parallel communication that is split and hidden behind its own matrix product."""
+
+
+@dataclass(frozen=True)
 class Job:
-    """What is to be run: model, samples a step, optimizer; and how wide gradients are (None: as wide as the weights)."""
+    """What is to be run: model, samples a step, optimizer, and the runtime."""
 
     model: Model
     global_batch: int
     optimizer: str = "adamw"
-    gradient_bytes: float | None = None
+    runtime: Runtime = field(default_factory=Runtime)
 
     def gradient_width(self, precision: str) -> float:
         """Bytes of a gradient."""
-        return self.gradient_bytes or BYTES[precision]
+        return self.runtime.gradient_bytes or BYTES[precision]
 
 
 @dataclass(frozen=True)
@@ -122,7 +138,7 @@ class _Rank:
 def estimate_job(job: Job, plan: Any, machine: Machine) -> Estimate:
     """Predict one plan. The plan's world may be smaller than the machine; prices count the plan's devices."""
     shard = sharding(plan, job.model.seq_len, job.global_batch / (plan.dp.size * plan.micro_batches))
-    stages = split_model(job.model, plan.pp.num_stages)
+    stages = split_model(job.model, plan.pp.num_stages, job.runtime.balanced_stages)
     numerics = (plan.precision, plan.compile, plan.remat)
     passes = [stage_pass(stage, machine, shard, numerics) for stage in stages]
     live, placement = live_micro_batches(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual)
@@ -195,10 +211,13 @@ def _step_seconds(
     costs = []
     for index, one in enumerate(passes):
         extra_forward, extra_backward = sharded[index]
+        if not job.runtime.overlap_sends:
+            extra_forward, extra_backward = extra_forward + send, extra_backward + send
+        shown = 1.0 - job.runtime.overlap_tensor
         costs.append(
             StageSeconds(
-                forward=one.forward + one.communication_forward + extra_forward + one.waits[0],
-                input_grad=one.input_grad + one.recompute + one.communication_backward + extra_backward + one.waits[1],
+                forward=one.forward + shown * one.communication_forward + extra_forward + one.waits[0],
+                input_grad=one.input_grad + one.recompute + shown * one.communication_backward + extra_backward + one.waits[1],
                 weight_grad=one.weight_grad,
                 send=send,
             )
@@ -208,7 +227,8 @@ def _step_seconds(
     for index, rank in enumerate(ranks):
         last_backward = sum(passes[stage].input_grad + passes[stage].weight_grad for stage in rank.stages)
         reduce = messages_seconds(machine, rank.data.reduce)
-        exposed = max(reduce - efficiency.overlap * last_backward, 0.1 * reduce) + messages_seconds(machine, rank.data.gather)
+        hidden = efficiency.overlap * last_backward if job.runtime.overlap_gradients else 0.0
+        exposed = max(reduce - hidden, 0.1 * reduce) + messages_seconds(machine, rank.data.gather)
         states = model_states(rank.weights, plan, job.optimizer, job.gradient_width(plan.precision))
         update = update_seconds(machine, states.optimizer / 12, states.optimizer)
         tails.append((pipeline.rank_ends[index] + exposed + update, exposed, update))
@@ -220,7 +240,7 @@ def _step_seconds(
     parts = {
         "compute": m * sum(p.compute - p.recompute for p in own),
         "recompute": m * sum(p.recompute for p in own),
-        "tensor": m * sum(p.tensor for p in own),
+        "tensor": m * sum(p.tensor for p in own) * (1.0 - job.runtime.overlap_tensor),
         "context": m * sum(p.context for p in own),
         "expert": m * sum(p.expert for p in own),
         "data": exposed + m * sum(sum(sharded[stage]) for stage in ranks[worst].stages),

@@ -25,7 +25,9 @@ class ComputeSeconds:
     input_grad: float
     weight_grad: float
     attention: float
-    """The part of forward inside attention cores: what selective recomputation repeats."""
+    """The part of forward inside attention cores."""
+    selective: float
+    """The part of forward that selective recomputation repeats: see `plait.cost.memory.block_activations`."""
     launches_forward: float = 0.0
     launches_backward: float = 0.0
     """Kernels that the host has to start."""
@@ -49,7 +51,8 @@ def block_seconds(block: Block, setting: Setting) -> ComputeSeconds:
 @lru_cache(maxsize=65536)
 def _block_seconds(block: Block, machine: Machine, shard: Sharding, precision: str, compiled: bool) -> ComputeSeconds:
     setting = Setting(machine, shard, precision, compiled)
-    forward = input_grad = weight_grad = attention = 0.0
+    forward = input_grad = weight_grad = attention = elementwise = 0.0
+    fused = all(op.fused for op in block.operations if isinstance(op, Attention))
     for op in block.operations:
         if isinstance(op, Matmul):
             f, i, w = _matmul(op, setting)
@@ -59,10 +62,16 @@ def _block_seconds(block: Block, machine: Machine, shard: Sharding, precision: s
             forward, input_grad, attention = forward + f, input_grad + b, attention + f
         elif isinstance(op, Elementwise):
             f = _elementwise(op, setting)
-            forward, input_grad = forward + f, input_grad + 1.5 * f
+            forward, input_grad, elementwise = forward + f, input_grad + 1.5 * f, elementwise + f
     starts = [_launches(op, compiled) for op in block.operations]
     return ComputeSeconds(
-        forward, input_grad, weight_grad, attention, sum(f for f, _ in starts), sum(b for _, b in starts)
+        forward=forward,
+        input_grad=input_grad,
+        weight_grad=weight_grad,
+        attention=attention,
+        selective=attention + (elementwise if fused else 0.0),
+        launches_forward=sum(f for f, _ in starts),
+        launches_backward=sum(b for _, b in starts),
     )
 
 
@@ -118,13 +127,13 @@ def _attention(op: Attention, setting: Setting) -> tuple[float, float]:
     if op.fused:
         flops *= 0.5 if op.causal else 1.0
         reach = shard.seq_len / (shard.seq_len + efficiency.attention_half_length) * op.head_dim / (op.head_dim + efficiency.attention_depth)
-        rate = machine.peak_flops[setting.precision] * machine.sustained * reach
+        rate = machine.peak_flops[setting.precision] * machine.sustained * reach * (1.0 if op.tuned else machine.portable_attention)
         kernels = efficiency.kernel_seconds * shard.cp
         return flops / (rate * efficiency.attention_forward) + kernels, 2.5 * flops / (rate * efficiency.attention_backward) + 3 * kernels
     depth = 1.0 + efficiency.matmul_depth / op.head_dim
     products = flops * depth / machine.matmul_rate(setting.precision)
     scores = tokens * shard.seq_len * op.num_heads * BYTES[setting.precision]
-    passes = (6.5 if op.dropout else 4.0) * scores / machine.streaming_rate
+    passes = (6.5 if op.dropout else 4.0) * scores / machine.streaming_rate * (1.0 if setting.compiled else efficiency.eager_passes)
     start = 4 * efficiency.kernel_seconds
     return products + passes + start, 2.0 * (products + passes + start)
 

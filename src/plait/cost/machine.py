@@ -17,40 +17,44 @@ SUSTAINED = {
 kernel measurements of ai-dynamo/aiconfigurator (gemm_perf, commit 095f58a)."""
 
 
+PORTABLE_ATTENTION = {"h100": 0.5, "h200": 0.5, "b200": 0.5, "gb200": 0.5, "gb300": 0.5}
+"""FlashAttention-2 over FlashAttention-3 and cuDNN where warp-group products exist (Shah et al., "FlashAttention-3", figure 5)."""
+
+
 @dataclass(frozen=True)
 class Efficiency:
     """What real kernels and links reach of the data sheet. Fractions unless the name has a unit."""
 
     matmul: float = 0.92
     """Large matrix products inside training, of what the device sustains in benchmarks of single products."""
-    matmul_depth: float = 64.0
+    matmul_depth: float = 50.0
     """Extra depth, in elements, that the start and end of a tile cost: a product of depth k runs at k / (k + this)."""
-    memory: float = 0.75
+    memory: float = 0.92
     """Streaming bandwidth of elementwise kernels, of the data sheet."""
-    attention_forward: float = 0.55
+    attention_forward: float = 0.68
     """Fused attention on long sequences, of the sustained rate, counting the causal half."""
-    attention_backward: float = 0.45
-    attention_half_length: float = 900.0
+    attention_backward: float = 0.8
+    attention_half_length: float = 1200.0
     """Sequence length at which fused attention reaches half of that."""
     link: float = 0.75
     """Bus bandwidth of large collectives inside a node, of the one-directional link rate."""
-    network: float = 0.80
+    network: float = 0.9
     """The same between nodes."""
-    collective_seconds: float = 20e-6
+    collective_seconds: float = 40e-6
     """Start of a reduce-scatter or all-gather inside a node (an all-reduce is two)."""
-    attention_depth: float = 64.0
+    attention_depth: float = 48.0
     """Extra width of a head that its exponentials cost: heads of width d run at d / (d + this)."""
     kernel_seconds: float = 3e-6
     """Start of a kernel on the device."""
-    launch_seconds: float = 50e-6
+    launch_seconds: float = 60e-6
     """Python, autograd and driver for each kernel on the host: small micro-batches wait for it."""
-    call_seconds: float = 180e-6
+    call_seconds: float = 140e-6
     """The same for each collective."""
-    eager_passes: float = 1.6
+    eager_passes: float = 2.0
     """How often an elementwise operation that is not fused passes over memory, beside once when compiled."""
-    overlap: float = 0.9
+    overlap: float = 0.7
     """The part of backward (or of the neighbouring layer) behind which data-parallel communication can hide."""
-    contention: float = 0.10
+    contention: float = 0.3
     """Slow-down of compute while a collective shares the device."""
     congestion: float = 0.05
     """Loss of network bandwidth for each doubling of the nodes that a collective spans."""
@@ -77,6 +81,8 @@ class Machine:
     network_latency: float
     price_per_hour: float = 0.0
     sustained: float = 0.72
+    portable_attention: float = 1.0
+    """Speed of a fused attention kernel written for older matrix units, of one written for this device."""
     efficiency: Efficiency = field(default_factory=Efficiency)
     is_cpu: bool = False
 
@@ -113,6 +119,7 @@ def machine_of(cluster: Any, efficiency: Efficiency | None = None) -> Machine:
         network_latency=cluster.network.latency_seconds,
         price_per_hour=device.price_per_hour,
         sustained=sustained_fraction(device),
+        portable_attention=PORTABLE_ATTENTION.get(device.name, 1.0),
         efficiency=chosen,
         is_cpu=measured,
     )

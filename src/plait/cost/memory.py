@@ -7,10 +7,11 @@ activations follow Korthikanti et al. (section 4), with as many live micro-batch
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from plait.cost.kernels import BYTES
-from plait.cost.operations import Block
+from plait.cost.operations import Block, Matmul
 from plait.cost.sharding import Sharding
 from plait.cost.stages import Stage
 
@@ -76,15 +77,36 @@ def block_weights(block: Block, shard: Sharding) -> tuple[float, float]:
 
 
 def block_activations(block: Block, shard: Sharding, precision: str, remat: str) -> float:
-    """Bytes that one block keeps of one micro-batch until its backward."""
+    """Bytes that one block keeps of one micro-batch until its backward.
+
+    `full` keeps the block's input. `selective` keeps the outputs of matrix products and repeats the rest; where attention is not
+    fused it is Korthikanti's: everything but the scores.
+    """
     width, tokens = BYTES[precision], shard.tokens
-    if remat == "full" and block.name not in {"head", "embedding"}:
+    inner = block.name not in {"head", "embedding"}
+    if remat == "full" and inner:
         return tokens * block.width * width / shard.sequence_split
     saved = block.saved
+    unfused = saved.scores > 0
+    if remat == "selective" and inner and not unfused:
+        sequence, tensor = products_kept(block)
+        return tokens * width * ((sequence + block.width) / shard.sequence_split + tensor / shard.tp)
     sequence = (saved.sequence * width + saved.sequence_masks) / shard.sequence_split
     tensor = (saved.tensor * width + saved.tensor_masks + saved.routed * width + 4.0 * saved.statistics) / shard.tp
     scores = 0.0 if remat == "selective" else (saved.scores * width + saved.score_masks) * shard.seq_len / shard.tp
     return tokens * (sequence + tensor + scores)
+
+
+@lru_cache(maxsize=4096)
+def products_kept(block: Block) -> tuple[float, float]:
+    """Numbers for each token of the outputs of a block's matrix products, in the sequence region and in the tensor region."""
+    sequence = tensor = 0.0
+    for op in block.operations:
+        if isinstance(op, Matmul) and op.split == "column":
+            tensor += op.rows * op.outputs
+        elif isinstance(op, Matmul):
+            sequence += op.rows * op.outputs
+    return sequence, tensor
 
 
 def model_states(weights: Weights, plan: Any, optimizer: str, gradient_bytes: float) -> Memory:

@@ -51,6 +51,8 @@ class Attention:
     fused: bool = True
     """A fused kernel keeps one statistic per row; otherwise scores, mask and probabilities live in memory."""
     dropout: bool = False
+    tuned: bool = False
+    """The fused kernel uses the matrix units of the newest devices (FlashAttention-3, cuDNN), not those of older ones."""
 
     @property
     def parameters(self) -> int:

@@ -71,8 +71,8 @@ def block_pass(block: Block, machine: Machine, shard: Sharding, numerics: tuple[
     again = again_sent = 0.0
     if remat == "full" and block.name not in {"head", "embedding"}:
         again, again_sent = compute.forward, forward
-    elif remat == "selective":
-        again = compute.attention
+    elif remat == "selective" and block.name not in {"head", "embedding"}:
+        again = compute.selective
     repeated = 2.0 if again_sent else 1.0
     efficiency = machine.efficiency
     host_forward = efficiency.launch_seconds * compute.launches_forward + efficiency.call_seconds * calls[0]

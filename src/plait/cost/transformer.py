@@ -28,6 +28,7 @@ class Transformer:
     tied: bool = False
     causal: bool = True
     fused_attention: bool = True
+    tuned_attention: bool = False
     dropout: bool = False
     max_positions: int = 0
     """Rows of a learned position table; 0 for rotary positions."""
@@ -151,7 +152,7 @@ def _attention(shape: Transformer) -> tuple[tuple[Operation, ...], Saved]:
         return _latent_attention(shape)
     head = shape.width_of_head
     query, key = heads * head, kv_heads * head
-    core = Attention("attention", heads, kv_heads, head, head, shape.causal, shape.fused_attention, shape.dropout)
+    core = Attention("attention", heads, kv_heads, head, head, shape.causal, shape.fused_attention, shape.dropout, shape.tuned_attention)
     operations: tuple[Operation, ...] = (
         Matmul("qkv", width, query + 2 * key, "column", bias=bias),
         *((Elementwise("rotary", query + key, query + key, "heads"),) if shape.rotary else ()),
@@ -181,7 +182,7 @@ def _latent_attention(shape: Transformer) -> tuple[tuple[Operation, ...], Saved]
         Elementwise("kv_norm", rank, rank, "sequence", rank),
         Matmul("kv_up", rank, heads * (shape.qk_nope_head_dim + value), "column"),
         Elementwise("rotary", heads * rope + rope, heads * (query_dim + rope), "heads"),
-        Attention("attention", heads, heads, query_dim, value, shape.causal, shape.fused_attention, shape.dropout),
+        Attention("attention", heads, heads, query_dim, value, shape.causal, shape.fused_attention, shape.dropout, shape.tuned_attention),
         Matmul("out", heads * value, width, "row"),
     )
     sequence = width + 2.0 * shape.q_lora_rank + 2.0 * rank + rope
