@@ -78,7 +78,7 @@ def walk(
     events: list[Event] = []
 
     def arrival(need: Action, rank: int) -> float | None:
-        if schedule.placement[need.stage] == rank:
+        if need.stage < schedule.num_stages and schedule.placement[need.stage] == rank:
             return done.get(need)
         at = (left if lowered else done).get(need)
         return None if at is None else at + latency(need)
