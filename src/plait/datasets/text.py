@@ -7,7 +7,7 @@ bytes; windows stand side by side, a last one that is not full is left out.
 from __future__ import annotations
 
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from plait.errors import DataError
 VOCAB_SIZE = 256
 STDLIB_BYTES = 4 * 2**20
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+SKIPPED_FILES = ("_sysconfigdata", "sitecustomize", "usercustomize")
 
 
 class Windows(Dataset[tuple[Tensor, Tensor]]):
@@ -65,17 +66,27 @@ def read(path: Path) -> bytes:
 
 
 def stdlib(seq_len: int, *, max_bytes: int = STDLIB_BYTES) -> Windows:
-    """The first `max_bytes` of the standard library's modules in the order of their paths; packages of tests left out.
+    """The first `max_bytes` of the standard library's own modules, each directory's before those of its subdirectories.
 
-    It is the same on every machine with the same version of Python.
+    It depends on the version of Python, and not on what is installed beside it.
     """
     root = Path(sysconfig.get_path("stdlib"))
-    paths = (path for path in root.rglob("*.py") if not SKIPPED & set(path.relative_to(root).parts[:-1]))
     corpus = bytearray()
-    for path in sorted(paths, key=lambda path: path.relative_to(root).as_posix()):
+    for path in sources(root):
         corpus += path.read_bytes()
         if len(corpus) >= max_bytes:
             break
     if len(corpus) < seq_len + 1:
         raise DataError(f"{str(root)!r} holds {len(corpus)} bytes of Python source, fewer than seq_len + 1 = {seq_len + 1}")
     return Windows(torch.frombuffer(corpus[:max_bytes], dtype=torch.uint8), seq_len)
+
+
+def sources(directory: Path) -> Iterator[Path]:
+    """Python files by name, then those of the subdirectories by name; without tests and what a machine adds."""
+    entries = sorted(directory.iterdir()) if directory.is_dir() else []
+    for path in entries:
+        if path.suffix == ".py" and not path.name.startswith(SKIPPED_FILES) and path.is_file():
+            yield path
+    for path in entries:
+        if path.is_dir() and path.name not in SKIPPED:
+            yield from sources(path)

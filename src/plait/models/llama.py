@@ -53,7 +53,7 @@ class Rotary(nn.Module):
         if positions is None:
             positions = torch.arange(q.shape[-2], device=q.device)
         exponents = torch.arange(0, self.head_dim, 2, device=q.device, dtype=torch.float32) / self.head_dim
-        angles = positions.float()[:, None] * self.theta**-exponents
+        angles = positions.float()[:, None] * (1.0 / self.theta**exponents)
         cos, sin = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
         return rotate(q, cos, sin), rotate(k, cos, sin)
 

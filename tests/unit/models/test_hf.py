@@ -1,0 +1,173 @@
+"""GPT and Llama against transformers' own, with copied weights; and transformers' models behind our door."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from plait import models
+from plait.errors import ModelError
+from plait.models import hf
+
+pytest.importorskip("transformers")
+
+GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 50, "n_positions": 16}
+GPT2 |= {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
+LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+LLAMA |= {"intermediate_size": 48, "vocab_size": 50, "max_position_embeddings": 16}
+
+
+def reset_all(model: nn.Module) -> None:
+    """What an engine does to a meta model, without its seeds."""
+    ties = {name: model.get_parameter(name) for name, _ in model.named_parameters(remove_duplicate=False)}
+    first = {id(param): name for name, param in reversed(ties.items())}
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        for module in model.modules():
+            if module._parameters or module._buffers:
+                module.reset_parameters()
+    for name, param in ties.items():
+        owner, _, key = name.rpartition(".")
+        setattr(model.get_submodule(owner), key, model.get_parameter(first[id(param)]))
+
+
+def real(config: dict[str, Any]) -> nn.Module:
+    torch.manual_seed(0)
+    model = hf.make(config)
+    reset_all(model)
+    return model
+
+
+def llama_names(name: str) -> str:
+    for ours, theirs in [
+        ("embed.", "model.embed_tokens."),
+        ("head.", "lm_head."),
+        ("blocks.", "model.layers."),
+        (".attention.", ".self_attn."),
+        (".norm1.", ".input_layernorm."),
+        (".norm2.", ".post_attention_layernorm."),
+    ]:
+        name = name.replace(ours, theirs)
+    for letter in ("q", "k", "v", "o", "gate", "up", "down"):
+        name = name.replace(f".{letter}.", f".{letter}_proj.")
+    return "model.norm.weight" if name == "norm.weight" else name
+
+
+def put_norms_in_float64(theirs: nn.Module, norm: nn.Module) -> None:
+    """Their RMS norm computes in float32 whatever it gets: it is held against ours alone, then replaced by ours."""
+    x = torch.randn(3, 32)
+    torch.testing.assert_close(theirs.model.model.norm(x).float(), norm(x.double()).float())
+    for name, module in list(theirs.named_modules()):
+        if type(module).__name__ == "LlamaRMSNorm":
+            exact = nn.RMSNorm(32, eps=module.variance_epsilon, dtype=torch.float64)
+            exact.weight = module.weight
+            theirs.set_submodule(name, exact)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_llama_equals_transformers(tied: bool) -> None:
+    theirs = real(LLAMA | {"tie_word_embeddings": tied}).double()
+    keys = {key: value for key, value in LLAMA.items() if key != "model_type"}
+    ours = models.make("llama", **keys, tie_word_embeddings=tied).double()
+    values = theirs.model.state_dict()
+    ours.load_state_dict({name: values[llama_names(name)] for name in ours.state_dict()})
+    put_norms_in_float64(theirs, ours.norm)
+    assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())
+    compare(ours, theirs)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_gpt_equals_transformers(tied: bool) -> None:
+    theirs = real(GPT2 | {"tie_word_embeddings": tied}).double()
+    ours = models.make(
+        "gpt", num_hidden_layers=2, hidden_size=32, num_attention_heads=4, vocab_size=50, max_position_embeddings=16,
+        tie_word_embeddings=tied,
+    ).double()  # fmt: skip
+    state = theirs.model.transformer.state_dict()
+    values = {"embed.weight": state["wte.weight"], "position.weight": state["wpe.weight"]}
+    values |= {"norm.weight": state["ln_f.weight"], "norm.bias": state["ln_f.bias"]}
+    values["head.weight"] = theirs.model.lm_head.weight
+    for layer in range(2):
+        for kind in ("weight", "bias"):
+            block = {key: state[f"h.{layer}.{key}.{kind}"].t() for key in ("ln_1", "ln_2", "attn.c_attn", "attn.c_proj")}
+            block |= {key: state[f"h.{layer}.{key}.{kind}"].t() for key in ("mlp.c_fc", "mlp.c_proj")}
+            q, k, v = block["attn.c_attn"].chunk(3)
+            parts = {"norm1": block["ln_1"], "norm2": block["ln_2"], "attention.q": q, "attention.k": k, "attention.v": v}
+            parts |= {"attention.o": block["attn.c_proj"], "mlp.up": block["mlp.c_fc"], "mlp.down": block["mlp.c_proj"]}
+            values |= {f"blocks.{layer}.{key}.{kind}": value for key, value in parts.items()}
+    ours.load_state_dict(values)
+    assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())
+    compare(ours, theirs)
+
+
+def compare(ours: nn.Module, theirs: nn.Module) -> None:
+    """Logits, and the gradient of the token embedding."""
+    ids = torch.randint(0, 50, (2, 12))
+    weight = torch.randn(2, 12, 50, dtype=torch.float64)
+    expected, logits = theirs(ids), ours(ids)
+    torch.testing.assert_close(logits, expected, rtol=1e-7, atol=1e-10)
+    (expected * weight).sum().backward()
+    (logits * weight).sum().backward()
+    torch.testing.assert_close(ours.embed.weight.grad, theirs.model.get_input_embeddings().weight.grad, rtol=1e-7, atol=1e-10)
+
+
+@pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])
+def test_meta_and_every_owner_can_start_alone(config: dict[str, Any]) -> None:
+    model = models.make("hf", config=config)
+    assert all(tensor.is_meta for tensor in [*model.parameters(), *model.buffers()])
+    reset_all(model)
+    out = model(torch.randint(0, 50, (2, 5)))
+    assert out.shape == (2, 5, 50)
+    assert out.isfinite().all()
+    for name, param in model.named_parameters():
+        if param.dim() == 2:
+            assert param.std().item() == pytest.approx(0.02, rel=0.2), name
+        elif "norm" in name or "ln_" in name:
+            assert torch.equal(param.detach(), torch.full_like(param, float(name.endswith("weight"))))
+
+
+@pytest.mark.parametrize(("config", "blocks"), [(GPT2, "model.transformer.h.*"), (LLAMA, "model.model.layers.*")])
+def test_blocks_are_found(config: dict[str, Any], blocks: str) -> None:
+    assert hf.blocks_of(hf.make(config)) == blocks
+
+
+@pytest.mark.parametrize("config", [GPT2, LLAMA | {"tie_word_embeddings": True}], ids=["gpt2", "llama"])
+def test_weights_come_back_from_safetensors(config: dict[str, Any], tmp_path: Path) -> None:
+    saved = real(config)
+    saved.model.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    loaded = models.make("hf", config=tmp_path, weights=tmp_path)
+    ids = torch.randint(0, 50, (2, 5))
+    torch.testing.assert_close(loaded(ids), saved(ids), rtol=0, atol=0)
+    assert loaded.model.lm_head.weight is loaded.model.get_input_embeddings().weight
+
+
+def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    real(LLAMA).model.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"do not fit the config: .*\[48, 32\] instead of \[64, 32\]"):
+        hf.make(LLAMA | {"intermediate_size": 64}, weights=tmp_path)
+    with pytest.raises(ModelError, match="hold no"):
+        hf.make(LLAMA, weights=tmp_path / "nothing")
+
+
+def test_errors(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="'lama' is not one that transformers knows; did you mean 'llama'"):
+        hf.make({"model_type": "lama"})
+    with pytest.raises(ModelError, match="cannot be read: No such file"):
+        hf.make(tmp_path / "config.json")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelError, match="is not JSON"):
+        hf.make(tmp_path)
+    with pytest.raises(ModelError, match="cannot make a causal model of model_type 't5'"):
+        hf.make({"model_type": "t5"})
+
+
+def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    with pytest.raises(ModelError, match="needs the package transformers: pip install"):
+        hf.make(GPT2)
