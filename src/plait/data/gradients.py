@@ -82,6 +82,7 @@ class PersistentGradients(GradientStore):
 
     def take(self, state: BucketState, index: int, param: nn.Parameter) -> None:
         grad, param.grad = param.grad, None
+        assert grad is not None
         if index in state.fresh:
             state.fresh.discard(index)
             state.views[index].copy_(grad)

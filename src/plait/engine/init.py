@@ -33,6 +33,16 @@ def is_meta(model: nn.Module) -> bool:
     return any(metas.values())
 
 
+def lacks_reset(model: nn.Module) -> list[str]:
+    """The modules that own parameters or buffers and have no `reset_parameters`."""
+    return [
+        name or type(module).__name__
+        for name, module in model.named_modules()
+        if any(tensor is not None for tensor in (*module._parameters.values(), *module._buffers.values()))
+        and not hasattr(module, "reset_parameters")
+    ]
+
+
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_parameters()
     yield from ((name, buffer) for name, buffer in model.named_buffers() if buffer is not None)

@@ -43,4 +43,4 @@ def apply(model: nn.Module, blocks: Sequence[str], policy: str) -> None:
         options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _keep_products)
     for name in blocks:
         block = model.get_submodule(name)
-        block.forward = functools.partial(checkpoint, block.forward, **options)  # type: ignore[method-assign]
+        block.forward = functools.partial(checkpoint, block.forward, **options)

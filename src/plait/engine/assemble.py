@@ -1,0 +1,100 @@
+"""From a config to a run: the model, the data and the options of training that `[model]`, `[data]` and `[train]` name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from plait import datasets, models, reference
+from plait.comm import World
+from plait.datasets import Loader
+from plait.engine import optimizers
+from plait.engine.build import Options, build
+from plait.engine.engine import Engine
+from plait.engine.init import lacks_reset
+from plait.engine.loss import LossFunction
+from plait.errors import ModelError
+from plait.models import losses, user
+from plait.plan import Plan, check_batch
+
+
+@dataclass(frozen=True)
+class Training:
+    """An engine and the batches for it."""
+
+    engine: Engine
+    loader: Loader
+
+
+def assemble(config: Any, plan: Plan, world: World) -> Training:
+    """Build what a config names, under a plan, on this rank. Collective.
+
+    `config` has the sections `model`, `data` and `train` as attributes. Errors: those of `build`, and `DataError`.
+    """
+    check_batch(plan, config.train.global_batch)
+    engine = build(
+        make_model(model_keys(config), config.train.seed),
+        plan,
+        loss=make_loss(config.train),
+        optimizer=optimizers.from_config(config.train),
+        options=make_options(config),
+        world=world,
+    )
+    axis = world.axis("dp")
+    return Training(engine, make_loader(config, axis.rank, axis.size))
+
+
+def model_keys(config: Any) -> Mapping[str, Any]:
+    """The `[model]` section as plain keys: `name` or `python`, and what the model's constructor takes."""
+    section = config.model
+    if isinstance(section, Mapping):
+        return section
+    keys: Mapping[str, Any] = section.keys_for_factory()
+    return keys
+
+
+def make_model(keys: Mapping[str, Any], seed: int = 0) -> nn.Module:
+    """The model on the meta device.
+
+    A user's own model that cannot be initialised from there (a module with parameters and no `reset_parameters`) is made
+    with its values instead, from `seed`: right under every plan, but whole on every rank while it is built.
+    """
+    arguments = dict(keys)
+    python = arguments.pop("python", None)
+    with torch.device("meta"):
+        model = models.make(arguments.pop("name"), **arguments) if python is None else user.make(python)
+    if python is not None and lacks_reset(model):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = user.make(python)
+    return model
+
+
+def make_loss(train: Any) -> LossFunction:
+    """`[train] loss`, a user's function of (output, targets); else cross-entropy."""
+    name = getattr(train, "loss", None)
+    return losses.cross_entropy if name is None else reference.load(name, ModelError)
+
+
+def make_options(config: Any) -> Options:
+    """What a plan does not say and a config does."""
+    train, keys = config.train, model_keys(config)
+    return Options(
+        seed=train.seed,
+        blocks=models.blocks_of(keys["name"]) if "name" in keys else None,
+        clip_grad_norm=train.clip_grad_norm,
+        learning_rate=optimizers.learning_rate(train),
+        num_servers=getattr(train, "num_servers", None),
+        aggregate=getattr(train, "aggregate", "sum"),
+    )
+
+
+def make_loader(config: Any, rank: int = 0, size: int = 1) -> Loader:
+    """The share of data coordinate `rank` of `size` in every global batch."""
+    train = config.train
+    dataset = datasets.make(config.data, model_keys(config), train.seed)
+    return Loader(dataset, train.global_batch, dp_size=size, dp_rank=rank, seed=train.seed)
