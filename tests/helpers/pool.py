@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Collection
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -127,6 +128,7 @@ def _serve(connection: Connection) -> None:
     import torch
 
     torch.set_num_threads(1)
+    warnings.simplefilter("error")
     while True:
         try:
             path, task = pickle.loads(connection.recv_bytes())

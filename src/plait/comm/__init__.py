@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from plait.comm.functional import transition as transition
     from plait.comm.ledger import Count as Count
     from plait.comm.ledger import Ledger as Ledger
+    from plait.comm.simulate import simulate as simulate
     from plait.comm.transitions import bytes_sent as bytes_sent
     from plait.comm.transitions import transition_bytes as transition_bytes
     from plait.comm.work import Waitable as Waitable
@@ -30,6 +31,7 @@ _HOMES = {
     "World": "world",
     "bytes_sent": "transitions",
     "init": "world",
+    "simulate": "simulate",
     "transition": "functional",
     "transition_bytes": "transitions",
     "wait_all": "work",
@@ -43,6 +45,7 @@ __all__ = [
     "World",
     "bytes_sent",
     "init",
+    "simulate",
     "transition",
     "transition_bytes",
     "wait_all",

@@ -51,7 +51,7 @@ class Axis:
 
         `padding` elements are there only to make the buffer divide, and are counted apart; so are scalars of `control`.
         """
-        self._check(tensor)
+        tensor = self._checked(tensor)
         size = _Payload.of(tensor, padding=padding, control=control)
         return self._issue("all_reduce", size, lambda b: b.all_reduce(tensor))
 
@@ -60,13 +60,13 @@ class Axis:
 
         Until the wait, `full` is in use; after it, what is left in `full` is undefined.
         """
-        self._check_flat("reduce_scatter", out, full)
+        out, full = self._checked_flat("reduce_scatter", out, full)
         size = _Payload.of(full, padding=padding)
         return self._issue("reduce_scatter", size, lambda b: b.reduce_scatter(out, full), lambda: _copy(out, full))
 
     def all_gather(self, full: Tensor, shard: Tensor, *, padding: int = 0) -> Work:
         """`full` (size * n,) becomes all shards (n,) by coordinate; `shard` may be the own part of `full`."""
-        self._check_flat("all_gather", shard, full)
+        shard, full = self._checked_flat("all_gather", shard, full)
         size = _Payload.of(full, padding=padding)
         return self._issue("all_gather", size, lambda b: b.all_gather(full, shard), lambda: _copy(full, shard))
 
@@ -77,7 +77,7 @@ class Axis:
 
         Without splits, equal parts. Empty splits are allowed.
         """
-        self._check(out, source)
+        out, source = self._checked(out), self._checked(source)
         given, taken = self._splits(source, source_splits, "source"), self._splits(out, out_splits, "out")
         row_bytes = _num_bytes(source) // source.shape[0] if source.shape[0] else 0
         return self._issue(
@@ -90,31 +90,31 @@ class Axis:
 
     def broadcast(self, tensor: Tensor, root: int) -> Work:
         """The tensor of coordinate `root`, everywhere, in place."""
-        self._check(tensor)
+        tensor = self._checked(tensor)
         self._check_peer(root)
         return self._issue("broadcast", _Payload.of(tensor), lambda b: b.broadcast(tensor, root))
 
     def reduce(self, tensor: Tensor, root: int) -> Work:
         """The sum, at coordinate `root`, in place; what the other ranks then hold is undefined."""
-        self._check(tensor)
+        tensor = self._checked(tensor)
         self._check_peer(root)
         return self._issue("reduce", _Payload.of(tensor), lambda b: b.reduce(tensor, root))
 
     def send(self, tensor: Tensor, to: int, tag: int = 0, *, padding: int = 0) -> Work:
         """To coordinate `to`. Sends and receives of a pair match in order of issue, for each tag (NCCL: for the pair)."""
-        self._check(tensor)
+        tensor = self._checked(tensor)
         self._check_peer(to, other=True)
         return self._issue("send", _Payload.of(tensor, padding=padding), lambda b: b.send(tensor, to, tag))
 
     def receive(self, tensor: Tensor, source: int, tag: int = 0) -> Work:
         """From coordinate `source`, into `tensor`. The sender counts the bytes."""
-        self._check(tensor)
+        tensor = self._checked(tensor)
         self._check_peer(source, other=True)
         return self._issue("receive", _Payload(0), lambda b: b.receive(tensor, source, tag), exact=True)
 
     def shift(self, out: Tensor, tensor: Tensor, by: int = 1) -> Work:
         """Round the ring: send `tensor` to coordinate `rank + by`, receive `out` from `rank - by` (modulo size)."""
-        self._check(out, tensor)
+        out, tensor = self._checked(out), self._checked(tensor)
         if by % self.size == 0:
             return self._local("shift", lambda: _copy(out, tensor))
         to, source = (self.rank + by) % self.size, (self.rank - by) % self.size
@@ -177,21 +177,22 @@ class Axis:
             handle = start(self._backend)
         return Work(handle, label, self._recorder)
 
-    def _check(self, *tensors: Tensor) -> None:
-        for tensor in tensors:
-            if not tensor.is_contiguous():
-                raise PlanError(
-                    f"axis {self.name}: a tensor of shape {tuple(tensor.shape)} with strides {tensor.stride()} is not "
-                    "contiguous; call .contiguous() first"
-                )
+    def _checked(self, tensor: Tensor) -> Tensor:
+        """The tensor without its graph: communication here is no operation of autograd (`transition` is)."""
+        if not tensor.is_contiguous():
+            raise PlanError(
+                f"axis {self.name}: a tensor of shape {tuple(tensor.shape)} with strides {tensor.stride()} is not "
+                "contiguous; call .contiguous() first"
+            )
+        return tensor.detach()
 
-    def _check_flat(self, op: str, part: Tensor, full: Tensor) -> None:
-        self._check(part, full)
+    def _checked_flat(self, op: str, part: Tensor, full: Tensor) -> tuple[Tensor, Tensor]:
         if full.numel() != self.size * part.numel() or full.dtype != part.dtype:
             raise PlanError(
                 f"{op} on axis {self.name} of size {self.size}: the full tensor has {full.numel()} {full.dtype}, the part "
                 f"{part.numel()} {part.dtype}; full must be {self.size} x part, of one dtype"
             )
+        return self._checked(part).view(-1), self._checked(full).view(-1)
 
     def _check_peer(self, peer: int, other: bool = False) -> None:
         if not 0 <= peer < self.size or (other and peer == self.rank):

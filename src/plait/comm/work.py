@@ -12,7 +12,7 @@ from typing import Protocol
 
 from plait.comm.backends.base import Handle
 from plait.comm.ledger import Ledger
-from plait.errors import RankFailed
+from plait.errors import RankFailed, RunError
 from plait.trace import CommEvent, Timeline
 
 
@@ -37,11 +37,11 @@ class Label:
 
 @contextmanager
 def naming_failure(label: Label, rank: int) -> Iterator[None]:
-    """Turn the backend's bare RuntimeError into a `RankFailed` that names axis, operation and peers."""
+    """Add axis, operation and peers to the bare fact that a backend raised; torch's RuntimeError becomes `RankFailed`."""
     try:
         yield
-    except RankFailed:
-        raise
+    except RunError as error:
+        raise type(error)(f"rank {rank}: {label.op} on axis {label.axis} (ranks {list(label.ranks)}): {error}") from error
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise RankFailed(

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from plait.comm.backends.base import Backend, Handle
 from plait.comm.backends.fabric import Fabric, Notice, Signal, Staged
+from plait.comm.backends.mail import Mail
 from plait.comm.backends.steps import Engine, Operation, Step
 from plait.comm.backends.sums import sum_into
 from plait.mesh.slices import shard_range
@@ -32,13 +33,14 @@ ONE_SHOT_BYTES = 128 << 10  # up to here every rank sums everything: one signal 
 
 
 class Direct(Backend):
-    """All operations but point-to-point, on a `Fabric`."""
+    """All operations, on a `Fabric`."""
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
         self.rank = fabric.rank
         self.size = fabric.size
         self._engine = Engine(fabric)
+        self._mail = Mail(fabric)
         self._all = tuple(range(self.size))
         self._others = tuple(peer for peer in self._all if peer != self.rank)
 
@@ -114,6 +116,14 @@ class Direct(Backend):
             return _Side(self, "reduce", flat).give((root,))
         side = _Side(self, "reduce", flat, publish=False)
         return side.take(self._others, lambda: sum_into(flat, [side.of(peer) for peer in self._all]))
+
+    def send(self, tensor: Tensor, to: int, tag: int) -> Handle:
+        """Buffered: done when it returns."""
+        return self._mail.send(tensor, to, tag)
+
+    def receive(self, tensor: Tensor, source: int, tag: int) -> Handle:
+        """Matched by order and tag."""
+        return self._mail.receive(tensor, source, tag)
 
     def exchange(self, out: Tensor, tensor: Tensor, to: int, source: int) -> Handle:
         """Copy from `source`, let `to` copy; all ranks of the axis call it together."""

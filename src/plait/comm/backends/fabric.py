@@ -38,7 +38,8 @@ class Signal(IntEnum):
     ARRIVE = 0  # my notice is published and my data may be read
     MIDDLE = 1  # my part of the first phase is done
     EXIT = 2  # I read nothing of this operation any more
-    MESSAGE = 3  # a message lies in the mailbox
+    MESSAGE = 3  # a message lies in the box
+    TAKEN = 4  # a message was copied out of the box
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,18 @@ class Staged(ABC):
     @abstractmethod
     def release(self) -> None:
         """No peer reads it any more."""
+
+
+@dataclass
+class Message(ABC):
+    """Something sent point-to-point: `data` is flat and lies in the sender's memory until `release`."""
+
+    tag: int
+    data: Tensor
+
+    @abstractmethod
+    def release(self) -> None:
+        """It has been copied."""
 
 
 class Fabric(ABC):
@@ -123,6 +136,14 @@ class Fabric(ABC):
     @abstractmethod
     def empty(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Readable memory (numel,) to keep."""
+
+    @abstractmethod
+    def send_message(self, to: int, tag: int, flat: Tensor) -> None:
+        """Put a copy into the box of (self, to); blocks only when the box is full of messages not yet taken."""
+
+    @abstractmethod
+    def next_message(self, source: int, block: bool) -> Message | None:
+        """The next message of (source, self), in order of sending; None if there is none and `block` is False."""
 
     @abstractmethod
     def close(self) -> None:

@@ -9,6 +9,10 @@ from torch import Tensor
 
 from plait.comm.backends.base import Backend, Handle, Then
 
+# torch 2.13 renamed the two and warns of the old names
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 
 class Native(Backend):
     """Each operation is the operation of the same name in torch.distributed, on one process group."""
@@ -23,12 +27,12 @@ class Native(Backend):
         return Then([dist.all_reduce(tensor, group=self.group, async_op=True)])
 
     def reduce_scatter(self, out: Tensor, full: Tensor) -> Handle:
-        """`dist.reduce_scatter_tensor`."""
-        return Then([dist.reduce_scatter_tensor(out, full, group=self.group, async_op=True)])
+        """`dist.reduce_scatter_single`."""
+        return Then([_reduce_scatter(out, full, group=self.group, async_op=True)])
 
     def all_gather(self, full: Tensor, shard: Tensor) -> Handle:
-        """`dist.all_gather_into_tensor`."""
-        return Then([dist.all_gather_into_tensor(full, shard, group=self.group, async_op=True)])
+        """`dist.all_gather_single`."""
+        return Then([_all_gather(full, shard, group=self.group, async_op=True)])
 
     def all_to_all(self, out: Tensor, source: Tensor, out_splits: list[int], source_splits: list[int]) -> Handle:
         """`dist.all_to_all_single`."""

@@ -3,7 +3,7 @@
 The control segment is made by the first rank of the line. A rank that waits looks every half second whether the peer
 still lives or has left, so a death is noticed at once and nobody waits for the dead.
 
-    control: [ semaphores: kind x from x to | notices: rank x RING x words | left: rank ]
+    control: [ semaphores: signal x from x to | notices: rank x RING x words | boxes: from x to x RING x words | left: rank ]
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plait.comm.backends.base import Handle
 from plait.comm.backends.direct import Direct
-from plait.comm.backends.fabric import DTYPES, RING, Fabric, Notice, Signal, Staged
+from plait.comm.backends.fabric import DTYPES, RING, Fabric, Message, Notice, Signal, Staged
 from plait.comm.backends.gloo import Gloo
 from plait.comm.backends.memory import Memory, Place, Staging
 from plait.comm.backends.semaphores import SEMAPHORE_BYTES, Semaphores, available
@@ -29,6 +28,7 @@ from plait.errors import RankFailed
 LOOK_SECONDS = 0.5
 OPS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "shift", "barrier", "gather_objects")
 _PLAIN_WORDS = 8  # number, op, numel, dtype, segment, descriptor, segment bytes, offset; then size + 1 offsets
+_BOX_WORDS = 8  # full, tag, numel, dtype, segment, descriptor, segment bytes, offset
 
 
 @dataclass(frozen=True)
@@ -65,28 +65,32 @@ def _start_of(pid: int) -> str | None:
 
 
 class Control:
-    """The control segment of one line of `size` ranks, made here or mapped from its maker."""
+    """The control segment of one line of `size` ranks, made here or mapped from its maker. New memory is zero."""
 
     def __init__(self, size: int, whole: Tensor) -> None:
         self.size = size
-        raw = whole.numpy()
-        words = _PLAIN_WORDS + size + 1
-        starts = np.cumsum([0, len(Signal) * size * size * SEMAPHORE_BYTES, size * RING * words * 8, size * 8])
-        self.semaphores = Semaphores(whole.data_ptr())
-        self.notices = raw[starts[1] : starts[2]].view(np.int64).reshape(size, RING, words)
-        self.left = raw[starts[2] : starts[3]].view(np.int64)
         self._whole = whole
+        parts = whole.split(self._part_bytes(size))
+        self.semaphores = Semaphores(whole.data_ptr())
+        self.notices, self.boxes, self.left = (part.numpy().view(np.int64) for part in parts[1:])
+        self.notices = self.notices.reshape(size, RING, -1)
+        self.boxes = self.boxes.reshape(size, size, RING, _BOX_WORDS)
+
+    @staticmethod
+    def _part_bytes(size: int) -> list[int]:
+        notice_words = _PLAIN_WORDS + size + 1
+        words = (size * RING * notice_words, size * size * RING * _BOX_WORDS, size)
+        return [len(Signal) * size * size * SEMAPHORE_BYTES, *(8 * num for num in words)]
 
     @staticmethod
     def num_bytes(size: int) -> int:
         """How large it is."""
-        return len(Signal) * size * size * SEMAPHORE_BYTES + size * RING * (_PLAIN_WORDS + size + 1) * 8 + size * 8
+        return sum(Control._part_bytes(size))
 
     @staticmethod
     def create(size: int, memory: Memory) -> Control:
         """Make it; the semaphores are ready when this returns."""
         whole = memory.empty(Control.num_bytes(size), torch.uint8)
-        whole.zero_()
         control = Control(size, whole)
         control.semaphores.create(len(Signal) * size * size)
         return control
@@ -94,6 +98,17 @@ class Control:
     def place(self, memory: Memory) -> Place | None:
         """Where the others find it."""
         return memory.place(self._whole)
+
+
+@dataclass
+class _Letter(Message):
+    fabric: SharedFabric
+    source: int
+    slot: int
+
+    def release(self) -> None:
+        """Free the slot of the box; the sender takes its memory back."""
+        self.fabric.free(self.source, self.slot)
 
 
 class SharedFabric(Fabric):
@@ -107,6 +122,9 @@ class SharedFabric(Fabric):
         self._identities = identities
         self._timeout_seconds = timeout_seconds
         self._staging = Staging(memory)
+        self._num_sent = [0] * self.size
+        self._num_taken = [0] * self.size
+        self._in_boxes: dict[int, dict[int, Staged]] = {peer: {} for peer in range(self.size)}  # by slot
 
     def post(self, signal: Signal, to: int) -> None:
         """Add one to the semaphore of (signal, self, to)."""
@@ -145,14 +163,9 @@ class SharedFabric(Fabric):
         return Notice(words[0], OPS[words[1]], words[2], DTYPES[words[3]], tuple(words[_PLAIN_WORDS:]))
 
     def data(self, peer: int, notice: Notice) -> Tensor:
-        """The peer's memory, mapped at first sight."""
-        if not notice.numel:
-            return torch.empty(0, dtype=notice.dtype)
+        """Where the notice says."""
         place = Place(*self._control.notices[peer, notice.number % RING, 4:_PLAIN_WORDS].tolist())
-        try:
-            return self._memory.peer(self._identities[peer].pid, place, notice.dtype, notice.numel)
-        except OSError as error:
-            raise RankFailed(f"the memory of coordinate {peer} cannot be mapped: {error}") from error
+        return self._map(peer, place, notice.dtype, notice.numel)
 
     def readable(self, tensor: Tensor) -> bool:
         """Whether it lies in the readable memory of this rank."""
@@ -166,6 +179,55 @@ class SharedFabric(Fabric):
         """From this rank's readable memory."""
         return self._memory.empty(numel, dtype)
 
+    def send_message(self, to: int, tag: int, flat: Tensor) -> None:
+        """Into the next slot of the box, once it is free."""
+        box, slot = self._control.boxes[self.rank, to], self._num_sent[to] % RING
+        self._num_sent[to] += 1
+        self._reclaim(to)
+        while box[slot, 0]:
+            self.take(Signal.TAKEN, to)
+        self._reclaim(to)
+        staged = self._staging.lend(flat.numel(), flat.dtype)
+        staged.tensor.copy_(flat)
+        place = self._memory.place(staged.tensor) if flat.numel() else Place(0, 0, 0, 0)
+        assert place is not None  # it is borrowed from that memory
+        words = (place.number, place.descriptor, place.num_bytes, place.offset)
+        box[slot] = (1, tag, flat.numel(), DTYPES.index(flat.dtype), *words)
+        self._in_boxes[to][slot] = staged
+        self.post(Signal.MESSAGE, to)
+
+    def next_message(self, source: int, block: bool) -> Message | None:
+        """Out of the next slot of the box."""
+        if block:
+            self.take(Signal.MESSAGE, source)
+        elif not self.try_take(Signal.MESSAGE, source):
+            return None
+        slot = self._num_taken[source] % RING
+        self._num_taken[source] += 1
+        _, tag, numel, dtype, *place = self._control.boxes[source, self.rank, slot].tolist()
+        return _Letter(tag, self._map(source, Place(*place), DTYPES[dtype], numel), self, source, slot)
+
+    def free(self, source: int, slot: int) -> None:
+        """A message has been copied."""
+        self._control.boxes[source, self.rank, slot, 0] = 0
+        self.post(Signal.TAKEN, source)
+
+    def _reclaim(self, to: int) -> None:
+        """Take back the memory of the messages that were copied."""
+        full = self._control.boxes[self.rank, to, :, 0]
+        for slot in [slot for slot in self._in_boxes[to] if not full[slot]]:
+            self._in_boxes[to].pop(slot).release()
+            self.try_take(Signal.TAKEN, to)
+
+    def _map(self, peer: int, place: Place, dtype: torch.dtype, numel: int) -> Tensor:
+        """The peer's memory, mapped at first sight."""
+        if not numel:
+            return torch.empty(0, dtype=dtype)
+        try:
+            return self._memory.peer(self._identities[peer].pid, place, dtype, numel)
+        except OSError as error:
+            raise RankFailed(f"the memory of coordinate {peer} cannot be mapped: {error}") from error
+
     def close(self) -> None:
         """Mark as left."""
         self._control.left[self.rank] = 1
@@ -174,23 +236,7 @@ class SharedFabric(Fabric):
         return (signal * self.size + source) * self.size + to
 
 
-class Shared(Direct):
-    """Direct collectives on a `SharedFabric`; point-to-point over the Gloo group that the line has anyway."""
-
-    def __init__(self, fabric: SharedFabric, gloo: Gloo) -> None:
-        super().__init__(fabric)
-        self._gloo = gloo
-
-    def send(self, tensor: Tensor, to: int, tag: int) -> Handle:
-        """By Gloo."""
-        return self._gloo.send(tensor, to, tag)
-
-    def receive(self, tensor: Tensor, source: int, tag: int) -> Handle:
-        """By Gloo."""
-        return self._gloo.receive(tensor, source, tag)
-
-
-def connect(gloo: Gloo, memory: Memory, timeout_seconds: float) -> Shared | None:
+def connect(gloo: Gloo, memory: Memory, timeout_seconds: float) -> Direct | None:
     """Shared memory for the line of a Gloo group, or None where its ranks cannot read each other's; alike on every rank."""
     if not all(gloo.gather_objects(available())):
         return None
@@ -203,7 +249,7 @@ def connect(gloo: Gloo, memory: Memory, timeout_seconds: float) -> Shared | None
     if not all(gloo.gather_objects(control is not None and all(own.same_host(other) for other in identities))):
         return None
     assert control is not None
-    return Shared(SharedFabric(gloo.rank, control, memory, identities, timeout_seconds), gloo)
+    return Direct(SharedFabric(gloo.rank, control, memory, identities, timeout_seconds))
 
 
 def _mapped(size: int, memory: Memory, pid: int, place: Place) -> Control | None:

@@ -1,0 +1,86 @@
+"""Point-to-point on a fabric: buffered sends, and receives matched in order of posting for each pair and tag.
+
+A send copies its tensor into borrowed memory and is done: pipelines then cannot deadlock on the order of sends and
+receives. A message waits in the sender's memory until the receiver copies it, once, into place.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+
+from torch import Tensor
+
+from plait.comm.backends.base import Done, Handle
+from plait.comm.backends.fabric import Fabric, Message
+from plait.errors import RunError
+
+
+class Receive(Handle):
+    """A receive that was posted."""
+
+    def __init__(self, mail: Mail, flat: Tensor, source: int) -> None:
+        self._mail = mail
+        self._flat = flat
+        self.source = source
+        self.arrived = False
+
+    def accept(self, message: Message) -> None:
+        """Copy the message into place.
+
+        Raises:
+            RunError: it is of another length or dtype.
+        """
+        flat, data = self._flat, message.data
+        if (flat.numel(), flat.dtype) != (data.numel(), data.dtype):
+            raise RunError(
+                f"coordinate {self.source} sent {data.numel()} {data.dtype} and {flat.numel()} {flat.dtype} were expected"
+            )
+        flat.copy_(data)
+        message.release()
+        self.arrived = True
+
+    def advance(self) -> None:
+        """Take what is there."""
+        while not self.arrived and self._mail.look(self.source, block=False):
+            pass
+
+    def wait(self) -> None:
+        """Take messages of that peer until this one is served."""
+        while not self.arrived:
+            self._mail.look(self.source, block=True)
+
+
+class Mail:
+    """The messages of one rank on one axis."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self._fabric = fabric
+        self._posted: defaultdict[tuple[int, int], deque[Receive]] = defaultdict(deque)
+        self._waiting: defaultdict[tuple[int, int], deque[Message]] = defaultdict(deque)
+
+    def send(self, tensor: Tensor, to: int, tag: int) -> Handle:
+        """Copied and done."""
+        self._fabric.send_message(to, tag, tensor.view(-1))
+        return Done()
+
+    def receive(self, tensor: Tensor, source: int, tag: int) -> Handle:
+        """Served at once if its message is there."""
+        receive = Receive(self, tensor.view(-1), source)
+        waiting = self._waiting[source, tag]
+        if waiting:
+            receive.accept(waiting.popleft())
+        else:
+            self._posted[source, tag].append(receive)
+        return receive
+
+    def look(self, source: int, block: bool) -> bool:
+        """Take the next message of a peer, if there is one or `block`, to the receive that it belongs to."""
+        message = self._fabric.next_message(source, block)
+        if message is None:
+            return False
+        posted = self._posted[source, message.tag]
+        if posted:
+            posted.popleft().accept(message)
+        else:
+            self._waiting[source, message.tag].append(message)
+        return True

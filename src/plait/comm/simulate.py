@@ -1,0 +1,58 @@
+"""Simulated ranks: the ranks of a mesh as threads of this process, with everything a real world has.
+
+Communication runs the same code as between processes of one host. Random numbers and default dtypes are the process's, so
+ranks that draw should use their own generators.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from plait.comm.backends.base import Backend
+from plait.comm.backends.threads import Hub, ThreadFabric, Threads
+from plait.comm.world import World
+from plait.mesh import AxisName, Mesh
+
+T = TypeVar("T")
+
+
+def simulate(mesh: Mesh, fn: Callable[..., T], *args: Any, timeout_seconds: float = 60.0) -> list[T]:
+    """Call `fn(world, *args)` on every rank of the mesh, each in a thread; the results by rank.
+
+    Raises:
+        Exception: what the first failing rank raised, with a note that names the rank.
+    """
+    hub = Hub(timeout_seconds)
+    results: list[Any] = [None] * mesh.size
+    failures: list[tuple[int, BaseException]] = []
+
+    def live(rank: int) -> None:
+        try:
+            results[rank] = fn(_world(mesh, rank, hub), *args)
+        except BaseException as error:  # handed to the caller below
+            failures.append((rank, error))
+            hub.fail(rank)
+
+    threads = [threading.Thread(target=live, args=(rank,), name=f"rank {rank}", daemon=True) for rank in mesh]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        rank, error = next((f for f in failures if f[0] == hub.failed), failures[0])
+        if hasattr(error, "add_note"):
+            error.add_note(f"raised by simulated rank {rank} of {mesh.size}")
+        raise error
+    return results
+
+
+def _world(mesh: Mesh, rank: int, hub: Hub) -> World:
+    def connect(name: AxisName) -> Backend:
+        line = mesh.line(rank, name)
+        return Threads(ThreadFabric(hub, (name, line), line.index(rank), len(line)))
+
+    return World(mesh, rank, torch.device("cpu"), connect, lambda: None)

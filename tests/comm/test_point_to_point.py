@@ -1,0 +1,94 @@
+"""Sends and receives: order, tags, many under way, wrong lengths; on every backend and on simulated ranks."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from plait.errors import RunError
+from plait.mesh import Mesh
+from tests.helpers.threaded import threaded
+
+
+def _by_order_and_tag(world):
+    axis = world.axis("pp")
+    if axis.rank == 0:
+        works = [axis.send(torch.full((k + 1,), float(k)), 1, tag=k % 3) for k in range(12)]
+        for work in works:
+            work.wait()
+        return None
+    received = {}
+    works = []
+    for tag in (2, 0, 1):  # another order than that of sending; within a tag the order of sending
+        for k in range(tag, 12, 3):
+            received[k] = torch.empty(k + 1)
+            works.append(axis.receive(received[k], 0, tag=tag))
+    random.Random(0).shuffle(works)
+    for work in works:
+        work.wait()
+    return [received[k].tolist() == [float(k)] * (k + 1) for k in range(12)]
+
+
+def _ring(world):
+    """Everyone sends before anyone receives; 200 rounds reuse every slot and block of memory."""
+    axis = world.axis("world")
+    value = torch.full((3000,), float(axis.rank))
+    for step in range(200):
+        sent = axis.send(value, (axis.rank + 1) % axis.size)
+        arrived = torch.empty_like(value)
+        axis.receive(arrived, (axis.rank - 1) % axis.size).wait()
+        sent.wait()
+        value = arrived
+        assert value[0] == (axis.rank - step - 1) % axis.size
+    return world.ledger.num(op="send"), world.ledger.bytes(op="send"), world.ledger.num(op="receive")
+
+
+def _shifts(world):
+    axis = world.axis("world")
+    out = torch.empty(5)
+    for by in range(-axis.size, axis.size + 1):
+        axis.shift(out, torch.full((5,), float(axis.rank)), by).wait()
+        assert out.tolist() == [(axis.rank - by) % axis.size] * 5
+
+
+@pytest.mark.parametrize("backend", ["gloo", "shared", "threads"])
+def test_point_to_point(ranks, backend):
+    def run(n, fn):
+        mesh = Mesh(pp=n)
+        return threaded(n, fn, plan=mesh) if backend == "threads" else ranks(n, fn, plan=mesh, backend=backend)
+
+    assert run(2, _by_order_and_tag)[1] == [True] * 12
+    for n in (2, 4):
+        assert run(n, _ring) == [(200, 200 * 3000 * 4, 0)] * n
+        run(n, _shifts)
+
+
+def _more_than_the_box_holds(world):
+    axis = world.axis("pp")
+    if axis.rank == 0:
+        for k in range(300):
+            axis.send(torch.tensor([k]), 1).wait()
+        return []
+    arrived = [torch.empty(1, dtype=torch.int64) for _ in range(300)]
+    for tensor in arrived:
+        axis.receive(tensor, 0).wait()
+    return [int(t) for t in arrived]
+
+
+def test_a_full_box_blocks_the_sender_until_it_is_read(ranks):
+    assert ranks(2, _more_than_the_box_holds, plan=Mesh(pp=2), backend="shared")[1] == list(range(300))
+
+
+def _wrong_length(world):
+    axis = world.axis("pp")
+    if axis.rank == 0:
+        axis.send(torch.zeros(3), 1).wait()
+    else:
+        with pytest.raises(RunError, match=r"receive on axis pp .* sent 3 torch.float32 and 4 torch.float32"):
+            axis.receive(torch.zeros(4), 0).wait()
+
+
+def test_a_message_of_another_length_is_refused(ranks):
+    ranks(2, _wrong_length, plan=Mesh(pp=2), backend="shared")
