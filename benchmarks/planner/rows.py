@@ -10,7 +10,7 @@ import csv
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from plait.cost.estimate import Runtime
+from plait.cost.records import Runtime
 
 DATA = Path(__file__).parent / "data" / "published_runs.csv"
 

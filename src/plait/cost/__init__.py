@@ -1,1 +1,8 @@
 """Predict: a model description, a plan and a cluster give memory, traffic and time, without torch and in milliseconds."""
+
+from plait.cost.describe import describe
+from plait.cost.door import estimate
+from plait.cost.machine import Efficiency
+from plait.cost.records import Breakdown, Estimate, Job, Runtime
+
+__all__ = ["Breakdown", "Efficiency", "Estimate", "Job", "Runtime", "describe", "estimate"]

@@ -54,6 +54,8 @@ class Efficiency:
     """How often an elementwise operation that is not fused passes over memory, beside once when compiled."""
     overlap: float = 0.7
     """The part of backward (or of the neighbouring layer) behind which data-parallel communication can hide."""
+    tail: float = 0.1
+    """The part of a reduction that comes after the last backward whatever the overlap: the last bucket."""
     contention: float = 0.3
     """Slow-down of compute while a collective shares the device."""
     congestion: float = 0.05

@@ -97,6 +97,31 @@ def block_activations(block: Block, shard: Sharding, precision: str, remat: str)
     return tokens * (sequence + tensor + scores)
 
 
+def rank_activations(held: tuple[tuple[Stage, int], ...], shard: Sharding, precision: str, remat: str) -> tuple[float, float]:
+    """Bytes that a rank keeps for backward, and what the block at work needs besides; `held` pairs stages with live micro-batches."""
+    kept = working = 0.0
+    for stage, live in held:
+        always, each, block = stage_activations(stage, shard, precision, remat)
+        kept += always + each * live
+        working = max(working, block)
+    return kept, working
+
+
+@lru_cache(maxsize=65536)
+def stage_activations(stage: Stage, shard: Sharding, precision: str, remat: str) -> tuple[float, float, float]:
+    """Bytes kept once (the head's, freed by the backward that follows at once), for each live micro-batch, and at work."""
+    once = each = working = 0.0
+    for block, count in stage.runs:
+        kept = block_activations(block, shard, precision, remat) * count
+        if block.name == "head":
+            once += kept
+        else:
+            each += kept
+        whole = block_activations(block, shard, precision, "none")
+        working = max(working, whole if remat != "none" else 0.0)
+    return once, each, working
+
+
 @lru_cache(maxsize=4096)
 def products_kept(block: Block) -> tuple[float, float]:
     """Numbers for each token of the outputs of a block's matrix products, in the sequence region and in the tensor region."""

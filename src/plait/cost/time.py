@@ -104,6 +104,6 @@ def send_seconds(machine: Machine, shard: Sharding, width: int, precision: str, 
     return collective_seconds(machine, "send", payload, group(2, stride, machine.devices_per_node))
 
 
-def update_seconds(machine: Machine, numbers: float, state_bytes: float) -> float:
-    """Seconds of clipping and updating `numbers` weights whose optimizer state is `state_bytes`: read and written once."""
-    return (2.0 * state_bytes + 12.0 * numbers) / machine.streaming_rate
+def update_seconds(machine: Machine, state_bytes: float) -> float:
+    """Seconds of clipping and updating the weights whose optimizer state takes `state_bytes`: all is read and written once."""
+    return 3.0 * state_bytes / machine.streaming_rate

@@ -1,0 +1,119 @@
+"""The words of an answer: what is to be run and by what, and the prediction with its breakdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from plait.cost.kernels import BYTES
+from plait.cost.memory import Memory
+from plait.cost.operations import Model
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """How the framework behaves that runs a plan. The defaults are plait's; published runs of others set what they do."""
+
+    gradient_bytes: float | None = None
+    """Width of a gradient; None: as wide as the weights."""
+    overlap_gradients: bool = True
+    """Gradients are reduced while the last backward runs."""
+    overlap_sends: bool = True
+    """A stage computes on while it sends to its neighbour."""
+    balanced_stages: bool = True
+    """Stages are cut by cost, not by equal numbers of layers."""
+    overlap_tensor: float = 0.0
+    """The part of tensor-parallel communication that is split and hidden behind its own matrix product."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be run: model, samples a step, optimizer, and the runtime."""
+
+    model: Model
+    global_batch: int
+    optimizer: str = "adamw"
+    runtime: Runtime = field(default_factory=Runtime)
+
+    def gradient_width(self, precision: str) -> float:
+        """Bytes of a gradient."""
+        return self.runtime.gradient_bytes or BYTES[precision]
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Seconds of the slowest rank by cause; they add up to the step."""
+
+    compute: float = 0.0
+    recompute: float = 0.0
+    tensor: float = 0.0
+    context: float = 0.0
+    expert: float = 0.0
+    bubble: float = 0.0
+    data: float = 0.0
+    update: float = 0.0
+    host: float = 0.0
+    other: float = 0.0
+
+    def as_dict(self) -> dict[str, float]:
+        """The causes by name."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A prediction. `as_dict` has the keys of `plait estimate --json`."""
+
+    plan: Any
+    step_seconds: float
+    memory: Memory
+    memory_limit: float
+    traffic: Mapping[str, float]
+    bubble_fraction: float
+    tokens: int
+    model_flops: float
+    num_devices: int
+    peak_flops: float
+    price_per_hour: float
+    breakdown: Breakdown = field(default_factory=Breakdown)
+    stage_memory: tuple[Memory, ...] = ()
+    """Of each pipeline rank."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the fullest rank has room."""
+        return self.memory.total <= self.memory_limit
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens (or samples, where a sample has no sequence) a second over all devices."""
+        return self.tokens / self.step_seconds
+
+    @property
+    def tflops_per_device(self) -> float:
+        """Model flops (three forwards, the whole attention square, no recomputation) a second and device, in 1e12."""
+        return self.model_flops / self.step_seconds / self.num_devices / 1e12
+
+    @property
+    def cost_per_million_tokens(self) -> float:
+        """In the currency of the cluster's price."""
+        return self.price_per_hour / 3600 * self.num_devices / self.tokens_per_second * 1e6
+
+    def as_dict(self) -> dict[str, Any]:
+        """The contract's keys, SI units."""
+        return {
+            "plan": str(self.plan),
+            "fits": self.fits,
+            "step_seconds": self.step_seconds,
+            "tokens_per_second": self.tokens_per_second,
+            "tokens_per_second_per_device": self.tokens_per_second / self.num_devices,
+            "tflops_per_device": self.tflops_per_device,
+            "mfu": self.tflops_per_device * 1e12 / self.peak_flops,
+            "bubble_fraction": self.bubble_fraction,
+            "memory": self.memory.as_dict(),
+            "memory_limit": self.memory_limit,
+            "traffic": dict(self.traffic),
+            "cost_per_million_tokens": self.cost_per_million_tokens,
+            "breakdown_seconds": self.breakdown.as_dict(),
+        }
