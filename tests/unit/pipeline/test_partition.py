@@ -1,0 +1,114 @@
+"""The partitioner against brute force and against what PipeDream's optimizer shipped for its own profiles."""
+
+from __future__ import annotations
+
+import csv
+from itertools import combinations, pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.errors import ModelError
+from plait.pipeline.partition import Layer, Limits, balanced, by_counts, by_names
+
+PROFILES = Path(__file__).parents[2] / "data" / "pipedream_profiles.csv"
+
+# First layer of every stage but the first in msr-fiddle/pipedream, runtime/*/models/MODEL/gpus=4[_straight]/stage*.py: one
+# device a stage. (The two-stage cuts of the other folders follow from replicating a stage and are not of this kind.)
+SHIPPED = {
+    "vgg16": ("node5", "node14", "node25"),
+    "alexnet": ("node5", "node8", "node14"),
+    "gnmt": ("node11", "node28", "node44"),
+}
+
+
+def profile(model: str) -> list[Layer]:
+    lines = [line for line in PROFILES.read_text().splitlines() if not line.startswith("#")]
+    rows = [row for row in csv.DictReader(lines) if row["model"] == model and not row["op"].startswith("Input")]
+    return [
+        Layer(row["node"], float(row["forward_ms"]) + float(row["backward_ms"]), output_bytes=float(row["activation_bytes"]))
+        for row in rows
+    ]
+
+
+@pytest.mark.parametrize("model", SHIPPED)
+def test_pipedream_s_shipped_partitions_are_matched_or_beaten(model: str) -> None:
+    layers = profile(model)
+    ours, theirs = balanced(layers, 4), by_names(layers, SHIPPED[model])
+    print(f"{model}: slowest stage {max(ours.seconds):.1f} ms, shipped {max(theirs.seconds):.1f} ms")
+    print(f"ours\n{ours}\nshipped\n{theirs}")
+    assert sum(ours.counts) == sum(theirs.counts) == len(layers)
+    assert max(ours.seconds) <= max(theirs.seconds)
+
+
+def test_vgg16_on_16_devices_is_bound_by_its_slowest_layer_which_no_partition_can_beat() -> None:
+    layers = profile("vgg16")
+    assert max(balanced(layers, 16).seconds) == pytest.approx(max(layer.seconds for layer in layers))
+
+
+costs = st.lists(st.integers(0, 20), min_size=1, max_size=9)
+
+
+@settings(max_examples=80, deadline=None)
+@given(costs, st.integers(1, 5), st.integers(1, 60))
+def test_it_is_the_best_of_all_cuts_that_fit(seconds: list[int], num_stages: int, memory: int) -> None:
+    layers = [Layer(f"l{i}", float(s), state_bytes=float((7 * s) % 11), activation_bytes=3.0) for i, s in enumerate(seconds)]
+    if num_stages > len(layers):
+        return
+    live = tuple(float(num_stages - stage) for stage in range(num_stages))
+    fitting = []
+    for cut in combinations(range(1, len(layers)), num_stages - 1):
+        stages = [layers[i:j] for i, j in pairwise((0, *cut, len(layers)))]
+        rooms = [sum(x.state_bytes + n * x.activation_bytes for x in stage) for stage, n in zip(stages, live, strict=True)]
+        if max(rooms) <= memory:
+            times = [sum(x.seconds for x in stage) for stage in stages]
+            fitting.append((max(times), sum(t**2 for t in times)))
+    if not fitting:
+        with pytest.raises(ModelError, match="no cut into"):
+            balanced(layers, num_stages, Limits(memory, live))
+        return
+    times = balanced(layers, num_stages, Limits(memory, live)).seconds
+    assert (max(times), sum(t**2 for t in times)) == pytest.approx(min(fitting))
+
+
+def test_thirty_layers_on_four_stages_are_thirty_layers() -> None:
+    partition = balanced([Layer(f"block{i}", 1.0) for i in range(30)], 4)
+    assert sorted(partition.counts) == [7, 7, 8, 8]
+    assert partition.bounds[0] == 0
+    assert partition.bounds[-1] == 30
+    assert [partition.stage_of(i) for i in (0, 29)] == [0, 3]
+
+
+def test_embedding_and_head_are_counted() -> None:
+    layers = [Layer("embedding", 0.5), *(Layer(f"block{i}", 1.0) for i in range(6)), Layer("head", 2.5)]
+    assert sorted(balanced(layers, 3).seconds) == [2.5, 3.0, 3.5]
+    assert max(by_counts(layers, (2, 3, 3)).seconds) == 4.5  # equal counts are not equal work
+
+
+def test_a_slow_link_moves_the_cut_to_a_narrow_place() -> None:
+    layers = [Layer(name, 1.0, output_bytes=size) for name, size in (("a", 100.0), ("b", 100.0), ("c", 1.0), ("d", 1.0))]
+    assert balanced(layers, 2).counts == (2, 2)
+    assert balanced(layers, 2, Limits(bytes_per_second=10.0)).counts == (3, 1)
+
+
+def test_explicit_cuts() -> None:
+    layers = [Layer(f"l{i}", 1.0) for i in range(7)]
+    assert by_counts(layers, (2, 3, 2)).bounds == (0, 2, 5, 7)
+    assert by_names(layers, ("l2", "l5")).bounds == (0, 2, 5, 7)
+    assert "stage 1:   3 layers  42.9%  l2 .. l4" in str(by_counts(layers, (2, 3, 2)))
+
+
+def test_errors_name_the_numbers_and_the_cure() -> None:
+    layers = [Layer(f"l{i}", 1.0, state_bytes=2.0**30) for i in range(3)]
+    with pytest.raises(ModelError, match="4 stages need as many layers, the model has 3; say pp3"):
+        balanced(layers, 4)
+    with pytest.raises(ModelError, match=r"no cut into 2 stages fits 1.00 GiB a stage: the best needs 2.00 GiB"):
+        balanced(layers, 2, Limits(memory_bytes=2.0**30))
+    with pytest.raises(ModelError, match=r"\(1, 1\) sum to 2; the model has 3"):
+        by_counts(layers, (1, 1))
+    with pytest.raises(ModelError, match="no layer is called 'l9'; layers: l0, l1, l2"):
+        by_names(layers, ("l9",))
+    with pytest.raises(ModelError, match="later and later"):
+        by_names(layers, ("l2", "l1"))
