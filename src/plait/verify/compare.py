@@ -1,7 +1,8 @@
 """Numbers for "the same": how far one run is from another, and whether the question was a real one.
 
 Relative error of a tensor: max |a - b| / max(max |b|, 1e-4 times the largest |b| of that kind in the model). The second term
-keeps a gradient that is zero in exact arithmetic (the bias of attention keys) from being judged by its rounding noise.
+keeps a gradient that is zero in exact arithmetic (the bias of attention keys) from being judged by its rounding noise; for the
+same reason a parameter's error is never taken relative to less than the largest update of the step.
 A comparison of nothing with nothing passes every tolerance, so `refusals` comes first.
 """
 
@@ -90,18 +91,25 @@ def differences(parallel: Record, reference: Record) -> Iterator[Difference]:
     for step, (mine, truth) in enumerate(zip(parallel.steps, reference.steps, strict=True)):
         yield Difference(step, "loss", "loss", relative_number(mine.loss, truth.loss))
         yield Difference(step, "grad_norm", "grad_norm", relative_number(mine.grad_norm, truth.grad_norm))
+        before = reference.before(step)
         for name, error in _named(mine.grads, truth.grads):
             yield Difference(step, "grad", name, error)
-        for name, error in _named(mine.params, truth.params):
+        for name, error in _named(mine.params, truth.params, _largest_update(truth.params, before)):
             yield Difference(step, "param", name, error)
-        before = reference.before(step)
         if before is not None:
             yield Difference(step, "update", "all parameters", update_error(mine.params, truth.params, before))
         yield from _copies(step, mine, truth)
 
 
-def _named(mine: Gradients, truth: Gradients) -> Iterator[tuple[str, float]]:
-    scale = largest(truth)
+def _largest_update(after: Tensors, before: Tensors | None) -> float:
+    if before is None:
+        return 0.0
+    return largest({name: after[name] - before[name] for name in after if name in before})
+
+
+def _named(mine: Gradients, truth: Gradients, least: float = 0.0) -> Iterator[tuple[str, float]]:
+    """The errors by name; none is relative to less than `least`."""
+    scale = max(largest(truth), least / FLOOR)
     for name in sorted(truth.keys() | mine.keys()):
         if name not in mine or name not in truth:
             present = mine.get(name, truth.get(name))

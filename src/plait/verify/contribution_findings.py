@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from plait.verify.finding import Facts, Finding, coefficients, fit_scale
 from plait.verify.observation import Contribution, Gradients, Observation
@@ -37,23 +37,64 @@ class Weights:
         return found
 
 
-def contribution_findings(value: Gradients, truth: Observation, facts: Facts, slack: float) -> list[Finding]:
-    """The findings from the coefficients; empty without contributions, or when no sum of them gives the gradient."""
+def contribution_findings(seen: Observation, truth: Observation, facts: Facts, slack: float) -> list[Finding]:
+    """The findings from the coefficients; empty without contributions, or when no sum of them gives the gradient.
+
+    Where gradients are sharded and no one sum fits them all, each rank's shard is fitted by itself.
+    """
     parts = list(truth.contributions)
     if len(parts) < 2:
         return []
-    total = _sum(parts)
-    clip = fit_scale(truth.grads, total)  # one factor for the whole gradient: the division by the count, and clipping
-    solved = coefficients(value, [part.grads for part in parts])
-    if solved is None or solved[1] > slack or not clip.scale:
+    clip = fit_scale(truth.grads, _sum(parts)).scale  # one factor for all: the division by the count, and clipping
+    if not clip:
         return []
-    weights = Weights(parts, [one / clip.scale for one in solved[0]])
+    weights = _weights(seen.grads, parts, clip, slack)
+    if weights is not None:
+        return _read(weights, facts)
+    by_rank = {
+        rank: _weights_of_shard(seen.grads, parts, clip, slack, shard) for rank, shard in enumerate(seen.shards) if shard
+    }
+    fitted = {rank: weights for rank, weights in by_rank.items() if weights is not None}
+    if len(fitted) > 1 and all(_own_alone(weights, rank) for rank, weights in fitted.items()):
+        text = "each rank's shard holds the gradient of its own part of the batch: a reduction over dp is missing"
+        return [Finding("missing-reduction", "dp", text, 0.97)]
+    found = [
+        replace(one, text=f"{one.text} (in the shard of rank {rank})") for rank, w in fitted.items() for one in _read(w, facts)
+    ]
+    return found[:1]
+
+
+def _read(weights: Weights, facts: Facts) -> list[Finding]:
+    """The first pattern that the coefficients have."""
     for question in (_nothing_wrong, _dropped_or_doubled, _mean_of_means, _factor_of_one_axis):
         found = question(weights, facts)
         if found is not None:
             return found
     shown = ", ".join(f"{one:.3f}" for one in weights.values)
     return [Finding("slices", "data", f"the slices of the batch count {shown} times instead of once each", 0.6)]
+
+
+def _weights(value: Gradients, parts: Sequence[Contribution], clip: float, slack: float) -> Weights | None:
+    solved = coefficients(value, [part.grads for part in parts])
+    if solved is None or solved[1] > slack:
+        return None
+    return Weights(parts, [one / clip for one in solved[0]])
+
+
+def _weights_of_shard(
+    value: Gradients, parts: Sequence[Contribution], clip: float, slack: float, shard: Mapping[str, tuple[int, int]]
+) -> Weights | None:
+    cut = [replace(part, grads=_cut(part.grads, shard)) for part in parts]
+    found = _weights(_cut(value, shard), cut, clip, slack)
+    return None if found is None else Weights(parts, found.values)
+
+
+def _cut(grads: Gradients, shard: Mapping[str, tuple[int, int]]) -> Gradients:
+    return {name: None if (g := grads.get(name)) is None else g.flatten()[start:stop] for name, (start, stop) in shard.items()}
+
+
+def _own_alone(weights: Weights, rank: int) -> bool:
+    return all(abs(value - (part.rank == rank)) < CLOSE for part, value in weights.known())
 
 
 def _sum(parts: Sequence[Contribution]) -> Gradients:

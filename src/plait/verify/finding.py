@@ -86,8 +86,8 @@ class Facts:
         size = abs(ratio)
         sign = "with the wrong sign and " if ratio < 0 else ""
         direction = f"{sign}{_digits(size)} times too large" if size >= 1 else f"{sign}{_digits(1 / size)} times too small"
-        if abs(size - 1) < 1e-9:
-            direction = "of the wrong sign"
+        if abs(size - 1) < 1e-4:
+            direction = "of the wrong sign" if ratio < 0 else "right"
         found = [one for one in self.factors() if _near(size, one.value) or _near(size, 1 / one.value)]
         simplest = [one for one in found if "+" not in one.axis] or found
         texts = list(dict.fromkeys(one.text for one in simplest))

@@ -40,7 +40,7 @@ def gradient_findings(view: View, kinds: set[str]) -> list[Finding]:
     if "grad" in kinds:
         for question in (lacks_reduction, unsynchronised_copies, global_scale, kept_from_before, clipped, frozen_or_dead):
             found += question(view)
-        found += contribution_findings(view.mine.grads, view.truth, view.facts, view.slack)
+        found += contribution_findings(view.mine, view.truth, view.facts, view.slack)
         if not any(one.confidence >= 0.7 for one in found):
             found += scale_by_parameter(view)
     return found
@@ -72,7 +72,8 @@ def norm_alone(view: View, kinds: set[str]) -> list[Finding]:
     same = _same_norm_of_other_part(view)
     if same:
         return [same]
-    return [Finding("norm", "clip", f"the gradient norm is {ratio:.6f} times what it is on one device", 0.5)]
+    text = f"the gradient norm is {view.mine.grad_norm:.10g} instead of {view.truth.grad_norm:.10g}"
+    return [Finding("norm", "clip", text, 0.5)]
 
 
 def _same_norm_of_other_part(view: View) -> Finding | None:
@@ -120,7 +121,7 @@ def scale_by_parameter(view: View) -> list[Finding]:
     groups: dict[str, list[str]] = {}
     for name in view.wrong:
         fit = fit_scale(view.only(view.mine.grads, [name]), view.only(view.truth.grads, [name]))
-        if fit.holds(view.slack) and fit.scale not in (0.0, 1.0):
+        if fit.holds(view.slack) and fit.scale != 0.0 and abs(fit.scale - 1) > view.slack:
             groups.setdefault(f"{fit.scale:.5g}", []).append(name)
     found = []
     for factor, names in sorted(groups.items(), key=lambda item: -len(item[1])):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 Tensors = Mapping[str, Tensor]
 Gradients = Mapping[str, Tensor | None]
+Shards = Sequence[Mapping[str, tuple[int, int]]]
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Observation:
     """One step: the loss, the gradients as the optimizer saw them (after clipping), the parameters after the update.
 
     `grad_norm` is the global norm before clipping, `lr` the rate that the update used. All tensors have their global shape.
+    `shards` says, where gradients are sharded, which flat range [start, stop) of each came from which rank.
     """
 
     loss: float
@@ -55,6 +57,7 @@ class Observation:
     lr: float | None = None
     ranks: Mapping[int, RankView] = field(default_factory=dict)
     contributions: Sequence[Contribution] = ()
+    shards: Shards = ()
 
     @classmethod
     def of(cls, source: Observation | Mapping[str, Any]) -> Observation:

@@ -1,0 +1,159 @@
+"""What an engine's ranks leave behind: each rank records its parts, the parts of all are put together.
+
+Gradients are taken at the door of the optimizer, by a hook on `optimizer.step` itself, so that whatever the engine does to them
+before (sum, divide, clip) has happened. Parts that several ranks hold must agree to the last bit; where they do not,
+the views of all ranks are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.engine.engine import Engine
+from plait.verify.observation import Observation, RankView, Record, Shards, Tensors
+
+
+@dataclass(frozen=True)
+class Part:
+    """Elements [start, stop) of one tensor, 1-D, as one rank holds them."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    value: Tensor
+
+
+@dataclass(frozen=True)
+class RankStep:
+    """One step on one rank. `replicas` are the whole parameters that its next forward will use."""
+
+    loss: float
+    grad_norm: float
+    grads: Sequence[Part]
+    params: Sequence[Part]
+    replicas: Sequence[Part]
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    """A run on one rank."""
+
+    start: Sequence[Part]
+    steps: Sequence[RankStep]
+
+
+def record_rank(engine: Engine, batches: Iterable[Any], steps: int) -> RankRecord:
+    """Train `steps` steps and keep what this rank holds after each. Collective."""
+    seen: list[list[Part]] = []
+    hook = engine.update.optimizer.register_step_pre_hook(lambda *_: seen.append(_gradients(engine)))
+    start, found = _parameters(engine), []
+    for batch in islice(batches, steps):
+        seen.clear()
+        result = engine.step(batch, trace=False)
+        grads = seen[0] if seen else []
+        found.append(RankStep(result.loss, result.grad_norm, grads, _parameters(engine), _replicas(engine)))
+    hook.remove()
+    return RankRecord(start, found)
+
+
+def _gradients(engine: Engine) -> list[Part]:
+    """As the optimizer will see them: a fused kernel divides by its scale as it goes."""
+    optimizer: Any = engine.update.optimizer
+    scale = getattr(optimizer, "grad_scale", None)
+    divisor = 1.0 if scale is None else float(scale)
+    found = []
+    for piece in engine.strategy.pieces:
+        if piece.value.grad is not None:
+            value = piece.value.grad.detach().reshape(-1).to("cpu", copy=True)
+            shape = tuple(piece.part.slot.shape)
+            found.append(
+                Part(piece.name, shape, piece.part.start, piece.part.stop, value if divisor == 1.0 else value / divisor)
+            )
+    return found
+
+
+def _parameters(engine: Engine) -> list[Part]:
+    return [
+        Part(part.name, part.global_shape, part.start, part.stop, part.value.to("cpu", copy=True))
+        for part in engine.local_parameters()
+    ]
+
+
+def _replicas(engine: Engine) -> list[Part]:
+    """The parameters as the module has them; ZeRO-3 keeps none between steps."""
+    masters = {piece.name: piece.value.dtype for piece in engine.strategy.pieces}
+    return [
+        Part(name, tuple(p.shape), 0, p.numel(), p.detach().reshape(-1).to("cpu", copy=True))
+        for name, p in engine.model.named_parameters()
+        if p.untyped_storage().nbytes() > 0 and masters.get(name, p.dtype) == p.dtype
+    ]
+
+
+def join(ranks: Sequence[RankRecord]) -> Record:
+    """One record from those of all ranks, in rank order."""
+    start = _assemble([rank.start for rank in ranks])
+    return Record(start, [_join_step([rank.steps[step] for rank in ranks]) for step in range(len(ranks[0].steps))])
+
+
+def _join_step(ranks: Sequence[RankStep]) -> Observation:
+    grads, params = _assemble([rank.grads for rank in ranks]), _assemble([rank.params for rank in ranks])
+    odd_grads = _views([rank.grads for rank in ranks], grads)
+    odd_params = _views([[*rank.params, *rank.replicas] for rank in ranks], params)
+    views = {
+        rank: RankView(odd_grads.get(rank, {}), odd_params.get(rank, {}))
+        for rank in range(len(ranks))
+        if rank in odd_grads or rank in odd_params
+    }
+    odd_loss = max(ranks, key=lambda rank: abs(rank.loss - ranks[0].loss))
+    odd_norm = max(ranks, key=lambda rank: abs(rank.grad_norm - ranks[0].grad_norm))
+    whole: dict[str, Tensor | None] = {name: grads.get(name) for name in params}
+    shards = [{part.name: (part.start, part.stop) for part in rank.grads} for rank in ranks]
+    return Observation(odd_loss.loss, whole, params, odd_norm.grad_norm, ranks=views, shards=_if_split(shards, grads))
+
+
+def _if_split(shards: Shards, grads: Tensors) -> Shards:
+    """The ranges, where any is less than the whole tensor or missing on a rank."""
+    whole = {name: (0, grad.numel()) for name, grad in grads.items()}
+    return [] if all(dict(shard) == whole for shard in shards) else shards
+
+
+def _assemble(ranks: Sequence[Sequence[Part]]) -> dict[str, Tensor]:
+    """Whole tensors, each element from the first rank that has it; NaN where none has."""
+    whole: dict[str, Tensor] = {}
+    known: dict[str, Tensor] = {}
+    for parts in ranks:
+        for part in parts:
+            if part.name not in whole:
+                size = torch.Size(part.shape).numel()
+                whole[part.name] = torch.full((size,), float("nan"), dtype=part.value.dtype)
+                known[part.name] = torch.zeros(size, dtype=torch.bool)
+            here = slice(part.start, part.stop)
+            new = ~known[part.name][here]
+            whole[part.name][here][new] = part.value[new]
+            known[part.name][here] = True
+    shapes = {part.name: part.shape for parts in ranks for part in parts}
+    return {name: value.view(shapes[name]) for name, value in whole.items()}
+
+
+def _views(ranks: Sequence[Sequence[Part]], agreed: Tensors) -> dict[int, dict[str, Tensor]]:
+    """For the names on which ranks do not agree, what every rank that holds something of it sees; nothing where all agree."""
+    odd = {
+        part.name
+        for parts in ranks
+        for part in parts
+        if not torch.equal(part.value, agreed[part.name].reshape(-1)[part.start : part.stop])
+    }
+    found: dict[int, dict[str, Tensor]] = {}
+    for rank, parts in enumerate(ranks):
+        for part in parts:
+            if part.name in odd:
+                own = found.setdefault(rank, {}).setdefault(part.name, agreed[part.name].clone())
+                own.view(-1)[part.start : part.stop] = part.value
+    return found

@@ -1,0 +1,125 @@
+"""The standard probes: the cases in which real frameworks are silently wrong, as one table.
+
+Each probe changes the problem or the plan and says why. A probe that has no meaning for a model (no token to mask, no
+weights to tie) says so and is left out; it never counts as passed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from plait import models
+from plait.plan import Plan
+from plait.verify.problem import Problem, with_keys
+
+Change = Callable[[Problem, Plan, int], "tuple[Problem, Plan] | str"]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """`change(problem, plan, steps)` gives the changed problem and plan, or the reason why the probe does not apply.
+
+    `optimizer` is what it trains with: SGD shows a wrong scale, AdamW a wrong state.
+    """
+
+    name: str
+    why: str
+    optimizer: str
+    change: Change
+
+    def apply(self, problem: Problem, plan: Plan, steps: int) -> tuple[Problem, Plan] | str:
+        """The problem and plan of this probe, with its optimizer."""
+        changed = self.change(problem, plan, steps)
+        return changed if isinstance(changed, str) else (with_optimizer(changed[0], self.optimizer), changed[1])
+
+
+def with_optimizer(problem: Problem, optimizer: str) -> Problem:
+    """The problem trained by `sgd` with momentum, or by `adamw`; both with weight decay, and rates that show.
+
+    AdamW gets an eps above rounding: it would turn a gradient that is zero but for rounding noise into a step of full length.
+    """
+    eps = max(problem.train.eps, 1e-5)
+    keys = {"optimizer": optimizer, "weight_decay": problem.train.weight_decay or 0.1, "eps": eps}
+    if optimizer == "sgd":
+        keys |= {"momentum": problem.train.momentum or 0.9, "lr": max(problem.train.lr, 0.05)}
+    return replace(problem, train=with_keys(problem.train, **keys))
+
+
+def _as_it_is(problem: Problem, plan: Plan, steps: int) -> tuple[Problem, Plan]:
+    return problem, plan
+
+
+def _uneven_tokens(problem: Problem, plan: Plan, steps: int) -> tuple[Problem, Plan] | str:
+    targets = problem.loader().dataset[0][1]
+    if targets.is_floating_point():
+        return "its targets are no classes, so none can be masked"
+    return replace(problem, masked=True), plan
+
+
+def _accumulation(problem: Problem, plan: Plan, steps: int) -> tuple[Problem, Plan]:
+    more = 3 if plan.micro_batches == 1 else 2 * plan.micro_batches
+    return replace(problem, masked=not problem.loader().dataset[0][1].is_floating_point()), replace(plan, micro_batches=more)
+
+
+def _clipping(problem: Problem, plan: Plan, steps: int) -> tuple[Problem, Plan]:
+    return replace(problem, train=with_keys(problem.train, clip_grad_norm=1e-2)), plan
+
+
+def _schedule(problem: Problem, plan: Plan, steps: int) -> tuple[Problem, Plan]:
+    keys = {"schedule": "cosine", "warmup_steps": 1, "steps": steps + 2}
+    return replace(problem, train=with_keys(problem.train, **keys)), plan
+
+
+def _tied(problem: Problem, plan: Plan, steps: int) -> tuple[Problem, Plan] | str:
+    if "tie_word_embeddings" not in _keys(problem):
+        return "the model has no weights that can be tied"
+    return replace(problem, model={**problem.model, "tie_word_embeddings": True}), plan
+
+
+def _frozen_and_unused(problem: Problem, plan: Plan, steps: int) -> tuple[Problem, Plan] | str:
+    names = [name for name, _ in problem.make_model().named_parameters()]
+    frozen = [names[0], *[name for name in names if name.endswith(".bias")][::2]]
+    if len(set(frozen)) >= len(names):
+        return "the model has too few parameters to freeze some"
+    return replace(problem, frozen=tuple(frozen), idle=True), plan
+
+
+def _last_batch(problem: Problem, plan: Plan, steps: int) -> tuple[Problem, Plan] | str:
+    if steps < 2:
+        return "it needs two steps"
+    short = max(min(problem.train.global_batch - 1, 2 * plan.dp.size * plan.micro_batches - 1), 1)
+    return replace(problem, num_samples=(steps - 1) * problem.train.global_batch + short), plan
+
+
+def _dropout(problem: Problem, plan: Plan, steps: int) -> tuple[Problem, Plan] | str:
+    rates = [key for key in _keys(problem) if key.endswith(("dropout", "pdrop"))]
+    if not rates:
+        return "the model has no dropout"
+    return replace(problem, model={**problem.model, **dict.fromkeys(rates, 0.2)}), plan
+
+
+def _keys(problem: Problem) -> Mapping[str, Any]:
+    name = problem.model.get("name")
+    if name not in models.CLASSES:
+        return {}
+    return inspect.signature(getattr(models._module(name), models.CLASSES[name])).parameters
+
+
+PROBES: dict[str, Probe] = {
+    probe.name: probe
+    for probe in (
+        Probe("sgd", "a wrong scale, which AdamW hides", "sgd", _as_it_is),
+        Probe("adamw", "a wrong optimizer state, which SGD does not have", "adamw", _as_it_is),
+        Probe("uneven-tokens", "every rank and micro-batch has another number of unmasked targets", "sgd", _uneven_tokens),
+        Probe("accumulation", "more micro-batches a step, unevenly masked", "sgd", _accumulation),
+        Probe("clipping", "the global norm, from parts on all ranks", "sgd", _clipping),
+        Probe("schedule", "a learning rate that changes with every step", "sgd", _schedule),
+        Probe("tied", "one weight used twice", "adamw", _tied),
+        Probe("frozen-unused", "parameters without a gradient must not move", "adamw", _frozen_and_unused),
+        Probe("last-batch", "a batch that does not divide among ranks and micro-batches", "sgd", _last_batch),
+        Probe("dropout", "random numbers that belong to a slice of the batch", "adamw", _dropout),
+    )
+}

@@ -1,0 +1,178 @@
+"""What both sides train: model, data and options of training, as plain data that travels to the ranks.
+
+Ranks and reference make everything from it themselves, so that nothing but the problem is shared between what is compared.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import Subset
+
+from plait import datasets, models
+from plait.datasets import Loader, Masked
+from plait.engine import optimizers
+from plait.engine.batch import BatchSplitter
+from plait.engine.build import DTYPES, MASTER_DTYPES, Options
+from plait.engine.init import Initializer, derive_seed, place_holders
+from plait.engine.loss import LossFunction
+from plait.models import losses, user
+from plait.plan import Plan
+from plait.verify.reference import Batch, Recipe, Slice
+
+
+class Idle(nn.Module):
+    """A parameter that no forward uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(5))
+
+    def reset_parameters(self) -> None:
+        """Ones."""
+        nn.init.ones_(self.weight)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One training problem. `model`, `data` and `train` are sections of a config, by mapping or by attribute.
+
+    `masked` pads targets unevenly; `frozen` freezes every parameter whose name contains one of its words; `idle` adds a
+    parameter that no forward uses; `num_samples` keeps only the first samples of the data.
+    """
+
+    model: Mapping[str, Any]
+    data: Mapping[str, Any]
+    train: Any
+    masked: bool = False
+    frozen: tuple[str, ...] = ()
+    idle: bool = False
+    num_samples: int | None = None
+
+    def make_model(self) -> nn.Module:
+        """On the meta device."""
+        keys = dict(self.model)
+        python = keys.pop("python", None)
+        with torch.device("meta"):
+            model = user.make(python) if python else models.make(keys.pop("name"), **keys)
+            if self.idle:
+                model.add_module("idle", Idle())
+        for name, parameter in model.named_parameters():
+            if any(word in name for word in self.frozen):
+                parameter.requires_grad_(False)
+        return model
+
+    def make_whole_model(self, dtype: torch.dtype) -> nn.Module:
+        """With its values, on the host: each from the seed of its name."""
+        model = self.make_model()
+        place_holders(model, dtype, torch.device("cpu"))
+
+        def take(parameter: nn.Parameter, value: Tensor) -> None:
+            parameter.data = value.clone()
+
+        Initializer(model, self.train.seed, dtype, torch.device("cpu")).run(take)
+        return model
+
+    def loader(self, rank: int = 0, size: int = 1) -> Loader:
+        """This data coordinate's part of each global batch."""
+        dataset: Any = datasets.make(self.data, self.model, self.train.seed)
+        if self.num_samples is not None:
+            dataset = Subset(dataset, range(min(self.num_samples, len(dataset))))
+        if self.masked:
+            dataset = Masked(dataset, seed=self.train.seed)
+        return Loader(dataset, self.train.global_batch, dp_size=size, dp_rank=rank, seed=self.train.seed)
+
+    def batches(self, steps: int, dtype: torch.dtype) -> list[Batch]:
+        """The first global batches, whole."""
+        return [_cast(batch, dtype) for batch in islice(self.loader(), steps)]
+
+    @property
+    def loss(self) -> LossFunction:
+        """What is minimised."""
+        return losses.cross_entropy
+
+    def recipe(self) -> Recipe:
+        """For the reference: the same options of training, and none of the engine."""
+        factor = optimizers.learning_rate(self.train)
+        return Recipe(self.loss, self._optimizer, self.train.clip_grad_norm, factor or _constant)
+
+    def _optimizer(self, params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """The plain one, element by element: the engine may use a fused kernel."""
+        optimizer = optimizers.from_config(self.train)(params)
+        for group in optimizer.param_groups:
+            group.update(fused=False, foreach=False)
+        return optimizer
+
+    @property
+    def make_optimizer(self) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
+        """For the engine."""
+        return optimizers.from_config(self.train)
+
+    @property
+    def options(self) -> Options:
+        """For the engine."""
+        return Options(
+            seed=self.train.seed,
+            clip_grad_norm=self.train.clip_grad_norm,
+            learning_rate=optimizers.learning_rate(self.train),
+        )
+
+    def slices(self, plan: Plan, steps: int) -> Callable[[int, Batch], Sequence[Slice]]:
+        """What the plan makes of each global batch, with the seeds of its dropout."""
+        streams = [islice(self.loader(rank, plan.dp.size), steps) for rank in range(plan.dp.size)]
+        parts = [[_cast(batch, reference_dtype(plan)) for batch in stream] for stream in streams]
+        splitter = BatchSplitter(nn.Identity(), plan.micro_batches, reference_dtype(plan), torch.device("cpu"))
+
+        def cut(step: int, batch: Batch) -> list[Slice]:
+            found = []
+            for rank, stream in enumerate(parts):
+                for index, micro in enumerate(splitter.split(stream[step])):
+                    seed = derive_seed(self.train.seed, "step", step, rank * plan.micro_batches + index)
+                    here = (micro.inputs, micro.targets) if micro.num_samples else (_nothing(micro.inputs), micro.targets)
+                    found.append(Slice(rank, index, here, seed))
+            return found
+
+        return cut
+
+
+def reference_dtype(plan: Plan) -> torch.dtype:
+    """What one device computes in: the master precision."""
+    return MASTER_DTYPES[plan.precision]
+
+
+def plan_dtype(plan: Plan) -> torch.dtype:
+    """What the ranks compute in."""
+    return DTYPES[plan.precision]
+
+
+def with_keys(section: Any, **keys: Any) -> Any:
+    """A copy of a section with other values."""
+    if isinstance(section, Mapping):
+        return {**section, **keys}
+    if hasattr(section, "model_copy"):
+        return section.model_copy(update=keys)
+    changed = copy.copy(section)
+    for key, value in keys.items():
+        setattr(changed, key, value)
+    return changed
+
+
+def _constant(step: int) -> float:
+    return 1.0
+
+
+def _cast(batch: Any, dtype: torch.dtype) -> Batch:
+    """Floating tensors in the precision of the run."""
+    cast: Batch = tree_map_only(Tensor, lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, batch)
+    return cast
+
+
+def _nothing(inputs: Any) -> Any:
+    return tree_map_only(Tensor, lambda leaf: leaf[:0], inputs)

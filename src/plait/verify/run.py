@@ -1,0 +1,203 @@
+"""Prove a plan: `run(config, plan)` trains it on real ranks and on one device, and compares everything after every step.
+
+The standard probes run one after the other in one world. When one fails, the reference is run again with the contribution
+of every slice, for the diagnosis, and smaller plans are tried, to name the axis that is to blame.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from plait import comm
+from plait.comm import World
+from plait.engine.build import build
+from plait.errors import PlaitError, PlanError, nearest
+from plait.launcher import joined_world, launch
+from plait.mesh import Mesh
+from plait.plan import Plan
+from plait.verify.bisect import bisect
+from plait.verify.compare import TOLERANCE, differences
+from plait.verify.external import judge
+from plait.verify.finding import Facts, Finding
+from plait.verify.observation import Record
+from plait.verify.observe import join, record_rank
+from plait.verify.probes import PROBES
+from plait.verify.problem import Problem, plan_dtype, reference_dtype
+from plait.verify.reference import run_reference, slicing_reasons
+from plait.verify.report import Report
+
+PRECISIONS = {"float64": "float64", "float32": "float32", "bf16": "bf16", "bfloat16": "bf16"}
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the ranks are asked: one plan, one problem, some probes of it. `final` plans are not changed by a probe."""
+
+    problem: Problem
+    plan: str
+    steps: int
+    tolerance: float | None
+    probes: tuple[str, ...]
+    final: bool = False
+
+
+Runner = Callable[[Task], Report]
+
+
+def verify(task: Task, runner: Runner | None = None, *, blame: bool = True) -> Report:
+    """Run a task, and on failure smaller plans too. `runner` runs a task on the ranks of its plan; default: new local ranks."""
+    alone = runner is None and joined_world() is not None  # in a world that is there, smaller ones cannot be made
+    runner = runner or in_new_world
+    report = runner(task)
+    if report.ok or not blame or report.refusals:
+        return report
+    if alone:
+        return replace(report, notes=[*report.notes, "smaller plans were not tried: the world is not this command's own"])
+    failed = next(part.title for part in report.parts if not part.ok)
+    return _with_blame(report, task, failed, runner)
+
+
+def _with_blame(report: Report, task: Task, probe: str, runner: Runner) -> Report:
+    """Name the axis by trying smaller plans with the probe that failed. What cannot run at all counts as failing."""
+
+    def fails(plan: Plan) -> bool:
+        try:
+            return not runner(replace(task, plan=str(plan), probes=(probe,), final=True)).ok
+        except PlanError:
+            raise
+        except PlaitError:
+            return True
+
+    changed = PROBES[probe].apply(task.problem, Plan.parse(task.plan), task.steps)
+    found = bisect(Plan.parse(task.plan) if isinstance(changed, str) else changed[1], fails)
+    axis = "+".join(found.ingredients)
+    return replace(report, findings=[*report.findings, Finding("bisected", axis, found.text(), 0.9)])
+
+
+def in_new_world(task: Task) -> Report:
+    """Start the ranks of the plan (or join those that torchrun started) and run the task there."""
+    return launch(_rank_main, task, nproc=Plan.parse(task.plan).world_size)[0]
+
+
+def _rank_main(task: Task) -> Report:
+    world = comm.init(Mesh.of(Plan.parse(task.plan)))
+    try:
+        return in_world(world, task)
+    finally:
+        world.close()
+
+
+def in_world(world: World, task: Task) -> Report:
+    """Run all probes of a task on the ranks of `world`; every rank returns the same report. Collective."""
+    parts, skipped, plan = [], [], Plan.parse(task.plan)
+    for name in task.probes:
+        changed = PROBES[name].apply(task.problem, plan, task.steps)
+        if isinstance(changed, str):
+            skipped.append(f"probe {name} does not apply: {changed}")
+        else:
+            parts.append(replace(_compare(world, changed[0], plan if task.final else changed[1], task), title=name))
+    refused = [] if parts else ["no probe applies to this model: nothing was compared"]
+    tolerance = parts[0].tolerance if parts else TOLERANCE[plan_dtype(plan)]
+    return Report([], refused, [], tolerance, task.steps, str(plan), world.size, notes=skipped, parts=tuple(parts))
+
+
+def _compare(world: World, problem: Problem, plan: Plan, task: Task) -> Report:
+    """One problem under one plan against one device; the first rank does the reference and tells the others."""
+    engine = build(
+        problem.make_model(),
+        plan,
+        loss=problem.loss,
+        optimizer=problem.make_optimizer,
+        options=problem.options,
+        world=world,
+    )
+    axis = world.axis("dp")
+    own = record_rank(engine, problem.loader(axis.rank, axis.size), task.steps)
+    records = world.axis("world").gather_objects(own)
+    report = _judge(world, problem, plan, task, records) if world.rank == 0 else None
+    told: Report = world.axis("world").gather_objects(report)[0]
+    return told
+
+
+def _judge(world: World, problem: Problem, plan: Plan, task: Task, records: Sequence[Any]) -> Report:
+    dtype = reference_dtype(plan)
+    model = problem.make_whole_model(dtype)
+    batches, slices = problem.batches(task.steps, dtype), problem.slices(plan, task.steps)
+    notes = slicing_reasons(model, batches[0])
+    facts = facts_of(plan, world.mesh, problem, task.steps)
+    parallel = join(records)
+    tolerance = task.tolerance if task.tolerance is not None else TOLERANCE[plan_dtype(plan)]
+    reference = run_reference(model, batches, problem.recipe(), slices, by_slice=bool(notes))
+    report = judge(parallel, reference, facts, tolerance=tolerance, plan=str(plan), world_size=world.size)
+    if report.failed and not report.refusals:
+        moved = run_reference(_nudged(model), batches, problem.recipe(), slices, by_slice=bool(notes))
+        reference = run_reference(model, batches, problem.recipe(), slices, by_slice=bool(notes), contributions=True)
+        report = judge(parallel, reference, facts, tolerance=tolerance, plan=str(plan), world_size=world.size)
+        report = replace(report, findings=[*_rounding(report, moved, reference), *report.findings])
+    norms = [seen.grad_norm or 0.0 for seen in reference.steps]
+    clip = problem.train.clip_grad_norm
+    if clip is not None and not any(norm > clip for norm in norms):
+        notes = [*notes, f"no gradient norm exceeded clip_grad_norm = {clip}: clipping was not tested"]
+    return replace(report, notes=notes)
+
+
+def _nudged(model: nn.Module) -> nn.Module:
+    """A copy whose weights differ in about their last bit."""
+    moved = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in moved.parameters():
+            noise = torch.randint(-1, 2, parameter.shape, generator=generator).to(parameter.dtype)
+            parameter.mul_(1 + torch.finfo(parameter.dtype).eps * noise)
+    return moved
+
+
+def _rounding(report: Report, moved: Record, reference: Record) -> list[Finding]:
+    """Whether the difference is what rounding alone grows to: one device against itself, started one bit aside."""
+    drift = {(one.step, one.kind, one.name): one.error for one in differences(moved, reference)}
+    explained = [one for one in report.failed if one.error <= 30 * drift.get((one.step, one.kind, one.name), 0.0)]
+    if len(explained) < len(report.failed):
+        return []
+    worst = max(drift.values())
+    text = (
+        f"rounding alone explains it: one device against itself, started one bit aside, drifts as far (up to {worst:.1e}); "
+        "this training is ill-conditioned, choose a lower lr, a larger batch or fewer steps"
+    )
+    return [Finding("rounding", "", text, 0.99)]
+
+
+def facts_of(plan: Plan, mesh: Mesh, problem: Problem, steps: int) -> Facts:
+    """The numbers of a run that a wrong factor may be."""
+    sizes = {
+        "mb": plan.micro_batches,
+        "dp": plan.dp.size,
+        "tp": plan.tp.size,
+        "pp": plan.pp.size,
+        "cp": plan.cp.size,
+        "ep": plan.ep,
+    }
+    lines = {
+        axis: sorted({mesh.line(rank, axis) for rank in range(mesh.size)})
+        for axis in ("dp", "tp", "pp", "cp")
+        if sizes[axis] > 1
+    }
+    recipe = problem.recipe()
+    rates = {f"learning rate of step {step}": problem.train.lr * recipe.lr_factor(step) for step in range(-1, steps + 1)}
+    numbers = {"the global batch": float(problem.train.global_batch), **rates}
+    if problem.model.get("vocab_size"):
+        numbers["the vocabulary size"] = float(problem.model["vocab_size"])
+    return Facts(sizes, numbers, lines)
+
+
+def chosen(probes: Sequence[str] | None) -> tuple[str, ...]:
+    """The probes by name; all of them by default."""
+    for name in probes or ():
+        if name not in PROBES:
+            raise PlanError(f"there is no probe '{name}'; {nearest(name, PROBES)}")
+    return tuple(PROBES if probes is None else probes)

@@ -1,0 +1,65 @@
+"""`verify` on real ranks: every probe of every family passes, and says what it could not test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from plait.plan import Plan
+from plait.verify import Report
+from plait.verify.probes import PROBES
+from plait.verify.run import Task, in_world, verify
+from tests.parity.verify_problems import problem
+
+
+def run_task(world: Any, task: Task) -> Report:
+    return in_world(world, task)
+
+
+@pytest.mark.parametrize(
+    "plan", ["dp1", "dp2 mb2", "dp2:ring", "dp2:server", "dp4:zero1 mb2", "dp2:zero2 mb2", "dp2:zero3", "dp4:zero3,replicate2"]
+)
+def test_every_probe_passes(ranks, plan):
+    task = Task(problem("gpt"), f"{plan} precision:float64", 3, None, tuple(PROBES))
+    reports = ranks(Plan.parse(plan).world_size, run_task, task, plan=plan)
+    assert all(report.ok for report in reports), reports[0].text()
+    assert reports[0].text() == reports[-1].text()
+    assert {part.title for part in reports[0].parts} == set(PROBES)
+
+
+@pytest.mark.parametrize("model", ["mlp", "llama", "resnet"])
+def test_every_family_passes(ranks, model):
+    task = Task(problem(model), "dp2:zero3 mb2 precision:float64", 3, None, tuple(PROBES))
+    report = ranks(2, run_task, task, plan="dp2")[0]
+    assert report.ok, report.text()
+    skipped = {note.split()[1] for note in report.notes}
+    assert {part.title for part in report.parts} == set(PROBES) - skipped and len(report.parts) >= 7
+
+
+def test_batch_norm_is_compared_slice_by_slice_and_said_so(ranks):
+    task = Task(
+        problem("batch-norm", global_batch=32), "dp2:zero1 mb2 precision:float64", 3, None, ("sgd", "adamw", "clipping")
+    )
+    report = ranks(2, run_task, task, plan="dp2")[0]
+    assert report.ok, report.text()
+    assert all("batch-norm" in part.notes[0] for part in report.parts)
+
+
+def test_training_that_magnifies_rounding_is_called_so(ranks):
+    """Statistics of three values a channel, and a high rate: every step is a thousand times as far off."""
+    task = Task(problem("batch-norm"), "dp2 mb2 precision:float64", 3, None, ("sgd",))
+    report = ranks(2, run_task, task, plan="dp2")[0]
+    assert not report.ok
+    assert report.all_findings[0].cause == "rounding", report.text()
+
+
+def test_verify_needs_no_second_run_when_all_is_well(ranks):
+    calls = []
+
+    def runner(task: Task) -> Report:
+        calls.append(task.plan)
+        return ranks(2, run_task, task, plan="dp2")[0]
+
+    assert verify(Task(problem("mlp"), "dp2 precision:float64", 2, None, ("sgd",)), runner).ok
+    assert len(calls) == 1

@@ -1,0 +1,52 @@
+"""Small problems for the proof and for the faults that it must find."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from plait.verify.problem import Problem
+
+GPT = {
+    "name": "gpt",
+    "num_hidden_layers": 2,
+    "hidden_size": 16,
+    "num_attention_heads": 4,
+    "intermediate_size": 24,
+    "vocab_size": 29,
+    "max_position_embeddings": 12,
+}
+MLP = {"name": "mlp", "in_features": 6, "hidden_size": 11, "num_hidden_layers": 2, "out_features": 5}
+LLAMA = {**GPT, "name": "llama", "num_key_value_heads": 2}
+RESNET = {"name": "resnet", "depth": 18, "num_classes": 7, "in_channels": 2, "width": 4}
+MODELS: dict[str, dict[str, Any]] = {
+    "gpt": GPT,
+    "mlp": MLP,
+    "llama": LLAMA,
+    "resnet": RESNET,
+    "batch-norm": {**RESNET, "norm": "batch"},
+}
+
+
+def train(**keys: Any) -> SimpleNamespace:
+    defaults = {
+        "optimizer": "adamw",
+        "lr": 1e-2,
+        "betas": (0.9, 0.95),
+        "eps": 1e-8,
+        "weight_decay": 0.1,
+        "momentum": 0.9,
+        "nesterov": False,
+        "schedule": "constant",
+        "steps": 3,
+        "warmup_steps": 0,
+        "min_lr": 0.0,
+        "global_batch": 12,
+        "clip_grad_norm": None,
+        "seed": 3,
+    }
+    return SimpleNamespace(**{**defaults, **keys})
+
+
+def problem(model: str = "gpt", **keys: Any) -> Problem:
+    return Problem(MODELS[model], {"name": "random", "seq_len": 7, "image_size": 16}, train(**keys))
