@@ -1,0 +1,116 @@
+"""From quoted numbers to a `Cluster`: vendors' units into SI, after every number was looked at.
+
+Presets and cluster files meet here as one table of settings, so that a file overrides any number of a preset and the
+same bounds guard both. The bounds only catch slips (a unit, a sign, a zero too many), not unusual machines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from plait.cluster.cluster import Cluster, Device, Network, Node
+from plait.cluster.presets import NETWORK_LATENCY_US, NVLINK_LATENCY_US, Preset
+from plait.errors import ClusterError
+
+GIB: Final = 2.0**30  # device memory is sold in GB and made in GiB
+GIGABYTE: Final = 1e9
+GIGABIT: Final = 1e9 / 8
+MICROSECOND: Final = 1e-6
+
+
+class Bounds(NamedTuple):
+    """What a number may be, and the unit in which it is given."""
+
+    least: float
+    most: float
+    unit: str
+    whole: bool = False
+
+
+BOUNDS: Final[dict[str, Bounds]] = {
+    "count": Bounds(1, 10_000_000, "devices", whole=True),
+    "device.peak_tflops": Bounds(1e-7, 1e5, "TFLOP/s"),
+    "device.memory_gb": Bounds(1e-2, 1e5, "GB"),
+    "device.memory_bandwidth_gbps": Bounds(1e-1, 1e6, "GB/s"),
+    "device.price_per_hour": Bounds(0, 1e4, "dollars"),
+    "node.devices": Bounds(1, 100_000, "devices", whole=True),
+    "node.bandwidth_gbps": Bounds(1e-2, 1e5, "GB/s"),
+    "node.latency_us": Bounds(1e-3, 1e6, "microseconds"),
+    "network.bandwidth_gbps_per_device": Bounds(1e-3, 1e5, "Gb/s"),
+    "network.latency_us": Bounds(1e-3, 1e6, "microseconds"),
+}
+
+
+def settings_of(preset: Preset) -> dict[str, Any]:
+    """A preset as the settings of a cluster file, by dotted key."""
+    return {
+        "device.peak_tflops": {"bf16": preset.bf16, "float32": preset.float32, "float64": preset.float64},
+        "device.memory_gb": preset.memory_gb,
+        "device.memory_bandwidth_gbps": preset.memory_bandwidth,
+        "device.price_per_hour": preset.price,
+        "node.devices": preset.devices,
+        "node.bandwidth_gbps": preset.node_bandwidth,
+        "node.latency_us": preset.node_latency_us,
+        "network.bandwidth_gbps_per_device": preset.network,
+        "network.latency_us": NETWORK_LATENCY_US,
+    }
+
+
+DEFAULTS: Final[dict[str, Any]] = {
+    "device.price_per_hour": 0.0,
+    "node.latency_us": NVLINK_LATENCY_US,
+    "network.latency_us": NETWORK_LATENCY_US,
+}
+"""What a file without a preset may leave out."""
+
+
+def faults(settings: Mapping[str, Any]) -> list[str]:
+    """One message for each number that is missing, no number, or out of bounds."""
+    found: list[str] = []
+    for key, bounds in BOUNDS.items():
+        if key == "count" and key not in settings:
+            continue  # one node
+        if key not in settings:
+            found.append(f"{key} is missing; give it in {bounds.unit}, or name a [device] preset to start from")
+        elif key == "device.peak_tflops" and isinstance(settings[key], Mapping):
+            found += [
+                fault for name, number in settings[key].items() for fault in number_faults(f"{key}.{name}", number, bounds)
+            ]
+        else:
+            found += number_faults(key, settings[key], bounds)
+    return found
+
+
+def number_faults(key: str, number: object, bounds: Bounds) -> list[str]:
+    """The message of a value that is no number or out of its bounds, if it is."""
+    kind = "a whole number" if bounds.whole else "a number"
+    if isinstance(number, bool) or not isinstance(number, int if bounds.whole else (int, float)):
+        return [f"{key} must be {kind} of {bounds.unit}, not {number!r}"]
+    if math.isnan(number) or not bounds.least <= number <= bounds.most:
+        return [f"{key} is {number:g} {bounds.unit}, which cannot be; it must be between {bounds.least:g} and {bounds.most:g}"]
+    return []
+
+
+def build(name: str, device: str, settings: Mapping[str, Any], achieved_bf16: float = 0.0) -> Cluster:
+    """The cluster of complete settings, in SI units; raises `ClusterError` listing every wrong number."""
+    wrong = faults(settings)
+    if wrong:
+        raise ClusterError(f"{name}: {wrong[0]}" if len(wrong) == 1 else "\n  ".join([f"{name}:", *wrong]))
+    tflops = settings["device.peak_tflops"]
+    devices = settings["node.devices"]
+    return Cluster(
+        name=name,
+        device=Device(
+            name=device,
+            flops={precision: peak * 1e12 for precision, peak in tflops.items()},
+            memory_bytes=settings["device.memory_gb"] * GIB,
+            memory_bandwidth=settings["device.memory_bandwidth_gbps"] * GIGABYTE,
+            price_per_hour=float(settings["device.price_per_hour"]),
+            matmul_efficiency=achieved_bf16 / tflops["bf16"] if achieved_bf16 else None,
+        ),
+        node=Node(devices, settings["node.bandwidth_gbps"] * GIGABYTE, settings["node.latency_us"] * MICROSECOND),
+        network=Network(settings["network.bandwidth_gbps_per_device"] * GIGABIT, settings["network.latency_us"] * MICROSECOND),
+        num_devices=settings.get("count", devices),
+    )

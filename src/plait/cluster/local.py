@@ -1,0 +1,58 @@
+"""This machine as a cluster of one node, from what `plait probe` measured.
+
+Measured rates are what a kernel reaches, not a data sheet's peak: `matmul_efficiency` is 1, so that nothing is
+discounted twice. The probe itself needs torch and lives elsewhere; here is only what its file says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from plait.cluster.build import Bounds, number_faults
+from plait.cluster.cluster import Cluster, Device, Network, Node
+from plait.errors import ClusterError
+
+DEFAULT_PROBE_PATH: Final = Path("~/.cache/plait/probe.json")
+
+PROBE_KEYS: Final[dict[str, Bounds]] = {
+    "num_devices": Bounds(1, 1e5, "devices (the ranks that run side by side)", whole=True),
+    "memory_bytes": Bounds(1e6, 1e15, "bytes for each device"),
+    "memory_bandwidth": Bounds(1e6, 1e15, "bytes/s for each device"),
+    "link_bandwidth": Bounds(1e3, 1e14, "bytes/s for each device and direction"),
+    "link_latency_seconds": Bounds(1e-9, 10, "seconds for one small message"),
+}
+"""The numbers of a probe file, beside `peak_flops` (flop/s of each device by precision); `name` and `is_cpu` are optional."""
+
+
+def cluster_of_probe(probe: Mapping[str, Any] | None) -> Cluster:
+    """See `Cluster.local`."""
+    if probe is None:
+        raise ClusterError("cluster 'local': this machine has not been measured yet; run plait probe, then ask again")
+    wrong = [f"{key} is missing" for key in PROBE_KEYS if key not in probe]
+    for key, bounds in PROBE_KEYS.items():
+        wrong += number_faults(key, probe[key], bounds) if key in probe else []
+    given = probe.get("peak_flops")
+    peaks: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
+    if "float32" not in peaks:
+        wrong.append("peak_flops is missing, a table of flop/s with at least float32")
+    for precision, rate in peaks.items():
+        wrong += number_faults(f"peak_flops.{precision}", rate, Bounds(1e6, 1e17, "flop/s"))
+    if wrong:
+        raise ClusterError("\n  ".join(["cluster 'local': the measurements are wrong; run plait probe again", *wrong]))
+    link, latency = float(probe["link_bandwidth"]), float(probe["link_latency_seconds"])
+    return Cluster(
+        name="local",
+        device=Device(
+            name=str(probe.get("name", "local")),
+            flops={precision: float(rate) for precision, rate in peaks.items()},
+            memory_bytes=float(probe["memory_bytes"]),
+            memory_bandwidth=float(probe["memory_bandwidth"]),
+            matmul_efficiency=1.0,
+            is_cpu=bool(probe.get("is_cpu", True)),
+        ),
+        node=Node(probe["num_devices"], link, latency),
+        network=Network(link, latency),
+        num_devices=probe["num_devices"],
+    )

@@ -1,0 +1,103 @@
+"""Cluster texts: `h100`, `h100x64`, the path of a TOML file, `local`.
+
+A preset without a count is one of its usual nodes. A file starts from `[device] preset` when it names one and
+overrides any number, so that two lines describe a machine that differs in one thing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from plait.cluster.build import BOUNDS, DEFAULTS, build, number_faults, settings_of
+from plait.cluster.cluster import Cluster
+from plait.cluster.local import DEFAULT_PROBE_PATH, cluster_of_probe
+from plait.cluster.presets import PRESETS
+from plait.errors import ClusterError, nearest
+from plait.toml import read_toml
+
+_FIRST_PRECISION = ("bf16", "float32", "float64")
+
+
+def parse_cluster(text: str, probe_path: str | Path | None = None) -> Cluster:
+    """See `Cluster.parse`."""
+    if not isinstance(text, str) or not text.strip():
+        raise ClusterError(f"a cluster is PRESETxCOUNT, the path of a TOML file, or local, not {text!r}")
+    text = text.strip()
+    if text == "local":
+        return cluster_of_probe(read_probe(probe_path))
+    if text.endswith(".toml") or "/" in text or Path(text).is_file():
+        return cluster_of_tables(text, read_toml(text, ClusterError))
+    name, count = text, None
+    if name not in PRESETS and "x" in name:
+        name, _, digits = text.rpartition("x")
+        if name in PRESETS and not re.fullmatch("[0-9]{1,9}", digits):
+            raise ClusterError(f"cluster '{text}': '{digits}' is no number of devices; write {name}x8 for eight")
+        count = int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 10 else None
+    if name not in PRESETS:
+        word = name if count is not None else text
+        raise ClusterError(
+            f"cluster '{text}': unknown preset '{word}'; {_nearest_preset(word)} "
+            "(a cluster is PRESETxCOUNT, the path of a TOML file, or local)"
+        )
+    settings = settings_of(PRESETS[name])
+    if count is not None:
+        settings["count"] = count
+    return build(text, name, settings, PRESETS[name].achieved_bf16)
+
+
+def cluster_of_tables(name: str, tables: Mapping[str, Any]) -> Cluster:
+    """The cluster of a TOML file's tables; raises `ClusterError` naming unknown keys and impossible numbers."""
+    given = _flatten(name, tables)
+    preset_name = given.pop("device.preset", None)
+    if preset_name is not None and preset_name not in PRESETS:
+        raise ClusterError(f"{name}: [device] preset {preset_name!r} is unknown; {_nearest_preset(str(preset_name))}")
+    preset = PRESETS[preset_name] if preset_name else None
+    settings = {**(settings_of(preset) if preset else DEFAULTS), **given}
+    peak = settings.get("device.peak_tflops")
+    if not isinstance(peak, Mapping) and not number_faults("", peak, BOUNDS["device.peak_tflops"]):
+        # one number is the bf16 peak; the other precisions keep the preset's ratio to it, or share it
+        ratios = [getattr(preset, precision) / preset.bf16 if preset else 1.0 for precision in _FIRST_PRECISION]
+        settings["device.peak_tflops"] = {p: peak * ratio for p, ratio in zip(_FIRST_PRECISION, ratios, strict=True)}
+    achieved = preset.achieved_bf16 if preset and "device.peak_tflops" not in given else 0.0
+    return build(name, preset_name or Path(name).stem, settings, achieved)
+
+
+def _flatten(name: str, tables: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings by dotted key, after refusing keys that no setting has."""
+    known = {*BOUNDS, "device.preset"}
+    given: dict[str, Any] = {}
+    for section, value in tables.items():
+        if isinstance(value, Mapping):
+            given.update({f"{section}.{key}": number for key, number in value.items()})
+        else:
+            given[section] = value
+    unknown = [f"unknown key {key}; {nearest(key, known)}" for key in given if key not in known]
+    if unknown:
+        raise ClusterError(f"{name}: {unknown[0]}" if len(unknown) == 1 else "\n  ".join([f"{name}:", *unknown]))
+    peaks = given.get("device.peak_tflops")
+    if isinstance(peaks, Mapping) and (set(peaks) - set(_FIRST_PRECISION) or not peaks):
+        raise ClusterError(f"{name}: device.peak_tflops is one number, or a table with {', '.join(_FIRST_PRECISION)}")
+    return given
+
+
+def _nearest_preset(word: str) -> str:
+    family = [name for name in PRESETS if word and name.startswith(f"{word.lower()}-")]
+    return f"did you mean {' or '.join(family)}?" if family else nearest(word.lower(), PRESETS)
+
+
+def read_probe(path: str | Path | None = None) -> dict[str, Any] | None:
+    """The measurements that `plait probe` wrote, or None when it has not run here."""
+    path = Path(path) if path is not None else DEFAULT_PROBE_PATH.expanduser()
+    try:
+        probe = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as cause:
+        raise ClusterError(f"{path}: the measurements cannot be read ({cause}); run plait probe again") from None
+    if not isinstance(probe, dict):
+        raise ClusterError(f"{path}: the measurements are not one JSON object; run plait probe again")
+    return probe

@@ -1,0 +1,48 @@
+"""TOML files and single TOML values, read with errors that name the file, the line and the cure.
+
+Beside `errors` because both the cluster and the config room read such files; it is the one place that knows which
+reader a Python version has.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from plait.errors import PlaitError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def read_toml(path: str | Path, error: type[PlaitError]) -> dict[str, Any]:
+    """The tables of a TOML file; raises `error` for a file that is missing, unreadable or no TOML (with the line)."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise error(f"{path}: there is no such file") from None
+    except IsADirectoryError:
+        raise error(f"{path}: this is a directory, not a TOML file") from None
+    except (OSError, UnicodeDecodeError) as cause:
+        raise error(f"{path}: cannot be read as text: {cause}") from None
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as cause:
+        raise error(f"{path}: this is not valid TOML: {cause}") from None
+
+
+def parse_value(text: str) -> Any:
+    """The TOML value that a text spells, or the text itself when it spells none (so that quotes may be left out).
+
+    >>> parse_value("1e-3"), parse_value("[1, 2]"), parse_value("adamw"), parse_value("'7'")
+    (0.001, [1, 2], 'adamw', '7')
+    """
+    try:
+        tables = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return tables["value"] if set(tables) == {"value"} else text
