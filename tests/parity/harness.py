@@ -55,6 +55,8 @@ class Family:
         return tokens[:, :-1], targets
 
 
+RESNET = {"depth": 18, "num_classes": 7, "in_channels": 2, "width": 4}
+
 FAMILIES = {
     "mlp": Family("mlp", {"in_features": 6, "hidden_size": 11, "num_hidden_layers": 2, "out_features": 5}, (6,), 5),
     "gpt": Family(
@@ -87,7 +89,10 @@ FAMILIES = {
         31,
         tokens=True,
     ),
-    "resnet": Family("resnet", {"depth": 18, "num_classes": 7, "in_channels": 2, "width": 4}, (2, 16, 16), 7, by_slice=True),
+    "resnet": Family("resnet", RESNET, (2, 16, 16), 7),
+    # Statistics of batch-norm are those of a micro-batch on a rank, as in torch DDP: one device takes the same slices.
+    # The images are large enough for four elements a statistic: over one or two, batch-norm divides rounding by almost nothing.
+    "resnet-batch": Family("resnet", {**RESNET, "norm": "batch", "width": 2}, (2, 64, 64), 7, by_slice=True),
 }
 
 

@@ -17,7 +17,7 @@ from plait.data import DataGroup, DataStrategy, Unit
 from plait.engine import recompute, update
 from plait.engine.batch import BatchSplitter
 from plait.engine.engine import Engine, EngineParts
-from plait.engine.init import Initializer, is_meta, place_holders
+from plait.engine.init import Initializer, buffer_dtype, is_meta, place_holders
 from plait.engine.loss import LossFunction
 from plait.engine.update import LearningRate, Parameters, Update
 from plait.errors import ModelError
@@ -195,5 +195,5 @@ def _materialise(model: nn.Module, blocks: Sequence[str], plan: Plan, world: Wor
     for module in model.modules():
         for key, buffer in module._buffers.items():
             if buffer is not None:
-                module._buffers[key] = buffer.to(world.device, dtype if buffer.is_floating_point() else buffer.dtype)
+                module._buffers[key] = buffer.to(world.device, buffer_dtype(module, key, dtype))
     return _Model(data.split_units(model, blocks), model, None, values, axis)

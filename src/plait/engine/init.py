@@ -119,5 +119,15 @@ class Initializer:
     def _place_buffers(self, module: nn.Module) -> None:
         for key, buffer in module._buffers.items():
             if buffer is not None:
-                dtype = self._dtype if buffer.is_floating_point() else buffer.dtype
-                module._buffers[key] = buffer.to(self._device, dtype)
+                module._buffers[key] = buffer.to(self._device, buffer_dtype(module, key, self._dtype))
+
+
+def buffer_dtype(module: nn.Module, name: str, dtype: torch.dtype) -> torch.dtype:
+    """The run's precision for state (running statistics), at least float32 for tables (rotary frequencies)."""
+    buffer = module._buffers[name]
+    assert buffer is not None
+    if not buffer.is_floating_point():
+        return buffer.dtype
+    if name in module._non_persistent_buffers_set and dtype != torch.float64:
+        return torch.float32
+    return dtype
