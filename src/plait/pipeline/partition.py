@@ -19,7 +19,7 @@ from plait.errors import ModelError
 class Layer:
     """What the partitioner knows of one layer; embeddings and heads are layers too.
 
-    `seconds`: forward and backward of one micro-batch (any unit of cost does); `state_bytes`: weights, gradients, optimizer state;
+    `seconds`: forward and backward of one micro-batch (or any unit of cost); `state_bytes`: weights, gradients, optimizer;
     `activation_bytes`: what one live micro-batch keeps; `output_bytes`: what is sent on if the next stage starts behind it.
     """
 
@@ -94,7 +94,7 @@ def balanced(layers: Sequence[Layer], num_stages: int, limits: Limits | None = N
         need = least[0] if least else math.inf
         raise ModelError(
             f"no cut into {num_stages} stages fits {limits.memory_bytes / 2**30:.2f} GiB a stage: the best needs "
-            f"{need / 2**30:.2f} GiB; take more stages, fewer live micro-batches (another schedule), recomputation or a sharded optimizer"
+            f"{need / 2**30:.2f} GiB; take more stages, a schedule with fewer live micro-batches, recomputation or ZeRO"
         )
     slowest = fitting[0] * (1 + 1e-12)
 

@@ -43,18 +43,13 @@ def _follow(actions: Sequence[Action], delay: int | None) -> StageWeights:
             applied[action.micro_batch] = newest
         newest += action.kind is Kind.UPDATE
     seen: dict[int, int] = {}
-    forwards = [action.micro_batch for action in actions if action.kind is Kind.FORWARD and action.micro_batch is not None]
     newest, most, live = 0, 1, set[int]()
     for action in actions:
         if action.kind is Kind.FORWARD and action.micro_batch is not None:
             delayed = applied.get(action.micro_batch, 0) - delay if delay is not None else newest
             seen[action.micro_batch] = max(0, delayed)
             live.add(action.micro_batch)
-        kept = {newest} | {seen[j] for j in live}
-        coming = forwards[len(seen)] if len(seen) < len(forwards) else None
-        if delay is not None and coming is not None:
-            kept.add(max(0, applied.get(coming, 0) - delay))
-        most = max(most, len({version for version in kept if version <= newest}))
+        most = max(most, len({newest} | {seen[j] for j in live}))
         if action.kind in LAST_BACKWARD:
             live.discard(action.micro_batch if action.micro_batch is not None else -1)
         newest += action.kind is Kind.UPDATE

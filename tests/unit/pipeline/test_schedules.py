@@ -17,8 +17,6 @@ from plait.pipeline.schedules import SCHEDULES, Family, make, stages_per_rank
 from plait.pipeline.simulate import Costs, simulate
 from plait.pipeline.verify import verify
 
-VIRTUAL = {"interleaved": 2}
-
 
 def smallest(name: str, p: int) -> int:
     return max(1, SCHEDULES[name].min_micro_batches_per_rank * p)
@@ -59,6 +57,13 @@ def test_bubble_of_interleaved_is_divided_by_v(p: int, rounds: int, v: int) -> N
     schedule = make("interleaved", p, rounds * p, v)
     assert idle(schedule) / v == pytest.approx(3 * (p - 1) / v)  # a stage costs 3/v of a rank's 3
     assert max(simulate(schedule).peak_activations_per_rank) <= p * (1 + (p - 1) / (p * v)) + 1e-9
+
+
+@pytest.mark.parametrize("v", [2, 3])
+@pytest.mark.parametrize("p", [1, 2, 3, 5])
+def test_interleaved_takes_any_number_of_micro_batches(p: int, v: int) -> None:
+    for m in range(1, 3 * p + 2):
+        verify(make("interleaved", p, m, v))
 
 
 @settings(max_examples=25, deadline=None)
