@@ -39,7 +39,7 @@ def test_a_dead_rank_is_noticed(ranks, backend, op):
     for rank in (0, 2):
         seconds, message = replies[rank]
         assert seconds < 20  # far below the time limit of the group
-        assert backend != "shared" or "coordinate 1 of the axis" in message and "is dead" in message
+        assert backend != "shared" or ("coordinate 1 of the axis" in message and "is dead" in message)
 
 
 def _leave(world):

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from tests.comm import cases
+from tests.helpers.threaded import threaded
 
 BACKENDS = ("native", "gloo", "shared")
 
@@ -36,3 +37,15 @@ def test_each_operation(ranks, n, backend):
 def test_random_sequences_in_any_order_of_waits(ranks, n, backend):
     for seed in range(3):
         ranks(n, cases.run_random, seed, 50, 50_000, backend=backend)
+
+
+@pytest.mark.parametrize(("n", "largest"), [(2, 40_000), (5, 20_000), (16, 300)])
+def test_each_operation_on_simulated_ranks(n, largest):
+    for numel in (0, 1, 5, largest):
+        threaded(n, _each, numel)
+
+
+@pytest.mark.parametrize("n", [2, 3, 8])
+def test_random_sequences_on_simulated_ranks(n):
+    for seed in range(4):
+        threaded(n, cases.run_random, seed, 50, 40_000, 0.001)

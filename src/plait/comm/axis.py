@@ -136,7 +136,7 @@ class Axis:
     def empty(self, numel: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
         """Uninitialised memory (numel,) on which operations are fastest: shared memory where the backend has it.
 
-        A collective call: every rank of the axis makes it, with the same arguments, in the same order.
+        A local call; the memory is freed with the last tensor on it, but peers that read it keep it mapped until they close.
         """
         if self._backend is None:
             return torch.empty(numel, dtype=dtype, device=device)

@@ -11,6 +11,7 @@ import mmap
 import os
 import weakref
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -94,13 +95,9 @@ class Memory:
         """
         key = (pid, place.number)
         if key not in self._peers:
-            descriptor = os.open(f"/proc/{pid}/fd/{place.descriptor}", os.O_RDWR | os.O_CLOEXEC)
-            try:
-                flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-                mapping = mmap.mmap(descriptor, place.num_bytes, flags=flags)
-            finally:
-                os.close(descriptor)
-            self._peers[key] = torch.frombuffer(mapping, dtype=torch.uint8)
+            path = Path(f"/proc/{pid}/fd/{place.descriptor}")
+            path.stat()  # raises OSError, where torch raises RuntimeError; torch keeps no descriptor, where mmap does
+            self._peers[key] = torch.from_file(str(path), shared=True, size=place.num_bytes, dtype=torch.uint8)
         whole = self._peers[key]
         return whole[place.offset : place.offset + numel * dtype.itemsize].view(dtype)
 

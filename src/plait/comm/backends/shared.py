@@ -33,9 +33,13 @@ _BOX_WORDS = 8  # full, tag, numel, dtype, segment, descriptor, segment bytes, o
 
 @dataclass(frozen=True)
 class Identity:
-    """Which process on which host: the boot distinguishes hosts of one name, the start time processes of one id."""
+    """Which process on which host.
+
+    The boot distinguishes hosts of one name, the namespace containers of one host, the start time processes of one id.
+    """
 
     host: str
+    namespace: str
     boot: str
     pid: int
     start: str
@@ -44,11 +48,12 @@ class Identity:
     def own() -> Identity:
         """Of this process."""
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return Identity(socket.gethostname(), boot, os.getpid(), _start_of(os.getpid()) or "")
+        namespace = str(Path("/proc/self/ns/pid").readlink())
+        return Identity(socket.gethostname(), namespace, boot, os.getpid(), _start_of(os.getpid()) or "")
 
     def same_host(self, other: Identity) -> bool:
-        """Whether both run on one kernel under one name."""
-        return (self.host, self.boot) == (other.host, other.boot)
+        """Whether both run on one kernel and see each other's process ids."""
+        return (self.host, self.namespace, self.boot) == (other.host, other.namespace, other.boot)
 
     def alive(self) -> bool:
         """Whether the process still runs (a zombie does not)."""

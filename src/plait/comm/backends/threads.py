@@ -5,10 +5,9 @@ The same collectives as between processes run on it (`direct`), so what is prove
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
 
 import torch
@@ -30,10 +29,12 @@ class Hub:
         self._lock = threading.Lock()
         self._lines: dict[object, Line] = {}
 
-    def line(self, key: object) -> Line:
-        """The meeting place of one line of ranks."""
+    def line(self, key: object, size: int) -> Line:
+        """The meeting place of one line of `size` ranks."""
         with self._lock:
-            return self._lines.setdefault(key, Line())
+            if key not in self._lines:
+                self._lines[key] = Line(size)
+            return self._lines[key]
 
     def fail(self, rank: int) -> None:
         """Let everyone who waits know."""
@@ -41,24 +42,45 @@ class Hub:
             self.failed = rank if self.failed is None else self.failed
 
 
-class Line:
-    """Signals, notices and messages of one line; the dictionaries make their entries under a lock."""
+class Inbox:
+    """The signals and messages that have come for one rank of a line, under one lock."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._signals: defaultdict[tuple[int, int, int], threading.Semaphore] = defaultdict(lambda: threading.Semaphore(0))
-        self._boxes: defaultdict[tuple[int, int], queue.SimpleQueue[Message]] = defaultdict(queue.SimpleQueue)
+        self._changed = threading.Condition()
+        self._signals: Counter[tuple[Signal, int]] = Counter()
+        self._messages: defaultdict[int, deque[Message]] = defaultdict(deque)
+
+    def post(self, signal: Signal, source: int, message: Message | None = None) -> None:
+        """Add one signal, and the message that it announces."""
+        with self._changed:
+            if message is not None:
+                self._messages[source].append(message)
+            self._signals[signal, source] += 1
+            self._changed.notify()
+
+    def take(self, signal: Signal, source: int, timeout_seconds: float = 0.0) -> bool:
+        """Remove one signal, waiting for it as long as allowed; whether there was one."""
+        key = (signal, source)
+        with self._changed:
+            if not self._signals[key] and not (
+                timeout_seconds and self._changed.wait_for(lambda: self._signals[key], timeout_seconds)
+            ):
+                return False
+            self._signals[key] -= 1
+            return True
+
+    def message(self, source: int) -> Message:
+        """The next message, once its signal is taken."""
+        with self._changed:
+            return self._messages[source].popleft()
+
+
+class Line:
+    """The meeting place of one line of `size` ranks."""
+
+    def __init__(self, size: int) -> None:
+        self.inboxes = [Inbox() for _ in range(size)]
         self.notices: dict[tuple[int, int], tuple[Notice, Tensor | None]] = {}
-
-    def signal(self, key: tuple[int, int, int]) -> threading.Semaphore:
-        """The counter of (signal, from, to)."""
-        with self._lock:
-            return self._signals[key]
-
-    def box(self, key: tuple[int, int]) -> queue.SimpleQueue[Message]:
-        """The messages of (from, to)."""
-        with self._lock:
-            return self._boxes[key]
 
 
 @dataclass
@@ -81,20 +103,20 @@ class ThreadFabric(Fabric):
         self.rank = rank
         self.size = size
         self._hub = hub
-        self._line = hub.line(key)
+        self._line = hub.line(key, size)
 
     def post(self, signal: Signal, to: int) -> None:
         """Add one."""
-        self._line.signal((signal, self.rank, to)).release()
+        self._line.inboxes[to].post(signal, self.rank)
 
     def try_take(self, signal: Signal, source: int) -> bool:
         """Remove one if there is one."""
-        return self._line.signal((signal, source, self.rank)).acquire(blocking=False)
+        return self._line.inboxes[self.rank].take(signal, source)
 
     def take(self, signal: Signal, source: int) -> None:
         """Wait for one, looking for failed threads in between."""
-        counter, deadline = self._line.signal((signal, source, self.rank)), time.monotonic() + self._hub.timeout_seconds
-        while not counter.acquire(timeout=LOOK_SECONDS):
+        inbox, deadline = self._line.inboxes[self.rank], time.monotonic() + self._hub.timeout_seconds
+        while not inbox.take(signal, source, LOOK_SECONDS):
             if self._hub.failed is not None:
                 raise RankFailed(f"rank {self._hub.failed} failed")
             if time.monotonic() > deadline:
@@ -126,17 +148,16 @@ class ThreadFabric(Fabric):
         return torch.empty(numel, dtype=dtype)
 
     def send_message(self, to: int, tag: int, flat: Tensor) -> None:
-        """A copy into the box."""
-        self._line.box((self.rank, to)).put(_Letter(tag, flat.clone()))
-        self.post(Signal.MESSAGE, to)
+        """A copy into the inbox."""
+        self._line.inboxes[to].post(Signal.MESSAGE, self.rank, _Letter(tag, flat.clone()))
 
     def next_message(self, source: int, block: bool) -> Message | None:
-        """Out of the box."""
+        """Out of the inbox."""
         if block:
             self.take(Signal.MESSAGE, source)
         elif not self.try_take(Signal.MESSAGE, source):
             return None
-        return self._line.box((source, self.rank)).get()
+        return self._line.inboxes[self.rank].message(source)
 
     def close(self) -> None:
         """Nothing is owned."""
