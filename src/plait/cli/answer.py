@@ -13,9 +13,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Answer:
-    """`data` is the object of `--json`; `view` is what is printed otherwise; `ok` false means exit code 1."""
+    """`data` is the object of `--json`; `view` is what is printed otherwise; `ok` false means exit code 1.
 
-    data: dict[str, Any]
+    Without data nothing is printed: a rank of a world lets rank 0 speak.
+    """
+
+    data: dict[str, Any] | None
     view: RenderableType | None = None
     ok: bool = True
 

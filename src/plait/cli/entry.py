@@ -65,9 +65,9 @@ def _run(words: list[str]) -> Answer:
 
 def _print(answer: Answer, stdout: TextIO, as_json: bool) -> None:
     try:
-        if as_json:
+        if as_json and answer.data is not None:
             print(to_json(answer.data), file=stdout, flush=True)
-        elif answer.view is not None:
+        elif not as_json and answer.view is not None:
             from rich.console import Console
 
             Console(file=stdout, highlight=False).print(answer.view)

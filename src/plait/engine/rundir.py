@@ -11,14 +11,12 @@ Knows no torch: the launcher prepares the folder before any rank exists, so a re
 from __future__ import annotations
 
 import os
-import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from plait.checkpoint.folder import resolve
 from plait.errors import CheckpointError, ConfigError
-
-_STEP = re.compile(r"step-(\d+)")
 
 
 @dataclass(frozen=True)
@@ -56,18 +54,14 @@ class RunFolder:
         """Where the state after `step` is saved."""
         return self.path / "checkpoints" / f"step-{step:08d}"
 
-    def last_checkpoint(self) -> Path | None:
-        """The checkpoint of the latest step; saves are atomic, so one that has its name is whole."""
-        found = [path for path in self.path.glob("checkpoints/step-*") if _STEP.fullmatch(path.name) and path.is_dir()]
-        return max(found, key=step_of, default=None)
-
-
-def step_of(checkpoint: Path) -> int:
-    """The step after which a checkpoint was saved, from its name. Errors: `CheckpointError` when it has none."""
-    match = _STEP.fullmatch(checkpoint.name)
-    if match is None:
-        raise CheckpointError(f"{checkpoint} is no checkpoint of a run: its name should be step-NNNNNNNN")
-    return int(match[1])
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is one to continue from."""
+        try:
+            resolve(self.path)
+        except CheckpointError:
+            return False
+        return True
 
 
 def new_run(out: Path | None, name: str, root: Path = Path("runs")) -> RunFolder:
@@ -89,19 +83,16 @@ def resumed_run(source: Path | None, out: Path | None, name: str, root: Path = P
     read = source or out or _latest(root, name)
     if read is None:
         raise CheckpointError(f"there is no run of '{name}' with a checkpoint in {root}/; name its folder: --resume DIR")
-    is_checkpoint = _STEP.fullmatch(read.name) is not None
-    folder = RunFolder(read.parent.parent if is_checkpoint else read)
-    checkpoint = read if is_checkpoint else folder.last_checkpoint()
-    if checkpoint is None or not checkpoint.is_dir():
-        raise CheckpointError(f"{read} holds no checkpoint to resume from" if read.is_dir() else f"{read} is no folder")
-    if source is not None and out is not None and out.resolve() != folder.path.resolve():
+    checkpoint = resolve(read)
+    if source is not None and out is not None and out.resolve() != read.resolve():
         return new_run(out, name), checkpoint
+    folder = RunFolder(checkpoint.parent.parent)
     _make_writable(folder.path)
     return folder, checkpoint
 
 
 def _latest(root: Path, name: str) -> Path | None:
-    runs = [path for path in root.glob(f"{name}-*") if RunFolder(path).last_checkpoint() is not None]
+    runs = [path for path in root.glob(f"{name}-*") if RunFolder(path).has_checkpoint]
     return max(runs, key=lambda path: path.stat().st_mtime, default=None)
 
 

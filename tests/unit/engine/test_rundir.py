@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.engine.rundir import RunFolder, new_run, resumed_run, step_of
+from plait.checkpoint.folder import write_index
+from plait.engine.rundir import RunFolder, new_run, resumed_run
 from plait.errors import CheckpointError, ConfigError
 
 
@@ -14,6 +15,7 @@ def _run_with(path: Path, *steps: int) -> RunFolder:
     folder = RunFolder(path)
     for step in steps:
         folder.checkpoint(step).mkdir(parents=True)
+        write_index(folder.checkpoint(step), {"files": []})
     return folder
 
 
@@ -37,13 +39,10 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
         new_run(tmp_path / "file" / "out", "gpt")
 
 
-def test_the_last_checkpoint_is_that_of_the_latest_step(tmp_path: Path) -> None:
-    folder = _run_with(tmp_path, 20, 100, 3)
-    (tmp_path / "checkpoints" / "step-00000999.tmp").mkdir()
-    last = folder.last_checkpoint()
-    assert last is not None
-    assert step_of(last) == 100
-    assert RunFolder(tmp_path / "none").last_checkpoint() is None
+def test_a_run_has_a_checkpoint_once_one_is_whole(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step-00000999.tmp").mkdir(parents=True)
+    assert not RunFolder(tmp_path).has_checkpoint
+    assert _run_with(tmp_path, 20).has_checkpoint
 
 
 @pytest.mark.parametrize("source", ["run", "run/checkpoints/step-00000010"])
@@ -51,7 +50,7 @@ def test_a_run_continues_in_its_folder(tmp_path: Path, source: str) -> None:
     _run_with(tmp_path / "run", 10)
     folder, checkpoint = resumed_run(tmp_path / source, None, "gpt")
     assert folder.path == tmp_path / "run"
-    assert step_of(checkpoint) == 10
+    assert checkpoint == RunFolder(tmp_path / "run").checkpoint(10)
 
 
 def test_a_run_continues_elsewhere_when_both_are_named(tmp_path: Path) -> None:
@@ -76,5 +75,3 @@ def test_nothing_to_resume_from_is_said(tmp_path: Path) -> None:
         resumed_run(tmp_path, None, "gpt")
     with pytest.raises(CheckpointError, match="is no folder"):
         resumed_run(tmp_path / "nowhere", None, "gpt")
-    with pytest.raises(CheckpointError, match="step-NNNNNNNN"):
-        step_of(tmp_path)

@@ -1,0 +1,79 @@
+"""What the verbs share: the config with its overrides, the plan that is meant, and the checks that need no rank.
+
+Everything that can be refused is refused here, before a process exists, so that bad input costs milliseconds and is said
+once instead of once a rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from plait.errors import PlanError
+from plait.launcher import joined_world
+from plait.plan import Plan, check_available, check_batch, check_world
+from plait.plan.fit import check_config
+
+if TYPE_CHECKING:
+    from plait.config import Config
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """`CONFIG` and `--set`."""
+    parser.add_argument("config", metavar="CONFIG", help="a TOML file: [model], [data], [train], [plan], [cluster]")
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="overrides",
+        help="override a key of the config: --set train.lr=3e-4 model.hidden_size=256",
+    )
+
+
+def add_steps(parser: argparse.ArgumentParser) -> None:
+    """`--steps`."""
+    parser.add_argument("--steps", type=int, metavar="K", help="steps in all (default: train.steps of the config)")
+
+
+def read_config(arguments: argparse.Namespace) -> Config:
+    """The config file with `--set` and `--steps` laid over it. Errors: `ConfigError`."""
+    from plait.config import load
+
+    steps = getattr(arguments, "steps", None)
+    overrides = [*arguments.overrides, *([] if steps is None else [f"train.steps={steps}"])]
+    return load(arguments.config, overrides)
+
+
+def plan_of(config: Config, text: str | None, num_ranks: int | None = None) -> Plan:
+    """The plan that is meant: `text`, else the config's; `auto` is the best for the ranks that are there.
+
+    `num_ranks` is what the user asked for; in a world that has begun, its size counts.
+    Errors: `PlanError`, `NotAvailable`, `WorldSizeError`, all of them before any process is started.
+    """
+    world = joined_world()
+    num_ranks = num_ranks if world is None else world.world_size
+    words = text if text is not None else config.plan.text
+    plan = choose(config, num_ranks) if words.strip() == "auto" else Plan.parse(words)
+    plan.check()
+    check_available(plan)
+    check_world(plan, plan.world_size if num_ranks is None else num_ranks)
+    check_batch(plan, config.train.global_batch)
+    check_config(plan, sizes(config))
+    return plan
+
+
+def choose(config: Config, num_ranks: int | None) -> Plan:
+    """The planner's first choice among the plans that this version runs. Errors: `PlanError` when none fits."""
+    from plait import planner
+
+    best = planner.choose(config, cluster=config.cluster.name, gpus=num_ranks)
+    if not best:
+        raise PlanError("no plan fits this model on this machine; plait plan --explain says why")
+    return Plan.parse(best[0].plan)
+
+
+def sizes(config: Config) -> dict[str, Any]:
+    """The numbers of the model and the data that a plan may have to divide."""
+    return {**config.model.keys_for_factory(), "seq_len": getattr(config.data, "seq_len", None)}

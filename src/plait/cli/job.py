@@ -1,0 +1,97 @@
+"""One training run as its ranks see it: `run` is what every rank calls, with a job that says everything.
+
+A job is plain data, so that it travels to new processes. What is wrong with it and needs no rank to be seen has been
+refused before (see `common`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from plait.comm import World
+    from plait.config import Config
+    from plait.engine.assemble import Training
+    from plait.engine.hooks import Hook
+    from plait.engine.metrics import Tally
+    from plait.engine.rundir import RunFolder
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to train and where to put what comes of it; without a folder nothing is written.
+
+    `chatter_to_stderr` keeps stdout, even of native code, for the one object of `--json`.
+    """
+
+    config: Config
+    plan: str
+    folder: Path | None = None
+    checkpoint: Path | None = None
+    shows_progress: bool = True
+    chatter_to_stderr: bool = False
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Train, and return the numbers of `plait train --json`, the same on every rank. Collective."""
+    from plait.engine.assemble import assemble
+    from plait.engine.build import join_world
+    from plait.engine.loop import fit
+    from plait.engine.metrics import Tally
+    from plait.plan import Plan
+
+    if job.chatter_to_stderr:
+        os.dup2(2, 1)
+    plan = Plan.parse(job.plan)
+    world = join_world(plan)
+    folder = _agreed_folder(world, job)
+    training = assemble(job.config, plan, world)
+    if job.checkpoint is not None:
+        training.loader.load_state_dict(training.engine.load(job.checkpoint)["loader"])
+    tally = Tally()
+    fit(training.engine, training.loader, job.config.train.steps, [tally, *_hooks(job, world, folder, training)])
+    result = {"out": None if folder is None else str(folder.path), **_numbers(world, training, tally, folder), "plan": job.plan}
+    if folder is not None and world.rank == 0:
+        folder.summary.write_text(json.dumps(result, indent=2) + "\n")
+    world.close()
+    return result
+
+
+def _agreed_folder(world: World, job: Job) -> RunFolder | None:
+    """That of rank 0: in a world of torchrun it alone has chosen one."""
+    from plait.engine.rundir import RunFolder
+
+    path = world.axis("world").gather_objects(job.folder)[0]
+    return None if path is None else RunFolder(path)
+
+
+def _hooks(job: Job, world: World, folder: RunFolder | None, training: Training) -> list[Hook]:
+    from plait.engine.hooks import Checkpoints
+    from plait.engine.metrics import MetricsFile
+    from plait.engine.progress import progress
+
+    hooks: list[Hook] = []
+    if world.rank == 0 and folder is not None:
+        hooks.append(MetricsFile(folder.metrics, training.engine.step_index + 1))
+    if world.rank == 0 and job.shows_progress:
+        hooks.append(progress(sys.stderr))
+    if folder is not None:
+        hooks.append(Checkpoints(folder, job.config.train.checkpoint_every))
+    return hooks
+
+
+def _numbers(world: World, training: Training, tally: Tally, folder: RunFolder | None) -> dict[str, Any]:
+    """The summary over all ranks; rank 0 writes the trace of all into the folder."""
+    from plait.engine.metrics import peak_memory_bytes, summary
+    from plait.trace import Timeline
+
+    own = (peak_memory_bytes(), tally.traffic(), training.engine.memory(), tally.timeline())
+    peaks, traffic, states, timelines = (list(part) for part in zip(*world.axis("world").gather_objects(own), strict=True))
+    if folder is not None and world.rank == 0:
+        folder.trace.write_text(json.dumps(Timeline.merge(timelines).to_chrome()))
+    return {**summary(tally, peaks, traffic), "state_memory": states}

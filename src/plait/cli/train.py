@@ -1,0 +1,81 @@
+"""`plait train`: from a config to a trained model in a folder, on local ranks or in torchrun's world."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from plait.cli import common, job
+from plait.cli.answer import Answer
+from plait.launcher import joined_world, launch
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `plait train`."""
+    common.add_config(parser)
+    parser.add_argument("--plan", metavar="TEXT", help="how to split it, as 'dp2:zero3', or auto (default: the config's plan)")
+    parser.add_argument("--nproc", type=int, metavar="N", help="ranks to start (default: what the plan needs)")
+    common.add_steps(parser)
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/<config>-<time>)")
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        type=Path,
+        const=Path(),
+        metavar="DIR",
+        help="continue a run, from its folder or one of its checkpoints (default: --out, or the latest run of this config)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> Answer:
+    """Train. Errors: those of the config and the plan before any rank is started, then those of the ranks."""
+    from plait.engine.rundir import new_run, resumed_run
+
+    config = common.read_config(arguments)
+    plan = common.plan_of(config, arguments.plan, arguments.nproc)
+    world = joined_world()
+    folder, checkpoint, name = None, None, Path(arguments.config).stem
+    if arguments.resume is not None:
+        source = None if arguments.resume == Path() else arguments.resume
+        folder, checkpoint = resumed_run(source, arguments.out, name)
+    elif world is None or world.rank == 0:
+        folder = new_run(arguments.out, name)
+    if folder is not None and (world is None or world.rank == 0):
+        folder.config.write_text(config.to_toml())
+        folder.plan.write_text(f"{plan}\n")
+        print(f"plait train: {plan}, {plan.world_size} ranks, into {folder.path}", file=sys.stderr)
+    task = job.Job(
+        config,
+        str(plan),
+        folder=None if folder is None else folder.path,
+        checkpoint=checkpoint,
+        chatter_to_stderr=arguments.json,
+    )
+    result = launched(task, plan.world_size)
+    return Answer(result, view(result)) if world is None or world.rank == 0 else Answer(None)
+
+
+def launched(task: job.Job, num_ranks: int) -> dict[str, Any]:
+    """The job's numbers, from its ranks; a bar that a failed rank left behind gives the cursor back."""
+    try:
+        return launch(job.run, task, nproc=num_ranks)[0]
+    finally:
+        if sys.stderr.isatty():
+            sys.stderr.write("\x1b[?25h")
+
+
+def view(result: dict[str, Any]) -> str:
+    """The numbers for people."""
+    traffic = ", ".join(f"{axis} {sent / 1e6:,.1f} MB" for axis, sent in result["traffic"].items()) or "none"
+    lines = [
+        f"plan          {result['plan']}",
+        f"steps         {result['steps']}",
+        f"final loss    {'-' if result['final_loss'] is None else format(result['final_loss'], '.4f')}",
+        f"speed         {result['tokens_per_second']:,.0f} tokens/s, {(result['step_seconds_median'] or 0) * 1e3:,.1f} ms a step",
+        f"peak memory   {max(result['peak_memory']) / 1e6:,.0f} MB in the fullest rank",
+        f"traffic       {traffic} sent by a rank in a step",
+        f"written to    {result['out']}",
+    ]
+    return "\n".join(lines)
