@@ -57,7 +57,7 @@ def cluster_of_tables(name: str, tables: Mapping[str, Any]) -> Cluster:
         raise ClusterError(f"{name}: [device] preset {preset_name!r} is unknown; {_nearest_preset(str(preset_name))}")
     preset = PRESETS[preset_name] if preset_name else None
     settings = {**(settings_of(preset) if preset else DEFAULTS), **given}
-    peak = settings.get("device.peak_tflops")
+    peak: Any = settings.get("device.peak_tflops")
     if not isinstance(peak, Mapping) and not number_faults("", peak, BOUNDS["device.peak_tflops"]):
         # one number is the bf16 peak; the other precisions keep the preset's ratio to it, or share it
         ratios = [getattr(preset, precision) / preset.bf16 if preset else 1.0 for precision in _FIRST_PRECISION]

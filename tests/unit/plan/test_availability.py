@@ -1,0 +1,83 @@
+"""What is not built is refused by name; the table itself is free to grow, so most cases here patch it."""
+
+from __future__ import annotations
+
+import pytest
+
+from plait.errors import NotAvailable, PlanError
+from plait.plan import Plan, availability, check_available
+from plait.plan import axes as words
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = {
+        "dp": frozenset({"allreduce", "zero1"}),
+        "tp": frozenset({"1d", "2d"}),
+        "pp": frozenset(),
+        "ep": frozenset(),
+        "cp": frozenset(),
+        "remat": frozenset({"none"}),
+        "precision": frozenset({"float32", "bf16"}),
+        "options": frozenset({"replicate"}),
+    }
+    monkeypatch.setattr(availability, "BUILT", table)
+
+
+@pytest.mark.parametrize("text", ["dp1", "dp4:zero1,replicate2 mb4", "tp4:2d precision:bf16", "mb8"])
+@pytest.mark.usefixtures("built")
+def test_what_is_built_passes(text: str) -> None:
+    check_available(Plan.parse(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("pp2", "pp2: pipeline parallel is not available yet"),
+        ("pp1:gpipe", "pp1:gpipe: pipeline parallel is not available yet"),
+        ("ep2 dp2", "ep2: expert parallel is not available yet"),
+        ("cp2:ulysses", "cp2:ulysses: context parallel is not available yet"),
+        ("tp8:3d", "tp8:3d: 3d tensor parallel is not available yet; available: 1d, 2d"),
+        ("dp2:ring", "dp2:ring: ring data parallel is not available yet; available: allreduce, zero1"),
+        ("tp2:1d,sp", "tp2:1d,sp: sequence parallel is not available yet"),
+        ("dp2:zero1,offload", "dp2:zero1,offload: offloading the optimizer state is not available yet"),
+        ("compile", "compile: compiling the model is not available yet"),
+        ("remat:full", "remat:full: full recomputation is not available yet; available: none"),
+        ("precision:float64", "precision:float64: float64 precision is not available yet; available: float32, bf16"),
+    ],
+)
+@pytest.mark.usefixtures("built")
+def test_what_is_not_built_is_named(text: str, message: str) -> None:
+    with pytest.raises(NotAvailable) as caught:
+        check_available(Plan.parse(text))
+    assert str(caught.value) == message
+    assert isinstance(caught.value, PlanError)
+
+
+@pytest.mark.usefixtures("built")
+def test_all_missing_terms_at_once() -> None:
+    with pytest.raises(NotAvailable) as caught:
+        check_available(Plan.parse("pp2 cp2 compile"))
+    assert str(caught.value).splitlines() == [
+        "plan 'pp2 cp2 compile' has 3 terms that do not run yet:",
+        "  pp2: pipeline parallel is not available yet",
+        "  cp2: context parallel is not available yet",
+        "  compile: compiling the model is not available yet",
+    ]
+
+
+def test_the_table_holds_only_words_of_the_grammar() -> None:
+    known = {
+        "dp": words.DATA_STRATEGIES,
+        "tp": words.TENSOR_MODES,
+        "pp": words.PIPELINE_SCHEDULES,
+        "ep": ("ep",),
+        "cp": words.CONTEXT_STRATEGIES,
+        "remat": words.REMATS,
+        "precision": words.PRECISIONS,
+        "options": ("replicate", "offload", "sp", "compile"),
+    }
+    assert availability.BUILT.keys() == known.keys()
+    for axis, built in availability.BUILT.items():
+        assert built <= set(known[axis])
+    check_available(Plan())
