@@ -31,18 +31,24 @@ def closed_time(name: str, num_ranks: int, micro_batches: int, stages: Sequence[
     busy = [0.0] * num_ranks
     for stage, rank in zip(stages, placement, strict=True):
         busy[rank] += stage.total
-    slowest, once = max(busy), sum(busy)
-    send = sum(stage.send for stage in stages) * 2
+    seconds = closed_seconds(name, (num_ranks, virtual, micro_batches), max(busy), sum(busy), stages[0].send)
+    return PipelineTime(seconds, (seconds,) * num_ranks, tuple(micro_batches * one for one in busy))
+
+
+def closed_seconds(name: str, sizes: tuple[int, int, int], slowest: float, total: float, send: float) -> float:
+    """The step of a schedule: `sizes` is (ranks, stages of a rank, micro-batches), `slowest` and `total` are seconds of one
+    micro-batch on the slowest rank and on all ranks, `send` of one transfer."""
+    num_ranks, virtual, micro_batches = sizes
+    sends = 2 * send * num_ranks * virtual
+    if num_ranks == 1:
+        return micro_batches * slowest
     if name == "naive":
-        seconds = micro_batches * (once + send)
-    elif name in ASYNCHRONOUS:
-        seconds = micro_batches * slowest
-    elif name == "interleaved":
-        seconds = micro_batches * slowest + (once - slowest) / virtual + send / virtual
-    else:
-        seconds = micro_batches * slowest + BUBBLE.get(name, 1.0) * (once - slowest + send)
-    total = tuple(micro_batches * b for b in busy)
-    return PipelineTime(seconds, (seconds,) * num_ranks, total)
+        return micro_batches * (total + sends)
+    if name in ASYNCHRONOUS:
+        return micro_batches * slowest
+    if name == "interleaved":
+        return micro_batches * slowest + (total - slowest + sends) / virtual
+    return micro_batches * slowest + BUBBLE.get(name, 1.0) * (total - slowest + sends)
 
 
 def closed_live(name: str, num_ranks: int, micro_batches: int, virtual: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -7,6 +7,7 @@ ZeRO-2, which scatters after every micro-batch, and 3M(N-1)/N B for ZeRO-3, whic
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from plait.cost.collectives import collective_seconds, group
@@ -70,6 +71,7 @@ def _part(plan: Any, numbers: float, gradient_bytes: float, size: int, stride: i
     return DataMessages(reduce=message("all_reduce", gradients, size))
 
 
+@lru_cache(maxsize=65536)
 def messages_seconds(machine: Machine, messages: tuple[Message, ...]) -> float:
     """Seconds of collectives one after another."""
     return sum(

@@ -6,7 +6,7 @@ tensor axis may split it, so flops, memory, traffic and time are four readings o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -178,7 +178,8 @@ class Model:
     num_heads: int = 1
     num_kv_heads: int = 1
     hidden: int = 1
-    extra: dict[str, int] = field(default_factory=dict, compare=False)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """What the rules of a plan ask of a model, by the keys of configs."""
 
     def blocks(self) -> Iterator[Block]:
         """Every block in order."""

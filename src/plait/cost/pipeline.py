@@ -91,8 +91,8 @@ def live_micro_batches(name: str, num_ranks: int, num_micro_batches: int, virtua
 
 
 def _few(num_ranks: int, num_micro_batches: int) -> int:
-    """At most four fillings of the pipeline, congruent to the real number so that whole periods remain."""
-    limit = 4 * num_ranks
+    """At most three fillings of the pipeline, congruent to the real number so that whole periods remain."""
+    limit = 3 * num_ranks
     if num_micro_batches <= limit:
         return num_micro_batches
     return limit + (num_micro_batches - limit) % num_ranks

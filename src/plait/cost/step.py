@@ -78,12 +78,13 @@ def square_flops(model: Model) -> float:
 
 def lay_out(job: Job, plan: Any, closed: bool) -> Layout:
     """The stages of a plan and what each rank holds."""
-    shard = sharding(plan, job.model.seq_len, job.global_batch / (plan.dp.size * plan.micro_batches))
+    samples = -(-job.global_batch // (plan.dp.size * plan.micro_batches))  # of the largest micro-batch
+    shard = sharding(plan, job.model.seq_len, float(samples))
     stages = split_model(job.model, plan.pp.num_stages, job.runtime.balanced_stages)
     find = closed_live if closed and plan.pp.size > 1 else live_micro_batches
     live, placement = find(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual)
     held = _held(placement, plan.pp.size)
-    ranks = tuple(_rank_state(tuple(stages[stage] for stage in own), plan, job) for own in held)
+    ranks = tuple(rank_state(tuple(stages[stage] for stage in own), plan, job) for own in held)
     return Layout(shard, stages, held, live, ranks)
 
 
@@ -93,7 +94,8 @@ def _held(placement: tuple[int, ...], num_ranks: int) -> tuple[tuple[int, ...], 
 
 
 @lru_cache(maxsize=65536)
-def _rank_state(stages: tuple[Stage, ...], plan: Any, job: Job) -> RankState:
+def rank_state(stages: tuple[Stage, ...], plan: Any, job: Job) -> RankState:
+    """What a rank with these stages holds."""
     weights = stage_weights(stages, sharding(plan, 1, 1.0), job.model.tied_parameters)
     width = job.gradient_width(plan.precision)
     return RankState(weights, data_messages(plan, weights, width), model_states(weights, plan, job.optimizer, width))

@@ -77,7 +77,16 @@ def transformer_model(name: str, shape: Transformer, seq_len: int) -> Model:
         num_heads=shape.num_attention_heads,
         num_kv_heads=shape.kv_heads if not shape.kv_lora_rank else shape.num_attention_heads,
         hidden=shape.hidden_size,
-        extra={"vocab_size": shape.vocab_size},
+        sizes={
+            "num_hidden_layers": shape.num_hidden_layers,
+            "num_attention_heads": shape.num_attention_heads,
+            "num_key_value_heads": shape.kv_heads if not shape.kv_lora_rank else shape.num_attention_heads,
+            "hidden_size": shape.hidden_size,
+            "intermediate_size": shape.intermediate_size,
+            "vocab_size": shape.vocab_size,
+            "num_local_experts": shape.num_experts,
+            "seq_len": seq_len,
+        },
     )
 
 

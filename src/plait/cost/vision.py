@@ -24,7 +24,8 @@ def mlp_model(in_features: int, hidden_size: int, num_hidden_layers: int, out_fe
     runs = [(first, 1), (last, 1)]
     if num_hidden_layers > 1:
         runs.insert(1, (middle, num_hidden_layers - 1))
-    return Model("mlp", tuple(runs), seq_len=1, hidden=hidden_size)
+    sizes = {"num_hidden_layers": num_hidden_layers - 1, "intermediate_size": hidden_size, "num_local_experts": 0}
+    return Model("mlp", tuple(runs), seq_len=1, hidden=hidden_size, sizes=sizes)
 
 
 def _dense(name: str, inputs: int, outputs: int) -> Block:
@@ -55,7 +56,7 @@ def resnet_model(depth: int, num_classes: int, width: int = 64, in_channels: int
         channels = outer
     head = Block("head", (Matmul("head", channels, num_classes, "none", bias=True),), Saved(sequence=float(channels)), num_classes)
     runs.append((head, 1))
-    return Model(f"resnet{depth}", tuple(_merge(runs)), seq_len=1, hidden=width)
+    return Model(f"resnet{depth}", tuple(_merge(runs)), seq_len=1, hidden=width, sizes={"num_local_experts": 0})
 
 
 def _merge(runs: list[tuple[Block, int]]) -> list[tuple[Block, int]]:

@@ -1,0 +1,126 @@
+"""A first guess in tens of microseconds: the estimate of `step`, over the kinds of ranks instead of over the ranks.
+
+Most ranks of a pipeline hold the same blocks. Equal ranks are computed once, schedules are their closed forms, traffic is left out.
+It ranks plans; what is reported is always the full estimate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from plait.cost.closed import closed_live, closed_seconds
+from plait.cost.gradients import messages_seconds
+from plait.cost.kernels import BYTES
+from plait.cost.machine import Machine
+from plait.cost.memory import stage_activations
+from plait.cost.operations import Model
+from plait.cost.records import Job
+from plait.cost.sharding import sharding
+from plait.cost.stages import Stage, split_model
+from plait.cost.step import rank_state, stage_pass
+from plait.cost.time import send_seconds, update_seconds
+from plait.plan import PipelineAxis, Plan
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A plan with its rough time and memory."""
+
+    plan: Any
+    step_seconds: float
+    bubble_seconds: float
+    memory_bytes: float
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Ranks with equal stages: the stages, how many such ranks, and the most live micro-batches of each stage."""
+
+    stages: tuple[Stage, ...]
+    count: int
+    live: tuple[int, ...]
+
+
+@lru_cache(maxsize=8192)
+def kinds(model: Model, schedule: str, sizes: tuple[int, int, int], balanced: bool) -> tuple[Kind, ...]:
+    """The kinds of ranks of a pipeline; `sizes` is (ranks, stages of a rank, micro-batches)."""
+    num_ranks, virtual, micro_batches = sizes
+    stages = split_model(model, num_ranks * virtual, balanced)
+    live, placement = closed_live(schedule, num_ranks, micro_batches, virtual)
+    held: list[list[int]] = [[] for _ in range(num_ranks)]
+    for stage, rank in enumerate(placement):
+        held[rank].append(stage)
+    seen: dict[tuple[Stage, ...], tuple[int, tuple[int, ...]]] = {}
+    for own in held:
+        key = tuple(stages[stage] for stage in own)
+        count, most = seen.get(key, (0, (0,) * len(own)))
+        seen[key] = (count + 1, tuple(max(a, live[stage]) for a, stage in zip(most, own, strict=True)))
+    return tuple(Kind(key, count, most) for key, (count, most) in seen.items())
+
+
+def quick(job: Job, plan: Any, machine: Machine) -> Guess:
+    """Rough time and memory of a plan."""
+    m = plan.micro_batches
+    samples = -(-job.global_batch // (plan.dp.size * m))
+    shard = sharding(plan, job.model.seq_len, float(samples))
+    numerics = (plan.precision, plan.compile, plan.remat)
+    # Beyond this many the live micro-batches no longer grow, except where all of them live.
+    shown = m if plan.pp.schedule == "gpipe" else min(m, 4 * plan.pp.size)
+    send = 0.0
+    if plan.pp.size > 1:
+        stride = plan.dp.size * plan.cp.size * plan.tp.size
+        send = send_seconds(machine, shard, job.model.hidden, plan.precision, stride)
+    blocking = 0.0 if job.runtime.overlap_sends else 2 * send
+    inner = _inner(plan.dp, plan.tp, plan.cp, plan.pp.size, plan.ep, plan.precision)
+    slowest = total = tail = memory = 0.0
+    for kind in kinds(job.model, plan.pp.schedule, (plan.pp.size, plan.pp.virtual, shown), job.runtime.balanced_stages):
+        own = [stage_pass(stage, machine, shard, numerics) for stage in kind.stages]
+        state = rank_state(kind.stages, inner, job)
+        busy = sum(p.compute + p.communication_forward + p.communication_backward + sum(p.waits) for p in own) + blocking * len(own)
+        busy += _sharded(machine, state.data, own)
+        slowest, total = max(slowest, busy), total + busy * kind.count
+        tail = max(tail, _tail(machine, state, own))
+        memory = max(memory, _memory(plan, job, kind, state, shard))
+    seconds = closed_seconds(plan.pp.schedule, (plan.pp.size, plan.pp.virtual, m), slowest, total, send)
+    return Guess(plan, seconds + tail + machine.efficiency.step_seconds, seconds - m * slowest, memory)
+
+
+@lru_cache(maxsize=65536)
+def _inner(*key: Any) -> Plan:
+    """A plan of what the state of a rank depends on, so that plans which differ in the rest share it."""
+    dp, tp, cp, pp, ep, precision = key
+    return Plan(dp=dp, tp=tp, cp=cp, pp=PipelineAxis(pp), ep=ep, precision=precision, micro_batches=1)
+
+
+def _sharded(machine: Machine, data: Any, own: list[Any]) -> float:
+    forward, backward = messages_seconds(machine, data.forward), messages_seconds(machine, data.backward)
+    if not forward and not backward:
+        return 0.0
+    efficiency, extra = machine.efficiency, 0.0
+    for sent, compute in (
+        (forward, sum(p.forward for p in own)),
+        (backward, sum(p.input_grad + p.weight_grad + p.recompute for p in own)),
+    ):
+        hidden = min(sent, efficiency.overlap * compute)
+        extra += sent - (1.0 - efficiency.contention) * hidden
+    return extra
+
+
+def _tail(machine: Machine, state: Any, own: list[Any]) -> float:
+    reduce, efficiency = messages_seconds(machine, state.data.reduce), machine.efficiency
+    hidden = efficiency.overlap * sum(p.input_grad + p.weight_grad for p in own)
+    exposed = max(reduce - hidden, efficiency.tail * reduce)
+    return exposed + messages_seconds(machine, state.data.gather) + update_seconds(machine, state.states.optimizer)
+
+
+def _memory(plan: Any, job: Job, kind: Kind, state: Any, shard: Any) -> float:
+    kept = working = 0.0
+    for stage, live in zip(kind.stages, kind.live, strict=True):
+        once, each, block = stage_activations(stage, shard, plan.precision, plan.remat)
+        kept += once + each * live
+        working = max(working, block)
+    if plan.dp.strategy == "zero3" and plan.dp.size * plan.cp.size > 1:
+        working += state.weights.largest_block * (2 * BYTES[plan.precision] + job.gradient_width(plan.precision))
+    return state.states.total + kept + working

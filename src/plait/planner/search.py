@@ -1,0 +1,165 @@
+"""Find the best plans: bound every combination of degrees, open the promising ones, replay the winners' schedules.
+
+A bound that no plan of some degrees can beat (compute without bubbles, exposed communication inside layers, the largest
+micro-batch) orders the search, so that it can stop as soon as the bounds pass the plans already found.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from plait.cost.kernels import BYTES
+from plait.cost.machine import Machine
+from plait.cost.quick import Guess, quick
+from plait.cost.records import Estimate, Job
+from plait.cost.sharding import sharding
+from plait.cost.stages import Stage
+from plait.cost.step import estimate_job, stage_pass
+from plait.errors import PlanError
+from plait.plan import DataAxis, PipelineAxis, Plan
+from plait.planner.space import Degrees, data_axes, degrees, micro_batch_counts, schedules
+
+REMATS = ("none", "selective", "full")
+OBJECTIVES = ("time", "cost", "memory")
+MARGIN = 1.10
+"""Degrees whose bound is this much above the best plan are not opened."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a search may not change, and how much it looks at."""
+
+    precision: str = "bf16"
+    compile: bool = False
+    objective: str = "time"
+    keep: int = 16
+    """Plans whose schedules are replayed at the end."""
+
+
+@dataclass
+class Found:
+    """What a search has seen: the best plans, the best of each combination of degrees, and what did not fit."""
+
+    best: list[Estimate] = field(default_factory=list)
+    of_degrees: dict[Degrees, Guess] = field(default_factory=dict)
+    too_large: dict[Degrees, float] = field(default_factory=dict)
+    """Memory needed over memory there is, of the smallest plan of these degrees."""
+    num_degrees: int = 0
+    num_guesses: int = 0
+    not_opened: int = 0
+    least: float = float("inf")
+    """The best score so far."""
+
+
+def score(guess: Guess, objective: str) -> float:
+    """What is minimised: seconds (money goes with them, the devices being the same), or bytes."""
+    return guess.memory_bytes * (1 + 1e-6 * guess.step_seconds) if objective == "memory" else guess.step_seconds
+
+
+def search(job: Job, machine: Machine, num_devices: int, settings: Settings) -> Found:
+    """The best plans that use exactly `num_devices` devices and fit, best first."""
+    found, guesses = Found(), list[Guess]()
+    queue = []
+    for index, combination in enumerate(degrees(job.model, num_devices, job.global_batch, machine.devices_per_node)):
+        found.num_degrees += 1
+        needed = states_floor(job, combination, settings)
+        if needed > machine.memory_bytes:
+            found.too_large[combination] = needed / machine.memory_bytes
+        else:
+            queue.append((time_floor(job, machine, combination, settings), index, combination))
+    heapq.heapify(queue)
+    while queue:
+        bound, _, combination = heapq.heappop(queue)
+        if settings.objective != "memory" and bound > MARGIN * found.least:
+            found.not_opened = 1 + len(queue)
+            break
+        guesses += open_degrees(job, machine, combination, settings, found)
+    guesses.sort(key=lambda guess: score(guess, settings.objective))
+    replayed = [estimate_job(job, guess.plan, machine) for guess in guesses[: settings.keep]]
+    key = "memory" if settings.objective == "memory" else "time"
+    found.best = sorted(
+        (one for one in replayed if one.fits), key=lambda one: one.memory.total if key == "memory" else one.step_seconds
+    )
+    return found
+
+
+def time_floor(job: Job, machine: Machine, combination: Degrees, settings: Settings, count: int = 0) -> float:
+    """Seconds that no plan of these degrees (and of `count` micro-batches) is below."""
+    fewest = count or micro_batch_counts(job.global_batch, combination.dp, combination.pp)[0]
+    plan = _plan(combination, settings, fewest)
+    samples = -(-job.global_batch // (combination.dp * fewest))
+    shard = sharding(plan, job.model.seq_len, float(samples))
+    whole = stage_pass(Stage(job.model.runs, True, True), machine, shard, (settings.precision, settings.compile, "none"))
+    return fewest * (whole.compute + whole.communication_forward + whole.communication_backward) / combination.pp
+
+
+def states_floor(job: Job, combination: Degrees, settings: Settings) -> float:
+    """Bytes of weights, gradients and optimizer state when all of them are sharded as far as they go."""
+    width = 2 * BYTES[settings.precision] + 8 + (4 if settings.precision == "bf16" else 0)
+    tp = combination.tp
+    split = tp.size // tp.depth if tp.mode == "2.5d" else tp.size
+    return job.model.parameters * width / (split * combination.pp * combination.dp * combination.cp.size)
+
+
+def open_degrees(job: Job, machine: Machine, combination: Degrees, settings: Settings, found: Found) -> Iterator[Guess]:
+    """The plans worth keeping of some degrees: for each micro-batch the cheapest options that fit, then other schedules."""
+    least, objective = float("inf"), settings.objective
+    best: Guess | None = None
+    for count in micro_batch_counts(job.global_batch, combination.dp, combination.pp):
+        if objective != "memory" and time_floor(job, machine, combination, settings, count) > MARGIN * found.least:
+            continue
+        plain, needed = cheapest_that_fits(job, machine, _plan(combination, settings, count), found)
+        least = min(least, needed)
+        options = [plain] if plain else []
+        worth = plain is None or objective == "memory" or plain.step_seconds - plain.bubble_seconds < MARGIN * found.least
+        if combination.pp > 1 and worth:
+            for pipeline in schedules(job.model, combination.pp, count):
+                start = replace(plain.plan, pp=pipeline) if plain else _plan(combination, settings, count, pipeline)
+                other, needed = cheapest_that_fits(job, machine, start, found)
+                least = min(least, needed)
+                options += [other] if other else []
+        for guess in options:
+            found.least = min(found.least, guess.step_seconds)
+            if best is None or score(guess, objective) < score(best, objective):
+                best = guess
+            yield guess
+    if best is not None:
+        found.of_degrees[combination] = best
+    elif least < float("inf"):
+        found.too_large[combination] = least / machine.memory_bytes
+
+
+def cheapest_that_fits(job: Job, machine: Machine, plan: Plan, found: Found) -> tuple[Guess | None, float]:
+    """From `plan` on, the least sharding and recomputation that fits; and the least memory that was seen."""
+    least, best = float("inf"), None
+    node_ranks = machine.devices_per_node // (plan.tp.size * plan.cp.size)
+    for data in data_axes(plan.dp.size, plan.cp.size, plan.micro_batches, node_ranks):
+        for remat in REMATS:
+            found.num_guesses += 1
+            try:
+                guess = quick(job, replace(plan, dp=data, remat=remat), machine)  # type: ignore[arg-type]
+            except PlanError:
+                return None, least
+            least = min(least, guess.memory_bytes)
+            if guess.memory_bytes <= machine.memory_bytes:
+                if best is None or guess.step_seconds < best.step_seconds:
+                    best = guess
+                break
+        if best is not None and best.plan.remat == "none":
+            break
+    return best, least
+
+
+def _plan(combination: Degrees, settings: Settings, micro_batches: int, pipeline: PipelineAxis | None = None) -> Plan:
+    return Plan(
+        dp=DataAxis(combination.dp),
+        tp=combination.tp,
+        pp=pipeline or PipelineAxis(combination.pp),
+        ep=combination.ep,
+        cp=combination.cp,
+        micro_batches=micro_batches,
+        precision=settings.precision,  # type: ignore[arg-type]
+        compile=settings.compile,
+    )
