@@ -24,7 +24,7 @@ FLOOR = 1e-4
 
 @dataclass(frozen=True)
 class Difference:
-    """One comparison: `kind` is start, loss, grad, grad_norm, param, update or replica; `rank` None for the agreed value."""
+    """One comparison. `kind`: start, loss, count, grad, grad_norm, param, update or replica; `rank` None: the agreed value."""
 
     step: int
     kind: str
@@ -90,6 +90,7 @@ def differences(parallel: Record, reference: Record) -> Iterator[Difference]:
             yield Difference(0, "start", name, error)
     for step, (mine, truth) in enumerate(zip(parallel.steps, reference.steps, strict=True)):
         yield Difference(step, "loss", "loss", relative_number(mine.loss, truth.loss))
+        yield Difference(step, "count", "tokens or samples", relative_number(mine.count, truth.count))
         yield Difference(step, "grad_norm", "grad_norm", relative_number(mine.grad_norm, truth.grad_norm))
         before = reference.before(step)
         for name, error in _named(mine.grads, truth.grads):

@@ -130,6 +130,8 @@ def _dropped_or_doubled(weights: Weights, facts: Facts) -> list[Finding] | None:
         kept = [part for (part, _), count in zip(known, times, strict=True) if count > 0]
         axis, words = _name(lost, kept, weights.parts)
         return [Finding("dropped", axis, f"the gradient {words}{scaled}", 0.96)]
+    if abs(unit - 1) > CLOSE and ":" not in scaled:  # one is half of the other by chance
+        return None
     once = [part for (part, _), count in zip(known, times, strict=True) if count == 1]
     axis, words = _place(double, once, weights.parts)
     return [Finding("doubled", axis, f"{words} count twice{scaled}", 0.95)]

@@ -37,8 +37,8 @@ def diagnose(
     found: list[Finding] = []
     if "start" in kinds:
         found += start_findings(parallel, reference, [one.name for one in now if one.kind == "start"])
-    else:
-        if kinds & {"loss", "grad", "grad_norm"}:
+    if all(one.cause == "missing-parameters" for one in found):
+        if kinds & {"loss", "count", "grad", "grad_norm"}:
             found += gradient_findings(view, kinds)
         if "replica" in kinds:
             found += replica_findings(view, [one for one in now if one.kind == "replica"])

@@ -53,6 +53,7 @@ class Factor:
 WORDS = {
     "mb": "the number of micro-batches",
     "dp": "the number of data ranks",
+    "dp_replicate": "the number of replicas of each shard",
     "tp": "the number of tensor ranks",
     "pp": "the number of pipeline ranks",
     "cp": "the number of context ranks",
@@ -73,11 +74,16 @@ class Facts:
 
     def factors(self) -> list[Factor]:
         """Every number that a wrong factor may be, simplest first: sizes, other numbers, products of two sizes."""
-        known = [Factor(size, axis, WORDS.get(axis, f"the size of {axis}")) for axis, size in self.sizes.items() if size > 1]
+        known = [
+            Factor(size, axis.split("_")[0], WORDS.get(axis, f"the size of {axis}"))
+            for axis, size in self.sizes.items()
+            if size > 1
+        ]
         known += [Factor(value, "", name) for name, value in self.numbers.items() if value not in (0.0, 1.0)]
         known += [
             Factor(a.value * b.value, f"{a.axis}+{b.axis}", f"{a.text} times {b.text}")
             for a, b in combinations([one for one in known if one.axis], 2)
+            if a.axis != b.axis
         ]
         return known
 

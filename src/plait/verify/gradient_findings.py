@@ -36,9 +36,17 @@ class View:
 
 def gradient_findings(view: View, kinds: set[str]) -> list[Finding]:
     """All findings about loss, gradients and their norm in the first wrong step."""
-    found = missing_names(view) + norm_alone(view, kinds) + loss_alone(view, kinds)
+    found = missing_names(view) + norm_alone(view, kinds) + loss_alone(view, kinds) + wrong_count(view, kinds)
     if "grad" in kinds:
-        for question in (lacks_reduction, unsynchronised_copies, global_scale, kept_from_before, clipped, frozen_or_dead):
+        for question in (
+            lacks_reduction,
+            unsynchronised_copies,
+            global_scale,
+            kept_from_before,
+            stale_weights,
+            clipped,
+            frozen_or_dead,
+        ):
             found += question(view)
         found += contribution_findings(view.mine, view.truth, view.facts, view.slack)
         if not any(one.confidence >= 0.7 for one in found):
@@ -107,6 +115,22 @@ def loss_alone(view: View, kinds: set[str]) -> list[Finding]:
     ]
 
 
+def wrong_count(view: View, kinds: set[str]) -> list[Finding]:
+    """The loss is divided by another number than there are unmasked targets."""
+    if "count" not in kinds or not view.mine.count or not view.truth.count:
+        return []
+    mine, truth = view.mine.count, view.truth.count
+    axis, clause = view.facts.explain(mine / truth)
+    why = (
+        f" ({clause})"
+        if ":" in clause
+        else ": samples are left out"
+        if mine < truth
+        else ": what is masked or padded is counted"
+    )
+    return [Finding("count", axis or "data", f"the step counts {mine:g} tokens or samples instead of {truth:g}{why}", 0.97)]
+
+
 def global_scale(view: View) -> list[Finding]:
     """Every gradient is the same factor away."""
     fit = fit_scale(view.mine.grads, view.truth.grads)
@@ -166,14 +190,17 @@ def _grads(view: View, rank: int) -> Gradients:
 
 def unsynchronised_copies(view: View) -> list[Finding]:
     """Copies of one parameter (tied weights) have gradients whose sum is the right one."""
+    unknown = [grad for name, grad in view.mine.grads.items() if name not in view.truth.params and grad is not None]
     tied = []
     for name in view.wrong:
-        truth = view.truth.grads.get(name)
+        truth, own = view.truth.grads.get(name), view.mine.grads.get(name)
         copies = [grad for seen in view.mine.ranks.values() if (grad := seen.grads.get(name)) is not None]
-        if truth is None or len(copies) != 2 or any(copy.shape != truth.shape for copy in copies):
-            continue
-        if relative_error(copies[0] + copies[1], truth, largest(view.truth.grads)) <= view.slack:
-            tied.append(name)
+        pairs = [(own, other) for other in unknown if own is not None] + ([(copies[0], copies[1])] if len(copies) == 2 else [])
+        for one, other in pairs:
+            if truth is not None and one.shape == other.shape == truth.shape:
+                error = relative_error(one + other, truth, largest(view.truth.grads))
+                if error <= view.slack and name not in tied:
+                    tied.append(name)
     if not tied or len(tied) == len([one for one in view.truth.grads.values() if one is not None]):
         return []
     text = f"the sum of the two copies of {list_names(tied)} is the right gradient: the tied weights are not synchronised"
@@ -194,6 +221,15 @@ def kept_from_before(view: View) -> list[Finding]:
     else:
         text = "the gradient of the step before is added to this one: gradients are not set to zero between steps"
     return [Finding("gradient-kept", "optimizer", f"{text} ({now:.4f} of this step, {old:.4f} of the one before)", 0.93)]
+
+
+def stale_weights(view: View) -> list[Finding]:
+    """It is the gradient of the weights before the last update."""
+    fit = fit_scale(view.mine.grads, view.truth.stale_grads)
+    if not view.truth.stale_grads or not fit.holds(view.slack) or abs(fit.scale - 1) > view.slack:
+        return []
+    text = "the gradient is that of the weights before the last update: stale parameters were used in the forward"
+    return [Finding("stale-weights", "dp", text, 0.97)]
 
 
 def clipped(view: View) -> list[Finding]:

@@ -48,6 +48,7 @@ class Observation:
 
     `grad_norm` is the global norm before clipping, `lr` the rate that the update used. All tensors have their global shape.
     `shards` says, where gradients are sharded, which flat range [start, stop) of each came from which rank.
+    `count` are the unmasked tokens or samples; `stale_grads` what the gradient would be with the weights of one update ago.
     """
 
     loss: float
@@ -58,6 +59,8 @@ class Observation:
     ranks: Mapping[int, RankView] = field(default_factory=dict)
     contributions: Sequence[Contribution] = ()
     shards: Shards = ()
+    count: float | None = None
+    stale_grads: Gradients = field(default_factory=dict)
 
     @classmethod
     def of(cls, source: Observation | Mapping[str, Any]) -> Observation:

@@ -32,10 +32,11 @@ class Part:
 
 @dataclass(frozen=True)
 class RankStep:
-    """One step on one rank. `replicas` are the whole parameters that its next forward will use."""
+    """One step on one rank. `tokens` is what the loss was divided by; `replicas` are the parameters of its next forward."""
 
     loss: float
     grad_norm: float
+    tokens: int
     grads: Sequence[Part]
     params: Sequence[Part]
     replicas: Sequence[Part]
@@ -58,7 +59,7 @@ def record_rank(engine: Engine, batches: Iterable[Any], steps: int) -> RankRecor
         seen.clear()
         result = engine.step(batch, trace=False)
         grads = seen[0] if seen else []
-        found.append(RankStep(result.loss, result.grad_norm, grads, _parameters(engine), _replicas(engine)))
+        found.append(RankStep(result.loss, result.grad_norm, result.tokens, grads, _parameters(engine), _replicas(engine)))
     hook.remove()
     return RankRecord(start, found)
 
@@ -97,8 +98,10 @@ def _replicas(engine: Engine) -> list[Part]:
 
 
 def join(ranks: Sequence[RankRecord]) -> Record:
-    """One record from those of all ranks, in rank order."""
+    """One record from those of all ranks, in rank order. Where ranks start apart, the start is an odd one's."""
     start = _assemble([rank.start for rank in ranks])
+    for odd in _views([rank.start for rank in ranks], start).values():
+        start |= {name: value for name, value in odd.items() if not torch.equal(value, start[name])}
     return Record(start, [_join_step([rank.steps[step] for rank in ranks]) for step in range(len(ranks[0].steps))])
 
 
@@ -115,7 +118,9 @@ def _join_step(ranks: Sequence[RankStep]) -> Observation:
     odd_norm = max(ranks, key=lambda rank: abs(rank.grad_norm - ranks[0].grad_norm))
     whole: dict[str, Tensor | None] = {name: grads.get(name) for name in params}
     shards = [{part.name: (part.start, part.stop) for part in rank.grads} for rank in ranks]
-    return Observation(odd_loss.loss, whole, params, odd_norm.grad_norm, ranks=views, shards=_if_split(shards, grads))
+    return Observation(
+        odd_loss.loss, whole, params, odd_norm.grad_norm, ranks=views, shards=_if_split(shards, grads), count=ranks[0].tokens
+    )
 
 
 def _if_split(shards: Shards, grads: Tensors) -> Shards:

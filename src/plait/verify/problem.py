@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import torch
@@ -19,7 +19,6 @@ from torch.utils.data import Subset
 from plait import datasets, models
 from plait.datasets import Loader, Masked
 from plait.engine import optimizers
-from plait.engine.batch import BatchSplitter
 from plait.engine.build import DTYPES, MASTER_DTYPES, Options
 from plait.engine.init import Initializer, derive_seed, place_holders
 from plait.engine.loss import LossFunction
@@ -124,19 +123,15 @@ class Problem:
             learning_rate=optimizers.learning_rate(self.train),
         )
 
-    def slices(self, plan: Plan, steps: int) -> Callable[[int, Batch], Sequence[Slice]]:
-        """What the plan makes of each global batch, with the seeds of its dropout."""
-        streams = [islice(self.loader(rank, plan.dp.size), steps) for rank in range(plan.dp.size)]
-        parts = [[_cast(batch, reference_dtype(plan)) for batch in stream] for stream in streams]
-        splitter = BatchSplitter(nn.Identity(), plan.micro_batches, reference_dtype(plan), torch.device("cpu"))
+    def slices(self, plan: Plan) -> Callable[[int, Batch], Sequence[Slice]]:
+        """What the plan should make of each global batch, with the seeds of its dropout; the loader's own cut is not asked."""
 
         def cut(step: int, batch: Batch) -> list[Slice]:
             found = []
-            for rank, stream in enumerate(parts):
-                for index, micro in enumerate(splitter.split(stream[step])):
+            for rank, share in enumerate(_loader_shares(batch, plan.dp.size)):
+                for index, part in enumerate(_even_parts(share, plan.micro_batches)):
                     seed = derive_seed(self.train.seed, "step", step, rank * plan.micro_batches + index)
-                    here = (micro.inputs, micro.targets) if micro.num_samples else (_nothing(micro.inputs), micro.targets)
-                    found.append(Slice(rank, index, here, seed))
+                    found.append(Slice(rank, index, part, seed))
             return found
 
         return cut
@@ -174,5 +169,20 @@ def _cast(batch: Any, dtype: torch.dtype) -> Batch:
     return cast
 
 
-def _nothing(inputs: Any) -> Any:
-    return tree_map_only(Tensor, lambda leaf: leaf[:0], inputs)
+def _loader_shares(batch: Batch, size: int) -> list[Batch]:
+    """Data rank r gets the samples from n r / size to n (r + 1) / size, rounded down."""
+    num_samples = len(batch[0])
+    edges = [num_samples * rank // size for rank in range(size + 1)]
+    return [_cut(batch, start, stop) for start, stop in pairwise(edges)]
+
+
+def _even_parts(batch: Batch, count: int) -> list[Batch]:
+    """Parts that differ by one sample at most, the longer ones first."""
+    size, longer = divmod(len(batch[0]), count)
+    edges = [index * size + min(index, longer) for index in range(count + 1)]
+    return [_cut(batch, start, stop) for start, stop in pairwise(edges)]
+
+
+def _cut(batch: Batch, start: int, stop: int) -> Batch:
+    part: Batch = tree_map_only(Tensor, lambda leaf: leaf[start:stop], batch)
+    return part

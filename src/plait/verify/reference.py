@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -64,20 +64,36 @@ def run_reference(
     optimizer = recipe.optimizer([parameter for parameter in named.values() if parameter.requires_grad])
     rates = [group["lr"] for group in optimizer.param_groups]
     start, steps = _values(named), []
+    before: Tensors | None = None
     for step, batch in enumerate(batches):
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * recipe.lr_factor(step)
         parts = list(slices(step, batch)) if slices is not None and (by_slice or contributions) else []
         added = [_contribution(model, recipe.loss, part) for part in parts] if contributions else []
-        total, count = _accumulate(model, recipe.loss, parts if by_slice else [Slice(0, 0, batch)], seeded=by_slice)
+        work = parts if by_slice else [Slice(0, 0, batch)]
+        stale = _stale_gradients(model, before, recipe, work, seeded=by_slice) if contributions and before else {}
+        before = _values(named)
+        total, count = _accumulate(model, recipe.loss, work, seeded=by_slice)
         norm = _finish_gradients(named, count, recipe.clip_grad_norm)
         grads = {name: None if p.grad is None else p.grad.clone() for name, p in named.items()}
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        steps.append(
-            Observation(total / count, grads, _values(named), norm, optimizer.param_groups[0]["lr"], contributions=added)
-        )
+        seen = Observation(total / count, grads, _values(named), norm, optimizer.param_groups[0]["lr"], count=count)
+        steps.append(replace(seen, contributions=added, stale_grads=stale))
     return Record(start, steps)
+
+
+def _stale_gradients(
+    model: nn.Module, before: Tensors, recipe: Recipe, parts: Sequence[Slice], *, seeded: bool
+) -> dict[str, Tensor | None]:
+    """What the gradient of this step would be with the weights of one update ago."""
+    old = copy.deepcopy(model)
+    named = dict(old.named_parameters())
+    for name, parameter in named.items():
+        parameter.data.copy_(before[name])
+    _, count = _accumulate(old, recipe.loss, parts, seeded=seeded)
+    _finish_gradients(named, count, recipe.clip_grad_norm)
+    return {name: p.grad for name, p in named.items()}
 
 
 def call(model: nn.Module, inputs: Any) -> Any:

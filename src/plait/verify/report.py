@@ -71,7 +71,7 @@ class Report:
         worst = self.worst
         return {
             "ok": self.ok,
-            "loss_error": _json(self.error("loss")),
+            "loss_error": _json(self.error("loss", "count")),
             "grad_error": _json(self.error("grad", "grad_norm")),
             "param_error": _json(self.error("param", "start", "replica")),
             "update_error": _json(self.error("update")),
@@ -92,7 +92,7 @@ class Report:
         verdict = "equal to one device" if self.ok else "NOT equal to one device"
         lines = [f"{name}: {verdict} ({self.num_steps} steps, {self.world_size} ranks)"]
         for label, kinds in (
-            ("loss", ("loss",)),
+            ("loss", ("loss", "count")),
             ("gradients", ("grad", "grad_norm")),
             ("parameters", ("param", "start", "replica")),
         ):
@@ -116,7 +116,7 @@ def _probe(part: Report) -> Mapping[str, Any]:
     return {
         "name": part.title,
         "ok": part.ok,
-        "loss_error": _json(part.error("loss")),
+        "loss_error": _json(part.error("loss", "count")),
         "grad_error": _json(part.error("grad", "grad_norm")),
         "param_error": _json(part.error("param", "start", "replica")),
         "notes": list(part.notes),

@@ -128,7 +128,7 @@ def _compare(world: World, problem: Problem, plan: Plan, task: Task) -> Report:
 def _judge(world: World, problem: Problem, plan: Plan, task: Task, records: Sequence[Any]) -> Report:
     dtype = reference_dtype(plan)
     model = problem.make_whole_model(dtype)
-    batches, slices = problem.batches(task.steps, dtype), problem.slices(plan, task.steps)
+    batches, slices = problem.batches(task.steps, dtype), problem.slices(plan)
     notes = slicing_reasons(model, batches[0])
     facts = facts_of(plan, world.mesh, problem, task.steps)
     parallel = join(records)
@@ -177,6 +177,7 @@ def facts_of(plan: Plan, mesh: Mesh, problem: Problem, steps: int) -> Facts:
     sizes = {
         "mb": plan.micro_batches,
         "dp": plan.dp.size,
+        "dp_replicate": plan.dp.replicate,
         "tp": plan.tp.size,
         "pp": plan.pp.size,
         "cp": plan.cp.size,

@@ -29,7 +29,11 @@ def start_findings(parallel: Record, reference: Record, wrong: Sequence[str]) ->
         if len(wrong) == len(truth)
         else f"{list_names(wrong)} do{'es' if len(wrong) == 1 else ''} not start"
     )
-    found = [Finding("init", "init", f"{which} from the values of one device: a wrong seed", 0.9, tuple(wrong))]
+    found = [
+        Finding(
+            "init", "init", f"{which} from the values of one device: a wrong seed, or ranks that start apart", 0.9, tuple(wrong)
+        )
+    ]
     repeated = [name for name in wrong if _repeats(mine[name]) and not _repeats(truth[name])]
     if repeated:
         text = f"the halves of {list_names(repeated)} start equal: each rank fills its shard from the same seed"
@@ -153,7 +157,8 @@ def _range_of(view: View, mine: Tensors, truth: Tensors, wrong: Sequence[str]) -
         else:
             whole.append(name)
     right = [name for name in truth if name not in wrong and bool(truth[name].any())]
-    if part:
+    wrong_numel = sum(truth[name].numel() for name in wrong if name in truth)
+    if part and wrong_numel <= 0.8 * sum(value.numel() for value in truth.values() if bool(value.any())):
         more = f" and all of {list_names(whole)}" if whole else ""
         return [
             Finding(

@@ -1,0 +1,40 @@
+"""Can `verify` fail? Every planted fault turns it red, and is called by its name and its axis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from plait.plan import Plan
+from plait.verify import Report
+from plait.verify.run import Task, in_world, verify
+from tests.parity.mutations import BY_NAME, MUTATIONS
+from tests.parity.verify_problems import problem
+
+
+def run_mutated(world: Any, task: Task, name: str) -> Report:
+    with BY_NAME[name].planted():
+        return in_world(world, task)
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_planted_fault_is_found_and_named(ranks, name):
+    mutation = BY_NAME[name]
+
+    def runner(task: Task) -> Report:
+        return ranks(Plan.parse(task.plan).world_size, run_mutated, task, name, plan=task.plan)[0]
+
+    task = Task(problem(mutation.model), f"{mutation.plan} precision:float64", 3, None, (mutation.probe,))
+    report = verify(task, runner)
+    text = report.text()
+    assert not report.ok and not report.refusals, text
+    causes = {finding.cause: finding for finding in report.all_findings}
+    if mutation.cause:
+        assert mutation.cause in causes, text
+        assert mutation.axis in causes[mutation.cause].axis.split("+"), text
+    assert tuple(causes["bisected"].axis.split("+")) == (mutation.blamed or ("",)), text
+
+
+def test_there_are_enough_of_them():
+    assert len(MUTATIONS) >= 20 and len(BY_NAME) == len(MUTATIONS)
