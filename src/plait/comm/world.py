@@ -181,7 +181,15 @@ def _make_group(mesh: Mesh, rank: int | None, store: Store | None, timeout_secon
     kind = "nccl" if device.type == "cuda" else "gloo"
     timeout = timedelta(seconds=timeout_seconds)
     if store is None:
-        dist.init_process_group(kind, timeout=timeout)
+        try:
+            dist.init_process_group(kind, timeout=timeout)
+        except ValueError as error:  # nobody has started a world here
+            if mesh.size > 1:
+                raise WorldSizeError(
+                    f"the plan needs {mesh.size} ranks and this process is alone; start it with plait.launch(main, "
+                    f"nproc={mesh.size}) or torchrun --nproc-per-node {mesh.size}"
+                ) from error
+            dist.init_process_group(kind, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
     elif rank is None:
         raise PlanError("a store was given without a rank; give both, or neither under torchrun")
     else:
