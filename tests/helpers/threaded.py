@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from plait.comm.simulate import simulate
+from plait.comm.simulated import simulate
 from plait.mesh import Mesh
 from tests.helpers.pool import mesh_of
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from plait.comm.functional import transition as transition
     from plait.comm.ledger import Count as Count
     from plait.comm.ledger import Ledger as Ledger
-    from plait.comm.simulate import simulate as simulate
+    from plait.comm.probing import probe as probe
+    from plait.comm.simulated import simulate as simulate
     from plait.comm.transitions import bytes_sent as bytes_sent
     from plait.comm.transitions import transition_bytes as transition_bytes
     from plait.comm.work import Waitable as Waitable
@@ -31,7 +32,8 @@ _HOMES = {
     "World": "world",
     "bytes_sent": "transitions",
     "init": "world",
-    "simulate": "simulate",
+    "probe": "probing",
+    "simulate": "simulated",
     "transition": "functional",
     "transition_bytes": "transitions",
     "wait_all": "work",
@@ -45,6 +47,7 @@ __all__ = [
     "World",
     "bytes_sent",
     "init",
+    "probe",
     "simulate",
     "transition",
     "transition_bytes",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from plait.comm.axis import Axis
 from plait.comm.backends.base import Backend
@@ -189,7 +190,7 @@ def _make_group(mesh: Mesh, rank: int | None, store: Store | None, timeout_secon
                     f"the plan needs {mesh.size} ranks and this process is alone; start it with plait.launch(main, "
                     f"nproc={mesh.size}) or torchrun --nproc-per-node {mesh.size}"
                 ) from error
-            dist.init_process_group(kind, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+            dist.init_process_group(kind, store=HashStore(), rank=0, world_size=1, timeout=timeout)
     elif rank is None:
         raise PlanError("a store was given without a rank; give both, or neither under torchrun")
     else:

@@ -29,7 +29,7 @@ from plait.comm.backends.steps import Engine, Operation, Step
 from plait.comm.backends.sums import sum_into
 from plait.mesh.slices import shard_range
 
-ONE_SHOT_BYTES = 128 << 10  # up to here every rank sums everything: one signal less, and the data lie in cache
+ONE_SHOT_BYTES = 256 << 10  # up to here every rank sums everything: one signal less, and the data lie in cache
 
 
 class Direct(Backend):

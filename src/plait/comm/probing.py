@@ -1,0 +1,131 @@
+"""Measure this machine: matrix rate, memory bandwidth, and latency and bandwidth of the links of each axis.
+
+A plain dictionary comes out, so that a cluster description can be made of it without anything of this module. All ranks
+call it together; it takes seconds. Every number is the median of repeated runs after a warm-up.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from plait.comm.axis import Axis
+from plait.comm.transitions import bytes_sent
+from plait.comm.world import World
+from plait.mesh import AxisName
+
+SIZES_BYTES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
+OPS = ("all_reduce", "all_gather", "reduce_scatter", "send")
+
+
+def probe(world: World, axes: Iterable[AxisName] = ("world",)) -> dict[str, Any]:
+    """Measure the device of this rank and the given axes; the times of axes are those of the slowest rank.
+
+    Returns:
+        `{"device": {"kind", "threads", "matmul_flops_per_second": {dtype: x}, "memory_bytes_per_second"},
+        "axes": {name: {"size", "ops": {op: {"latency_seconds", "bytes_per_second", "points": [[bytes_sent, seconds]]}}}}}`.
+        `bytes_sent` are those of one rank, so `latency + bytes_sent / bytes_per_second` predicts an operation.
+    """
+    counted = world.ledger.copy()
+    lines = [world.axis(name) for name in axes]
+    links = {axis.name: {"size": axis.size, "ops": _links(axis, world.device)} for axis in lines if axis.size > 1}
+    world.ledger.counts = counted.counts  # what is measured here is no traffic of the run
+    return {"device": probe_device(world.device), "axes": links}
+
+
+def probe_device(device: torch.device) -> dict[str, Any]:
+    """Matrix rate (multiplications and additions both counted) by dtype, and memory bandwidth (read and written)."""
+    dtypes = (torch.float32, torch.bfloat16) if device.type == "cuda" else (torch.float32, torch.float64)
+    n, numel = (4096, 1 << 28) if device.type == "cuda" else (512, 1 << 23)
+    rates = {}
+    for dtype in dtypes:
+        a, b, c = (torch.ones(n, n, dtype=dtype, device=device) for _ in range(3))
+        seconds = _median_seconds(lambda a=a, b=b, c=c: torch.mm(a, b, out=c), 9, device)  # type: ignore[misc]
+        rates[str(dtype).removeprefix("torch.")] = 2 * n**3 / seconds
+    source, target = (torch.ones(numel, device=device) for _ in range(2))
+    seconds = _median_seconds(lambda: target.copy_(source), 9, device)
+    return {
+        "kind": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "threads": torch.get_num_threads(),
+        "matmul_flops_per_second": rates,
+        "memory_bytes_per_second": 2 * numel * source.element_size() / seconds,
+    }
+
+
+def _links(axis: Axis, device: torch.device) -> dict[str, Any]:
+    """Each operation at each size."""
+    result = {}
+    for op in OPS:
+        points = []
+        for size_bytes in SIZES_BYTES:
+            numel = size_bytes // 4 // axis.size * axis.size
+            if not numel:
+                continue
+            seconds = _median_seconds(_call(axis, op, numel, device), 15 if size_bytes <= 1 << 18 else 5, device)
+            slowest = max(axis.gather_objects(seconds))
+            points.append((bytes_sent(op, numel * 4, axis.size), slowest / 2 if op == "send" else slowest))
+        latency, rate = fit(points)
+        result[op] = {"latency_seconds": latency, "bytes_per_second": rate, "points": [list(point) for point in points]}
+    return result
+
+
+def _call(axis: Axis, op: str, numel: int, device: torch.device) -> Callable[[], object]:
+    full = axis.empty(numel, torch.float32, device).fill_(1.0)
+    own = full.view(axis.size, -1)[axis.rank]
+    if op == "all_reduce":
+        return lambda: axis.all_reduce(full.fill_(1.0)).wait()
+    if op == "all_gather":
+        return lambda: axis.all_gather(full, own).wait()
+    if op == "reduce_scatter":
+        return lambda: axis.reduce_scatter(own, full).wait()
+
+    def there_and_back() -> None:
+        """Coordinates 0 and 1; the others rest."""
+        if axis.rank == 0:
+            axis.send(full, 1).wait()
+            axis.receive(full, 1).wait()
+        elif axis.rank == 1:
+            axis.receive(full, 0).wait()
+            axis.send(full, 0).wait()
+
+    return there_and_back
+
+
+def _median_seconds(call: Callable[[], object], repeats: int, device: torch.device) -> float:
+    """All ranks repeat equally often, so that collectives match."""
+
+    def settle() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    times = []
+    for _ in range(repeats + 2):
+        settle()
+        start = time.perf_counter()
+        call()
+        settle()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[2:])
+
+
+def fit(points: list[tuple[int, float]]) -> tuple[float, float]:
+    """(latency, bytes per second) of `seconds = latency + bytes / rate`, least squares of the relative errors.
+
+    Relative, because otherwise the largest message alone would decide. A negative latency becomes zero.
+    """
+    weights = [1 / seconds**2 for _, seconds in points]
+    total = sum(weights)
+    mean_bytes = sum(w * b for w, (b, _) in zip(weights, points, strict=True)) / total
+    mean_seconds = sum(w * s for w, (_, s) in zip(weights, points, strict=True)) / total
+    both = [(w, b - mean_bytes, s - mean_seconds) for w, (b, s) in zip(weights, points, strict=True)]
+    spread = sum(w * b * b for w, b, _ in both)
+    slope = sum(w * b * s for w, b, s in both) / spread if spread else 0.0
+    if slope <= 0:  # noise: the largest message tells the rate
+        num_bytes, seconds = max(points)
+        return 0.0, num_bytes / seconds
+    latency = mean_seconds - slope * mean_bytes
+    return (latency, 1 / slope) if latency > 0 else (0.0, 1 / slope)
