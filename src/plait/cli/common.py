@@ -7,6 +7,7 @@ once instead of once a rank.
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING, Any
 
 from plait.errors import PlanError
@@ -72,6 +73,18 @@ def choose(config: Config, num_ranks: int | None) -> Plan:
     if not best:
         raise PlanError("no plan fits this model on this machine; plait plan --explain says why")
     return Plan.parse(best[0].plan)
+
+
+def speaks() -> bool:
+    """Whether this process speaks for all: the only one, or rank 0 of a world that torchrun started."""
+    world = joined_world()
+    return world is None or world.rank == 0
+
+
+def say(message: str) -> None:
+    """A line on stderr, once."""
+    if speaks():
+        print(message, file=sys.stderr, flush=True)
 
 
 def sizes(config: Config) -> dict[str, Any]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING, Any
 
 from plait.cli import common, job
 from plait.cli.answer import Answer
 from plait.cli.train import launched
-from plait.launcher import joined_world
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,12 +26,11 @@ def run(arguments: argparse.Namespace) -> Answer:
     plans = [common.plan_of(config, text) for text in arguments.plans]
     rows: list[dict[str, Any]] = []
     for number, plan in enumerate(plans, start=1):
-        print(f"plait compare: {plan} ({number} of {len(plans)})", file=sys.stderr)
+        common.say(f"plait compare: {plan} ({number} of {len(plans)})")
         task = job.Job(config, str(plan), chatter_to_stderr=arguments.json)
         result = launched(task, plan.world_size)
         rows.append({**result, "loss_error": loss_error(result, rows[0] if rows else result)})
-    world = joined_world()
-    return Answer({"rows": rows}, view(rows)) if world is None or world.rank == 0 else Answer(None)
+    return Answer({"rows": rows}, view(rows)) if common.speaks() else Answer(None)
 
 
 def loss_error(result: dict[str, Any], first: dict[str, Any]) -> float | None:

@@ -18,6 +18,7 @@ from plait.cli import table
 from plait.cli.answer import Answer, to_json
 from plait.cli.parser import Parser, UsageError
 from plait.errors import NotAvailable, PlaitError
+from plait.launcher import joined_world
 
 INTERRUPTED = 130
 
@@ -83,7 +84,9 @@ def _report(error: Exception, verb: str, json_to: TextIO | None) -> int:
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{last.filename}:{last.lineno}"
         message, code = f"{type(error).__name__}: {error} (at {where}; --debug shows the whole traceback)", 1
-    print(f"plait {verb}: {message}" if verb in table.VERBS else f"plait: {message}", file=sys.stderr)
+    who = f"plait {verb}" if verb in table.VERBS else "plait"
+    world = joined_world()  # torchrun starts one command a rank, and each of them speaks of itself
+    print(f"{who}{f' (rank {world.rank})' if world else ''}: {message}", file=sys.stderr)
     if json_to is not None:
         print(to_json({"error": message, "kind": type(error).__name__}), file=json_to, flush=True)
     return code

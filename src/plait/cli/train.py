@@ -9,7 +9,7 @@ from typing import Any
 
 from plait.cli import common, job
 from plait.cli.answer import Answer
-from plait.launcher import joined_world, launch
+from plait.launcher import launch
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,17 +35,18 @@ def run(arguments: argparse.Namespace) -> Answer:
 
     config = common.read_config(arguments)
     plan = common.plan_of(config, arguments.plan, arguments.nproc)
-    world = joined_world()
     folder, checkpoint, name = None, None, Path(arguments.config).stem
     if arguments.resume is not None:
         source = None if arguments.resume == Path() else arguments.resume
         folder, checkpoint = resumed_run(source, arguments.out, name)
-    elif world is None or world.rank == 0:
+    elif common.speaks():
         folder = new_run(arguments.out, name)
-    if folder is not None and (world is None or world.rank == 0):
+    if folder is not None and common.speaks():
         folder.config.write_text(config.to_toml())
         folder.plan.write_text(f"{plan}\n")
-        print(f"plait train: {plan}, {plan.world_size} ranks, into {folder.path}", file=sys.stderr)
+        common.say(
+            f"plait train: {plan} on {plan.world_size} {'rank' if plan.world_size == 1 else 'ranks'}, into {folder.path}"
+        )
     task = job.Job(
         config,
         str(plan),
@@ -54,7 +55,7 @@ def run(arguments: argparse.Namespace) -> Answer:
         chatter_to_stderr=arguments.json,
     )
     result = launched(task, plan.world_size)
-    return Answer(result, view(result)) if world is None or world.rank == 0 else Answer(None)
+    return Answer(result, view(result)) if common.speaks() else Answer(None)
 
 
 def launched(task: job.Job, num_ranks: int) -> dict[str, Any]:
@@ -69,11 +70,12 @@ def launched(task: job.Job, num_ranks: int) -> dict[str, Any]:
 def view(result: dict[str, Any]) -> str:
     """The numbers for people."""
     traffic = ", ".join(f"{axis} {sent / 1e6:,.1f} MB" for axis, sent in result["traffic"].items()) or "none"
+    ms = (result["step_seconds_median"] or 0) * 1e3
     lines = [
         f"plan          {result['plan']}",
         f"steps         {result['steps']}",
         f"final loss    {'-' if result['final_loss'] is None else format(result['final_loss'], '.4f')}",
-        f"speed         {result['tokens_per_second']:,.0f} tokens/s, {(result['step_seconds_median'] or 0) * 1e3:,.1f} ms a step",
+        f"speed         {result['tokens_per_second']:,.0f} tokens/s, {ms:,.1f} ms a step",
         f"peak memory   {max(result['peak_memory']) / 1e6:,.0f} MB in the fullest rank",
         f"traffic       {traffic} sent by a rank in a step",
         f"written to    {result['out']}",
