@@ -10,6 +10,7 @@ import csv
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from plait.cost.memory import COMMUNICATOR_BYTES, PROCESS_BYTES
 from plait.cost.records import Runtime
 
 DATA = Path(__file__).parent / "data" / "published_runs.csv"
@@ -29,7 +30,7 @@ class Practice:
 
 MEGATRON_2021 = Practice("eager", 0.1, True, runtime=Runtime(4.0, overlap_gradients=False, overlap_sends=False, balanced_stages=False))
 """Unfused attention with dropout, fused bias-gelu and softmax, float32 gradients, reduction after the last backward, blocking sends."""
-MEGATRON_CORE = Practice("cudnn", fused=True, runtime=Runtime(4.0, balanced_stages=False, overlap_tensor=0.8))
+MEGATRON_CORE = Practice("cudnn", fused=True, runtime=Runtime(2.0, balanced_stages=False, overlap_tensor=0.8))
 """Transformer Engine: fused attention and norms; tensor-parallel collectives split and overlapped with their products."""
 
 PRACTICE = {
@@ -39,10 +40,10 @@ PRACTICE = {
     "02c": MEGATRON_CORE,
     "02d": MEGATRON_2021,
     "03": Practice(family="llama", runtime=Runtime(2.0)),
-    "06a": Practice(fused=True, runtime=Runtime(4.0, overlap_sends=False, balanced_stages=False)),
+    "06a": Practice("eager", 0.1, True, runtime=Runtime(4.0, overlap_sends=False, balanced_stages=False)),
     "09b": MEGATRON_2021,  # the rows that are left are NeMo of 2022-23 on A100: unfused attention, hence selective recomputation
     "09c": MEGATRON_CORE,
-    "09d": Practice(family="llama", runtime=Runtime(4.0, overlap_sends=False)),
+    "09d": Practice(family="llama", runtime=Runtime(4.0, overlap_sends=False, keep_gathered=True)),
     "09g": MEGATRON_2021,
     "09g2": MEGATRON_2021,
     "09i": Practice(family="llama", runtime=Runtime(2.0)),
@@ -136,12 +137,14 @@ def seconds(row: dict[str, str]) -> float | None:
 
 
 def peak_bytes(row: dict[str, str]) -> float | None:
-    """Published peak memory in bytes."""
+    """Published peak of the allocator in bytes: what a device-wide reading also sees, the process itself, is taken off."""
     if not row["peak_mem"]:
         return None
     unit = row["mem_unit"]
+    device_wide = "nvidia-smi" in unit or "max over GPUs" in unit
     scale = 1.0 if unit.startswith("bytes") else 2**30 if unit.startswith("GiB") else 1e9
-    return float(row["peak_mem"]) * scale
+    outside = PROCESS_BYTES + COMMUNICATOR_BYTES * sum(int(row[axis] or 1) > 1 for axis in ("tp", "pp", "dp")) if device_wide else 0.0
+    return float(row["peak_mem"]) * scale - outside
 
 
 DEVICES = {

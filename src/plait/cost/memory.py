@@ -15,8 +15,21 @@ from plait.cost.operations import Block, Matmul
 from plait.cost.sharding import Sharding
 from plait.cost.stages import Stage
 
+FRAGMENTATION = 0.04
+"""What an allocator reserves beyond what lives, of activations."""
+
+PROCESS_BYTES = 1.5e9
+"""Context, kernels and library workspaces of a process on an accelerator, outside the allocator."""
+
+COMMUNICATOR_BYTES = 0.5e9
+"""Buffers of the collectives of one axis, outside the allocator."""
+
 OPTIMIZER_NUMBERS = {"adamw": 2, "adam": 2, "sgd": 0, "momentum": 1}
 """float32 numbers that an optimizer keeps for each weight, master weights aside."""
+
+
+Numerics = tuple[str, bool, str]
+"""Precision, whether elementwise operations are fused, and what is recomputed."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +82,14 @@ def stage_weights(stages: tuple[Stage, ...], shard: Sharding, tied: int) -> Weig
     return Weights(dense, experts, largest)
 
 
+def usable_bytes(machine_bytes: float, plan: Any, is_cpu: bool) -> float:
+    """What a device's memory has room for once the process and its communicators have theirs."""
+    if is_cpu:
+        return machine_bytes
+    axes = sum(size > 1 for size in (plan.dp.size * plan.cp.size, plan.tp.size, plan.pp.size, plan.ep))
+    return machine_bytes - PROCESS_BYTES - COMMUNICATOR_BYTES * axes
+
+
 def block_weights(block: Block, shard: Sharding) -> tuple[float, float]:
     """Numbers of one block on one rank: dense weights and expert weights."""
     replicated = block.replicated_parameters if shard.mode == "1d" else 0
@@ -76,49 +97,53 @@ def block_weights(block: Block, shard: Sharding) -> tuple[float, float]:
     return split + replicated, block.expert_parameters / (shard.ep * shard.weight_split)
 
 
-def block_activations(block: Block, shard: Sharding, precision: str, remat: str) -> float:
-    """Bytes that one block keeps of one micro-batch until its backward.
+def block_activations(block: Block, shard: Sharding, numerics: Numerics) -> float:
+    """Bytes that one block keeps of one micro-batch until its backward; `numerics` is (precision, compiled, recomputation).
 
     `full` keeps the block's input. `selective` keeps the outputs of matrix products and repeats the rest; where attention is not
     fused it is Korthikanti's: everything but the scores.
     """
-    width, tokens = BYTES[precision], shard.tokens
+    precision, compiled, remat = numerics
+    width, tokens, saved = BYTES[precision], shard.tokens, block.saved
     inner = block.name not in {"head", "embedding"}
     if remat == "full" and inner:
         return tokens * block.width * width / shard.sequence_split
-    saved = block.saved
-    unfused = saved.scores > 0
-    if remat == "selective" and inner and not unfused:
+    if remat == "selective" and inner and not saved.scores:
         sequence, tensor = products_kept(block)
         return tokens * width * ((sequence + block.width) / shard.sequence_split + tensor / shard.tp)
-    sequence = (saved.sequence * width + saved.sequence_masks) / shard.sequence_split
-    tensor = (saved.tensor * width + saved.tensor_masks + saved.routed * width + 4.0 * saved.statistics) / shard.tp
+    gathered = saved.gathered * width * (1 - 1 / shard.sequence_split) if not shard.regather else 0.0
+    sequence = (saved.sequence * width + saved.sequence_masks) / shard.sequence_split + gathered
+    numbers = saved.tensor + saved.routed + (0.0 if compiled else saved.unfused)
+    # The loss keeps its logits in the working width and in float32: as themselves, as probabilities and as gradients; fused, once.
+    copies = 1.5 if compiled else 3.0
+    loss = saved.logits * (4.0 * copies if precision == "bf16" else width * (copies - 1.0))
+    tensor = (numbers * width + saved.tensor_masks + 4.0 * saved.statistics + loss) / shard.tp
     scores = 0.0 if remat == "selective" else (saved.scores * width + saved.score_masks) * shard.seq_len / shard.tp
     return tokens * (sequence + tensor + scores)
 
 
-def rank_activations(held: tuple[tuple[Stage, int], ...], shard: Sharding, precision: str, remat: str) -> tuple[float, float]:
+def rank_activations(held: tuple[tuple[Stage, int], ...], shard: Sharding, numerics: Numerics) -> tuple[float, float]:
     """Bytes that a rank keeps for backward, and what the block at work needs besides; `held` pairs stages with live micro-batches."""
     kept = working = 0.0
     for stage, live in held:
-        always, each, block = stage_activations(stage, shard, precision, remat)
+        always, each, block = stage_activations(stage, shard, numerics)
         kept += always + each * live
         working = max(working, block)
-    return kept, working
+    return kept, working + FRAGMENTATION * kept
 
 
 @lru_cache(maxsize=65536)
-def stage_activations(stage: Stage, shard: Sharding, precision: str, remat: str) -> tuple[float, float, float]:
+def stage_activations(stage: Stage, shard: Sharding, numerics: Numerics) -> tuple[float, float, float]:
     """Bytes kept once (the head's, freed by the backward that follows at once), for each live micro-batch, and at work."""
     once = each = working = 0.0
     for block, count in stage.runs:
-        kept = block_activations(block, shard, precision, remat) * count
+        kept = block_activations(block, shard, numerics) * count
         if block.name == "head":
             once += kept
         else:
             each += kept
-        whole = block_activations(block, shard, precision, "none")
-        working = max(working, whole if remat != "none" else 0.0)
+        if numerics[2] != "none" and block.name != "head":
+            working = max(working, block_activations(block, shard, (numerics[0], numerics[1], "none")))
     return once, each, working
 
 

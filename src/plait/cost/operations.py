@@ -107,6 +107,12 @@ class Saved:
     score_masks: float = 0.0
     statistics: float = 0.0
     """float32 numbers for each token (softmax statistics of a fused kernel, norms)."""
+    gathered: float = 0.0
+    """The part of `sequence` that column-split products read: sequence parallelism gathers it, again in backward or once and keeps it."""
+    unfused: float = 0.0
+    """What is kept besides in `tensor` when elementwise operations are not fused."""
+    logits: float = 0.0
+    """Numbers that are also kept in float32 by the loss."""
     routed: float = 0.0
     """Numbers for each token that an expert axis moves and keeps (inputs and insides of experts), divided like `tensor`."""
 

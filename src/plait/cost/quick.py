@@ -14,7 +14,7 @@ from plait.cost.closed import closed_live, closed_seconds
 from plait.cost.gradients import messages_seconds
 from plait.cost.kernels import BYTES
 from plait.cost.machine import Machine
-from plait.cost.memory import stage_activations
+from plait.cost.memory import FRAGMENTATION, stage_activations
 from plait.cost.operations import Model
 from plait.cost.records import Job
 from plait.cost.sharding import sharding
@@ -64,7 +64,7 @@ def quick(job: Job, plan: Any, machine: Machine) -> Guess:
     """Rough time and memory of a plan."""
     m = plan.micro_batches
     samples = -(-job.global_batch // (plan.dp.size * m))
-    shard = sharding(plan, job.model.seq_len, float(samples))
+    shard = sharding(plan, job.model.seq_len, float(samples), regather=not job.runtime.keep_gathered)
     numerics = (plan.precision, plan.compile, plan.remat)
     # Beyond this many the live micro-batches no longer grow, except where all of them live.
     shown = m if plan.pp.schedule == "gpipe" else min(m, 4 * plan.pp.size)
@@ -118,9 +118,9 @@ def _tail(machine: Machine, state: Any, own: list[Any]) -> float:
 def _memory(plan: Any, job: Job, kind: Kind, state: Any, shard: Any) -> float:
     kept = working = 0.0
     for stage, live in zip(kind.stages, kind.live, strict=True):
-        once, each, block = stage_activations(stage, shard, plan.precision, plan.remat)
+        once, each, block = stage_activations(stage, shard, (plan.precision, plan.compile, plan.remat))
         kept += once + each * live
         working = max(working, block)
     if plan.dp.strategy == "zero3" and plan.dp.size * plan.cp.size > 1:
         working += state.weights.largest_block * (2 * BYTES[plan.precision] + job.gradient_width(plan.precision))
-    return state.states.total + kept + working
+    return state.states.total + kept * (1.0 + FRAGMENTATION) + working

@@ -21,6 +21,8 @@ class Runtime:
     """Gradients are reduced while the last backward runs."""
     overlap_sends: bool = True
     """A stage computes on while it sends to its neighbour."""
+    keep_gathered: bool = False
+    """Sequence parallelism keeps what it gathered, instead of gathering again in backward."""
     balanced_stages: bool = True
     """Stages are cut by cost, not by equal numbers of layers."""
     overlap_tensor: float = 0.0

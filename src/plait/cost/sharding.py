@@ -21,6 +21,8 @@ class Sharding:
     seq_len: int = 1
     samples: float = 1.0
     """Samples of a micro-batch."""
+    regather: bool = True
+    """Sequence parallelism keeps the sharded input of a product and gathers it again in backward."""
 
     @property
     def tokens(self) -> float:
@@ -38,7 +40,7 @@ class Sharding:
         return self.tp // self.depth if self.mode == "2.5d" else self.tp
 
 
-def sharding(plan: Any, seq_len: int, samples: float) -> Sharding:
+def sharding(plan: Any, seq_len: int, samples: float, regather: bool = True) -> Sharding:
     """The sharding of a plan for micro-batches of `samples` samples."""
     tp = plan.tp
     return Sharding(
@@ -52,4 +54,5 @@ def sharding(plan: Any, seq_len: int, samples: float) -> Sharding:
         ep=plan.ep,
         seq_len=seq_len,
         samples=samples,
+        regather=regather,
     )

@@ -13,7 +13,7 @@ from plait.cost.closed import closed_live, closed_time
 from plait.cost.gradients import DataMessages, data_messages, messages_seconds
 from plait.cost.kernels import BYTES
 from plait.cost.machine import Machine
-from plait.cost.memory import Memory, Weights, model_states, rank_activations, stage_weights
+from plait.cost.memory import Memory, Weights, model_states, rank_activations, stage_weights, usable_bytes
 from plait.cost.operations import Model
 from plait.cost.pipeline import PipelineTime, StageSeconds, live_micro_batches, pipeline_time
 from plait.cost.records import Breakdown, Estimate, Job
@@ -57,7 +57,7 @@ def estimate_job(job: Job, plan: Any, machine: Machine, closed: bool = False) ->
         plan=plan,
         step_seconds=seconds,
         memory=max(memories, key=lambda memory: memory.total),
-        memory_limit=machine.memory_bytes,
+        memory_limit=usable_bytes(machine.memory_bytes, plan, machine.is_cpu),
         traffic=traffic(job.model, plan, layout.shard, layout.stages, layout.held, tuple(rank.data for rank in layout.ranks)),
         bubble_fraction=pipeline.bubble_fraction,
         tokens=job.global_batch * job.model.seq_len,
@@ -79,7 +79,7 @@ def square_flops(model: Model) -> float:
 def lay_out(job: Job, plan: Any, closed: bool) -> Layout:
     """The stages of a plan and what each rank holds."""
     samples = -(-job.global_batch // (plan.dp.size * plan.micro_batches))  # of the largest micro-batch
-    shard = sharding(plan, job.model.seq_len, float(samples))
+    shard = sharding(plan, job.model.seq_len, float(samples), regather=not job.runtime.keep_gathered)
     stages = split_model(job.model, plan.pp.num_stages, job.runtime.balanced_stages)
     find = closed_live if closed and plan.pp.size > 1 else live_micro_batches
     live, placement = find(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual)
@@ -105,7 +105,7 @@ def rank_memory(job: Job, plan: Any, layout: Layout, rank: int) -> Memory:
     """The parts of one rank's memory at its peak."""
     state, own = layout.ranks[rank], layout.held[rank]
     held = tuple((layout.stages[stage], layout.live[stage]) for stage in own)
-    activations, buffers = rank_activations(held, layout.shard, plan.precision, plan.remat)
+    activations, buffers = rank_activations(held, layout.shard, (plan.precision, plan.compile, plan.remat))
     if plan.dp.strategy == "zero3" and plan.dp.size * plan.cp.size > 1:
         # The block at work and the next one, gathered; and the gradients of one, before they are scattered.
         buffers += state.weights.largest_block * (2 * BYTES[plan.precision] + job.gradient_width(plan.precision))

@@ -121,7 +121,7 @@ def head_block(shape: Transformer) -> Block:
         Matmul("head", width, vocab, "column"),
         Elementwise("loss", 4.0 * vocab, 2.0 * vocab, "heads"),
     )
-    return Block("head", operations, Saved(sequence=2.0 * width, tensor=3.0 * vocab), width)
+    return Block("head", operations, Saved(sequence=2.0 * width, gathered=float(width), tensor=float(vocab), logits=float(vocab)), width)
 
 
 def transformer_block(shape: Transformer, experts: bool) -> Block:
@@ -139,6 +139,8 @@ def transformer_block(shape: Transformer, experts: bool) -> Block:
         scores=kept_a.scores,
         score_masks=kept_a.score_masks,
         statistics=kept_a.statistics + 2.0,
+        gathered=kept_a.gathered + kept_f.gathered,
+        unfused=kept_f.unfused,
         routed=kept_f.routed,
     )
     return Block(
@@ -169,7 +171,7 @@ def _attention(shape: Transformer) -> tuple[tuple[Operation, ...], Saved]:
         Matmul("out", query, width, "row", bias=bias),
     )
     # Kept: the input of qkv (sequence); q, k, v and the input of `out` (tensor).
-    return operations, _kept_attention(shape, sequence=width, tensor=2.0 * query + 2.0 * key)
+    return operations, _kept_attention(shape, sequence=width, tensor=2.0 * query + 2.0 * key, gathered=float(width))
 
 
 def _latent_attention(shape: Transformer) -> tuple[tuple[Operation, ...], Saved]:
@@ -195,15 +197,17 @@ def _latent_attention(shape: Transformer) -> tuple[tuple[Operation, ...], Saved]
         Matmul("out", heads * value, width, "row"),
     )
     sequence = width + 2.0 * shape.q_lora_rank + 2.0 * rank + rope
-    return operations, _kept_attention(shape, sequence, tensor=heads * (2.0 * query_dim + 2.0 * value))
+    return operations, _kept_attention(shape, sequence, tensor=heads * (2.0 * query_dim + 2.0 * value), gathered=0.0)
 
 
-def _kept_attention(shape: Transformer, sequence: float, tensor: float) -> Saved:
+def _kept_attention(shape: Transformer, sequence: float, tensor: float, gathered: float) -> Saved:
     heads = shape.num_attention_heads
     if shape.fused_attention:
-        return Saved(sequence=sequence, tensor=tensor, statistics=float(heads))
+        return Saved(sequence=sequence, gathered=gathered, tensor=tensor, statistics=float(heads))
     # Softmax output and, with dropout, its mask (a byte) and result: 5as of the paper in bytes at two bytes a number.
-    return Saved(sequence=sequence, tensor=tensor, scores=heads * (2.0 if shape.dropout else 1.0), score_masks=float(heads) * shape.dropout)
+    masks = float(heads) if shape.dropout else 0.0
+    scores = heads * (2.0 if shape.dropout else 1.0)
+    return Saved(sequence=sequence, gathered=gathered, tensor=tensor, scores=scores, score_masks=masks)
 
 
 def _feed_forward(shape: Transformer, inner: int, name: str) -> tuple[tuple[Operation, ...], Saved]:
@@ -215,7 +219,8 @@ def _feed_forward(shape: Transformer, inner: int, name: str) -> tuple[tuple[Oper
         Matmul(f"{name}_down", inner, width, "row", bias=bias),
     )
     # Kept: the input (sequence), what the activation reads, and what it writes.
-    return operations, Saved(sequence=width, tensor=(gates + 1.0) * inner)
+    unfused = float(inner) if shape.gated else 0.0  # the activated gate, beside gate, value and their product
+    return operations, Saved(sequence=width, gathered=width, tensor=(gates + 1.0) * inner, unfused=unfused)
 
 
 def _experts(shape: Transformer) -> tuple[tuple[Operation, ...], Saved]:
@@ -235,5 +240,5 @@ def _experts(shape: Transformer) -> tuple[tuple[Operation, ...], Saved]:
     if shape.shared_intermediate_size:
         shared, kept = _feed_forward(shape, shape.shared_intermediate_size, "shared")
         operations += shared
-        sequence, tensor = sequence, kept.tensor
-    return operations, Saved(sequence=sequence, tensor=tensor, routed=routed)
+        tensor = kept.tensor
+    return operations, Saved(sequence=sequence, gathered=float(width), tensor=tensor, routed=routed)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from plait.cost.kernels import BYTES
 from plait.cost.machine import Machine
+from plait.cost.memory import usable_bytes
 from plait.cost.quick import Guess, quick
 from plait.cost.records import Estimate, Job
 from plait.cost.sharding import sharding
@@ -134,6 +135,7 @@ def open_degrees(job: Job, machine: Machine, combination: Degrees, settings: Set
 def cheapest_that_fits(job: Job, machine: Machine, plan: Plan, found: Found) -> tuple[Guess | None, float]:
     """From `plan` on, the least sharding and recomputation that fits; and the least memory that was seen."""
     least, best = float("inf"), None
+    limit = usable_bytes(machine.memory_bytes, plan, machine.is_cpu)
     node_ranks = machine.devices_per_node // (plan.tp.size * plan.cp.size)
     for data in data_axes(plan.dp.size, plan.cp.size, plan.micro_batches, node_ranks):
         for remat in REMATS:
@@ -143,7 +145,7 @@ def cheapest_that_fits(job: Job, machine: Machine, plan: Plan, found: Found) -> 
             except PlanError:
                 return None, least
             least = min(least, guess.memory_bytes)
-            if guess.memory_bytes <= machine.memory_bytes:
+            if guess.memory_bytes <= limit:
                 if best is None or guess.step_seconds < best.step_seconds:
                     best = guess
                 break
