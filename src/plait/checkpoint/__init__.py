@@ -1,0 +1,48 @@
+"""Checkpoints by slices: saved under any plan, loaded under any plan, without pickle.
+
+Every rank writes what it holds as (name, global shape, box, flat range); loading intersects what is wanted with what was
+written. `folder` and `slices` know no torch, so the launcher can find a checkpoint before any rank exists; the names that
+need torch are imported when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from plait.checkpoint.folder import previous, resolve
+from plait.checkpoint.slices import Box, FlatRange, Rectangle
+
+if TYPE_CHECKING:
+    from plait.checkpoint.export import export_safetensors
+    from plait.checkpoint.piece import RANDOM_PREFIX, Piece
+    from plait.checkpoint.read import Checkpoint
+    from plait.checkpoint.write import save
+
+__all__ = [
+    "RANDOM_PREFIX",
+    "Box",
+    "Checkpoint",
+    "FlatRange",
+    "Piece",
+    "Rectangle",
+    "export_safetensors",
+    "previous",
+    "resolve",
+    "save",
+]
+
+_MODULES = {
+    "RANDOM_PREFIX": "piece",
+    "Checkpoint": "read",
+    "Piece": "piece",
+    "export_safetensors": "export",
+    "save": "write",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name that needs torch."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'plait.checkpoint' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"plait.checkpoint.{_MODULES[name]}"), name)

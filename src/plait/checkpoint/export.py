@@ -1,0 +1,123 @@
+"""Export: a checkpoint's tensors, whole, in plain safetensors files as Hugging Face libraries read them.
+
+One tensor at a time goes through memory, so the host needs room for the largest tensor and not for the model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from plait.checkpoint.file import Declared, FileWriter, file_order
+from plait.checkpoint.folder import sync_directory, write_text_atomic
+from plait.checkpoint.piece import RANDOM_PREFIX
+from plait.checkpoint.read import Checkpoint
+from plait.errors import CheckpointError
+
+MAX_SHARD_BYTES = 5_000_000_000
+INDEX_NAME = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One tensor to write: its name in the checkpoint, and its declaration in the file."""
+
+    source: str
+    declared: Declared
+
+    @property
+    def num_bytes(self) -> int:
+        return self.declared[1].itemsize * torch.Size(self.declared[2]).numel()
+
+
+def export_safetensors(
+    checkpoint_dir: str | Path,
+    out: str | Path,
+    *,
+    names: Mapping[str, str] | None = None,
+    dtype: torch.dtype | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> list[Path]:
+    """Write full tensors; returns the files written, the index last.
+
+    `out` that ends in `.safetensors` becomes one file of any size; anything else a folder with `model.safetensors`, or with
+    shards of at most `max_shard_bytes` of data (a larger tensor alone in its shard) and their index. `names` maps names of
+    the checkpoint to names of the export, and selects; without it all but random states are written under their names.
+    `dtype` converts floating tensors.
+
+    Raises:
+        CheckpointError: as `Checkpoint.open` and `fill`; a name that is not there; two tensors under one name; `out`
+            cannot be written.
+    """
+    if max_shard_bytes < 1:
+        raise CheckpointError(f"max_shard_bytes is {max_shard_bytes}; it must be at least 1")
+    checkpoint, out = Checkpoint.open(checkpoint_dir), Path(out)
+    entries = [_entry(checkpoint, source, name, dtype) for source, name in _selected(checkpoint, names).items()]
+    try:
+        if out.suffix == ".safetensors":
+            out.parent.mkdir(parents=True, exist_ok=True)
+            return [_write(checkpoint, out, entries)]
+        out.mkdir(parents=True, exist_ok=True)
+        return _write_shards(checkpoint, out, _shards(entries, max_shard_bytes))
+    except OSError as error:
+        raise CheckpointError(f"{out} cannot be written: {error}") from error
+
+
+def _selected(checkpoint: Checkpoint, names: Mapping[str, str] | None) -> dict[str, str]:
+    if names is None:
+        return {name: name for name in checkpoint.names() if not name.startswith(RANDOM_PREFIX)}
+    sources: dict[str, str] = {}
+    for source, name in names.items():
+        if name in sources:
+            raise CheckpointError(f"'{sources[name]}' and '{source}' would both be exported as '{name}'")
+        sources[name] = source
+    return dict(names)
+
+
+def _entry(checkpoint: Checkpoint, source: str, name: str, dtype: torch.dtype | None) -> _Entry:
+    saved = checkpoint.dtype(source)
+    target = dtype if dtype is not None and saved.is_floating_point else saved
+    return _Entry(source, (name, target, checkpoint.global_shape(source)))
+
+
+def _shards(entries: Sequence[_Entry], max_bytes: int) -> list[list[_Entry]]:
+    """Consecutive tensors, as many to a shard as fit; at least one shard."""
+    shards: list[list[_Entry]] = [[]]
+    room = max_bytes
+    for entry in entries:
+        if entry.num_bytes > room and shards[-1]:
+            shards.append([])
+            room = max_bytes
+        shards[-1].append(entry)
+        room -= entry.num_bytes
+    return shards
+
+
+def _write(checkpoint: Checkpoint, path: Path, entries: Sequence[_Entry]) -> Path:
+    """One file, visible when it is complete."""
+    declared = [entry.declared for entry in entries]
+    temporary = path.with_name(f"{path.name}.tmp")
+    with FileWriter(temporary, declared, {"format": "pt"}, checksums=False) as file:
+        for index in file_order(declared):
+            file.write(checkpoint.tensor(entries[index].source, declared[index][1]))
+    temporary.replace(path)
+    sync_directory(path.parent)
+    return path
+
+
+def _write_shards(checkpoint: Checkpoint, folder: Path, shards: Sequence[Sequence[_Entry]]) -> list[Path]:
+    if len(shards) == 1:
+        return [_write(checkpoint, folder / "model.safetensors", shards[0])]
+    written, weight_map = [], {}
+    for number, entries in enumerate(shards, 1):
+        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        written.append(_write(checkpoint, folder / name, entries))
+        weight_map.update({entry.declared[0]: name for entry in entries})
+    total_bytes = sum(entry.num_bytes for entries in shards for entry in entries)
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
+    write_text_atomic(folder / INDEX_NAME, json.dumps(index, indent=2) + "\n")
+    return [*written, folder / INDEX_NAME]

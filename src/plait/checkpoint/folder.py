@@ -1,0 +1,150 @@
+"""Where checkpoints lie, and how something becomes visible at once or not at all. Knows no torch.
+
+    checkpoints/
+      latest                       text: the name of the newest checkpoint of this run
+      step-00000100/
+        checkpoint.json            written last: what is listed here is whole
+        rank-00000-of-00002.safetensors ...
+      step-00000200.tmp-1f3a.../   a save that is under way, or was killed
+
+`latest` decides, not the largest number: a run that was taken up again at step 100 continues beside older, larger steps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zlib
+from pathlib import Path
+from typing import Any
+
+from plait.errors import CheckpointError
+
+FORMAT = 1
+INDEX = "checkpoint.json"
+LATEST = "latest"
+_STEP = re.compile(r"step-(\d+)")
+
+
+def step_number(directory: Path) -> int | None:
+    """The number in the name of a checkpoint of a run; None for any other name."""
+    match = _STEP.fullmatch(directory.name)
+    return int(match[1]) if match else None
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory durable."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_text_atomic(path: Path, text: str) -> None:
+    """Write a small file that holds either its old text or the new one, whenever the process is killed."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_directory(path.parent)
+
+
+def write_index(directory: Path, index: dict[str, Any]) -> None:
+    """Write `checkpoint.json` with its own checksum inside: the inverse of `read_index`."""
+    whole = {"format": FORMAT, "checksum": _checksum(index), **index}
+    write_text_atomic(directory / INDEX, json.dumps(whole, indent=1))
+
+
+def read_index(directory: Path) -> dict[str, Any]:
+    """Read `checkpoint.json`.
+
+    Raises:
+        CheckpointError: it is not there, not readable, of another format version or damaged.
+    """
+    path = directory / INDEX
+    try:
+        whole = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"{directory} is no checkpoint: it has no {INDEX}{cure(directory)}") from None
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}){cure(directory)}") from error
+    if not isinstance(whole, dict) or "format" not in whole:
+        raise CheckpointError(f"{path} is not plait's{cure(directory)}")
+    if (found := whole.pop("format")) != FORMAT:
+        cause = f"{path} has format {found} and this version of plait reads format {FORMAT}"
+        raise CheckpointError(f"{cause}; load it with the version that wrote it")
+    if whole.pop("checksum", None) != _checksum(whole):
+        raise CheckpointError(f"{path} is damaged: its checksum is not that of its text{cure(directory)}")
+    return whole
+
+
+def _checksum(index: dict[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(index, sort_keys=True).encode()):08x}"
+
+
+def previous(directory: Path) -> Path | None:
+    """The checkpoint before this one in the same folder whose files are all there; None if there is none."""
+    own = step_number(directory)
+    if own is None:
+        return None
+    earlier = [path for path in _steps(directory.parent) if (step_number(path) or 0) < own]
+    return next((path for path in reversed(earlier) if is_whole(path)), None)
+
+
+def cure(directory: Path) -> str:
+    """The end of a message about a damaged checkpoint: which one to load in its place."""
+    earlier = previous(directory)
+    return f"; the checkpoint before it is {earlier}: load that one" if earlier else "; there is no checkpoint before it"
+
+
+def is_whole(directory: Path) -> bool:
+    """Whether every file is there with its size. Contents are checked when they are read."""
+    try:
+        whole = json.loads((directory / INDEX).read_bytes())
+        return all((directory / file["name"]).stat().st_size == file["size_bytes"] for file in whole["files"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _steps(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, by step."""
+    found = [path for path in folder.glob("step-*") if step_number(path) is not None and path.is_dir()]
+    return sorted(found, key=lambda path: step_number(path) or 0)
+
+
+def resolve(path: str | Path) -> Path:
+    """The checkpoint that is meant by a run's folder, by its `checkpoints` folder, or by the checkpoint itself.
+
+    Contents are judged by `Checkpoint.open`: a damaged latest is an error to see, not a reason to train on from an older one.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    path = Path(path)
+    if (path / INDEX).is_file():
+        return path
+    if aside := _set_aside(path):
+        return aside
+    folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    if (folder / LATEST).is_file():
+        named = folder / (folder / LATEST).read_text(encoding="utf-8").strip()
+        if named.is_dir() and named.parent == folder:  # damaged or not: the error that follows says what else there is
+            return named
+        if aside := _set_aside(named):
+            return aside
+    if newest := next((step for step in reversed(_steps(folder)) if (step / INDEX).is_file()), None):
+        return newest
+    if step_number(path) is not None and path.is_dir():
+        raise CheckpointError(f"{path} is no checkpoint: it has no {INDEX}{cure(path)}")
+    raise CheckpointError(f"{path} holds no checkpoint" if path.is_dir() else f"{path} is no folder")
+
+
+def _set_aside(directory: Path) -> Path | None:
+    """The old checkpoint of this name, if a save was killed in the moment between moving it away and taking its place."""
+    if directory.exists():
+        return None
+    return next((path for path in directory.parent.glob(f"{directory.name}.old-*") if is_whole(path)), None)

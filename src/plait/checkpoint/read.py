@@ -1,0 +1,238 @@
+"""Load: what is wanted, intersected with what was written. Nothing here knows the plan of either side.
+
+A target piece is cut into rectangles; every saved rectangle of that name takes its part of them, once. What is left over
+at the end is in no file, and is named.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.checkpoint.file import FileReader
+from plait.checkpoint.folder import cure, read_index, resolve
+from plait.checkpoint.piece import RANDOM_PREFIX, Piece, view
+from plait.checkpoint.slices import Box, FlatRange, Rectangle
+from plait.errors import CheckpointError, nearest
+
+_LISTED = 8  # names in an error message
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """One saved piece: where its elements lie in the global tensor, and in which file."""
+
+    key: str
+    flat_range: FlatRange
+    file: FileReader
+
+
+class Checkpoint:
+    """An open checkpoint. Files are mapped when they are first needed; each block's checksum is checked when it is read."""
+
+    def __init__(self, directory: Path, index: dict[str, Any]) -> None:
+        self.directory = directory
+        self.meta: dict[str, Any] = index["meta"]
+        self._files: list[dict[str, Any]] = index["files"]
+        self._tensors: dict[str, Any] = index["tensors"]
+        self._readers: dict[int, FileReader] = {}
+        self._pieces: dict[int, dict[str, list[_Saved]]] = {}
+
+    @staticmethod
+    def open(path: str | Path) -> Checkpoint:
+        """Open the checkpoint that `resolve(path)` finds, and see that all its files are there with their sizes.
+
+        Raises:
+            CheckpointError: none found; wrong format version; damaged `checkpoint.json`; a file missing or truncated, with
+                its name, both sizes, and the checkpoint to load instead.
+        """
+        directory = resolve(path)
+        checkpoint = Checkpoint(directory, read_index(directory))
+        for file in checkpoint._files:
+            checkpoint._check_size(directory / file["name"], file["size_bytes"])
+        return checkpoint
+
+    def _check_size(self, path: Path, expected: int) -> None:
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise CheckpointError(f"{path} is missing ({expected:,} bytes){cure(self.directory)}") from error
+        if size != expected:
+            raise CheckpointError(f"{path} is damaged: it has {size:,} of {expected:,} bytes{cure(self.directory)}")
+
+    def names(self) -> list[str]:
+        """The names of all saved tensors."""
+        return list(self._tensors)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def global_shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a saved tensor."""
+        return tuple(self._tensor(name)["shape"])
+
+    def dtype(self, name: str) -> torch.dtype:
+        """The type in which a tensor was saved."""
+        found: torch.dtype = getattr(torch, self._tensor(name)["dtype"])
+        return found
+
+    def _tensor(self, name: str) -> dict[str, Any]:
+        if name not in self._tensors:
+            raise CheckpointError(f"'{name}' is not in {self.directory}; {nearest(name, self._tensors)}")
+        found: dict[str, Any] = self._tensors[name]
+        return found
+
+    def check(self, wanted: Mapping[str, Sequence[int]], complete: bool = True) -> None:
+        """Compare names and shapes before anything is loaded; random states are left out.
+
+        `wanted` maps names to global shapes. When it is `complete` (those of all ranks), saved names that nobody wants are
+        errors too.
+
+        Raises:
+            CheckpointError: with all that is missing, unexpected or of another shape.
+        """
+        saved = {name for name in self._tensors if not name.startswith(RANDOM_PREFIX)}
+        asked = {name for name in wanted if not name.startswith(RANDOM_PREFIX)}
+        faults = []
+        if missing := sorted(asked - saved):
+            faults.append(f"not in the checkpoint: {_some(missing)}")
+        if complete and (unexpected := sorted(saved - asked)):
+            faults.append(f"in the checkpoint only: {_some(unexpected)}")
+        for name in sorted(asked & saved):
+            if self.global_shape(name) != tuple(wanted[name]):
+                faults.append(f"'{name}' has shape {self.global_shape(name)} there and {tuple(wanted[name])} here")
+        if faults:
+            raise CheckpointError(f"{self.directory} is of another model; " + "; ".join(faults))
+
+    def fill(self, piece: Piece, convert: bool = False) -> None:
+        """Copy the piece's elements from the checkpoint into its tensor, which may be on any device.
+
+        With `convert`, values of one floating type become another's (master weights into bf16 and back).
+
+        Raises:
+            CheckpointError: unknown name; another shape or type; elements in no file; a damaged block. The piece's tensor
+                is then undefined.
+        """
+        self._check_form(piece, convert)
+        targets = piece.flat_range.rectangles()
+        remaining = [(target, target.box) for target in targets]
+        for saved in self._saved(piece.name):
+            if not remaining:
+                break
+            source = saved.file.tensor(saved.key)
+            for rectangle in saved.flat_range.rectangles():
+                left: list[tuple[Rectangle, Box]] = []
+                for target, box in remaining:
+                    shared = box.intersect(rectangle.box)
+                    if shared is None:
+                        left.append((target, box))
+                        continue
+                    self._copy(piece, target, (saved, source, rectangle), shared)
+                    left += [(target, part) for part in box.subtract(shared)]
+                remaining = left
+        if remaining:
+            self._raise_uncovered(piece, [box for _, box in remaining])
+
+    def load(self, pieces: Iterable[Piece], convert: bool = False) -> None:
+        """Fill every piece, after `check` of their names and shapes (not `complete`: other ranks want other names)."""
+        held = list(pieces)
+        self.check({piece.name: piece.global_shape for piece in held}, complete=False)
+        for piece in held:
+            self.fill(piece, convert)
+
+    def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """One whole tensor in its shape, in memory of its own, in its saved type or converted. Errors: as `fill`."""
+        full = torch.empty(self.global_shape(name), dtype=dtype or self.dtype(name))
+        self.fill(Piece.whole(name, full), convert=dtype is not None)
+        return full
+
+    def verify(self) -> None:
+        """Read everything and compare all checksums. Errors: `CheckpointError` naming the file and its bytes."""
+        for index in range(len(self._files)):
+            with self._adding_cure():
+                self._reader(index).check_all()
+
+    def _check_form(self, piece: Piece, convert: bool) -> None:
+        shape, dtype = self.global_shape(piece.name), self.dtype(piece.name)
+        if shape != tuple(piece.global_shape):
+            raise CheckpointError(f"'{piece.name}' has shape {shape} in {self.directory} and {tuple(piece.global_shape)} here")
+        if dtype == piece.tensor.dtype:
+            return
+        if not (dtype.is_floating_point and piece.tensor.dtype.is_floating_point):
+            raise CheckpointError(f"'{piece.name}' is {dtype} in {self.directory} and {piece.tensor.dtype} here")
+        if not convert:
+            raise CheckpointError(
+                f"'{piece.name}' is {dtype} in {self.directory} and {piece.tensor.dtype} here; "
+                "load it with convert=True, or train in the precision of the checkpoint"
+            )
+
+    def _copy(self, piece: Piece, target: Rectangle, origin: tuple[_Saved, Tensor, Rectangle], shared: Box) -> None:
+        saved, source, rectangle = origin
+        start, stop = _span(shared, rectangle)
+        with self._adding_cure():
+            saved.file.check(saved.key, start, stop)
+        values = view(source, rectangle)[shared.within(rectangle.box)]
+        with torch.no_grad():
+            view(piece.tensor, target)[shared.within(target.box)].copy_(values)
+
+    def _raise_uncovered(self, piece: Piece, boxes: Sequence[Box]) -> None:
+        first = min(boxes, key=lambda box: box.offset)
+        last = tuple(end - 1 for end in first.end)
+        num_elements = sum(box.numel for box in boxes)
+        raise CheckpointError(
+            f"'{piece.name}' {tuple(piece.global_shape)}: elements {first.offset} to {last} are in no file of "
+            f"{self.directory} ({num_elements:,} of {piece.flat_range.numel:,} are missing){cure(self.directory)}"
+        )
+
+    def _saved(self, name: str) -> Iterator[_Saved]:
+        """The saved pieces of a name, file by file."""
+        for index in self._tensors[name]["files"]:
+            if index not in self._pieces:
+                self._pieces[index] = self._read_entries(index)
+            yield from self._pieces[index].get(name, ())
+
+    def _read_entries(self, index: int) -> dict[str, list[_Saved]]:
+        with self._adding_cure():
+            reader = self._reader(index)
+        found: dict[str, list[_Saved]] = {}
+        for number, entry in enumerate(json.loads(reader.metadata["pieces"])):
+            flat_range = FlatRange(Box(tuple(entry["offset"]), tuple(entry["extent"])), entry["start"], entry["stop"])
+            saved = _Saved(f"{number:06d}/{entry['name']}", flat_range, reader)
+            found.setdefault(entry["name"], []).append(saved)
+        return found
+
+    def _reader(self, index: int) -> FileReader:
+        if index not in self._readers:
+            file = self._files[index]
+            self._check_size(self.directory / file["name"], file["size_bytes"])
+            self._readers[index] = FileReader(self.directory / file["name"], file["checksum"])
+        return self._readers[index]
+
+    @contextmanager
+    def _adding_cure(self) -> Iterator[None]:
+        """Let a damaged file's error say what to load instead."""
+        try:
+            yield
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}{cure(self.directory)}") from error
+
+
+def _span(part: Box, rectangle: Rectangle) -> tuple[int, int]:
+    """The shortest range of a flat range's elements that holds `part`, a box inside one of its rectangles."""
+    first, last = 0, 0
+    for start, end, base, size in zip(part.offset, part.end, rectangle.box.offset, rectangle.box.extent, strict=True):
+        first, last = first * size + start - base, last * size + end - 1 - base
+    return rectangle.position + first, rectangle.position + last + 1
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(f"'{name}'" for name in names[:_LISTED]) + more
