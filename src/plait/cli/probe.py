@@ -1,0 +1,132 @@
+"""`plait probe`: measure this machine, so that `local` is a cluster like any other to `plan` and `estimate`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plait.cli import common
+from plait.cli.answer import Answer
+from plait.cluster import DEFAULT_PROBE_PATH
+from plait.errors import ConfigError
+from plait.launcher import joined_world, launch
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+PRECISIONS = {"float32": "float32", "bfloat16": "bf16", "float64": "float64"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `plait probe`."""
+    parser.add_argument("--out", type=Path, metavar="FILE", help=f"where to write it (default: {DEFAULT_PROBE_PATH})")
+    parser.add_argument("--nproc", type=int, metavar="N", help="ranks that measure together (default: GPUs, else cores)")
+
+
+def run(arguments: argparse.Namespace) -> Answer:
+    """Measure with one rank a device, all at once, as training would use them. Errors: `ConfigError` for the file."""
+    out = arguments.out if arguments.out is not None else DEFAULT_PROBE_PATH.expanduser()
+    _check_writable(out)
+    world = joined_world()
+    num_ranks = arguments.nproc or (world.world_size if world else num_devices())
+    common.say(f"plait probe: {num_ranks} {'rank' if num_ranks == 1 else 'ranks'}, some seconds")
+    result = summary(launch(_measure, num_ranks, arguments.json, nproc=num_ranks)[0])
+    if not common.speaks():
+        return Answer(None)
+    out.write_text(json.dumps(result, indent=2) + "\n")
+    return Answer({"out": str(out), **result}, view(result, out))
+
+
+def num_devices() -> int:
+    """The GPUs of this machine, or the cores that this process may use."""
+    import torch
+
+    return torch.cuda.device_count() or len(os.sched_getaffinity(0))
+
+
+def summary(measured: dict[str, Any]) -> dict[str, Any]:
+    """The numbers that make a cluster (SI units, of each device), with all that was measured under `measured`.
+
+    The link's rate is that of an all-reduce, its latency that of a small message; a single device has no link, and gets
+    what its memory does.
+    """
+    device = measured["device"]
+    links = [axis["ops"] for axis in measured["axes"].values()]
+    memory_rate = device["memory_bytes_per_second"]
+    return {
+        "name": measured["name"],
+        "is_cpu": device["kind"] == "cpu",
+        "num_devices": measured["num_devices"],
+        "peak_flops": {PRECISIONS[dtype]: rate for dtype, rate in device["matmul_flops_per_second"].items()},
+        "memory_bytes": measured["memory_bytes"],
+        "memory_bandwidth": memory_rate,
+        "link_bandwidth": links[0]["all_reduce"]["bytes_per_second"] if links else memory_rate,
+        "link_latency_seconds": max(links[0]["send"]["latency_seconds"], 1e-9) if links else 1e-6,
+        "measured": measured,
+    }
+
+
+def view(result: dict[str, Any], out: Path) -> RenderableType:
+    """The numbers for people."""
+    from rich.console import Group
+    from rich.table import Table
+
+    each = "each device" if not result["is_cpu"] else "each rank"
+    lines = [f"{result['num_devices']} x {result['name']} ({each}, all at work at once)"]
+    lines += [f"matrix product  {rate / 1e9:,.1f} Gflop/s in {name}" for name, rate in result["peak_flops"].items()]
+    lines.append(f"memory          {result['memory_bandwidth'] / 1e9:,.1f} GB/s, {result['memory_bytes'] / 1e9:,.1f} GB")
+    table = Table("operation", box=None, pad_edge=False)
+    for name in ("latency", "rate"):
+        table.add_column(name, justify="right")
+    for axis in result["measured"]["axes"].values():
+        for op, link in axis["ops"].items():
+            table.add_row(op, f"{link['latency_seconds'] * 1e6:,.0f} µs", f"{link['bytes_per_second'] / 1e9:,.2f} GB/s sent")
+    is_local = out == DEFAULT_PROBE_PATH.expanduser()
+    return Group("\n".join(lines), table, f"written to {out}" + (": what cluster 'local' means" if is_local else ""))
+
+
+def _measure(num_ranks: int, chatter_to_stderr: bool) -> dict[str, Any]:
+    """What one rank finds, in all of them together."""
+    import torch
+
+    from plait import comm
+    from plait.comm.probing import probe
+    from plait.mesh import Mesh
+
+    if chatter_to_stderr:
+        os.dup2(2, 1)
+    world = comm.init(Mesh(dp=num_ranks))
+    on_gpu = world.device.type == "cuda"
+    measured = probe(world)
+    name = torch.cuda.get_device_name(world.device) if on_gpu else _processor()
+    memory_bytes = (
+        torch.cuda.get_device_properties(world.device).total_memory
+        if on_gpu
+        else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // num_ranks
+    )
+    world.close()
+    return {"name": name, "num_devices": num_ranks, "memory_bytes": memory_bytes, "at": time.time(), **measured}
+
+
+def _check_writable(out: Path) -> None:
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written: {error.strerror}") from error
+    if not os.access(out if out.exists() else out.parent, os.W_OK) or out.is_dir():
+        raise ConfigError(f"{out} cannot be written")
+
+
+def _processor() -> str:
+    """What Linux calls it, else the architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
