@@ -7,6 +7,7 @@ count differently. Backward runs on the sums; the division is folded into the fa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -41,11 +42,12 @@ class LossTotals:
         """Refuse to update the weights by something that is no number."""
         if self.count == 0:
             raise DataError(f"step {step}: every target of the batch is masked; a mean over nothing is undefined")
-        if self.loss != self.loss or abs(self.loss) == float("inf"):
-            raise NonFiniteLoss(
-                f"step {step}: the loss is {self.loss}; the parameters are those of step {step - 1}. "
-                "Try a lower lr, clip_grad_norm or more warmup_steps"
-            )
+        for what, value in (("loss", self.loss), ("gradient norm", self.squared_norm)):
+            if not math.isfinite(value):
+                raise NonFiniteLoss(
+                    f"step {step}: the {what} is {value}; the parameters are still those of step {step - 1}. "
+                    "Try a lower lr, clip_grad_norm or more warmup_steps, or look at the batch of this step"
+                )
 
 
 class LossSum:
