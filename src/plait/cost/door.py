@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from plait.cost.records import Estimate, Job, Runtime
 from plait.cost.step import estimate_job
 from plait.errors import ConfigError, WorldSizeError
 from plait.plan import Plan
-from plait.toml import read_toml
+from plait.toml import parse_value, read_toml
 
 
 def estimate(
@@ -54,6 +54,21 @@ def config_tables(config: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
     if path.suffix == ".json":
         return {"model": json.loads(path.read_text(encoding="utf-8"))}
     return read_toml(path, ConfigError)
+
+
+def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Mapping[str, Any]:
+    """The tables of a config file with `section.key=value` overrides.
+
+    Raises `ConfigError` for an override that is no assignment.
+    """
+    tables = {section: dict(table) if isinstance(table, Mapping) else table for section, table in config_tables(path).items()}
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        section, dot, name = key.partition(".")
+        if not equals or not dot:
+            raise ConfigError(f"--set {override!r}: write section.key=value, for example train.global_batch=64")
+        tables.setdefault(section, {})[name] = parse_value(value)
+    return tables
 
 
 def plan_of(tables: Mapping[str, Any], plan: Plan | str | None) -> Plan:

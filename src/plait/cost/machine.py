@@ -27,20 +27,20 @@ class Efficiency:
 
     matmul: float = 0.92
     """Large matrix products inside training, of what the device sustains in benchmarks of single products."""
-    matmul_depth: float = 50.0
+    matmul_depth: float = 32.0
     """Extra depth, in elements, that the start and end of a tile cost: a product of depth k runs at k / (k + this)."""
-    memory: float = 0.92
+    memory: float = 0.93
     """Streaming bandwidth of elementwise kernels, of the data sheet."""
-    attention_forward: float = 0.68
+    attention_forward: float = 0.7
     """Fused attention on long sequences, of the sustained rate, counting the causal half."""
     attention_backward: float = 0.8
-    attention_half_length: float = 1200.0
+    attention_half_length: float = 900.0
     """Sequence length at which fused attention reaches half of that."""
-    link: float = 0.75
+    link: float = 0.8
     """Bus bandwidth of large collectives inside a node, of the one-directional link rate."""
     network: float = 0.9
     """The same between nodes."""
-    collective_seconds: float = 40e-6
+    collective_seconds: float = 35e-6
     """Start of a reduce-scatter or all-gather inside a node (an all-reduce is two)."""
     attention_depth: float = 48.0
     """Extra width of a head that its exponentials cost: heads of width d run at d / (d + this)."""
@@ -48,22 +48,20 @@ class Efficiency:
     """Start of a kernel on the device."""
     launch_seconds: float = 60e-6
     """Python, autograd and driver for each kernel on the host: small micro-batches wait for it."""
-    call_seconds: float = 140e-6
+    call_seconds: float = 135e-6
     """The same for each collective."""
-    eager_passes: float = 2.0
+    eager_passes: float = 1.8
     """How often an elementwise operation that is not fused passes over memory, beside once when compiled."""
-    overlap: float = 0.7
+    overlap: float = 0.6
     """The part of backward (or of the neighbouring layer) behind which data-parallel communication can hide."""
     tail: float = 0.1
     """The part of a reduction that comes after the last backward whatever the overlap: the last bucket."""
-    contention: float = 0.3
+    contention: float = 0.35
     """Slow-down of compute while a collective shares the device."""
-    congestion: float = 0.05
+    congestion: float = 0.12
     """Loss of network bandwidth for each doubling of the nodes that a collective spans."""
-    step_seconds: float = 5e-3
+    step_seconds: float = 4e-3
     """Work that every step does once whatever the plan: data, clipping, bookkeeping."""
-    jitter: float = 0.01
-    """Wait for the slowest rank for each doubling of the ranks that meet in a step."""
 
 
 @dataclass(frozen=True, eq=False)

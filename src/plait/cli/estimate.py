@@ -1,0 +1,64 @@
+"""`plait estimate`: time, memory and traffic of one plan, before anything runs."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from plait.cli.answer import Answer
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from plait.cost import Estimate
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `plait estimate`."""
+    parser.add_argument("config", metavar="CONFIG", help="a TOML file with [model], [data], [train], or a Hugging Face config.json")
+    parser.add_argument("--plan", metavar="TEXT", help="the plan (default: the config's own)")
+    parser.add_argument("--cluster", metavar="NAME|FILE|local", help="where it would run (default: the config's own, else local)")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the config: train.global_batch=64")
+
+
+def run(arguments: argparse.Namespace) -> Answer:
+    """The prediction; the exit code is 1 when the plan does not fit."""
+    from plait.cost import estimate
+    from plait.cost.door import read_config
+
+    guess = estimate(read_config(arguments.config, arguments.set), arguments.plan, arguments.cluster)
+    return Answer(guess.as_dict(), _view(guess), ok=guess.fits)
+
+
+def _view(guess: Estimate) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    return Group(*(Text(line) for line in lines(guess.as_dict())))
+
+
+def lines(data: dict[str, Any]) -> list[str]:
+    """A prediction for people."""
+    memory, limit = data["memory"], data["memory_limit"]
+    parts = ", ".join(f"{name} {size(memory[name])}" for name in ("parameters", "gradients", "optimizer", "activations", "buffers"))
+    sent = ", ".join(f"{axis} {size(count)}" for axis, count in data["traffic"].items() if count) or "nothing"
+    causes = sorted(data["breakdown_seconds"].items(), key=lambda item: -item[1])
+    spent = ", ".join(f"{name} {seconds / data['step_seconds']:.0%}" for name, seconds in causes if seconds > 0.005 * data["step_seconds"])
+    return [
+        f"plan       {data['plan']}",
+        f"step       {data['step_seconds']:.4g} s predicted, {data['tokens_per_second']:,.0f} tokens/s, "
+        f"{data['tflops_per_device']:.1f} TFLOP/s a device (MFU {data['mfu']:.1%}), bubble {data['bubble_fraction']:.1%}",
+        f"spent on   {spent}",
+        f"memory     {size(memory['total'])} of {size(limit)} on the fullest rank ({'fits' if data['fits'] else 'DOES NOT FIT'}): {parts}",
+        f"traffic    {sent}  sent by a rank in a step",
+        f"price      {data['cost_per_million_tokens']:.4g} for a million tokens",
+    ]
+
+
+def size(count: float) -> str:
+    """Bytes for people, in powers of 1000."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 1000 or unit == "TB":
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return ""

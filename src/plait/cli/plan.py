@@ -1,0 +1,94 @@
+"""`plait plan`: the best plans for a model on a cluster, and why the others lost."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from plait.cli.answer import Answer
+from plait.cli.estimate import size
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from plait.planner.choose import Choice
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `plait plan`."""
+    parser.add_argument("config", metavar="CONFIG", help="a TOML file with [model], [data], [train], or a Hugging Face config.json")
+    parser.add_argument("--cluster", metavar="NAME|FILE|local", help="PRESETxCOUNT, a file, or local (default: the config's own)")
+    parser.add_argument("--gpus", type=int, metavar="N", help="how many devices, instead of the cluster's own number")
+    parser.add_argument("--objective", choices=("time", "cost", "memory"), default="time", help="what is best (default: time)")
+    parser.add_argument("--top", type=int, default=5, metavar="K", help="how many plans are shown (default: 5)")
+    parser.add_argument("--explain", nargs="*", metavar="PLAN", help="say why other ways to split lost, or why these plans do")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the config: train.global_batch=64")
+
+
+def run(arguments: argparse.Namespace) -> Answer:
+    """The plans, best first; the exit code is 1 when none fits."""
+    from plait.cost.door import cluster_of, read_config
+    from plait.planner.choose import NothingFits, decide
+    from plait.planner.pareto import pareto_front
+
+    tables = read_config(arguments.config, arguments.set)
+    cluster = cluster_of(tables, arguments.cluster)
+    if arguments.gpus is not None:
+        cluster = cluster.with_num_devices(arguments.gpus)
+    try:
+        choice = decide(tables, cluster, objective=arguments.objective)
+    except NothingFits as reason:
+        return Answer({"plans": [], "reason": str(reason)}, _text([str(reason)]), ok=False)
+    plans = [estimate.as_dict() for estimate in choice.plans[: arguments.top]]
+    data: dict[str, Any] = {
+        "plans": plans,
+        "objective": arguments.objective,
+        "cluster": cluster.name,
+        "num_devices": cluster.num_devices,
+        "pareto": [str(estimate.plan) for estimate in pareto_front(choice.plans)],
+        "searched": {
+            "combinations": choice.found.num_degrees,
+            "plans": choice.found.num_guesses,
+            "too_large": len(choice.found.too_large),
+        },
+    }
+    if arguments.explain is not None:
+        data["explanation"] = _explanation(choice, arguments.explain)
+    return Answer(data, _view(data))
+
+
+def _explanation(choice: Choice, named: list[str]) -> list[str]:
+    from plait.plan import Plan
+    from plait.planner.explain import explain, explain_plan
+
+    if not named:
+        return explain(choice)
+    return [explain_plan(choice.job, Plan.parse(text).check(), choice.machine, choice.plans[0]) for text in named]
+
+
+def _view(data: dict[str, Any]) -> RenderableType:
+    from rich.console import Group
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("plan", "step", "tokens/s", "MFU", "bubble", "memory", "per M tokens"):
+        table.add_column(name, justify="left" if name == "plan" else "right", overflow="fold")
+    for one in data["plans"]:
+        table.add_row(
+            one["plan"], f"{one['step_seconds']:.4g} s", f"{one['tokens_per_second']:,.0f}", f"{one['mfu']:.1%}",
+            f"{one['bubble_fraction']:.1%}", size(one["memory"]["total"]), f"{one['cost_per_million_tokens']:.3g}",
+        )  # fmt: skip
+    searched = data["searched"]
+    below = [
+        "",
+        f"predicted for {data['cluster']}; {searched['plans']} plans of {searched['combinations']} ways to split {data['num_devices']} devices "
+        f"were looked at, {searched['too_large']} of these ways do not fit",
+        *data.get("explanation", []),
+    ]
+    return Group(table, _text(below))
+
+
+def _text(lines: list[str]) -> RenderableType:
+    from rich.text import Text
+
+    return Text("\n".join(lines))

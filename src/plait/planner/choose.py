@@ -1,0 +1,122 @@
+"""`plait.choose`: the best plans for a config on a cluster, best first, or what it would take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from plait.cluster import Cluster
+from plait.cost.door import cluster_of, config_tables, job_of
+from plait.cost.machine import Machine, machine_of
+from plait.cost.records import Estimate, Job
+from plait.errors import ConfigError, PlanError, nearest
+from plait.plan import DataAxis, Plan
+from plait.planner.search import OBJECTIVES, Found, Settings, search
+
+LARGEST_CLUSTER = 1 << 20
+
+
+class NothingFits(PlanError):
+    """No plan fits the memory of the cluster; the message says how far off it is and from how many devices on it fits."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Plans best first, and what the search saw."""
+
+    plans: list[Estimate]
+    found: Found
+    job: Job
+    machine: Machine
+
+
+def choose(
+    config: Mapping[str, Any] | str | Path,
+    cluster: Cluster | str | None = None,
+    *,
+    objective: str = "time",
+    top: int = 10,
+) -> list[Estimate]:
+    """The best plans, best first; `config` as in `plait.estimate`.
+
+    `objective` is "time" (seconds of a step), "cost" (price of a token, which may leave devices idle) or "memory" (the fullest
+    rank). Raises `NothingFits` when no plan fits the cluster.
+    """
+    return decide(config, cluster, objective=objective).plans[:top]
+
+
+def decide(config: Mapping[str, Any] | str | Path, cluster: Cluster | str | None = None, *, objective: str = "time") -> Choice:
+    """`choose` with what the search saw, for explanations."""
+    if objective not in OBJECTIVES:
+        raise ConfigError(f"objective {objective!r} is unknown; {nearest(objective, OBJECTIVES)}")
+    tables, machines = config_tables(config), cluster_of(config_tables(config), cluster)
+    machine, job = machine_of(machines), job_for(tables, machines.num_devices)
+    settings = settings_for(tables, machine, objective)
+    sizes = [machines.num_devices]
+    if objective == "cost":
+        sizes = [machines.num_devices >> shift for shift in range(12) if machines.num_devices >> shift]
+    found = [search(job, machine, size, settings) for size in sizes]
+    if not any(one.best for one in found):
+        found += _fewer(job, machine, machines.num_devices, settings)
+    plans = [estimate for one in found for estimate in one.best]
+    if not plans:
+        raise NothingFits(_why_nothing_fits(job, machine, machines, settings, found[0]))
+    plans.sort(key=_order(objective))
+    return Choice(plans, found[0], job, machine)
+
+
+def _order(objective: str) -> Any:
+    if objective == "cost":
+        return lambda estimate: (estimate.cost_per_million_tokens, estimate.step_seconds)
+    if objective == "memory":
+        return lambda estimate: (estimate.memory.total, estimate.step_seconds)
+    return lambda estimate: estimate.step_seconds
+
+
+def job_for(tables: Mapping[str, Any], num_devices: int) -> Job:
+    """The job of a config; without a global batch, four samples a device."""
+    batch = int(tables.get("train", {}).get("global_batch") or 4 * num_devices)
+    return job_of({**tables, "train": {**tables.get("train", {}), "global_batch": batch}}, Plan(dp=DataAxis(1)))
+
+
+def settings_for(tables: Mapping[str, Any], machine: Machine, objective: str) -> Settings:
+    """What the config fixes: precision and compiling of its own plan text; else bf16 on accelerators and float32 on processors."""
+    text = str(tables.get("plan", {}).get("text") or "auto")
+    if text != "auto":
+        own = Plan.parse(text)
+        return Settings(own.precision, own.compile, objective)
+    return Settings("float32" if machine.is_cpu else "bf16", False, objective)
+
+
+def _fewer(job: Job, machine: Machine, num_devices: int, settings: Settings) -> list[Found]:
+    """Searches over fewer devices, where a model or batch does not divide by all of them."""
+    for size in range(num_devices - 1, max(0, num_devices - 9), -1):
+        found = search(job, machine, size, settings)
+        if found.best:
+            return [found]
+    return []
+
+
+def _why_nothing_fits(job: Job, machine: Machine, machines: Cluster, settings: Settings, found: Found) -> str:
+    name, model = machines.device.name, job.model
+    if not found.too_large:
+        return (
+            f"no plan divides {model.name} ({model.parameters / 1e9:.3g} B parameters, {model.num_repeated} layers) and a global batch of "
+            f"{job.global_batch} over {machines.num_devices} devices; try another number of devices or a larger global batch"
+        )
+    over = min(found.too_large.values())
+    base = (
+        f"no plan fits {model.name} ({model.parameters / 1e9:.3g} B parameters) on {machines.name}: "
+        f"the nearest needs {over:.2g} times the memory of {name}"
+    )
+    size = machines.num_devices
+    while size < LARGEST_CLUSTER:
+        size *= 2
+        bigger = Job(model, max(job.global_batch, size), job.optimizer, job.runtime)
+        if search(bigger, machine, size, Settings(settings.precision, settings.compile, keep=1)).best:
+            return f"{base}; fits from {size} devices"
+    return f"{base}; no number of devices up to {LARGEST_CLUSTER} fits it, choose devices with more memory"
