@@ -1,8 +1,9 @@
-"""Gloo on CPUs, with the two operations composed that it runs slowly itself.
+"""Gloo on CPUs, with the operations composed that it runs slowly itself.
 
-A reduce-scatter is one all-to-all and a local sum; an all-gather is direct sends and receives. Both send the same
-bytes as Gloo's rings but in one step instead of N-1 (the numbers: benchmarks/collectives). The local sum runs in the
-order of coordinates and accumulates bfloat16 in float32, so the result does not depend on timing.
+A reduce-scatter is one all-to-all and a local sum; an all-gather is an all-to-all of copies, or direct sends and receives
+where copies would cost memory. Both send the same bytes as Gloo's rings but in one step instead of N-1 (the numbers:
+benchmarks/collectives). A small all-reduce is an all-to-all of copies and a sum: more bytes, but what it waits for is
+latency. Local sums run in the order of coordinates and accumulate halves in float32, so no result depends on timing.
 """
 
 from __future__ import annotations
@@ -13,26 +14,26 @@ from torch import Tensor
 
 from plait.comm.backends.base import Handle, Then
 from plait.comm.backends.native import Native
+from plait.comm.backends.sums import HALVES, sum_into
 
 _ALL_GATHER_TAG = 1  # tags of the user are shifted by two beyond the own ones
 _EXCHANGE_TAG = 2
 _USER_TAG = 3
 
 
-def sum_rows(rows: Tensor, out: Tensor) -> None:
-    """`out = rows[0] + rows[1] + ...` for rows (N, n) and out (n,); halves are accumulated in float32."""
-    if rows.dtype in {torch.bfloat16, torch.float16}:
-        out.copy_(rows.sum(0, dtype=torch.float32))
-    else:
-        torch.sum(rows, 0, out=out)
+SMALL_BYTES = 1 << 20  # all ranks' tensors together: up to here an all-reduce waits for latency, not for bytes
+COPIED_BYTES = 4 << 20  # up to here the copies of an all-gather are cheap
 
 
 class Gloo(Native):
     """Native, but for reduce_scatter, all_gather and the sums of halves."""
 
     def all_reduce(self, tensor: Tensor) -> Handle:
-        """Gloo's own; halves as float32, because Gloo would round at every step of its ring."""
-        if tensor.dtype not in {torch.bfloat16, torch.float16}:
+        """Small: everyone sums everything. Large: Gloo's own; halves as float32, because it would round at every step."""
+        if tensor.numel() * tensor.element_size() * self.size <= SMALL_BYTES:
+            arrived, work = self._spread(tensor.view(-1))
+            return Then([work], lambda: sum_into(tensor.view(-1), arrived.unbind()))
+        if tensor.dtype not in HALVES:
             return super().all_reduce(tensor)
         wide = tensor.float()
         work = dist.all_reduce(wide, group=self.group, async_op=True)
@@ -42,10 +43,12 @@ class Gloo(Native):
         """All-to-all, then the sum of what arrived."""
         arrived = torch.empty_like(full)
         work = dist.all_to_all_single(arrived, full, group=self.group, async_op=True)
-        return Then([work], lambda: sum_rows(arrived.view(self.size, -1), out))
+        return Then([work], lambda: sum_into(out, arrived.view(self.size, -1).unbind()))
 
     def all_gather(self, full: Tensor, shard: Tensor) -> Handle:
         """Everyone sends its shard to everyone, each receiving in place."""
+        if full.numel() * full.element_size() <= COPIED_BYTES:
+            return Then([self._spread(shard, full)[1]])
         parts = full.view(self.size, -1)
         own = parts[self.rank]
         if own.data_ptr() != shard.data_ptr():
@@ -57,9 +60,15 @@ class Gloo(Native):
             works.append(dist.isend(own, group_dst=to, group=self.group, tag=_ALL_GATHER_TAG))
         return Then(works)
 
+    def _spread(self, flat: Tensor, full: Tensor | None = None) -> tuple[Tensor, dist.Work]:
+        """Every rank's `flat` (n,) to every rank, by an all-to-all of copies: (N, n), into `full` if given."""
+        rows = flat.new_empty((self.size, flat.numel())) if full is None else full.view(self.size, -1)
+        copies = flat.expand(self.size, -1).contiguous()
+        return rows, dist.all_to_all_single(rows, copies, group=self.group, async_op=True)
+
     def reduce(self, tensor: Tensor, root: int) -> Handle:
         """Gloo's own; halves as float32."""
-        if tensor.dtype not in {torch.bfloat16, torch.float16}:
+        if tensor.dtype not in HALVES:
             return super().reduce(tensor, root)
         wide = tensor.float()
         work = dist.reduce(wide, group_dst=root, group=self.group, async_op=True)
