@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from plait.errors import PlanError
+from plait.errors import NotAvailable, PlanError
 from plait.launcher import joined_world
 from plait.plan import Plan, check_available, check_batch, check_world
 from plait.plan.fit import check_config
 
 if TYPE_CHECKING:
     from plait.config import Config
+
+ALL = 1_000_000
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
@@ -38,11 +41,11 @@ def add_steps(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, metavar="K", help="steps in all (default: train.steps of the config)")
 
 
-def read_config(arguments: argparse.Namespace) -> Config:
-    """The config file with `--set` and `--steps` laid over it. Errors: `ConfigError`."""
+def read_config(arguments: argparse.Namespace, *, with_steps: bool = True) -> Config:
+    """The config file with `--set`, and `--steps` where it means those of training, laid over it. Errors: `ConfigError`."""
     from plait.config import load
 
-    steps = getattr(arguments, "steps", None)
+    steps = arguments.steps if with_steps else None
     overrides = [*arguments.overrides, *([] if steps is None else [f"train.steps={steps}"])]
     return load(arguments.config, overrides)
 
@@ -66,13 +69,27 @@ def plan_of(config: Config, text: str | None, num_ranks: int | None = None) -> P
 
 
 def choose(config: Config, num_ranks: int | None) -> Plan:
-    """The planner's first choice among the plans that this version runs. Errors: `PlanError` when none fits."""
+    """The planner's first choice among the plans that this version runs. Errors: `PlanError` when there is none."""
     from plait import planner
+    from plait.cluster import Cluster
 
-    best = planner.choose(config, cluster=config.cluster.name, gpus=num_ranks)
-    if not best:
-        raise PlanError("no plan fits this model on this machine; plait plan --explain says why")
-    return Plan.parse(best[0].plan)
+    cluster = Cluster.parse(config.cluster.name)
+    if num_ranks is not None:
+        cluster = replace(cluster, num_devices=num_ranks)
+    for estimate in planner.choose(config.as_dict(), cluster, top=ALL):
+        plan = Plan.parse(estimate.plan)
+        if is_available(plan):
+            return plan
+    raise PlanError(f"of the plans that fit on {cluster.num_devices} x {cluster.device.name} none runs in this version yet")
+
+
+def is_available(plan: Plan) -> bool:
+    """Whether this version runs every term of the plan."""
+    try:
+        check_available(plan)
+    except NotAvailable:
+        return False
+    return True
 
 
 def speaks() -> bool:

@@ -27,8 +27,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     rows: list[dict[str, Any]] = []
     for number, plan in enumerate(plans, start=1):
         common.say(f"plait compare: {plan} ({number} of {len(plans)})")
-        task = job.Job(config, str(plan), chatter_to_stderr=arguments.json)
-        result = launched(task, plan.world_size)
+        result = launched(job.Job(config, str(plan)), plan.world_size)
         rows.append({**result, "loss_error": loss_error(result, rows[0] if rows else result)})
     return Answer({"rows": rows}, view(rows)) if common.speaks() else Answer(None)
 

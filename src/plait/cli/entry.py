@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TextIO
 
 import plait
@@ -29,12 +29,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words or words[0] in ("-h", "--help", "help", "--version"):
         print(f"plait {plait.__version__}" if words[:1] == ["--version"] else _help())
         return 0
-    as_json = "--json" in words
-    stdout = sys.stdout
+    with _own_stdout() if "--json" in words else contextlib.nullcontext() as json_to:
+        return _answered(words, json_to)
+
+
+def _answered(words: list[str], json_to: TextIO | None) -> int:
     try:
-        with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-            answer = _run(words)
-        _print(answer, stdout, as_json)
+        answer = _run(words)
+        _print(answer, json_to)
     except SystemExit as end:  # argparse's --help, and a signal that ended a launch
         return end.code if isinstance(end.code, int) else 0
     except KeyboardInterrupt:
@@ -43,8 +45,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if "--debug" in words:
             traceback.print_exc()
-        return _report(error, words[0], stdout if as_json else None)
+        return _report(error, words[0], json_to)
     return 0 if answer.ok else 1
+
+
+@contextlib.contextmanager
+def _own_stdout() -> Iterator[TextIO]:
+    """The real stdout for the one object; whatever else is written to it, also by ranks and native code, goes to stderr."""
+    try:
+        is_real = sys.stdout.fileno() == 1
+    except (OSError, AttributeError):  # replaced by something in memory
+        is_real = False
+    if not is_real:
+        stdout = sys.stdout
+        with contextlib.redirect_stdout(sys.stderr):
+            yield stdout
+        return
+    sys.stdout.flush()
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as stdout:
+        os.dup2(2, 1)
+        try:
+            yield stdout
+        finally:
+            stdout.flush()
+            sys.stdout.flush()
+            os.dup2(stdout.fileno(), 1)
 
 
 def _run(words: list[str]) -> Answer:
@@ -64,14 +89,14 @@ def _run(words: list[str]) -> Answer:
         raise
 
 
-def _print(answer: Answer, stdout: TextIO, as_json: bool) -> None:
+def _print(answer: Answer, json_to: TextIO | None) -> None:
     try:
-        if as_json and answer.data is not None:
-            print(to_json(answer.data), file=stdout, flush=True)
-        elif not as_json and answer.view is not None:
+        if json_to is not None and answer.data is not None:
+            print(to_json(answer.data), file=json_to, flush=True)
+        elif json_to is None and answer.view is not None:
             from rich.console import Console
 
-            Console(file=stdout, highlight=False).print(answer.view)
+            Console(highlight=False).print(answer.view)
     except BrokenPipeError:  # the reader of stdout, such as head, has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 

@@ -7,7 +7,6 @@ refused before (see `common`).
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,17 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """What to train and where to put what comes of it; without a folder nothing is written.
-
-    `chatter_to_stderr` keeps stdout, even of native code, for the one object of `--json`.
-    """
+    """What to train and where to put what comes of it; without a folder nothing is written."""
 
     config: Config
     plan: str
     folder: Path | None = None
     checkpoint: Path | None = None
     shows_progress: bool = True
-    chatter_to_stderr: bool = False
 
 
 def run(job: Job) -> dict[str, Any]:
@@ -45,8 +40,6 @@ def run(job: Job) -> dict[str, Any]:
     from plait.engine.metrics import Tally
     from plait.plan import Plan
 
-    if job.chatter_to_stderr:
-        os.dup2(2, 1)
     plan = Plan.parse(job.plan)
     world = join_world(plan)
     folder = _agreed_folder(world, job)

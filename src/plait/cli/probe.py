@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     world = joined_world()
     num_ranks = arguments.nproc or (world.world_size if world else num_devices())
     common.say(f"plait probe: {num_ranks} {'rank' if num_ranks == 1 else 'ranks'}, some seconds")
-    result = summary(launch(_measure, num_ranks, arguments.json, nproc=num_ranks)[0])
+    result = summary(launch(_measure, num_ranks, nproc=num_ranks)[0])
     if not common.speaks():
         return Answer(None)
     out.write_text(json.dumps(result, indent=2) + "\n")
@@ -90,7 +90,7 @@ def view(result: dict[str, Any], out: Path) -> RenderableType:
     return Group("\n".join(lines), table, f"written to {out}" + (": what cluster 'local' means" if is_local else ""))
 
 
-def _measure(num_ranks: int, chatter_to_stderr: bool) -> dict[str, Any]:
+def _measure(num_ranks: int) -> dict[str, Any]:
     """What one rank finds, in all of them together."""
     import torch
 
@@ -98,8 +98,6 @@ def _measure(num_ranks: int, chatter_to_stderr: bool) -> dict[str, Any]:
     from plait.comm.probing import probe
     from plait.mesh import Mesh
 
-    if chatter_to_stderr:
-        os.dup2(2, 1)
     world = comm.init(Mesh(dp=num_ranks))
     on_gpu = world.device.type == "cuda"
     measured = probe(world)

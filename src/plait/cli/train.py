@@ -47,13 +47,7 @@ def run(arguments: argparse.Namespace) -> Answer:
         common.say(
             f"plait train: {plan} on {plan.world_size} {'rank' if plan.world_size == 1 else 'ranks'}, into {folder.path}"
         )
-    task = job.Job(
-        config,
-        str(plan),
-        folder=None if folder is None else folder.path,
-        checkpoint=checkpoint,
-        chatter_to_stderr=arguments.json,
-    )
+    task = job.Job(config, str(plan), folder=None if folder is None else folder.path, checkpoint=checkpoint)
     result = launched(task, plan.world_size)
     return Answer(result, view(result)) if common.speaks() else Answer(None)
 
