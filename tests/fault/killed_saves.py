@@ -69,6 +69,8 @@ def main(folder: Path, case: str) -> None:
         checkpoint = Checkpoint.open(folder)
         checkpoint.verify()
         found = {checkpoint.meta["value"], checkpoint.tensor("s").item(), *checkpoint.tensor("w").tolist()}
+        by_name = Checkpoint.open(folder / "step-1").meta["value"]
+        assert by_name == (checkpoint.meta["value"] if case == "same" else OLD)
         save_value(target, NEW + 1)  # the next save works, whatever was left, and clears it
         after = Checkpoint.open(folder).meta["value"]
         left = sorted(path.name for path in folder.iterdir() if not path.name.endswith(".tmp"))

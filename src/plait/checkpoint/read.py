@@ -30,7 +30,7 @@ class _Saved:
     """One saved piece: where its elements lie in the global tensor, and in which file."""
 
     key: str
-    flat_range: FlatRange
+    rectangles: list[Rectangle]
     file: FileReader
 
 
@@ -126,15 +126,14 @@ class Checkpoint:
         for saved in self._saved(piece.name):
             if not remaining:
                 break
-            source = saved.file.tensor(saved.key)
-            for rectangle in saved.flat_range.rectangles():
+            for rectangle in saved.rectangles:
                 left: list[tuple[Rectangle, Box]] = []
                 for target, box in remaining:
                     shared = box.intersect(rectangle.box)
                     if shared is None:
                         left.append((target, box))
                         continue
-                    self._copy(piece, target, (saved, source, rectangle), shared)
+                    self._copy(piece, target, (saved, rectangle), shared)
                     left += [(target, part) for part in box.subtract(shared)]
                 remaining = left
         if remaining:
@@ -173,12 +172,12 @@ class Checkpoint:
                 "load it with convert=True, or train in the precision of the checkpoint"
             )
 
-    def _copy(self, piece: Piece, target: Rectangle, origin: tuple[_Saved, Tensor, Rectangle], shared: Box) -> None:
-        saved, source, rectangle = origin
+    def _copy(self, piece: Piece, target: Rectangle, origin: tuple[_Saved, Rectangle], shared: Box) -> None:
+        saved, rectangle = origin
         start, stop = _span(shared, rectangle)
         with self._adding_cure():
             saved.file.check(saved.key, start, stop)
-        values = view(source, rectangle)[shared.within(rectangle.box)]
+        values = view(saved.file.tensor(saved.key), rectangle)[shared.within(rectangle.box)]
         with torch.no_grad():
             view(piece.tensor, target)[shared.within(target.box)].copy_(values)
 
@@ -204,7 +203,7 @@ class Checkpoint:
         found: dict[str, list[_Saved]] = {}
         for number, entry in enumerate(json.loads(reader.metadata["pieces"])):
             flat_range = FlatRange(Box(tuple(entry["offset"]), tuple(entry["extent"])), entry["start"], entry["stop"])
-            saved = _Saved(f"{number:06d}/{entry['name']}", flat_range, reader)
+            saved = _Saved(f"{number:06d}/{entry['name']}", flat_range.rectangles(), reader)
             found.setdefault(entry["name"], []).append(saved)
         return found
 

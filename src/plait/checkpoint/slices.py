@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import add, sub
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Box:
     @property
     def end(self) -> tuple[int, ...]:
         """One past the last index, in every dim."""
-        return tuple(start + size for start, size in zip(self.offset, self.extent, strict=True))
+        return tuple(map(add, self.offset, self.extent))
 
     def fits(self, shape: Sequence[int]) -> bool:
         """Whether the box lies inside a tensor of this shape."""
@@ -49,10 +50,8 @@ class Box:
     def intersect(self, other: Box) -> Box | None:
         """The elements of both; None when there are none."""
         offset = tuple(map(max, self.offset, other.offset))
-        end = tuple(map(min, self.end, other.end))
-        if any(start >= stop for start, stop in zip(offset, end, strict=True)):
-            return None
-        return Box(offset, tuple(stop - start for start, stop in zip(offset, end, strict=True)))
+        extent = tuple(map(sub, map(min, self.end, other.end), offset))
+        return Box(offset, extent) if min(extent, default=1) > 0 else None
 
     def subtract(self, inner: Box) -> list[Box]:
         """The elements outside `inner`, a box within this one: at most two boxes a dim, disjoint."""

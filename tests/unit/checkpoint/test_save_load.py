@@ -121,6 +121,14 @@ def test_tensors_of_a_strided_view_are_saved(tmp_path: Path, size: int) -> None:
     assert Checkpoint.open(tmp_path / "c").tensor("w").tolist() == [1, 5, 9][:size]
 
 
+def test_every_tensor_is_aligned_in_its_file(tmp_path: Path) -> None:
+    tensors = [torch.zeros(3, dtype=torch.uint8), torch.ones(1, dtype=torch.bfloat16), torch.ones(2, dtype=torch.float64)]
+    save(tmp_path / "c", [Piece.whole(f"t{index}", tensor) for index, tensor in enumerate(tensors)], {})
+    reader = Checkpoint.open(tmp_path / "c")._reader(0)
+    for index, tensor in enumerate(tensors):
+        assert reader.tensor(f"{index:06d}/t{index}").data_ptr() % tensor.itemsize == 0
+
+
 @pytest.mark.parametrize(("source", "target"), [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float64)])
 def test_types_are_converted_when_asked(tmp_path: Path, source: torch.dtype, target: torch.dtype) -> None:
     full = values((3, 3), source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import cache
 
 import numpy as np
@@ -69,19 +70,22 @@ def test_no_fewer_rectangles_would_do(shape: tuple[int, ...], data: st.DataObjec
     assert len(FlatRange(Box.whole(shape), start, stop).rectangles()) == fewest(start)
 
 
-@given(EXTENTS, st.data())
-def test_intersect_and_subtract_part_a_box(shape: tuple[int, ...], data: st.DataObject) -> None:
-    one, other = data.draw(ranges_in(shape)).box, data.draw(ranges_in(shape)).box
-    array = indices(shape)
-    mine, theirs = set(at(array, one).flat), set(at(array, other).flat)
-    shared = one.intersect(other)
-    if shared is None:
-        assert not mine & theirs
-        return
-    assert set(at(array, shared).flat) == mine & theirs
-    rest = [element for box in one.subtract(shared) for element in at(array, box).flat]
-    assert sorted(rest) == sorted(mine - theirs)
-    assert len(one.subtract(shared)) <= 2 * len(shape)
+def all_boxes(shape: tuple[int, ...]) -> list[Box]:
+    sides = [[(low, high - low) for low in range(size) for high in range(low, size + 1)] for size in shape]
+    return [Box(tuple(low for low, _ in side), tuple(size for _, size in side)) for side in itertools.product(*sides)]
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (3, 3), (2, 1, 2)])
+def test_intersect_and_subtract_part_every_box_by_every_other(shape: tuple[int, ...]) -> None:
+    elements = {box: [int(element) for element in at(indices(shape), box).flat] for box in all_boxes(shape)}
+    for one, other in itertools.product(elements, repeat=2):
+        both = sorted(set(elements[one]) & set(elements[other]))
+        shared = one.intersect(other)
+        assert both == ([] if shared is None else elements[shared])
+        if shared is not None:
+            rest = one.subtract(shared)
+            assert sorted([*both, *(element for box in rest for element in elements[box])]) == elements[one]
+            assert len(rest) <= 2 * len(shape)
 
 
 def test_a_scalar_is_one_rectangle() -> None:
