@@ -6,7 +6,9 @@ reader a Python version has.
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,3 +48,29 @@ def parse_value(text: str) -> Any:
     except tomllib.TOMLDecodeError:
         return text
     return tables["value"] if set(tables) == {"value"} else text
+
+
+def write_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """One section a table, nested tables inline; the inverse of reading. None, which TOML does not have, is left out."""
+    sections = []
+    for name, table in tables.items():
+        lines = [f"{_key(key)} = {_value(value)}" for key, value in table.items() if value is not None]
+        sections.append("\n".join([f"[{_key(name)}]", *lines, ""]))
+    return "\n".join(sections)
+
+
+def _key(name: str) -> str:
+    bare = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
+    return name if bare else _value(name)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{_key(key)} = {_value(inner)}' for key, inner in value.items() if inner is not None)}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_value(inner) for inner in value)}]"
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

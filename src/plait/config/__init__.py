@@ -1,0 +1,7 @@
+"""The config of a run, as TOML: strict schemas, overrides, and every fault said at once. Imports no torch."""
+
+from plait.config.config import Config, load
+from plait.config.model import MODELS, ModelSection
+from plait.config.sections import ClusterSection, Data, PlanSection, Train
+
+__all__ = ["MODELS", "ClusterSection", "Config", "Data", "ModelSection", "PlanSection", "Train", "load"]

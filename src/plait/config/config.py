@@ -1,0 +1,108 @@
+"""The config of a run: five frozen sections, read from TOML or a mapping with overrides laid over it.
+
+Reading is strict and complete: an unknown key is an error, and all errors are said at once, because a run that starts
+with a default instead of what was meant costs more than a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from plait.config import read
+from plait.config.model import ModelSection
+from plait.config.rules import broken_rules
+from plait.config.sections import ClusterSection, Data, PlanSection, Train
+from plait.errors import ConfigError, nearest
+from plait.toml import parse_value, read_toml, write_toml
+
+
+@dataclass(frozen=True)
+class Config:
+    """What to train (`model`), on what (`data`), how (`train`), split how (`plan`), and where (`cluster`)."""
+
+    model: ModelSection
+    data: Data
+    train: Train
+    plan: PlanSection
+    cluster: ClusterSection
+
+    @staticmethod
+    def load(source: str | Path | Mapping[str, Any] | Config, overrides: Sequence[str] = ()) -> Config:
+        """The config of a TOML file or of a mapping of the same shape, with `section.key=value` overrides.
+
+        Override values are TOML, or plain strings where they are not. Raises `ConfigError` listing every unknown
+        key with the nearest known one, every value of the wrong kind, and every pair of keys that do not fit.
+        """
+        if isinstance(source, Config):
+            source = source.as_dict()
+        name = "config" if isinstance(source, Mapping) else str(source)
+        tables = source if isinstance(source, Mapping) else read_toml(source, ConfigError)
+        faults: list[str] = []
+        config = _read(_overridden(tables, overrides, faults), faults)
+        if config is not None:
+            faults += broken_rules(config)
+        if faults or config is None:
+            raise ConfigError(f"{name}: {faults[0]}" if len(faults) == 1 else "\n  ".join([f"{name}:", *faults]))
+        return config
+
+    def as_dict(self) -> dict[str, dict[str, Any]]:
+        """The sections as plain data, defaults included; `Config.load` of it is this config again."""
+        sections = (self.model, self.data, self.train, self.plan, self.cluster)
+        return {name: section.as_dict() for name, section in zip(read.SECTIONS, sections, strict=True)}
+
+    def to_toml(self) -> str:
+        """The text of a TOML file that loads as this config."""
+        return write_toml(self.as_dict())
+
+
+def load(source: str | Path | Mapping[str, Any] | Config, overrides: Sequence[str] = ()) -> Config:
+    """See `Config.load`."""
+    return Config.load(source, overrides)
+
+
+def _read(tables: Mapping[str, Any], faults: list[str]) -> Config | None:
+    """The sections; None when one of them has faults, which are then added."""
+    wrong = {name for name in read.SECTIONS if not isinstance(tables.get(name, {}), Mapping)}
+    faults += [f"[{name}] must be a table of keys, not {tables[name]!r}" for name in sorted(wrong)]
+    faults += [read.unknown_section(name) for name in tables if name not in read.SECTIONS]
+    table = {name: {} if name in wrong else tables.get(name, {}) for name in read.SECTIONS}
+    if "model" not in tables:
+        faults.append("the section [model] is missing")
+    model = read.read_model(table["model"], faults) if "model" in tables and "model" not in wrong else None
+    data = read.read_data(table["data"] if "data" in tables else None, model, faults)
+    train = read.read_train(table["train"], faults)
+    plan = read.read_plan(table["plan"], faults)
+    cluster = read.read_cluster(table["cluster"], faults)
+    if model is None or data is None or train is None or plan is None or cluster is None:
+        return None
+    return Config(model, data, train, plan, cluster)
+
+
+def _overridden(tables: Mapping[str, Any], overrides: Sequence[str], faults: list[str]) -> dict[str, Any]:
+    """A copy of the tables with the overrides in their places."""
+    result = _copied(tables)
+    for override in overrides:
+        path, equals, text = override.partition("=")
+        keys = path.strip().split(".")
+        if not equals or len(keys) < 2 or not all(keys):
+            faults.append(f"override '{override}' is not of the form section.key=value, as in train.lr=1e-3")
+            continue
+        if keys[0] not in read.SECTIONS:
+            faults.append(f"override '{override}': unknown section '{keys[0]}'; {nearest(keys[0], read.SECTIONS)}")
+            continue
+        inner = result
+        for key in keys[:-1]:
+            inner = inner.setdefault(key, {})
+            if not isinstance(inner, dict):
+                faults.append(f"override '{override}': {key} is {inner!r}, which has no keys of its own")
+                break
+        else:
+            inner[keys[-1]] = parse_value(text.strip())
+    return result
+
+
+def _copied(tables: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _copied(value) if isinstance(value, Mapping) else value for key, value in tables.items()}

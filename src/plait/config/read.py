@@ -1,0 +1,175 @@
+"""From tables to sections: every fault of every section becomes one sentence with the key's path and the cure.
+
+The schemas say what is right; here is only how it is said. pydantic's own messages speak of its types, which no user of
+a TOML file has heard of.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from plait.config import huggingface
+from plait.config.model import LANGUAGE_MODELS, MODELS, HuggingFace, ModelSection, Python, Section, Transformer
+from plait.config.sections import ClusterSection, Data, PlanSection, Train
+from plait.errors import nearest
+
+AnySection = TypeVar("AnySection", bound=BaseModel)
+
+SECTIONS: Final = ("model", "data", "train", "plan", "cluster")
+SEQ_LEN: Final = 128
+
+ELSEWHERE: Final = {
+    "precision": "the plan says it: [plan] text = 'dp1 precision:bf16'",
+    "dtype": "the plan says it: [plan] text = 'dp1 precision:bf16'",
+    "micro_batches": "the plan says it: [plan] text = 'dp1 mb4'",
+    "gradient_accumulation_steps": "the plan says it: [plan] text = 'dp1 mb4'",
+    "remat": "the plan says it: [plan] text = 'dp1 remat:full'",
+    "compile": "the plan says it: [plan] text = 'dp1 compile'",
+    "batch_size": "did you mean 'global_batch' (samples a step, over all ranks)?",
+    "learning_rate": "did you mean 'lr'?",
+}
+"""Keys that people look for in `[train]`, and where they are."""
+
+
+def read_model(table: Mapping[str, Any], faults: list[str]) -> ModelSection | None:
+    """The section of a `[model]` table; adds its faults and returns None when it has any."""
+    keys: dict[str, Any] = dict(table)
+    if "python" in keys and "name" not in keys:
+        return read_section("model", Python, keys, faults)
+    name = keys.get("name")
+    if "python" in keys:
+        faults.append(f"model.name {name!r} and model.python {keys['python']!r} are two models; keep one")
+        return None
+    if name is None:
+        name = huggingface.family_of(keys.get("model_type"))
+        if name is None:
+            pasted = "model_type" in keys
+            missing = f"model.name is missing; known: {', '.join(MODELS)} (or python = 'module:function')"
+            faults.append(huggingface.unknown_model_type(keys["model_type"]) if pasted else missing)
+            return None
+        keys["name"] = name
+    if not isinstance(name, str) or name not in MODELS:
+        faults.append(f"model.name {name!r} is unknown; {nearest(str(name), MODELS)}")
+        return None
+    if name in huggingface.MUST_BE:
+        keys, refused = huggingface.digest(name, keys)
+        faults += refused
+    schema = MODELS[name]
+    if issubclass(schema, Transformer):
+        hidden_size: Any = keys.get("hidden_size")
+        keys.setdefault("intermediate_size", 4 * hidden_size if isinstance(hidden_size, int) else 1)
+    return read_section("model", schema, keys, faults)
+
+
+def read_data(table: Mapping[str, Any] | None, model: ModelSection | None, faults: list[str]) -> Data | None:
+    """The section of a `[data]` table, random data without one; language models get a sequence length."""
+    keys: dict[str, Any] = {"name": "random"} if table is None else dict(table)
+    if keys.get("seq_len") is None and getattr(model, "name", None) in LANGUAGE_MODELS and "python" not in keys:
+        keys["seq_len"] = min(SEQ_LEN, longest_sequence(model) or SEQ_LEN)
+    return read_section("data", Data, keys, faults)
+
+
+def longest_sequence(model: ModelSection | None) -> int | None:
+    """The positions that a model has, where its keys say so."""
+    if isinstance(model, HuggingFace) and isinstance(model.config, dict):
+        longest = model.config.get("max_position_embeddings", model.config.get("n_positions"))
+        return longest if isinstance(longest, int) else None
+    return getattr(model, "max_position_embeddings", None)
+
+
+def read_train(table: Mapping[str, Any], faults: list[str]) -> Train | None:
+    """The section of a `[train]` table."""
+    return read_section("train", Train, table, faults)
+
+
+def read_plan(table: Mapping[str, Any], faults: list[str]) -> PlanSection | None:
+    """The section of a `[plan]` table."""
+    return read_section("plan", PlanSection, table, faults)
+
+
+def read_cluster(table: Mapping[str, Any], faults: list[str]) -> ClusterSection | None:
+    """The section of a `[cluster]` table."""
+    return read_section("cluster", ClusterSection, table, faults)
+
+
+def read_section(name: str, schema: type[AnySection], table: Mapping[str, Any], faults: list[str]) -> AnySection | None:
+    """One section by its schema; adds a sentence for each key at fault and returns None when there are any."""
+    given = {key: value for key, value in table.items() if value is not None}
+    try:
+        return schema.model_validate(given)
+    except ValidationError as error:
+        by_key: dict[str, list[ErrorDetails]] = {}
+        for detail in error.errors(include_url=False):
+            by_key.setdefault(str(detail["loc"][0]), []).append(detail)
+        faults += [_sentence(name, schema, key, given.get(key), details) for key, details in by_key.items()]
+        return None
+
+
+def unknown_section(name: str) -> str:
+    """What is said to a table that is no section, or a key that stands before all of them."""
+    if name in Train.model_fields:
+        return f"unknown section [{name}]; it is a key of [train]"
+    return f"unknown section [{name}]; {ELSEWHERE[name] if name in ELSEWHERE else nearest(name, SECTIONS)}"
+
+
+def _sentence(section: str, schema: type[BaseModel], key: str, value: Any, details: list[ErrorDetails]) -> str:
+    path, kind = f"{section}.{key}", details[0]["type"]
+    if kind == "extra_forbidden":
+        return f"unknown key {path}; {_where_is(section, key, schema)}"
+    if value is None:
+        return f"{path} is missing"
+    shown = repr(value)
+    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+    wanted = dict.fromkeys([_LISTS[key]] if key in _LISTS else [_wanted(detail) for detail in details])
+    sentence = f"{path} = {shown} is wrong: it must be {' or '.join(wanted)}"
+    if kind == "literal_error" and isinstance(value, str):
+        near = nearest(value, re.findall("'([^']*)'", details[0]["ctx"]["expected"]))
+        sentence += f"; {near}" if near.startswith("did you mean") else ""
+    return sentence
+
+
+def _where_is(section: str, key: str, schema: type[BaseModel]) -> str:
+    if section == "train" and key in ELSEWHERE:
+        return ELSEWHERE[key]
+    near = nearest(key, schema.model_fields)
+    if near.startswith("did you mean"):
+        return near
+    others: dict[str, type[Section]] = {"data": Data, "train": Train, "plan": PlanSection, "cluster": ClusterSection}
+    for other, known in others.items():
+        if other != section and key in known.model_fields:
+            return f"it belongs to [{other}]"
+    families = [name for name, known in MODELS.items() if key in known.model_fields]
+    if families and section != "model":
+        return "it belongs to [model]"
+    if families:
+        return f"it is a key of {', '.join(families)}"
+    return near
+
+
+_LISTS: Final = {"betas": "a list of two numbers from 0 to below 1", "files": "a list of paths"}
+_KINDS: Final = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "a string",
+    "dict_type": "a table",
+    "finite_number": "a finite number",
+    "greater_than_equal": "{ge} or more",
+    "greater_than": "more than {gt:g}",
+    "less_than": "less than {lt:g}",
+    "string_pattern_mismatch": "'module:function'",
+}
+
+
+def _wanted(detail: ErrorDetails) -> str:
+    """The kind or the range that a key asks for, in words."""
+    context = detail.get("ctx", {})
+    if detail["type"] == "literal_error":
+        return f"one of {context['expected'].replace(' or ', ', ')}"
+    return _KINDS.get(detail["type"], detail["msg"]).format(**context)

@@ -1,0 +1,168 @@
+"""What must hold between keys and between sections: each rule one function, all failures reported at once.
+
+Only what can be seen without data, plan or torch. The rooms that meet the real thing ask again and ask more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from plait.config.model import FNO, GPT, LANGUAGE_MODELS, MLP, HuggingFace, Llama, Python, ResNet, Transformer
+from plait.config.read import longest_sequence
+
+if TYPE_CHECKING:
+    from plait.config.config import Config
+
+BYTES: Final = 256
+DIGIT_FEATURES, DIGIT_CLASSES = 64, 10
+
+
+def _near(size: int, parts: int) -> str:
+    below = size // parts * parts
+    return f"the nearest are {below} and {below + parts}" if below else f"the least is {parts}"
+
+
+def heads_divide_the_hidden_size(config: Config) -> Iterator[str]:
+    """Unless `head_dim` says otherwise."""
+    model = config.model
+    if not isinstance(model, Transformer) or getattr(model, "head_dim", None) is not None:
+        return
+    if model.hidden_size % model.num_attention_heads:
+        yield (
+            f"model.hidden_size {model.hidden_size} must be a multiple of num_attention_heads {model.num_attention_heads}; "
+            f"{_near(model.hidden_size, model.num_attention_heads)}"
+        )
+    elif isinstance(model, Llama) and (model.hidden_size // model.num_attention_heads) % 2:
+        yield (
+            f"model.hidden_size {model.hidden_size} over num_attention_heads {model.num_attention_heads} is an odd size of a "
+            "head; rotary positions turn pairs"
+        )
+
+
+def head_dim_is_even(config: Config) -> Iterator[str]:
+    """Rotary positions turn pairs of features."""
+    model = config.model
+    if isinstance(model, Llama) and model.head_dim is not None and model.head_dim % 2:
+        yield f"model.head_dim {model.head_dim} is odd; rotary positions turn pairs"
+
+
+def key_value_heads_divide_the_heads(config: Config) -> Iterator[str]:
+    """Each key-value head serves a whole group of queries."""
+    model = config.model
+    if isinstance(model, Llama) and model.num_key_value_heads and model.num_attention_heads % model.num_key_value_heads:
+        yield (
+            f"model.num_attention_heads {model.num_attention_heads} must be a multiple of num_key_value_heads "
+            f"{model.num_key_value_heads}; {_near(model.num_attention_heads, model.num_key_value_heads)}"
+        )
+
+
+def expert_keys_go_together(config: Config) -> Iterator[str]:
+    """The keys of experts mean nothing without experts, and a token cannot go to more than there are."""
+    model = config.model
+    if not isinstance(model, Llama):
+        return
+    if model.num_local_experts is None:
+        for key in ("num_experts_per_tok", "moe_intermediate_size", "num_shared_experts"):
+            if getattr(model, key):
+                yield f"model.{key} {getattr(model, key)} needs num_local_experts, the number of experts"
+    elif model.num_experts_per_tok is not None and model.num_experts_per_tok > model.num_local_experts:
+        yield f"model.num_experts_per_tok {model.num_experts_per_tok} is more than num_local_experts {model.num_local_experts}"
+
+
+def hf_config_has_a_type(config: Config) -> Iterator[str]:
+    """An inline table must say which model it is."""
+    model = config.model
+    if isinstance(model, HuggingFace) and isinstance(model.config, dict) and "model_type" not in model.config:
+        yield "model.config needs model_type when it is a table, as in config = {model_type = 'gpt2'}"
+
+
+def data_has_one_source(config: Config) -> Iterator[str]:
+    """A name or a function."""
+    data = config.data
+    if data.name is None and data.python is None:
+        yield "data.name is missing; known: stdlib, text, digits, random (or python = 'module:function')"
+    if data.name is not None and data.python is not None:
+        yield f"data.name '{data.name}' and data.python '{data.python}' are two sources; keep one"
+    if data.name == "text" and not data.files:
+        yield "data.files is missing; data 'text' needs files = ['path', ...]"
+    if data.files and data.name not in (None, "text"):
+        yield f"data.files belongs to data 'text', not to '{data.name}'"
+
+
+def text_needs_a_language_model(config: Config) -> Iterator[str]:
+    """Bytes are tokens: 256 of them, in sequences."""
+    data, model = config.data, config.model
+    if data.name not in ("stdlib", "text"):
+        return
+    if isinstance(model, (MLP, ResNet, FNO)):
+        yield f"data '{data.name}' is text, and model '{model.name}' takes none; use a model of {', '.join(LANGUAGE_MODELS)}"
+    vocab_size: Any = getattr(model, "vocab_size", None)
+    if isinstance(model, HuggingFace) and isinstance(model.config, dict):
+        vocab_size = model.config.get("vocab_size")
+    if isinstance(vocab_size, int) and vocab_size < BYTES:
+        yield f"model.vocab_size {vocab_size} is too small: data '{data.name}' is bytes and needs vocab_size {BYTES} or more"
+
+
+def digits_need_an_image_model(config: Config) -> Iterator[str]:
+    """8 x 8 grey images of ten digits."""
+    model = config.model
+    if config.data.name != "digits":
+        return
+    if isinstance(model, (GPT, Llama, HuggingFace, FNO)):
+        yield f"data 'digits' is images, and model '{model.name}' takes none; use mlp or resnet"
+    if isinstance(model, MLP) and model.in_features != DIGIT_FEATURES:
+        yield f"model.in_features {model.in_features}: data 'digits' needs in_features {DIGIT_FEATURES}"
+    if isinstance(model, MLP) and model.out_features < DIGIT_CLASSES:
+        yield f"model.out_features {model.out_features}: data 'digits' needs out_features {DIGIT_CLASSES} or more"
+    if isinstance(model, ResNet) and model.in_channels != 1:
+        yield f"model.in_channels {model.in_channels}: data 'digits' needs in_channels 1"
+    if isinstance(model, ResNet) and model.num_classes < DIGIT_CLASSES:
+        yield f"model.num_classes {model.num_classes}: data 'digits' needs num_classes {DIGIT_CLASSES} or more"
+
+
+def random_data_needs_known_shapes(config: Config) -> Iterator[str]:
+    """A user's own model does not say what it takes."""
+    if config.data.name == "random" and isinstance(config.model, Python):
+        yield "data.name 'random' needs a model by name, whose shapes it knows; give data.python = 'module:function'"
+
+
+def sequences_fit_the_positions(config: Config) -> Iterator[str]:
+    """A sequence may not be longer than the positions that the model has."""
+    longest = longest_sequence(config.model)
+    if config.data.seq_len is not None and longest is not None and config.data.seq_len > longest:
+        yield (
+            f"data.seq_len {config.data.seq_len} is longer than model.max_position_embeddings {longest}; "
+            "shorten the one or raise the other"
+        )
+
+
+def optimizer_keys_go_together(config: Config) -> Iterator[str]:
+    """Momentum is SGD's; Nesterov's needs some; a floor lies below."""
+    train = config.train
+    if train.optimizer == "adamw" and (train.momentum or train.nesterov):
+        yield f"train.momentum {train.momentum:g} belongs to optimizer 'sgd'; adamw has betas"
+    elif train.nesterov and not train.momentum:
+        yield "train.nesterov needs momentum above 0"
+    if train.min_lr > train.lr:
+        yield f"train.min_lr {train.min_lr:g} is above lr {train.lr:g}"
+
+
+RULES: Final[tuple[Callable[[Config], Iterator[str]], ...]] = (
+    heads_divide_the_hidden_size,
+    head_dim_is_even,
+    key_value_heads_divide_the_heads,
+    expert_keys_go_together,
+    hf_config_has_a_type,
+    data_has_one_source,
+    text_needs_a_language_model,
+    digits_need_an_image_model,
+    random_data_needs_known_shapes,
+    sequences_fit_the_positions,
+    optimizer_keys_go_together,
+)
+
+
+def broken_rules(config: Config) -> list[str]:
+    """The messages of all rules that a config breaks."""
+    return [message for rule in RULES for message in rule(config)]
