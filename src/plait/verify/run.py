@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from plait import comm
 from plait.comm import World
@@ -32,7 +33,7 @@ from plait.verify.observation import Record
 from plait.verify.observe import join, record_rank
 from plait.verify.probes import PROBES
 from plait.verify.problem import Problem, plan_dtype, reference_dtype
-from plait.verify.reference import run_reference, slicing_reasons
+from plait.verify.reference import Slice, run_reference, slicing_reasons
 from plait.verify.report import Report
 
 PRECISIONS = ("float64", "float32")
@@ -189,7 +190,16 @@ def _judge(world: World, problem: Problem, plan: Plan, task: Task, records: Sequ
     clip = problem.train.clip_grad_norm
     if clip is not None and not any(norm > clip for norm in norms):
         notes = [*notes, f"no gradient norm exceeded clip_grad_norm = {clip}: clipping was not tested"]
-    return replace(report, notes=notes)
+    refused = [*report.refusals, *_same_data(slices(0, batches[0]))]
+    return replace(report, notes=notes, refusals=refused)
+
+
+def _same_data(parts: Sequence[Slice]) -> list[str]:
+    """Ranks that see equal data agree whatever is reduced between them."""
+    full = [leaf for part in parts if len(leaf := tree_leaves(part.batch)[0])]
+    if len(full) > 1 and all(torch.equal(leaf, full[0]) for leaf in full[1:]):
+        return ["every slice of the batch holds the same data, so a missing reduction would not show"]
+    return []
 
 
 def _nudged(model: nn.Module) -> nn.Module:
