@@ -92,6 +92,11 @@ def is_available(plan: Plan) -> bool:
     return True
 
 
+def ranks(plan: Plan) -> str:
+    """`1 rank`, `2 ranks`."""
+    return "1 rank" if plan.world_size == 1 else f"{plan.world_size} ranks"
+
+
 def speaks() -> bool:
     """Whether this process speaks for all: the only one, or rank 0 of a world that torchrun started."""
     world = joined_world()

@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     """The report of `plait.verify.run`; its errors, and those of the config and the plan."""
     config = common.read_config(arguments, with_steps=False)
     plan = common.plan_of(config, arguments.plan)
-    common.say(f"plait verify: {plan} on {plan.world_size} {'rank' if plan.world_size == 1 else 'ranks'}, against one device")
+    common.say(f"plait verify: {plan} on {common.ranks(plan)}, against one device")
     from plait.verify.run import run as verify
 
     report = verify(config, plan, steps=arguments.steps, dtype=arguments.dtype, tolerance=arguments.tolerance)
