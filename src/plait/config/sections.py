@@ -42,6 +42,8 @@ class Train(Section):
     `clip_grad_norm` None does not clip; `loss` is a user's `module:function` of (output, targets).
     `num_servers` and `aggregate` are for parameter servers: how many ranks serve (None: all) and whether the workers'
     gradients are summed to the global mean loss or averaged worker by worker.
+    `outer_lr` and `outer_momentum` are of the outer step of `local` (DiLoCo: 0.7 and 0.9), `compress` how its differences
+    travel; `staleness_rate` whether `async-server` trusts old gradients less: 1, or 1 / (1 + updates missed).
     """
 
     steps: Count = 100
@@ -62,6 +64,10 @@ class Train(Section):
     loss: Reference | None = None
     num_servers: Count | None = None
     aggregate: Literal["sum", "mean"] = "sum"
+    outer_lr: Positive = 1.0
+    outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    compress: Literal["none", "int8"] = "none"
+    staleness_rate: Literal["constant", "inverse"] = "constant"
 
 
 class PlanSection(Section):

@@ -11,6 +11,7 @@ from torch import nn
 
 from plait import datasets, models, reference
 from plait.comm import World
+from plait.data import Asynchrony
 from plait.datasets import Loader
 from plait.engine import optimizers
 from plait.engine.build import Options, build
@@ -20,6 +21,8 @@ from plait.engine.loss import LossFunction
 from plait.errors import ModelError
 from plait.models import losses, user
 from plait.plan import Plan, check_batch
+
+ASYNCHRONY_KEYS = ("outer_lr", "outer_momentum", "compress", "staleness_rate")
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,9 @@ def make_options(config: Any) -> Options:
         learning_rate=optimizers.learning_rate(train),
         num_servers=getattr(train, "num_servers", None),
         aggregate=getattr(train, "aggregate", "sum"),
+        asynchrony=Asynchrony(
+            **{key: getattr(train, key) for key in ASYNCHRONY_KEYS if hasattr(train, key)},
+        ),
     )
 
 

@@ -6,14 +6,14 @@ After it nobody reads the plan: each room has been handed what concerns it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
 from plait import comm, data
 from plait.comm import Axis, World
-from plait.data import DataGroup, DataStrategy, Unit
+from plait.data import Asynchrony, DataGroup, DataStrategy, Unit
 from plait.engine import recompute, update
 from plait.engine.batch import BatchSplitter
 from plait.engine.engine import Engine, EngineParts
@@ -41,6 +41,7 @@ class Options:
         clip_grad_norm: the largest norm of the gradient; None does not clip.
         learning_rate: factor on the optimizer's lr by step, from 0.
         num_servers: ranks that serve under `dpN:server`; None means all.
+        asynchrony: of `local` and `async-server`, beside the plan's everyH and staleK: outer step, compression, rates.
         aggregate: what servers make of the workers' gradients: `sum` (the global mean loss) or `mean` (the mean of the
             workers' means; the same where every worker counts as many tokens).
     """
@@ -51,6 +52,7 @@ class Options:
     learning_rate: LearningRate | None = None
     num_servers: int | None = None
     aggregate: str = "sum"
+    asynchrony: Asynchrony = field(default_factory=Asynchrony)
 
 
 def build(
@@ -81,6 +83,14 @@ def build(
     units = _materialise(model, blocks, plan, world, options)
     strategy = data.make(plan.dp.strategy, units.units, _data_group(plan, world, options))
     units.fill(strategy)
+    step = Update(
+        strategy,
+        update.make(optimizer, strategy),
+        clip_grad_norm=options.clip_grad_norm,
+        learning_rate=options.learning_rate,
+    )
+    strategy.start(step.make)
+    world.at_close(strategy.rest, strategy.close)
 
     return Engine(
         EngineParts(
@@ -89,16 +99,11 @@ def build(
             model=model,
             loss=loss,
             strategy=strategy,
-            update=Update(
-                strategy,
-                update.make(optimizer, strategy),
-                clip_grad_norm=options.clip_grad_norm,
-                learning_rate=options.learning_rate,
-            ),
+            update=step,
             splitter=BatchSplitter(model, plan.micro_batches, DTYPES[plan.precision], world.device),
             actions=_actions(plan, world),
             seed=options.seed,
-            mean_of_workers=options.aggregate == "mean",
+            mean_of_workers=options.aggregate == "mean" and strategy.lockstep,
         )
     )
 
@@ -139,6 +144,7 @@ def _data_group(plan: Plan, world: World, options: Options) -> DataGroup:
         device=world.device,
         offload=plan.dp.offload,
         num_servers=options.num_servers,
+        asynchrony=replace(options.asynchrony, stale=plan.dp.stale or 0, every=plan.dp.every or 1),
     )
 
 

@@ -6,6 +6,7 @@ stage, so there is no other path: `0UNSHARD 0F0 0B0 0F1 0REDUCE 0B1 0U`.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.comm import World
-from plait.data import DataStrategy
+from plait.data import DataStrategy, Told
 from plait.engine.batch import BatchSplitter, MicroBatch, call
 from plait.engine.init import derive_seed
 from plait.engine.loss import LossFunction, LossSum, LossTotals
@@ -61,6 +62,7 @@ class Engine:
         self._micro_batches: list[MicroBatch] = []
         self._losses: dict[int, Tensor] = {}
         self._totals = LossTotals(0.0, 1.0, 0.0)
+        self._told = Told(0.0, 1.0, 0)
         self._actions = parts.actions
         self._handlers = {
             Kind.UNSHARD: self._unshard,
@@ -93,12 +95,13 @@ class Engine:
         if trace:
             timeline.mark_memory(self.memory())
         return StepResult(
-            loss=self._totals.loss,
+            loss=self._told.loss_sum / self._told.count if self._told.count else math.nan,
             grad_norm=self._grad_norm(),
-            tokens=int(self._totals.count),
+            tokens=self._told.tokens,
             seconds=time.perf_counter() - began,
             timeline=timeline,
             ledger=world.ledger.since(earlier),
+            details=self.strategy.details(),
         )
 
     @torch.no_grad()
@@ -165,18 +168,20 @@ class Engine:
 
     def _update(self, action: Action) -> None:
         self.strategy.reduce()
-        self._totals = self.update.totals(self._loss, self._axis)
-        self._totals.check(self.step_index + 1)
+        self._totals = self.update.totals(self._loss)
+        if self.strategy.lockstep or self._totals.count:
+            self._totals.check(self.step_index + 1)
         for observe in self.before_update:
             observe(self)
         self.update.apply(self._totals, self.step_index, self._divisor())
-        self.strategy.publish()
+        self.strategy.end_step()
+        self._told = self.strategy.tell(self._totals.loss_sum, self._totals.count)
 
     def _divisor(self) -> float:
         return 1.0 if self._mean_of_workers else self._totals.count
 
     def _grad_norm(self) -> float:
-        return float(self._totals.squared_norm**0.5) / self._divisor()
+        return float(self._totals.squared_norm**0.5) / (self._divisor() or 1.0)
 
 
 def _micro_batch(action: Action) -> int:

@@ -32,6 +32,7 @@ OPTIMIZER = "optimizer/"
 def save(engine: Engine, path: Path, meta: dict[str, Any]) -> None:
     """Write the checkpoint `path`. Collective."""
     world = engine.world
+    engine.strategy.settle()
     average_buffers(engine)
     save_pieces(
         path,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from plait.comm import Ledger
 from plait.trace import Timeline
@@ -19,6 +20,10 @@ class StepResult:
         seconds: the time of the step on this rank.
         timeline: its actions and collectives.
         ledger: what this rank sent, by axis and operation.
+        details: what the strategy adds, by name, as the staleness of this rank's gradient.
+
+    Under `local` and `async-server`, whose ranks do not step together, loss and norm are this rank's own; where it hears of
+    the others (an outer step, an answer of the server), loss and tokens are of all that it had not heard of.
     """
 
     loss: float
@@ -27,3 +32,4 @@ class StepResult:
     seconds: float
     timeline: Timeline
     ledger: Ledger
+    details: Mapping[str, float] = field(default_factory=dict)

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plait.comm import Axis
-from plait.data import DataStrategy
+from plait.data import Change, DataStrategy
 from plait.engine.loss import LossSum, LossTotals
 from plait.errors import OptimizerError
 
@@ -54,31 +53,41 @@ class Update:
         self._clip = clip_grad_norm
         self._learning_rate = learning_rate
         self._base = [float(group["lr"]) for group in optimizer.param_groups]
+        self._rate = 1.0
         self._takes_scale = bool(getattr(optimizer, "_step_supports_amp_scaling", False)) and all(
             piece.value.dtype == torch.float32 for piece in strategy.pieces
         )
 
-    def totals(self, loss: LossSum, axis: Axis) -> LossTotals:
-        """The sums over all ranks, and gradients taken away where no rank computed one. Collective."""
+    def totals(self, loss: LossSum) -> LossTotals:
+        """The sums over the ranks that step together, and gradients taken away where no rank computed one. Collective."""
         strategy = self._strategy
         used = [float(index in state.touched) for state, index in strategy.slots()]
         scalars = torch.tensor([0.0, 0.0, 0.0, *used], dtype=torch.float64, device=loss.count.device)
         scalars[0], scalars[1], scalars[2] = loss.loss_sum, loss.count, strategy.squared_norm()
-        axis.all_reduce(scalars, control=True).wait()
+        strategy.total(scalars)
         values = scalars.tolist()
         if not all(values[3:]):
             strategy.forget_untouched([value > 0 for value in values[3:]])
         return LossTotals(values[0], values[1], values[2])
 
     def apply(self, totals: LossTotals, step: int, divisor: float) -> None:
-        """Update the pieces; `divisor` turns summed gradients into those of the mean loss."""
-        factor = 1.0 / divisor
+        """Have the pieces updated; `divisor` turns summed gradients into those of the mean loss (0: there are none)."""
+        factor = 1.0 / divisor if divisor else 0.0
         if self._clip is not None:
             norm = float(totals.squared_norm**0.5) * factor
             factor *= min(1.0, self._clip / (norm + CLIP_EPSILON))
-        if self._learning_rate is not None:
+        self._strategy.update(Change(step, factor))
+
+    def make(self, change: Change) -> None:
+        """One step of the optimizer over this rank's pieces."""
+        factor = change.factor
+        if not factor:
+            return
+        if self._learning_rate is not None or change.rate != self._rate:
+            self._rate = change.rate
+            scheduled = 1.0 if self._learning_rate is None else self._learning_rate(change.step)
             for group, base in zip(self.optimizer.param_groups, self._base, strict=True):
-                group["lr"] = base * self._learning_rate(step)
+                group["lr"] = base * scheduled * change.rate
         optimizer: Any = self.optimizer
         if self._takes_scale:
             pieces = self._strategy.pieces

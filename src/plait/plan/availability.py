@@ -13,7 +13,7 @@ from plait.plan import axes
 from plait.plan.plan import Plan
 
 BUILT: Final[dict[str, frozenset[str]]] = {
-    "dp": frozenset({"allreduce", "ring", "server", "zero1", "zero2", "zero3"}),
+    "dp": frozenset(set(axes.DATA_STRATEGIES)),
     "tp": frozenset(),
     "pp": frozenset(),
     "ep": frozenset(),  # {"ep"} when experts are split
