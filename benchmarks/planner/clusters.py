@@ -24,7 +24,9 @@ def machine_for(case: Case, efficiency: Efficiency | None = None) -> Machine:
         device = replace(device, flops=flops, memory_bandwidth=2.4e12, memory_bytes=96 * GIB)
     if case.device == "gh200":
         # Four superchips a node, 150 GB/s to each neighbour; Slingshot-11, 200 Gb/s a port.
-        device = replace(device, memory_bandwidth=4.0e12, memory_bytes=96 * GIB)
+        # float32 on TF32 units: the published steps are shorter than their flops at 67 TFLOP/s.
+        flops = {**device.flops, "float32": 494e12}
+        device = replace(device, flops=flops, memory_bandwidth=4.0e12, memory_bytes=96 * GIB)
         node, network = replace(node, bandwidth=150e9), replace(network, bandwidth=25e9)
     if case.source == "12d":
         network = replace(network, bandwidth=12.5e9 / 8)  # one 100 Gb/s port for the eight devices of a node

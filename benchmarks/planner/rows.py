@@ -26,6 +26,7 @@ class Practice:
     fused: bool = False
     """Elementwise operations run as fused kernels: what `compile` says in a plan."""
     family: str = "gpt"
+    precision: str = "bf16"
     runtime: Runtime = field(default_factory=Runtime)
 
 
@@ -41,7 +42,8 @@ FSDP = Practice(runtime=Runtime(2.0))
 TITAN = Practice(family="llama", runtime=Runtime(2.0))
 NANOTRON = Practice(family="llama", runtime=Runtime(4.0, overlap_sends=False, keep_gathered=True))
 ZERO_BUBBLE = Practice("eager", 0.1, True, runtime=Runtime(4.0, overlap_sends=False, balanced_stages=False))
-SAILOR = Practice("eager", 0.1, False, runtime=MEGATRON_2021.runtime)
+SAILOR = Practice("eager", precision="float32", runtime=MEGATRON_2021.runtime)
+"""No half precision in its launch script; published memory agrees: four-byte scores, no dropout masks."""
 
 PRACTICE = {  # by table: what its framework's code of that time does
     "01": FSDP,
@@ -281,7 +283,7 @@ def case(row: dict[str, str]) -> Case:
     micro = max(1, round(batch / dp / int(row["micro_batch"])))
     terms = [
         schedule_term(row, layers), data_term(row), f"cp{row['cp'] or 1}", f"tp{tp}:1d{sequence}", f"mb{micro}",
-        f"remat:{remat(row)}", "precision:bf16",
+        f"remat:{remat(row)}", f"precision:{practice.precision}",
     ]  # fmt: skip
     if practice.fused or compiled(row):
         terms.append("compile")

@@ -13,7 +13,7 @@ from plait.cost.machine import Machine, machine_of
 from plait.cost.records import Estimate, Job
 from plait.errors import ConfigError, PlanError, nearest
 from plait.plan import DataAxis, Plan
-from plait.planner.search import OBJECTIVES, Found, Settings, search
+from plait.planner.search import OBJECTIVES, Found, Settings, fits_somehow, search
 
 LARGEST_CLUSTER = 1 << 20
 
@@ -119,6 +119,6 @@ def _why_nothing_fits(job: Job, machine: Machine, machines: Cluster, settings: S
     while size < LARGEST_CLUSTER:
         size *= 2
         bigger = Job(model, max(job.global_batch, size), job.optimizer, job.runtime)
-        if search(bigger, machine, size, Settings(settings.precision, settings.compile, keep=1)).best:
+        if fits_somehow(bigger, machine, size, settings):
             return f"{base}; fits from {size} devices"
     return f"{base}; no number of devices up to {LARGEST_CLUSTER} fits it, choose devices with more memory"
