@@ -13,7 +13,7 @@ from tests.architecture.source import PACKAGE, files, imports, module, room
 WORDS = {"errors", "plan", "cluster", "config", "mesh", "trace"}
 STRATEGIES = {"data", "tensor", "context", "expert", "pipeline", "checkpoint"}
 ENGINE = {*WORDS, "comm", *STRATEGIES, "reference", "models", "datasets"}
-PLANNING = {*WORDS, "comm", "pipeline"}  # their pure parts: see test_what_plans_needs_no_torch
+PLANNING = {*WORDS, "toml", "comm", "pipeline"}  # their pure parts: see test_what_plans_needs_no_torch
 
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),

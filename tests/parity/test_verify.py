@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from plait.errors import PlanError
 from plait.plan import Plan
-from plait.verify import Report
+from plait.verify import Report, run
 from plait.verify.probes import PROBES
 from plait.verify.run import Task, in_world, verify
 from tests.parity.verify_problems import problem
@@ -63,3 +64,28 @@ def test_verify_needs_no_second_run_when_all_is_well(ranks):
 
     assert verify(Task(problem("mlp"), "dp2 precision:float64", 2, None, ("sgd",)), runner).ok
     assert len(calls) == 1
+
+
+CONFIG = {
+    "model": {"name": "mlp", "in_features": 6, "hidden_size": 11, "num_hidden_layers": 2, "out_features": 5},
+    "data": {"name": "random"},
+    "train": {"global_batch": 12},
+}
+
+
+def test_the_door_starts_ranks_of_its_own():
+    report = run(CONFIG, "dp2:zero2 mb2 precision:bf16", probes=["sgd", "tied"])
+    found = report.as_dict()
+    assert found["ok"] and found["plan"] == "dp2:zero2 mb2 precision:float64" and found["world_size"] == 2
+    assert found["steps"] == 3 and 0 < found["grad_error"] < 1e-12
+    assert any("tied does not apply" in note for note in found["notes"])
+    assert any("the plan's own precision is bf16" in note for note in found["notes"])
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [({"dtype": "bf16"}, "a proof needs"), ({"probes": ["sdg"]}, "did you mean 'sgd'"), ({"steps": 0}, "at least one step")],
+)
+def test_what_cannot_be_asked(keys, words):
+    with pytest.raises(PlanError, match=words):
+        run(CONFIG, "dp2", **keys)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from plait.toml import parse_value
+from plait.toml import parse_value, tomllib, write_toml
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,14 @@ from plait.toml import parse_value
 )
 def test_values(text: str, value: Any) -> None:
     assert parse_value(text) == value
+
+
+def test_written_tables_read_back() -> None:
+    table: dict[str, Any] = {
+        "text": 'a "b" \\ \n ü \x7f',
+        "numbers": [1, 2.5, 1e-30, -3, True],
+        "inner table": {"a b": {"c": []}, "d.e": "f"},
+        "float": 3.0,
+    }
+    assert tomllib.loads(write_toml({"one": table, "two": {}})) == {"one": table, "two": {}}
+    assert write_toml({"one": {"gone": None, "list": ({"x": None},)}}) == "[one]\nlist = [{}]\n"

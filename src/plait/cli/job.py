@@ -46,6 +46,9 @@ def run(job: Job) -> dict[str, Any]:
     training = assemble(job.config, plan, world)
     if job.checkpoint is not None:
         training.loader.load_state_dict(training.engine.load(job.checkpoint)["loader"])
+    if folder is not None and world.rank == 0:
+        folder.config.write_text(job.config.to_toml())
+        folder.plan.write_text(f"{job.plan}\n")
     tally = Tally()
     fit(training.engine, training.loader, job.config.train.steps, [tally, *_hooks(job, world, folder, training)])
     result = {"out": None if folder is None else str(folder.path), **_numbers(world, training, tally, folder), "plan": job.plan}

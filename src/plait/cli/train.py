@@ -41,14 +41,14 @@ def run(arguments: argparse.Namespace) -> Answer:
         folder, checkpoint = resumed_run(source, arguments.out, name)
     elif common.speaks():
         folder = new_run(arguments.out, name)
-    if folder is not None and common.speaks():
-        folder.config.write_text(config.to_toml())
-        folder.plan.write_text(f"{plan}\n")
-        common.say(
-            f"plait train: {plan} on {plan.world_size} {'rank' if plan.world_size == 1 else 'ranks'}, into {folder.path}"
-        )
+    if folder is not None:
+        common.say(f"plait train: {plan} on {common.ranks(plan)}, into {folder.path}")
     task = job.Job(config, str(plan), folder=None if folder is None else folder.path, checkpoint=checkpoint)
-    result = launched(task, plan.world_size)
+    try:
+        result = launched(task, plan.world_size)
+    finally:
+        if folder is not None:
+            folder.remove_if_empty()
     return Answer(result, view(result)) if common.speaks() else Answer(None)
 
 
@@ -64,10 +64,11 @@ def launched(task: job.Job, num_ranks: int) -> dict[str, Any]:
 def view(result: dict[str, Any]) -> str:
     """The numbers for people."""
     traffic = ", ".join(f"{axis} {sent / 1e6:,.1f} MB" for axis, sent in result["traffic"].items()) or "none"
+    here = result["steps_here"]
     ms = (result["step_seconds_median"] or 0) * 1e3
     lines = [
         f"plan          {result['plan']}",
-        f"steps         {result['steps']}",
+        f"steps         {result['steps']}" + ("" if here == result["steps"] else f", the last {here} here"),
         f"final loss    {'-' if result['final_loss'] is None else format(result['final_loss'], '.4f')}",
         f"speed         {result['tokens_per_second']:,.0f} tokens/s, {ms:,.1f} ms a step",
         f"peak memory   {max(result['peak_memory']) / 1e6:,.0f} MB in the fullest rank",

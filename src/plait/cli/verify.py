@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plan", required=True, metavar="TEXT", help="the plan to prove, as 'dp2:zero3 mb2'")
     parser.add_argument("--steps", type=int, default=3, metavar="K", help="updates that are compared (default: 3)")
     parser.add_argument(
-        "--dtype", default="float64", choices=("float64", "float32", "bf16"), help="what both compute in (default: float64)"
+        "--dtype", default="float64", choices=("float64", "float32"), help="what both compute in (default: float64)"
     )
     parser.add_argument(
         "--tolerance", type=float, metavar="X", help="the largest relative error that passes (default: by dtype)"
@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     """The report of `plait.verify.run`; its errors, and those of the config and the plan."""
     config = common.read_config(arguments, with_steps=False)
     plan = common.plan_of(config, arguments.plan)
-    common.say(f"plait verify: {plan} on {plan.world_size} {'rank' if plan.world_size == 1 else 'ranks'}, against one device")
+    common.say(f"plait verify: {plan} on {common.ranks(plan)}, against one device")
     from plait.verify.run import run as verify
 
     report = verify(config, plan, steps=arguments.steps, dtype=arguments.dtype, tolerance=arguments.tolerance)

@@ -62,7 +62,7 @@ def read_model(table: Mapping[str, Any], faults: list[str]) -> ModelSection | No
     schema = MODELS[name]
     if issubclass(schema, Transformer):
         hidden_size: Any = keys.get("hidden_size")
-        keys.setdefault("intermediate_size", 4 * hidden_size if isinstance(hidden_size, int) else 1)
+        keys.setdefault("intermediate_size", max(1, 4 * hidden_size) if isinstance(hidden_size, int) else 1)
     return read_section("model", schema, keys, faults)
 
 

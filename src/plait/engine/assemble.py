@@ -64,13 +64,13 @@ def make_model(keys: Mapping[str, Any], seed: int = 0) -> nn.Module:
     with its values instead, from `seed`: right under every plan, but whole on every rank while it is built.
     """
     arguments = dict(keys)
-    python = arguments.pop("python", None)
+    python, given = arguments.pop("python", None), arguments.pop("arguments", None)
     with torch.device("meta"):
-        model = models.make(arguments.pop("name"), **arguments) if python is None else user.make(python)
+        model = models.make(arguments.pop("name"), **arguments) if python is None else user.make(python, given)
     if python is not None and lacks_reset(model):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = user.make(python)
+            model = user.make(python, given)
     return model
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from plait.engine.hooks import Hook, StepDone
+from plait.engine.hooks import Hook, Start, StepDone
 from plait.trace import Timeline
 
 TRACED_STEPS = 5
@@ -54,10 +54,16 @@ class Tally(Hook):
     seconds: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     bytes_by_axis: dict[str, int] = field(default_factory=dict)
+    last_step: int = 0
     timelines: deque[Timeline] = field(default_factory=lambda: deque(maxlen=TRACED_STEPS))
+
+    def on_start(self, start: Start) -> None:
+        """Learn where the run begins."""
+        self.last_step = start.first_step - 1
 
     def on_step(self, done: StepDone) -> None:
         """Take in one step."""
+        self.last_step = done.step
         self.losses.append(float(done.result.loss))
         self.seconds.append(done.seconds)
         self.tokens.append(int(done.result.tokens))
@@ -84,11 +90,13 @@ class Tally(Hook):
 def summary(tally: Tally, peak_memory_bytes: list[int], traffic: list[dict[str, float]]) -> dict[str, Any]:
     """The numbers of `plait train --json`, from one rank's tally and what every rank sent: peak memory and traffic.
 
-    `traffic` is, axis by axis, that of the rank that sent most.
+    `steps` counts from the beginning of training, `steps_here` those of this run alone, which the times are of. `traffic`
+    is, axis by axis, that of the rank that sent most.
     """
     axes = sorted({axis for sent in traffic for axis in sent})
     return {
-        "steps": len(tally.seconds),
+        "steps": tally.last_step,
+        "steps_here": len(tally.seconds),
         "final_loss": tally.losses[-1] if tally.losses else None,
         "tokens_per_second": tally.tokens_per_second(),
         "step_seconds_median": statistics.median(tally.seconds) if tally.seconds else None,

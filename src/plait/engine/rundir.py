@@ -10,6 +10,7 @@ Knows no torch: the launcher prepares the folder before any rank exists, so a re
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import dataclass
@@ -53,6 +54,11 @@ class RunFolder:
     def checkpoint(self, step: int) -> Path:
         """Where the state after `step` is saved."""
         return self.path / "checkpoints" / f"step-{step:08d}"
+
+    def remove_if_empty(self) -> None:
+        """A run that failed before its first step leaves nothing behind, and its name is free again."""
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
 
     @property
     def has_checkpoint(self) -> bool:

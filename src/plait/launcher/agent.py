@@ -126,7 +126,7 @@ def _signals_restored() -> Iterator[None]:
 def _quiet_agent() -> Iterator[None]:
     """The agent logs a traceback of its own for each failure; the error that is raised says it better."""
     known = [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]
-    loggers = [logging.getLogger(name) for name in ("torch.distributed.elastic", *known)]
+    loggers = [logging.getLogger(name) for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn", *known)]
     before = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)

@@ -1,6 +1,9 @@
-"""A model of the user's own: `python = "module:function"`, a function without parameters that returns an `nn.Module`."""
+"""A model of the user's own: `python = "module:function"`, a function that returns an `nn.Module`."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 from torch import nn
 
@@ -8,11 +11,11 @@ from plait.errors import ModelError, PlaitError
 from plait.reference import load
 
 
-def make(python: str) -> nn.Module:
-    """Call the function on the current default device; a failure inside it becomes a `ModelError` that names it."""
+def make(python: str, arguments: Mapping[str, Any] | None = None) -> nn.Module:
+    """Call the function with `arguments` on the current default device; a failure inside it becomes a `ModelError` that names it."""
     function = load(python, ModelError)
     try:
-        model = function()
+        model = function(**(arguments or {}))
     except PlaitError:
         raise
     except Exception as failure:

@@ -20,6 +20,7 @@ from plait.verify.observation import (
 )
 from plait.verify.reference import Recipe, Slice, run_reference
 from plait.verify.report import Report
+from plait.verify.run import run
 
 __all__ = [
     "Blame",
@@ -39,5 +40,6 @@ __all__ = [
     "judge",
     "merge",
     "parameters_of",
+    "run",
     "run_reference",
 ]

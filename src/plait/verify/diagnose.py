@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 from plait.verify.compare import Difference
 from plait.verify.finding import Facts, Finding
-from plait.verify.gradient_findings import View, gradient_findings
+from plait.verify.gradient_findings import gradient_findings
 from plait.verify.observation import Record
 from plait.verify.update_findings import replica_findings, start_findings, update_findings
+from plait.verify.view import View
 
 
 def diagnose(

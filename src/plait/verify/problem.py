@@ -16,13 +16,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import Subset
 
-from plait import datasets, models
+from plait import datasets
 from plait.datasets import Loader, Masked
-from plait.engine import optimizers
+from plait.engine import assemble, optimizers
 from plait.engine.build import DTYPES, MASTER_DTYPES, Options
-from plait.engine.init import Initializer, derive_seed, place_holders
+from plait.engine.init import Initializer, derive_seed, is_meta, place_holders
 from plait.engine.loss import LossFunction
-from plait.models import losses, user
 from plait.plan import Plan
 from plait.verify.reference import Batch, Recipe, Slice
 
@@ -32,7 +31,7 @@ class Idle(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(5))
+        self.weight = nn.Parameter(torch.ones(5))
 
     def reset_parameters(self) -> None:
         """Ones."""
@@ -48,7 +47,7 @@ class Problem:
     """
 
     model: Mapping[str, Any]
-    data: Mapping[str, Any]
+    data: Any
     train: Any
     masked: bool = False
     frozen: tuple[str, ...] = ()
@@ -56,12 +55,10 @@ class Problem:
     num_samples: int | None = None
 
     def make_model(self) -> nn.Module:
-        """On the meta device."""
-        keys = dict(self.model)
-        python = keys.pop("python", None)
-        with torch.device("meta"):
-            model = user.make(python) if python else models.make(keys.pop("name"), **keys)
-            if self.idle:
+        """On the meta device; with its values where it cannot be initialised from there."""
+        model = assemble.make_model(self.model, self.train.seed)
+        if self.idle:
+            with torch.device("meta" if is_meta(model) else "cpu"):
                 model.add_module("idle", Idle())
         for name, parameter in model.named_parameters():
             if any(word in name for word in self.frozen):
@@ -71,6 +68,8 @@ class Problem:
     def make_whole_model(self, dtype: torch.dtype) -> nn.Module:
         """With its values, on the host: each from the seed of its name."""
         model = self.make_model()
+        if not is_meta(model):
+            return model.to(dtype)
         place_holders(model, dtype, torch.device("cpu"))
 
         def take(parameter: nn.Parameter, value: Tensor) -> None:
@@ -95,7 +94,7 @@ class Problem:
     @property
     def loss(self) -> LossFunction:
         """What is minimised."""
-        return losses.cross_entropy
+        return assemble.make_loss(self.train)
 
     def recipe(self) -> Recipe:
         """For the reference: the same options of training, and none of the engine."""
@@ -117,11 +116,7 @@ class Problem:
     @property
     def options(self) -> Options:
         """For the engine."""
-        return Options(
-            seed=self.train.seed,
-            clip_grad_norm=self.train.clip_grad_norm,
-            learning_rate=optimizers.learning_rate(self.train),
-        )
+        return assemble.make_options(self)
 
     def slices(self, plan: Plan) -> Callable[[int, Batch], Sequence[Slice]]:
         """What the plan should make of each global batch, with the seeds of its dropout; the loader's own cut is not asked."""

@@ -7,20 +7,24 @@ of every slice, for the diagnosis, and smaller plans are tried, to name the axis
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from plait import comm
 from plait.comm import World
+from plait.config import Config, load
+from plait.engine import assemble
 from plait.engine.build import build
 from plait.errors import PlaitError, PlanError, nearest
 from plait.launcher import joined_world, launch
 from plait.mesh import Mesh
-from plait.plan import Plan
+from plait.plan import Plan, check_available
 from plait.verify.bisect import bisect
 from plait.verify.compare import TOLERANCE, differences
 from plait.verify.external import judge
@@ -29,10 +33,10 @@ from plait.verify.observation import Record
 from plait.verify.observe import join, record_rank
 from plait.verify.probes import PROBES
 from plait.verify.problem import Problem, plan_dtype, reference_dtype
-from plait.verify.reference import run_reference, slicing_reasons
+from plait.verify.reference import Slice, run_reference, slicing_reasons
 from plait.verify.report import Report
 
-PRECISIONS = {"float64": "float64", "float32": "float32", "bf16": "bf16", "bfloat16": "bf16"}
+PRECISIONS = ("float64", "float32")
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,38 @@ class Task:
 
 
 Runner = Callable[[Task], Report]
+
+
+def run(
+    config: Config | Mapping[str, Any] | str | Path,
+    plan: Plan | str,
+    *,
+    steps: int = 3,
+    dtype: str = "float64",
+    tolerance: float | None = None,
+    probes: Sequence[str] | None = None,
+) -> Report:
+    """Prove that `plan` trains what `config` describes as one device does.
+
+    `config` is a `Config`, a mapping of the same shape, or a TOML path. The ranks of the plan are started here, or those
+    of torchrun are joined. `dtype` (float64 or float32) stands in for the plan's precision; the `tolerance` is by default
+    1e-10 or 1e-4. `probes` are names of `PROBES`; all by default. Errors: `PlanError`, `ConfigError` and what `build`
+    raises; a difference is no error but a report whose `ok` is false.
+    """
+    names = chosen(probes)
+    if dtype not in PRECISIONS:
+        raise PlanError(f"dtype '{dtype}': a proof needs float64, or float32; the rounding of others hides what it looks for")
+    if steps < 1:
+        raise PlanError(f"steps = {steps}: at least one step is needed")
+    parsed = Plan.parse(plan) if isinstance(plan, str) else plan
+    wanted, parsed = parsed.precision, replace(parsed, precision=dtype).check()  # type: ignore[arg-type]  # one of the words
+    check_available(parsed)
+    config = load(config)
+    problem = Problem(assemble.model_keys(config), config.data, config.train)
+    report = verify(Task(problem, str(parsed), steps, tolerance, names))
+    if wanted in ("float32", dtype):
+        return report
+    return replace(report, notes=[*report.notes, f"compared in {dtype}; the plan's own precision is {wanted}"])
 
 
 def verify(task: Task, runner: Runner | None = None, *, blame: bool = True) -> Report:
@@ -104,7 +140,17 @@ def in_world(world: World, task: Task) -> Report:
             parts.append(replace(_compare(world, changed[0], plan if task.final else changed[1], task), title=name))
     refused = [] if parts else ["no probe applies to this model: nothing was compared"]
     tolerance = parts[0].tolerance if parts else TOLERANCE[plan_dtype(plan)]
-    return Report([], refused, [], tolerance, task.steps, str(plan), world.size, notes=skipped, parts=tuple(parts))
+    found = _only(parts)
+    return Report([], refused, found, tolerance, task.steps, str(plan), world.size, notes=skipped, parts=tuple(parts))
+
+
+def _only(parts: Sequence[Report]) -> list[Finding]:
+    """Which probes fail, where others pass: that is a diagnosis too."""
+    failed = [part.title for part in parts if not part.ok]
+    if not failed or len(failed) == len(parts):
+        return []
+    why = "; ".join(f"{name}: {PROBES[name].why}" for name in failed)
+    return [Finding("probe", "", f"{len(failed)} of {len(parts)} probes fail ({why})", 0.55)]
 
 
 def _compare(world: World, problem: Problem, plan: Plan, task: Task) -> Report:
@@ -144,7 +190,16 @@ def _judge(world: World, problem: Problem, plan: Plan, task: Task, records: Sequ
     clip = problem.train.clip_grad_norm
     if clip is not None and not any(norm > clip for norm in norms):
         notes = [*notes, f"no gradient norm exceeded clip_grad_norm = {clip}: clipping was not tested"]
-    return replace(report, notes=notes)
+    refused = [*report.refusals, *_same_data(slices(0, batches[0]))]
+    return replace(report, notes=notes, refusals=refused)
+
+
+def _same_data(parts: Sequence[Slice]) -> list[str]:
+    """Ranks that see equal data agree whatever is reduced between them."""
+    full = [leaf for part in parts if len(leaf := tree_leaves(part.batch)[0])]
+    if len(full) > 1 and all(torch.equal(leaf, full[0]) for leaf in full[1:]):
+        return ["every slice of the batch holds the same data, so a missing reduction would not show"]
+    return []
 
 
 def _nudged(model: nn.Module) -> nn.Module:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from plait.verify.compare import Difference, largest
 from plait.verify.finding import Facts, Finding, coefficients, fit_tensors, list_names
-from plait.verify.gradient_findings import View
 from plait.verify.observation import Record, Tensors
+from plait.verify.view import View
 
 
 def start_findings(parallel: Record, reference: Record, wrong: Sequence[str]) -> list[Finding]:
@@ -110,7 +110,11 @@ def _scaled(view: View, mine: Tensors, truth: Tensors) -> list[Finding]:
     ratio = fitted[0][0]
     rates = _rates(view, ratio)
     _, clause = Facts(view.facts.sizes).explain(ratio)
-    why = rates or ("the update was applied twice" if abs(ratio - 2) < 1e-3 else "the learning rate differs")
+    why = rates or (
+        "the update was applied twice"
+        if abs(ratio - 2) < 1e-3
+        else "the learning rate differs, or it is applied more than once"
+    )
     text = f"every update is {ratio:.6f} times that of one device: {why}" + (
         f", or {clause.split(': ')[1]}" if ":" in clause else ""
     )

@@ -1,0 +1,101 @@
+"""What a wrong number of the step looks like: the loss, the count that divides it, the norm of the gradient, clipping."""
+
+from __future__ import annotations
+
+from plait.verify.compare import relative_number
+from plait.verify.finding import Finding, dot, fit_scale
+from plait.verify.view import View
+
+
+def norm_alone(view: View, kinds: set[str]) -> list[Finding]:
+    """The gradients before clipping cannot be seen; their norm can."""
+    if "grad_norm" not in kinds or view.mine.grad_norm is None or not view.truth.grad_norm:
+        return []
+    ratio = view.mine.grad_norm / view.truth.grad_norm
+    if "grad" in kinds and not fit_scale(view.mine.grads, view.truth.grads).holds(view.slack):
+        return []
+    axis, clause = view.facts.explain(ratio**2)
+    if ":" in clause and abs(ratio**2 - 1) > 1e-3:
+        text = f"the square of the gradient norm is {clause}: parts of it are counted more than once, or left out"
+        return [Finding("norm", axis, text, 0.85)]
+    other = _norm_of_one_parameter(view)
+    if other:
+        return [other]
+    text = f"the gradient norm is {view.mine.grad_norm:.10g} instead of {view.truth.grad_norm:.10g}"
+    return [Finding("norm", "clip", text, 0.5)]
+
+
+def norm_of_one_rank(view: View, kinds: set[str]) -> list[Finding]:
+    """The norm of one rank's shard of the right gradient, instead of all shards'."""
+    total = dot(view.truth.grads, view.truth.grads) ** 0.5
+    if "grad_norm" not in kinds or not view.mine.grad_norm or not view.truth.grad_norm or total == 0.0:
+        return []
+    for rank, shard in enumerate(view.mine.shards):
+        part = {name: g.flatten()[i:j] for name, (i, j) in shard.items() if (g := view.truth.grads.get(name)) is not None}
+        norm = dot(part, part) ** 0.5 * view.truth.grad_norm / total
+        if relative_number(view.mine.grad_norm, norm) <= view.slack:
+            text = f"the gradient norm is that of rank {rank}'s shard alone: its sum over dp is missing"
+            return [Finding("norm", "dp", text, 0.96)]
+    return []
+
+
+def _norm_of_one_parameter(view: View) -> Finding | None:
+    """A norm of one rank's share alone, or of a rank's share counted twice, when ranks hold different parameters."""
+    total = dot(view.truth.grads, view.truth.grads)
+    if not view.mine.grad_norm or not view.truth.grad_norm or total == 0.0:
+        return None
+    share = (view.mine.grad_norm / view.truth.grad_norm) ** 2
+    for name, grad in view.truth.grads.items():
+        part = dot({name: grad}, {name: grad}) / total
+        for count, word in ((1, "is counted twice"), (-1, "is left out")):
+            if part > 1e-9 and abs(share - 1 - count * part) < 1e-7 * max(1.0, share):
+                return Finding("norm", "clip", f"the gradient norm is wrong by one parameter: {name} {word}", 0.75, (name,))
+    return None
+
+
+def loss_alone(view: View, kinds: set[str]) -> list[Finding]:
+    """The loss is wrong and the gradients are right: only what is reported is wrong."""
+    if "loss" not in kinds or "grad" in kinds or not view.truth.loss:
+        return []
+    ratio = view.mine.loss / view.truth.loss
+    axis, clause = view.facts.explain(ratio)
+    text = f"the loss is {clause}" if ":" in clause else f"the loss is {view.mine.loss:.8g} instead of {view.truth.loss:.8g}"
+    return [
+        Finding(
+            "loss-report",
+            axis or "loss",
+            f"{text}, while every gradient is right: the reported loss is not the global mean",
+            0.8,
+        )
+    ]
+
+
+def wrong_count(view: View, kinds: set[str]) -> list[Finding]:
+    """The loss is divided by another number than there are unmasked targets."""
+    if "count" not in kinds or not view.mine.count or not view.truth.count:
+        return []
+    mine, truth = view.mine.count, view.truth.count
+    axis, clause = view.facts.explain(mine / truth)
+    why = (
+        f" ({clause})"
+        if ":" in clause
+        else ": samples are left out"
+        if mine < truth
+        else ": what is masked or padded is counted"
+    )
+    return [Finding("count", axis or "data", f"the step counts {mine:g} tokens or samples instead of {truth:g}{why}", 0.97)]
+
+
+def clipped(view: View) -> list[Finding]:
+    """The norm before clipping is right, and the gradients are one factor away: clipping itself is wrong."""
+    mine, truth = view.mine.grad_norm, view.truth.grad_norm
+    if mine is None or truth is None or relative_number(mine, truth) > view.slack:
+        return []
+    if dot(view.truth.grads, view.truth.grads) ** 0.5 > 0.999999 * truth:  # nothing was clipped
+        return []
+    fit = fit_scale(view.mine.grads, view.truth.grads)
+    if not fit.holds(view.slack) or abs(fit.scale - 1) < view.slack:
+        return []
+    return [
+        Finding("clip", "clip", f"the gradient norm is right and the clipped gradient is {fit.scale:.6f} times too large", 0.96)
+    ]

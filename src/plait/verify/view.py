@@ -1,0 +1,27 @@
+"""What the questions of the diagnosis are asked about: one step of both runs, and what is known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from plait.verify.finding import Facts
+from plait.verify.observation import Gradients, Observation
+
+
+@dataclass(frozen=True)
+class View:
+    """The first wrong step: both observations, those of the step before, the numbers of the run, how well a fit must fit."""
+
+    mine: Observation
+    truth: Observation
+    mine_before: Observation | None
+    truth_before: Observation | None
+    facts: Facts
+    slack: float
+    wrong: tuple[str, ...]
+    tolerance: float
+
+    def only(self, grads: Gradients, names: Iterable[str]) -> Gradients:
+        """The gradients of some names."""
+        return {name: grads[name] for name in names if name in grads}

@@ -1,0 +1,264 @@
+"""Faults that real frameworks have had, as patches of this one: each function returns the patches of one fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+from plait.data import gradients, replicated, server, shards, strategy
+from plait.datasets import Loader
+from plait.engine import engine, init, loss, update
+
+
+class Done:
+    """A communication that never was."""
+
+    def advance(self) -> None: ...
+
+    def wait(self) -> None: ...
+
+
+def wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> Any:
+    return patch.object(owner, name, make(getattr(owner, name)))
+
+
+def after(action: Callable[..., None]) -> Callable[[Any], Any]:
+    """Do what was done, then `action(self)` too."""
+
+    def make(original: Any) -> Any:
+        def replaced(self: Any, *args: Any, **keys: Any) -> Any:
+            result = original(self, *args, **keys)
+            action(self)
+            return result
+
+        return replaced
+
+    return make
+
+
+# -- reductions ---------------------------------------------------------------------------------------------------
+
+
+def no_all_reduce() -> list[Any]:
+    return [patch.object(replicated, "native_all_reduce", lambda axis, flat, padding: Done())]
+
+
+def reduce_twice() -> list[Any]:
+    def twice(axis: Any, flat: Any, padding: int) -> Any:
+        axis.all_reduce(flat).wait()
+        return axis.all_reduce(flat)
+
+    return [patch.object(replicated, "native_all_reduce", twice)]
+
+
+def no_reduce_scatter() -> list[Any]:
+    def launch(self: Any, state: Any) -> None:
+        self._works[state.index] = Done()
+
+    def finish(self: Any) -> None:
+        self._works.clear()
+
+    return [patch.object(shards.ShardedGradients, "launch", launch), patch.object(shards.ShardedGradients, "finish", finish)]
+
+
+def last_bucket_skipped() -> list[Any]:
+    def make(original: Any) -> Any:
+        def launch(self: Any, state: Any) -> None:
+            if state.index < len(self.states) - 1:
+                original(self, state)
+
+        return launch
+
+    return [wrap(replicated.Replicated, "_launch", make)]
+
+
+def half_a_ring() -> list[Any]:
+    def ring(axis: Any, flat: Any, padding: int) -> Any:
+        return axis.all_reduce(flat[: flat.numel() // 2])
+
+    return [patch.object(replicated, "ring_all_reduce", ring)]
+
+
+def a_push_lost() -> list[Any]:
+    def wait(self: Any) -> None:
+        for pushed, receive in self._arriving[:-1]:
+            receive.wait()
+            self._grad.add_(pushed)
+        for _, receive in self._arriving[-1:]:
+            receive.wait()
+        for send in self._sends:
+            send.wait()
+
+    return [patch.object(server._Push, "wait", wait)]
+
+
+def replicas_not_summed() -> list[Any]:
+    return [patch.object(shards.ShardedGradients, "_sum_replicas", lambda self, state: Done())]
+
+
+def scaled_by_rank() -> list[Any]:
+    """Each rank clips its own part before the sum."""
+
+    def scale(axis: Any, flat: Any, padding: int) -> Any:
+        flat.mul_(1 / (1 + axis.rank))
+        return axis.all_reduce(flat)
+
+    return [patch.object(replicated, "native_all_reduce", scale)]
+
+
+# -- normalisation ------------------------------------------------------------------------------------------------
+
+
+def mean_of_micro_batches() -> list[Any]:
+    def make(original: Any) -> Any:
+        def add(self: Any, value: Any, num_samples: int) -> Any:
+            return original(self, value, num_samples) / value[1].clamp(min=1)
+
+        return add
+
+    def divisor(self: Any) -> float:
+        return float(self._splitter.num_micro_batches)
+
+    return [wrap(loss.LossSum, "add", make), patch.object(engine.Engine, "_divisor", divisor)]
+
+
+def mean_of_ranks() -> list[Any]:
+    return [wrap(engine.Engine, "__init__", after(lambda self: setattr(self, "_mean_of_workers", True)))]
+
+
+def local_divisor() -> list[Any]:
+    return [patch.object(engine.Engine, "_divisor", lambda self: float(self._loss.count))]
+
+
+def micro_batches_too_large() -> list[Any]:
+    return [patch.object(engine.Engine, "_divisor", lambda self: self._totals.count / self._splitter.num_micro_batches)]
+
+
+def masked_counted() -> list[Any]:
+    def make(original: Any) -> Any:
+        def add(self: Any, value: Any, num_samples: int) -> Any:
+            return original(self, (value[0], value[1] + 5), num_samples)
+
+        return add
+
+    return [wrap(loss.LossSum, "add", make)]
+
+
+def loss_times_ranks() -> list[Any]:
+    def make(original: Any) -> Any:
+        def totals(self: Any, *args: Any) -> Any:
+            found = original(self, *args)
+            return _LossTimesTwo(found.loss_sum, found.count, found.squared_norm)
+
+        return totals
+
+    return [wrap(update.Update, "totals", make)]
+
+
+class _LossTimesTwo(loss.LossTotals):
+    @property
+    def loss(self) -> float:
+        return 2 * self.loss_sum / self.count
+
+
+# -- micro-batches and samples ------------------------------------------------------------------------------------
+
+
+def micro_batch_dropped() -> list[Any]:
+    def make(original: Any) -> Any:
+        def backward(self: Any, action: Any) -> None:
+            if action.micro_batch == 1:
+                self._losses[1] = self._losses[1] * 0.0
+            original(self, action)
+
+        return backward
+
+    return [wrap(engine.Engine, "_backward", make)]
+
+
+def only_the_last_micro_batch() -> list[Any]:
+    def take(self: Any, state: Any, index: int, param: Any) -> None:
+        grad, param.grad = param.grad, None
+        state.fresh.discard(index)
+        state.views[index].copy_(grad)
+
+    return [patch.object(gradients.PersistentGradients, "take", take)]
+
+
+def later_micro_batches_twice() -> list[Any]:
+    def take(self: Any, state: Any, index: int, param: Any) -> None:
+        grad, param.grad = param.grad, None
+        if index in state.fresh:
+            state.fresh.discard(index)
+            state.views[index].copy_(grad)
+        else:
+            state.views[index].add_(grad, alpha=2)
+
+    return [patch.object(gradients.PersistentGradients, "take", take)]
+
+
+def remainder_dropped() -> list[Any]:
+    def make(original: Any) -> Any:
+        def following(self: Any) -> Any:
+            inputs, targets = original(self)
+            if self.dp_size > 1:
+                even = inputs.shape[0] // 2 * 2
+                return inputs[:even], targets[:even]
+            return inputs, targets
+
+        return following
+
+    return [wrap(Loader, "__next__", make)]
+
+
+def same_data_on_all_ranks() -> list[Any]:
+    def make(original: Any) -> Any:
+        def start(self: Any, *args: Any, dp_size: int = 1, dp_rank: int = 0, **keys: Any) -> None:
+            original(self, *args, dp_size=dp_size, dp_rank=0, **keys)
+
+        return start
+
+    return [wrap(Loader, "__init__", make)]
+
+
+def same_dropout_everywhere() -> list[Any]:
+    return [patch.object(engine, "derive_seed", lambda *words: init.derive_seed(*words[:-1], 0))]
+
+
+# -- norm and clipping --------------------------------------------------------------------------------------------
+
+
+def norm_counts_replicas() -> list[Any]:
+    return [
+        patch.object(replicated.Replicated, "squared_norm", strategy.DataStrategy.squared_norm),
+        _one_replica(replicated.Replicated),
+    ]
+
+
+def norm_counts_replicated_shards() -> list[Any]:
+    def whole(self: Any) -> Any:
+        grads = (piece.value.grad for piece in self.pieces if piece.value.grad is not None)
+        return strategy.squared_norm(grads, self.group.device)
+
+    return [patch.object(strategy.DataStrategy, "squared_norm", whole)]
+
+
+def _one_replica(owner: Any) -> Any:
+    return patch.object(owner, "replicas", property(lambda self: strategy.Replicas(1, 0)))
+
+
+def norm_of_own_shard() -> list[Any]:
+    def make(original: Any) -> Any:
+        def totals(self: Any, *args: Any) -> Any:
+            own = float(self._strategy.squared_norm())
+            found = original(self, *args)
+            return loss.LossTotals(found.loss_sum, found.count, own)
+
+        return totals
+
+    return [wrap(update.Update, "totals", make)]
+
+
+def never_clips() -> list[Any]:
+    return [wrap(update.Update, "__init__", after(lambda self: setattr(self, "_clip", None)))]

@@ -1,0 +1,149 @@
+"""More faults, of the start, the update, the optimizer's state, and of what ranks see after the update."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from plait.data import gradients, replicated, strategy, zero, zero3
+from plait.engine import build, engine, init, update
+from tests.parity.faults import after, wrap
+
+# -- start, update, state -----------------------------------------------------------------------------------------
+
+
+def wrong_seed() -> list[Any]:
+    return [patch.object(build, "Initializer", lambda model, seed, *rest: init.Initializer(model, seed + 1, *rest))]
+
+
+def seed_of_the_rank() -> list[Any]:
+    def make(model: Any, seed: int, *rest: Any) -> Any:
+        return init.Initializer(model, seed + torch.distributed.get_rank(), *rest)
+
+    return [patch.object(build, "Initializer", make)]
+
+
+def update_twice() -> list[Any]:
+    return [wrap(update.Update, "apply", after(lambda self: self.optimizer.step()))]
+
+
+def rate_of_the_next_step() -> list[Any]:
+    def make(original: Any) -> Any:
+        def apply(self: Any, totals: Any, step: int, *rest: Any) -> None:
+            original(self, totals, step + 1, *rest)
+
+        return apply
+
+    return [wrap(update.Update, "apply", make)]
+
+
+def gradients_kept() -> list[Any]:
+    return [patch.object(gradients.PersistentGradients, "begin", lambda self, states: None)]
+
+
+def no_weight_decay() -> list[Any]:
+    def make(original: Any) -> Any:
+        def made(*args: Any) -> Any:
+            optimizer = original(*args)
+            for group in optimizer.param_groups:
+                group["weight_decay"] = 0.0
+            return optimizer
+
+        return made
+
+    return [wrap(update, "make", make)]
+
+
+def moments_of_another_shard() -> list[Any]:
+    def roll(self: Any) -> None:
+        for state in self.optimizer.state.values():
+            if "exp_avg" in state:
+                state["exp_avg"].copy_(state["exp_avg"].roll(1))
+
+    return [wrap(update.Update, "apply", after(roll))]
+
+
+def frozen_moves() -> list[Any]:
+    def decay(self: Any) -> None:
+        for parameter in self.model.parameters():
+            if not parameter.requires_grad:
+                parameter.data.mul_(0.99)
+
+    return [wrap(engine.Engine, "step", after(decay))]
+
+
+def unused_decays() -> list[Any]:
+    return [patch.object(strategy.DataStrategy, "forget_untouched", lambda self, touched: None)]
+
+
+def untied() -> list[Any]:
+    """The engine makes two weights of a tied one."""
+
+    def place(model: Any, dtype: Any, device: Any) -> None:
+        init.place_holders(model, dtype, device)
+        model.head.weight = torch.nn.Parameter(model.head.weight.data)
+
+    def start_alike(self: Any) -> None:
+        self.model.head.weight.data.copy_(self.model.embed.weight.data)
+
+    return [patch.object(build, "place_holders", place), wrap(engine.Engine, "__init__", after(start_alike))]
+
+
+# -- what ranks see after the update ------------------------------------------------------------------------------
+
+
+def replicas_drift() -> list[Any]:
+    def drift(self: Any) -> None:
+        if self.group.axis.rank == 1 and self.pieces[0].value.grad is not None:
+            self._flats[0][0] += 1e-6
+
+    return [wrap(replicated.Replicated, "publish", after(drift))]
+
+
+def gathers_too_little() -> list[Any]:
+    def make(original: Any) -> Any:
+        def publish(self: Any) -> None:
+            if getattr(self, "_published", False):
+                self._flats, kept = self._flats[1:], self._flats
+                self.states, states = self.states[1:], self.states
+                original(self)
+                self._flats, self.states = kept, states
+            else:
+                self._published = True
+                original(self)
+
+        return publish
+
+    return [wrap(zero.ShardedUpdate, "publish", make)]
+
+
+def stale_gather() -> list[Any]:
+    """Every unit is used as it was one update ago."""
+
+    def make(original: Any) -> Any:
+        def publish(self: Any) -> None:
+            for bucket in self._gathered:
+                bucket.late = bucket.shard.clone()
+            original(self)
+
+        return publish
+
+    def late(original: Any) -> Any:
+        def prefetch(self: Any) -> None:
+            old = getattr(self, "late", None)
+            if old is None or self.whole or self._work is not None:
+                return original(self)
+            current = self.shard.clone()
+            self.shard.copy_(old)
+            self._axis.barrier()
+            original(self)
+            self._work.wait()
+            self._axis.barrier()
+            self.shard.copy_(current)
+            return None
+
+        return prefetch
+
+    return [wrap(zero3.GatheredBucket, "prefetch", late), wrap(zero3.Zero3, "reduce", make)]

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from plait.plan import Plan
+from plait.verify.probes import PROBES
+from plait.verify.problem import Problem
+from plait.verify.run import _same_data
+from tests.parity.verify_problems import problem
+
+PLAN = Plan.parse("dp2 mb2 precision:float64")
+
+
+def apply(name: str, model: str = "gpt", plan: Plan = PLAN, **keys) -> tuple[Problem, Plan]:
+    changed = PROBES[name].apply(problem(model, **keys), plan, 3)
+    assert not isinstance(changed, str), changed
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "reason"),
+    [("tied", "mlp", "no weights that can be tied"), ("dropout", "resnet", "no dropout")],
+)
+def test_a_probe_that_has_no_meaning_says_why(name, model, reason):
+    assert reason in PROBES[name].apply(problem(model), PLAN, 3)
+
+
+def test_uneven_tokens_are_uneven_on_every_slice():
+    changed, plan = apply("uneven-tokens")
+    counts = [int((part.batch[1] != -100).sum()) for part in changed.slices(plan)(0, changed.batches(1, torch.float64)[0])]
+    assert len(counts) == 4 and len(set(counts)) > 1
+
+
+def test_accumulation_has_more_micro_batches():
+    assert apply("accumulation")[1].micro_batches == 4
+    assert apply("accumulation", plan=Plan.parse("dp2"))[1].micro_batches == 3
+
+
+def test_the_last_batch_does_not_divide():
+    changed, plan = apply("last-batch")
+    sizes = [len(batch[0]) for batch in changed.batches(3, torch.float64)]
+    assert sizes[:2] == [12, 12] and sizes[2] % (plan.dp.size * plan.micro_batches)
+
+
+def test_some_are_frozen_and_one_is_unused():
+    model = apply("frozen-unused")[0].make_model()
+    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+    assert 0 < len(frozen) < len(list(model.parameters())) and "idle.weight" not in frozen
+    assert "idle.weight" in dict(model.named_parameters())
+
+
+def test_dropout_and_tied_weights_are_switched_on():
+    assert apply("dropout")[0].model["dropout"] == 0.2
+    assert apply("tied")[0].model["tie_word_embeddings"] is True
+
+
+def test_optimizers():
+    assert {probe.optimizer for probe in PROBES.values()} == {"sgd", "adamw"}
+    assert apply("sgd")[0].train.momentum > 0 and apply("adamw")[0].train.eps == 1e-5
+    assert apply("schedule")[0].recipe().lr_factor(0) != apply("schedule")[0].recipe().lr_factor(2)
+
+
+def test_slices_join_to_the_batch_and_are_what_the_loader_gives():
+    given = problem("gpt", global_batch=7)
+    batch = given.batches(1, torch.float64)[0]
+    parts = given.slices(PLAN)(0, batch)
+    assert torch.equal(torch.cat([part.batch[0] for part in parts]), batch[0])
+    for rank in range(2):
+        own = torch.cat([part.batch[0] for part in parts if part.rank == rank])
+        assert torch.equal(own, next(given.loader(rank, 2))[0])
+
+
+def test_equal_data_on_all_ranks_proves_nothing():
+    given = problem("gpt")
+    parts = given.slices(PLAN)(0, given.batches(1, torch.float64)[0])
+    assert _same_data(parts) == []
+    assert "same data" in _same_data([parts[0], parts[0]])[0]
