@@ -42,9 +42,7 @@ class Replicated(DataStrategy):
         self._flats: list[Tensor] = []
         for state in self.states:
             self._allocate(state)
-        self.collector = Collector(
-            self.states, PersistentGradients(self.states, group.axis, group.master_dtype), self._launch
-        )
+        self.collector = Collector(self.states, PersistentGradients(self.states, group.axis, group.master_dtype), self._launch)
 
     def _allocate(self, state: BucketState) -> None:
         numel, group = state.bucket.padded_numel, self.group

@@ -147,11 +147,7 @@ class DataStrategy(ABC):
 
         `touched` is in the order of `slots`.
         """
-        unused = {
-            id(state.bucket.slots[index])
-            for (state, index), used in zip(self.slots(), touched, strict=True)
-            if not used
-        }
+        unused = {id(state.bucket.slots[index]) for (state, index), used in zip(self.slots(), touched, strict=True) if not used}
         if unused:
             for piece in self.pieces:
                 if id(piece.part.slot) in unused:
