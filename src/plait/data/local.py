@@ -22,7 +22,7 @@ from plait.comm import Waitable, Work, wait_all
 from plait.data.compression import Int8Sum
 from plait.data.gradients import BucketState
 from plait.data.replicated import Replicated
-from plait.data.strategy import DataGroup, Told, squared_norm
+from plait.data.strategy import DataGroup, Piece, Told, squared_norm
 from plait.data.units import Unit
 
 
@@ -77,6 +77,9 @@ class Local(Replicated):
 
     def details(self) -> dict[str, float]:
         return {"outer_step": float(self._met)}
+
+    def kept(self, piece: Piece) -> dict[str, Tensor]:
+        return {"momentum": piece.part.view(self._momenta[piece.state.index])} if self._momenta else {}
 
     def settle(self) -> None:
         """End the round early: what is saved is one model. Ranks must have done equally many steps."""

@@ -113,6 +113,7 @@ class DataStrategy(ABC):
         self.states: list[BucketState] = []
         self.frozen_states: list[BucketState] = []
         self.pieces: list[Piece] = []
+        self.secondary: frozenset[str] = frozenset()  # parameters that another pipeline stage holds too, and counts
         self.collector: Collector
 
     @abstractmethod
@@ -134,7 +135,7 @@ class DataStrategy(ABC):
 
     def squared_norm(self) -> Tensor:
         """This rank's share of the squared norm of the summed gradients; the shares add up over the axis. 0-dim."""
-        grads = (piece.value.grad for piece in self.pieces if piece.value.grad is not None)
+        grads = (piece.value.grad for piece in self.pieces if piece.value.grad is not None and piece.name not in self.secondary)
         return squared_norm(grads, self.group.device) / self.replicas.count
 
     def frozen_pieces(self) -> list[FrozenPiece]:
@@ -169,6 +170,10 @@ class DataStrategy(ABC):
         """What the step that has just ended adds to the metrics, by name."""
         return {}
 
+    def kept(self, piece: Piece) -> dict[str, Tensor]:
+        """What the strategy itself keeps of a piece from step to step, to be saved with it."""
+        return {}
+
     def settle(self) -> None:  # noqa: B027
         """Bring all ranks to one state, before it is saved or the run ends. Collective."""
 
@@ -191,6 +196,13 @@ class DataStrategy(ABC):
     def end_backward(self) -> None:
         """A backward has ended."""
         self.collector.end_backward()
+
+    def end_input_grad(self) -> None:  # noqa: B027
+        """A backward that leaves weight gradients for later has ended."""
+
+    def is_secondary(self, piece: Piece) -> bool:
+        """Whether another pipeline stage holds the same parameter, and saves and counts it."""
+        return piece.name in self.secondary
 
     def slots(self) -> Iterator[tuple[BucketState, int]]:
         """Every trainable parameter, by bucket and index."""

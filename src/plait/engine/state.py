@@ -2,6 +2,7 @@
 
     <name>                     a parameter in master precision, or a buffer
     optimizer/<key>/<name>     what the optimizer keeps of it: `exp_avg`, `exp_avg_sq`, `step` ...
+    strategy/<key>/<name>      what the data strategy keeps of it: the momentum of an outer step
 
 Learning rate, dropout and the order of the data are functions of the step, the seed and the loader's position, which are in
 the meta data: there is no other random state to keep.
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from plait.engine.engine import Engine
 
 OPTIMIZER = "optimizer/"
+STRATEGY = "strategy/"
 
 
 def save(engine: Engine, path: Path, meta: dict[str, Any]) -> None:
@@ -34,9 +36,10 @@ def save(engine: Engine, path: Path, meta: dict[str, Any]) -> None:
     world = engine.world
     engine.strategy.settle()
     average_buffers(engine)
+    average_optimizer_state(engine)
     save_pieces(
         path,
-        [*_parameter_pieces(engine), *_optimizer_pieces(engine), *_buffer_pieces(engine)],
+        [*_parameter_pieces(engine), *_optimizer_pieces(engine), *_kept_pieces(engine), *_buffer_pieces(engine)],
         {
             **meta,
             "step": engine.step_index,
@@ -61,17 +64,32 @@ def load(engine: Engine, path: Path) -> dict[str, Any]:
         for piece in engine.strategy.pieces:
             checkpoint.fill(_saved(_of_piece(piece, piece.name, piece.value)), convert=True)
             _load_optimizer_state(engine, checkpoint, piece)
-        for part in (*local_frozen(engine.strategy, engine.model), *local_buffers(engine.model)):
+            for key, tensor in engine.strategy.kept(piece).items():
+                if (name := f"{STRATEGY}{key}/{piece.name}") in checkpoint.names():
+                    checkpoint.fill(_saved(_of_piece(piece, name, tensor)), convert=True)
+        for part in (*local_frozen(engine.strategy, engine.holding), *local_buffers(engine.holding)):
             checkpoint.fill(_saved(part), convert=True)
         engine.strategy.publish()
     engine.step_index = int(checkpoint.meta["step"])
     return checkpoint.meta
 
 
+def average_optimizer_state(engine: Engine) -> None:
+    """Let optimizers that went apart between two outer steps agree on the mean of their states. Collective."""
+    strategy, axis = engine.strategy, engine.world.axis("dp")
+    if strategy.lockstep or strategy.replicas.count == 1:
+        return
+    for piece in strategy.pieces:
+        for _, value in sorted(engine.update.optimizer.state.get(piece.value, {}).items(), key=lambda item: item[0]):
+            if isinstance(value, Tensor) and value.is_floating_point():
+                axis.all_reduce(value).wait()
+                value.div_(axis.size)
+
+
 def average_buffers(engine: Engine) -> None:
     """Let running statistics, which every rank keeps of its own samples, be the mean over the data axis. Collective."""
     axis = engine.world.axis("dp")
-    for part in local_buffers(engine.model):
+    for part in local_buffers(engine.holding):
         if axis.size > 1 and part.value.is_floating_point():
             mean = part.value / axis.size
             axis.all_reduce(mean, control=True).wait()
@@ -82,8 +100,7 @@ def _check(engine: Engine, checkpoint: Checkpoint) -> None:
     here, there = type(engine.update.optimizer).__name__, checkpoint.meta.get("optimizer")
     if there != here:
         raise CheckpointError(f"{checkpoint.directory} was saved with {there} and this run updates with {here}; use {there}")
-    wanted = {name: tuple(param.shape) for name, param in engine.model.named_parameters()}
-    wanted |= {part.name: part.global_shape for part in local_buffers(engine.model)}
+    wanted = dict(engine.holding.shapes)
     for name in checkpoint.names():
         if name.startswith(OPTIMIZER) and name.split("/", 2)[2] in wanted:
             wanted[name] = checkpoint.global_shape(name)
@@ -92,22 +109,23 @@ def _check(engine: Engine, checkpoint: Checkpoint) -> None:
 
 def _parameter_pieces(engine: Engine) -> Iterator[SavedPiece]:
     replicas = engine.strategy.replicas
-    for piece in engine.strategy.pieces:
+    for piece in _counted(engine):
         yield _saved(_of_piece(piece, piece.name, piece.value).share(replicas.index, replicas.count))
     frozen_once = not engine.strategy.frozen_states
-    for part in local_frozen(engine.strategy, engine.model):
+    for part in local_frozen(engine.strategy, engine.holding):
         axis = engine.world.axis("dp")
-        yield _saved(part.share(axis.rank, axis.size) if frozen_once else part)
+        if part.name not in engine.holding.secondary:
+            yield _saved(part.share(axis.rank, axis.size) if frozen_once else part)
 
 
 def _buffer_pieces(engine: Engine) -> Iterator[SavedPiece]:
     if engine.world.axis("dp").rank == 0:
-        yield from (_saved(part) for part in local_buffers(engine.model))
+        yield from (_saved(part) for part in local_buffers(engine.holding) if part.name not in engine.holding.secondary)
 
 
 def _optimizer_pieces(engine: Engine) -> Iterator[SavedPiece]:
     replicas = engine.strategy.replicas
-    for piece in engine.strategy.pieces:
+    for piece in _counted(engine):
         for key, value in engine.update.optimizer.state.get(piece.value, {}).items():
             name = f"{OPTIMIZER}{key}/{piece.name}"
             tensor = value if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
@@ -121,6 +139,18 @@ def _optimizer_pieces(engine: Engine) -> Iterator[SavedPiece]:
                     f"the optimizer keeps '{key}' of shape {tuple(tensor.shape)} for {piece.numel} elements of '{piece.name}'; "
                     "it is not known which elements those are, so it cannot be saved"
                 )
+
+
+def _counted(engine: Engine) -> list[Piece]:
+    """Without those that another pipeline stage saves."""
+    return [piece for piece in engine.strategy.pieces if not engine.strategy.is_secondary(piece)]
+
+
+def _kept_pieces(engine: Engine) -> Iterator[SavedPiece]:
+    replicas = engine.strategy.replicas
+    for piece in _counted(engine):
+        for key, tensor in engine.strategy.kept(piece).items():
+            yield _saved(_of_piece(piece, f"{STRATEGY}{key}/{piece.name}", tensor).share(replicas.index, replicas.count))
 
 
 def _load_optimizer_state(engine: Engine, checkpoint: Checkpoint, piece: Piece) -> None:
