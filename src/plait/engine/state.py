@@ -102,7 +102,7 @@ def _check(engine: Engine, checkpoint: Checkpoint) -> None:
         raise CheckpointError(f"{checkpoint.directory} was saved with {there} and this run updates with {here}; use {there}")
     wanted = dict(engine.holding.shapes)
     for name in checkpoint.names():
-        if name.startswith(OPTIMIZER) and name.split("/", 2)[2] in wanted:
+        if name.startswith((OPTIMIZER, STRATEGY)) and name.split("/", 2)[2] in wanted:
             wanted[name] = checkpoint.global_shape(name)
     checkpoint.check(wanted)
 
