@@ -138,6 +138,11 @@ class Engine:
         """What this rank holds of each gradient of the mean loss, before clipping; for use in `before_update`."""
         return local_gradients(self.strategy, self._divisor())
 
+    @property
+    def gradient_divisor(self) -> float:
+        """What the gradients that `before_update` sees will be divided by: the global count."""
+        return self._divisor()
+
     # -- what the schedule calls ----------------------------------------------------------------------------------
 
     def _step_of(self, batch: Any) -> Step:
