@@ -126,7 +126,11 @@ class Outcome:
 
 
 def family_of(name: str) -> Family:
-    """A family by its name in either table."""
+    """A family by its name in any table."""
+    if name.startswith("hf-"):
+        from tests.parity.hugging_face import HUGGING_FACE
+
+        return HUGGING_FACE[name]
     return {**DEEP, **FAMILIES}[name]
 
 

@@ -87,7 +87,7 @@ def build(
     blocks = _blocks(model, options.blocks)
     recompute.apply(model, blocks, plan.remat)
     schedule = lower(schedules.make(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual))
-    stages_of_model = cut(model, schedule.num_stages, options.cutting)
+    stages_of_model = cut(model, blocks, schedule.num_stages, options.cutting)
     values = prepare(model, options.seed, DTYPES[plan.precision], MASTER_DTYPES[plan.precision], world)
     axis = world.axis("pp")
     own = make_stages(model, blocks, stages_of_model, schedule, rank=axis.rank, call=call)
