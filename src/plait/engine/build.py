@@ -5,27 +5,28 @@ After it nobody reads the plan: each room has been handed what concerns it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from plait import comm, data
+from plait import comm, data, models, tensor
 from plait.comm import Axis, World
 from plait.data import DataGroup, DataStrategy, Unit
 from plait.engine import recompute, update
 from plait.engine.batch import BatchSplitter
-from plait.engine.engine import Engine, EngineParts
+from plait.engine.engine import Engine, EngineParts, data_axis
 from plait.engine.init import Initializer, buffer_dtype, is_meta, place_holders
 from plait.engine.loss import LossFunction
 from plait.engine.update import LearningRate, Parameters, Update
-from plait.errors import ModelError
+from plait.errors import ModelError, PlanError
 from plait.mesh import Mesh
 from plait.pipeline import schedules
 from plait.pipeline.actions import Action
 from plait.pipeline.lower import lower
 from plait.plan import Plan, check_available
+from plait.tensor import TensorGroup, TensorSplit
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "float64": torch.float64}
 MASTER_DTYPES = {"float32": torch.float32, "bf16": torch.float32, "float64": torch.float64}
@@ -38,6 +39,7 @@ class Options:
     Attributes:
         seed: of the initial values (by name) and of dropout (by step and micro-batch).
         blocks: pattern of the model's repeated blocks, as `layers.*`; found by structure where it is None.
+        roles: from module pattern to role, for tensor parallel; None takes the model's own table.
         clip_grad_norm: the largest norm of the gradient; None does not clip.
         learning_rate: factor on the optimizer's lr by step, from 0.
         num_servers: ranks that serve under `dpN:server`; None means all.
@@ -47,6 +49,7 @@ class Options:
 
     seed: int = 0
     blocks: str | None = None
+    roles: Mapping[str, str] | None = None
     clip_grad_norm: float | None = None
     learning_rate: LearningRate | None = None
     num_servers: int | None = None
@@ -77,8 +80,10 @@ def build(
 
     world = world or join_world(plan)
     blocks = _blocks(model, options.blocks)
+    source = _Source.of(model)
+    split = _split_layers(model, plan, world, options)
     recompute.apply(model, blocks, plan.remat)
-    units = _materialise(model, blocks, plan, world, options)
+    units = _materialise(model, blocks, plan, _Places(world, source, split), options)
     strategy = data.make(plan.dp.strategy, units.units, _data_group(plan, world, options))
     units.fill(strategy)
 
@@ -89,9 +94,11 @@ def build(
             model=model,
             loss=loss,
             strategy=strategy,
+            split=split,
             update=Update(
                 strategy,
                 update.make(optimizer, strategy),
+                split=split,
                 clip_grad_norm=options.clip_grad_norm,
                 learning_rate=options.learning_rate,
             ),
@@ -147,6 +154,40 @@ def _actions(plan: Plan, world: World) -> tuple[Action, ...]:
     return lower(schedule).ranks[world.mesh.coordinate(world.rank, "pp")]
 
 
+def _split_layers(model: nn.Module, plan: Plan, world: World, options: Options) -> TensorSplit | None:
+    """Replace the model's modules by their tensor-parallel forms, if the plan splits layers."""
+    if plan.tp.size == 1 and plan.tp.mode == "1d":
+        return None
+    if options.aggregate == "mean" and plan.tp.mode != "1d":
+        raise PlanError(f"aggregate 'mean' weighs whole batches, and {plan.tp} splits the batch of a data rank; use 'sum'")
+    roles = models.roles_for(model) if options.roles is None else options.roles
+    group = TensorGroup(world, plan.tp.mode, plan.tp.sequence_parallel, str(plan.tp))
+    return tensor.apply(model, roles, group)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where values come from: the initialisation of a meta model, or what a model has, by name."""
+
+    meta: bool
+    values: dict[str, Tensor]
+
+    @staticmethod
+    def of(model: nn.Module) -> _Source:
+        if is_meta(model):
+            return _Source(True, {})
+        return _Source(False, {name: param.data for name, param in model.named_parameters()})
+
+
+@dataclass(frozen=True)
+class _Places:
+    """The ranks, the values and what each rank keeps of them."""
+
+    world: World
+    source: _Source
+    split: TensorSplit | None
+
+
 @dataclass
 class _Model:
     """A model whose parameters wait for their memory: its units, and where the values come from."""
@@ -154,8 +195,9 @@ class _Model:
     units: list[Unit]
     model: nn.Module
     initializer: Initializer | None  # of a meta model
-    values: dict[int, Tensor]  # of a model that has its values, by parameter
+    values: dict[str, Tensor]  # of a model that has its values
     axis: Axis
+    split: TensorSplit | None
 
     def fill(self, strategy: DataStrategy) -> None:
         """Give every parameter its value, wherever the strategy keeps it."""
@@ -164,8 +206,12 @@ class _Model:
             for state in (*strategy.states, *strategy.frozen_states)
             for index in range(len(state.bucket.slots))
         }
+        placements = {} if self.split is None else self.split.placements
+        placement = {id(param): placements.get(name) for name, param in self.model.named_parameters()}
 
         def take(param: nn.Parameter, value: Tensor) -> None:
+            place = placement[id(param)]
+            value = value if place is None else place.cut(value)
             if id(param) in places:
                 strategy.write(*places[id(param)], value)
             else:  # frozen, and not sharded by the strategy
@@ -174,26 +220,28 @@ class _Model:
         with torch.no_grad():
             if self.initializer is not None:
                 self.initializer.run(take)
-            for param in self.model.parameters():
-                if id(param) in self.values:
-                    value = self.values.pop(id(param)).contiguous()
+            for name, param in self.model.named_parameters():
+                if name in self.values:
+                    value = self.values.pop(name).contiguous()
                     self.axis.broadcast(value, 0).wait()
                     take(param, value)
             strategy.publish()
 
 
-def _materialise(model: nn.Module, blocks: Sequence[str], plan: Plan, world: World, options: Options) -> _Model:
+def _materialise(model: nn.Module, blocks: Sequence[str], plan: Plan, places: _Places, options: Options) -> _Model:
     dtype, master = DTYPES[plan.precision], MASTER_DTYPES[plan.precision]
-    axis = world.axis("dp")
-    if is_meta(model):
+    world, split = places.world, places.split
+    axis = data_axis(world)
+    if places.source.meta:
         place_holders(model, dtype, world.device)
-        initializer = Initializer(model, options.seed, dtype, world.device)
-        return _Model(data.split_units(model, blocks), model, initializer, {}, axis)
-    values = {id(param): param.data.to(world.device, master) for param in model.parameters()}
+        originals = {} if split is None else split.originals
+        initializer = Initializer(model, options.seed, dtype, world.device, originals=originals)
+        return _Model(data.split_units(model, blocks), model, initializer, {}, axis, split)
+    values = {name: value.to(world.device, master) for name, value in places.source.values.items()}
     for param in model.parameters():
         param.data = torch.zeros((), dtype=dtype, device=world.device).expand(param.shape)
     for module in model.modules():
         for key, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[key] = buffer.to(world.device, buffer_dtype(module, key, dtype))
-    return _Model(data.split_units(model, blocks), model, None, values, axis)
+    return _Model(data.split_units(model, blocks), model, None, values, axis, split)

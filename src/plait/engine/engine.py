@@ -7,7 +7,7 @@ stage, so there is no other path: `0UNSHARD 0F0 0B0 0F1 0REDUCE 0B1 0U`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plait.comm import World
+from plait.comm import Axis, World
 from plait.data import DataStrategy
 from plait.engine.batch import BatchSplitter, MicroBatch, call
 from plait.engine.init import derive_seed
@@ -24,9 +24,11 @@ from plait.engine.loss import LossFunction, LossSum, LossTotals
 from plait.engine.parts import LocalPart, local_gradients, local_parameters
 from plait.engine.step import StepResult
 from plait.engine.update import Update
+from plait.models.losses import IGNORE, cross_entropy
 from plait.pipeline.actions import Action, Kind
 from plait.pipeline.runtime import Runtime
 from plait.plan import Plan
+from plait.tensor import Placement, TensorSplit
 from plait.trace import Timeline
 
 
@@ -44,6 +46,7 @@ class EngineParts:
     actions: tuple[Action, ...]
     seed: int
     mean_of_workers: bool = False
+    split: TensorSplit | None = None
 
 
 class Engine:
@@ -56,7 +59,10 @@ class Engine:
         self.before_update: list[Callable[[Engine], None]] = []
         self._loss_function, self._splitter, self._seed = parts.loss, parts.splitter, parts.seed
         self._mean_of_workers = parts.mean_of_workers
-        self._axis = parts.world.axis("dp")
+        self.split = parts.split
+        if self.split is not None:
+            self._loss_function = self.split.loss(parts.loss, IGNORE if parts.loss is cross_entropy else None)
+        self._axis, self._everyone = parts.world.axis("dp"), data_axis(parts.world)
         self._loss = LossSum(parts.world.device)
         self._micro_batches: list[MicroBatch] = []
         self._losses: dict[int, Tensor] = {}
@@ -107,12 +113,13 @@ class Engine:
         self.model.eval()
         loss = LossSum(self.world.device)
         for micro in self._splitter.split(batch):
+            micro = self._own(micro)  # noqa: PLW2901
             self.strategy.begin_forward()
             output = call(self.model, micro.inputs)
             self.strategy.end_forward()
             loss.add(self._loss_function(output, micro.targets), micro.num_samples)
         sums = torch.stack([loss.loss_sum, loss.count])
-        self._axis.all_reduce(sums, control=True).wait()
+        self._everyone.all_reduce(sums, control=True).wait()
         return float(sums[0] / sums[1])
 
     def save(self, path: str | Path, **meta: Any) -> None:
@@ -131,13 +138,18 @@ class Engine:
         """Bytes of this rank's live model state between steps: parameters, gradients, optimizer, buffers."""
         return live_bytes(self)
 
+    @property
+    def placements(self) -> Mapping[str, Placement]:
+        """Where in the whole parameters those of this rank lie; empty when layers are not split."""
+        return {} if self.split is None else self.split.placements
+
     def local_parameters(self) -> list[LocalPart]:
         """What this rank holds of each parameter, in master precision."""
-        return local_parameters(self.strategy, self.model)
+        return local_parameters(self.strategy, self.model, self.placements)
 
     def local_gradients(self) -> list[LocalPart]:
         """What this rank holds of each gradient of the mean loss, before clipping; for use in `before_update`."""
-        return local_gradients(self.strategy, self._divisor())
+        return local_gradients(self.strategy, self._divisor(), self.placements)
 
     # -- what the schedule calls ----------------------------------------------------------------------------------
 
@@ -148,7 +160,7 @@ class Engine:
 
     def _forward(self, action: Action) -> None:
         index = _micro_batch(action)
-        micro = self._micro_batches[index]
+        micro = self._own(self._micro_batches[index])
         slice_index = self._axis.rank * len(self._micro_batches) + index
         torch.manual_seed(derive_seed(self._seed, "step", self.step_index, slice_index))
         self.strategy.begin_forward()
@@ -165,18 +177,31 @@ class Engine:
 
     def _update(self, action: Action) -> None:
         self.strategy.reduce()
-        self._totals = self.update.totals(self._loss, self._axis)
+        self.update.sum_partial()
+        self._totals = self.update.totals(self._loss, self._everyone)
         self._totals.check(self.step_index + 1)
         for observe in self.before_update:
             observe(self)
         self.update.apply(self._totals, self.step_index, self._divisor())
         self.strategy.publish()
 
+    def _own(self, micro: MicroBatch) -> MicroBatch:
+        """What this rank of the tensor axis takes of a micro-batch."""
+        if self.split is None:
+            return micro
+        share = self.split.share(micro.inputs, micro.targets, micro.num_samples)
+        return MicroBatch(share.inputs, share.targets, share.num_samples)
+
     def _divisor(self) -> float:
         return 1.0 if self._mean_of_workers else self._totals.count
 
     def _grad_norm(self) -> float:
         return float(self._totals.squared_norm**0.5) / self._divisor()
+
+
+def data_axis(world: World) -> Axis:
+    """The ranks over which a stage's scalars are summed, and which start from the same values: data x tensor."""
+    return world.axis(("dp", "tp")) if world.mesh.tp > 1 else world.axis("dp")
 
 
 def _micro_batch(action: Action) -> int:
