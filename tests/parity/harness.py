@@ -95,6 +95,7 @@ FAMILIES = {
     "resnet-batch": Family("resnet", {**RESNET, "norm": "batch", "width": 2}, (2, 64, 64), 7, by_slice=True),
 }
 
+
 # Sizes that grids of 2 x 2 and 2 x 2 x 2 divide, and 1D over 2 and 4. Batch (12), sequence, hidden, heads and vocabulary
 # all differ.
 SPLIT_FAMILIES = {
@@ -133,7 +134,13 @@ SPLIT_FAMILIES = {
 }
 
 
-ALL = {**FAMILIES, **{f"split-{name}": family for name, family in SPLIT_FAMILIES.items()}}
+# Enough layers for eight stages, and small ones: what pipelines are proven on.
+DEEP = {
+    "mlp-deep": Family("mlp", {**FAMILIES["mlp"].keys, "num_hidden_layers": 7}, (6,), 5),
+    "gpt-deep": Family("gpt", {**FAMILIES["gpt"].keys, "num_hidden_layers": 4, "hidden_size": 8}, (9,), 29, tokens=True),
+    "llama-deep": Family("llama", {**FAMILIES["llama"].keys, "num_hidden_layers": 5, "hidden_size": 8}, (7,), 31, tokens=True),
+    "resnet": FAMILIES["resnet"],
+}
 
 
 @dataclass
@@ -156,6 +163,11 @@ class Outcome:
         return max(self.loss, self.grad, self.param, self.norm)
 
 
+def family_of(name: str) -> Family:
+    """A family by its name in any table; those of `SPLIT_FAMILIES` are called split-NAME."""
+    return {**DEEP, **FAMILIES, **{f"split-{key}": family for key, family in SPLIT_FAMILIES.items()}}[name]
+
+
 def optimizer(params: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(params, lr=1e-2, weight_decay=0.1, eps=1e-6)
 
@@ -169,7 +181,7 @@ def check(run: Callable[..., list[Any]], plan_text: str, family: str, num_sample
 
 def run_engine(world: World, plan_text: str, family_name: str, num_samples: int, options: dict[str, Any]) -> list[Any]:
     """Train STEPS steps on this rank; every rank returns its parts, the test joins them."""
-    family, plan = ALL[family_name], Plan.parse(plan_text)
+    family, plan = family_of(family_name), Plan.parse(plan_text)
     model = family.model()
     engine = build(
         model, plan, loss=losses.cross_entropy, optimizer=optimizer, options=Options(seed=SEED, **options), world=world
@@ -207,9 +219,9 @@ _REFERENCES: dict[Any, Record] = {}
 
 def reference(family_name: str, plan: Plan, num_samples: int, options: dict[str, Any]) -> Record:
     """One device, plain PyTorch; remembered, as many plans share it."""
-    family = ALL[family_name]
+    family = family_of(family_name)
     cut = (plan.dp.size, plan.micro_batches) if family.by_slice else None
-    key = (family_name, cut, num_samples, tuple(sorted(options.items())))
+    key = (family_name, cut, num_samples, options.get("clip_grad_norm"))
     if key not in _REFERENCES:
         model = family.model()
         place_holders(model, torch.float64, torch.device("cpu"))

@@ -16,14 +16,14 @@ from plait.engine.engine import Engine
 from plait.errors import CheckpointError
 from plait.models.losses import cross_entropy
 from plait.plan import Plan
-from tests.parity.harness import ALL, FAMILIES, SEED, join, optimizer
+from tests.parity.harness import FAMILIES, SEED, family_of, join, optimizer
 
 Run = Callable[..., list[Any]]
 PLANS = ["dp4:zero3", "dp2:zero1", "dp1", "dp2:server mb2", "dp4:zero3,replicate2", "dp2:ring", "dp2:zero2 mb3", "dp4"]
 
 
 def engine_of(world: World, plan: str, family: str = "gpt", make: Any = optimizer) -> Engine:
-    model = ALL[family].model()
+    model = family_of(family).model()
     return build(
         model, f"{plan} precision:float64", loss=cross_entropy, optimizer=make, options=Options(seed=SEED), world=world
     )
@@ -31,7 +31,7 @@ def engine_of(world: World, plan: str, family: str = "gpt", make: Any = optimize
 
 def share(world: World, step: int, family: str = "gpt") -> tuple[Tensor, Tensor]:
     axis = world.axis("dp")
-    inputs, targets = ALL[family]._batch(8, torch.Generator().manual_seed(step))
+    inputs, targets = family_of(family)._batch(8, torch.Generator().manual_seed(step))
     return inputs.tensor_split(axis.size)[axis.rank], targets.tensor_split(axis.size)[axis.rank]
 
 

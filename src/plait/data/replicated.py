@@ -92,7 +92,11 @@ class Replicated(DataStrategy):
     def squared_norm(self, weight: Weight | None = None) -> Tensor:
         """From this rank's share of each bucket alone: all ranks hold the same sums."""
         rank = self.group.axis.rank
-        shards = [(state.bucket, state.bucket.shard(state.grad, rank)) for state in self.states if state.grad is not None]
+        shards = [
+            (state.bucket, state.bucket.shard(state.grad, rank))
+            for state in self.states
+            if state.grad is not None and not self.secondary.issuperset(slot.name for slot in state.bucket.slots)
+        ]
         if weight is None:
             return squared_norm((shard for _, shard in shards), self.group.device)
         parts = ((part.slot.name, part.view(shard)) for bucket, shard in shards for part in bucket.shard_parts(rank))

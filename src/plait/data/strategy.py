@@ -93,6 +93,7 @@ class DataStrategy(ABC):
         self.states: list[BucketState] = []
         self.frozen_states: list[BucketState] = []
         self.pieces: list[Piece] = []
+        self.secondary: frozenset[str] = frozenset()  # parameters that another pipeline stage holds too, and counts
         self.collector: Collector
 
     @abstractmethod
@@ -117,7 +118,8 @@ class DataStrategy(ABC):
 
         `weight` of a parameter's name is what its elements count, where other ranks hold them too.
         """
-        grads = ((piece.name, piece.value.grad) for piece in self.pieces if piece.value.grad is not None)
+        counted = (piece for piece in self.pieces if piece.name not in self.secondary)
+        grads = ((piece.name, piece.value.grad) for piece in counted if piece.value.grad is not None)
         return weighted_squared_norm(grads, self.group.device, weight) / self.replicas.count
 
     def frozen_pieces(self) -> list[FrozenPiece]:
@@ -141,6 +143,13 @@ class DataStrategy(ABC):
     def end_backward(self) -> None:
         """A backward has ended."""
         self.collector.end_backward()
+
+    def end_input_grad(self) -> None:  # noqa: B027
+        """A backward that leaves weight gradients for later has ended."""
+
+    def is_secondary(self, piece: Piece) -> bool:
+        """Whether another pipeline stage holds the same parameter, and saves and counts it."""
+        return piece.name in self.secondary
 
     def slots(self) -> Iterator[tuple[BucketState, int]]:
         """Every trainable parameter, by bucket and index."""

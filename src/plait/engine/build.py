@@ -6,25 +6,32 @@ After it nobody reads the plan: each room has been handed what concerns it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from plait import comm, data, models, tensor
-from plait.comm import Axis, World
+from plait.comm import World
 from plait.data import DataGroup, DataStrategy, Unit
 from plait.engine import recompute, update
-from plait.engine.batch import BatchSplitter
-from plait.engine.engine import Engine, EngineParts, data_axis
-from plait.engine.init import Initializer, buffer_dtype, is_meta, place_holders
+from plait.engine.batch import BatchSplitter, call
+from plait.engine.cut import Cutting, cut
+from plait.engine.engine import Engine, EngineParts
 from plait.engine.loss import LossFunction
+from plait.engine.pipeline import Part, Pipeline
+from plait.engine.staged import Staged
+from plait.engine.stages import make_stages
+from plait.engine.tied import TiedSum
 from plait.engine.update import LearningRate, Parameters, Update
-from plait.errors import ModelError, PlanError
+from plait.engine.values import Whole, prepare
+from plait.errors import ModelError, NotAvailable, PlanError
 from plait.mesh import Mesh
+from plait.models.losses import IGNORE, cross_entropy
 from plait.pipeline import schedules
-from plait.pipeline.actions import Action
+from plait.pipeline.actions import Kind, Schedule
 from plait.pipeline.lower import lower
+from plait.pipeline.transport import Transport
 from plait.plan import Plan, check_available
 from plait.tensor import TensorGroup, TensorSplit
 
@@ -45,6 +52,7 @@ class Options:
         num_servers: ranks that serve under `dpN:server`; None means all.
         aggregate: what servers make of the workers' gradients: `sum` (the global mean loss) or `mean` (the mean of the
             workers' means; the same where every worker counts as many tokens).
+        cutting: where a pipeline cuts the model; balanced by estimated cost where it says nothing.
     """
 
     seed: int = 0
@@ -54,6 +62,7 @@ class Options:
     learning_rate: LearningRate | None = None
     num_servers: int | None = None
     aggregate: str = "sum"
+    cutting: Cutting = field(default_factory=Cutting)
 
 
 def build(
@@ -80,30 +89,48 @@ def build(
 
     world = world or join_world(plan)
     blocks = _blocks(model, options.blocks)
-    source = _Source.of(model)
+    whole = Whole.of(model)
     split = _split_layers(model, plan, world, options)
+    if split is not None:
+        whole, loss = replace(whole, originals=split.originals), split.loss(loss, IGNORE if loss is cross_entropy else None)
     recompute.apply(model, blocks, plan.remat)
-    units = _materialise(model, blocks, plan, _Places(world, source, split), options)
-    strategy = data.make(plan.dp.strategy, units.units, _data_group(plan, world, options))
-    units.fill(strategy)
+    schedule = lower(schedules.make(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual))
+    stages_of_model = cut(model, schedule.num_stages, options.cutting)
+    dtype, master = DTYPES[plan.precision], MASTER_DTYPES[plan.precision]
+    values = prepare(model, options.seed, dtype, master, world=world, whole=whole)
+    axis = world.axis("pp")
+    own = make_stages(model, blocks, stages_of_model, schedule, rank=axis.rank, call=call)
+    if split is not None:
+        own.holding = own.holding.split(split.placements)
+    group = _data_group(plan, world, options)
+    strategies = {stage: _strategy(plan, own.units[stage], group, own.secondary[stage], schedule) for stage in own.stages}
+    strategy = Staged(strategies) if len(strategies) > 1 else strategies[next(iter(strategies))]
+    values.fill(strategies, own.holding)
 
     return Engine(
         EngineParts(
             plan=plan,
             world=world,
             model=model,
-            loss=loss,
             strategy=strategy,
             split=split,
             update=Update(
                 strategy,
                 update.make(optimizer, strategy),
-                split=split,
                 clip_grad_norm=options.clip_grad_norm,
                 learning_rate=options.learning_rate,
+                split=split,
             ),
             splitter=BatchSplitter(model, plan.micro_batches, DTYPES[plan.precision], world.device),
-            actions=_actions(plan, world),
+            actions=schedule.ranks[axis.rank],
+            pipeline=Pipeline(
+                {stage: Part(own.stages[stage], strategies[stage]) for stage in strategies},
+                schedule.num_stages,
+                Transport(axis, schedule.placement, world.device),
+                loss,
+            ),
+            tied=TiedSum(axis, schedule.placement, stages_of_model.tied, strategies),
+            holding=own.holding,
             seed=options.seed,
             mean_of_workers=options.aggregate == "mean",
         )
@@ -119,6 +146,7 @@ def _checked(plan: Plan | str) -> Plan:
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
     plan.check()
     check_available(plan)
+    _check_composition(plan)
     return plan
 
 
@@ -149,9 +177,12 @@ def _data_group(plan: Plan, world: World, options: Options) -> DataGroup:
     )
 
 
-def _actions(plan: Plan, world: World) -> tuple[Action, ...]:
-    schedule = schedules.make(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual)
-    return lower(schedule).ranks[world.mesh.coordinate(world.rank, "pp")]
+def _check_composition(plan: Plan) -> None:
+    if plan.pp.size > 1 and plan.dp.strategy == "server" and plan.dp.size > 1:
+        raise NotAvailable(
+            f"'{plan}': a parameter server places whole parameters by weight, for each stage otherwise, so copies of a tied "
+            f"parameter would lie on different servers; take dp{plan.dp.size} or dp{plan.dp.size}:zero1 with pipelines"
+        )
 
 
 def _split_layers(model: nn.Module, plan: Plan, world: World, options: Options) -> TensorSplit | None:
@@ -161,87 +192,14 @@ def _split_layers(model: nn.Module, plan: Plan, world: World, options: Options) 
     if options.aggregate == "mean" and plan.tp.mode != "1d":
         raise PlanError(f"aggregate 'mean' weighs whole batches, and {plan.tp} splits the batch of a data rank; use 'sum'")
     roles = models.roles_for(model) if options.roles is None else options.roles
-    group = TensorGroup(world, plan.tp.mode, plan.tp.sequence_parallel, str(plan.tp))
-    return tensor.apply(model, roles, group)
+    return tensor.apply(model, roles, TensorGroup(world, plan.tp.mode, plan.tp.sequence_parallel, str(plan.tp)))
 
 
-@dataclass(frozen=True)
-class _Source:
-    """Where values come from: the initialisation of a meta model, or what a model has, by name."""
-
-    meta: bool
-    values: dict[str, Tensor]
-
-    @staticmethod
-    def of(model: nn.Module) -> _Source:
-        if is_meta(model):
-            return _Source(True, {})
-        return _Source(False, {name: param.data for name, param in model.named_parameters()})
-
-
-@dataclass(frozen=True)
-class _Places:
-    """The ranks, the values and what each rank keeps of them."""
-
-    world: World
-    source: _Source
-    split: TensorSplit | None
-
-
-@dataclass
-class _Model:
-    """A model whose parameters wait for their memory: its units, and where the values come from."""
-
-    units: list[Unit]
-    model: nn.Module
-    initializer: Initializer | None  # of a meta model
-    values: dict[str, Tensor]  # of a model that has its values
-    axis: Axis
-    split: TensorSplit | None
-
-    def fill(self, strategy: DataStrategy) -> None:
-        """Give every parameter its value, wherever the strategy keeps it."""
-        places = {
-            id(state.bucket.slots[index].param): (state, index)
-            for state in (*strategy.states, *strategy.frozen_states)
-            for index in range(len(state.bucket.slots))
-        }
-        placements = {} if self.split is None else self.split.placements
-        placement = {id(param): placements.get(name) for name, param in self.model.named_parameters()}
-
-        def take(param: nn.Parameter, value: Tensor) -> None:
-            place = placement[id(param)]
-            value = value if place is None else place.cut(value)
-            if id(param) in places:
-                strategy.write(*places[id(param)], value)
-            else:  # frozen, and not sharded by the strategy
-                param.data = value.to(param.device, param.dtype, copy=True)
-
-        with torch.no_grad():
-            if self.initializer is not None:
-                self.initializer.run(take)
-            for name, param in self.model.named_parameters():
-                if name in self.values:
-                    value = self.values.pop(name).contiguous()
-                    self.axis.broadcast(value, 0).wait()
-                    take(param, value)
-            strategy.publish()
-
-
-def _materialise(model: nn.Module, blocks: Sequence[str], plan: Plan, places: _Places, options: Options) -> _Model:
-    dtype, master = DTYPES[plan.precision], MASTER_DTYPES[plan.precision]
-    world, split = places.world, places.split
-    axis = data_axis(world)
-    if places.source.meta:
-        place_holders(model, dtype, world.device)
-        originals = {} if split is None else split.originals
-        initializer = Initializer(model, options.seed, dtype, world.device, originals=originals)
-        return _Model(data.split_units(model, blocks), model, initializer, {}, axis, split)
-    values = {name: value.to(world.device, master) for name, value in places.source.values.items()}
-    for param in model.parameters():
-        param.data = torch.zeros((), dtype=dtype, device=world.device).expand(param.shape)
-    for module in model.modules():
-        for key, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[key] = buffer.to(world.device, buffer_dtype(module, key, dtype))
-    return _Model(data.split_units(model, blocks), model, None, values, axis, split)
+def _strategy(
+    plan: Plan, units: Sequence[Unit], group: DataGroup, secondary: frozenset[str], schedule: Schedule
+) -> DataStrategy:
+    """The data strategy of one stage's parameters."""
+    strategy = data.make(plan.dp.strategy, units, group)
+    strategy.secondary = secondary
+    strategy.collector.eager = not any(action.kind is Kind.WEIGHT_GRAD for action in schedule)
+    return strategy

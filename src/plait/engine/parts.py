@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from plait.data import DataStrategy
+from plait.engine.holding import Holding
 from plait.mesh.boxes import Box, FlatRange
 from plait.tensor import Placement
 
 Placements = Mapping[str, Placement]
-NO_PLACEMENTS: Placements = {}
 
 
 @dataclass(frozen=True)
@@ -94,44 +94,43 @@ class Shapes:
         return self.part(name, tuple(tensor.shape), 0, tensor.numel(), tensor.detach().reshape(-1))
 
 
-def local_parameters(strategy: DataStrategy, model: nn.Module, placements: Placements = NO_PLACEMENTS) -> list[LocalPart]:
+def local_parameters(strategy: DataStrategy, holding: Holding) -> list[LocalPart]:
     """Every parameter that this rank holds or shares in, trainable ones in master precision."""
-    shapes = Shapes(placements)
+    shapes = Shapes(holding.placements)
     parts = [
         shapes.part(
             piece.name, tuple(piece.part.slot.shape), piece.part.start, piece.part.stop, piece.value.detach().reshape(-1)
         )
         for piece in strategy.pieces
     ]
-    return [*parts, *local_frozen(strategy, model, placements)]
+    return [*parts, *local_frozen(strategy, holding)]
 
 
-def local_frozen(strategy: DataStrategy, model: nn.Module, placements: Placements = NO_PLACEMENTS) -> list[LocalPart]:
+def local_frozen(strategy: DataStrategy, holding: Holding) -> list[LocalPart]:
     """The parameters that no optimizer updates."""
-    shapes, sharded = Shapes(placements), strategy.frozen_pieces()
+    shapes, sharded = Shapes(holding.placements), strategy.frozen_pieces()
     if strategy.frozen_states:
         return [
             shapes.part(piece.name, tuple(piece.part.slot.shape), piece.part.start, piece.part.stop, piece.value)
             for piece in sharded
         ]
-    return [shapes.whole(name, param) for name, param in model.named_parameters() if not param.requires_grad]
+    return [shapes.whole(name, param) for name, param in holding.params.items() if not param.requires_grad]
 
 
-def local_replicas(model: nn.Module, placements: Placements = NO_PLACEMENTS) -> list[LocalPart]:
+def local_replicas(holding: Holding) -> list[LocalPart]:
     """The parameters as the modules have them, where they have memory."""
-    shapes = Shapes(placements)
-    return [shapes.whole(name, param) for name, param in model.named_parameters() if param.untyped_storage().nbytes() > 0]
+    shapes = Shapes(holding.placements)
+    return [shapes.whole(name, param) for name, param in holding.params.items() if param.untyped_storage().nbytes() > 0]
 
 
-def local_buffers(model: nn.Module) -> list[LocalPart]:
-    """The buffers that are part of the model's state."""
-    persistent = model.state_dict(keep_vars=True).keys()
-    return [Shapes({}).whole(name, buffer) for name, buffer in model.named_buffers() if name in persistent]
+def local_buffers(holding: Holding) -> list[LocalPart]:
+    """The buffers of this rank's modules that are part of the model's state."""
+    return [Shapes({}).whole(name, buffer) for name, buffer in holding.buffers().items()]
 
 
-def local_gradients(strategy: DataStrategy, divisor: float, placements: Placements = NO_PLACEMENTS) -> list[LocalPart]:
+def local_gradients(strategy: DataStrategy, divisor: float, holding: Holding) -> list[LocalPart]:
     """The gradients that this rank's optimizer will see, divided by `divisor`; parameters without one are left out."""
-    return list(_gradients(strategy, divisor, Shapes(placements)))
+    return list(_gradients(strategy, divisor, Shapes(holding.placements)))
 
 
 def _gradients(strategy: DataStrategy, divisor: float, shapes: Shapes) -> Iterator[LocalPart]:

@@ -61,7 +61,7 @@ def load(engine: Engine, path: Path) -> dict[str, Any]:
         for piece in engine.strategy.pieces:
             _fill(checkpoint, _of_piece(engine, piece, piece.name, piece.value))
             _load_optimizer_state(engine, checkpoint, piece)
-        for part in (*local_frozen(engine.strategy, engine.model, engine.placements), *local_buffers(engine.model)):
+        for part in (*local_frozen(engine.strategy, engine.holding), *local_buffers(engine.holding)):
             _fill(checkpoint, part)
         engine.strategy.publish()
     engine.step_index = int(checkpoint.meta["step"])
@@ -71,7 +71,7 @@ def load(engine: Engine, path: Path) -> dict[str, Any]:
 def average_buffers(engine: Engine) -> None:
     """Let running statistics, which every rank keeps of its own samples, be the mean over the data axis. Collective."""
     axis = engine.world.axis("dp")
-    for part in local_buffers(engine.model):
+    for part in local_buffers(engine.holding):
         if axis.size > 1 and part.value.is_floating_point():
             mean = part.value / axis.size
             axis.all_reduce(mean, control=True).wait()
@@ -82,9 +82,7 @@ def _check(engine: Engine, checkpoint: Checkpoint) -> None:
     here, there = type(engine.update.optimizer).__name__, checkpoint.meta.get("optimizer")
     if there != here:
         raise CheckpointError(f"{checkpoint.directory} was saved with {there} and this run updates with {here}; use {there}")
-    wanted = {name: tuple(param.shape) for name, param in engine.model.named_parameters()}
-    wanted |= {name: placement.shape for name, placement in engine.placements.items()}
-    wanted |= {part.name: part.global_shape for part in local_buffers(engine.model)}
+    wanted = dict(engine.holding.shapes)
     for name in checkpoint.names():
         if name.startswith(OPTIMIZER) and name.split("/", 2)[2] in wanted:
             wanted[name] = checkpoint.global_shape(name)
@@ -93,23 +91,25 @@ def _check(engine: Engine, checkpoint: Checkpoint) -> None:
 
 def _parameter_pieces(engine: Engine) -> Iterator[SavedPiece]:
     replicas = engine.strategy.replicas
-    for piece in engine.strategy.pieces:
+    for piece in _counted(engine):
         yield from _share(engine, _of_piece(engine, piece, piece.name, piece.value), replicas)
     axis = engine.world.axis("dp")
     holders = Replicas(1, 0) if engine.strategy.frozen_states else Replicas(axis.size, axis.rank)
-    for part in local_frozen(engine.strategy, engine.model, engine.placements):
-        yield from _share(engine, part, holders)
+    for part in local_frozen(engine.strategy, engine.holding):
+        if part.name not in engine.holding.secondary:
+            yield from _share(engine, part, holders)
 
 
 def _buffer_pieces(engine: Engine) -> Iterator[SavedPiece]:
     if engine.world.axis("dp").rank == engine.world.axis("tp").rank == 0:
-        for part in local_buffers(engine.model):
-            yield from _saved(part)
+        for part in local_buffers(engine.holding):
+            if part.name not in engine.holding.secondary:
+                yield from _saved(part)
 
 
 def _optimizer_pieces(engine: Engine) -> Iterator[SavedPiece]:
     replicas = engine.strategy.replicas
-    for piece in engine.strategy.pieces:
+    for piece in _counted(engine):
         for key, value in engine.update.optimizer.state.get(piece.value, {}).items():
             name = f"{OPTIMIZER}{key}/{piece.name}"
             tensor = value if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
@@ -125,6 +125,11 @@ def _optimizer_pieces(engine: Engine) -> Iterator[SavedPiece]:
                 )
 
 
+def _counted(engine: Engine) -> list[Piece]:
+    """Without those that another pipeline stage saves."""
+    return [piece for piece in engine.strategy.pieces if not engine.strategy.is_secondary(piece)]
+
+
 def _load_optimizer_state(engine: Engine, checkpoint: Checkpoint, piece: Piece) -> None:
     state: dict[str, Any] = {}
     for name in checkpoint.names():
@@ -132,8 +137,7 @@ def _load_optimizer_state(engine: Engine, checkpoint: Checkpoint, piece: Piece) 
         key, _, param = rest.partition("/")
         if f"{prefix}/" != OPTIMIZER or param != piece.name:
             continue
-        whole = _of_piece(engine, piece, piece.name, piece.value).global_shape
-        if checkpoint.global_shape(name) == whole and piece.value.dim() > 0:
+        if checkpoint.global_shape(name) == engine.holding.shapes[piece.name] and piece.value.dim() > 0:
             state[key] = torch.zeros_like(piece.value, requires_grad=False)
             _fill(checkpoint, _of_piece(engine, piece, name, state[key]))
         else:
@@ -145,7 +149,7 @@ def _load_optimizer_state(engine: Engine, checkpoint: Checkpoint, piece: Piece) 
 def _of_piece(engine: Engine, piece: Piece, name: str, tensor: Tensor) -> LocalPart:
     """`tensor`, which has the elements of `piece`, under a name of its own."""
     part = piece.part
-    found = Shapes(engine.placements).part(
+    found = Shapes(engine.holding.placements).part(
         piece.name, tuple(part.slot.shape), part.start, part.stop, tensor.detach().reshape(-1)
     )
     return replace(found, name=name)
@@ -153,7 +157,7 @@ def _of_piece(engine: Engine, piece: Piece, name: str, tensor: Tensor) -> LocalP
 
 def _share(engine: Engine, part: LocalPart, replicas: Replicas, param_name: str | None = None) -> Iterator[SavedPiece]:
     """What this rank writes of a part that several hold: copies on the tensor axis times replicas on the data axis."""
-    copy, copies = Shapes(engine.placements).copies(param_name or part.name)
+    copy, copies = Shapes(engine.holding.placements).copies(param_name or part.name)
     yield from _saved(part.share(replicas.index * copies + copy, replicas.count * copies))
 
 

@@ -82,7 +82,7 @@ def _gradients(engine: Engine) -> list[Part]:
     optimizer: Any = engine.update.optimizer
     scale = getattr(optimizer, "grad_scale", None)
     divisor = 1.0 if scale is None else float(scale)
-    return [Part.of(part) for part in local_gradients(engine.strategy, divisor, engine.placements)]
+    return [Part.of(part) for part in local_gradients(engine.strategy, divisor, engine.holding)]
 
 
 def _parameters(engine: Engine) -> list[Part]:
@@ -92,7 +92,7 @@ def _parameters(engine: Engine) -> list[Part]:
 def _replicas(engine: Engine) -> list[Part]:
     """The parameters as the module has them; ZeRO-3 keeps none between steps."""
     masters = {piece.name: piece.value.dtype for piece in engine.strategy.pieces}
-    parts = local_replicas(engine.model, engine.placements)
+    parts = local_replicas(engine.holding)
     return [Part.of(part) for part in parts if masters.get(part.name, part.value.dtype) == part.value.dtype]
 
 
@@ -148,10 +148,7 @@ def _assemble(ranks: Sequence[Sequence[Part]]) -> dict[str, Tensor]:
 def _views(ranks: Sequence[Sequence[Part]], agreed: Tensors) -> dict[int, dict[str, Tensor]]:
     """For the names on which ranks do not agree, what every rank that holds something of it sees; nothing where all agree."""
     odd = {
-        part.name
-        for parts in ranks
-        for part in parts
-        if not torch.equal(part.value, agreed[part.name].reshape(-1)[part.index])
+        part.name for parts in ranks for part in parts if not torch.equal(part.value, agreed[part.name].reshape(-1)[part.index])
     }
     found: dict[int, dict[str, Tensor]] = {}
     for rank, parts in enumerate(ranks):
