@@ -96,6 +96,44 @@ FAMILIES = {
 }
 
 
+# Sizes that grids of 2 x 2 and 2 x 2 x 2 divide, and 1D over 2 and 4. Batch (12), sequence, hidden, heads and vocabulary
+# all differ.
+SPLIT_FAMILIES = {
+    "mlp": Family("mlp", {"in_features": 20, "hidden_size": 16, "num_hidden_layers": 4, "out_features": 5}, (20,), 5),
+    "gpt": Family(
+        "gpt",
+        {
+            "num_hidden_layers": 2,
+            "hidden_size": 24,
+            "num_attention_heads": 4,
+            "intermediate_size": 40,
+            "vocab_size": 44,
+            "max_position_embeddings": 17,
+            "tie_word_embeddings": True,
+        },
+        (8,),
+        44,
+        tokens=True,
+    ),
+    "llama": Family(
+        "llama",
+        {
+            "num_hidden_layers": 2,
+            "hidden_size": 24,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 6,
+            "intermediate_size": 36,
+            "vocab_size": 28,
+            "max_position_embeddings": 32,
+        },
+        (16,),
+        28,
+        tokens=True,
+    ),
+}
+
+
 # Enough layers for eight stages, and small ones: what pipelines are proven on.
 DEEP = {
     "mlp-deep": Family("mlp", {**FAMILIES["mlp"].keys, "num_hidden_layers": 7}, (6,), 5),
@@ -126,8 +164,12 @@ class Outcome:
 
 
 def family_of(name: str) -> Family:
-    """A family by its name in either table."""
-    return {**DEEP, **FAMILIES}[name]
+    """A family by its name in any table; those of `SPLIT_FAMILIES` are called split-NAME."""
+    if name.startswith("hf-"):
+        from tests.parity.hugging_face import HUGGING_FACE
+
+        return HUGGING_FACE[name]
+    return {**DEEP, **FAMILIES, **{f"split-{key}": family for key, family in SPLIT_FAMILIES.items()}}[name]
 
 
 def optimizer(params: Any) -> torch.optim.Optimizer:
@@ -159,20 +201,20 @@ def run_engine(world: World, plan_text: str, family_name: str, num_samples: int,
     return seen
 
 
-def _copies(parts: list[Any]) -> list[tuple[str, tuple[int, ...], int, int, Tensor]]:
-    return [(part.name, part.global_shape, part.start, part.stop, part.value.clone()) for part in parts]
+def _copies(parts: list[Any]) -> list[tuple[str, tuple[int, ...], slice | Tensor, Tensor]]:
+    return [(part.name, part.global_shape, part.index(), part.value.clone()) for part in parts]
 
 
 def join(parts_by_rank: list[Any]) -> dict[str, Tensor]:
     """Whole tensors from the parts of all ranks. Parts that overlap must agree to the last bit."""
     whole: dict[str, Tensor] = {}
     for parts in parts_by_rank:
-        for name, shape, start, stop, value in parts:
+        for name, shape, index, value in parts:
             flat = whole.setdefault(name, torch.full((torch.Size(shape).numel(),), float("nan"), dtype=value.dtype))
-            there = flat[start:stop]
+            there = flat[index]
             known = ~there.isnan()
             assert torch.equal(there[known], value[known]), f"ranks differ in {name}"
-            there.copy_(value)
+            flat[index] = value
     return whole
 
 

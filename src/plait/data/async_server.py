@@ -18,13 +18,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from plait.comm import Axis
 from plait.comm.calls import Line, Message, Service, own_host
 from plait.data.asynchrony import Change
 from plait.data.bucket import Bucket
 from plait.data.gradients import BucketState, Collector, PersistentGradients
 from plait.data.key_server import KeyServer, Push, Receipt
 from plait.data.server import ParameterServer, keys_by_server
-from plait.data.strategy import DataGroup, DataStrategy, Replicas, Told, bind, make_piece, squared_norm
+from plait.data.strategy import DataGroup, DataStrategy, Replicas, Told, Weight, bind, make_piece, squared_norm
 from plait.data.units import Unit
 
 PUSH, JOIN, REST, WEIGHTS = range(4)
@@ -144,11 +145,11 @@ class AsyncServer(DataStrategy):
     def reduce(self) -> None:
         """Nothing is summed here: what leaves this rank leaves it in `update`."""
 
-    def squared_norm(self) -> Tensor:
+    def squared_norm(self, weight: Weight | None = None) -> Tensor:
         """Of this rank's own gradient, over all keys."""
         return squared_norm((state.grad for state in self.states if state.grad is not None), self.group.device)
 
-    def total(self, scalars: Tensor) -> None:
+    def total(self, scalars: Tensor, axis: Axis) -> None:
         """They stay here; loss and count go to the servers with the gradients."""
         self._scalars = (float(scalars[0]), float(scalars[1]))
 

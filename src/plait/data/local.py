@@ -18,11 +18,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from plait.comm import Waitable, Work, wait_all
+from plait.comm import Axis, Waitable, Work, wait_all
 from plait.data.compression import Int8Sum
 from plait.data.gradients import BucketState
 from plait.data.replicated import Replicated
-from plait.data.strategy import DataGroup, Piece, Told, squared_norm
+from plait.data.strategy import DataGroup, Piece, Told, Weight, squared_norm
 from plait.data.units import Unit
 
 
@@ -48,11 +48,11 @@ class Local(Replicated):
     def _launch(self, state: BucketState) -> None:
         """Gradients stay here."""
 
-    def squared_norm(self) -> Tensor:
+    def squared_norm(self, weight: Weight | None = None) -> Tensor:
         """Of this rank's own gradient."""
         return squared_norm((p.value.grad for p in self.pieces if p.value.grad is not None), self.group.device)
 
-    def total(self, scalars: Tensor) -> None:
+    def total(self, scalars: Tensor, axis: Axis) -> None:
         """They stay here too; the count is this rank's weight in the round."""
         self._tokens_in_round += float(scalars[1])
 

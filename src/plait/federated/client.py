@@ -7,19 +7,19 @@ model: a thousand clients take the memory of one.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from plait.datasets import Loader
-from plait.engine.batch import call
 from plait.engine.engine import Engine
 from plait.engine.init import derive_seed
+from plait.engine.parts import LocalPart
 from plait.federated.messages import Reply, Task
+from plait.federated.samples import Samples
 
 
 @dataclass(frozen=True)
@@ -33,65 +33,50 @@ class Local:
     seed: int = 0
 
 
-class Part:
-    """Some samples of a data set, as a data set."""
-
-    def __init__(self, dataset: Any, indices: Sequence[int]) -> None:
-        self._dataset, self._indices = dataset, torch.as_tensor(list(indices), dtype=torch.int64)
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def __getitem__(self, index: int) -> Any:
-        return self._dataset[int(self._indices[index])]
-
-    def batch(self, indices: Tensor) -> Any:
-        """The pairs stacked."""
-        return self._dataset.batch(self._indices[indices])
-
-
-@dataclass
-class Samples:
-    """One client's own: what it trains on, what it is judged on, and what it keeps from round to round."""
-
-    client: int
-    train: Part
-    test: Part
-    control: Tensor | None = None
-
-
 def get_weights(engine: Engine) -> Tensor:
     """All trainable parameters, end to end in the order of their names, whole on every rank. Collective."""
-    parts = [(piece.name, piece.part.start, piece.value.detach().reshape(-1)) for piece in engine.strategy.pieces]
+    places, numel = layout(engine)
+    parts = [(part.name, part.index(), part.value) for part in _parts(engine)]
     axis = engine.world.axis("world")
     gathered = axis.gather_objects(parts) if axis.size > 1 else [parts]
-    places, numel = layout(engine)
-    flat = torch.zeros(numel, dtype=parts[0][2].dtype if parts else gathered[0][0][2].dtype)
-    for rank_parts in gathered:
-        for name, start, value in rank_parts:
-            flat[places[name] + start : places[name] + start + value.numel()] = value.cpu()
+    flat = torch.zeros(numel, dtype=next(value.dtype for held in gathered for _, _, value in held))
+    for name, index, value in (part for held in gathered for part in held):
+        offset, size = places[name]
+        flat[offset : offset + size][index] = value.cpu()
     return flat
 
 
 def set_weights(engine: Engine, flat: Tensor) -> None:
     """Let every rank hold what `flat` says, and begin with a fresh optimizer. Collective."""
-    places, _ = layout(engine)
     with torch.no_grad():
-        for piece in engine.strategy.pieces:
-            start = places[piece.name] + piece.part.start
-            piece.value.copy_(flat[start : start + piece.numel].view(piece.value.shape))
+        for piece, values in zip(engine.strategy.pieces, slices(engine, flat), strict=True):
+            piece.value.copy_(values)
         engine.strategy.publish()
     engine.update.optimizer.state.clear()
 
 
-def layout(engine: Engine) -> tuple[dict[str, int], int]:
-    """Where each trainable parameter begins in the flat vector, and the vector's length. The same under every plan."""
+def slices(engine: Engine, flat: Tensor) -> list[Tensor]:
+    """What of a flat vector belongs to each piece of this rank, in the piece's shape."""
+    places, _ = layout(engine)
+    found = []
+    for piece, part in zip(engine.strategy.pieces, _parts(engine), strict=True):
+        offset, size = places[part.name]
+        found.append(flat[offset : offset + size][part.index()].view(piece.value.shape))
+    return found
+
+
+def layout(engine: Engine) -> tuple[dict[str, tuple[int, int]], int]:
+    """(offset, length) of each trainable parameter in the flat vector, and the vector's length; alike under every plan."""
     places, offset = {}, 0
-    shapes = {state.bucket.slots[i].name: state.bucket.slots[i].numel for state, i in engine.strategy.slots()}
-    for name in sorted(shapes):
-        places[name] = offset
-        offset += shapes[name]
+    for name in sorted(name for name, param in engine.model.named_parameters() if param.requires_grad):
+        size = math.prod(engine.holding.shapes[name])
+        places[name] = (offset, size)
+        offset += size
     return places, offset
+
+
+def _parts(engine: Engine) -> list[LocalPart]:
+    return engine.local_parameters()[: len(engine.strategy.pieces)]
 
 
 class Client:
@@ -121,21 +106,6 @@ class Client:
         metrics = {"train_loss": loss, "num_steps": float(num_steps), "seconds": time.perf_counter() - began}
         return Reply(samples.client, task.number, len(samples.train), change, metrics, extra)
 
-    @torch.no_grad()
-    def accuracy(self, weights: Tensor, test: Part) -> float:
-        """The share of targets that are predicted right, unmasked ones only. Collective."""
-        engine = self.engine
-        set_weights(engine, weights)
-        engine.model.eval()
-        inputs, targets = test.batch(torch.arange(len(test)))
-        dtype = next(engine.model.parameters()).dtype
-        inputs = inputs.to(engine.world.device, dtype if inputs.is_floating_point() else inputs.dtype)
-        engine.strategy.begin_forward()
-        output = call(engine.model, inputs)
-        engine.strategy.end_forward()
-        right = (output.argmax(dim=-1).cpu() == targets) & (targets != -100)
-        return float(right.sum() / (targets != -100).sum().clamp(min=1))
-
     def _prepare(self, task: Task, samples: Samples) -> None:
         pieces = self.engine.strategy.pieces
         if self.local.mu:
@@ -143,12 +113,7 @@ class Client:
         if "control" in task.extra:
             if samples.control is None:
                 samples.control = torch.zeros_like(task.weights)
-            difference, (places, _) = task.extra["control"] - samples.control, layout(self.engine)
-            starts = [places[piece.name] + piece.part.start for piece in pieces]
-            self._corrections = [
-                difference[start : start + piece.numel].view(piece.value.shape)
-                for start, piece in zip(starts, pieces, strict=True)
-            ]
+            self._corrections = slices(self.engine, task.extra["control"] - samples.control)
 
     @torch.no_grad()
     def _correct(self, engine: Engine) -> None:

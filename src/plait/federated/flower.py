@@ -68,7 +68,7 @@ def client_app(config: str | Path) -> ClientApp:
     def evaluate(message: Message, context: Context) -> Message:
         fleet, client = _fleet(config), _own(context)
         weights = vectors_of(message.content.array_records[WEIGHTS])["weights"]
-        accuracy = fleet.client.accuracy(weights, fleet.samples[client].test)
+        accuracy = fleet.judge.accuracy(weights, fleet.samples[client].test)
         return _reply(message, {METRICS: MetricRecord({"client": client, "accuracy": accuracy})})
 
     return app

@@ -18,12 +18,14 @@ from torch import Tensor
 from plait import datasets
 from plait.comm import World
 from plait.engine import assemble, optimizers
-from plait.engine.build import build, join_world
+from plait.engine.build import MASTER_DTYPES, build, join_world
 from plait.errors import NonFiniteLoss, RunError
-from plait.federated.client import Client, Local, Part, Samples, get_weights
+from plait.federated.client import Client, Local, get_weights
+from plait.federated.judge import Judge
 from plait.federated.messages import Reply, Task
 from plait.federated.partitions import partition
 from plait.federated.rounds import Rules, Server
+from plait.federated.samples import Part, Samples
 from plait.federated.strategies import Settings, make
 from plait.plan import Plan
 
@@ -83,6 +85,8 @@ class LocalFleet:
             world=world,
         )
         self.client = Client(engine, local_of(config))
+        master = MASTER_DTYPES[plan.precision]
+        self.judge = Judge(assemble.make_model(keys, config.train.seed), config.train.seed, master)
 
     def initial(self) -> Tensor:
         """The weights that training begins with."""
@@ -97,10 +101,10 @@ class LocalFleet:
         return replies
 
     def accuracies(self, weights: Tensor) -> dict[int, float]:
-        return {samples.client: self.client.accuracy(weights, samples.test) for samples in self.samples}
+        return {samples.client: self.judge.accuracy(weights, samples.test) for samples in self.samples}
 
     def accuracy(self, weights: Tensor) -> float:
-        return self.client.accuracy(weights, self._test)
+        return self.judge.accuracy(weights, self._test)
 
 
 def local_of(config: Any) -> Local:
@@ -160,7 +164,7 @@ def _train(task: Task, client: int, control: Tensor | None) -> tuple[Reply, Tens
 
 def _judge(weights: Tensor, client: int) -> float:
     assert _FLEET is not None
-    return _FLEET.client.accuracy(weights, _FLEET.samples[client].test)
+    return _FLEET.judge.accuracy(weights, _FLEET.samples[client].test)
 
 
 class PoolFleet:
