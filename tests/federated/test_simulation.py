@@ -17,9 +17,9 @@ from plait.engine import assemble, optimizers
 from plait.engine.init import Initializer, derive_seed, place_holders
 from plait.errors import ConfigError, RunError
 from plait.federated import messages
-from plait.federated.samples import Part
 from plait.federated.messages import Reply, Task
 from plait.federated.rounds import Round, Server, choose
+from plait.federated.samples import Part
 from plait.federated.simulation import LocalFleet, PoolFleet, make_server, simulate, split
 from plait.models import losses
 from plait.plan import Plan
@@ -95,7 +95,7 @@ def test_fedavg_is_the_reference_bit_for_bit(ranks: Run) -> None:
 @pytest.mark.parametrize("plan", ["dp2", "dp2:zero3", "dp2:server", "tp2", "pp2 mb2"])
 @pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "scaffold"])
 def test_a_client_may_be_parallel(ranks: Run, plan: str, strategy: str) -> None:
-    over = (f"federated.strategy={strategy}", "federated.rounds=2")
+    over = (f"federated.strategy={strategy}", "model.num_hidden_layers=2")
     alone, _ = ranks(1, rounds_on, config(*over))[0]
     results = ranks(2, rounds_on, config(*over, plan=f"{plan} precision:float64"), plan=plan)
     for weights, _ in results:

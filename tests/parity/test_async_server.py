@@ -56,7 +56,7 @@ def train(world: World, plan: str, family_name: str, optimizer: Any, options: di
     engine.before_update.append(lambda e: time.sleep(slow if axis.rank == 0 else 0.0))
     results = [engine.step(batch, trace=False) for batch in shares(family, axis.size)[axis.rank]]
     strategy.settle()
-    parts = [(p.name, p.global_shape, p.start, p.stop, p.value.clone()) for p in engine.local_parameters()]
+    parts = [(p.name, p.global_shape, p.index(), p.value.clone()) for p in engine.local_parameters()]
     record = None
     if server is not None:
         record = Recorded(tuple(dict.fromkeys(p.name for p in strategy.pieces)), tuple(server.log or ()))

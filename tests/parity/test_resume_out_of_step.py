@@ -41,7 +41,7 @@ def train(world: World, plan: str, first: int, last: int, paths: tuple[str | Non
         if halves and step + 1 == (first + last) // 2:
             engine.save(f"{save}-half")
     engine.save(save) if save is not None else engine.strategy.settle()
-    return [(p.name, p.global_shape, p.start, p.stop, p.value.clone()) for p in engine.local_parameters()]
+    return [(p.name, p.global_shape, p.index(), p.value.clone()) for p in engine.local_parameters()]
 
 
 def whole(results: list[Any]) -> dict[str, Tensor]:

@@ -39,10 +39,12 @@ def run(arguments: argparse.Namespace) -> Answer:
     config = load(arguments.config, overrides)
     plan = common.plan_of(config, None)
     if arguments.deploy is not None:
+        from rich.text import Text
+
         from plait.federated.deploy import write
 
         written = write(config, arguments.deploy, arguments.host, arguments.port)
-        return Answer(written, written["text"])
+        return Answer(written, Text(written["text"]))
     section = config.federated
     common.say(
         f"plait federated: {section.strategy}, {section.clients} clients ({section.partition}), {section.rounds} rounds, each "

@@ -187,8 +187,8 @@ def _check_composition(plan: Plan) -> None:
     others = plan.world_size // plan.dp.size
     if others > 1 and plan.dp.strategy in data.OUT_OF_STEP and plan.dp.size > 1:
         raise NotAvailable(
-            f"'{plan}': {plan.dp.strategy} does not run with other axes yet, whose ranks would have to agree on when one of them "
-            f"is out of step; take dp{plan.dp.size} with them, or {plan.dp} alone"
+            f"'{plan}': {plan.dp.strategy} does not run with other axes yet, whose ranks would have to agree on when one "
+            f"of them is out of step; take dp{plan.dp.size} with them, or {plan.dp} alone"
         )
     if plan.pp.size > 1 and plan.dp.strategy == "server" and plan.dp.size > 1:
         raise NotAvailable(

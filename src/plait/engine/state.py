@@ -67,7 +67,7 @@ def load(engine: Engine, path: Path) -> dict[str, Any]:
             _load_optimizer_state(engine, checkpoint, piece)
             for key, tensor in engine.strategy.kept(piece).items():
                 if (name := f"{STRATEGY}{key}/{piece.name}") in checkpoint.names():
-                    checkpoint.fill(_saved(_of_piece(piece, name, tensor)), convert=True)
+                    _fill(checkpoint, _of_piece(engine, piece, name, tensor))
         for part in (*local_frozen(engine.strategy, engine.holding), *local_buffers(engine.holding)):
             _fill(checkpoint, part)
         engine.strategy.publish()
@@ -153,7 +153,8 @@ def _kept_pieces(engine: Engine) -> Iterator[SavedPiece]:
     replicas = engine.strategy.replicas
     for piece in _counted(engine):
         for key, tensor in engine.strategy.kept(piece).items():
-            yield _saved(_of_piece(piece, f"{STRATEGY}{key}/{piece.name}", tensor).share(replicas.index, replicas.count))
+            part = _of_piece(engine, piece, f"{STRATEGY}{key}/{piece.name}", tensor)
+            yield from _share(engine, part, replicas, piece.name)
 
 
 def _load_optimizer_state(engine: Engine, checkpoint: Checkpoint, piece: Piece) -> None:

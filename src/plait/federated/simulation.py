@@ -81,7 +81,7 @@ class LocalFleet:
             plan,
             loss=assemble.make_loss(config.train),
             optimizer=optimizers.from_config(config.train),
-            options=assemble.make_options(config),
+            options=assemble.make_options(config, plan),
             world=world,
         )
         self.client = Client(engine, local_of(config))
