@@ -33,6 +33,7 @@ class Family:
     classes: int
     tokens: bool = False
     by_slice: bool = False
+    by_micro_batch: bool = False  # a loss of its own, of all slices of a micro-batch together
 
     def model(self) -> nn.Module:
         """On the meta device."""
@@ -95,6 +96,57 @@ FAMILIES = {
     "resnet-batch": Family("resnet", {**RESNET, "norm": "batch", "width": 2}, (2, 64, 64), 7, by_slice=True),
 }
 
+# A sequence that 2 and 4 ranks cut in zig-zag order, heads and experts that 4 ranks share.
+LONG = {
+    "num_hidden_layers": 2,
+    "hidden_size": 16,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 12,
+    "vocab_size": 31,
+    "max_position_embeddings": 16,
+}
+MIXTRAL = {**LONG, "num_local_experts": 4, "num_experts_per_tok": 2}
+DEEPSEEK = {
+    **LONG,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 8,
+    "num_shared_experts": 2,
+    "first_k_dense_replace": 1,
+}
+ROUTERS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "balanced": {"router_aux_loss_coef": 0.1, "router_z_loss_coef": 0.02},
+    "by-sequence": {"router_aux_loss_coef": 0.1, "seq_aux": True, "norm_topk_prob": False, "routed_scaling_factor": 2.0},
+    "bias": {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "n_group": 2, "topk_group": 1, "router_bias_update_speed": 0.05},
+    "groups": {"n_group": 2, "topk_group": 1, "router_aux_loss_coef": 0.05},
+    "drop": {"capacity_factor": 0.6, "router_aux_loss_coef": 0.05},
+    "drop-position": {"capacity_factor": 0.9, "drop_policy": "position"},
+    "noisy": {"topk_method": "noisy", "router_aux_loss_coef": 0.1, "seq_aux": True},
+    "expert-choice": {"topk_method": "expert_choice", "router_z_loss_coef": 0.02},
+}
+
+
+def _experts(kind: str, base: dict[str, Any], router: str) -> Family:
+    keys = {**base, **ROUTERS[router]}
+    if kind == "deepseek" and "n_group" in keys:
+        keys["topk_group"] = 1
+    random = router == "noisy"
+    return Family("llama", keys, (8,), 31, tokens=True, by_slice=random, by_micro_batch=not random)
+
+
+EXPERT_FAMILIES = {
+    f"{kind}-{router}": _experts(kind, base, router)
+    for kind, base in (("mixtral", MIXTRAL), ("deepseek", DEEPSEEK))
+    for router in ROUTERS
+}
+LONG_FAMILIES = {
+    "long-llama": Family("llama", LONG, (16,), 31, tokens=True),
+    "long-gpt": Family("gpt", {k: v for k, v in LONG.items() if k != "num_key_value_heads"}, (16,), 31, tokens=True),
+}
+ALL = {**FAMILIES, **EXPERT_FAMILIES, **LONG_FAMILIES}
+
 
 @dataclass
 class Outcome:
@@ -129,7 +181,7 @@ def check(run: Callable[..., list[Any]], plan_text: str, family: str, num_sample
 
 def run_engine(world: World, plan_text: str, family_name: str, num_samples: int, options: dict[str, Any]) -> list[Any]:
     """Train STEPS steps on this rank; every rank returns its parts, the test joins them."""
-    family, plan = FAMILIES[family_name], Plan.parse(plan_text)
+    family, plan = ALL[family_name], Plan.parse(plan_text)
     model = family.model()
     engine = build(
         model, plan, loss=losses.cross_entropy, optimizer=optimizer, options=Options(seed=SEED, **options), world=world
@@ -167,8 +219,9 @@ _REFERENCES: dict[Any, Record] = {}
 
 def reference(family_name: str, plan: Plan, num_samples: int, options: dict[str, Any]) -> Record:
     """One device, plain PyTorch; remembered, as many plans share it."""
-    family = FAMILIES[family_name]
-    cut = (plan.dp.size, plan.micro_batches) if family.by_slice else None
+    family = ALL[family_name]
+    by_micro_batch = family.by_micro_batch and plan.micro_batches > 1
+    cut = (plan.dp.size, plan.micro_batches) if family.by_slice or by_micro_batch else None
     key = (family_name, cut, num_samples, tuple(sorted(options.items())))
     if key not in _REFERENCES:
         model = family.model()
@@ -188,7 +241,7 @@ def reference(family_name: str, plan: Plan, num_samples: int, options: dict[str,
             ]
 
         batches = family.batches(num_samples)
-        _REFERENCES[key] = run_reference(model, batches, recipe, slices, by_slice=family.by_slice)
+        _REFERENCES[key] = run_reference(model, batches, recipe, slices, by_slice=family.by_slice, by_micro_batch=by_micro_batch)
     return _REFERENCES[key]
 
 

@@ -6,7 +6,7 @@ It carries the name of its axis and operation so that a failure names them, and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -37,9 +37,14 @@ class Label:
 
 @contextmanager
 def naming_failure(label: Label, rank: int) -> Iterator[None]:
-    """Add axis, operation and peers to the bare fact that a backend raised; torch's RuntimeError becomes `RankFailed`."""
+    """Add axis, operation and peers to the bare fact that a backend raised; torch's RuntimeError becomes `RankFailed`.
+
+    What a backend does is hidden from torch's dispatch modes: how many operations a collective takes depends on when the peers
+    come, and selective recomputation counts them.
+    """
     try:
-        yield
+        with _no_modes():
+            yield
     except RunError as error:
         raise type(error)(f"rank {rank}: {label.op} on axis {label.axis} (ranks {list(label.ranks)}): {error}") from error
     except RuntimeError as error:
@@ -48,6 +53,13 @@ def naming_failure(label: Label, rank: int) -> Iterator[None]:
             f"rank {rank}: {label.op} on axis {label.axis} failed; of its ranks {list(label.ranks)} one died, "
             f"stopped answering or called another operation ({reason})"
         ) from error
+
+
+def _no_modes() -> AbstractContextManager[object]:
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext()
 
 
 class Waitable(Protocol):

@@ -5,16 +5,19 @@ After it nobody reads the plan: each room has been handed what concerns it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from plait import comm, data
+from plait import comm, context, data, models
 from plait.comm import Axis, World
 from plait.data import DataGroup, DataStrategy, Unit
+from plait.context import ContextGroup
 from plait.engine import recompute, update
+from plait.engine.axes import data_axis
+from plait.engine.balance import Balance
 from plait.engine.batch import BatchSplitter
 from plait.engine.engine import Engine, EngineParts
 from plait.engine.init import Initializer, buffer_dtype, is_meta, place_holders
@@ -38,6 +41,7 @@ class Options:
     Attributes:
         seed: of the initial values (by name) and of dropout (by step and micro-batch).
         blocks: pattern of the model's repeated blocks, as `layers.*`; found by structure where it is None.
+        roles: from module pattern to role; None takes the model's own table.
         clip_grad_norm: the largest norm of the gradient; None does not clip.
         learning_rate: factor on the optimizer's lr by step, from 0.
         num_servers: ranks that serve under `dpN:server`; None means all.
@@ -47,6 +51,7 @@ class Options:
 
     seed: int = 0
     blocks: str | None = None
+    roles: Mapping[str, str] | None = None
     clip_grad_norm: float | None = None
     learning_rate: LearningRate | None = None
     num_servers: int | None = None
@@ -77,6 +82,8 @@ def build(
 
     world = world or join_world(plan)
     blocks = _blocks(model, options.blocks)
+    sequence = _split_sequences(model, plan, world, options)
+    balance = Balance.of(model, data_axis(world), sequence, loss)
     recompute.apply(model, blocks, plan.remat)
     units = _materialise(model, blocks, plan, world, options)
     strategy = data.make(plan.dp.strategy, units.units, _data_group(plan, world, options))
@@ -95,7 +102,10 @@ def build(
                 clip_grad_norm=options.clip_grad_norm,
                 learning_rate=options.learning_rate,
             ),
-            splitter=BatchSplitter(model, plan.micro_batches, DTYPES[plan.precision], world.device),
+            splitter=BatchSplitter(
+                model, plan.micro_batches, DTYPES[plan.precision], world.device, None if sequence is None else sequence.cut
+            ),
+            balance=balance,
             actions=_actions(plan, world),
             seed=options.seed,
             mean_of_workers=options.aggregate == "mean",
@@ -129,10 +139,19 @@ def _blocks(model: nn.Module, pattern: str | None) -> list[str]:
     return blocks
 
 
+def _split_sequences(model: nn.Module, plan: Plan, world: World, options: Options) -> ContextGroup | None:
+    """Replace attention by its context-parallel form, if the plan splits sequences."""
+    if plan.cp.size == 1:
+        return None
+    roles = models.roles_for(model) if options.roles is None else options.roles
+    named = {name: role for name, _ in model.named_modules() if (role := models.role(name, roles)) is not None}
+    return context.apply(model, named, world.axis("cp"), plan.cp.strategy)
+
+
 def _data_group(plan: Plan, world: World, options: Options) -> DataGroup:
     return DataGroup(
-        axis=world.axis("dp"),
-        shard=world.axis("dp_shard") if plan.dp.replicate > 1 else world.axis("dp"),
+        axis=data_axis(world),
+        shard=data_axis(world, "dp_shard" if plan.dp.replicate > 1 else "dp"),
         replicate=world.axis("dp_replicate"),
         param_dtype=DTYPES[plan.precision],
         master_dtype=MASTER_DTYPES[plan.precision],
@@ -184,7 +203,7 @@ class _Model:
 
 def _materialise(model: nn.Module, blocks: Sequence[str], plan: Plan, world: World, options: Options) -> _Model:
     dtype, master = DTYPES[plan.precision], MASTER_DTYPES[plan.precision]
-    axis = world.axis("dp")
+    axis = data_axis(world)
     if is_meta(model):
         place_holders(model, dtype, world.device)
         initializer = Initializer(model, options.seed, dtype, world.device)

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from plait.comm import World
 from plait.data import DataStrategy
+from plait.engine.axes import data_axis
+from plait.engine.balance import Balance
 from plait.engine.batch import BatchSplitter, MicroBatch, call
 from plait.engine.init import derive_seed
 from plait.engine.loss import LossFunction, LossSum, LossTotals
@@ -44,6 +46,7 @@ class EngineParts:
     actions: tuple[Action, ...]
     seed: int
     mean_of_workers: bool = False
+    balance: Balance | None = None
 
 
 class Engine:
@@ -56,7 +59,8 @@ class Engine:
         self.before_update: list[Callable[[Engine], None]] = []
         self._loss_function, self._splitter, self._seed = parts.loss, parts.splitter, parts.seed
         self._mean_of_workers = parts.mean_of_workers
-        self._axis = parts.world.axis("dp")
+        self._axis, self._everyone = parts.world.axis("dp"), data_axis(parts.world)
+        self._balance = parts.balance
         self._loss = LossSum(parts.world.device)
         self._micro_batches: list[MicroBatch] = []
         self._losses: dict[int, Tensor] = {}
@@ -86,6 +90,8 @@ class Engine:
         world.timeline, earlier = timeline, world.ledger.copy()
         self.model.train()
         self._micro_batches = self._splitter.split(batch)
+        if self._balance is not None:
+            self._balance.begin(self._micro_batches)
         with _own_random_state(world.device):
             Runtime(self._actions, self._handlers, timeline, optional=frozenset({Kind.UNSHARD, Kind.RESHARD})).run()
         self._micro_batches = []
@@ -99,6 +105,7 @@ class Engine:
             seconds=time.perf_counter() - began,
             timeline=timeline,
             ledger=world.ledger.since(earlier),
+            load=None if self._balance is None else self._balance.load,
         )
 
     @torch.no_grad()
@@ -112,7 +119,7 @@ class Engine:
             self.strategy.end_forward()
             loss.add(self._loss_function(output, micro.targets), micro.num_samples)
         sums = torch.stack([loss.loss_sum, loss.count])
-        self._axis.all_reduce(sums, control=True).wait()
+        self._everyone.all_reduce(sums, control=True).wait()
         return float(sums[0] / sums[1])
 
     def save(self, path: str | Path, **meta: Any) -> None:
@@ -151,13 +158,22 @@ class Engine:
         micro = self._micro_batches[index]
         slice_index = self._axis.rank * len(self._micro_batches) + index
         torch.manual_seed(derive_seed(self._seed, "step", self.step_index, slice_index))
+        if self._balance is not None:
+            self._balance.enter(index, micro, recording=True)
         self.strategy.begin_forward()
         output = call(self.model, micro.inputs)
         self.strategy.end_forward()
-        self._losses[index] = self._loss.add(self._loss_function(output, micro.targets), micro.num_samples)
+        loss = self._loss_function(output, micro.targets)
+        self._losses[index] = self._loss.add(loss, micro.num_samples)
+        if self._balance is not None:
+            self._balance.check(loss)
+            self._loss.add_auxiliary(self._balance.take_auxiliary())
 
     def _backward(self, action: Action) -> None:
-        self._losses.pop(_micro_batch(action)).backward()
+        index = _micro_batch(action)
+        if self._balance is not None:
+            self._balance.enter(index, self._micro_batches[index], recording=False)
+        self._losses.pop(index).backward()
         self.strategy.end_backward()
 
     def _reduce(self, action: Action) -> None:
@@ -165,12 +181,14 @@ class Engine:
 
     def _update(self, action: Action) -> None:
         self.strategy.reduce()
-        self._totals = self.update.totals(self._loss, self._axis)
+        self._totals = self.update.totals(self._loss, self._everyone)
         self._totals.check(self.step_index + 1)
         for observe in self.before_update:
             observe(self)
         self.update.apply(self._totals, self.step_index, self._divisor())
         self.strategy.publish()
+        if self._balance is not None:
+            self._balance.after_update()
 
     def _divisor(self) -> float:
         return 1.0 if self._mean_of_workers else self._totals.count

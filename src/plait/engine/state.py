@@ -20,6 +20,7 @@ from plait.checkpoint import Box, Checkpoint
 from plait.checkpoint import Piece as SavedPiece
 from plait.checkpoint import save as save_pieces
 from plait.data import Piece
+from plait.engine.axes import data_axis
 from plait.engine.parts import LocalPart, local_buffers, local_frozen
 from plait.errors import CheckpointError
 
@@ -69,7 +70,7 @@ def load(engine: Engine, path: Path) -> dict[str, Any]:
 
 def average_buffers(engine: Engine) -> None:
     """Let running statistics, which every rank keeps of its own samples, be the mean over the data axis. Collective."""
-    axis = engine.world.axis("dp")
+    axis = data_axis(engine.world)
     for part in local_buffers(engine.model):
         if axis.size > 1 and part.value.is_floating_point():
             mean = part.value / axis.size
@@ -95,12 +96,12 @@ def _parameter_pieces(engine: Engine) -> Iterator[SavedPiece]:
         yield _saved(_of_piece(piece, piece.name, piece.value).share(replicas.index, replicas.count))
     frozen_once = not engine.strategy.frozen_states
     for part in local_frozen(engine.strategy, engine.model):
-        axis = engine.world.axis("dp")
+        axis = data_axis(engine.world)
         yield _saved(part.share(axis.rank, axis.size) if frozen_once else part)
 
 
 def _buffer_pieces(engine: Engine) -> Iterator[SavedPiece]:
-    if engine.world.axis("dp").rank == 0:
+    if data_axis(engine.world).rank == 0:
         yield from (_saved(part) for part in local_buffers(engine.model))
 
 

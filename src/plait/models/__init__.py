@@ -53,6 +53,25 @@ def roles_of(name: str) -> dict[str, str]:
     return dict(_module(name).ROLES) if name in CLASSES else {}
 
 
+def roles_for(model: nn.Module) -> dict[str, str]:
+    """From module pattern to role, for any model: the table beside its class, or one derived for Hugging Face models.
+
+    Raises `ModelError` for a model that has none.
+    """
+    home = importlib.import_module(type(model).__module__)
+    derive = getattr(home, "roles_for", None)
+    if derive is not None and home.__name__.startswith("plait.models."):
+        return dict(derive(model))
+    table = getattr(home, "ROLES", None)
+    if not isinstance(table, Mapping):
+        raise ModelError(
+            f"this plan needs a table of roles for {type(model).__name__}: [model] roles = {{...}}, Options(roles=...), "
+            f"or ROLES = {{...}} beside the class in {home.__name__}"
+        )
+    names = [name for name, _ in model.named_modules()]  # a table is of a family, of which not every model has every module
+    return {pattern: role for pattern, role in table.items() if any(match(pattern, name) for name in names)}
+
+
 def blocks_of(name: str) -> str | None:
     """The pattern of the repeated blocks; None for a model that has no table."""
     return str(_module(name).BLOCKS) if name in CLASSES else None

@@ -17,7 +17,7 @@ BUILT: Final[dict[str, frozenset[str]]] = {
     "tp": frozenset(),
     "pp": frozenset(),
     "ep": frozenset(),  # {"ep"} when experts are split
-    "cp": frozenset(),
+    "cp": frozenset({"ring", "ulysses"}),
     "remat": frozenset({"none", "selective", "full"}),
     "precision": frozenset({"float32", "bf16", "float64"}),
     "options": frozenset({"replicate", "offload"}),  # known: replicate, offload, sp, compile
