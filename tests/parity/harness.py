@@ -119,7 +119,13 @@ ROUTERS: dict[str, dict[str, Any]] = {
     "plain": {},
     "balanced": {"router_aux_loss_coef": 0.1, "router_z_loss_coef": 0.02},
     "by-sequence": {"router_aux_loss_coef": 0.1, "seq_aux": True, "norm_topk_prob": False, "routed_scaling_factor": 2.0},
-    "bias": {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "n_group": 2, "topk_group": 1, "router_bias_update_speed": 0.05},
+    "bias": {
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "n_group": 2,
+        "topk_group": 1,
+        "router_bias_update_speed": 0.05,
+    },
     "groups": {"n_group": 2, "topk_group": 1, "router_aux_loss_coef": 0.05},
     "drop": {"capacity_factor": 0.6, "router_aux_loss_coef": 0.05},
     "drop-position": {"capacity_factor": 0.9, "drop_policy": "position"},
@@ -241,7 +247,9 @@ def reference(family_name: str, plan: Plan, num_samples: int, options: dict[str,
             ]
 
         batches = family.batches(num_samples)
-        _REFERENCES[key] = run_reference(model, batches, recipe, slices, by_slice=family.by_slice, by_micro_batch=by_micro_batch)
+        _REFERENCES[key] = run_reference(
+            model, batches, recipe, slices, by_slice=family.by_slice, by_micro_batch=by_micro_batch
+        )
     return _REFERENCES[key]
 
 

@@ -48,4 +48,6 @@ def _refuse_dropout(model: nn.Module, size: int) -> None:
     for name, module in model.named_modules():
         rate = module.p if isinstance(module, nn.Dropout) else getattr(module, "dropout", 0.0)
         if isinstance(rate, float) and rate > 0:
-            raise ModelError(f"'{name}' has dropout {rate:g}, which would differ on parts of a sequence; cp{size} needs dropout 0")
+            raise ModelError(
+                f"'{name}' has dropout {rate:g}, which would differ on parts of a sequence; cp{size} needs dropout 0"
+            )

@@ -45,9 +45,7 @@ def attend_backward(
         return dq, dk, dv
     if mask is None and _takes_flash(q):
         empty = torch.empty(0, dtype=torch.uint64, device=q.device)
-        dq, dk, dv = _flash_backward(
-            grad, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, empty, empty
-        )
+        dq, dk, dv = _flash_backward(grad, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, empty, empty)
         return dq, dk, dv
     scores = _scores(q, k, causal, mask)
     weights = (scores - lse.masked_fill(lse == -math.inf, 0.0)[..., None]).exp()

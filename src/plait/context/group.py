@@ -55,7 +55,9 @@ class ContextGroup:
         lengths: set[int] = set()
         tree_map_only(Tensor, lambda leaf: lengths.add(leaf.shape[1]) if leaf.dim() > 1 else None, batch)
         if len(lengths) != 1:
-            raise DataError(f"cp{self.axis.size} cuts sequences, the second dim of all tensors; they have lengths {sorted(lengths)}")
+            raise DataError(
+                f"cp{self.axis.size} cuts sequences, the second dim of all tensors; they have lengths {sorted(lengths)}"
+            )
         length = lengths.pop()
         if length % self.num_chunks:
             below = length - length % self.num_chunks
@@ -66,6 +68,4 @@ class ContextGroup:
             )
         self.seq_len = length
         here = self.positions()
-        return tree_map_only(
-            Tensor, lambda leaf: leaf.index_select(1, here.to(leaf.device)) if leaf.dim() > 1 else leaf, batch
-        )
+        return tree_map_only(Tensor, lambda leaf: leaf.index_select(1, here.to(leaf.device)) if leaf.dim() > 1 else leaf, batch)

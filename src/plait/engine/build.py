@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from plait import comm, context, data, models
 from plait.comm import Axis, World
-from plait.data import DataGroup, DataStrategy, Unit
 from plait.context import ContextGroup
+from plait.data import DataGroup, DataStrategy, Unit
 from plait.engine import recompute, update
 from plait.engine.axes import data_axis
 from plait.engine.balance import Balance

@@ -42,8 +42,9 @@ class RankSurroundings(Surroundings):
         self.auxiliary_sum = torch.zeros((), dtype=torch.float64)
 
     def begin_step(self, count: float, samples: list[float]) -> None:
-        """`count`: what the loss of this step will be divided by; `samples` of each micro-batch; both over all ranks."""
-        self._count, self._samples = count, samples
+        """`count`: what the loss of this step will be divided by; `samples` of each micro-batch; both summed over `tokens`."""
+        ranks_a_sample = 1 if self._sequence is None else self._sequence.axis.size
+        self._count, self._samples = count, [number / ranks_a_sample for number in samples]
 
     def enter(self, micro_batch: int, *, present: bool, recording: bool) -> None:
         """A forward (or with `recording` False a backward, which may recompute it) of a micro-batch begins."""

@@ -82,7 +82,9 @@ def run_reference(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         _after_update(model)
-        seen = Observation(total / count + auxiliary.value, grads, _values(named), norm, optimizer.param_groups[0]["lr"], count=count)
+        seen = Observation(
+            total / count + auxiliary.value, grads, _values(named), norm, optimizer.param_groups[0]["lr"], count=count
+        )
         steps.append(replace(seen, contributions=added, stale_grads=stale))
     return Record(start, steps)
 
@@ -221,6 +223,14 @@ def slicing_reasons(model: nn.Module, batch: Batch) -> list[str]:
                 "the reference runs the same slices, statistics are those of a micro-batch on a rank"
             ]
     return []
+
+
+def pooled_losses(model: nn.Module) -> list[str]:
+    """Why the slices of a micro-batch belong together: a loss that is by definition one of all their tokens; empty if none."""
+    pooled = any(getattr(getattr(module, "settings", None), "balance_coef", 0.0) for module in model.modules())
+    if not pooled:
+        return []
+    return ["its balance loss is that of a micro-batch over all ranks, so the reference runs micro-batch by micro-batch"]
 
 
 def _output(model: nn.Module, inputs: Any) -> Tensor:

@@ -137,13 +137,13 @@ def test_balance_loss_is_one_when_balanced_and_grows_with_skew() -> None:
         made.weight.zero_()
     made(x)
     assert made.auxiliary is not None
-    assert float(made.auxiliary) == pytest.approx(1.0)
+    assert made.auxiliary.item() == pytest.approx(1.0)
     skewed = router(balance_coef=1.0, num_chosen=1)
     with torch.no_grad():
         skewed.weight.zero_()
         skewed.weight[0] = 100.0
     skewed(x.abs())
-    assert skewed.auxiliary is not None and float(skewed.auxiliary) == pytest.approx(E)
+    assert skewed.auxiliary is not None and skewed.auxiliary.item() == pytest.approx(E)
 
 
 def test_auxiliary_losses_equal_their_formulae() -> None:
