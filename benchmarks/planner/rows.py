@@ -7,6 +7,7 @@ kernel, how wide gradients are) stands in `PRACTICE`, from the framework's own c
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,32 +26,66 @@ class Practice:
     fused: bool = False
     """Elementwise operations run as fused kernels: what `compile` says in a plan."""
     family: str = "gpt"
+    precision: str = "bf16"
     runtime: Runtime = field(default_factory=Runtime)
 
 
-MEGATRON_2021 = Practice("eager", 0.1, True, runtime=Runtime(4.0, overlap_gradients=False, overlap_sends=False, balanced_stages=False))
-"""Unfused attention with dropout, fused bias-gelu and softmax, float32 gradients, reduction after the last backward, blocking sends."""
+MEGATRON_2021 = Practice(
+    "eager", 0.1, True, runtime=Runtime(4.0, overlap_gradients=False, overlap_sends=False, balanced_stages=False)
+)
+"""Unfused attention with dropout, fused bias-gelu and softmax, float32 gradients, reduction after the last backward,
+blocking sends."""
 MEGATRON_CORE = Practice("cudnn", fused=True, runtime=Runtime(2.0, balanced_stages=False, overlap_tensor=0.8))
 """Transformer Engine: fused attention and norms; tensor-parallel collectives split and overlapped with their products."""
 
-PRACTICE = {
-    "01": Practice(runtime=Runtime(2.0)),
+FSDP = Practice(runtime=Runtime(2.0))
+TITAN = Practice(family="llama", runtime=Runtime(2.0))
+NANOTRON = Practice(family="llama", runtime=Runtime(4.0, overlap_sends=False, keep_gathered=True))
+ZERO_BUBBLE = Practice("eager", 0.1, True, runtime=Runtime(4.0, overlap_sends=False, balanced_stages=False))
+SAILOR = Practice("eager", precision="float32", runtime=MEGATRON_2021.runtime)
+"""No half precision in its launch script; published memory agrees: four-byte scores, no dropout masks."""
+
+PRACTICE = {  # by table: what its framework's code of that time does
+    "01": FSDP,
     "02a": MEGATRON_2021,
     "02b": MEGATRON_2021,
     "02c": MEGATRON_CORE,
     "02d": MEGATRON_2021,
-    "03": Practice(family="llama", runtime=Runtime(2.0)),
-    "06a": Practice("eager", 0.1, True, runtime=Runtime(4.0, overlap_sends=False, balanced_stages=False)),
-    "09b": MEGATRON_2021,  # the rows that are left are NeMo of 2022-23 on A100: unfused attention, hence selective recomputation
+    "03": TITAN,
+    "06a": ZERO_BUBBLE,
+    "09b": MEGATRON_CORE,
     "09c": MEGATRON_CORE,
-    "09d": Practice(family="llama", runtime=Runtime(4.0, overlap_sends=False, keep_gathered=True)),
+    "09d": NANOTRON,
     "09g": MEGATRON_2021,
     "09g2": MEGATRON_2021,
-    "09i": Practice(family="llama", runtime=Runtime(2.0)),
-    "09j": Practice("sdpa", family="llama", fused=True, runtime=Runtime(2.0)),
-    "12a": Practice("eager", 0.1, runtime=Runtime(4.0, overlap_gradients=False, overlap_sends=False, balanced_stages=False)),
+    "09i": TITAN,
+    "09j": Practice(family="llama", fused=True, runtime=Runtime(2.0)),
+    "12a": SAILOR,
     "12d": MEGATRON_2021,
 }
+FRAMEWORKS = (  # for other tables, by the words of their framework column, first match
+    ("zero-bubble", ZERO_BUBBLE),
+    ("sailor", SAILOR),
+    ("deepspeed", MEGATRON_2021),
+    ("core", MEGATRON_CORE),
+    ("bridge", MEGATRON_CORE),
+    ("nemo", MEGATRON_CORE),
+    ("megascale", MEGATRON_CORE),
+    ("megatron", MEGATRON_2021),
+    ("nanotron", NANOTRON),
+    ("torchtitan", TITAN),
+)
+
+
+def practice_of(row: dict[str, str]) -> Practice:
+    """How the framework of a row computes."""
+    table = row["id"].split("_")[0]
+    if table == "09b" and row["gpu_type"].startswith("A100"):
+        return MEGATRON_2021  # NeMo of 2022-23: unfused attention, hence its selective recomputation
+    if table in PRACTICE:
+        return PRACTICE[table]
+    words = row["framework"].lower()
+    return next((practice for word, practice in FRAMEWORKS if word in words), FSDP)
 
 
 @dataclass(frozen=True)
@@ -70,16 +105,17 @@ class Case:
     row: dict[str, str]
 
 
-def cases() -> tuple[list[Case], dict[str, list[str]]]:
-    """All complete rows, and the reasons for which others are left out."""
+def cases(paths: Sequence[Path] = (DATA,)) -> tuple[list[Case], dict[str, list[str]]]:
+    """All complete rows of files of the common schema, and the reasons for which others are left out."""
     kept, dropped = [], dict[str, list[str]]()
-    with DATA.open(newline="") as file:
-        for row in csv.DictReader(file):
-            reason = incomplete(row)
-            if reason:
-                dropped.setdefault(f"{row['id'].split('_')[0]}: {reason}", []).append(row["id"])
-            else:
-                kept.append(case(row))
+    for path in paths:
+        with path.open(newline="") as file:
+            for row in csv.DictReader(file):
+                reason = incomplete(row)
+                if reason:
+                    dropped.setdefault(f"{row['id'].split('_')[0]}: {reason}", []).append(row["id"])
+                else:
+                    kept.append(case(row))
     return kept, dropped
 
 
@@ -91,6 +127,10 @@ def incomplete(row: dict[str, str]) -> str:
         return "8-bit matrix products, which a plan cannot ask for"
     if not row["gpu_type"]:
         return "device not published"
+    if not device(row):
+        return f"no preset for {row['gpu_type']}"
+    if row["n_experts"]:
+        return "mixture of experts: its expert sizes are not in the table"
     for key in ("layers", "hidden", "heads", "seq_len", "n_gpus", "dp"):
         if not row[key] and not (key == "seq_len" and row["id"].startswith("03")):
             return f"{key} not published"
@@ -131,7 +171,9 @@ def seconds(row: dict[str, str]) -> float | None:
         return batch * length / (float(row["tokens_s_gpu"]) * int(row["n_gpus"]))
     if row["tflops_gpu"] and row["id"].startswith("02a"):
         layers, hidden = int(row["layers"]), int(row["hidden"])
-        flops = 96.0 * batch * length * layers * hidden**2 * (1 + length / (6 * hidden) + vocabulary(row) / (16 * layers * hidden))
+        flops = (
+            96.0 * batch * length * layers * hidden**2 * (1 + length / (6 * hidden) + vocabulary(row) / (16 * layers * hidden))
+        )
         return flops / (float(row["tflops_gpu"]) * 1e12 * int(row["n_gpus"]))
     return None
 
@@ -143,18 +185,33 @@ def peak_bytes(row: dict[str, str]) -> float | None:
     unit = row["mem_unit"]
     device_wide = "nvidia-smi" in unit or "max over GPUs" in unit
     scale = 1.0 if unit.startswith("bytes") else 2**30 if unit.startswith("GiB") else 1e9
-    outside = PROCESS_BYTES + COMMUNICATOR_BYTES * sum(int(row[axis] or 1) > 1 for axis in ("tp", "pp", "dp")) if device_wide else 0.0
+    outside = (
+        PROCESS_BYTES + COMMUNICATOR_BYTES * sum(int(row[axis] or 1) > 1 for axis in ("tp", "pp", "dp")) if device_wide else 0.0
+    )
     return float(row["peak_mem"]) * scale - outside
 
 
 DEVICES = {
-    "V100-16": "v100-16gb", "V100-32": "v100-32gb", "A100-40": "a100-40gb", "A100-80": "a100-80gb", "H100-80": "h100", "H100-96": "h100-96gb", "GH200": "gh200",
-}  # fmt: skip
+    "V100-16": "v100-16gb",
+    "V100-32": "v100-32gb",
+    "A100-40": "a100-40gb",
+    "A100-80": "a100-80gb",
+    "H100-80": "h100",
+    "H100-96": "h100-96gb",
+    "GH200": "gh200",
+    "H200": "h200",
+    "B200": "b200",
+    "GB200": "gb200",
+    "GB300": "gb300",
+    "MI300X": "mi300x",
+    "L40S": "l40s",
+}
 
 
 def device(row: dict[str, str]) -> str:
     """The preset of a row's device."""
-    return next(preset for start, preset in DEVICES.items() if row["gpu_type"].startswith(start))
+    kind = row["gpu_type"].replace(" SXM", "")
+    return next((preset for start, preset in DEVICES.items() if kind.startswith(start)), "")
 
 
 def data_term(row: dict[str, str]) -> str:
@@ -204,7 +261,7 @@ def compiled(row: dict[str, str]) -> bool:
 def case(row: dict[str, str]) -> Case:
     """The case of a complete row."""
     table = row["id"].split("_")[0]
-    practice = PRACTICE[table]
+    practice = practice_of(row)
     layers, hidden, heads = int(row["layers"]), int(row["hidden"]), int(row["heads"])
     inner = int(row["ffn"] or 4 * hidden)
     gated = practice.family == "llama" or "llama" in row["model"].lower()
@@ -226,7 +283,7 @@ def case(row: dict[str, str]) -> Case:
     micro = max(1, round(batch / dp / int(row["micro_batch"])))
     terms = [
         schedule_term(row, layers), data_term(row), f"cp{row['cp'] or 1}", f"tp{tp}:1d{sequence}", f"mb{micro}",
-        f"remat:{remat(row)}", "precision:bf16",
+        f"remat:{remat(row)}", f"precision:{practice.precision}",
     ]  # fmt: skip
     if practice.fused or compiled(row):
         terms.append("compile")

@@ -105,3 +105,11 @@ def test_python_in_documents_runs(script: str, tmp_path: Path) -> None:
     file.write_text(script)
     done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_every_decision_has_its_own_number_and_is_in_the_index() -> None:
+    decisions = sorted(path.name for path in (ROOT / "docs" / "decisions").glob("*.md"))
+    numbers = [name[:4] for name in decisions]
+    assert len(set(numbers)) == len(numbers), numbers
+    index = (ROOT / "docs" / "README.md").read_text()
+    assert [name for name in decisions if f"](decisions/{name})" not in index] == []

@@ -96,6 +96,16 @@ FAMILIES = {
     "resnet-batch": Family("resnet", {**RESNET, "norm": "batch", "width": 2}, (2, 64, 64), 7, by_slice=True),
 }
 
+
+# Enough layers for eight stages, and small ones: what pipelines are proven on.
+DEEP = {
+    "mlp-deep": Family("mlp", {**FAMILIES["mlp"].keys, "num_hidden_layers": 7}, (6,), 5),
+    "gpt-deep": Family("gpt", {**FAMILIES["gpt"].keys, "num_hidden_layers": 4, "hidden_size": 8}, (9,), 29, tokens=True),
+    "llama-deep": Family("llama", {**FAMILIES["llama"].keys, "num_hidden_layers": 5, "hidden_size": 8}, (7,), 31, tokens=True),
+    "resnet": FAMILIES["resnet"],
+}
+
+
 # A sequence that 2 and 4 ranks cut in zig-zag order, heads and experts that 4 ranks share.
 LONG = {
     "num_hidden_layers": 2,
@@ -151,7 +161,6 @@ LONG_FAMILIES = {
     "long-llama": Family("llama", LONG, (16,), 31, tokens=True),
     "long-gpt": Family("gpt", {k: v for k, v in LONG.items() if k != "num_key_value_heads"}, (16,), 31, tokens=True),
 }
-ALL = {**FAMILIES, **EXPERT_FAMILIES, **LONG_FAMILIES}
 
 
 @dataclass
@@ -174,6 +183,11 @@ class Outcome:
         return max(self.loss, self.grad, self.param, self.norm)
 
 
+def family_of(name: str) -> Family:
+    """A family by its name in any table."""
+    return {**DEEP, **FAMILIES, **EXPERT_FAMILIES, **LONG_FAMILIES}[name]
+
+
 def optimizer(params: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(params, lr=1e-2, weight_decay=0.1, eps=1e-6)
 
@@ -187,7 +201,7 @@ def check(run: Callable[..., list[Any]], plan_text: str, family: str, num_sample
 
 def run_engine(world: World, plan_text: str, family_name: str, num_samples: int, options: dict[str, Any]) -> list[Any]:
     """Train STEPS steps on this rank; every rank returns its parts, the test joins them."""
-    family, plan = ALL[family_name], Plan.parse(plan_text)
+    family, plan = family_of(family_name), Plan.parse(plan_text)
     model = family.model()
     engine = build(
         model, plan, loss=losses.cross_entropy, optimizer=optimizer, options=Options(seed=SEED, **options), world=world
@@ -225,10 +239,10 @@ _REFERENCES: dict[Any, Record] = {}
 
 def reference(family_name: str, plan: Plan, num_samples: int, options: dict[str, Any]) -> Record:
     """One device, plain PyTorch; remembered, as many plans share it."""
-    family = ALL[family_name]
+    family = family_of(family_name)
     by_micro_batch = family.by_micro_batch and plan.micro_batches > 1
     cut = (plan.dp.size, plan.micro_batches) if family.by_slice or by_micro_batch else None
-    key = (family_name, cut, num_samples, tuple(sorted(options.items())))
+    key = (family_name, cut, num_samples, options.get("clip_grad_norm"))
     if key not in _REFERENCES:
         model = family.model()
         place_holders(model, torch.float64, torch.device("cpu"))
@@ -247,9 +261,8 @@ def reference(family_name: str, plan: Plan, num_samples: int, options: dict[str,
             ]
 
         batches = family.batches(num_samples)
-        _REFERENCES[key] = run_reference(
-            model, batches, recipe, slices, by_slice=family.by_slice, by_micro_batch=by_micro_batch
-        )
+        how = {"by_slice": family.by_slice, "by_micro_batch": by_micro_batch}
+        _REFERENCES[key] = run_reference(model, batches, recipe, slices, **how)
     return _REFERENCES[key]
 
 

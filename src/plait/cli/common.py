@@ -77,7 +77,7 @@ def choose(config: Config, num_ranks: int | None) -> Plan:
     if num_ranks is not None:
         cluster = replace(cluster, num_devices=num_ranks)
     for estimate in planner.choose(config.as_dict(), cluster, top=ALL):
-        plan = Plan.parse(estimate.plan)
+        plan = Plan.parse(str(estimate.plan))
         if is_available(plan):
             return plan
     raise PlanError(f"of the plans that fit on {cluster.num_devices} x {cluster.device.name} none runs in this version yet")

@@ -15,10 +15,16 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `plait estimate`."""
-    parser.add_argument("config", metavar="CONFIG", help="a TOML file with [model], [data], [train], or a Hugging Face config.json")
+    parser.add_argument(
+        "config", metavar="CONFIG", help="a TOML file with [model], [data], [train], or a Hugging Face config.json"
+    )
     parser.add_argument("--plan", metavar="TEXT", help="the plan (default: the config's own)")
-    parser.add_argument("--cluster", metavar="NAME|FILE|local", help="where it would run (default: the config's own, else local)")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the config: train.global_batch=64")
+    parser.add_argument(
+        "--cluster", metavar="NAME|FILE|local", help="where it would run (default: the config's own, else local)"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the config: train.global_batch=64"
+    )
 
 
 def run(arguments: argparse.Namespace) -> Answer:
@@ -40,16 +46,21 @@ def _view(guess: Estimate) -> RenderableType:
 def lines(data: dict[str, Any]) -> list[str]:
     """A prediction for people."""
     memory, limit = data["memory"], data["memory_limit"]
-    parts = ", ".join(f"{name} {size(memory[name])}" for name in ("parameters", "gradients", "optimizer", "activations", "buffers"))
+    parts = ", ".join(
+        f"{name} {size(memory[name])}" for name in ("parameters", "gradients", "optimizer", "activations", "buffers")
+    )
     sent = ", ".join(f"{axis} {size(count)}" for axis, count in data["traffic"].items() if count) or "nothing"
     causes = sorted(data["breakdown_seconds"].items(), key=lambda item: -item[1])
-    spent = ", ".join(f"{name} {seconds / data['step_seconds']:.0%}" for name, seconds in causes if seconds > 0.005 * data["step_seconds"])
+    spent = ", ".join(
+        f"{name} {seconds / data['step_seconds']:.0%}" for name, seconds in causes if seconds > 0.005 * data["step_seconds"]
+    )
+    verdict = "fits" if data["fits"] else "DOES NOT FIT"
     return [
         f"plan       {data['plan']}",
         f"step       {data['step_seconds']:.4g} s predicted, {data['tokens_per_second']:,.0f} tokens/s, "
         f"{data['tflops_per_device']:.1f} TFLOP/s a device (MFU {data['mfu']:.1%}), bubble {data['bubble_fraction']:.1%}",
         f"spent on   {spent}",
-        f"memory     {size(memory['total'])} of {size(limit)} on the fullest rank ({'fits' if data['fits'] else 'DOES NOT FIT'}): {parts}",
+        f"memory     {size(memory['total'])} of {size(limit)} on the fullest rank ({verdict}): {parts}",
         f"traffic    {sent}  sent by a rank in a step",
         f"price      {data['cost_per_million_tokens']:.4g} for a million tokens",
     ]

@@ -16,13 +16,19 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `plait plan`."""
-    parser.add_argument("config", metavar="CONFIG", help="a TOML file with [model], [data], [train], or a Hugging Face config.json")
-    parser.add_argument("--cluster", metavar="NAME|FILE|local", help="PRESETxCOUNT, a file, or local (default: the config's own)")
+    parser.add_argument(
+        "config", metavar="CONFIG", help="a TOML file with [model], [data], [train], or a Hugging Face config.json"
+    )
+    parser.add_argument(
+        "--cluster", metavar="NAME|FILE|local", help="PRESETxCOUNT, a file, or local (default: the config's own)"
+    )
     parser.add_argument("--gpus", type=int, metavar="N", help="how many devices, instead of the cluster's own number")
     parser.add_argument("--objective", choices=("time", "cost", "memory"), default="time", help="what is best (default: time)")
     parser.add_argument("--top", type=int, default=5, metavar="K", help="how many plans are shown (default: 5)")
     parser.add_argument("--explain", nargs="*", metavar="PLAN", help="say why other ways to split lost, or why these plans do")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the config: train.global_batch=64")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the config: train.global_batch=64"
+    )
 
 
 def run(arguments: argparse.Namespace) -> Answer:
@@ -81,8 +87,8 @@ def _view(data: dict[str, Any]) -> RenderableType:
     searched = data["searched"]
     below = [
         "",
-        f"predicted for {data['cluster']}; {searched['plans']} plans of {searched['combinations']} ways to split {data['num_devices']} devices "
-        f"were looked at, {searched['too_large']} of these ways do not fit",
+        f"predicted for {data['cluster']}; {searched['plans']} plans of {searched['combinations']} ways to split "
+        f"{data['num_devices']} devices were looked at, {searched['too_large']} of these ways do not fit",
         *data.get("explanation", []),
     ]
     return Group(table, _text(below))

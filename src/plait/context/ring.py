@@ -46,7 +46,9 @@ def ring_attention(q: Tensor, k: Tensor, v: Tensor, group: ContextGroup, documen
 
 class _Ring(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, group: ContextGroup, documents: Tensor | None) -> Tensor:
+    def forward(  # noqa: PLR0917  # as autograd calls it
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, group: ContextGroup, documents: Tensor | None
+    ) -> Tensor:
         visits = _Visits(group, q.shape[1] // k.shape[1], documents)
         wide = torch.float32 if q.dtype in (torch.bfloat16, torch.float16) else q.dtype
         out = torch.zeros(q.shape, dtype=wide, device=q.device)

@@ -1,8 +1,8 @@
 """Closed forms of schedules: time and live micro-batches without walking their actions, to rank thousands of plans.
 
 Bubbles in units of 1F1B's, (p-1)(F+B), and live micro-batches, as their papers state them: Narayanan et al. 2021 (interleaved),
-Qi et al. 2023 (ZB-H1, ZB-H2), Qi et al. 2024 (ZBV, V-Half, V-Min), Harlap et al. 2018 and Narayanan et al. 2021b (asynchronous).
-The estimate itself replays the schedule; these only decide which plans are worth a replay.
+Qi et al. 2023 (ZB-H1, ZB-H2), Qi et al. 2024 (ZBV, V-Half, V-Min), Harlap et al. 2018 and Narayanan et al. 2021b
+(asynchronous). The estimate itself replays the schedule; these only decide which plans are worth a replay.
 """
 
 from __future__ import annotations
@@ -11,7 +11,16 @@ from collections.abc import Sequence
 
 from plait.cost.pipeline import PipelineTime, StageSeconds
 
-BUBBLE = {"gpipe": 1.0, "1f1b": 1.0, "zb-h1": 1 / 3, "zb-h2": 0.0, "zbv": 0.0, "v-half": 0.5, "v-min": 2 / 3, "dualpipev": 1 / 3}
+BUBBLE = {
+    "gpipe": 1.0,
+    "1f1b": 1.0,
+    "zb-h1": 1 / 3,
+    "zb-h2": 0.0,
+    "zbv": 0.0,
+    "v-half": 0.5,
+    "v-min": 2 / 3,
+    "dualpipev": 1 / 3,
+}
 """Bubble of a schedule over 1F1B's."""
 
 ASYNCHRONOUS = frozenset({"pipedream", "2bw"})

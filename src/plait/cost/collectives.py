@@ -45,8 +45,15 @@ def collective_seconds(machine: Machine, op: str, payload_bytes: float, ranks: G
         return start + machine.network_latency + sent / network
     if op == "all_to_all":
         outside = sent * (ranks.size - ranks.in_node) / max(1, ranks.size - 1)
-        return start + ranks.nodes * machine.network_latency + outside / network + (sent - outside) / (machine.link_bandwidth * efficiency.link)
-    ring = _hops(op, ranks.size) * machine.network_latency + sent / min(machine.link_bandwidth * efficiency.link, ranks.in_node * network)
+        return (
+            start
+            + ranks.nodes * machine.network_latency
+            + outside / network
+            + (sent - outside) / (machine.link_bandwidth * efficiency.link)
+        )
+    ring = _hops(op, ranks.size) * machine.network_latency + sent / min(
+        machine.link_bandwidth * efficiency.link, ranks.in_node * network
+    )
     return start + min(ring, _hierarchical(machine, op, payload_bytes, ranks))
 
 

@@ -1,4 +1,5 @@
-"""A model description from the keys of a config: plait's own names, a pasted Hugging Face config.json, or a module on the meta device.
+"""A model description from the keys of a config: plait's own names, a pasted Hugging Face config.json, or a module on the
+meta device.
 
 Describing allocates nothing, so a trillion parameters take as long as a thousand. One table maps what families call things.
 """
@@ -30,11 +31,25 @@ ALIASES = {
 }
 """plait's name of a key, and what config.json files of other families call it."""
 
-PLAIN_FAMILIES = frozenset({"gpt", "gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "mpt", "falcon", "bert", "phi", "starcoder2", "gpt_bigcode"})
+DESCRIBED = frozenset(
+    {
+        *("num_key_value_heads", "head_dim", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size"),
+        *("num_shared_experts", "shared_expert_intermediate_size", "num_dense_layers", "moe_every", "max_position_embeddings"),
+        *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "tie_word_embeddings"),
+        *("attention_dropout", "hidden_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop", "dropout", "hidden_act"),
+        *("activation_function", "attention_bias", "mlp_bias", "rope_scaling", "rope_theta", "rms_norm_eps", "model_type"),
+    }
+)
+"""Keys that a description reads or may ignore beside those of plait's own models."""
+
+PLAIN_FAMILIES = frozenset(
+    {"gpt", "gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "mpt", "falcon", "bert", "phi", "starcoder2", "gpt_bigcode"}
+)
 """Families whose feed-forward network has two matrices; all others are gated and have three."""
 
 ENCODERS = frozenset({"bert", "roberta", "distilbert", "vit"})
 LEARNED_POSITIONS = frozenset({"gpt", "gpt2", "gpt_neo", "opt", "bert", "roberta", "gpt_bigcode"})
+GPT_POSITIONS = 1024
 TIED_FAMILIES = frozenset({"gpt2", "gpt_neo", "opt", "bloom", "mpt", "falcon", "bert", "gpt_bigcode", "gemma", "gemma2"})
 
 
@@ -47,8 +62,9 @@ def describe(config: Any, seq_len: int | None = None) -> Model:
         return describe_module(config, seq_len or 1)
     model = config.get("model", config) if isinstance(config, Mapping) else config
     data = config.get("data", {}) if isinstance(config, Mapping) and "model" in config else {}
-    length = seq_len or data.get("seq_len") or model.get("seq_len") or 0
-    return describe_keys(model, int(length))
+    length = seq_len or data.get("seq_len") or 0
+    image = {"image_size": data["image_size"]} if data.get("image_size") else {}
+    return describe_keys({**model, **image}, int(length))
 
 
 def describe_keys(model: Mapping[str, Any], seq_len: int) -> Model:
@@ -61,13 +77,15 @@ def describe_keys(model: Mapping[str, Any], seq_len: int) -> Model:
             raise ModelError('model "hf" needs config = "path/config.json" or an inline table with model_type')
         return describe_keys({**table, "name": str(table.get("model_type", "llama"))}, seq_len)
     if family == "mlp":
-        sizes = {key: int(_need(model, key, family)) for key in ("in_features", "hidden_size", "num_hidden_layers", "out_features")}
+        sizes = {
+            key: int(_need(model, key, family)) for key in ("in_features", "hidden_size", "num_hidden_layers", "out_features")
+        }
         return mlp_model(**sizes)
     if family == "resnet":
-        return resnet_model(
-            int(model.get("depth", 18)), int(model.get("num_classes", 10)), int(model.get("width", 64)),
-            int(model.get("in_channels", 3)), int(model.get("image_size", 8 if model.get("in_channels") == 1 else 32)),
-        )  # fmt: skip
+        image = int(model.get("image_size") or (8 if model.get("in_channels") == 1 else 32))
+        keys = {"depth": 18, "num_classes": 1000, "width": 64, "in_channels": 3}
+        sizes = {key: int(model.get(key, default)) for key, default in keys.items()}
+        return resnet_model(**sizes, image=image)
     if model.get("python") and not _get(model, "hidden_size"):
         raise ModelError(f"model {model['python']!r} is code: pass the module itself to describe it")
     shape = transformer_shape(model, family)
@@ -84,7 +102,7 @@ def transformer_shape(model: Mapping[str, Any], family: str) -> Transformer:
     shared = int(model.get("shared_expert_intermediate_size") or 0) or moe_inner * int(_get(model, "num_shared_experts") or 0)
     kernel = str(model.get("attn_implementation") or model.get("_attn_implementation") or "sdpa")
     fused = kernel != "eager"
-    positions = int(_get(model, "max_position_embeddings") or 0) if family in LEARNED_POSITIONS else 0
+    positions = int(_get(model, "max_position_embeddings") or GPT_POSITIONS) if family in LEARNED_POSITIONS else 0
     rates = ("attention_dropout", "hidden_dropout", "attention_probs_dropout_prob", "attn_pdrop", "resid_pdrop", "dropout")
     return Transformer(
         hidden_size=hidden,
@@ -110,7 +128,10 @@ def transformer_shape(model: Mapping[str, Any], family: str) -> Transformer:
         shared_intermediate_size=shared if experts else 0,
         num_dense_layers=int(_get(model, "num_dense_layers") or 0),
         moe_every=max(1, int(_get(model, "moe_every") or 1)),
-        **{key: int(model.get(key) or 0) for key in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")},
+        **{
+            key: int(model.get(key) or 0)
+            for key in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        },
     )
 
 
@@ -137,9 +158,12 @@ def _need(model: Mapping[str, Any], key: str, family: str) -> Any:
 def describe_module(module: Any, seq_len: int = 1) -> Model:
     """The description of a torch module, usually on the meta device: children of the longest ModuleList are its blocks.
 
-    Only weights and matrix products of Linear, Embedding and Conv layers are seen (attention needs a config), so time is a lower bound.
+    Only weights and matrix products of Linear, Embedding and Conv layers are seen (attention needs a config), so time is a
+    lower bound.
     """
-    lists = [child for _, child in module.named_modules() if type(child).__name__ in {"ModuleList", "Sequential"} and len(child) > 1]
+    lists = [
+        child for _, child in module.named_modules() if type(child).__name__ in {"ModuleList", "Sequential"} and len(child) > 1
+    ]
     repeated = max(lists, key=lambda child: sum(p.numel() for p in child.parameters()), default=None)
     blocks = list(repeated) if repeated is not None else []
     inside = {id(child) for block in blocks for child in block.modules()}
@@ -147,7 +171,9 @@ def describe_module(module: Any, seq_len: int = 1) -> Model:
     before = [child for child in outer if type(child).__name__ == "Embedding"]
     after = [child for child in outer if type(child).__name__ != "Embedding"]
     described = [_describe_leaves("embedding", before)] if before else []
-    described += [_describe_leaves("block", [leaf for leaf in block.modules() if not list(leaf.children())]) for block in blocks]
+    described += [
+        _describe_leaves("block", [leaf for leaf in block.modules() if not list(leaf.children())]) for block in blocks
+    ]
     described += [_describe_leaves("head", after)] if after else []
     runs: list[tuple[Block, int]] = []
     for block in described:
@@ -156,7 +182,9 @@ def describe_module(module: Any, seq_len: int = 1) -> Model:
         else:
             runs.append((block, 1))
     hidden = max((block.width for block, _ in runs), default=1)
-    return Model(type(module).__name__, tuple(runs), seq_len=seq_len, hidden=hidden)
+    counted = sum(block.parameters * count for block, count in runs)
+    tied = max(0, counted - sum(p.numel() for p in module.parameters()))  # a shared weight is met twice and stored once
+    return Model(type(module).__name__, tuple(runs), seq_len=seq_len, tied_parameters=tied, hidden=hidden)
 
 
 def _describe_leaves(name: str, leaves: list[Any]) -> Block:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from plait.cluster import Cluster
-from plait.cost.describe import describe
+from plait.config.huggingface import NO_EFFECT
+from plait.cost.describe import ALIASES, DESCRIBED, describe
 from plait.cost.machine import Efficiency, Machine, machine_of
 from plait.cost.records import Estimate, Job, Runtime
 from plait.cost.step import estimate_job
-from plait.errors import ConfigError, WorldSizeError
+from plait.errors import ConfigError, WorldSizeError, nearest
 from plait.plan import Plan
 from plait.toml import parse_value, read_toml
 
@@ -27,11 +28,11 @@ def estimate(
 ) -> Estimate:
     """Predict one plan: no process group, no tensor, milliseconds.
 
-    `config` is a TOML path or a mapping with its tables ([model], [data], [train], and [plan], [cluster] where `plan` or `cluster`
-    are left out). `runtime` and `efficiency` replace how plait runs and how well devices do.
+    `config` is a TOML path or a mapping with its tables ([model], [data], [train], and [plan], [cluster] where `plan` or
+    `cluster` are left out). `runtime` and `efficiency` replace how plait runs and how well devices do.
 
-    Raises `PlanError` for a plan that cannot be, `WorldSizeError` for one larger than the cluster, `ModelError` for a model that
-    cannot be described, `ClusterError` for an unknown cluster.
+    Raises `PlanError` for a plan that cannot be, `WorldSizeError` for one larger than the cluster, `ModelError` for a model
+    that cannot be described, `ClusterError` for an unknown cluster.
     """
     tables = config_tables(config)
     chosen = plan_of(tables, plan)
@@ -45,15 +46,63 @@ def estimate(
 
 
 def config_tables(config: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
-    """The tables of a config: a mapping as it is, a TOML file, or a Hugging Face config.json as the model."""
+    """The tables of a config: a mapping as it is, a TOML file, or a Hugging Face config.json as the model.
+
+    Raises `ConfigError` for a key that no model or section has.
+    """
+    if not isinstance(config, Mapping) and hasattr(config, "as_dict"):
+        config = config.as_dict()
     if isinstance(config, Mapping):
-        return config if "model" in config else {"model": config}
-    if hasattr(config, "model_dump"):
-        return dict(config.model_dump())
-    path = Path(config)
-    if path.suffix == ".json":
-        return {"model": json.loads(path.read_text(encoding="utf-8"))}
-    return read_toml(path, ConfigError)
+        tables = config if "model" in config else {"model": config}
+    elif Path(config).suffix == ".json":
+        tables = {"model": _json(Path(config))}
+    else:
+        tables = read_toml(config, ConfigError)
+    check_keys(tables)
+    return tables
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as cause:
+        raise ConfigError(f"{path}: cannot be read as JSON: {cause}") from None
+    if not isinstance(table, dict):
+        raise ConfigError(f"{path}: a config.json is one JSON object")
+    return table
+
+
+def check_keys(tables: Mapping[str, Any]) -> None:
+    """Refuse sections and keys that nothing reads. A pasted config.json (`model_type`, no `name`) may have any keys."""
+    from plait.config import MODELS, ClusterSection, Data, PlanSection, Train
+
+    sections: dict[str, Any] = {"data": Data, "train": Train, "plan": PlanSection, "cluster": ClusterSection}
+    for section, table in tables.items():
+        if section != "model" and section not in sections:
+            raise ConfigError(f"unknown section [{section}]; {nearest(section, [*sections, 'model'])}")
+        if not isinstance(table, Mapping):
+            if section == "model" and hasattr(table, "named_modules"):
+                continue
+            raise ConfigError(f"[{section}] must be a table of keys, not {table!r}")
+        if section != "model":
+            known = set(sections[section].model_fields)
+        elif table.get("name") in MODELS:
+            known = known_model_keys(set(MODELS[table["name"]].model_fields))
+        elif "name" in table:
+            raise ConfigError(f"[model] name {table['name']!r} is unknown; {nearest(str(table['name']), MODELS)}")
+        else:
+            continue
+        for key in table:
+            if key not in known:
+                raise ConfigError(f"unknown key {section}.{key}; {nearest(str(key), known)}")
+
+
+def known_model_keys(own: set[str]) -> set[str]:
+    """The keys of a model, with the names that other families give them and those that only a description reads."""
+    if "num_attention_heads" not in own:
+        return own
+    aliases = {alias for key in own for alias in ALIASES.get(key, ())}
+    return own | aliases | NO_EFFECT | DESCRIBED
 
 
 def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Mapping[str, Any]:
@@ -68,6 +117,7 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Mapping[str,
         if not equals or not dot:
             raise ConfigError(f"--set {override!r}: write section.key=value, for example train.global_batch=64")
         tables.setdefault(section, {})[name] = parse_value(value)
+    check_keys(tables)
     return tables
 
 

@@ -1,7 +1,8 @@
 """The data axis: what a step sends to agree on gradients and weights, and how much of it backward cannot hide.
 
-With B bytes of weights on N ranks and M micro-batches, a rank sends 2(N-1)/N B for all-reduce, ring and ZeRO-1, (M+1)(N-1)/N B for
-ZeRO-2, which scatters after every micro-batch, and 3M(N-1)/N B for ZeRO-3, which also gathers for forward and for backward.
+With B bytes of weights on N ranks and M micro-batches, a rank sends 2(N-1)/N B for all-reduce, ring and ZeRO-1,
+(M+1)(N-1)/N B for ZeRO-2, which scatters after every micro-batch, and 3M(N-1)/N B for ZeRO-3, which also gathers for
+forward and for backward.
 """
 
 from __future__ import annotations
@@ -56,19 +57,17 @@ def _part(plan: Any, numbers: float, gradient_bytes: float, size: int, stride: i
         return (Message("dp", op, payload_bytes, "backward", ranks, apart),) if ranks > 1 else ()
 
     across = message("all_reduce", gradients / shard, replicate, stride * shard)
-    if strategy == "zero1":
-        return DataMessages(reduce=message("reduce_scatter", gradients) + across, gather=message("all_gather", weights))
-    if strategy == "zero2":
-        return DataMessages(backward=message("reduce_scatter", gradients), reduce=across, gather=message("all_gather", weights))
-    if strategy == "zero3":
-        gather = message("all_gather", weights)
-        return DataMessages(forward=gather, backward=gather + message("reduce_scatter", gradients), reduce=across)
-    if strategy in {"server", "async-server"}:
-        return DataMessages(reduce=message("reduce", gradients, size), gather=message("broadcast", weights, size))
-    if strategy == "local":
-        every = plan.dp.every or 1
-        return DataMessages(reduce=message("all_reduce", weights / every, size))
-    return DataMessages(reduce=message("all_reduce", gradients, size))
+    scatter, gather = message("reduce_scatter", gradients), message("all_gather", weights)
+    server = DataMessages(reduce=message("reduce", gradients, size), gather=message("broadcast", weights, size))
+    every = plan.dp.every or 1
+    return {
+        "zero1": DataMessages(reduce=scatter + across, gather=gather),
+        "zero2": DataMessages(backward=scatter, reduce=across, gather=gather),
+        "zero3": DataMessages(forward=gather, backward=gather + scatter, reduce=across),
+        "server": server,
+        "async-server": server,
+        "local": DataMessages(reduce=message("all_reduce", weights / every, size)),
+    }.get(strategy, DataMessages(reduce=message("all_reduce", gradients, size)))
 
 
 @lru_cache(maxsize=65536)
@@ -76,6 +75,8 @@ def messages_seconds(machine: Machine, messages: tuple[Message, ...]) -> float:
     """Seconds of collectives one after another."""
     return sum(
         message.count
-        * collective_seconds(machine, message.op, message.payload_bytes, group(message.size, message.stride, machine.devices_per_node))
+        * collective_seconds(
+            machine, message.op, message.payload_bytes, group(message.size, message.stride, machine.devices_per_node)
+        )
         for message in messages
     )

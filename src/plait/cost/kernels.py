@@ -98,10 +98,8 @@ def _matmul(op: Matmul, setting: Setting) -> tuple[float, float, float]:
             outputs, inputs = (outputs, inputs / shard.tp) if op.split == "row" else (outputs / shard.tp, inputs)
         else:
             rows, inputs, outputs = rows / (shard.q * shard.depth), inputs / shard.q, outputs / shard.q
-            if shard.mode == "3d":
-                inputs, outputs = inputs, outputs  # q^2 ranks divide rows and outputs of one gathered block each
-            else:
-                copies *= shard.q  # SUMMA: q products of this size
+            if shard.mode != "3d":
+                copies *= shard.q  # SUMMA: q products of this size; 3D makes one of its gathered blocks
     elif shard.mode != "1d":
         rows /= shard.tp
 
@@ -126,14 +124,28 @@ def _attention(op: Attention, setting: Setting) -> tuple[float, float]:
     flops = op.flops(shard.seq_len) * tokens
     if op.fused:
         flops *= 0.5 if op.causal else 1.0
-        reach = shard.seq_len / (shard.seq_len + efficiency.attention_half_length) * op.head_dim / (op.head_dim + efficiency.attention_depth)
-        rate = machine.peak_flops[setting.precision] * machine.sustained * reach * (1.0 if op.tuned else machine.portable_attention)
+        reach = (
+            shard.seq_len
+            / (shard.seq_len + efficiency.attention_half_length)
+            * op.head_dim
+            / (op.head_dim + efficiency.attention_depth)
+        )
+        rate = (
+            machine.peak_flops[setting.precision]
+            * machine.sustained
+            * reach
+            * (1.0 if op.tuned else machine.portable_attention)
+        )
         kernels = efficiency.kernel_seconds * shard.cp
-        return flops / (rate * efficiency.attention_forward) + kernels, 2.5 * flops / (rate * efficiency.attention_backward) + 3 * kernels
+        return flops / (rate * efficiency.attention_forward) + kernels, 2.5 * flops / (
+            rate * efficiency.attention_backward
+        ) + 3 * kernels
     depth = 1.0 + efficiency.matmul_depth / op.head_dim
     products = flops * depth / machine.matmul_rate(setting.precision)
     scores = tokens * shard.seq_len * op.num_heads * BYTES[setting.precision]
-    passes = (6.5 if op.dropout else 4.0) * scores / machine.streaming_rate * (1.0 if setting.compiled else efficiency.eager_passes)
+    passes = (
+        (6.5 if op.dropout else 4.0) * scores / machine.streaming_rate * (1.0 if setting.compiled else efficiency.eager_passes)
+    )
     start = 4 * efficiency.kernel_seconds
     return products + passes + start, 2.0 * (products + passes + start)
 

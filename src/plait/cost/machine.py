@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-
 SUSTAINED = {
     "a100-40gb": 0.80, "a100-80gb": 0.80, "h100": 0.71, "h200": 0.67, "b200": 0.61, "gb200": 0.56, "l40s": 0.50,
 }  # fmt: skip
@@ -18,7 +17,8 @@ kernel measurements of ai-dynamo/aiconfigurator (gemm_perf, commit 095f58a)."""
 
 
 PORTABLE_ATTENTION = {"h100": 0.5, "h200": 0.5, "b200": 0.5, "gb200": 0.5, "gb300": 0.5}
-"""FlashAttention-2 over FlashAttention-3 and cuDNN where warp-group products exist (Shah et al., "FlashAttention-3", figure 5)."""
+"""FlashAttention-2 over FlashAttention-3 and cuDNN where warp-group products exist (Shah et al., "FlashAttention-3", figure
+5)."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,8 @@ class Machine:
 
 
 MEASURED = Efficiency(
-    matmul=1.0, memory=1.0, link=1.0, network=1.0, collective_seconds=0.0, kernel_seconds=0.0, launch_seconds=0.0, call_seconds=0.0
+    matmul=1.0, memory=1.0, link=1.0, network=1.0, collective_seconds=0.0, kernel_seconds=0.0, launch_seconds=0.0,
+    call_seconds=0.0
 )  # fmt: skip
 """For rates that were measured on the machine itself: nothing is discounted twice."""
 

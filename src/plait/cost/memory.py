@@ -100,8 +100,8 @@ def block_weights(block: Block, shard: Sharding) -> tuple[float, float]:
 def block_activations(block: Block, shard: Sharding, numerics: Numerics) -> float:
     """Bytes that one block keeps of one micro-batch until its backward; `numerics` is (precision, compiled, recomputation).
 
-    `full` keeps the block's input. `selective` keeps the outputs of matrix products and repeats the rest; where attention is not
-    fused it is Korthikanti's: everything but the scores.
+    `full` keeps the block's input. `selective` keeps the outputs of matrix products and repeats the rest; where attention is
+    not fused it is Korthikanti's: everything but the scores.
     """
     precision, compiled, remat = numerics
     width, tokens, saved = BYTES[precision], shard.tokens, block.saved
@@ -114,7 +114,8 @@ def block_activations(block: Block, shard: Sharding, numerics: Numerics) -> floa
     gathered = saved.gathered * width * (1 - 1 / shard.sequence_split) if not shard.regather else 0.0
     sequence = (saved.sequence * width + saved.sequence_masks) / shard.sequence_split + gathered
     numbers = saved.tensor + saved.routed + (0.0 if compiled else saved.unfused)
-    # The loss keeps its logits in the working width and in float32: as themselves, as probabilities and as gradients; fused, once.
+    # The loss keeps its logits in the working width and in float32: as themselves, as probabilities and as gradients;
+    # fused, once.
     copies = 1.5 if compiled else 3.0
     loss = saved.logits * (4.0 * copies if precision == "bf16" else width * (copies - 1.0))
     tensor = (numbers * width + saved.tensor_masks + 4.0 * saved.statistics + loss) / shard.tp
@@ -123,7 +124,8 @@ def block_activations(block: Block, shard: Sharding, numerics: Numerics) -> floa
 
 
 def rank_activations(held: tuple[tuple[Stage, int], ...], shard: Sharding, numerics: Numerics) -> tuple[float, float]:
-    """Bytes that a rank keeps for backward, and what the block at work needs besides; `held` pairs stages with live micro-batches."""
+    """Bytes that a rank keeps for backward, and what the block at work needs besides; `held` pairs stages with live
+    micro-batches."""
     kept = working = 0.0
     for stage, live in held:
         always, each, block = stage_activations(stage, shard, numerics)

@@ -82,13 +82,13 @@ def _line(block: Block, shard: Sharding, width: int) -> list[Message]:
 def _grid(block: Block, shard: Sharding, width: int) -> list[Message]:
     """2D, 2.5D and 3D: three products for each weight (output, input gradient, weight gradient).
 
-    2D (Xu et al., Optimus) and 2.5D (Wang et al., Tesseract) run SUMMA: q broadcasts of blocks of the input along rows and of the
-    weight along columns; each backward product broadcasts one of them and reduces the other. 2.5D then sums weight gradients
+    2D (Xu et al., Optimus) and 2.5D (Wang et al., Tesseract) run SUMMA: q broadcasts of blocks of the input along rows and of
+    the weight along columns; each backward product broadcasts one of them and reduces the other. 2.5D sums weight gradients
     over depth. 3D (Bian et al.) gathers input and weight and scatters the output, on three lines of q ranks.
     """
     q, messages = shard.q, list[Message]()
 
-    def add(op: str, payload_bytes: float, when: When, stride: int, count: float = 1.0, size: int = q) -> None:
+    def add(op: str, payload_bytes: float, when: When, stride: int, *, count: float = 1.0, size: int = q) -> None:
         messages.append(Message("tp", op, payload_bytes, when, size, stride, count))
 
     for op in block.operations:
@@ -98,19 +98,21 @@ def _grid(block: Block, shard: Sharding, width: int) -> list[Message]:
         a, b, c = rows * op.inputs * width, float(op.inputs * op.outputs * width), rows * op.outputs * width
         if shard.mode == "3d":
             a, b, c = a / q**2, b / q**2, c / q**2
-            for when, gathered, scattered in (("forward", (a, b), (c,)), ("backward", (c, b, a), (a, b))):
-                for payload in gathered:
-                    add("all_gather", payload, when, 1 if payload is a else q)  # type: ignore[arg-type]
+            passes: tuple[tuple[When, tuple[float, ...], tuple[float, ...]], ...]
+            passes = (("forward", (a, b), (c,)), ("backward", (c, b, a), (a, b)))
+            for when, gathered, scattered in passes:
+                for stride, payload in zip((1, q, q * q), gathered, strict=False):
+                    add("all_gather", payload, when, stride)
                 for payload in scattered:
-                    add("reduce_scatter", payload, when, q * q)  # type: ignore[arg-type]
+                    add("reduce_scatter", payload, when, q * q)
             continue
         a, b = a / (q * q * shard.depth), b / (q * q)
-        add("broadcast", a, "forward", 1, q)
-        add("broadcast", b, "forward", q, q)
-        add("broadcast", b, "backward", q, q)
-        add("reduce", a, "backward", 1, q)
-        add("broadcast", a, "backward", 1, q)
-        add("reduce", b, "backward", q, q)
+        add("broadcast", a, "forward", 1, count=q)
+        add("broadcast", b, "forward", q, count=q)
+        add("broadcast", b, "backward", q, count=q)
+        add("reduce", a, "backward", 1, count=q)
+        add("broadcast", a, "backward", 1, count=q)
+        add("reduce", b, "backward", q, count=q)
         if shard.depth > 1:
             add("all_reduce", b, "backward", q * q, size=shard.depth)
     return messages
@@ -128,11 +130,13 @@ def _context(block: Block, shard: Sharding, width: int) -> list[Message]:
             messages.append(Message("cp", "shift", pair, "backward", shard.cp, shard.tp, 2 * shard.cp - 1))
         else:
             query = shard.tokens * width * op.num_heads * (op.head_dim + op.value_dim) / shard.tp
-            messages += [Message("cp", "all_to_all", query + pair, when, shard.cp, shard.tp) for when in ("forward", "backward")]  # type: ignore[arg-type]
+            messages += [
+                Message("cp", "all_to_all", query + pair, when, shard.cp, shard.tp) for when in ("forward", "backward")
+            ]
     return messages
 
 
 def _expert(block: Block, shard: Sharding, width: int) -> list[Message]:
     """Dispatch and combine: each token goes to top_k experts and returns; backward the same way round."""
     rows = shard.tokens / (shard.tp if shard.sequence_parallel else 1) * block.top_k * block.width * width
-    return [Message("ep", "all_to_all", rows, when, shard.ep, shard.tp, 2) for when in ("forward", "backward")]  # type: ignore[arg-type]
+    return [Message("ep", "all_to_all", rows, when, shard.ep, shard.tp, 2) for when in ("forward", "backward")]

@@ -12,7 +12,8 @@ from functools import cached_property
 from typing import Literal
 
 Split = Literal["column", "row", "heads", "sequence", "none"]
-"""How 1D tensor parallelism divides an operation: its outputs, its inputs, its heads, only its tokens (sequence parallel), or not."""
+"""How 1D tensor parallelism divides an operation: its outputs, its inputs, its heads, only its tokens (sequence parallel),
+or not."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ class Attention:
 
 @dataclass(frozen=True)
 class Elementwise:
-    """An operation bound by memory: `reads` + `writes` numbers for each token, `split` says whether a tensor axis divides them."""
+    """An operation bound by memory: `reads` + `writes` numbers for each token, `split` says whether a tensor axis divides
+    them."""
 
     name: str
     reads: float
@@ -94,7 +96,8 @@ Operation = Matmul | Attention | Elementwise | Lookup
 
 @dataclass(frozen=True)
 class Saved:
-    """What one block keeps for backward, in numbers for each token: `sequence` is divided only by sequence parallelism, `tensor` always.
+    """What one block keeps for backward, in numbers for each token: `sequence` is divided only by sequence parallelism,
+    `tensor` always.
 
     `*_masks` are single bytes. `scores` is multiplied by the length of the sequence and is what selective recomputation drops.
     """
@@ -108,7 +111,8 @@ class Saved:
     statistics: float = 0.0
     """float32 numbers for each token (softmax statistics of a fused kernel, norms)."""
     gathered: float = 0.0
-    """The part of `sequence` that column-split products read: sequence parallelism gathers it, again in backward or once and keeps it."""
+    """The part of `sequence` that column-split products read: sequence parallelism gathers it, again in backward or once
+    and keeps it."""
     unfused: float = 0.0
     """What is kept besides in `tensor` when elementwise operations are not fused."""
     logits: float = 0.0
@@ -152,9 +156,7 @@ class Block:
         """The weights that a 1D tensor axis does not divide: norms, biases after a row split, routers."""
         whole = 0
         for op in self.operations:
-            if isinstance(op, Elementwise):
-                whole += op.parameters
-            elif isinstance(op, Matmul) and op.split == "none":
+            if isinstance(op, Elementwise) or (isinstance(op, Matmul) and op.split == "none"):
                 whole += op.parameters
             elif isinstance(op, Matmul) and op.split == "row" and op.bias:
                 whole += op.outputs * op.copies

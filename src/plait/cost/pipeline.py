@@ -1,7 +1,8 @@
 """The pipeline of a plan in time and in live activations, from the very schedule that would run.
 
 The action lists are translated once into integers in an order that respects every dependency, and then replayed with the
-costs at hand. A schedule is periodic between filling and draining, so many micro-batches are replayed as few plus whole periods.
+costs at hand. A schedule is periodic between filling and draining, so many micro-batches are replayed as few plus whole
+periods.
 """
 
 from __future__ import annotations
@@ -82,7 +83,9 @@ def pipeline_time(name: str, num_ranks: int, num_micro_batches: int, stages: Seq
     )
 
 
-def live_micro_batches(name: str, num_ranks: int, num_micro_batches: int, virtual: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def live_micro_batches(
+    name: str, num_ranks: int, num_micro_batches: int, virtual: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Live micro-batches of each stage at its rank's peak, and the rank of each stage."""
     if num_ranks == 1:
         return (1,) * virtual, (0,) * virtual
@@ -101,8 +104,11 @@ def _few(num_ranks: int, num_micro_batches: int) -> int:
 def _run(name: str, num_ranks: int, micro_batches: int, virtual: int, stages: Sequence[StageSeconds]) -> PipelineTime:
     replay = compiled(name, num_ranks, micro_batches, virtual)
     durations = [
-        [s.forward for s in stages], [s.backward for s in stages], [s.input_grad for s in stages], [s.weight_grad for s in stages],
-    ]  # fmt: skip
+        [stage.forward for stage in stages],
+        [stage.backward for stage in stages],
+        [stage.input_grad for stage in stages],
+        [stage.weight_grad for stage in stages],
+    ]
     sends = [s.send for s in stages]
     clocks, busy = [0.0] * num_ranks, [0.0] * num_ranks
     ends: list[float] = []

@@ -1,7 +1,7 @@
 """A first guess in tens of microseconds: the estimate of `step`, over the kinds of ranks instead of over the ranks.
 
-Most ranks of a pipeline hold the same blocks. Equal ranks are computed once, schedules are their closed forms, traffic is left out.
-It ranks plans; what is reported is always the full estimate.
+Most ranks of a pipeline hold the same blocks. Equal ranks are computed once, schedules are their closed forms, traffic is
+left out. It ranks plans; what is reported is always the full estimate.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def quick(job: Job, plan: Any, machine: Machine) -> Guess:
     for kind in kinds(job.model, plan.pp.schedule, (plan.pp.size, plan.pp.virtual, shown), job.runtime.balanced_stages):
         own = [stage_pass(stage, machine, shard, numerics) for stage in kind.stages]
         state = rank_state(kind.stages, inner, job)
-        busy = sum(p.compute + p.communication_forward + p.communication_backward + sum(p.waits) for p in own) + blocking * len(own)
+        busy = sum(p.compute + p.communication_forward + p.communication_backward + sum(p.waits) for p in own) + blocking * len(
+            own
+        )
         busy += _sharded(machine, state.data, own)
         slowest, total = max(slowest, busy), total + busy * kind.count
         tail = max(tail, _tail(machine, state, own))

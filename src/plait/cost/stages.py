@@ -1,7 +1,7 @@
 """Which blocks each pipeline stage holds.
 
-Balanced by the cost of each block, so that a stage with a large head holds fewer layers; or dealt out evenly, as frameworks do whose
-stages must be equal, where embedding and head count as a layer each.
+Balanced by the cost of each block, so that a stage with a large head holds fewer layers; or dealt out evenly, as frameworks
+do whose stages must be equal, where embedding and head count as a layer each.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def split_model(model: Model, num_stages: int, balanced: bool = True) -> tuple[S
     starts = [0, *ends[:-1]]
     last = num_stages - 1
     return tuple(
-        Stage(_runs(blocks[start:end]), index == 0, index == last) for index, (start, end) in enumerate(zip(starts, ends, strict=True))
+        Stage(_runs(blocks[start:end]), index == 0, index == last)
+        for index, (start, end) in enumerate(zip(starts, ends, strict=True))
     )
 
 
@@ -81,7 +82,10 @@ def _balanced_ends(costs: list[float], num_stages: int) -> list[int]:
         end, stage = start + 1, costs[start]
         while len(costs) - end > left and (
             needed[end] > left
-            or (stage + costs[end] <= capacity and abs(total + stage + costs[end] - mean * (index + 1)) <= abs(total + stage - mean * (index + 1)))
+            or (
+                stage + costs[end] <= capacity
+                and abs(total + stage + costs[end] - mean * (index + 1)) <= abs(total + stage - mean * (index + 1))
+            )
         ):
             stage += costs[end]
             end += 1
@@ -92,7 +96,7 @@ def _balanced_ends(costs: list[float], num_stages: int) -> list[int]:
 
 
 def _least_capacity(costs: list[float], num_stages: int) -> float:
-    low, high = max(max(costs), sum(costs) / num_stages), sum(costs)
+    low, high = max(*costs, sum(costs) / num_stages), sum(costs)
     for _ in range(40):
         middle = (low + high) / 2
         low, high = (low, middle) if _stages_needed(costs, middle)[0] <= num_stages else (middle, high)

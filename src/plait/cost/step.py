@@ -58,7 +58,7 @@ def estimate_job(job: Job, plan: Any, machine: Machine, closed: bool = False) ->
         step_seconds=seconds,
         memory=max(memories, key=lambda memory: memory.total),
         memory_limit=usable_bytes(machine.memory_bytes, plan, machine.is_cpu),
-        traffic=traffic(job.model, plan, layout.shard, layout.stages, layout.held, tuple(rank.data for rank in layout.ranks)),
+        traffic=traffic(job.model, plan, layout.shard, layout.stages, _data_messages(layout)),
         bubble_fraction=pipeline.bubble_fraction,
         tokens=job.global_batch * job.model.seq_len,
         model_flops=3.0 * square_flops(job.model) * job.global_batch,
@@ -68,6 +68,10 @@ def estimate_job(job: Job, plan: Any, machine: Machine, closed: bool = False) ->
         breakdown=breakdown,
         stage_memory=memories,
     )
+
+
+def _data_messages(layout: Layout) -> list[tuple[tuple[int, ...], DataMessages]]:
+    return [(own, rank.data) for own, rank in zip(layout.held, layout.ranks, strict=True)]
 
 
 @lru_cache(maxsize=64)
@@ -126,7 +130,7 @@ def step_seconds(job: Job, plan: Any, machine: Machine, layout: Layout, closed: 
     numerics = (plan.precision, plan.compile, plan.remat)
     passes = [stage_pass(stage, machine, layout.shard, numerics) for stage in layout.stages]
     sharded = [_sharded_seconds(machine, layout, passes, rank) for rank in range(plan.pp.size)]
-    costs = _stage_costs(job, plan, machine, layout, passes, sharded)
+    costs = _stage_costs(job, plan, machine, layout, passes=passes, sharded=sharded)
     run = closed_time if closed and plan.pp.size > 1 else pipeline_time
     pipeline = run(plan.pp.schedule, plan.pp.size, plan.micro_batches, costs)
     tails = [_tail(job, machine, layout, passes, rank) for rank in range(plan.pp.size)]
@@ -150,7 +154,7 @@ def step_seconds(job: Job, plan: Any, machine: Machine, layout: Layout, closed: 
 
 
 def _stage_costs(
-    job: Job, plan: Any, machine: Machine, layout: Layout, passes: list[PassSeconds], sharded: list[tuple[float, float]]
+    job: Job, plan: Any, machine: Machine, layout: Layout, *, passes: list[PassSeconds], sharded: list[tuple[float, float]]
 ) -> list[StageSeconds]:
     """What the pipeline sees of each stage: compute, exposed communication, waiting for the host, and the send."""
     stride = plan.dp.size * plan.cp.size * plan.tp.size

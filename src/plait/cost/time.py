@@ -1,7 +1,8 @@
-"""Seconds of a step: compute and exposed communication of each stage, the pipeline over them, then the data axis and the update.
+"""Seconds of a step: compute and exposed communication of each stage, the pipeline over them, then the data axis and the
+update.
 
-What overlaps is modelled: the data axis hides behind backward as far as there is backward, tensor and expert axes stand in the way of
-the next operation and are exposed, ring attention hides behind its own compute.
+What overlaps is modelled: the data axis hides behind backward as far as there is backward, tensor and expert axes stand in
+the way of the next operation and are exposed, ring attention hides behind its own compute.
 """
 
 from __future__ import annotations

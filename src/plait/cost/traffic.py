@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -16,11 +17,11 @@ AXES = ("dp", "tp", "pp", "cp", "ep")
 
 
 def traffic(
-    model: Model, plan: Any, shard: Sharding, stages: tuple[Stage, ...], held: tuple[tuple[int, ...], ...], data: tuple[DataMessages, ...]
+    model: Model, plan: Any, shard: Sharding, stages: tuple[Stage, ...], ranks: Sequence[tuple[tuple[int, ...], DataMessages]]
 ) -> dict[str, float]:
-    """The largest over the pipeline's ranks, axis by axis."""
+    """The largest over the pipeline's ranks, axis by axis; each rank is its stages and its messages on the data axis."""
     totals = dict.fromkeys(AXES, 0.0)
-    for own, messages in zip(held, data, strict=True):
+    for own, messages in ranks:
         sent = {"dp": messages.sent_bytes(plan.micro_batches), "pp": _pipeline_bytes(model, plan, shard, own)}
         for stage in own:
             for axis, each in stage_bytes(stages[stage], shard, plan.precision, plan.remat):
@@ -51,5 +52,7 @@ def _pipeline_bytes(model: Model, plan: Any, shard: Sharding, own: tuple[int, ..
         return 0.0
     payload = shard.tokens * model.hidden * BYTES[plan.precision] / shard.sequence_split
     last, mine = plan.pp.num_stages - 1, set(own)
-    borders = sum(stage < last and stage + 1 not in mine for stage in own) + sum(stage > 0 and stage - 1 not in mine for stage in own)
+    borders = sum(stage < last and stage + 1 not in mine for stage in own) + sum(
+        stage > 0 and stage - 1 not in mine for stage in own
+    )
     return plan.micro_batches * borders * payload

@@ -108,20 +108,27 @@ def embedding_block(shape: Transformer) -> Block:
     """Token table, and a position table where positions are learned."""
     operations: list[Operation] = [Lookup("tokens", shape.vocab_size, shape.hidden_size)]
     if shape.max_positions:
-        operations.append(Elementwise("positions", 2 * shape.hidden_size, shape.hidden_size, "sequence", shape.max_positions * shape.hidden_size))
+        operations.append(
+            Elementwise(
+                "positions", 2 * shape.hidden_size, shape.hidden_size, "sequence", shape.max_positions * shape.hidden_size
+            )
+        )
     masks = shape.hidden_size if shape.dropout else 0
     return Block("embedding", tuple(operations), Saved(sequence_masks=masks), shape.hidden_size)
 
 
 def head_block(shape: Transformer) -> Block:
-    """Final norm, projection to the vocabulary, and the loss, whose logits live once in the working width and once in float32."""
+    """Final norm, projection to the vocabulary, and the loss, whose logits live once in the working width and once in
+    float32."""
     width, vocab = shape.hidden_size, shape.vocab_size
     operations = (
         _norm("norm", shape),
         Matmul("head", width, vocab, "column"),
         Elementwise("loss", 4.0 * vocab, 2.0 * vocab, "heads"),
     )
-    return Block("head", operations, Saved(sequence=2.0 * width, gathered=float(width), tensor=float(vocab), logits=float(vocab)), width)
+    return Block(
+        "head", operations, Saved(sequence=2.0 * width, gathered=float(width), tensor=float(vocab), logits=float(vocab)), width
+    )
 
 
 def transformer_block(shape: Transformer, experts: bool) -> Block:
@@ -154,7 +161,9 @@ def transformer_block(shape: Transformer, experts: bool) -> Block:
 
 
 def _norm(name: str, shape: Transformer) -> Elementwise:
-    return Elementwise(name, shape.hidden_size, shape.hidden_size, "sequence", shape.hidden_size * (2 if shape.layer_norm else 1))
+    return Elementwise(
+        name, shape.hidden_size, shape.hidden_size, "sequence", shape.hidden_size * (2 if shape.layer_norm else 1)
+    )
 
 
 def _attention(shape: Transformer) -> tuple[tuple[Operation, ...], Saved]:
@@ -163,7 +172,9 @@ def _attention(shape: Transformer) -> tuple[tuple[Operation, ...], Saved]:
         return _latent_attention(shape)
     head = shape.width_of_head
     query, key = heads * head, kv_heads * head
-    core = Attention("attention", heads, kv_heads, head, head, shape.causal, shape.fused_attention, shape.dropout, shape.tuned_attention)
+    core = Attention(
+        "attention", heads, kv_heads, head, head, shape.causal, shape.fused_attention, shape.dropout, shape.tuned_attention
+    )
     operations: tuple[Operation, ...] = (
         Matmul("qkv", width, query + 2 * key, "column", bias=bias),
         *((Elementwise("rotary", query + key, query + key, "heads"),) if shape.rotary else ()),
@@ -193,7 +204,17 @@ def _latent_attention(shape: Transformer) -> tuple[tuple[Operation, ...], Saved]
         Elementwise("kv_norm", rank, rank, "sequence", rank),
         Matmul("kv_up", rank, heads * (shape.qk_nope_head_dim + value), "column"),
         Elementwise("rotary", heads * rope + rope, heads * (query_dim + rope), "heads"),
-        Attention("attention", heads, heads, query_dim, value, shape.causal, shape.fused_attention, shape.dropout, shape.tuned_attention),
+        Attention(
+            "attention",
+            heads,
+            heads,
+            query_dim,
+            value,
+            shape.causal,
+            shape.fused_attention,
+            shape.dropout,
+            shape.tuned_attention,
+        ),
         Matmul("out", heads * value, width, "row"),
     )
     sequence = width + 2.0 * shape.q_lora_rank + 2.0 * rank + rope
@@ -224,7 +245,8 @@ def _feed_forward(shape: Transformer, inner: int, name: str) -> tuple[tuple[Oper
 
 
 def _experts(shape: Transformer) -> tuple[tuple[Operation, ...], Saved]:
-    """Router, top-k experts, shared experts. Each token is copied top_k times, so its inputs and outputs are kept top_k times."""
+    """Router, top-k experts, shared experts. Each token is copied top_k times, so its inputs and outputs are kept top_k
+    times."""
     width, inner, top_k = shape.hidden_size, shape.moe_intermediate_size or shape.intermediate_size, shape.num_experts_per_tok
     gates = 2 if shape.gated else 1
     operations: tuple[Operation, ...] = (

@@ -40,11 +40,8 @@ def resnet_model(depth: int, num_classes: int, width: int = 64, in_channels: int
     """A residual network: basic blocks to depth 34, bottlenecks beyond. `image` is the side of the input in pixels."""
     stages = RESNET_STAGES[min(RESNET_STAGES, key=lambda known: abs(known - depth))]
     bottleneck = depth >= 50
-    small = image <= 64
-    side = image if small else image // 4
-    stem_side = image if small else image // 2
-    kernel = 9 if small else 49
-    runs: list[tuple[Block, int]] = [(_convolutions("stem", [(in_channels * kernel, width, stem_side)], width), 1)]
+    side, stem_side = max(1, image // 4), max(1, image // 2)
+    runs: list[tuple[Block, int]] = [(_convolutions("stem", [(in_channels * 49, width, stem_side)], width), 1)]
     channels = width
     for index, count in enumerate(stages):
         inner = width * 2**index
@@ -54,7 +51,9 @@ def resnet_model(depth: int, num_classes: int, width: int = 64, in_channels: int
         for number in range(count):
             runs.append((_residual(channels if number == 0 else outer, inner, outer, side, bottleneck), 1))
         channels = outer
-    head = Block("head", (Matmul("head", channels, num_classes, "none", bias=True),), Saved(sequence=float(channels)), num_classes)
+    head = Block(
+        "head", (Matmul("head", channels, num_classes, "none", bias=True),), Saved(sequence=float(channels)), num_classes
+    )
     runs.append((head, 1))
     return Model(f"resnet{depth}", tuple(_merge(runs)), seq_len=1, hidden=width, sizes={"num_local_experts": 0})
 

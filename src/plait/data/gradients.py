@@ -145,6 +145,7 @@ class Collector:
         self.states = states
         self.store = store
         self.on_complete: Callable[[BucketState], None] = lambda state: None
+        self.eager = True  # False: buckets go at the end of a backward, as parts of several backwards are mixed
         self._launch = launch
         self._next = 0
         self._weight: float | None = None
@@ -180,9 +181,11 @@ class Collector:
 
     def _hook(self, state: BucketState, index: int) -> Callable[[Tensor], None]:
         def ready(param: Tensor) -> None:
+            if param.grad is None:  # torch calls this for a gradient that was left for later, too
+                return
             state.touched.add(index)
             self.store.take(state, index, param)  # type: ignore[arg-type]  # torch types hooks by Tensor
-            if self._final:
+            if self._final and self.eager:
                 state.missing -= 1
                 if state.missing == 0:
                     self._advance()

@@ -42,9 +42,7 @@ class Replicated(DataStrategy):
         self._flats: list[Tensor] = []
         for state in self.states:
             self._allocate(state)
-        self.collector = Collector(
-            self.states, PersistentGradients(self.states, group.axis, group.master_dtype), self._launch
-        )
+        self.collector = Collector(self.states, PersistentGradients(self.states, group.axis, group.master_dtype), self._launch)
 
     def _allocate(self, state: BucketState) -> None:
         numel, group = state.bucket.padded_numel, self.group
@@ -83,7 +81,11 @@ class Replicated(DataStrategy):
 
     def squared_norm(self) -> Tensor:
         """From this rank's share of each bucket alone: all ranks hold the same sums."""
-        grads = (state.bucket.shard(state.grad, self.group.axis.rank) for state in self.states if state.grad is not None)
+        grads = (
+            state.bucket.shard(state.grad, self.group.axis.rank)
+            for state in self.states
+            if state.grad is not None and not self.secondary.issuperset(slot.name for slot in state.bucket.slots)
+        )
         return squared_norm(grads, self.group.device)
 
     def live_tensors(self) -> dict[str, list[Tensor]]:

@@ -92,6 +92,7 @@ class DataStrategy(ABC):
         self.states: list[BucketState] = []
         self.frozen_states: list[BucketState] = []
         self.pieces: list[Piece] = []
+        self.secondary: frozenset[str] = frozenset()  # parameters that another pipeline stage holds too, and counts
         self.collector: Collector
 
     @abstractmethod
@@ -113,7 +114,7 @@ class DataStrategy(ABC):
 
     def squared_norm(self) -> Tensor:
         """This rank's share of the squared norm of the summed gradients; the shares add up over the axis. 0-dim."""
-        grads = (piece.value.grad for piece in self.pieces if piece.value.grad is not None)
+        grads = (piece.value.grad for piece in self.pieces if piece.value.grad is not None and piece.name not in self.secondary)
         return squared_norm(grads, self.group.device) / self.replicas.count
 
     def frozen_pieces(self) -> list[FrozenPiece]:
@@ -138,6 +139,13 @@ class DataStrategy(ABC):
         """A backward has ended."""
         self.collector.end_backward()
 
+    def end_input_grad(self) -> None:  # noqa: B027
+        """A backward that leaves weight gradients for later has ended."""
+
+    def is_secondary(self, piece: Piece) -> bool:
+        """Whether another pipeline stage holds the same parameter, and saves and counts it."""
+        return piece.name in self.secondary
+
     def slots(self) -> Iterator[tuple[BucketState, int]]:
         """Every trainable parameter, by bucket and index."""
         return ((state, index) for state in self.states for index in range(len(state.bucket.slots)))
@@ -147,11 +155,7 @@ class DataStrategy(ABC):
 
         `touched` is in the order of `slots`.
         """
-        unused = {
-            id(state.bucket.slots[index])
-            for (state, index), used in zip(self.slots(), touched, strict=True)
-            if not used
-        }
+        unused = {id(state.bucket.slots[index]) for (state, index), used in zip(self.slots(), touched, strict=True) if not used}
         if unused:
             for piece in self.pieces:
                 if id(piece.part.slot) in unused:

@@ -87,6 +87,3 @@ def zero1(units: Sequence[Unit], group: DataGroup) -> ShardedUpdate:
 def zero2(units: Sequence[Unit], group: DataGroup) -> ShardedUpdate:
     """`dpN:zero2`: shard the optimizer state and the gradients."""
     return ShardedUpdate(units, group, shard_gradients=True)
-
-
-

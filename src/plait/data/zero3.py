@@ -202,6 +202,10 @@ class Zero3(DataStrategy):
         for unit in self._units:
             unit.reshard()
 
+    def end_input_grad(self) -> None:
+        for unit in self._units:
+            unit.reshard()
+
     def reduce(self) -> None:
         self._gradients.finish()
         self._masters.bind_gradients(self._gradients.shards)

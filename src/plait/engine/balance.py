@@ -92,8 +92,8 @@ class Balance:
         """This rank's part of the auxiliary losses since the last call, as a sum."""
         return self._around.take_auxiliary()
 
-    def after_update(self) -> None:
-        """Sum the load over all ranks, and let every router act on it. Collective."""
+    def after_update(self, stages: Axis) -> None:
+        """Sum the load over all ranks, and let the routers of this rank's stages act on it. Collective."""
         loads = [router.load for router in self.routers.values()]
         sizes = [router.settings.num_experts + 2 for router in self.routers.values()]
         device = self._device()
@@ -103,10 +103,12 @@ class Balance:
         ]
         together = torch.cat(parts)
         self._tokens.all_reduce(together, control=True).wait()
+        for router, own, load in zip(self.routers.values(), loads, together.split(sizes), strict=True):
+            if own is not None:
+                router.load = load
+                router.after_update()
+        stages.all_reduce(together, control=True).wait()
         by_layer = together.split(sizes)
-        for router, load in zip(self.routers.values(), by_layer, strict=True):
-            router.load = load
-            router.after_update()
         self.load = _load(tuple(self.routers), [load.tolist() for load in by_layer])
 
 

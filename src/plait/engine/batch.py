@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from plait.errors import DataError
 
@@ -25,6 +25,11 @@ class MicroBatch:
     inputs: Any
     targets: Any
     num_samples: int
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of the tensors among its inputs."""
+        return tuple(tuple(leaf.shape) for leaf in tree_leaves(self.inputs) if isinstance(leaf, Tensor))
 
 
 class BatchSplitter:

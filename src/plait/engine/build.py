@@ -6,28 +6,34 @@ After it nobody reads the plan: each room has been handed what concerns it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from plait import comm, context, data, models
-from plait.comm import Axis, World
+from plait.comm import World
 from plait.context import ContextGroup
 from plait.data import DataGroup, DataStrategy, Unit
 from plait.engine import recompute, update
 from plait.engine.axes import data_axis
 from plait.engine.balance import Balance
-from plait.engine.batch import BatchSplitter
+from plait.engine.batch import BatchSplitter, call
+from plait.engine.cut import Cutting, cut
 from plait.engine.engine import Engine, EngineParts
-from plait.engine.init import Initializer, buffer_dtype, is_meta, place_holders
 from plait.engine.loss import LossFunction
+from plait.engine.pipeline import Part, Pipeline
+from plait.engine.staged import Staged
+from plait.engine.stages import make_stages
+from plait.engine.tied import TiedSum
 from plait.engine.update import LearningRate, Parameters, Update
-from plait.errors import ModelError
+from plait.engine.values import prepare
+from plait.errors import ModelError, NotAvailable
 from plait.mesh import Mesh
 from plait.pipeline import schedules
-from plait.pipeline.actions import Action
+from plait.pipeline.actions import Kind, Schedule
 from plait.pipeline.lower import lower
+from plait.pipeline.transport import Transport
 from plait.plan import Plan, check_available
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "float64": torch.float64}
@@ -47,6 +53,7 @@ class Options:
         num_servers: ranks that serve under `dpN:server`; None means all.
         aggregate: what servers make of the workers' gradients: `sum` (the global mean loss) or `mean` (the mean of the
             workers' means; the same where every worker counts as many tokens).
+        cutting: where a pipeline cuts the model; balanced by estimated cost where it says nothing.
     """
 
     seed: int = 0
@@ -56,6 +63,7 @@ class Options:
     learning_rate: LearningRate | None = None
     num_servers: int | None = None
     aggregate: str = "sum"
+    cutting: Cutting = field(default_factory=Cutting)
 
 
 def build(
@@ -85,16 +93,21 @@ def build(
     sequence = _split_sequences(model, plan, world, options)
     balance = Balance.of(model, data_axis(world), sequence, loss)
     recompute.apply(model, blocks, plan.remat)
-    units = _materialise(model, blocks, plan, world, options)
-    strategy = data.make(plan.dp.strategy, units.units, _data_group(plan, world, options))
-    units.fill(strategy)
+    schedule = lower(schedules.make(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual))
+    stages_of_model = cut(model, schedule.num_stages, options.cutting)
+    values = prepare(model, options.seed, DTYPES[plan.precision], MASTER_DTYPES[plan.precision], world)
+    axis = world.axis("pp")
+    own = make_stages(model, blocks, stages_of_model, schedule, rank=axis.rank, call=call)
+    group = _data_group(plan, world, options)
+    strategies = {stage: _strategy(plan, own.units[stage], group, own.secondary[stage], schedule) for stage in own.stages}
+    strategy = Staged(strategies) if len(strategies) > 1 else strategies[next(iter(strategies))]
+    values.fill(strategies, own.holding)
 
     return Engine(
         EngineParts(
             plan=plan,
             world=world,
             model=model,
-            loss=loss,
             strategy=strategy,
             update=Update(
                 strategy,
@@ -106,7 +119,16 @@ def build(
                 model, plan.micro_batches, DTYPES[plan.precision], world.device, None if sequence is None else sequence.cut
             ),
             balance=balance,
-            actions=_actions(plan, world),
+            actions=schedule.ranks[axis.rank],
+            pipeline=Pipeline(
+                {stage: Part(own.stages[stage], strategies[stage]) for stage in strategies},
+                schedule.num_stages,
+                Transport(axis, schedule.placement, world.device),
+                loss,
+                balance,
+            ),
+            tied=TiedSum(axis, schedule.placement, stages_of_model.tied, strategies),
+            holding=own.holding,
             seed=options.seed,
             mean_of_workers=options.aggregate == "mean",
         )
@@ -122,6 +144,7 @@ def _checked(plan: Plan | str) -> Plan:
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
     plan.check()
     check_available(plan)
+    _check_composition(plan)
     return plan
 
 
@@ -161,58 +184,19 @@ def _data_group(plan: Plan, world: World, options: Options) -> DataGroup:
     )
 
 
-def _actions(plan: Plan, world: World) -> tuple[Action, ...]:
-    schedule = schedules.make(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual)
-    return lower(schedule).ranks[world.mesh.coordinate(world.rank, "pp")]
+def _check_composition(plan: Plan) -> None:
+    if plan.pp.size > 1 and plan.dp.strategy == "server" and plan.dp.size > 1:
+        raise NotAvailable(
+            f"'{plan}': a parameter server places whole parameters by weight, for each stage otherwise, so copies of a tied "
+            f"parameter would lie on different servers; take dp{plan.dp.size} or dp{plan.dp.size}:zero1 with pipelines"
+        )
 
 
-@dataclass
-class _Model:
-    """A model whose parameters wait for their memory: its units, and where the values come from."""
-
-    units: list[Unit]
-    model: nn.Module
-    initializer: Initializer | None  # of a meta model
-    values: dict[int, Tensor]  # of a model that has its values, by parameter
-    axis: Axis
-
-    def fill(self, strategy: DataStrategy) -> None:
-        """Give every parameter its value, wherever the strategy keeps it."""
-        places = {
-            id(state.bucket.slots[index].param): (state, index)
-            for state in (*strategy.states, *strategy.frozen_states)
-            for index in range(len(state.bucket.slots))
-        }
-
-        def take(param: nn.Parameter, value: Tensor) -> None:
-            if id(param) in places:
-                strategy.write(*places[id(param)], value)
-            else:  # frozen, and not sharded by the strategy
-                param.data = value.to(param.device, param.dtype, copy=True)
-
-        with torch.no_grad():
-            if self.initializer is not None:
-                self.initializer.run(take)
-            for param in self.model.parameters():
-                if id(param) in self.values:
-                    value = self.values.pop(id(param)).contiguous()
-                    self.axis.broadcast(value, 0).wait()
-                    take(param, value)
-            strategy.publish()
-
-
-def _materialise(model: nn.Module, blocks: Sequence[str], plan: Plan, world: World, options: Options) -> _Model:
-    dtype, master = DTYPES[plan.precision], MASTER_DTYPES[plan.precision]
-    axis = data_axis(world)
-    if is_meta(model):
-        place_holders(model, dtype, world.device)
-        initializer = Initializer(model, options.seed, dtype, world.device)
-        return _Model(data.split_units(model, blocks), model, initializer, {}, axis)
-    values = {id(param): param.data.to(world.device, master) for param in model.parameters()}
-    for param in model.parameters():
-        param.data = torch.zeros((), dtype=dtype, device=world.device).expand(param.shape)
-    for module in model.modules():
-        for key, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[key] = buffer.to(world.device, buffer_dtype(module, key, dtype))
-    return _Model(data.split_units(model, blocks), model, None, values, axis)
+def _strategy(
+    plan: Plan, units: Sequence[Unit], group: DataGroup, secondary: frozenset[str], schedule: Schedule
+) -> DataStrategy:
+    """The data strategy of one stage's parameters."""
+    strategy = data.make(plan.dp.strategy, units, group)
+    strategy.secondary = secondary
+    strategy.collector.eager = not any(action.kind is Kind.WEIGHT_GRAD for action in schedule)
+    return strategy

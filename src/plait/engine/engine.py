@@ -20,11 +20,14 @@ from plait.comm import World
 from plait.data import DataStrategy
 from plait.engine.axes import data_axis
 from plait.engine.balance import Balance
-from plait.engine.batch import BatchSplitter, MicroBatch, call
+from plait.engine.batch import BatchSplitter
+from plait.engine.holding import Holding
 from plait.engine.init import derive_seed
-from plait.engine.loss import LossFunction, LossSum, LossTotals
+from plait.engine.loss import LossTotals
 from plait.engine.parts import LocalPart, local_gradients, local_parameters
+from plait.engine.pipeline import Pipeline, Step
 from plait.engine.step import StepResult
+from plait.engine.tied import TiedSum
 from plait.engine.update import Update
 from plait.pipeline.actions import Action, Kind
 from plait.pipeline.runtime import Runtime
@@ -39,11 +42,13 @@ class EngineParts:
     plan: Plan
     world: World
     model: nn.Module
-    loss: LossFunction
     strategy: DataStrategy
     update: Update
     splitter: BatchSplitter
     actions: tuple[Action, ...]
+    pipeline: Pipeline
+    tied: TiedSum
+    holding: Holding
     seed: int
     mean_of_workers: bool = False
     balance: Balance | None = None
@@ -54,25 +59,18 @@ class Engine:
 
     def __init__(self, parts: EngineParts) -> None:
         self.plan, self.world, self.model = parts.plan, parts.world, parts.model
-        self.strategy, self.update = parts.strategy, parts.update
+        self.strategy, self.update, self.holding = parts.strategy, parts.update, parts.holding
         self.step_index = 0
         self.before_update: list[Callable[[Engine], None]] = []
-        self._loss_function, self._splitter, self._seed = parts.loss, parts.splitter, parts.seed
+        self._splitter, self._seed = parts.splitter, parts.seed
         self._mean_of_workers = parts.mean_of_workers
-        self._axis, self._everyone = parts.world.axis("dp"), data_axis(parts.world)
-        self._balance = parts.balance
-        self._loss = LossSum(parts.world.device)
-        self._micro_batches: list[MicroBatch] = []
-        self._losses: dict[int, Tensor] = {}
+        self._balance, self._everyone = parts.balance, data_axis(parts.world)
+        self._axis, self._stages = parts.world.axis("dp"), parts.world.axis("pp")
+        self._pipeline, self._tied = parts.pipeline, parts.tied
         self._totals = LossTotals(0.0, 1.0, 0.0)
         self._actions = parts.actions
-        self._handlers = {
-            Kind.UNSHARD: self._unshard,
-            Kind.FORWARD: self._forward,
-            Kind.BACKWARD: self._backward,
-            Kind.REDUCE: self._reduce,
-            Kind.UPDATE: self._update,
-        }
+        self._updates_left = 0
+        self._handlers = {**self._pipeline.handlers(), Kind.REDUCE: self._reduce, Kind.UPDATE: self._update}
 
     # -- what users call ------------------------------------------------------------------------------------------
 
@@ -89,12 +87,11 @@ class Engine:
         timeline = Timeline(world.rank, enabled=trace)
         world.timeline, earlier = timeline, world.ledger.copy()
         self.model.train()
-        self._micro_batches = self._splitter.split(batch)
-        if self._balance is not None:
-            self._balance.begin(self._micro_batches)
+        self._pipeline.begin(self._step_of(batch))
+        self._updates_left = sum(action.kind is Kind.UPDATE for action in self._actions)
         with _own_random_state(world.device):
-            Runtime(self._actions, self._handlers, timeline, optional=frozenset({Kind.UNSHARD, Kind.RESHARD})).run()
-        self._micro_batches = []
+            Runtime(self._actions, self._handlers, timeline, optional=frozenset({Kind.RESHARD})).run()
+        self._pipeline.end()
         self.step_index += 1
         if trace:
             timeline.mark_memory(self.memory())
@@ -112,14 +109,11 @@ class Engine:
     def evaluate(self, batch: Any) -> float:
         """The mean loss over all ranks' shares of a batch; nothing is updated. Collective."""
         self.model.eval()
-        loss = LossSum(self.world.device)
-        for micro in self._splitter.split(batch):
-            self.strategy.begin_forward()
-            output = call(self.model, micro.inputs)
-            self.strategy.end_forward()
-            loss.add(self._loss_function(output, micro.targets), micro.num_samples)
+        with _own_random_state(self.world.device):
+            loss = self._pipeline.evaluate(self._step_of(batch))
         sums = torch.stack([loss.loss_sum, loss.count])
-        self._everyone.all_reduce(sums, control=True).wait()
+        for axis in (self._everyone, self._stages):
+            axis.all_reduce(sums, control=True).wait()
         return float(sums[0] / sums[1])
 
     def save(self, path: str | Path, **meta: Any) -> None:
@@ -140,7 +134,7 @@ class Engine:
 
     def local_parameters(self) -> list[LocalPart]:
         """What this rank holds of each parameter, in master precision."""
-        return local_parameters(self.strategy, self.model)
+        return local_parameters(self.strategy, self.holding)
 
     def local_gradients(self) -> list[LocalPart]:
         """What this rank holds of each gradient of the mean loss, before clipping; for use in `before_update`."""
@@ -148,57 +142,37 @@ class Engine:
 
     # -- what the schedule calls ----------------------------------------------------------------------------------
 
-    def _unshard(self, action: Action) -> None:
-        self._loss.reset()
-        self._losses.clear()
-        self.strategy.begin()
-
-    def _forward(self, action: Action) -> None:
-        index = _micro_batch(action)
-        micro = self._micro_batches[index]
-        slice_index = self._axis.rank * len(self._micro_batches) + index
-        torch.manual_seed(derive_seed(self._seed, "step", self.step_index, slice_index))
-        if self._balance is not None:
-            self._balance.enter(index, micro, recording=True)
-        self.strategy.begin_forward()
-        output = call(self.model, micro.inputs)
-        self.strategy.end_forward()
-        loss = self._loss_function(output, micro.targets)
-        self._losses[index] = self._loss.add(loss, micro.num_samples)
-        if self._balance is not None:
-            self._balance.check(loss)
-            self._loss.add_auxiliary(self._balance.take_auxiliary())
-
-    def _backward(self, action: Action) -> None:
-        index = _micro_batch(action)
-        if self._balance is not None:
-            self._balance.enter(index, self._micro_batches[index], recording=False)
-        self._losses.pop(index).backward()
-        self.strategy.end_backward()
+    def _step_of(self, batch: Any) -> Step:
+        micro_batches = self._splitter.split(batch)
+        first = self._axis.rank * len(micro_batches)
+        return Step(
+            dict(enumerate(micro_batches)), lambda index: derive_seed(self._seed, "step", self.step_index, first + index)
+        )
 
     def _reduce(self, action: Action) -> None:
-        self.strategy.arm(self._loss.worker_weight(self._axis.size) if self._mean_of_workers else None)
+        weight = self._pipeline.loss.worker_weight(self._axis.size) if self._mean_of_workers else None
+        self._pipeline.parts[action.stage].strategy.arm(weight)
 
     def _update(self, action: Action) -> None:
+        self._updates_left -= 1
+        if self._updates_left:  # one for each stage, at the end of the list: all are done at the last
+            return
         self.strategy.reduce()
-        self._totals = self.update.totals(self._loss, self._everyone)
+        self._tied.sum()
+        self._totals = self.update.totals(self._pipeline.loss, self._everyone, self._stages)
         self._totals.check(self.step_index + 1)
         for observe in self.before_update:
             observe(self)
         self.update.apply(self._totals, self.step_index, self._divisor())
         self.strategy.publish()
         if self._balance is not None:
-            self._balance.after_update()
+            self._balance.after_update(self._stages)
 
     def _divisor(self) -> float:
         return 1.0 if self._mean_of_workers else self._totals.count
 
     def _grad_norm(self) -> float:
         return float(self._totals.squared_norm**0.5) / self._divisor()
-
-
-def _micro_batch(action: Action) -> int:
-    return 0 if action.micro_batch is None else action.micro_batch
 
 
 @contextmanager
@@ -218,7 +192,7 @@ def live_bytes(engine: Engine) -> dict[str, int]:
         for tensor in values.values()
         if isinstance(tensor, Tensor) and id(tensor) not in owned
     ]
-    frozen = [param for param in engine.model.parameters() if not param.requires_grad]
+    frozen = [param for param in engine.holding.params.values() if not param.requires_grad]
     groups = {
         "parameters": [*tensors.get("parameters", ()), *frozen],
         "gradients": [*tensors.get("gradients", ())],

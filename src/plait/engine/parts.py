@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from plait.data import DataStrategy
+from plait.engine.holding import Holding
 
 
 @dataclass(frozen=True)
@@ -27,16 +28,16 @@ class LocalPart:
         return LocalPart(self.name, self.global_shape, self.start + low, self.start + high, self.value[low:high])
 
 
-def local_parameters(strategy: DataStrategy, model: nn.Module) -> list[LocalPart]:
+def local_parameters(strategy: DataStrategy, holding: Holding) -> list[LocalPart]:
     """Every parameter that this rank holds or shares in, trainable ones in master precision."""
     parts = [
         LocalPart(piece.name, tuple(piece.part.slot.shape), piece.part.start, piece.part.stop, piece.value.detach().reshape(-1))
         for piece in strategy.pieces
     ]
-    return [*parts, *local_frozen(strategy, model)]
+    return [*parts, *local_frozen(strategy, holding)]
 
 
-def local_frozen(strategy: DataStrategy, model: nn.Module) -> list[LocalPart]:
+def local_frozen(strategy: DataStrategy, holding: Holding) -> list[LocalPart]:
     """The parameters that no optimizer updates."""
     sharded = strategy.frozen_pieces()
     if strategy.frozen_states:
@@ -44,13 +45,12 @@ def local_frozen(strategy: DataStrategy, model: nn.Module) -> list[LocalPart]:
             LocalPart(piece.name, tuple(piece.part.slot.shape), piece.part.start, piece.part.stop, piece.value)
             for piece in sharded
         ]
-    return [_whole(name, param) for name, param in model.named_parameters() if not param.requires_grad]
+    return [_whole(name, param) for name, param in holding.params.items() if not param.requires_grad]
 
 
-def local_buffers(model: nn.Module) -> list[LocalPart]:
-    """The buffers that are part of the model's state."""
-    persistent = model.state_dict(keep_vars=True).keys()
-    return [_whole(name, buffer) for name, buffer in model.named_buffers() if name in persistent]
+def local_buffers(holding: Holding) -> list[LocalPart]:
+    """The buffers of this rank's modules that are part of the model's state."""
+    return [_whole(name, buffer) for name, buffer in holding.buffers().items()]
 
 
 def local_gradients(strategy: DataStrategy, divisor: float) -> list[LocalPart]:

@@ -61,7 +61,7 @@ def load(engine: Engine, path: Path) -> dict[str, Any]:
         for piece in engine.strategy.pieces:
             checkpoint.fill(_saved(_of_piece(piece, piece.name, piece.value)), convert=True)
             _load_optimizer_state(engine, checkpoint, piece)
-        for part in (*local_frozen(engine.strategy, engine.model), *local_buffers(engine.model)):
+        for part in (*local_frozen(engine.strategy, engine.holding), *local_buffers(engine.holding)):
             checkpoint.fill(_saved(part), convert=True)
         engine.strategy.publish()
     engine.step_index = int(checkpoint.meta["step"])
@@ -71,7 +71,7 @@ def load(engine: Engine, path: Path) -> dict[str, Any]:
 def average_buffers(engine: Engine) -> None:
     """Let running statistics, which every rank keeps of its own samples, be the mean over the data axis. Collective."""
     axis = data_axis(engine.world)
-    for part in local_buffers(engine.model):
+    for part in local_buffers(engine.holding):
         if axis.size > 1 and part.value.is_floating_point():
             mean = part.value / axis.size
             axis.all_reduce(mean, control=True).wait()
@@ -82,8 +82,7 @@ def _check(engine: Engine, checkpoint: Checkpoint) -> None:
     here, there = type(engine.update.optimizer).__name__, checkpoint.meta.get("optimizer")
     if there != here:
         raise CheckpointError(f"{checkpoint.directory} was saved with {there} and this run updates with {here}; use {there}")
-    wanted = {name: tuple(param.shape) for name, param in engine.model.named_parameters()}
-    wanted |= {part.name: part.global_shape for part in local_buffers(engine.model)}
+    wanted = dict(engine.holding.shapes)
     for name in checkpoint.names():
         if name.startswith(OPTIMIZER) and name.split("/", 2)[2] in wanted:
             wanted[name] = checkpoint.global_shape(name)
@@ -92,22 +91,23 @@ def _check(engine: Engine, checkpoint: Checkpoint) -> None:
 
 def _parameter_pieces(engine: Engine) -> Iterator[SavedPiece]:
     replicas = engine.strategy.replicas
-    for piece in engine.strategy.pieces:
+    for piece in _counted(engine):
         yield _saved(_of_piece(piece, piece.name, piece.value).share(replicas.index, replicas.count))
     frozen_once = not engine.strategy.frozen_states
-    for part in local_frozen(engine.strategy, engine.model):
+    for part in local_frozen(engine.strategy, engine.holding):
         axis = data_axis(engine.world)
-        yield _saved(part.share(axis.rank, axis.size) if frozen_once else part)
+        if part.name not in engine.holding.secondary:
+            yield _saved(part.share(axis.rank, axis.size) if frozen_once else part)
 
 
 def _buffer_pieces(engine: Engine) -> Iterator[SavedPiece]:
     if data_axis(engine.world).rank == 0:
-        yield from (_saved(part) for part in local_buffers(engine.model))
+        yield from (_saved(part) for part in local_buffers(engine.holding) if part.name not in engine.holding.secondary)
 
 
 def _optimizer_pieces(engine: Engine) -> Iterator[SavedPiece]:
     replicas = engine.strategy.replicas
-    for piece in engine.strategy.pieces:
+    for piece in _counted(engine):
         for key, value in engine.update.optimizer.state.get(piece.value, {}).items():
             name = f"{OPTIMIZER}{key}/{piece.name}"
             tensor = value if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
@@ -121,6 +121,11 @@ def _optimizer_pieces(engine: Engine) -> Iterator[SavedPiece]:
                     f"the optimizer keeps '{key}' of shape {tuple(tensor.shape)} for {piece.numel} elements of '{piece.name}'; "
                     "it is not known which elements those are, so it cannot be saved"
                 )
+
+
+def _counted(engine: Engine) -> list[Piece]:
+    """Without those that another pipeline stage saves."""
+    return [piece for piece in engine.strategy.pieces if not engine.strategy.is_secondary(piece)]
 
 
 def _load_optimizer_state(engine: Engine, checkpoint: Checkpoint, piece: Piece) -> None:

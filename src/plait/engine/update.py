@@ -58,8 +58,11 @@ class Update:
             piece.value.dtype == torch.float32 for piece in strategy.pieces
         )
 
-    def totals(self, loss: LossSum, axis: Axis) -> LossTotals:
-        """The sums over all ranks, and gradients taken away where no rank computed one. Collective."""
+    def totals(self, loss: LossSum, axis: Axis, stages: Axis) -> LossTotals:
+        """The sums over all ranks of the data axis and of the pipeline, `stages`.
+
+        Gradients that no rank of the data axis computed are taken away. Collective.
+        """
         strategy = self._strategy
         used = [float(index in state.touched) for state, index in strategy.slots()]
         scalars = torch.tensor([0.0, 0.0, 0.0, *used], dtype=torch.float64, device=loss.count.device)
@@ -68,6 +71,10 @@ class Update:
         values = scalars.tolist()
         if not all(values[3:]):
             strategy.forget_untouched([value > 0 for value in values[3:]])
+        if stages.size > 1:
+            sums = scalars[:3].clone()
+            stages.all_reduce(sums, control=True).wait()
+            values = sums.tolist()
         return LossTotals(values[0], values[1], values[2])
 
     def apply(self, totals: LossTotals, step: int, divisor: float) -> None:

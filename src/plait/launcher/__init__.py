@@ -6,6 +6,6 @@ list, the first error comes back as itself, and nothing is left running. Nothing
 
 from __future__ import annotations
 
-from plait.launcher.launch import JoinedWorld, joined_world, launch
+from plait.launcher.door import JoinedWorld, joined_world, launch
 
 __all__ = ["JoinedWorld", "joined_world", "launch"]

@@ -12,7 +12,10 @@ from plait.reference import load
 
 
 def make(python: str, arguments: Mapping[str, Any] | None = None) -> nn.Module:
-    """Call the function with `arguments` on the current default device; a failure inside it becomes a `ModelError` that names it."""
+    """Call the function with `arguments` on the current default device.
+
+    A failure inside it becomes a `ModelError` that names it.
+    """
     function = load(python, ModelError)
     try:
         model = function(**(arguments or {}))

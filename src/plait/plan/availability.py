@@ -15,7 +15,7 @@ from plait.plan.plan import Plan
 BUILT: Final[dict[str, frozenset[str]]] = {
     "dp": frozenset({"allreduce", "ring", "server", "zero1", "zero2", "zero3"}),
     "tp": frozenset(),
-    "pp": frozenset(),
+    "pp": frozenset({"naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zbv", "v-half", "v-min", "dualpipev"}),
     "ep": frozenset(),  # {"ep"} when experts are split
     "cp": frozenset({"ring", "ulysses"}),
     "remat": frozenset({"none", "selective", "full"}),

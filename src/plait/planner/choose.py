@@ -13,12 +13,12 @@ from plait.cost.machine import Machine, machine_of
 from plait.cost.records import Estimate, Job
 from plait.errors import ConfigError, PlanError, nearest
 from plait.plan import DataAxis, Plan
-from plait.planner.search import OBJECTIVES, Found, Settings, search
+from plait.planner.search import OBJECTIVES, Found, Settings, fits_somehow, search
 
 LARGEST_CLUSTER = 1 << 20
 
 
-class NothingFits(PlanError):
+class NothingFits(PlanError):  # noqa: N818 -- an answer, and named as the others are
     """No plan fits the memory of the cluster; the message says how far off it is and from how many devices on it fits."""
 
     exit_code = 1
@@ -84,7 +84,8 @@ def job_for(tables: Mapping[str, Any], num_devices: int) -> Job:
 
 
 def settings_for(tables: Mapping[str, Any], machine: Machine, objective: str) -> Settings:
-    """What the config fixes: precision and compiling of its own plan text; else bf16 on accelerators and float32 on processors."""
+    """What the config fixes: precision and compiling of its own plan text; else bf16 on accelerators and float32 on
+    processors."""
     text = str(tables.get("plan", {}).get("text") or "auto")
     if text != "auto":
         own = Plan.parse(text)
@@ -105,8 +106,9 @@ def _why_nothing_fits(job: Job, machine: Machine, machines: Cluster, settings: S
     name, model = machines.device.name, job.model
     if not found.too_large:
         return (
-            f"no plan divides {model.name} ({model.parameters / 1e9:.3g} B parameters, {model.num_repeated} layers) and a global batch of "
-            f"{job.global_batch} over {machines.num_devices} devices; try another number of devices or a larger global batch"
+            f"no plan divides {model.name} ({model.parameters / 1e9:.3g} B parameters, {model.num_repeated} layers) "
+            f"and a global batch of {job.global_batch} over {machines.num_devices} devices; "
+            "try another number of devices or a larger global batch"
         )
     over = min(found.too_large.values())
     base = (
@@ -117,6 +119,6 @@ def _why_nothing_fits(job: Job, machine: Machine, machines: Cluster, settings: S
     while size < LARGEST_CLUSTER:
         size *= 2
         bigger = Job(model, max(job.global_batch, size), job.optimizer, job.runtime)
-        if search(bigger, machine, size, Settings(settings.precision, settings.compile, keep=1)).best:
+        if fits_somehow(bigger, machine, size, settings):
             return f"{base}; fits from {size} devices"
     return f"{base}; no number of devices up to {LARGEST_CLUSTER} fits it, choose devices with more memory"

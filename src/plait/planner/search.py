@@ -86,6 +86,22 @@ def search(job: Job, machine: Machine, num_devices: int, settings: Settings) -> 
     return found
 
 
+def fits_somehow(job: Job, machine: Machine, num_devices: int, settings: Settings) -> bool:
+    """Whether any plan fits: for each combination of degrees, the smallest that it has, least memory for states first."""
+    combinations = list(degrees(job.model, num_devices, job.global_batch, machine.devices_per_node))
+    combinations.sort(key=lambda one: states_floor(job, one, settings))
+    for combination in combinations:
+        count = micro_batch_counts(job.global_batch, combination.dp, combination.pp)[-1]
+        for data in data_axes(combination.dp, combination.cp.size, count, 0):
+            plan = replace(_plan(combination, settings, count), dp=data, remat="full")
+            if states_floor(job, combination, settings) > machine.memory_bytes:
+                return False
+            guess = quick(job, plan, machine)
+            if guess.memory_bytes <= usable_bytes(machine.memory_bytes, plan, machine.is_cpu):
+                return True
+    return False
+
+
 def time_floor(job: Job, machine: Machine, combination: Degrees, settings: Settings, count: int = 0) -> float:
     """Seconds that no plan of these degrees (and of `count` micro-batches) is below."""
     fewest = count or micro_batch_counts(job.global_batch, combination.dp, combination.pp)[0]

@@ -123,7 +123,7 @@ def schedules(model: Model, pp: int, micro_batches: int) -> Iterator[PipelineAxi
     if 2 * pp <= model.num_blocks:
         for name in ("zbv", "v-half", "v-min", "dualpipev"):
             if name != "dualpipev" or (micro_batches >= 2 * pp and micro_batches % 2 == 0):
-                yield PipelineAxis(pp, name)  # type: ignore[arg-type]
+                yield PipelineAxis(pp, name)
 
 
 def data_axes(dp: int, cp: int, micro_batches: int, node_ranks: int) -> Iterator[DataAxis]:

@@ -92,7 +92,7 @@ def _replicas(engine: Engine) -> list[Part]:
     masters = {piece.name: piece.value.dtype for piece in engine.strategy.pieces}
     return [
         Part(name, tuple(p.shape), 0, p.numel(), p.detach().reshape(-1).to("cpu", copy=True))
-        for name, p in engine.model.named_parameters()
+        for name, p in engine.holding.params.items()
         if p.untyped_storage().nbytes() > 0 and masters.get(name, p.dtype) == p.dtype
     ]
 

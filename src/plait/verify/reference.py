@@ -59,8 +59,8 @@ def run_reference(
     """Train a copy of `model` on the global batches, one step each.
 
     `slices(step, batch)` says what the parallel run makes of a batch; it is used only with `by_slice` (compute slice by slice)
-    with `by_micro_batch` (compute the slices of all ranks that have the same micro-batch together, for losses that are by
-    definition those of a micro-batch) and with `contributions` (record what each slice adds to the gradient, for the diagnosis).
+    with `by_micro_batch` (compute together what all ranks have of a micro-batch, for losses that are of a micro-batch by
+    definition) and with `contributions` (record what each slice adds to the gradient, for the diagnosis).
     """
     model = copy.deepcopy(model)
     named = dict(model.named_parameters())

@@ -15,13 +15,14 @@ from plait.errors import ConfigError
 def measured(num_devices: int = 2) -> dict[str, Any]:
     link = {"latency_seconds": 2e-5, "bytes_per_second": 5e9, "points": []}
     axes = {"world": {"size": num_devices, "ops": {"all_reduce": link, "send": {**link, "latency_seconds": 0.0}}}}
+    rates = {"float32": 2e10, "bfloat16": 4e10}
     return {
         "name": "some processor",
         "num_devices": num_devices,
         "memory_bytes": 8 * 10**9,
         "device": {
             "kind": "cpu",
-            "matmul_flops_per_second": {"float32": 2e10, "bfloat16": 4e10},
+            "matmul_flops_per_second": rates,
             "memory_bytes_per_second": 1e10,
         },
         "axes": axes if num_devices > 1 else {},

@@ -1,0 +1,130 @@
+"""Where a model is cut into stages, by names alone: decided before any parameter has memory.
+
+A model with a chain (modules that compose to the forward) is cut between any two links. Balance is by estimated cost,
+unless counts or the first links of the stages are given.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from torch import nn
+
+from plait import models
+from plait.errors import ModelError
+from plait.pipeline.partition import Layer, Partition, balanced, by_counts, by_names
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """How a user wants the model cut.
+
+    Attributes:
+        counts: links of each stage.
+        splits: the first link of each stage but the first; instead of counts.
+        chain: patterns of the modules that compose to the forward, where the model's file has no `CHAIN`.
+        example: inputs of the model, of any batch size.
+    """
+
+    counts: tuple[int, ...] | None = None
+    splits: tuple[str, ...] | None = None
+    chain: tuple[str, ...] | None = None
+    example: Any = None
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A model in stages. `links[s]` are the names of the modules that stage s runs; `params[s]` of the parameters it uses."""
+
+    partition: Partition | None
+    links: tuple[tuple[str, ...], ...]
+    params: tuple[frozenset[str], ...]
+
+    @property
+    def num_stages(self) -> int:
+        """Stages."""
+        return len(self.links)
+
+    @property
+    def tied(self) -> dict[str, tuple[int, ...]]:
+        """The parameters that several stages use, and which."""
+        names = set().union(*self.params)
+        return {name: self.holders(name) for name in sorted(names) if len(self.holders(name)) > 1}
+
+    def holders(self, name: str) -> tuple[int, ...]:
+        """The stages that use a parameter; several when it is tied across stages."""
+        return tuple(stage for stage, names in enumerate(self.params) if name in names)
+
+
+def cut(model: nn.Module, num_stages: int, cutting: Cutting) -> Cut:
+    """Cut a model (on any device). Raises ModelError: more stages than layers, counts or splits that do not fit."""
+    names = [name for name, _ in model.named_parameters()]
+    if num_stages == 1:
+        return Cut(None, (("",),), (frozenset(names),))
+    links = find_chain(model, cutting.chain)
+    if not links:
+        raise ModelError("this model names no chain")
+    layers = [Layer(name, cost(model.get_submodule(name))) for name in links]
+    partition = partition_layers(layers, num_stages, cutting)
+    stages = tuple(tuple(links[start:stop]) for start, stop in pairwise(partition.bounds))
+    return Cut(partition, stages, params_of(model, stages))
+
+
+def partition_layers(layers: Sequence[Layer], num_stages: int, cutting: Cutting) -> Partition:
+    """As the user says, else balanced."""
+    if cutting.counts is not None and cutting.splits is not None:
+        raise ModelError("counts and splits both say where the model is cut; give one of them")
+    if cutting.counts is not None:
+        _expect(len(cutting.counts), num_stages, "counts are for")
+        return by_counts(layers, cutting.counts)
+    if cutting.splits is not None:
+        _expect(len(cutting.splits) + 1, num_stages, "splits make")
+        return by_names(layers, cutting.splits)
+    return balanced(layers, num_stages)
+
+
+def _expect(given: int, num_stages: int, what: str) -> None:
+    if given != num_stages:
+        raise ModelError(f"the {what} {given} stages and the plan has {num_stages}; give one for each stage")
+
+
+def find_chain(model: nn.Module, chain: Sequence[str] | None) -> list[str]:
+    """The links of a model: of the patterns given, of `CHAIN` in the file that defines it, or of a `Sequential`."""
+    if chain is None:
+        chain = getattr(sys.modules.get(type(model).__module__), "CHAIN", ())
+    if chain:
+        found = models.links(model, tuple(chain))
+        if not found:
+            raise ModelError(f"no module matches chain = {list(chain)}")
+        return found
+    return list(_flat(model, "")) if isinstance(model, nn.Sequential) else []
+
+
+def _flat(model: nn.Module, prefix: str) -> Iterator[str]:
+    """The leaves of nested Sequentials."""
+    for name, child in model.named_children():
+        if type(child) is nn.Sequential and len(child):
+            yield from _flat(child, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def params_of(model: nn.Module, stages: Sequence[Sequence[str]]) -> tuple[frozenset[str], ...]:
+    """Names of the parameters of each stage's modules; what belongs to none is the last stage's."""
+    name_of = {id(param): name for name, param in model.named_parameters()}
+    found = [{name_of[id(p)] for link in links for p in model.get_submodule(link).parameters()} for links in stages]
+    found[-1] |= set(name_of.values()) - set().union(*found)
+    return tuple(frozenset(names) for names in found)
+
+
+def cost(module: nn.Module) -> float:
+    """Estimated time of a link: a weight is used once a token, but for tables, which are looked up."""
+    total = 1.0
+    for part in module.modules():
+        numel = sum(param.numel() for param in part.parameters(recurse=False))
+        total += numel * (0.02 if isinstance(part, nn.Embedding) else 1.0)
+    return total

@@ -1,0 +1,175 @@
+"""The stages of this rank at work: what each action of a schedule does, but for the update.
+
+A step without a pipeline is one stage that neither sends nor receives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.data import DataStrategy
+from plait.engine.balance import Balance
+from plait.engine.batch import MicroBatch
+from plait.engine.loss import LossFunction, LossSum
+from plait.engine.random import RandomState
+from plait.pipeline.actions import Action, Kind
+from plait.pipeline.payload import Payload
+from plait.pipeline.runtime import Handler
+from plait.pipeline.stage import Stage
+from plait.pipeline.transport import Transport
+
+
+@dataclass(frozen=True)
+class Part:
+    """One stage of this rank, and the data strategy of its parameters."""
+
+    stage: Stage
+    strategy: DataStrategy
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the stages must know of the step under way."""
+
+    micro_batches: Mapping[int, MicroBatch]
+    seed: Callable[[int], int]  # of the random numbers of a micro-batch
+
+
+class Pipeline:
+    """The handlers of a schedule's actions."""
+
+    def __init__(
+        self,
+        parts: Mapping[int, Part],
+        num_stages: int,
+        transport: Transport,
+        loss: LossFunction,
+        balance: Balance | None = None,
+    ) -> None:
+        """`balance`: the routers of a model with experts."""
+        self._balance = balance
+        self.parts, self.num_stages, self.transport = dict(parts), num_stages, transport
+        device = next(iter(self.parts.values())).strategy.group.device
+        self.loss = LossSum(device)
+        self._loss_function = loss
+        self._random = RandomState(device)
+        self._step = Step({}, lambda micro_batch: 0)
+
+    def handlers(self) -> dict[Kind, Handler]:
+        """The table from kind to handler."""
+        transport = self.transport
+        return {
+            Kind.UNSHARD: lambda action: self.parts[action.stage].strategy.begin(),
+            Kind.FORWARD: self._forward,
+            Kind.BACKWARD: self._backward,
+            Kind.INPUT_GRAD: self._input_grad,
+            Kind.WEIGHT_GRAD: self._weight_grad,
+            Kind.SEND_F: _moving(transport.send_output),
+            Kind.RECV_F: _moving(transport.post_input),
+            Kind.SEND_B: _moving(transport.send_gradients),
+            Kind.RECV_B: _moving(transport.post_gradients),
+        }
+
+    def begin(self, step: Step) -> None:
+        """A step begins."""
+        self._step = step
+        self.loss.reset()
+        if self._balance is not None:
+            self._balance.begin(list(step.micro_batches.values()))
+        self.transport.begin(lambda micro_batch: step.micro_batches[micro_batch].shapes)
+
+    def end(self) -> None:
+        """It has ended: nothing stays under way."""
+        self.transport.finish()
+
+    def forward(self, stage: int, micro_batch: int) -> Any:
+        """One stage's part of a micro-batch; on the last, the output of the model."""
+        part, micro = self.parts[stage], self._step.micro_batches[micro_batch]
+        fresh = self._random.seed(self._step.seed(micro_batch))
+        received = None
+        if stage > 0:
+            received = self.transport.take_input(stage, micro_batch)
+            self._random.unpack(received)
+        self._tell_routers(micro_batch, recording=True)
+        part.strategy.begin_forward()
+        output = part.stage.forward(micro_batch, micro.inputs, received)
+        part.strategy.end_forward()
+        if isinstance(output, Payload):
+            self._random.pack(output, fresh)
+            self.transport.put_output(stage, micro_batch, output)
+        return output
+
+    def evaluate(self, step: Step) -> LossSum:
+        """The losses of a batch, forward only; nothing where the last stage is on another rank."""
+        self.begin(step)
+        placement = self.transport.placement
+        for micro_batch, micro in step.micro_batches.items():
+            for stage in self.parts:
+                if stage > 0 and placement[stage - 1] != placement[stage]:
+                    self.transport.post_input(stage, micro_batch)
+                output = self.forward(stage, micro_batch)
+                self.parts[stage].stage.drop(micro_batch)
+                if stage == self.num_stages - 1:
+                    self.loss.add(self._loss_function(output, micro.targets), micro.num_samples)
+                elif placement[stage + 1] != placement[stage]:
+                    self.transport.send_output(stage, micro_batch)
+        self.end()
+        return self.loss
+
+    def _forward(self, action: Action) -> None:
+        stage, micro_batch = action.stage, index_of(action)
+        output = self.forward(stage, micro_batch)
+        if self._balance is not None:
+            self.loss.add_auxiliary(self._balance.take_auxiliary())
+        if stage == self.num_stages - 1:
+            micro = self._step.micro_batches[micro_batch]
+            found = self._loss_function(output, micro.targets)
+            if self._balance is not None:
+                self._balance.check(found)
+            loss = self.loss.add(found, micro.num_samples)
+            self.parts[stage].stage.keep(micro_batch, [loss])
+
+    def _tell_routers(self, micro_batch: int, *, recording: bool) -> None:
+        if self._balance is not None:
+            self._balance.enter(micro_batch, self._step.micro_batches[micro_batch], recording=recording)
+
+    def _gradients(self, action: Action) -> list[Tensor] | None:
+        last = action.stage == self.num_stages - 1
+        return None if last else self.transport.take_gradients(action.stage, index_of(action))
+
+    def _backward(self, action: Action) -> None:
+        part = self.parts[action.stage]
+        self._tell_routers(index_of(action), recording=False)
+        grads = part.stage.backward(index_of(action), self._gradients(action))
+        self.transport.put_gradients(action.stage, index_of(action), grads)
+        part.strategy.end_backward()
+
+    def _input_grad(self, action: Action) -> None:
+        part = self.parts[action.stage]
+        self._tell_routers(index_of(action), recording=False)
+        grads = part.stage.input_grad(index_of(action), self._gradients(action))
+        self.transport.put_gradients(action.stage, index_of(action), grads)
+        part.strategy.end_input_grad()
+
+    def _weight_grad(self, action: Action) -> None:
+        part = self.parts[action.stage]
+        part.stage.weight_grad(index_of(action))
+        part.strategy.end_backward()
+
+
+def index_of(action: Action) -> int:
+    """The micro-batch of an action that has one."""
+    return 0 if action.micro_batch is None else action.micro_batch
+
+
+def _moving(act: Callable[[int, int], None]) -> Handler:
+    def handler(action: Action) -> None:
+        with torch.no_grad():
+            act(action.stage, index_of(action))
+
+    return handler

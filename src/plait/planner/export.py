@@ -1,0 +1,217 @@
+"""A plan in the words of other frameworks, and what their words cannot say.
+
+Option names as in NVIDIA/Megatron-LM `megatron/training/arguments.py`, the DeepSpeed configuration JSON and
+pytorch/torchtitan's
+`[parallelism]`, `[training]` and `[activation_checkpoint]` tables.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from plait.errors import PlanError, nearest
+from plait.plan import Plan
+
+
+@dataclass
+class Exported:
+    """The text of the other framework's configuration, and each thing that it cannot express."""
+
+    framework: str
+    text: str = ""
+    missing: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {"framework": self.framework, "text": self.text, "missing": self.missing, "complete": not self.missing}
+
+
+def export_plan(plan: Plan, framework: str, global_batch: int | None = None) -> Exported:
+    """`plan` for "megatron-lm", "deepspeed" or "torchtitan". Raises `PlanError` for another name."""
+    if framework not in EXPORTERS:
+        raise PlanError(f"no export for {framework!r}; {nearest(framework, EXPORTERS)}")
+    return EXPORTERS[framework](plan.check(), global_batch or plan.dp.size * plan.micro_batches)
+
+
+def to_megatron(plan: Plan, global_batch: int) -> Exported:
+    """Megatron-LM command-line arguments."""
+    out = Exported("megatron-lm")
+    words = ["--micro-batch-size", _samples(plan, global_batch, out), "--global-batch-size", global_batch]
+    if _tensor_is_1d(plan, out, "Megatron-LM"):
+        words += ["--tensor-model-parallel-size", plan.tp.size]
+        words += ["--sequence-parallel"] if plan.tp.sequence_parallel else []
+    words += ["--pipeline-model-parallel-size", plan.pp.size]
+    if plan.pp.size > 1:
+        if plan.pp.schedule == "interleaved":
+            words += ["--num-virtual-stages-per-pipeline-rank", plan.pp.virtual]
+        elif plan.pp.schedule != "1f1b":
+            out.missing.append(f"{plan.pp}: Megatron-LM runs 1f1b and interleaved; exported as 1f1b")
+    if plan.cp.size > 1:
+        words += ["--context-parallel-size", plan.cp.size, "--cp-comm-type", "p2p" if plan.cp.strategy == "ring" else "a2a"]
+    if plan.ep > 1:
+        words += ["--expert-model-parallel-size", plan.ep]
+    words += _megatron_data(plan, out)
+    if plan.remat == "full":
+        words += ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", 1]
+    elif plan.remat == "selective":
+        words += ["--recompute-granularity", "selective"]
+        out.missing.append("remat:selective: Megatron-LM recomputes attention only, plait also norms and activations")
+    words += ["--bf16"] if plan.precision == "bf16" else []
+    if plan.precision == "float64":
+        out.missing.append("precision:float64: Megatron-LM trains in float32, fp16, bf16 or fp8")
+    if plan.compile:
+        out.missing.append("compile: Megatron-LM fuses by its own kernels")
+    out.text = " ".join(str(word) for word in words)
+    return out
+
+
+def _megatron_data(plan: Plan, out: Exported) -> list[Any]:
+    strategy, words = plan.dp.strategy, list[Any]()
+    if strategy == "zero1":
+        words = ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"]
+        if plan.dp.replicate > 1:
+            words += ["--num-distributed-optimizer-instances", plan.dp.replicate]
+    elif strategy in {"zero2", "zero3"}:
+        names = {"zero2": "optim_grads", "zero3": "optim_grads_params"}
+        words = ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", names[strategy]]
+        if plan.dp.replicate > 1:
+            words += ["--num-distributed-optimizer-instances", plan.dp.replicate]
+    elif strategy != "allreduce":
+        out.missing.append(f"{plan.dp}: Megatron-LM reduces by all-reduce or shards; exported as all-reduce")
+    if plan.dp.offload:
+        words += ["--optimizer-cpu-offload"]
+    return words
+
+
+def to_deepspeed(plan: Plan, global_batch: int) -> Exported:
+    """A DeepSpeed configuration; its pipeline and tensor degrees are set in code, not in the file."""
+    out = Exported("deepspeed")
+    config: dict[str, Any] = {
+        "train_batch_size": global_batch,
+        "train_micro_batch_size_per_gpu": _samples(plan, global_batch, out),
+        "gradient_accumulation_steps": plan.micro_batches,
+        "bf16": {"enabled": plan.precision == "bf16"},
+        "zero_optimization": _deepspeed_zero(plan, out),
+        **_deepspeed_layers(plan, out),
+    }
+    if plan.remat != "none":
+        config["activation_checkpointing"] = {"partition_activations": False, "contiguous_memory_optimization": False}
+        out.missing.append(f"remat:{plan.remat}: call deepspeed.checkpointing.checkpoint around each block in the model's code")
+    if plan.pp.size > 1:
+        out.missing.append(f"{plan.pp}: pass num_stages={plan.pp.size} to PipelineModule; DeepSpeed runs 1f1b only")
+    if plan.compile:
+        config["compile"] = {"deepcompile": False}
+    out.text = json.dumps(config, indent=2)
+    return out
+
+
+def _deepspeed_zero(plan: Plan, out: Exported) -> dict[str, Any]:
+    stage = {"zero1": 1, "zero2": 2, "zero3": 3}.get(plan.dp.strategy, 0)
+    zero: dict[str, Any] = {"stage": stage}
+    if plan.dp.offload:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    if plan.dp.replicate > 1 and stage == 3:
+        zero["zero_hpz_partition_size"] = plan.dp.shard
+        out.missing.append(f"{plan.dp}: DeepSpeed's hpZ keeps weights twice and shards states over all ranks")
+    elif plan.dp.replicate > 1:
+        out.missing.append(f"{plan.dp}: DeepSpeed cannot replicate groups of ZeRO-{stage}")
+    if stage == 0 and plan.dp.strategy != "allreduce":
+        out.missing.append(f"{plan.dp}: DeepSpeed has no {plan.dp.strategy}; exported as all-reduce")
+    if plan.pp.size > 1 and stage > 1:
+        out.missing.append(f"{plan.dp} with {plan.pp}: DeepSpeed refuses ZeRO-{stage} with pipelines")
+    return zero
+
+
+def _deepspeed_layers(plan: Plan, out: Exported) -> dict[str, Any]:
+    config: dict[str, Any] = {}
+    if _tensor_is_1d(plan, out, "DeepSpeed") and plan.tp.size > 1:
+        config["tensor_parallel"] = {"autotp_size": plan.tp.size}
+        if plan.tp.sequence_parallel:
+            out.missing.append(f"{plan.tp}: DeepSpeed's AutoTP has no sequence parallel")
+    if plan.cp.size > 1 and plan.cp.strategy == "ulysses":
+        config["sequence_parallel_size"] = plan.cp.size
+    elif plan.cp.size > 1:
+        out.missing.append(f"{plan.cp}: DeepSpeed splits sequences by Ulysses, not by a ring")
+    if plan.ep > 1:
+        out.missing.append(f"ep{plan.ep}: pass ep_size={plan.ep} to deepspeed.moe.layer.MoE")
+    return config
+
+
+def to_torchtitan(plan: Plan, global_batch: int) -> Exported:
+    """A torchtitan TOML."""
+    out = Exported("torchtitan")
+    shard = plan.dp.shard if plan.dp.strategy == "zero3" else 1
+    replicate = plan.dp.size // shard
+    schedules = {
+        "1f1b": "1F1B",
+        "gpipe": "GPipe",
+        "interleaved": "Interleaved1F1B",
+        "zb-h1": "InterleavedZeroBubble",
+        "zbv": "ZBVZeroBubble",
+        "dualpipev": "DualPipeV",
+    }
+    lines = [
+        "[training]",
+        f"local_batch_size = {-(-global_batch // plan.dp.size)}",
+        f"global_batch_size = {global_batch}",
+        'dtype = "float32"',
+        f'mixed_precision_param = "{"bfloat16" if plan.precision == "bf16" else "float32"}"',
+        "",
+        "[parallelism]",
+        f"data_parallel_replicate_degree = {replicate}",
+        f"data_parallel_shard_degree = {shard}",
+        f"tensor_parallel_degree = {plan.tp.size if _tensor_is_1d(plan, out, 'torchtitan') else 1}",
+        f"pipeline_parallel_degree = {plan.pp.size}",
+        f"context_parallel_degree = {plan.cp.size}",
+        f"expert_parallel_degree = {plan.ep}",
+    ]
+    if plan.pp.size > 1:
+        lines.append(f'pipeline_parallel_schedule = "{schedules.get(plan.pp.schedule, "1F1B")}"')
+        lines.append(f"pipeline_parallel_microbatch_size = {_samples(plan, global_batch, out)}")
+        if plan.pp.schedule not in schedules:
+            out.missing.append(f"{plan.pp}: torchtitan has no {plan.pp.schedule}; exported as 1F1B")
+        if plan.pp.schedule == "zb-h1":
+            out.missing.append(f"{plan.pp}: torch's zero bubble is interleaved, with two stages a rank")
+    if plan.tp.size > 1 and not plan.tp.sequence_parallel and plan.tp.mode == "1d":
+        out.missing.append(f"{plan.tp}: torchtitan's tensor parallel always comes with sequence parallel")
+    if plan.dp.strategy in {"zero1", "zero2"}:
+        out.missing.append(f"{plan.dp}: torchtitan shards all (FSDP2) or nothing (DDP); exported as DDP")
+    elif plan.dp.strategy not in {"allreduce", "zero3"}:
+        out.missing.append(f"{plan.dp}: torchtitan has no {plan.dp.strategy}; exported as DDP")
+    if plan.cp.strategy == "ulysses" and plan.cp.size > 1:
+        out.missing.append(f"{plan.cp}: torchtitan's context parallel is a ring")
+    modes = {"none": "none", "full": "full", "selective": "selective"}
+    lines += ["", "[activation_checkpoint]", f'mode = "{modes[plan.remat]}"']
+    if plan.remat == "selective":
+        lines.append('selective_ac_option = "op"')
+    lines += ["", "[compile]", f"enable = {str(plan.compile).lower()}"]
+    out.text = "\n".join(lines) + "\n"
+    return out
+
+
+def _samples(plan: Plan, global_batch: int, out: Exported) -> int:
+    shares = plan.dp.size * plan.micro_batches
+    if global_batch % shares:
+        out.missing.append(
+            f"a global batch of {global_batch} does not divide into dp{plan.dp.size} x mb{plan.micro_batches}; rounded up"
+        )
+    return -(-global_batch // shares)
+
+
+def _tensor_is_1d(plan: Plan, out: Exported, framework: str) -> bool:
+    if plan.tp.mode == "1d":
+        return True
+    out.missing.append(
+        f"{plan.tp}: {framework} splits layers in one dimension only; choose tp{plan.tp.size}:1d or leave it out"
+    )
+    return False
+
+
+EXPORTERS: dict[str, Callable[[Plan, int], Exported]] = {
+    "megatron-lm": to_megatron,
+    "deepspeed": to_deepspeed,
+    "torchtitan": to_torchtitan,
+}

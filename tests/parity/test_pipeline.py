@@ -1,0 +1,86 @@
+"""The parity table of pipelines: every synchronous schedule, ranks, micro-batches and families, against one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from plait.comm import World
+from plait.engine.cut import Cutting
+from plait.pipeline.schedules import SCHEDULES
+from plait.plan import Plan
+from tests.parity import harness
+from tests.parity.harness import DEEP, TOLERANCE, check
+
+Run = Callable[..., list[Any]]
+SYNCHRONOUS = [name for name, family in SCHEDULES.items() if not family.asynchronous]
+
+
+def run_engines(world: World, plans: list[str], family: str, num_samples: int) -> list[Any]:
+    return [harness.run_engine(world, plan, family, num_samples, {}) for plan in plans]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("family", DEEP)
+@pytest.mark.parametrize("schedule", SYNCHRONOUS)
+def test_equals_one_device(ranks: Run, schedule: str, family: str, size: int) -> None:
+    """One micro-batch, p, 2p and 7, each with 8 samples: 8 do not divide by 7 either."""
+    least = {"interleaved": size, "dualpipev": 2 * size}.get(schedule, 1)
+    plans = [f"pp{size}:{schedule} mb{m} precision:float64" for m in (1, size, 2 * size, 7) if m >= least]
+    results = ranks(size, run_engines, plans, family, 8, plan=plans[0])
+    for index, plan in enumerate(plans):
+        record = harness.reference(family, Plan.parse(plan), 8, {})
+        outcome = harness.compare([rank[index] for rank in results], record)
+        assert outcome.largest <= TOLERANCE, (plan, outcome)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "pp2 dp2 mb2",
+        "pp2:gpipe dp2:ring mb3",
+        "pp2:1f1b dp2:zero1 mb3",
+        "pp2:interleaved,v2 dp2:zero1 mb2",
+        "pp2:zb-h1 dp2:zero1 mb3",
+        "pp2:zbv dp2:zero2 mb4",
+        "pp2:1f1b dp2:zero2 mb3",
+        "pp2:1f1b dp2:zero3 mb3",
+        "pp2:zb-h1 dp2:zero3 mb3",
+        "pp2:zbv dp2:zero3 mb3",
+        "pp2:dualpipev dp2:zero3 mb4",
+        "pp2:1f1b dp4:zero3,replicate2 mb2",
+    ],
+)
+@pytest.mark.parametrize("family", ["gpt-deep", "resnet"])
+def test_composes_with_the_data_axis(ranks: Run, plan: str, family: str) -> None:
+    outcome = check(ranks, f"{plan} precision:float64", family)
+    assert outcome.largest <= TOLERANCE, outcome
+
+
+@pytest.mark.parametrize("plan", ["pp4:1f1b mb4", "pp2:zbv mb4", "pp2 dp2:zero1 mb2", "pp2:interleaved,v2 dp2:zero2 mb2"])
+def test_clips_by_the_global_norm(ranks: Run, plan: str) -> None:
+    """The tied embedding, on two stages, counts once in the norm."""
+    outcome = check(ranks, f"{plan} precision:float64", "gpt-deep", clip_grad_norm=0.05)
+    assert outcome.largest <= TOLERANCE, outcome
+
+
+@pytest.mark.parametrize("remat", ["selective", "full"])
+@pytest.mark.parametrize("plan", ["pp2:1f1b mb3", "pp2:zbv mb3", "pp2:zb-h1 dp2:zero3 mb2"])
+def test_recomputes(ranks: Run, plan: str, remat: str) -> None:
+    outcome = check(ranks, f"{plan} remat:{remat} precision:float64", "llama-deep")
+    assert outcome.largest <= TOLERANCE, outcome
+
+
+@pytest.mark.parametrize("num_samples", [3, 5, 13])
+def test_batches_that_do_not_divide(ranks: Run, num_samples: int) -> None:
+    outcome = check(ranks, "pp2:1f1b dp2:zero1 mb3 precision:float64", "gpt-deep", num_samples)
+    assert outcome.largest <= TOLERANCE, outcome
+
+
+@pytest.mark.parametrize("cutting", [Cutting(counts=(1, 7, 1)), Cutting(splits=("blocks.1", "norm"))])
+def test_cuts_where_it_is_told(ranks: Run, cutting: Cutting) -> None:
+    """Also between embedding and position, and with the head alone."""
+    outcome = check(ranks, "pp3:1f1b mb3 precision:float64", "gpt-deep", cutting=cutting)
+    assert outcome.largest <= TOLERANCE, outcome

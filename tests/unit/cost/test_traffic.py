@@ -1,0 +1,81 @@
+"""Bytes by axis, against formulae worked out by hand."""
+
+import pytest
+
+import plait
+from plait.cost import describe
+from plait.cost.messages import block_messages
+from plait.cost.sharding import Sharding
+from tests.unit.cost.shapes import GPT, MIXTRAL, config
+
+N, M = 4, 8
+
+
+def traffic(plan, **keys):
+    return plait.estimate(config(GPT, seq_len=256, **keys), plan=plan, cluster="h100x64").traffic
+
+
+@pytest.mark.parametrize(
+    ("strategy", "times"),
+    [
+        ("allreduce", 2),
+        ("ring", 2),
+        ("zero1", 2),
+        ("zero2", M + 1),
+        ("zero3", 3 * M),
+    ],
+)
+def test_the_data_family(strategy, times):
+    weights = 4 * describe(GPT, 256).parameters
+    got = traffic(f"dp{N}:{strategy} mb{M}")["dp"]
+    assert got == pytest.approx(times * (N - 1) / N * weights, rel=1e-6)
+
+
+def test_tensor_1d_reduces_two_activations_a_layer_each_way_and_the_embedding_and_the_head():
+    tokens, hidden, layers, t = 8 * 256, 512, 8, 4
+    got = traffic("tp4", global_batch=8)["tp"]
+    reduce = 2 * (t - 1) / t * 4
+    expected = reduce * (tokens * hidden * (4 * layers + 2) + 3 * tokens)
+    assert got == pytest.approx(expected, rel=1e-6)
+
+
+def test_sequence_parallel_moves_the_same_bytes_and_one_gather_more_for_each_kept_input():
+    plain, sharded = traffic("tp4", global_batch=8)["tp"], traffic("tp4:1d,sp", global_batch=8)["tp"]
+    again = (4 - 1) / 4 * 4 * 8 * 256 * 512 * (2 * 8 + 1)
+    assert sharded == pytest.approx(plain + again, rel=1e-6)
+
+
+def test_full_recomputation_repeats_the_forward_communication_of_blocks():
+    once, again = traffic("tp4", global_batch=8)["tp"], traffic("tp4 remat:full", global_batch=8)["tp"]
+    assert again - once == pytest.approx(2 * 3 / 4 * 4 * 8 * 256 * 512 * 2 * 8, rel=1e-6)
+
+
+def test_a_pipeline_rank_sends_activations_on_and_gradients_back():
+    got = traffic("pp4 mb8", global_batch=8)["pp"]
+    assert got == 2 * 8 * 256 * 512 * 4
+
+
+def test_ring_attention_passes_keys_and_values_and_their_gradients():
+    got = traffic("cp4", global_batch=1)["cp"]
+    pair = 256 / 4 * 2 * 512 * 4
+    assert got == pytest.approx(8 * pair * (3 + 2 * 4 - 1))
+
+
+def test_experts_send_each_token_to_top_k_and_back_both_ways():
+    block = next(block for block, _ in describe(MIXTRAL, 256).runs if block.num_experts)
+    messages = [m for m in block_messages(block, Sharding(ep=8, seq_len=256), "bf16") if m.axis == "ep"]
+    assert sum(m.sent_bytes for m in messages) == pytest.approx(4 * 7 / 8 * 256 * 2 * 4096 * 2)
+
+
+@pytest.mark.parametrize(("mode", "size", "depth"), [("2d", 4, 1), ("2.5d", 8, 2), ("3d", 8, 1)])
+def test_grids_move_less_than_1d_for_activations_beyond_the_weights(mode, size, depth):
+    block = describe(GPT, 4096).runs[1][0]
+    flat = Sharding(tp=size, seq_len=65536)
+    grid = Sharding(tp=size, mode=mode, q=2, depth=depth, seq_len=65536)
+
+    def sent(shard):
+        return sum(m.sent_bytes for m in block_messages(block, shard, "bf16"))
+
+    assert 0 < sent(grid) < 2.2 * sent(flat)
+    if size == 8:
+        assert sent(grid) < sent(flat)

@@ -1,0 +1,64 @@
+"""`plait plan` and `plait estimate` as a user calls them."""
+
+import json
+
+import pytest
+
+from plait.cli import main
+
+CONFIG = """
+[model]
+name = "llama"
+num_hidden_layers = 8
+hidden_size = 1024
+num_attention_heads = 8
+vocab_size = 32000
+[data]
+seq_len = 1024
+[train]
+global_batch = 32
+"""
+
+
+@pytest.fixture
+def path(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(CONFIG)
+    return str(file)
+
+
+def answer(capsys, *words):
+    code = main([*words, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_plan_prints_plans_best_first(capsys, path):
+    code, data = answer(capsys, "plan", path, "--cluster", "h100x8", "--top", "3", "--explain")
+    assert code == 0 and len(data["plans"]) == 3
+    assert data["plans"][0]["step_seconds"] <= data["plans"][1]["step_seconds"]
+    assert data["explanation"] and data["pareto"]
+
+
+def test_plan_for_another_number_of_devices(capsys, path):
+    _, data = answer(capsys, "plan", path, "--cluster", "h100", "--gpus", "4")
+    assert data["num_devices"] == 4
+
+
+def test_plan_says_no_with_exit_code_1(capsys, path):
+    sizes = ("--set", "model.hidden_size=32768", "--set", "model.num_hidden_layers=64", "--set", "model.num_attention_heads=64")
+    code, data = answer(capsys, "plan", path, "--cluster", "rtx4090x2", *sizes)
+    assert code == 1 and data["plans"] == [] and "fits from" in data["reason"]
+
+
+def test_estimate_and_its_exit_codes(capsys, path):
+    code, data = answer(capsys, "estimate", path, "--plan", "dp8:zero1 mb2", "--cluster", "h100x8")
+    assert code == 0 and data["plan"] == "dp8:zero1 mb2"
+    code, data = answer(capsys, "estimate", path, "--plan", "dp8", "--cluster", "h100x4")
+    assert code == 2 and "needs 8 devices" in data["error"]
+
+
+def test_both_print_for_people(capsys, path):
+    assert main(["plan", path, "--cluster", "h100x8"]) == 0
+    assert main(["estimate", path, "--plan", "dp8", "--cluster", "h100x8"]) == 0
+    out = capsys.readouterr().out
+    assert "MFU" in out and "predicted" in out
