@@ -9,6 +9,7 @@ left to divide and the other axes must carry the growth.
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from pathlib import Path
 
@@ -50,23 +51,35 @@ def curve(model: dict[str, object], device: str) -> list[tuple[int, str, float, 
     return points
 
 
+WIDTH, HEIGHT, LEFT, BOTTOM = 640, 320, 50, 40
+COLOURS = ("#1f77b4", "#d62728")
+
+
 def draw(curves: dict[str, list[tuple[int, str, float, float]]], path: Path) -> None:
-    """MFU over devices, one line a model."""
-    import matplotlib
+    """MFU over devices (a scale of powers), one line a model, as SVG written by hand."""
+    top = max(point[3] for points in curves.values() for point in points) * 1.15
 
-    matplotlib.use("svg")
-    from matplotlib import pyplot
+    def place(devices: int, mfu: float) -> tuple[float, float]:
+        along = math.log2(devices / SIZES[0]) / math.log2(SIZES[-1] / SIZES[0])
+        return LEFT + along * (WIDTH - LEFT - 20), HEIGHT - BOTTOM - mfu / top * (HEIGHT - BOTTOM - 20)
 
-    figure, axes = pyplot.subplots(figsize=(7, 3.5))
-    for name, points in curves.items():
-        axes.plot([point[0] for point in points], [100 * point[3] for point in points], marker="o", label=name)
-    axes.set_xscale("log", base=2)
-    axes.set_xlabel("devices (h100)")
-    axes.set_ylabel("predicted MFU, %")
-    axes.set_ylim(bottom=0)
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="11">']
+    out.append(f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>')
+    for size in SIZES:
+        x, y = place(size, 0.0)
+        out.append(f'<text x="{x:.0f}" y="{y + 16:.0f}" text-anchor="middle">{size}</text>')
+    for tenth in range(int(top * 10) + 1):
+        x, y = place(SIZES[0], tenth / 10)
+        out.append(f'<path d="M{x:.0f} {y:.1f}H{WIDTH - 20}" stroke="#ddd"/>')
+        out.append(f'<text x="{x - 8:.0f}" y="{y + 4:.0f}" text-anchor="end">{tenth * 10}%</text>')
+    for index, (name, points) in enumerate(curves.items()):
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(point[0], point[3]) for point in points))
+        out.append(f'<polyline points="{line}" fill="none" stroke="{COLOURS[index]}" stroke-width="2"/>')
+        out.append(f'<text x="{WIDTH - 150}" y="{30 + 16 * index}" fill="{COLOURS[index]}">{name}</text>')
+    out.append(
+        f'<text x="{WIDTH / 2}" y="{HEIGHT - 6}" text-anchor="middle">devices; predicted MFU of the best plan</text></svg>'
+    )
+    path.write_text("\n".join(out) + "\n", encoding="utf-8")
 
 
 def main() -> None:

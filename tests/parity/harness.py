@@ -97,6 +97,44 @@ FAMILIES = {
 }
 
 
+# Sizes that grids of 2 x 2 and 2 x 2 x 2 divide, and 1D over 2 and 4. Batch (12), sequence, hidden, heads and vocabulary
+# all differ.
+SPLIT_FAMILIES = {
+    "mlp": Family("mlp", {"in_features": 20, "hidden_size": 16, "num_hidden_layers": 4, "out_features": 5}, (20,), 5),
+    "gpt": Family(
+        "gpt",
+        {
+            "num_hidden_layers": 2,
+            "hidden_size": 24,
+            "num_attention_heads": 4,
+            "intermediate_size": 40,
+            "vocab_size": 44,
+            "max_position_embeddings": 17,
+            "tie_word_embeddings": True,
+        },
+        (8,),
+        44,
+        tokens=True,
+    ),
+    "llama": Family(
+        "llama",
+        {
+            "num_hidden_layers": 2,
+            "hidden_size": 24,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 6,
+            "intermediate_size": 36,
+            "vocab_size": 28,
+            "max_position_embeddings": 32,
+        },
+        (16,),
+        28,
+        tokens=True,
+    ),
+}
+
+
 # Enough layers for eight stages, and small ones: what pipelines are proven on.
 DEEP = {
     "mlp-deep": Family("mlp", {**FAMILIES["mlp"].keys, "num_hidden_layers": 7}, (6,), 5),
@@ -113,7 +151,7 @@ LONG = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "intermediate_size": 12,
-    "vocab_size": 31,
+    "vocab_size": 32,
     "max_position_embeddings": 16,
 }
 MIXTRAL = {**LONG, "num_local_experts": 4, "num_experts_per_tok": 2}
@@ -149,7 +187,7 @@ def _experts(kind: str, base: dict[str, Any], router: str) -> Family:
     if kind == "deepseek" and "n_group" in keys:
         keys["topk_group"] = 1
     random = router == "noisy"
-    return Family("llama", keys, (8,), 31, tokens=True, by_slice=random, by_micro_batch=not random)
+    return Family("llama", keys, (8,), 32, tokens=True, by_slice=random, by_micro_batch=not random)
 
 
 EXPERT_FAMILIES = {
@@ -158,8 +196,8 @@ EXPERT_FAMILIES = {
     for router in ROUTERS
 }
 LONG_FAMILIES = {
-    "long-llama": Family("llama", LONG, (16,), 31, tokens=True),
-    "long-gpt": Family("gpt", {k: v for k, v in LONG.items() if k != "num_key_value_heads"}, (16,), 31, tokens=True),
+    "long-llama": Family("llama", LONG, (16,), 32, tokens=True),
+    "long-gpt": Family("gpt", {k: v for k, v in LONG.items() if k != "num_key_value_heads"}, (16,), 32, tokens=True),
 }
 
 
@@ -184,8 +222,18 @@ class Outcome:
 
 
 def family_of(name: str) -> Family:
-    """A family by its name in any table."""
-    return {**DEEP, **FAMILIES, **EXPERT_FAMILIES, **LONG_FAMILIES}[name]
+    """A family by its name in any table; those of `SPLIT_FAMILIES` are called split-NAME."""
+    if name.startswith("hf-"):
+        from tests.parity.hugging_face import HUGGING_FACE
+
+        return HUGGING_FACE[name]
+    return {
+        **DEEP,
+        **FAMILIES,
+        **EXPERT_FAMILIES,
+        **LONG_FAMILIES,
+        **{f"split-{key}": family for key, family in SPLIT_FAMILIES.items()},
+    }[name]
 
 
 def optimizer(params: Any) -> torch.optim.Optimizer:
@@ -217,20 +265,20 @@ def run_engine(world: World, plan_text: str, family_name: str, num_samples: int,
     return seen
 
 
-def _copies(parts: list[Any]) -> list[tuple[str, tuple[int, ...], int, int, Tensor]]:
-    return [(part.name, part.global_shape, part.start, part.stop, part.value.clone()) for part in parts]
+def _copies(parts: list[Any]) -> list[tuple[str, tuple[int, ...], slice | Tensor, Tensor]]:
+    return [(part.name, part.global_shape, part.index(), part.value.clone()) for part in parts]
 
 
 def join(parts_by_rank: list[Any]) -> dict[str, Tensor]:
     """Whole tensors from the parts of all ranks. Parts that overlap must agree to the last bit."""
     whole: dict[str, Tensor] = {}
     for parts in parts_by_rank:
-        for name, shape, start, stop, value in parts:
+        for name, shape, index, value in parts:
             flat = whole.setdefault(name, torch.full((torch.Size(shape).numel(),), float("nan"), dtype=value.dtype))
-            there = flat[start:stop]
+            there = flat[index]
             known = ~there.isnan()
             assert torch.equal(there[known], value[known]), f"ranks differ in {name}"
-            there.copy_(value)
+            flat[index] = value
     return whole
 
 

@@ -15,14 +15,15 @@ from plait.engine.build import Options, build
 from plait.engine.engine import Engine
 from plait.errors import CheckpointError
 from plait.models.losses import cross_entropy
-from tests.parity.harness import FAMILIES, SEED, join, optimizer
+from plait.plan import Plan
+from tests.parity.harness import FAMILIES, SEED, family_of, join, optimizer
 
 Run = Callable[..., list[Any]]
 PLANS = ["dp4:zero3", "dp2:zero1", "dp1", "dp2:server mb2", "dp4:zero3,replicate2", "dp2:ring", "dp2:zero2 mb3", "dp4"]
 
 
 def engine_of(world: World, plan: str, family: str = "gpt", make: Any = optimizer) -> Engine:
-    model = FAMILIES[family].model()
+    model = family_of(family).model()
     return build(
         model, f"{plan} precision:float64", loss=cross_entropy, optimizer=make, options=Options(seed=SEED), world=world
     )
@@ -30,7 +31,7 @@ def engine_of(world: World, plan: str, family: str = "gpt", make: Any = optimize
 
 def share(world: World, step: int, family: str = "gpt") -> tuple[Tensor, Tensor]:
     axis = world.axis("dp")
-    inputs, targets = FAMILIES[family]._batch(8, torch.Generator().manual_seed(step))
+    inputs, targets = family_of(family)._batch(8, torch.Generator().manual_seed(step))
     return inputs.tensor_split(axis.size)[axis.rank], targets.tensor_split(axis.size)[axis.rank]
 
 
@@ -43,18 +44,20 @@ def train(world: World, plan: str, first: int, last: int, load: str | None, save
     losses = [engine.step(share(world, step, family), trace=False).loss for step in range(first, last)]
     if save is not None:
         engine.save(save, note="kept")
-    return losses, [(p.name, p.global_shape, p.start, p.stop, p.value.clone()) for p in engine.local_parameters()]
+    return losses, [(p.name, p.global_shape, p.index(), p.value.clone()) for p in engine.local_parameters()]
 
 
-@pytest.mark.parametrize("family", ["gpt", "resnet-batch"])
-def test_a_chain_of_plans_equals_one_run(ranks: Run, tmp_path: Path, family: str) -> None:
-    plans = PLANS if family == "gpt" else PLANS[:2]
+TENSOR_PLANS = ["tp2 dp2:zero1", "tp4:2d", "dp2:zero3", "tp8:3d", "tp4:1d,sp", "tp8:2.5d,depth2", "tp2:1d,sp dp2:zero3"]
+
+
+@pytest.mark.parametrize(("family", "plans"), [("gpt", PLANS), ("resnet-batch", PLANS[:2]), ("split-gpt", TENSOR_PLANS)])
+def test_a_chain_of_plans_equals_one_run(ranks: Run, tmp_path: Path, family: str, plans: list[str]) -> None:
     steps = len(plans)
     truth_losses, truth = ranks(1, train, "dp1", 0, steps, None, None, family)[0]
     losses, previous, results = [], None, None
     for step, plan in enumerate(plans):
         target = str(tmp_path / f"step-{step}")
-        size = int(plan[2])
+        size = Plan.parse(plan).world_size
         results = ranks(size, train, plan, step, step + 1, previous, target, family, plan=plan)
         losses += results[0][0]
         previous = target

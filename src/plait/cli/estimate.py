@@ -23,7 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cluster", metavar="NAME|FILE|local", help="where it would run (default: the config's own, else local)"
     )
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the config: train.global_batch=64"
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a key of the config: --set train.global_batch=64 data.seq_len=4096",
     )
 
 

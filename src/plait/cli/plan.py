@@ -27,7 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top", type=int, default=5, metavar="K", help="how many plans are shown (default: 5)")
     parser.add_argument("--explain", nargs="*", metavar="PLAN", help="say why other ways to split lost, or why these plans do")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the config: train.global_batch=64"
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a key of the config: --set train.global_batch=64 data.seq_len=4096",
     )
 
 

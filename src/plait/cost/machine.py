@@ -97,10 +97,26 @@ class Machine:
 
 
 MEASURED = Efficiency(
-    matmul=1.0, memory=1.0, link=1.0, network=1.0, collective_seconds=0.0, kernel_seconds=0.0, launch_seconds=0.0,
-    call_seconds=0.0
-)  # fmt: skip
-"""For rates that were measured on the machine itself: nothing is discounted twice."""
+    matmul=0.8,
+    matmul_depth=0.0,
+    memory=0.6,
+    attention_forward=0.5,
+    attention_backward=0.5,
+    attention_half_length=0.0,
+    attention_depth=0.0,
+    link=1.0,
+    network=1.0,
+    collective_seconds=0.0,
+    kernel_seconds=20e-6,
+    launch_seconds=0.0,
+    call_seconds=0.0,
+    eager_passes=1.0,
+    congestion=0.0,
+    overlap=0.0,
+    step_seconds=1e-3,
+)
+"""For rates that were measured on the machine itself, on products of one size and on copies. A processor core that computes has
+no second engine that communicates, so nothing overlaps."""
 
 
 def machine_of(cluster: Any, efficiency: Efficiency | None = None) -> Machine:

@@ -21,6 +21,9 @@ FRAGMENTATION = 0.04
 PROCESS_BYTES = 1.5e9
 """Context, kernels and library workspaces of a process on an accelerator, outside the allocator."""
 
+PROCESS_BYTES_CPU = 325e6
+"""Resident memory of a process with torch loaded: a processor has no other memory to look at, so it is part of the peak."""
+
 COMMUNICATOR_BYTES = 0.5e9
 """Buffers of the collectives of one axis, outside the allocator."""
 

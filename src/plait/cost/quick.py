@@ -14,7 +14,7 @@ from plait.cost.closed import closed_live, closed_seconds
 from plait.cost.gradients import messages_seconds
 from plait.cost.kernels import BYTES
 from plait.cost.machine import Machine
-from plait.cost.memory import FRAGMENTATION, stage_activations
+from plait.cost.memory import FRAGMENTATION, PROCESS_BYTES_CPU, stage_activations
 from plait.cost.operations import Model
 from plait.cost.records import Job
 from plait.cost.sharding import sharding
@@ -74,7 +74,8 @@ def quick(job: Job, plan: Any, machine: Machine) -> Guess:
         send = send_seconds(machine, shard, job.model.hidden, plan.precision, stride)
     blocking = 0.0 if job.runtime.overlap_sends else 2 * send
     inner = _inner(plan.dp, plan.tp, plan.cp, plan.pp.size, plan.ep, plan.precision)
-    slowest = total = tail = memory = 0.0
+    slowest = total = tail = 0.0
+    memory = process = PROCESS_BYTES_CPU if machine.is_cpu else 0.0
     for kind in kinds(job.model, plan.pp.schedule, (plan.pp.size, plan.pp.virtual, shown), job.runtime.balanced_stages):
         own = [stage_pass(stage, machine, shard, numerics) for stage in kind.stages]
         state = rank_state(kind.stages, inner, job)
@@ -84,7 +85,7 @@ def quick(job: Job, plan: Any, machine: Machine) -> Guess:
         busy += _sharded(machine, state.data, own)
         slowest, total = max(slowest, busy), total + busy * kind.count
         tail = max(tail, _tail(machine, state, own))
-        memory = max(memory, _memory(plan, job, kind, state, shard))
+        memory = max(memory, process + _memory(plan, job, kind, state, shard))
     seconds = closed_seconds(plan.pp.schedule, (plan.pp.size, plan.pp.virtual, m), slowest, total, send)
     return Guess(plan, seconds + tail + machine.efficiency.step_seconds, seconds - m * slowest, memory)
 

@@ -13,7 +13,7 @@ from plait.cost.closed import closed_live, closed_time
 from plait.cost.gradients import DataMessages, data_messages, messages_seconds
 from plait.cost.kernels import BYTES
 from plait.cost.machine import Machine
-from plait.cost.memory import Memory, Weights, model_states, rank_activations, stage_weights, usable_bytes
+from plait.cost.memory import PROCESS_BYTES_CPU, Memory, Weights, model_states, rank_activations, stage_weights, usable_bytes
 from plait.cost.operations import Model
 from plait.cost.pipeline import PipelineTime, StageSeconds, live_micro_batches, pipeline_time
 from plait.cost.records import Breakdown, Estimate, Job
@@ -51,7 +51,8 @@ def estimate_job(job: Job, plan: Any, machine: Machine, closed: bool = False) ->
     The plan's world may be smaller than the machine; prices count the plan's devices.
     """
     layout = lay_out(job, plan, closed)
-    memories = tuple(rank_memory(job, plan, layout, rank) for rank in range(plan.pp.size))
+    process = PROCESS_BYTES_CPU if machine.is_cpu else 0.0
+    memories = tuple(rank_memory(job, plan, layout, rank, process) for rank in range(plan.pp.size))
     pipeline, breakdown, seconds = step_seconds(job, plan, machine, layout, closed)
     return Estimate(
         plan=plan,
@@ -105,15 +106,15 @@ def rank_state(stages: tuple[Stage, ...], plan: Any, job: Job) -> RankState:
     return RankState(weights, data_messages(plan, weights, width), model_states(weights, plan, job.optimizer, width))
 
 
-def rank_memory(job: Job, plan: Any, layout: Layout, rank: int) -> Memory:
-    """The parts of one rank's memory at its peak."""
+def rank_memory(job: Job, plan: Any, layout: Layout, rank: int, process_bytes: float = 0.0) -> Memory:
+    """The parts of one rank's memory at its peak; `process_bytes` are counted as buffers."""
     state, own = layout.ranks[rank], layout.held[rank]
     held = tuple((layout.stages[stage], layout.live[stage]) for stage in own)
     activations, buffers = rank_activations(held, layout.shard, (plan.precision, plan.compile, plan.remat))
     if plan.dp.strategy == "zero3" and plan.dp.size * plan.cp.size > 1:
         # The block at work and the next one, gathered; and the gradients of one, before they are scattered.
         buffers += state.weights.largest_block * (2 * BYTES[plan.precision] + job.gradient_width(plan.precision))
-    return Memory(state.states.parameters, state.states.gradients, state.states.optimizer, activations, buffers)
+    return Memory(state.states.parameters, state.states.gradients, state.states.optimizer, activations, buffers + process_bytes)
 
 
 @lru_cache(maxsize=65536)

@@ -15,7 +15,17 @@ from torch import Tensor
 from plait.comm import Axis, Waitable, wait_all
 from plait.data.gradients import BucketState, Collector, PersistentGradients
 from plait.data.ring import ring_all_reduce
-from plait.data.strategy import DataGroup, DataStrategy, Replicas, bind, make_piece, make_states, squared_norm
+from plait.data.strategy import (
+    DataGroup,
+    DataStrategy,
+    Replicas,
+    Weight,
+    bind,
+    make_piece,
+    make_states,
+    squared_norm,
+    weighted_squared_norm,
+)
 from plait.data.units import Unit
 
 
@@ -79,14 +89,18 @@ class Replicated(DataStrategy):
     def replicas(self) -> Replicas:
         return Replicas(self.group.axis.size, self.group.axis.rank)
 
-    def squared_norm(self) -> Tensor:
+    def squared_norm(self, weight: Weight | None = None) -> Tensor:
         """From this rank's share of each bucket alone: all ranks hold the same sums."""
-        grads = (
-            state.bucket.shard(state.grad, self.group.axis.rank)
+        rank = self.group.axis.rank
+        shards = [
+            (state.bucket, state.bucket.shard(state.grad, rank))
             for state in self.states
             if state.grad is not None and not self.secondary.issuperset(slot.name for slot in state.bucket.slots)
-        )
-        return squared_norm(grads, self.group.device)
+        ]
+        if weight is None:
+            return squared_norm((shard for _, shard in shards), self.group.device)
+        parts = ((part.slot.name, part.view(shard)) for bucket, shard in shards for part in bucket.shard_parts(rank))
+        return weighted_squared_norm(parts, self.group.device, weight)
 
     def live_tensors(self) -> dict[str, list[Tensor]]:
         return {

@@ -16,7 +16,7 @@ Gradients are *summed*, never divided: the loss is normalised in one place, and 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +28,7 @@ from plait.data.gradients import BucketState, Collector
 from plait.data.units import Unit
 
 CPU = torch.device("cpu")
+Weight = Callable[[str], float]
 
 
 @dataclass(frozen=True)
@@ -112,10 +113,14 @@ class DataStrategy(ABC):
     def replicas(self) -> Replicas:
         """The ranks of the axis that hold the same pieces as this one."""
 
-    def squared_norm(self) -> Tensor:
-        """This rank's share of the squared norm of the summed gradients; the shares add up over the axis. 0-dim."""
-        grads = (piece.value.grad for piece in self.pieces if piece.value.grad is not None and piece.name not in self.secondary)
-        return squared_norm(grads, self.group.device) / self.replicas.count
+    def squared_norm(self, weight: Weight | None = None) -> Tensor:
+        """This rank's share of the squared norm of the summed gradients; the shares add up over the axis. 0-dim.
+
+        `weight` of a parameter's name is what its elements count, where other ranks hold them too.
+        """
+        counted = (piece for piece in self.pieces if piece.name not in self.secondary)
+        grads = ((piece.name, piece.value.grad) for piece in counted if piece.value.grad is not None)
+        return weighted_squared_norm(grads, self.group.device, weight) / self.replicas.count
 
     def frozen_pieces(self) -> list[FrozenPiece]:
         """What this rank holds of frozen parameters that the strategy has sharded."""
@@ -164,6 +169,19 @@ class DataStrategy(ABC):
     @abstractmethod
     def live_tensors(self) -> dict[str, list[Tensor]]:
         """The tensors that live between steps, under `parameters`, `gradients` and `buffers`."""
+
+
+def weighted_squared_norm(grads: Iterable[tuple[str, Tensor]], device: torch.device, weight: Weight | None) -> Tensor:
+    """The sum of squares of all elements, each times the weight of its name. 0-dim, float64."""
+    if weight is None:
+        return squared_norm((grad for _, grad in grads), device)
+    by_weight: dict[float, list[Tensor]] = {}
+    for name, grad in grads:
+        by_weight.setdefault(weight(name), []).append(grad)
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for factor, tensors in by_weight.items():
+        total += factor * squared_norm(tensors, device)
+    return total
 
 
 def squared_norm(grads: Iterable[Tensor], device: torch.device) -> Tensor:

@@ -6,12 +6,12 @@ After it nobody reads the plan: each room has been handed what concerns it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
 
-from plait import comm, context, data, models
+from plait import comm, context, data, models, tensor
 from plait.comm import World
 from plait.context import ContextGroup
 from plait.data import DataGroup, DataStrategy, Unit
@@ -27,14 +27,16 @@ from plait.engine.staged import Staged
 from plait.engine.stages import make_stages
 from plait.engine.tied import TiedSum
 from plait.engine.update import LearningRate, Parameters, Update
-from plait.engine.values import prepare
-from plait.errors import ModelError, NotAvailable
+from plait.engine.values import Whole, prepare
+from plait.errors import ModelError, NotAvailable, PlanError
 from plait.mesh import Mesh
+from plait.models.losses import IGNORE, cross_entropy
 from plait.pipeline import schedules
 from plait.pipeline.actions import Kind, Schedule
 from plait.pipeline.lower import lower
 from plait.pipeline.transport import Transport
 from plait.plan import Plan, check_available
+from plait.tensor import TensorGroup, TensorSplit
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "float64": torch.float64}
 MASTER_DTYPES = {"float32": torch.float32, "bf16": torch.float32, "float64": torch.float64}
@@ -92,12 +94,19 @@ def build(
     blocks = _blocks(model, options.blocks)
     sequence = _split_sequences(model, plan, world, options)
     balance = Balance.of(model, data_axis(world), sequence, loss)
+    whole = Whole.of(model)
+    split = _split_layers(model, plan, world, options)
+    if split is not None:
+        whole, loss = replace(whole, originals=split.originals), split.loss(loss, IGNORE if loss is cross_entropy else None)
     recompute.apply(model, blocks, plan.remat)
     schedule = lower(schedules.make(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual))
-    stages_of_model = cut(model, schedule.num_stages, options.cutting)
-    values = prepare(model, options.seed, DTYPES[plan.precision], MASTER_DTYPES[plan.precision], world)
+    stages_of_model = cut(model, blocks, schedule.num_stages, options.cutting)
+    dtype, master = DTYPES[plan.precision], MASTER_DTYPES[plan.precision]
+    values = prepare(model, options.seed, dtype, master, world=world, whole=whole)
     axis = world.axis("pp")
     own = make_stages(model, blocks, stages_of_model, schedule, rank=axis.rank, call=call)
+    if split is not None:
+        own.holding = own.holding.split(split.placements)
     group = _data_group(plan, world, options)
     strategies = {stage: _strategy(plan, own.units[stage], group, own.secondary[stage], schedule) for stage in own.stages}
     strategy = Staged(strategies) if len(strategies) > 1 else strategies[next(iter(strategies))]
@@ -109,11 +118,13 @@ def build(
             world=world,
             model=model,
             strategy=strategy,
+            split=split,
             update=Update(
                 strategy,
                 update.make(optimizer, strategy),
                 clip_grad_norm=options.clip_grad_norm,
                 learning_rate=options.learning_rate,
+                split=split,
             ),
             splitter=BatchSplitter(
                 model, plan.micro_batches, DTYPES[plan.precision], world.device, None if sequence is None else sequence.cut
@@ -190,6 +201,16 @@ def _check_composition(plan: Plan) -> None:
             f"'{plan}': a parameter server places whole parameters by weight, for each stage otherwise, so copies of a tied "
             f"parameter would lie on different servers; take dp{plan.dp.size} or dp{plan.dp.size}:zero1 with pipelines"
         )
+
+
+def _split_layers(model: nn.Module, plan: Plan, world: World, options: Options) -> TensorSplit | None:
+    """Replace the model's modules by their tensor-parallel forms, if the plan splits layers."""
+    if plan.tp.size == 1 and plan.tp.mode == "1d":
+        return None
+    if options.aggregate == "mean" and plan.tp.mode != "1d":
+        raise PlanError(f"aggregate 'mean' weighs whole batches, and {plan.tp} splits the batch of a data rank; use 'sum'")
+    roles = models.roles_for(model) if options.roles is None else options.roles
+    return tensor.apply(model, roles, TensorGroup(world, plan.tp.mode, plan.tp.sequence_parallel, str(plan.tp)))
 
 
 def _strategy(

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from plait.comm import World
 from plait.data import DataStrategy
-from plait.engine.axes import data_axis
+from plait.engine.axes import within_stage
 from plait.engine.balance import Balance
-from plait.engine.batch import BatchSplitter
+from plait.engine.batch import BatchSplitter, MicroBatch
 from plait.engine.holding import Holding
 from plait.engine.init import derive_seed
 from plait.engine.loss import LossTotals
@@ -32,6 +32,7 @@ from plait.engine.update import Update
 from plait.pipeline.actions import Action, Kind
 from plait.pipeline.runtime import Runtime
 from plait.plan import Plan
+from plait.tensor import TensorSplit
 from plait.trace import Timeline
 
 
@@ -51,6 +52,7 @@ class EngineParts:
     holding: Holding
     seed: int
     mean_of_workers: bool = False
+    split: TensorSplit | None = None
     balance: Balance | None = None
 
 
@@ -64,8 +66,9 @@ class Engine:
         self.before_update: list[Callable[[Engine], None]] = []
         self._splitter, self._seed = parts.splitter, parts.seed
         self._mean_of_workers = parts.mean_of_workers
-        self._balance, self._everyone = parts.balance, data_axis(parts.world)
         self._axis, self._stages = parts.world.axis("dp"), parts.world.axis("pp")
+        self._balance = parts.balance
+        self._split, self._everyone = parts.split, within_stage(parts.world)
         self._pipeline, self._tied = parts.pipeline, parts.tied
         self._totals = LossTotals(0.0, 1.0, 0.0)
         self._actions = parts.actions
@@ -111,7 +114,7 @@ class Engine:
         self.model.eval()
         with _own_random_state(self.world.device):
             loss = self._pipeline.evaluate(self._step_of(batch))
-        sums = torch.stack([loss.loss_sum, loss.count])
+        sums = torch.stack([loss.loss_sum, loss.count]) / (1 if self._split is None else self._split.loss_copies)
         for axis in (self._everyone, self._stages):
             axis.all_reduce(sums, control=True).wait()
         return float(sums[0] / sums[1])
@@ -138,16 +141,23 @@ class Engine:
 
     def local_gradients(self) -> list[LocalPart]:
         """What this rank holds of each gradient of the mean loss, before clipping; for use in `before_update`."""
-        return local_gradients(self.strategy, self._divisor())
+        return local_gradients(self.strategy, self._divisor(), self.holding)
 
     # -- what the schedule calls ----------------------------------------------------------------------------------
 
     def _step_of(self, batch: Any) -> Step:
-        micro_batches = self._splitter.split(batch)
+        micro_batches = [self._own(micro) for micro in self._splitter.split(batch)]
         first = self._axis.rank * len(micro_batches)
         return Step(
             dict(enumerate(micro_batches)), lambda index: derive_seed(self._seed, "step", self.step_index, first + index)
         )
+
+    def _own(self, micro: MicroBatch) -> MicroBatch:
+        """What this rank of the tensor axis takes of a micro-batch."""
+        if self._split is None:
+            return micro
+        share = self._split.share(micro.inputs, micro.targets, micro.num_samples)
+        return MicroBatch(share.inputs, share.targets, share.num_samples)
 
     def _reduce(self, action: Action) -> None:
         weight = self._pipeline.loss.worker_weight(self._axis.size) if self._mean_of_workers else None
@@ -159,6 +169,7 @@ class Engine:
             return
         self.strategy.reduce()
         self._tied.sum()
+        self.update.sum_partial()
         self._totals = self.update.totals(self._pipeline.loss, self._everyone, self._stages)
         self._totals.check(self.step_index + 1)
         for observe in self.before_update:

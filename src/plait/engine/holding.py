@@ -6,9 +6,11 @@ The module tree stays whole on every rank, so that names are the model's own; pa
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
+
+from plait.tensor import Placement
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class Holding:
         shapes: of every parameter and persistent buffer of the model, on every rank.
         buffer_names: the persistent buffers held here.
         secondary: names that an earlier stage holds too, and saves.
+        placements: where in the whole parameters those of this rank lie, by name; empty when layers are not split.
     """
 
     model: nn.Module
@@ -28,12 +31,18 @@ class Holding:
     shapes: Mapping[str, tuple[int, ...]]
     buffer_names: frozenset[str]
     secondary: frozenset[str] = frozenset()
+    placements: Mapping[str, Placement] = field(default_factory=dict)
 
     @classmethod
     def whole(cls, model: nn.Module) -> Holding:
         """Everything."""
         shapes, buffers = shapes_of(model)
         return cls(model, dict(model.named_parameters()), shapes, buffers)
+
+    def split(self, placements: Mapping[str, Placement]) -> Holding:
+        """The same, where layers are split: the whole parameters have the shapes that `placements` know."""
+        shapes = {**self.shapes, **{name: placement.shape for name, placement in placements.items()}}
+        return replace(self, shapes=shapes, placements=placements)
 
     def buffers(self) -> dict[str, Tensor]:
         """The persistent buffers held here, as they are now."""

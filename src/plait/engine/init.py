@@ -7,7 +7,7 @@ the stage in which it is made. They are made one module at a time and cut at onc
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -65,8 +65,18 @@ def place_holders(model: nn.Module, dtype: torch.dtype, device: torch.device) ->
 class Initializer:
     """Makes the values of a meta model, module by module, in the order of the module tree."""
 
-    def __init__(self, model: nn.Module, seed: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        seed: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        originals: Mapping[str, nn.Module] | None = None,
+    ) -> None:
+        """`originals`, by name: modules that stand for those of the model which hold parts; values are made whole by them."""
         self._model, self._seed, self._dtype, self._device = model, seed, dtype, device
+        self._originals = originals or {}
 
     def run(self, take: TakeValue) -> None:
         """Call `take(param, full value)` for each parameter once (the first owner's value), and fill the buffers."""
@@ -76,11 +86,20 @@ class Initializer:
                 params = dict(module.named_parameters(recurse=False, remove_duplicate=False))
                 buffers = {key: buffer for key, buffer in module.named_buffers(recurse=False) if buffer is not None}
                 if params or buffers:
-                    values = self._values(name, module, params, buffers)
+                    values = self._values_of(name, module, params, buffers)
                     for key, param in params.items():
                         if id(param) not in taken:
                             taken.add(id(param))
                             take(param, values[key])
+
+    def _values_of(
+        self, name: str, module: nn.Module, params: dict[str, nn.Parameter], buffers: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """From the module itself, or from the whole one that stands for it."""
+        whole = self._originals.get(name)
+        if whole is None:
+            return self._values(name, module, params, buffers)
+        return self._values(name, whole, {key: p for key, p in whole._parameters.items() if p is not None}, buffers)
 
     def _values(
         self, name: str, module: nn.Module, params: dict[str, nn.Parameter], buffers: dict[str, Tensor]

@@ -1,37 +1,106 @@
-"""What one rank holds of each parameter or gradient, as ranges of elements: the form that proof and checkpoints share."""
+"""What one rank holds of each parameter or gradient, as ranges of elements: the form that proof and checkpoints share.
+
+The tensor axis gives a rank a box of a tensor; the data axis a range of that box's elements, in row-major order.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from plait.data import DataStrategy
 from plait.engine.holding import Holding
+from plait.mesh.boxes import Box, FlatRange
+from plait.tensor import Placement
+
+Placements = Mapping[str, Placement]
 
 
 @dataclass(frozen=True)
 class LocalPart:
-    """Elements [start, stop), in row-major order, of the tensor `name` of shape `global_shape`; `value` is 1-D."""
+    """Elements [start, stop), in row-major order, of a box of the tensor `name` of shape `global_shape`; `value` is 1-D.
+
+    The box is one of the tensor's `view`: its shape, or where parts were fused, the same elements with one more dimension.
+    """
 
     name: str
     global_shape: tuple[int, ...]
     start: int
     stop: int
     value: Tensor
+    view: tuple[int, ...]
+    box: Box
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether [start, stop) counts in the whole tensor."""
+        return self.box.extent == self.view
+
+    def index(self) -> slice | Tensor:
+        """Where the elements lie in the flat whole tensor: a range, or one number for each (for proofs: 8 bytes an element)."""
+        if self.is_flat:
+            return slice(self.start, self.stop)
+        numbers = torch.arange(math.prod(self.view)).view(self.view)
+        return numbers[self.box.within(Box.whole(self.view))].reshape(-1)[self.start : self.stop]
+
+    def boxed(self) -> Iterator[tuple[Box, int, int, Tensor]]:
+        """(box of `global_shape`, start, stop, view of the values): one, or several where parts were fused."""
+        if self.view == self.global_shape:
+            yield self.box, self.start, self.stop, self.value
+            return
+        fused = next(dim for dim, size in enumerate(self.global_shape) if size != self.view[dim])
+        size = self.view[fused + 1]
+        for rectangle in FlatRange(self.box, self.start, self.stop).rectangles():
+            offset, extent = rectangle.box.offset, rectangle.box.extent
+            rows, inner = math.prod(extent[:fused]), math.prod(extent[fused + 1 :])
+            values = self.value[rectangle.position : rectangle.position + rectangle.box.numel].view(rows, extent[fused], inner)
+            for number in range(extent[fused]):
+                start = (offset[fused] + number) * size + offset[fused + 1]
+                box = Box(
+                    (*offset[:fused], start, *offset[fused + 2 :]), (*extent[:fused], extent[fused + 1], *extent[fused + 2 :])
+                )
+                yield box, 0, box.numel, values[:, number]
 
     def share(self, index: int, count: int) -> LocalPart:
         """Part `index` of `count` parts of (nearly) equal length."""
         numel = self.stop - self.start
         low, high = index * numel // count, (index + 1) * numel // count
-        return LocalPart(self.name, self.global_shape, self.start + low, self.start + high, self.value[low:high])
+        start, stop = self.start + low, self.start + high
+        return LocalPart(self.name, self.global_shape, start, stop, self.value[low:high], self.view, self.box)
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The shape of each whole tensor, and the box of this rank."""
+
+    placements: Placements
+
+    def copies(self, name: str) -> tuple[int, int]:
+        """(which, of how many) ranks of the tensor axis that hold the same elements."""
+        placement = self.placements.get(name)
+        return (0, 1) if placement is None else (placement.copy, placement.copies)
+
+    def part(self, name: str, local_shape: tuple[int, ...], start: int, stop: int, value: Tensor) -> LocalPart:
+        placement = self.placements.get(name)
+        if placement is None:
+            return LocalPart(name, local_shape, start, stop, value, local_shape, Box.whole(local_shape))
+        return LocalPart(name, placement.shape, start, stop, value, placement.view, placement.box)
+
+    def whole(self, name: str, tensor: Tensor) -> LocalPart:
+        return self.part(name, tuple(tensor.shape), 0, tensor.numel(), tensor.detach().reshape(-1))
 
 
 def local_parameters(strategy: DataStrategy, holding: Holding) -> list[LocalPart]:
     """Every parameter that this rank holds or shares in, trainable ones in master precision."""
+    shapes = Shapes(holding.placements)
     parts = [
-        LocalPart(piece.name, tuple(piece.part.slot.shape), piece.part.start, piece.part.stop, piece.value.detach().reshape(-1))
+        shapes.part(
+            piece.name, tuple(piece.part.slot.shape), piece.part.start, piece.part.stop, piece.value.detach().reshape(-1)
+        )
         for piece in strategy.pieces
     ]
     return [*parts, *local_frozen(strategy, holding)]
@@ -39,32 +108,34 @@ def local_parameters(strategy: DataStrategy, holding: Holding) -> list[LocalPart
 
 def local_frozen(strategy: DataStrategy, holding: Holding) -> list[LocalPart]:
     """The parameters that no optimizer updates."""
-    sharded = strategy.frozen_pieces()
+    shapes, sharded = Shapes(holding.placements), strategy.frozen_pieces()
     if strategy.frozen_states:
         return [
-            LocalPart(piece.name, tuple(piece.part.slot.shape), piece.part.start, piece.part.stop, piece.value)
+            shapes.part(piece.name, tuple(piece.part.slot.shape), piece.part.start, piece.part.stop, piece.value)
             for piece in sharded
         ]
-    return [_whole(name, param) for name, param in holding.params.items() if not param.requires_grad]
+    return [shapes.whole(name, param) for name, param in holding.params.items() if not param.requires_grad]
+
+
+def local_replicas(holding: Holding) -> list[LocalPart]:
+    """The parameters as the modules have them, where they have memory."""
+    shapes = Shapes(holding.placements)
+    return [shapes.whole(name, param) for name, param in holding.params.items() if param.untyped_storage().nbytes() > 0]
 
 
 def local_buffers(holding: Holding) -> list[LocalPart]:
     """The buffers of this rank's modules that are part of the model's state."""
-    return [_whole(name, buffer) for name, buffer in holding.buffers().items()]
+    return [Shapes({}).whole(name, buffer) for name, buffer in holding.buffers().items()]
 
 
-def local_gradients(strategy: DataStrategy, divisor: float) -> list[LocalPart]:
+def local_gradients(strategy: DataStrategy, divisor: float, holding: Holding) -> list[LocalPart]:
     """The gradients that this rank's optimizer will see, divided by `divisor`; parameters without one are left out."""
-    return list(_gradients(strategy, divisor))
+    return list(_gradients(strategy, divisor, Shapes(holding.placements)))
 
 
-def _gradients(strategy: DataStrategy, divisor: float) -> Iterator[LocalPart]:
+def _gradients(strategy: DataStrategy, divisor: float, shapes: Shapes) -> Iterator[LocalPart]:
     for piece in strategy.pieces:
         grad = piece.value.grad
         if grad is not None:
-            shape = tuple(piece.part.slot.shape)
-            yield LocalPart(piece.name, shape, piece.part.start, piece.part.stop, grad.detach().reshape(-1) / divisor)
-
-
-def _whole(name: str, tensor: Tensor) -> LocalPart:
-    return LocalPart(name, tuple(tensor.shape), 0, tensor.numel(), tensor.detach().reshape(-1))
+            shape, part = tuple(piece.part.slot.shape), piece.part
+            yield shapes.part(piece.name, shape, part.start, part.stop, grad.detach().reshape(-1) / divisor)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from plait.data import DataStrategy, FrozenPiece, Piece, Replicas
 from plait.data.gradients import BucketState
+from plait.data.strategy import Weight
 
 
 class Staged(DataStrategy):
@@ -39,8 +40,8 @@ class Staged(DataStrategy):
         for part in self._parts:
             part.publish()
 
-    def squared_norm(self) -> Tensor:
-        return torch.stack([part.squared_norm() for part in self._parts]).sum()
+    def squared_norm(self, weight: Weight | None = None) -> Tensor:
+        return torch.stack([part.squared_norm(weight) for part in self._parts]).sum()
 
     def is_secondary(self, piece: Piece) -> bool:
         return self._part_of[id(piece.state)].is_secondary(piece)

@@ -10,18 +10,19 @@ the meta data: there is no other random state to keep.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from plait.checkpoint import Box, Checkpoint
+from plait.checkpoint import Checkpoint
 from plait.checkpoint import Piece as SavedPiece
 from plait.checkpoint import save as save_pieces
-from plait.data import Piece
+from plait.data import Piece, Replicas
 from plait.engine.axes import data_axis
-from plait.engine.parts import LocalPart, local_buffers, local_frozen
+from plait.engine.parts import LocalPart, Shapes, local_buffers, local_frozen
 from plait.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -59,10 +60,10 @@ def load(engine: Engine, path: Path) -> dict[str, Any]:
     _check(engine, checkpoint)
     with torch.no_grad():
         for piece in engine.strategy.pieces:
-            checkpoint.fill(_saved(_of_piece(piece, piece.name, piece.value)), convert=True)
+            _fill(checkpoint, _of_piece(engine, piece, piece.name, piece.value))
             _load_optimizer_state(engine, checkpoint, piece)
         for part in (*local_frozen(engine.strategy, engine.holding), *local_buffers(engine.holding)):
-            checkpoint.fill(_saved(part), convert=True)
+            _fill(checkpoint, part)
         engine.strategy.publish()
     engine.step_index = int(checkpoint.meta["step"])
     return checkpoint.meta
@@ -92,17 +93,19 @@ def _check(engine: Engine, checkpoint: Checkpoint) -> None:
 def _parameter_pieces(engine: Engine) -> Iterator[SavedPiece]:
     replicas = engine.strategy.replicas
     for piece in _counted(engine):
-        yield _saved(_of_piece(piece, piece.name, piece.value).share(replicas.index, replicas.count))
-    frozen_once = not engine.strategy.frozen_states
+        yield from _share(engine, _of_piece(engine, piece, piece.name, piece.value), replicas)
+    axis = data_axis(engine.world)
+    holders = Replicas(1, 0) if engine.strategy.frozen_states else Replicas(axis.size, axis.rank)
     for part in local_frozen(engine.strategy, engine.holding):
-        axis = data_axis(engine.world)
         if part.name not in engine.holding.secondary:
-            yield _saved(part.share(axis.rank, axis.size) if frozen_once else part)
+            yield from _share(engine, part, holders)
 
 
 def _buffer_pieces(engine: Engine) -> Iterator[SavedPiece]:
-    if data_axis(engine.world).rank == 0:
-        yield from (_saved(part) for part in local_buffers(engine.holding) if part.name not in engine.holding.secondary)
+    if data_axis(engine.world).rank == engine.world.axis("tp").rank == 0:
+        for part in local_buffers(engine.holding):
+            if part.name not in engine.holding.secondary:
+                yield from _saved(part)
 
 
 def _optimizer_pieces(engine: Engine) -> Iterator[SavedPiece]:
@@ -112,9 +115,9 @@ def _optimizer_pieces(engine: Engine) -> Iterator[SavedPiece]:
             name = f"{OPTIMIZER}{key}/{piece.name}"
             tensor = value if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
             if tensor.shape == piece.value.shape and tensor.dim() > 0:
-                yield _saved(_of_piece(piece, name, tensor).share(replicas.index, replicas.count))
+                yield from _share(engine, _of_piece(engine, piece, name, tensor), replicas, piece.name)
             elif tensor.numel() == 1 or piece.part.whole:  # of the parameter as a whole: a count, a factor of a moment
-                if piece.part.start == 0 and replicas.index == 0:
+                if piece.part.start == 0 and replicas.index == 0 and engine.world.axis("tp").rank == 0:
                     yield SavedPiece.whole(name, tensor.detach().contiguous())
             else:
                 raise CheckpointError(
@@ -135,19 +138,38 @@ def _load_optimizer_state(engine: Engine, checkpoint: Checkpoint, piece: Piece) 
         key, _, param = rest.partition("/")
         if f"{prefix}/" != OPTIMIZER or param != piece.name:
             continue
-        if checkpoint.global_shape(name) == tuple(piece.part.slot.shape) and piece.value.dim() > 0:
+        if checkpoint.global_shape(name) == engine.holding.shapes[piece.name] and piece.value.dim() > 0:
             state[key] = torch.zeros_like(piece.value, requires_grad=False)
-            checkpoint.fill(_saved(_of_piece(piece, name, state[key])), convert=True)
+            _fill(checkpoint, _of_piece(engine, piece, name, state[key]))
         else:
             state[key] = checkpoint.tensor(name)
     if state:
         engine.update.optimizer.state[piece.value] = state
 
 
-def _of_piece(piece: Piece, name: str, tensor: Tensor) -> LocalPart:
+def _of_piece(engine: Engine, piece: Piece, name: str, tensor: Tensor) -> LocalPart:
+    """`tensor`, which has the elements of `piece`, under a name of its own."""
     part = piece.part
-    return LocalPart(name, tuple(part.slot.shape), part.start, part.stop, tensor.detach().reshape(-1))
+    found = Shapes(engine.holding.placements).part(
+        piece.name, tuple(part.slot.shape), part.start, part.stop, tensor.detach().reshape(-1)
+    )
+    return replace(found, name=name)
 
 
-def _saved(part: LocalPart) -> SavedPiece:
-    return SavedPiece(part.name, part.global_shape, Box.whole(part.global_shape), part.start, part.stop, part.value)
+def _share(engine: Engine, part: LocalPart, replicas: Replicas, param_name: str | None = None) -> Iterator[SavedPiece]:
+    """What this rank writes of a part that several hold: copies on the tensor axis times replicas on the data axis."""
+    copy, copies = Shapes(engine.holding.placements).copies(param_name or part.name)
+    yield from _saved(part.share(replicas.index * copies + copy, replicas.count * copies))
+
+
+def _saved(part: LocalPart) -> Iterator[SavedPiece]:
+    for box, start, stop, values in part.boxed():
+        yield SavedPiece(part.name, part.global_shape, box, start, stop, values.reshape(-1))
+
+
+def _fill(checkpoint: Checkpoint, part: LocalPart) -> None:
+    for box, start, stop, values in part.boxed():
+        flat = values.reshape(-1)
+        checkpoint.fill(SavedPiece(part.name, part.global_shape, box, start, stop, flat), convert=True)
+        if flat.data_ptr() != values.data_ptr():
+            values.copy_(flat.view_as(values))

@@ -16,6 +16,7 @@ from plait.comm import Axis
 from plait.data import DataStrategy
 from plait.engine.loss import LossSum, LossTotals
 from plait.errors import OptimizerError
+from plait.tensor import TensorSplit
 
 # As torch.nn.utils.clip_grad_norm_ has it, so that the reference may use that.
 CLIP_EPSILON = 1e-6
@@ -48,8 +49,9 @@ class Update:
         *,
         clip_grad_norm: float | None = None,
         learning_rate: LearningRate | None = None,
+        split: TensorSplit | None = None,
     ) -> None:
-        self._strategy = strategy
+        self._strategy, self._split = strategy, split
         self.optimizer = optimizer
         self._clip = clip_grad_norm
         self._learning_rate = learning_rate
@@ -58,15 +60,23 @@ class Update:
             piece.value.dtype == torch.float32 for piece in strategy.pieces
         )
 
-    def totals(self, loss: LossSum, axis: Axis, stages: Axis) -> LossTotals:
-        """The sums over all ranks of the data axis and of the pipeline, `stages`.
+    def sum_partial(self) -> None:
+        """Sum what the ranks of the tensor axis have of gradients that they share. Collective."""
+        if self._split is not None:
+            pieces = [(piece.name, piece.value.grad) for piece in self._strategy.pieces]
+            self._split.sum_partial([(name, grad) for name, grad in pieces if grad is not None])
 
-        Gradients that no rank of the data axis computed are taken away. Collective.
+    def totals(self, loss: LossSum, axis: Axis, stages: Axis) -> LossTotals:
+        """The sums over all ranks of `axis` (data x tensor) and of the pipeline, `stages`.
+
+        Gradients that no rank of `axis` computed are taken away. Collective.
         """
         strategy = self._strategy
         used = [float(index in state.touched) for state, index in strategy.slots()]
         scalars = torch.tensor([0.0, 0.0, 0.0, *used], dtype=torch.float64, device=loss.count.device)
-        scalars[0], scalars[1], scalars[2] = loss.loss_sum, loss.count, strategy.squared_norm()
+        copies = 1 if self._split is None else self._split.loss_copies
+        weight = None if self._split is None else self._split.weight
+        scalars[0], scalars[1], scalars[2] = loss.loss_sum / copies, loss.count / copies, strategy.squared_norm(weight)
         axis.all_reduce(scalars, control=True).wait()
         values = scalars.tolist()
         if not all(values[3:]):

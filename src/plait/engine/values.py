@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,8 @@ class Values:
                     places.setdefault(slot.name, []).append((strategy, state, index))
 
         def give(name: str, value: Tensor) -> None:
+            if name in holding.placements:
+                value = holding.placements[name].cut(value)
             for strategy, state, index in places.get(name, ()):
                 strategy.write(state, index, value)
             if name not in places and name in holding.params:  # frozen, and not sharded by the strategy
@@ -51,13 +54,26 @@ class Values:
                 strategy.publish()
 
 
-def prepare(model: nn.Module, seed: int, dtype: torch.dtype, master: torch.dtype, world: World) -> Values:
+@dataclass(frozen=True)
+class Whole:
+    """A model before its layers are split: the values that it has by name, and the modules that can make whole ones."""
+
+    values: Mapping[str, Tensor] = field(default_factory=dict)
+    originals: Mapping[str, nn.Module] = field(default_factory=dict)
+
+    @staticmethod
+    def of(model: nn.Module) -> Whole:
+        """Of a model that has its values; nothing of one on the meta device."""
+        return Whole({} if is_meta(model) else {name: param.data for name, param in model.named_parameters()})
+
+
+def prepare(model: nn.Module, seed: int, dtype: torch.dtype, master: torch.dtype, *, world: World, whole: Whole) -> Values:
     """Take the values out of a model, and leave parameters that have the memory of one element."""
     axis = world.axis("world")
     if is_meta(model):
         place_holders(model, dtype, world.device)
-        return Values(model, Initializer(model, seed, dtype, world.device), {}, axis)
-    brought = {name: param.data.to(world.device, master) for name, param in model.named_parameters()}
+        return Values(model, Initializer(model, seed, dtype, world.device, originals=whole.originals), {}, axis)
+    brought = {name: value.to(world.device, master) for name, value in whole.values.items()}
     for param in model.parameters():
         param.data = torch.zeros((), dtype=dtype, device=world.device).expand(param.shape)
     for module in model.modules():

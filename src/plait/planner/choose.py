@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from plait.planner.search import OBJECTIVES, Found, Settings, fits_somehow, sear
 LARGEST_CLUSTER = 1 << 20
 
 
-class NothingFits(PlanError):  # noqa: N818 -- an answer, and named as the others are
+class NothingFits(PlanError):
     """No plan fits the memory of the cluster; the message says how far off it is and from how many devices on it fits."""
 
     exit_code = 1
@@ -40,22 +40,29 @@ def choose(
     *,
     objective: str = "time",
     top: int = 10,
+    runnable: bool = False,
 ) -> list[Estimate]:
     """The best plans, best first; `config` as in `plait.estimate`.
 
     `objective` is "time" (seconds of a step), "cost" (price of a token, which may leave devices idle) or "memory" (the fullest
-    rank). Raises `NothingFits` when no plan fits the cluster.
+    rank). `runnable` leaves out plans that this version of plait cannot run yet. Raises `NothingFits` when no plan fits.
     """
-    return decide(config, cluster, objective=objective).plans[:top]
+    return decide(config, cluster, objective=objective, runnable=runnable).plans[:top]
 
 
-def decide(config: Mapping[str, Any] | str | Path, cluster: Cluster | str | None = None, *, objective: str = "time") -> Choice:
+def decide(
+    config: Mapping[str, Any] | str | Path,
+    cluster: Cluster | str | None = None,
+    *,
+    objective: str = "time",
+    runnable: bool = False,
+) -> Choice:
     """`choose` with what the search saw, for explanations."""
     if objective not in OBJECTIVES:
         raise ConfigError(f"objective {objective!r} is unknown; {nearest(objective, OBJECTIVES)}")
     tables, machines = config_tables(config), cluster_of(config_tables(config), cluster)
     machine, job = machine_of(machines), job_for(tables, machines.num_devices)
-    settings = settings_for(tables, machine, objective)
+    settings = replace(settings_for(tables, machine, objective), runnable=runnable)
     sizes = [machines.num_devices]
     if objective == "cost":
         sizes = [machines.num_devices >> shift for shift in range(12) if machines.num_devices >> shift]
@@ -84,13 +91,10 @@ def job_for(tables: Mapping[str, Any], num_devices: int) -> Job:
 
 
 def settings_for(tables: Mapping[str, Any], machine: Machine, objective: str) -> Settings:
-    """What the config fixes: precision and compiling of its own plan text; else bf16 on accelerators and float32 on
-    processors."""
-    text = str(tables.get("plan", {}).get("text") or "auto")
-    if text != "auto":
-        own = Plan.parse(text)
-        return Settings(own.precision, own.compile, objective)
-    return Settings("float32" if machine.is_cpu else "bf16", False, objective)
+    """What the config's plan text says of precision and compiling; else bf16 on accelerators and float32 on processors."""
+    words = str(tables.get("plan", {}).get("text") or "").split()
+    precision = next((word.partition(":")[2] for word in words if word.startswith("precision:")), "")
+    return Settings(precision or ("float32" if machine.is_cpu else "bf16"), "compile" in words, objective)
 
 
 def _fewer(job: Job, machine: Machine, num_devices: int, settings: Settings) -> list[Found]:

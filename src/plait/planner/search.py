@@ -18,8 +18,8 @@ from plait.cost.records import Estimate, Job
 from plait.cost.sharding import sharding
 from plait.cost.stages import Stage
 from plait.cost.step import estimate_job, stage_pass
-from plait.errors import PlanError
-from plait.plan import DataAxis, PipelineAxis, Plan
+from plait.errors import NotAvailable, PlanError
+from plait.plan import DataAxis, PipelineAxis, Plan, check_available
 from plait.planner.space import Degrees, data_axes, degrees, micro_batch_counts, schedules
 
 REMATS = ("none", "selective", "full")
@@ -35,7 +35,9 @@ class Settings:
     precision: str = "bf16"
     compile: bool = False
     objective: str = "time"
-    keep: int = 16
+    runnable: bool = False
+    """Only plans that this version of plait runs."""
+    keep: int = 10
     """Plans whose schedules are replayed at the end."""
 
 
@@ -65,6 +67,8 @@ def search(job: Job, machine: Machine, num_devices: int, settings: Settings) -> 
     queue = []
     for index, combination in enumerate(degrees(job.model, num_devices, job.global_batch, machine.devices_per_node)):
         found.num_degrees += 1
+        if settings.runnable and not is_available(_plan(combination, settings, 1)):
+            continue
         needed = states_floor(job, combination, settings)
         if needed > machine.memory_bytes:
             found.too_large[combination] = needed / machine.memory_bytes
@@ -102,6 +106,15 @@ def fits_somehow(job: Job, machine: Machine, num_devices: int, settings: Setting
     return False
 
 
+def is_available(plan: Plan) -> bool:
+    """Whether this version of plait runs the plan."""
+    try:
+        check_available(plan)
+    except NotAvailable:
+        return False
+    return True
+
+
 def time_floor(job: Job, machine: Machine, combination: Degrees, settings: Settings, count: int = 0) -> float:
     """Seconds that no plan of these degrees (and of `count` micro-batches) is below."""
     fewest = count or micro_batch_counts(job.global_batch, combination.dp, combination.pp)[0]
@@ -133,6 +146,8 @@ def open_degrees(job: Job, machine: Machine, combination: Degrees, settings: Set
         worth = plain is None or objective == "memory" or plain.step_seconds - plain.bubble_seconds < MARGIN * found.least
         if combination.pp > 1 and worth:
             for pipeline in schedules(job.model, combination.pp, count):
+                if settings.runnable and not is_available(_plan(combination, settings, count, pipeline)):
+                    continue
                 start = replace(plain.plan, pp=pipeline) if plain else _plan(combination, settings, count, pipeline)
                 other, needed = cheapest_that_fits(job, machine, start, found)
                 least = min(least, needed)

@@ -16,18 +16,31 @@ import torch
 from torch import Tensor
 
 from plait.engine.engine import Engine
+from plait.engine.parts import LocalPart, local_gradients, local_replicas
 from plait.verify.observation import Observation, RankView, Record, Shards, Tensors
 
 
 @dataclass(frozen=True)
 class Part:
-    """Elements [start, stop) of one tensor, 1-D, as one rank holds them."""
+    """Elements of one tensor, 1-D, as one rank holds them; `index` says which of the flat whole tensor."""
 
     name: str
     shape: tuple[int, ...]
-    start: int
-    stop: int
+    index: slice | Tensor
     value: Tensor
+
+    @staticmethod
+    def of(part: LocalPart, value: Tensor | None = None) -> Part:
+        """A copy."""
+        value = part.value if value is None else value
+        return Part(part.name, part.global_shape, part.index(), value.to("cpu", copy=True))
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """[start, stop) where the elements follow each other; else the whole tensor, of which they are some."""
+        if isinstance(self.index, slice):
+            return self.index.start, self.index.stop
+        return 0, torch.Size(self.shape).numel()
 
 
 @dataclass(frozen=True)
@@ -69,32 +82,18 @@ def _gradients(engine: Engine) -> list[Part]:
     optimizer: Any = engine.update.optimizer
     scale = getattr(optimizer, "grad_scale", None)
     divisor = 1.0 if scale is None else float(scale)
-    found = []
-    for piece in engine.strategy.pieces:
-        if piece.value.grad is not None:
-            value = piece.value.grad.detach().reshape(-1).to("cpu", copy=True)
-            shape = tuple(piece.part.slot.shape)
-            found.append(
-                Part(piece.name, shape, piece.part.start, piece.part.stop, value if divisor == 1.0 else value / divisor)
-            )
-    return found
+    return [Part.of(part) for part in local_gradients(engine.strategy, divisor, engine.holding)]
 
 
 def _parameters(engine: Engine) -> list[Part]:
-    return [
-        Part(part.name, part.global_shape, part.start, part.stop, part.value.to("cpu", copy=True))
-        for part in engine.local_parameters()
-    ]
+    return [Part.of(part) for part in engine.local_parameters()]
 
 
 def _replicas(engine: Engine) -> list[Part]:
     """The parameters as the module has them; ZeRO-3 keeps none between steps."""
     masters = {piece.name: piece.value.dtype for piece in engine.strategy.pieces}
-    return [
-        Part(name, tuple(p.shape), 0, p.numel(), p.detach().reshape(-1).to("cpu", copy=True))
-        for name, p in engine.holding.params.items()
-        if p.untyped_storage().nbytes() > 0 and masters.get(name, p.dtype) == p.dtype
-    ]
+    parts = local_replicas(engine.holding)
+    return [Part.of(part) for part in parts if masters.get(part.name, part.value.dtype) == part.value.dtype]
 
 
 def join(ranks: Sequence[RankRecord]) -> Record:
@@ -117,7 +116,7 @@ def _join_step(ranks: Sequence[RankStep]) -> Observation:
     odd_loss = max(ranks, key=lambda rank: abs(rank.loss - ranks[0].loss))
     odd_norm = max(ranks, key=lambda rank: abs(rank.grad_norm - ranks[0].grad_norm))
     whole: dict[str, Tensor | None] = {name: grads.get(name) for name in params}
-    shards = [{part.name: (part.start, part.stop) for part in rank.grads} for rank in ranks]
+    shards = [{part.name: part.range for part in rank.grads} for rank in ranks]
     return Observation(
         odd_loss.loss, whole, params, odd_norm.grad_norm, ranks=views, shards=_if_split(shards, grads), count=ranks[0].tokens
     )
@@ -139,10 +138,9 @@ def _assemble(ranks: Sequence[Sequence[Part]]) -> dict[str, Tensor]:
                 size = torch.Size(part.shape).numel()
                 whole[part.name] = torch.full((size,), float("nan"), dtype=part.value.dtype)
                 known[part.name] = torch.zeros(size, dtype=torch.bool)
-            here = slice(part.start, part.stop)
-            new = ~known[part.name][here]
-            whole[part.name][here][new] = part.value[new]
-            known[part.name][here] = True
+            new = ~known[part.name][part.index]
+            whole[part.name][part.index] = torch.where(new, part.value, whole[part.name][part.index])
+            known[part.name][part.index] = True
     shapes = {part.name: part.shape for parts in ranks for part in parts}
     return {name: value.view(shapes[name]) for name, value in whole.items()}
 
@@ -150,15 +148,12 @@ def _assemble(ranks: Sequence[Sequence[Part]]) -> dict[str, Tensor]:
 def _views(ranks: Sequence[Sequence[Part]], agreed: Tensors) -> dict[int, dict[str, Tensor]]:
     """For the names on which ranks do not agree, what every rank that holds something of it sees; nothing where all agree."""
     odd = {
-        part.name
-        for parts in ranks
-        for part in parts
-        if not torch.equal(part.value, agreed[part.name].reshape(-1)[part.start : part.stop])
+        part.name for parts in ranks for part in parts if not torch.equal(part.value, agreed[part.name].reshape(-1)[part.index])
     }
     found: dict[int, dict[str, Tensor]] = {}
     for rank, parts in enumerate(ranks):
         for part in parts:
             if part.name in odd:
                 own = found.setdefault(rank, {}).setdefault(part.name, agreed[part.name].clone())
-                own.view(-1)[part.start : part.stop] = part.value
+                own.view(-1)[part.index] = part.value
     return found

@@ -100,3 +100,10 @@ def test_divisors():
 def test_fewer_devices_where_all_cannot_be_used():
     plans = plait.choose(config(GPT, seq_len=512, global_batch=4), "h100x13")
     assert plans and plans[0].plan.world_size < 13
+
+
+def test_runnable_plans_are_what_this_version_runs():
+    from plait.plan import check_available
+
+    for one in plait.choose(config(GPT, seq_len=512), "h100x4", runnable=True):
+        check_available(one.plan)

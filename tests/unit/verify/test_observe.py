@@ -8,7 +8,7 @@ from plait.verify.observe import Part, RankRecord, RankStep, join
 
 def part(values, start=0, shape=(2, 3), name="w"):
     value = torch.tensor(values, dtype=torch.float64)
-    return Part(name, shape, start, start + len(values), value)
+    return Part(name, shape, slice(start, start + len(values)), value)
 
 
 WHOLE = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]

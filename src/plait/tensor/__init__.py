@@ -1,0 +1,14 @@
+"""Split a layer: 1D (with sequence parallel), 2D, 2.5D and 3D, four interpreters of one table of roles.
+
+`apply` replaces a model's modules in place by their parallel forms; the names of modules and parameters stay.
+"""
+
+from __future__ import annotations
+
+from plait.tensor.apply import apply
+from plait.tensor.group import TensorGroup
+from plait.tensor.placement import Placement
+from plait.tensor.roles import ROLES
+from plait.tensor.split import TensorSplit
+
+__all__ = ["ROLES", "Placement", "TensorGroup", "TensorSplit", "apply"]

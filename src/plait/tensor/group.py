@@ -1,0 +1,104 @@
+"""The ranks of the tensor axis, and what they hold of the activations between two layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.comm import Axis, World
+from plait.comm.functional import transition
+from plait.mesh import AxisName
+from plait.mesh.layouts import Layout
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Activations [samples, ..., features]: which axis cuts the samples, the sequence (dim 1), the features (last dim)."""
+
+    samples: Axis | None = None
+    sequence: Axis | None = None
+    features: Axis | None = None
+
+    @property
+    def different(self) -> tuple[Axis, ...]:
+        """The axes whose ranks hold other tokens: what they add to the gradient of a shared parameter is a partial sum."""
+        return tuple(axis for axis in (self.samples, self.sequence) if axis is not None)
+
+    def whole_shape(self, shape: torch.Size, feature_dim: int = -1) -> list[int]:
+        """The shape, on one device, of a tensor of this stream."""
+        whole = list(shape)
+        for axis, dim in self._cuts(feature_dim):
+            whole[dim] *= axis.size
+        return whole
+
+    def own(self, whole: Tensor, feature_dim: int = -1) -> Tensor:
+        """This rank's part of a tensor that has the shape of one device."""
+        for axis, dim in self._cuts(feature_dim):
+            length = whole.shape[dim] // axis.size
+            whole = whole.narrow(dim, axis.rank * length, length)
+        return whole
+
+    def _cuts(self, feature_dim: int) -> list[tuple[Axis, int]]:
+        pairs = ((self.samples, 0), (self.sequence, 1), (self.features, feature_dim))
+        return [(axis, dim) for axis, dim in pairs if axis is not None and axis.size > 1]
+
+
+@dataclass
+class Run:
+    """What the modules of one model tell each other during a forward.
+
+    `where` is the stream that the last layer left. `_source` and `_entered` are the last tensor that entered a layer, and
+    what became of it: q, k and v take the same tensor, and one collective serves the three, forward and backward.
+    """
+
+    where: Stream
+    _key: tuple[Any, ...] = ()
+    _source: Tensor | None = None
+    _entered: Tensor | None = None
+
+    def enter(self, x: Tensor, axis: Axis, source: Layout, target: Layout) -> Tensor:
+        """`transition`, once for a tensor that several layers take one after the other."""
+        key = (axis, source, target, x._version, torch.is_grad_enabled())
+        if self._source is not x or self._key != key or self._entered is None:
+            self._source, self._key, self._entered = x, key, transition(x, axis, source, target)
+        return self._entered
+
+    def forget(self) -> None:
+        """Hold no activation: the forward is over."""
+        self._source = self._entered = None
+
+
+@dataclass(frozen=True)
+class TensorGroup:
+    """The tensor axis of a world under one mode: `1d`, `2d`, `2.5d` or `3d`."""
+
+    world: World
+    mode: str = "1d"
+    sequence_parallel: bool = False
+    name: str = ""
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self.axis("tp").size
+
+    def axis(self, name: AxisName) -> Axis:
+        """A part of the tensor axis; the first call is collective."""
+        return self.world.axis(name)
+
+    def same_coordinates(self, axes: Sequence[Axis]) -> list[int]:
+        """The ranks of the tensor axis, by coordinate, that stand where this one does on each of `axes`."""
+        mesh, own = self.world.mesh, self.world.rank
+        names = [tuple(axis.name.split("*")) for axis in axes]
+        return [
+            rank
+            for rank in self.axis("tp").ranks
+            if all(mesh.coordinate(rank, name) == mesh.coordinate(own, name) for name in names)
+        ]
+
+    def __str__(self) -> str:
+        return self.name or f"tp{self.size}:{self.mode}{',sp' if self.sequence_parallel else ''}"

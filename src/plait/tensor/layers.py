@@ -1,0 +1,159 @@
+"""The parallel forms of modules: each computes what its original does, on this rank's parts, under the same parameter names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from plait.comm import Axis
+from plait.comm.functional import transition
+from plait.mesh.layouts import INVARIANT, Sharded
+from plait.tensor.group import Run, Stream
+from plait.tensor.mode import EmbeddingRule, LinearRule
+from plait.tensor.norms import normalise
+from plait.tensor.vocabulary import look_up
+
+
+class ParallelLinear(nn.Module):
+    """x W^T + b: [..., in] -> [..., out], from the source stream of its rule into the target stream."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, rule: LinearRule, run: Run, in_features: int, *, transposed: bool) -> None:
+        super().__init__()
+        self._rule, self._run, self._in_features, self._transposed = rule, run, in_features, transposed
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Whole features (of raw data, or of a replicated layer) are cut first."""
+        rule = self._rule
+        x = part_of_features(x, rule.source.features, self._in_features)
+        weight = self.weight.t() if self._transposed else self.weight
+        y = rule.product(x, weight, self.bias, self._run)
+        self._run.where = rule.target
+        return y
+
+
+def part_of_features(x: Tensor, axis: Axis | None, num_features: int) -> Tensor:
+    """The own part of the last dimension, if `x` has all of it."""
+    if axis is None or axis.size == 1 or x.shape[-1] != num_features:
+        return x
+    return transition(x, axis, INVARIANT, Sharded(-1))
+
+
+class ParallelEmbedding(nn.Module):
+    """Token numbers [B, S] -> vectors of the residual stream."""
+
+    weight: Tensor
+
+    def __init__(self, rule: EmbeddingRule, run: Run, stream: Stream, padding_index: int | None) -> None:
+        super().__init__()
+        self._rule, self._run, self._stream, self._padding_index = rule, run, stream, padding_index
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """A padding token's row gets no gradient, as in the original."""
+        self._run.where = self._stream
+        return look_up(tokens, self.weight, self._rule, self._padding_index)
+
+
+class ParallelNorm(nn.Module):
+    """Layer norm (`centered`) or RMS norm over features that are cut; the weight is `offset` + the parameter."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+
+    def __init__(self, axis: Axis, eps: float | None, *, centered: bool, offset: float) -> None:
+        super().__init__()
+        self._axis, self._eps, self._centered, self._offset = axis, eps, centered, offset
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., D / parts] -> the same."""
+        eps = torch.finfo(x.dtype).eps if self._eps is None else self._eps
+        y = normalise(x, self._axis, eps, centered=self._centered)
+        if self.weight is not None:
+            y = y * (self.weight + self._offset if self._offset else self.weight)
+        return y if self.bias is None else y + self.bias
+
+
+class Whole(nn.Linear):
+    """A linear layer that every rank computes alike, on whole features."""
+
+    def __init__(self, axis: Axis, run: Run, original: nn.Linear) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = original.in_features, original.out_features
+        self._axis, self._run = axis, run
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features that are cut are gathered first."""
+        if x.shape[-1] != self.in_features:
+            x = transition(x, self._axis, Sharded(-1), INVARIANT)
+        self._run.where = Stream(self._run.where.samples, self._run.where.sequence, None)
+        return F.linear(x, self.weight, self.bias)
+
+
+class Dropout(nn.Module):
+    """Dropout whose mask is that of one device: the mask of the whole tensor is drawn, alike on each rank, and cut.
+
+    It costs the drawing of a whole mask on each rank (bytes of the unsharded activation, for a moment), and makes a run with
+    dropout provable; ranks that hold the same activations drop the same, others differ.
+    """
+
+    def __init__(self, p: float, run: Run) -> None:
+        super().__init__()
+        self.p, self._run = p, run
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The mean is kept: what is not dropped is divided by 1 - p."""
+        if not self.training or self.p == 0.0:
+            return x
+        return x * mask_like(x, self.p, self._run.where)
+
+
+def mask_like(x: Tensor, p: float, stream: Stream, feature_dim: int = -1) -> Tensor:
+    """This rank's part of the mask that one device would draw for the whole tensor."""
+    whole = torch.empty(stream.whole_shape(x.shape, feature_dim), dtype=x.dtype, device=x.device)
+    return stream.own(whole.bernoulli_(1 - p), feature_dim).div(1 - p)
+
+
+class AttentionWithDropout(nn.Module):
+    """softmax(q k^T / sqrt(K)) v over the past, weights dropped as on one device: q, k, v [B, heads, S, K]."""
+
+    def __init__(self, p: float, run: Run) -> None:
+        super().__init__()
+        self.dropout, self._run = p, run
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Heads are cut as features are."""
+        groups = q.shape[1] // k.shape[1]
+        if not self.training:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=groups > 1)
+        k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
+        length = q.shape[-2]
+        future = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
+        scores = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).masked_fill(future, -torch.inf)
+        weights = scores.softmax(-1)
+        return weights * mask_like(weights, self.dropout, self._run.where, 1) @ v
+
+
+def with_positions(axis: Axis) -> Any:
+    """A hook that tells a position module where the own part of the sequence stands."""
+
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        length = args[0].shape[1]
+        start = axis.rank * length
+        return args, {**kwargs, "positions": torch.arange(start, start + length, device=args[0].device)}
+
+    return hook
+
+
+def own_positions(axis: Axis) -> Any:
+    """A hook that keeps the own part of the vectors of all positions, [.., S, D]."""
+
+    def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        length = output.shape[-2] // axis.size
+        return output.narrow(-2, axis.rank * length, length)
+
+    return hook

@@ -1,0 +1,54 @@
+"""1D: M. Shoeybi et al., Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism, section 3.
+
+    column   A = [A1 A2]            Y_i = X A_i           backward: dX = sum of dX_i    (all-reduce)
+    row      X = [X1 X2], A = [A1; A2]   Y = sum of X_i A_i                              (all-reduce)
+
+The residual stream is the same on every rank. With sequence parallel (V. Korthikanti et al., Reducing Activation
+Recomputation in Large Transformer Models, section 4.2.2) it is cut along the sequence: the all-reduce of a row becomes a
+reduce-scatter, and the next column gathers. A model without a sequence is cut along its samples instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from plait.comm.functional import transition
+from plait.mesh.layouts import INVARIANT, PARTIAL, REPLICATED, Layout, Sharded
+from plait.tensor.group import Run, Stream, TensorGroup
+from plait.tensor.mode import EmbeddingRule, LinearRule, Mode
+
+
+def one_d(group: TensorGroup, *, has_sequence: bool) -> Mode:
+    """`tpN` and `tpN:1d,sp`."""
+    tp, token_dim = group.axis("tp"), 1 if has_sequence else 0
+    residual = Stream()
+    if group.sequence_parallel:
+        residual = Stream(sequence=tp) if has_sequence else Stream(samples=tp)
+    between: Layout = Sharded(token_dim) if group.sequence_parallel else INVARIANT
+
+    def column(x: Tensor, weight: Tensor, bias: Tensor | None, run: Run) -> Tensor:
+        return F.linear(run.enter(x, tp, between, REPLICATED), weight, bias)
+
+    def row(x: Tensor, weight: Tensor, bias: Tensor | None, run: Run) -> Tensor:
+        y = transition(F.linear(x, weight), tp, PARTIAL, between)
+        return y if bias is None else y + bias
+
+    def inside(x: Tensor, weight: Tensor, bias: Tensor | None, run: Run) -> Tensor:
+        return F.linear(x, weight, bias)
+
+    inner = Stream(features=tp)
+    columns = LinearRule(residual, inner, out=(tp,), into=(), product=column)
+    entered = replace(columns, product=inside)  # in a region, whose door has gathered already
+    rows = LinearRule(inner, residual, out=(), into=(tp,), product=row)
+    linear = {"column": columns, "qkv": columns, "head": columns, "row": rows}
+    if group.sequence_parallel and has_sequence:
+        linear |= {"column inside": entered, "qkv inside": entered}
+    return Mode(
+        residual,
+        inner,
+        linear,
+        EmbeddingRule((tp,), (), total=tp, target=between),
+    )

@@ -1,0 +1,149 @@
+"""What a split model's engine must know: who holds what, which samples a rank takes, what its loss is a share of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from plait.comm import Axis
+from plait.comm.functional import transition
+from plait.mesh.layouts import INVARIANT, Sharded
+from plait.tensor.group import Run, Stream, TensorGroup
+from plait.tensor.mode import Mode
+from plait.tensor.placement import Placement
+from plait.tensor.vocabulary import cross_entropy
+
+ALONE_NUMEL = 1 << 16  # gradients from here on are summed where they lie; smaller ones travel together
+
+LossFunction = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class Share:
+    """This rank's part of a micro-batch: inputs, the targets of its outputs, and how many of its rows are real."""
+
+    inputs: Any
+    targets: Any
+    num_samples: int
+
+
+@dataclass(frozen=True)
+class TensorSplit:
+    """A model that `apply` has split.
+
+    Attributes:
+        placements: of every parameter, by name.
+        originals: the modules that own parameters, as they were: they know how to make whole values.
+        outputs: the stream that the model's outputs are in.
+        sharded_logits: whether each rank has a range of the vocabulary.
+    """
+
+    group: TensorGroup
+    mode: Mode
+    run: Run
+    placements: Mapping[str, Placement]
+    originals: Mapping[str, nn.Module]
+    outputs: Stream
+    sharded_logits: bool
+
+    @property
+    def loss_copies(self) -> int:
+        """On how many ranks each sample's loss is computed."""
+        return self.group.size // _size(self.outputs.samples)
+
+    def share(self, inputs: Any, targets: Any, num_samples: int) -> Share:
+        """The part of a micro-batch that this rank takes.
+
+        Samples that do not divide are filled up with copies of the first, whose outputs `loss` leaves out.
+        """
+        self.run.where = self.mode.residual
+        entering, leaving = self.mode.residual.samples, self.outputs.samples
+        if _size(entering) == 1:
+            return Share(inputs, targets, num_samples)
+        assert entering is not None and leaving is not None
+        own = _size_of_part(_first(inputs), entering)
+        start = leaving.rank * own
+        real = min(max(num_samples - start, 0), own)
+        return Share(
+            tree_map(lambda leaf: _part(leaf, entering.rank * own, own), inputs),
+            tree_map(lambda leaf: _part(leaf, start, max(real, 1)), targets),
+            real,
+        )
+
+    def loss(self, function: LossFunction, ignore_index: int | None) -> LossFunction:
+        """`function` on this rank's outputs. With an `ignore_index` it is cross-entropy, which takes logits in parts.
+
+        Any other function gets whole logits, gathered.
+        """
+        axis = self.outputs.features
+
+        def loss(output: Any, targets: Any) -> Any:
+            self.run.forget()
+            rows = _first(targets).shape[0]
+            output = tree_map(lambda leaf: leaf[:rows] if isinstance(leaf, Tensor) and leaf.shape[0] > rows else leaf, output)
+            if not self.sharded_logits or axis is None or axis.size == 1:
+                return function(output, targets)
+            if ignore_index is not None:
+                return cross_entropy(output, targets, axis, ignore_index)
+            return function(transition(output, axis, Sharded(-1), INVARIANT), targets)
+
+        return loss
+
+    def weight(self, name: str) -> float:
+        """What the elements of a parameter count on this rank, in a sum over the tensor axis that counts each once."""
+        return 1.0 / self.placements[name].copies
+
+    def sum_partial(self, gradients: Sequence[tuple[str, Tensor]]) -> None:
+        """Sum, in place, the gradients (by name, contiguous) of parameters whose copies saw other tokens. Collective.
+
+        Once a step, on what the data axis has left of them: with micro-batches or ZeRO that is less than in each backward.
+        """
+        by_axes: dict[tuple[str, ...], tuple[tuple[Axis, ...], list[Tensor]]] = {}
+        for name, gradient in gradients:
+            axes = self.placements[name].partial
+            if axes:
+                by_axes.setdefault(tuple(axis.name for axis in axes), (axes, []))[1].append(gradient)
+        for axes, tensors in by_axes.values():
+            for axis in axes:
+                _sum_together(tensors, axis)
+
+
+def _sum_together(tensors: Sequence[Tensor], axis: Axis) -> None:
+    large = [tensor for tensor in tensors if tensor.numel() >= ALONE_NUMEL]
+    small = [tensor for tensor in tensors if tensor.numel() < ALONE_NUMEL]
+    works = [axis.all_reduce(tensor) for tensor in large]
+    if small:
+        together = torch.cat([tensor.reshape(-1) for tensor in small])
+        axis.all_reduce(together).wait()
+        for tensor, part in zip(small, together.split([tensor.numel() for tensor in small]), strict=True):
+            tensor.copy_(part.view_as(tensor))
+    for work in works:
+        work.wait()
+
+
+def _size(axis: Axis | None) -> int:
+    return 1 if axis is None else axis.size
+
+
+def _first(tree: Any) -> Tensor:
+    leaves: list[Tensor] = []
+    tree_map(lambda leaf: leaves.append(leaf) if isinstance(leaf, Tensor) and leaf.dim() > 0 else None, tree)
+    return leaves[0]
+
+
+def _size_of_part(tensor: Tensor, axis: Axis) -> int:
+    return -(-tensor.shape[0] // axis.size)
+
+
+def _part(leaf: Any, start: int, length: int) -> Any:
+    """Rows [start, start + length) of a tensor; copies of the first row where it has no more."""
+    if not isinstance(leaf, Tensor) or leaf.dim() == 0:
+        return leaf
+    rows = leaf[start : start + length]
+    missing = length - rows.shape[0]
+    return rows if missing == 0 else torch.cat([rows, leaf[:1].expand(missing, *leaf.shape[1:])])

@@ -1,0 +1,50 @@
+"""The parity table of the tensor axis: every mode and family, alone and with the data axis, against one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.parity.harness import SPLIT_FAMILIES, TOLERANCE, check
+
+Run = Callable[..., list[Any]]
+MODES = ["tp2", "tp2:1d,sp", "tp4:1d,sp", "tp1:2d", "tp4:2d", "tp4:2.5d", "tp8:2.5d,depth2", "tp8:3d"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("family", SPLIT_FAMILIES)
+def test_equals_one_device(ranks: Run, family: str, mode: str) -> None:
+    outcome = check(ranks, f"{mode} precision:float64", f"split-{family}")
+    assert outcome.largest <= TOLERANCE, outcome
+
+
+@pytest.mark.parametrize(
+    "plan", ["tp2 dp2:zero1 mb2", "tp2 dp2:zero3", "tp2:1d,sp dp2:zero3 mb2", "tp4:2d dp2:zero1", "tp4:2d dp2:zero3 mb2"]
+)
+@pytest.mark.parametrize("family", SPLIT_FAMILIES)
+def test_composes_with_the_data_axis(ranks: Run, family: str, plan: str) -> None:
+    outcome = check(ranks, f"{plan} precision:float64", f"split-{family}")
+    assert outcome.largest <= TOLERANCE, outcome
+
+
+@pytest.mark.parametrize("plan", ["tp2", "tp4:1d,sp", "tp4:2d dp2:zero2", "tp8:2.5d,depth2", "tp8:3d"])
+def test_clips_by_the_global_norm(ranks: Run, plan: str) -> None:
+    """What several ranks hold counts once."""
+    outcome = check(ranks, f"{plan} precision:float64", "split-gpt", clip_grad_norm=0.05)
+    assert outcome.largest <= TOLERANCE, outcome
+
+
+@pytest.mark.parametrize("plan", ["tp4:2d", "tp8:2.5d,depth2 mb2", "tp8:3d", "tp4:2d dp2"])
+@pytest.mark.parametrize("num_samples", [3, 5])
+def test_batches_that_the_grid_does_not_divide(ranks: Run, plan: str, num_samples: int) -> None:
+    outcome = check(ranks, f"{plan} precision:float64", "split-llama", num_samples)
+    assert outcome.largest <= TOLERANCE, outcome
+
+
+@pytest.mark.parametrize("remat", ["selective", "full"])
+@pytest.mark.parametrize("plan", ["tp2:1d,sp mb2", "tp4:2d"])
+def test_recomputes(ranks: Run, plan: str, remat: str) -> None:
+    outcome = check(ranks, f"{plan} remat:{remat} precision:float64", "split-llama")
+    assert outcome.largest <= TOLERANCE, outcome
