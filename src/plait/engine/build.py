@@ -12,10 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from plait import comm, data, models, tensor
+from plait import comm, context, data, models, tensor
 from plait.comm import World
+from plait.context import ContextGroup
 from plait.data import DataGroup, DataStrategy, Unit
 from plait.engine import recompute, update
+from plait.engine.axes import data_axis
+from plait.engine.balance import Balance
 from plait.engine.batch import BatchSplitter, call
 from plait.engine.cut import Cut, Cutting, cut
 from plait.engine.delayed import Delayed
@@ -50,7 +53,7 @@ class Options:
     Attributes:
         seed: of the initial values (by name) and of dropout (by step and micro-batch).
         blocks: pattern of the model's repeated blocks, as `layers.*`; found by structure where it is None.
-        roles: from module pattern to role, for tensor parallel; None takes the model's own table.
+        roles: from module pattern to role; None takes the model's own table.
         clip_grad_norm: the largest norm of the gradient; None does not clip.
         learning_rate: factor on the optimizer's lr by step, from 0.
         num_servers: ranks that serve under `dpN:server`; None means all.
@@ -93,6 +96,8 @@ def build(
 
     world = world or join_world(plan)
     blocks = _blocks(model, options.blocks)
+    sequence = _split_sequences(model, plan, world, options)
+    balance = Balance.of(model, data_axis(world), sequence, loss)
     whole = Whole.of(model)
     split = _split_layers(model, plan, world, options)
     if split is not None:
@@ -101,7 +106,7 @@ def build(
     schedule = schedules.make(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual)
     schedule = schedule if schedule.asynchronous else lower(schedule)
     stages_of_model = cut(model, blocks, schedule.num_stages, options.cutting)
-    _check_delayed(schedule, stages_of_model, options)
+    _check_delayed(schedule, stages_of_model, options, balance)
     dtype, master = DTYPES[plan.precision], MASTER_DTYPES[plan.precision]
     values = prepare(model, options.seed, dtype, master, world=world, whole=whole)
     axis = world.axis("pp")
@@ -122,7 +127,7 @@ def build(
     )
     transport = Transport(axis, schedule.placement, world.device)
     parts = {stage: Part(own.stages[stage], strategies[stage]) for stage in strategies}
-    pipeline = Pipeline(parts, schedule.num_stages, transport, loss)
+    pipeline = Pipeline(parts, schedule.num_stages, transport, loss, balance)
     return Engine(
         EngineParts(
             plan=plan,
@@ -131,7 +136,10 @@ def build(
             strategy=strategy,
             split=split,
             update=updater,
-            splitter=BatchSplitter(model, plan.micro_batches, DTYPES[plan.precision], world.device),
+            splitter=BatchSplitter(
+                model, plan.micro_batches, DTYPES[plan.precision], world.device, None if sequence is None else sequence.cut
+            ),
+            balance=balance,
             actions=schedule.ranks[axis.rank],
             pipeline=pipeline,
             delayed=_delayed(pipeline, updater, schedule, world),
@@ -170,10 +178,19 @@ def _blocks(model: nn.Module, pattern: str | None) -> list[str]:
     return blocks
 
 
+def _split_sequences(model: nn.Module, plan: Plan, world: World, options: Options) -> ContextGroup | None:
+    """Replace attention by its context-parallel form, if the plan splits sequences."""
+    if plan.cp.size == 1:
+        return None
+    roles = models.roles_for(model) if options.roles is None else options.roles
+    named = {name: role for name, _ in model.named_modules() if (role := models.role(name, roles)) is not None}
+    return context.apply(model, named, world.axis("cp"), plan.cp.strategy)
+
+
 def _data_group(plan: Plan, world: World, options: Options) -> DataGroup:
     return DataGroup(
-        axis=world.axis("dp"),
-        shard=world.axis("dp_shard") if plan.dp.replicate > 1 else world.axis("dp"),
+        axis=data_axis(world),
+        shard=data_axis(world, "dp_shard" if plan.dp.replicate > 1 else "dp"),
         replicate=world.axis("dp_replicate"),
         param_dtype=DTYPES[plan.precision],
         master_dtype=MASTER_DTYPES[plan.precision],
@@ -207,9 +224,13 @@ def _split_layers(model: nn.Module, plan: Plan, world: World, options: Options) 
     return tensor.apply(model, roles, TensorGroup(world, plan.tp.mode, plan.tp.sequence_parallel, str(plan.tp)))
 
 
-def _check_delayed(schedule: Schedule, plan: Cut, options: Options) -> None:
+def _check_delayed(schedule: Schedule, plan: Cut, options: Options, balance: Balance | None) -> None:
     if not schedule.asynchronous:
         return
+    if balance is not None:
+        raise NotAvailable(
+            f"{schedule.name} has no step that all experts share, so their balance is undefined; take 1f1b for a mixture of experts"
+        )
     if plan.tied:
         raise ModelError(
             f"{schedule.name} updates each stage by itself, and {', '.join(plan.tied)} is on several stages; do not tie it, "
@@ -229,7 +250,7 @@ def _delayed(pipeline: Pipeline, updater: Update, schedule: Schedule, world: Wor
     strategy: Any = next(iter(pipeline.parts.values())).strategy
     versions = WeightVersions(strategy, 1 if schedule.delay is None else m, schedule.delay)
     stream = Stream(schedule.name, axis.size, m, axis.rank)
-    return Delayed(pipeline, updater, stream, versions, axes=(world.axis("dp"), axis))
+    return Delayed(pipeline, updater, stream, versions, axes=(data_axis(world), axis))
 
 
 def _strategy(

@@ -41,7 +41,7 @@ class Delayed:
         self._gathered = LossSum(self._part.strategy.group.device)  # of the update to come
         self._num_steps = 0
         self._micro_batches: dict[int, MicroBatch] = {}
-        self._step = 0
+        self._first_step, self._per_step, self._newest = 0, 1, 0
         pipeline.transport.gradient_extras = (COUNT,)
 
     def handlers(self, table: Mapping[Kind, Handler]) -> dict[Kind, Handler]:
@@ -57,8 +57,9 @@ class Delayed:
 
     def begin(self, micro_batches: Mapping[int, MicroBatch], step: int) -> tuple[dict[int, MicroBatch], list[Action]]:
         """A window begins: the micro-batches under way by their numbers in the stream, and what to do."""
-        first, self._step = self._num_steps * len(micro_batches), step
+        first, self._per_step = self._num_steps * len(micro_batches), len(micro_batches)
         if self._num_steps == 0:
+            self._first_step = step
             self._part.strategy.begin()
         fresh = {first + index: micro for index, micro in micro_batches.items()}
         oldest = first - self._stages.size - len(micro_batches)
@@ -101,6 +102,7 @@ class Delayed:
         found = self._part.stage.backward(micro_batch, grads)
         transport.put_gradients(self._stage, micro_batch, [*found, count])
         self._gathered.count += count
+        self._newest = micro_batch
         self._part.strategy.end_backward()
         self.versions.done(micro_batch)
 
@@ -110,7 +112,7 @@ class Delayed:
         totals = self._update.totals(self._gathered, self._data, None)
         self.versions.before_update()
         if totals.count > 0:
-            self._update.apply(totals, self._step, totals.count)
+            self._update.apply(totals, self._first_step + self._newest // self._per_step, totals.count)
         strategy.publish()
         self.versions.after_update()
         self._gathered.reset()

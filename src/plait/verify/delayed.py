@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from plait.pipeline.weights import StageWeights
 from plait.verify.observation import Tensors
-from plait.verify.reference import Batch, Recipe, call, loss_sum
+from plait.verify.reference import Batch, Recipe, call, loss_sum, num_samples
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,9 @@ class _Stage:
     def update(self, factor: float) -> None:
         """Make the next version from the newest."""
         self.show(-1)
+        if not self.count:  # no micro-batch had a sample
+            self.versions.append(self.versions[-1])
+            return
         for param, grad in zip(self.params, self.grads, strict=True):
             param.grad = None if grad is None else grad / self.count
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
@@ -89,9 +92,11 @@ def run_delayed(
             for stage in made:
                 stage.show(stage.weights.seen[number])
             begin(number)
-            loss, count = loss_sum(recipe.loss, call(model, batch[0]), batch)
-            loss.backward()
-            total, tokens = total + float(loss.detach()), tokens + count
+            count = 0.0
+            if num_samples(batch):
+                loss, count = loss_sum(recipe.loss, call(model, batch[0]), batch)
+                loss.backward()
+                total, tokens = total + float(loss.detach()), tokens + count
             for stage in made:
                 stage.gather(count)
                 if stage.weights.applied.get(number + 1) != stage.weights.applied[number]:
