@@ -229,7 +229,7 @@ def _check_delayed(schedule: Schedule, plan: Cut, options: Options, balance: Bal
         return
     if balance is not None:
         raise NotAvailable(
-            f"{schedule.name} has no step that all experts share, so their balance is undefined; take 1f1b for a mixture of experts"
+            f"{schedule.name} has no step that all experts share, so their balance is undefined; take 1f1b for these"
         )
     if plan.tied:
         raise ModelError(
