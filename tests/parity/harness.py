@@ -134,6 +134,20 @@ SPLIT_FAMILIES = {
 }
 
 
+TINY = {"num_hidden_layers": 2, "hidden_size": 24, "vocab_size": 28, "intermediate_size": 36, "max_position_embeddings": 32}
+GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 24, "n_head": 4, "vocab_size": 44, "n_positions": 17, "n_inner": 40}
+GPT2 |= {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
+HUGGING_FACE = {
+    "hf-llama": {**TINY, "model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 6},
+    "hf-gpt2": GPT2,
+    "hf-qwen2": {**TINY, "model_type": "qwen2", "num_attention_heads": 4, "num_key_value_heads": 4, "pad_token_id": 3},
+}
+SPLIT_FAMILIES |= {
+    name: Family("hf", {"config": config}, (8,), int(str(config["vocab_size"])), tokens=True)
+    for name, config in HUGGING_FACE.items()
+}
+
+
 # Enough layers for eight stages, and small ones: what pipelines are proven on.
 DEEP = {
     "mlp-deep": Family("mlp", {**FAMILIES["mlp"].keys, "num_hidden_layers": 7}, (6,), 5),
