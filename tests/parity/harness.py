@@ -148,6 +148,11 @@ SPLIT_FAMILIES |= {
 }
 
 
+# Its masks depend on the slice, so one device takes the same slices.
+DROPPED = {
+    "split-gpt-dropout": Family("gpt", {**SPLIT_FAMILIES["gpt"].keys, "dropout": 0.3}, (8,), 44, tokens=True, by_slice=True)
+}
+
 # Enough layers for eight stages, and small ones: what pipelines are proven on.
 DEEP = {
     "mlp-deep": Family("mlp", {**FAMILIES["mlp"].keys, "num_hidden_layers": 7}, (6,), 5),
@@ -179,7 +184,7 @@ class Outcome:
 
 def family_of(name: str) -> Family:
     """A family by its name in any table; those of `SPLIT_FAMILIES` are called split-NAME."""
-    return {**DEEP, **FAMILIES, **{f"split-{key}": family for key, family in SPLIT_FAMILIES.items()}}[name]
+    return {**DEEP, **DROPPED, **FAMILIES, **{f"split-{key}": family for key, family in SPLIT_FAMILIES.items()}}[name]
 
 
 def optimizer(params: Any) -> torch.optim.Optimizer:
