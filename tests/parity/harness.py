@@ -184,6 +184,10 @@ class Outcome:
 
 def family_of(name: str) -> Family:
     """A family by its name in any table; those of `SPLIT_FAMILIES` are called split-NAME."""
+    if name.startswith("hf-"):
+        from tests.parity.hugging_face import HUGGING_FACE
+
+        return HUGGING_FACE[name]
     return {**DEEP, **DROPPED, **FAMILIES, **{f"split-{key}": family for key, family in SPLIT_FAMILIES.items()}}[name]
 
 

@@ -84,3 +84,10 @@ def test_cuts_where_it_is_told(ranks: Run, cutting: Cutting) -> None:
     """Also between embedding and position, and with the head alone."""
     outcome = check(ranks, "pp3:1f1b mb3 precision:float64", "gpt-deep", cutting=cutting)
     assert outcome.largest <= TOLERANCE, outcome
+
+
+@pytest.mark.parametrize("plan", ["pp2:1f1b tp2 mb3", "pp2:1f1b tp2 dp2:zero1 mb8", "pp2:zbv tp2 mb2"])
+@pytest.mark.parametrize("family", ["split-gpt", "split-llama"])
+def test_composes_with_the_tensor_axis(ranks: Run, plan: str, family: str) -> None:
+    outcome = check(ranks, f"{plan} precision:float64", family)
+    assert outcome.largest <= TOLERANCE, outcome

@@ -65,9 +65,15 @@ class Train(Section):
 
 
 class PlanSection(Section):
-    """The plan's text, or `auto` for the planner's choice."""
+    """The plan's text, or `auto` for the planner's choice.
+
+    Where a pipeline cuts the model: `counts` of layers, one a stage, or `splits`, the layer that begins each later stage;
+    without either, balanced.
+    """
 
     text: str = "dp1"
+    counts: Annotated[tuple[Count, ...], BeforeValidator(_as_tuple)] | None = None
+    splits: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] | None = None
 
 
 class ClusterSection(Section):

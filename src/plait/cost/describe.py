@@ -62,6 +62,8 @@ def describe(config: Any, seq_len: int | None = None) -> Model:
         return describe_module(config, seq_len or 1)
     model = config.get("model", config) if isinstance(config, Mapping) else config
     data = config.get("data", {}) if isinstance(config, Mapping) and "model" in config else {}
+    if hasattr(model, "named_modules"):
+        return describe_module(model, int(seq_len or data.get("seq_len") or 1))
     length = seq_len or data.get("seq_len") or 0
     image = {"image_size": data["image_size"]} if data.get("image_size") else {}
     return describe_keys({**model, **image}, int(length))

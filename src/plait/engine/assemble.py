@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from plait import datasets, models, reference
 from plait.comm import World
 from plait.datasets import Loader
 from plait.engine import optimizers
 from plait.engine.build import Options, build
+from plait.engine.cut import Cutting
 from plait.engine.engine import Engine
 from plait.engine.init import lacks_reset
 from plait.engine.loss import LossFunction
@@ -41,7 +43,7 @@ def assemble(config: Any, plan: Plan, world: World) -> Training:
         plan,
         loss=make_loss(config.train),
         optimizer=optimizers.from_config(config.train),
-        options=make_options(config),
+        options=make_options(config, plan),
         world=world,
     )
     axis = world.axis("dp")
@@ -80,7 +82,7 @@ def make_loss(train: Any) -> LossFunction:
     return losses.cross_entropy if name is None else reference.load(name, ModelError)
 
 
-def make_options(config: Any) -> Options:
+def make_options(config: Any, plan: Plan | None = None) -> Options:
     """What a plan does not say and a config does."""
     train, keys = config.train, model_keys(config)
     return Options(
@@ -90,6 +92,19 @@ def make_options(config: Any) -> Options:
         learning_rate=optimizers.learning_rate(train),
         num_servers=getattr(train, "num_servers", None),
         aggregate=getattr(train, "aggregate", "sum"),
+        cutting=make_cutting(config) if plan is not None and plan.pp.size > 1 else Cutting(),
+    )
+
+
+def make_cutting(config: Any) -> Cutting:
+    """Where a pipeline cuts the model, and one sample of the data for models whose forward must be seen."""
+    section = getattr(config, "plan", None)
+    batch = next(iter(make_loader(config)))
+    inputs = batch if isinstance(batch, Mapping) else batch[0]
+    return Cutting(
+        counts=getattr(section, "counts", None),
+        splits=getattr(section, "splits", None),
+        example=tree_map_only(Tensor, lambda tensor: tensor[:1], inputs),
     )
 
 

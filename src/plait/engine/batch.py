@@ -73,6 +73,14 @@ class BatchSplitter:
         return leaf.to(self._device, dtype)
 
 
+def accepted(model: nn.Module, inputs: Any) -> Any:
+    """The entries of a mapping that the model's forward takes; anything else as it is."""
+    names = _accepted_keys(model)
+    if names is None or not isinstance(inputs, Mapping):
+        return inputs
+    return {name: inputs[name] for name in sorted(inputs.keys() & names)}
+
+
 def call(model: nn.Module, inputs: Any) -> Any:
     """Run the model on the inputs of a micro-batch."""
     if isinstance(inputs, Mapping):

@@ -95,7 +95,7 @@ def build(
         whole, loss = replace(whole, originals=split.originals), split.loss(loss, IGNORE if loss is cross_entropy else None)
     recompute.apply(model, blocks, plan.remat)
     schedule = lower(schedules.make(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual))
-    stages_of_model = cut(model, schedule.num_stages, options.cutting)
+    stages_of_model = cut(model, blocks, schedule.num_stages, options.cutting)
     dtype, master = DTYPES[plan.precision], MASTER_DTYPES[plan.precision]
     values = prepare(model, options.seed, dtype, master, world=world, whole=whole)
     axis = world.axis("pp")

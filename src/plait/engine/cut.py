@@ -6,16 +6,20 @@ unless counts or the first links of the stages are given.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import nn
 
 from plait import models
+from plait.engine.batch import accepted, call
 from plait.errors import ModelError
+from plait.pipeline.dataflow import Flow, discover
 from plait.pipeline.partition import Layer, Partition, balanced, by_counts, by_names
 
 
@@ -43,6 +47,12 @@ class Cut:
     partition: Partition | None
     links: tuple[tuple[str, ...], ...]
     params: tuple[frozenset[str], ...]
+    flow: Flow | None = None  # of a model that is no chain
+
+    @property
+    def stage_of(self) -> tuple[int, ...]:
+        """The stage of each call (or link)."""
+        return tuple(stage for stage, links in enumerate(self.links) for _ in links)
 
     @property
     def num_stages(self) -> int:
@@ -60,18 +70,42 @@ class Cut:
         return tuple(stage for stage, names in enumerate(self.params) if name in names)
 
 
-def cut(model: nn.Module, num_stages: int, cutting: Cutting) -> Cut:
+def cut(model: nn.Module, blocks: Sequence[str], num_stages: int, cutting: Cutting) -> Cut:
     """Cut a model (on any device). Raises ModelError: more stages than layers, counts or splits that do not fit."""
     names = [name for name, _ in model.named_parameters()]
     if num_stages == 1:
         return Cut(None, (("",),), (frozenset(names),))
     links = find_chain(model, cutting.chain)
     if not links:
-        raise ModelError("this model names no chain")
+        return _cut_by_flow(model, blocks, num_stages, cutting)
     layers = [Layer(name, cost(model.get_submodule(name))) for name in links]
     partition = partition_layers(layers, num_stages, cutting)
     stages = tuple(tuple(links[start:stop]) for start, stop in pairwise(partition.bounds))
     return Cut(partition, stages, params_of(model, stages))
+
+
+def _cut_by_flow(model: nn.Module, blocks: Sequence[str], num_stages: int, cutting: Cutting) -> Cut:
+    """Between any two calls of units in the model's own forward, which is run on an example to find them."""
+    example = cutting.example if cutting.example is not None else _example_of(model)
+    flow = discover(model, blocks, lambda: call(model, accepted(model, example)))
+    layers = [Layer(name, cost(model.get_submodule(name))) for name in flow.calls]
+    partition = partition_layers(layers, num_stages, cutting)
+    stages = tuple(flow.calls[start:stop] for start, stop in pairwise(partition.bounds))
+    bounds = [*pairwise(partition.bounds)]
+    glue = [frozenset[str]().union(*flow.weights[start:stop]) for start, stop in bounds[:-1]]
+    glue.append(frozenset[str]().union(*flow.weights[bounds[-1][0] :]))
+    return Cut(partition, stages, params_of(model, stages, glue), flow)
+
+
+def _example_of(model: nn.Module) -> Any:
+    """Token numbers, for a model that takes nothing else."""
+    wanted = [p for p in inspect.signature(model.forward).parameters.values() if p.default is p.empty]
+    if [p.name for p in wanted] == ["input_ids"]:
+        return torch.zeros(1, 4, dtype=torch.int64)
+    raise ModelError(
+        f"to cut a {type(model).__name__} into stages its forward is run once on an example; give inputs of one sample as "
+        "Options(cutting=Cutting(example=...)), or name a chain of modules that compose to the forward"
+    )
 
 
 def partition_layers(layers: Sequence[Layer], num_stages: int, cutting: Cutting) -> Partition:
@@ -113,10 +147,13 @@ def _flat(model: nn.Module, prefix: str) -> Iterator[str]:
             yield f"{prefix}{name}"
 
 
-def params_of(model: nn.Module, stages: Sequence[Sequence[str]]) -> tuple[frozenset[str], ...]:
-    """Names of the parameters of each stage's modules; what belongs to none is the last stage's."""
+def params_of(
+    model: nn.Module, stages: Sequence[Sequence[str]], glue: Sequence[frozenset[str]] = ()
+) -> tuple[frozenset[str], ...]:
+    """Names of the parameters of each stage's modules, and of those used between them; the rest is the last stage's."""
     name_of = {id(param): name for name, param in model.named_parameters()}
     found = [{name_of[id(p)] for link in links for p in model.get_submodule(link).parameters()} for links in stages]
+    found = [names | glue[stage] if glue else names for stage, names in enumerate(found)]
     found[-1] |= set(name_of.values()) - set().union(*found)
     return tuple(frozenset(names) for names in found)
 

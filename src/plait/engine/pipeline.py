@@ -15,9 +15,9 @@ from torch import Tensor
 from plait.data import DataStrategy
 from plait.engine.batch import MicroBatch
 from plait.engine.loss import LossFunction, LossSum
-from plait.engine.random import RandomState
 from plait.pipeline.actions import Action, Kind
 from plait.pipeline.payload import Payload
+from plait.pipeline.random import RandomState
 from plait.pipeline.runtime import Handler
 from plait.pipeline.stage import Stage
 from plait.pipeline.transport import Transport

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from plait.engine.holding import Holding, shapes_of
 from plait.pipeline.actions import Kind, Schedule
 from plait.pipeline.chain import ChainStage, WholeModel
 from plait.pipeline.deferred import Deferral
+from plait.pipeline.guided import Guide, GuidedStage, Swap
 from plait.pipeline.stage import Stage, StageModule
 
 Call = Callable[[nn.Module, Any], Any]
@@ -34,44 +35,71 @@ def make_stages(model: nn.Module, blocks: Sequence[str], plan: Cut, schedule: Sc
     """The stages that `rank` (a coordinate on the pp axis) holds. Parameters have their place-holders already."""
     own = schedule.stages(rank)
     shapes, buffers = shapes_of(model)
-    params = dict(model.named_parameters())
     units = data.split_units(model, blocks)
-    made = Stages(Holding(model, {}, shapes, frozenset()))
-    held: dict[str, nn.Parameter] = {}
+    params = _params_by_stage(model, plan, own)
+    swaps = _swaps(model, params)
     splits = any(action.kind is Kind.WEIGHT_GRAD for action in schedule)
+    guide = Guide(plan.flow, plan.stage_of) if plan.flow is not None else None
+    held: dict[str, nn.Parameter] = {}
+    made = Stages(Holding(model, held, shapes, frozenset()))
     for stage in own:
-        links = [(name, model.get_submodule(name)) for name in plan.links[stage]]
-        modules = {module for _, link in links for module in link.modules()}
-        local = {name: params[name] for name in plan.params[stage]}
-        for name in plan.params[stage] & held.keys():
-            local[name] = _copy(params[name], modules)
-        held |= {name: param for name, param in local.items() if name not in held}
+        modules = {module for name in plan.links[stage] for module in model.get_submodule(name).modules()}
         deferral = Deferral() if splits else None
         if deferral is not None:
             deferral.install(modules)
-        made.stages[stage] = Stage(_module(model, links, plan, stage, call), stage, deferral)
+        local = params[stage]
+        made.stages[stage] = Stage(_module(model, plan, stage, swaps=swaps[stage], guide=guide, call=call), stage, deferral)
         made.secondary[stage] = frozenset(name for name in local if plan.holders(name)[0] < stage)
         tied = frozenset(name for name in local if len(plan.holders(name)) > 1)
         made.units[stage] = stage_units(units, local, tied, modules)
+        held.update({name: param for name, param in local.items() if name not in held})
+    if guide is not None:
+        guide.install(model)
     secondary = frozenset(name for name in held if plan.holders(name)[0] not in own)
     made.holding = Holding(model, held, shapes, _buffers(model, plan, own, buffers), secondary)
     return made
 
 
-def _module(model: nn.Module, links: list[tuple[str, nn.Module]], plan: Cut, stage: int, call: Call) -> StageModule:
+def _params_by_stage(model: nn.Module, plan: Cut, own: Sequence[int]) -> dict[int, dict[str, nn.Parameter]]:
+    """The parameters of each own stage; those that an earlier own stage uses too, in a copy."""
+    params = dict(model.named_parameters())
+    taken: set[str] = set()
+    found: dict[int, dict[str, nn.Parameter]] = {}
+    for stage in own:
+        found[stage] = {}
+        for name, param in params.items():
+            if name in plan.params[stage]:
+                found[stage][name] = nn.Parameter(param.data, requires_grad=param.requires_grad) if name in taken else param
+        taken |= plan.params[stage]
+    return found
+
+
+def _swaps(model: nn.Module, params: Mapping[int, Mapping[str, nn.Parameter]]) -> dict[int, list[Swap]]:
+    """Where the parameters of each stage go whose other copies are on this rank too."""
+    several = {name for stage in params.values() for name in stage if sum(name in other for other in params.values()) > 1}
+    name_of = {id(param): name for name, param in model.named_parameters() if name in several}
+    places = [
+        (name_of[id(there)], module, key)
+        for module in model.modules()
+        for key, there in module._parameters.items()
+        if id(there) in name_of
+    ]
+    return {
+        stage: [(module, key, local[name]) for name, module, key in places if name in local] for stage, local in params.items()
+    }
+
+
+def _module(model: nn.Module, plan: Cut, stage: int, *, swaps: list[Swap], guide: Guide | None, call: Call) -> StageModule:
+    links = [(name, model.get_submodule(name)) for name in plan.links[stage]]
     if plan.num_stages == 1:
         return WholeModel(model, call)
+    if guide is not None:
+        return GuidedStage(lambda inputs: call(model, inputs), guide, stage, swaps)
+    modules = {module for _, link in links for module in link.modules()}
+    for module, key, param in swaps:  # a link is of one stage, so its copy can stay in place
+        if module in modules:
+            module._parameters[key] = param
     return ChainStage(links, call, last=stage == plan.num_stages - 1)
-
-
-def _copy(param: nn.Parameter, modules: set[nn.Module]) -> nn.Parameter:
-    """Give the modules a parameter of their own in place of one that another stage of this rank has."""
-    own = nn.Parameter(param.data, requires_grad=param.requires_grad)
-    for module in modules:
-        for key, there in module._parameters.items():
-            if there is param:
-                module._parameters[key] = own
-    return own
 
 
 def stage_units(

@@ -28,12 +28,13 @@ class Payload:
     """Tensors between two stages, for one micro-batch.
 
     `note` is small, picklable, and the same whenever the inputs of the model have the same shapes. `restore` puts the random
-    state back to where the stage before left it.
+    state back to where the stage before left it, `random`, if it is not the state of now.
     """
 
     tensors: list[Tensor]
     note: Any = None
     restore: Callable[[], None] = field(default=lambda: None)
+    random: Tensor | None = None
 
 
 @dataclass(frozen=True)

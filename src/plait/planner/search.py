@@ -37,7 +37,7 @@ class Settings:
     objective: str = "time"
     runnable: bool = False
     """Only plans that this version of plait runs."""
-    keep: int = 16
+    keep: int = 10
     """Plans whose schedules are replayed at the end."""
 
 

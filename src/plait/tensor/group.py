@@ -52,8 +52,9 @@ class Stream:
 class Run:
     """What the modules of one model tell each other during a forward.
 
-    `where` is the stream that the last layer left; `choices` counts the products of a grid that streamed and that gathered. `_source` and `_entered` are the last tensor that entered a layer, and
-    what became of it: q, k and v take the same tensor, and one collective serves the three, forward and backward.
+    `where` is the stream that the last layer left; `choices` counts the products of a grid that streamed and that gathered.
+    `_source` and `_entered` are the last tensor that entered a layer, and what became of it: q, k and v take the same tensor,
+    and one collective serves the three, forward and backward.
     """
 
     where: Stream

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from plait import models
 from plait.plan import Plan
 from plait.verify.problem import Problem, with_keys
@@ -53,15 +55,25 @@ def _as_it_is(problem: Problem, plan: Plan, steps: int) -> tuple[Problem, Plan]:
 
 
 def _uneven_tokens(problem: Problem, plan: Plan, steps: int) -> tuple[Problem, Plan] | str:
-    targets = problem.loader().dataset[0][1]
+    return _no_mask(problem) or (replace(problem, masked=True), plan)
+
+
+def _no_mask(problem: Problem) -> str | None:
+    """Why no target of the problem can be masked; None where it can."""
+    inputs, targets = next(problem.loader())
     if targets.is_floating_point():
         return "its targets are no classes, so none can be masked"
-    return replace(problem, masked=True), plan
+    if getattr(problem.train, "loss", None) is not None:
+        model = problem.make_whole_model(torch.float32)
+        with torch.no_grad():
+            if not isinstance(problem.loss(model(inputs[:2]), targets[:2]), tuple):
+                return "its loss returns a mean over samples; one that returns (sum, count) may mask targets"
+    return None
 
 
 def _accumulation(problem: Problem, plan: Plan, steps: int) -> tuple[Problem, Plan]:
     more = 3 if plan.micro_batches == 1 else 2 * plan.micro_batches
-    return replace(problem, masked=not problem.loader().dataset[0][1].is_floating_point()), replace(plan, micro_batches=more)
+    return replace(problem, masked=_no_mask(problem) is None), replace(plan, micro_batches=more)
 
 
 def _clipping(problem: Problem, plan: Plan, steps: int) -> tuple[Problem, Plan]:
@@ -90,7 +102,7 @@ def _frozen_and_unused(problem: Problem, plan: Plan, steps: int) -> tuple[Proble
 def _last_batch(problem: Problem, plan: Plan, steps: int) -> tuple[Problem, Plan] | str:
     if steps < 2:
         return "it needs two steps"
-    short = max(min(problem.train.global_batch - 1, 2 * plan.dp.size * plan.micro_batches - 1), 1)
+    short = max(min(problem.train.global_batch - 1, 3 * plan.dp.size * plan.micro_batches - 1), 1)
     return replace(problem, num_samples=(steps - 1) * problem.train.global_batch + short), plan
 
 

@@ -42,7 +42,7 @@ class Idle(nn.Module):
 class Problem:
     """One training problem. `model`, `data` and `train` are sections of a config, by mapping or by attribute.
 
-    `masked` pads targets unevenly; `frozen` freezes every parameter whose name contains one of its words; `idle` adds a
+    `masked` pads targets unevenly; `frozen` names parameters, or modules with all of theirs, that do not train; `idle` adds a
     parameter that no forward uses; `num_samples` keeps only the first samples of the data.
     """
 
@@ -61,7 +61,7 @@ class Problem:
             with torch.device("meta" if is_meta(model) else "cpu"):
                 model.add_module("idle", Idle())
         for name, parameter in model.named_parameters():
-            if any(word in name for word in self.frozen):
+            if any(f"{name}.".startswith(f"{frozen}.") for frozen in self.frozen):
                 parameter.requires_grad_(False)
         return model
 

@@ -123,10 +123,13 @@ def in_new_world(task: Task) -> Report:
 
 def _rank_main(task: Task) -> Report:
     world = comm.init(Mesh.of(Plan.parse(task.plan)))
+    together = False  # a rank that fails leaves alone: the others may never reach the door
     try:
-        return in_world(world, task)
+        report = in_world(world, task)
+        together = True
+        return report
     finally:
-        world.close()
+        world.close(together=together)
 
 
 def in_world(world: World, task: Task) -> Report:

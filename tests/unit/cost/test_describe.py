@@ -56,3 +56,60 @@ def test_models_without_a_sequence():
     assert mlp.seq_len == 1
     resnet = describe({"name": "resnet", "depth": 18, "num_classes": 1000, "in_channels": 3})
     assert resnet.parameters == 11_689_512
+
+
+def test_a_module_is_described_by_what_it_shows():
+    class Leaf:
+        def __init__(self, **shown):
+            self.__dict__.update(shown)
+
+        def children(self):
+            return []
+
+        def parameters(self, recurse=True):
+            return self.own
+
+        def modules(self):
+            return [self]
+
+    class Size:
+        def __init__(self, count):
+            self.count = count
+
+        def numel(self):
+            return self.count
+
+    class Linear(Leaf):
+        pass
+
+    class ModuleList(list):
+        def children(self):
+            return list(self)
+
+        def parameters(self, recurse=True):
+            return [p for leaf in self for p in leaf.parameters()]
+
+        def modules(self):
+            return [self, *self]
+
+    leaves = ModuleList(Linear(in_features=4, out_features=4, bias=None, own=[Size(16)]) for _ in range(3))
+
+    class Net:
+        def named_modules(self):
+            return [("", self), ("layers", leaves), *((f"layers.{i}", leaf) for i, leaf in enumerate(leaves))]
+
+        def modules(self):
+            return [self, leaves, *leaves]
+
+        def children(self):
+            return [leaves]
+
+        def parameters(self):
+            return leaves.parameters()
+
+        def __len__(self):
+            return 1
+
+    described = describe({"model": Net(), "data": {"seq_len": 8}})
+    assert described.parameters == 48 and described.seq_len == 8
+    assert [(block.name, count) for block, count in described.runs] == [("block", 3)]

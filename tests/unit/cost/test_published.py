@@ -5,6 +5,8 @@ from benchmarks.planner.ptdp import COLUMNS, PUBLISHED, predict
 from benchmarks.planner.rows import cases
 from benchmarks.planner.validate import error, run, summary
 
+import plait
+
 
 @pytest.fixture(scope="module")
 def pairs():
@@ -40,3 +42,17 @@ def test_every_model_of_the_ptdp_table():
     for values in PUBLISHED:
         row = dict(zip(COLUMNS, values, strict=True))
         assert predict(row) == pytest.approx(row["tflops"], rel=0.10)
+
+
+LLAMA_405B = {
+    **{"name": "llama", "num_hidden_layers": 126, "hidden_size": 16384, "num_attention_heads": 128},
+    **{"num_key_value_heads": 8, "intermediate_size": 53248, "vocab_size": 128256},
+}
+
+
+@pytest.mark.parametrize(("devices", "dp", "micro_batches", "tflops"), [(8192, 64, 32, 430), (16384, 128, 16, 400)])
+def test_llama_3_405b_which_no_constant_was_fitted_to(devices, dp, micro_batches, tflops):
+    """Llama Team, "The Llama 3 Herd of Models", table 4: TFLOP/s a GPU of 8,192 and 16,384 H100."""
+    asked = {"model": LLAMA_405B, "data": {"seq_len": 8192}, "train": {"global_batch": 2048}}
+    plan = f"tp8:1d,sp pp16:interleaved,v8 dp{dp}:zero1 mb{micro_batches} precision:bf16"
+    assert plait.estimate(asked, plan, f"h100x{devices}").tflops_per_device == pytest.approx(tflops, rel=0.05)

@@ -64,10 +64,10 @@ def whole_of(parts: list[tuple[Any, Tensor]]) -> Tensor:
     full = torch.full(first.view, float("nan"), dtype=parts[0][1].dtype)
     for placement, value in parts:
         box = tuple(slice(o, o + e) for o, e in zip(placement.box.offset, placement.box.extent, strict=True))
-        value = value.reshape(placement.box.extent)
+        boxed = value.reshape(placement.box.extent)
         known = ~full[box].isnan()
-        assert torch.equal(full[box][known], value[known])
-        full[box] = value
+        assert torch.equal(full[box][known], boxed[known])
+        full[box] = boxed
     assert not full.isnan().any()
     return full.reshape(first.shape)
 

@@ -20,11 +20,11 @@ class RandomState:
     def seed(self, seed: int) -> Tensor:
         """Start from a seed; returns the state that this gives."""
         torch.manual_seed(seed)
-        return self._get()
+        return get_state(self._device)
 
     def pack(self, payload: Payload, fresh: Tensor) -> None:
         """Let the state travel with a payload if it is not the fresh one any more."""
-        state = self._get()
+        state = get_state(self._device) if payload.random is None else payload.random
         drawn = not torch.equal(state, fresh)
         if drawn:
             payload.tensors.append(state.to(self._device))
@@ -38,11 +38,13 @@ class RandomState:
             payload.restore = lambda: self._set(state)
             payload.restore()
 
-    def _get(self) -> Tensor:
-        return torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else torch.get_rng_state()
-
     def _set(self, state: Tensor) -> None:
         if self._device.type == "cuda":
             torch.cuda.set_rng_state(state, self._device)
         else:
             torch.set_rng_state(state)
+
+
+def get_state(device: torch.device) -> Tensor:
+    """A copy of the state of the default generator of a device."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()

@@ -1,0 +1,205 @@
+"""What a model's forward calls, in which order, and what each call needs of earlier ones: found by running it once.
+
+A model is glue (its own Python code: masks, positions, rotary tables, residuals) around *units*: its blocks and the
+other modules that have parameters. The forward runs on a small example, whole, with one unit at a time in memory; every
+tensor that the glue makes remembers which units' results it is made from. Nothing is rewritten: stages run this forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+
+
+@dataclass(frozen=True, order=True)
+class Result:
+    """Tensor number `leaf` of what call number `call` returns."""
+
+    call: int
+    leaf: int
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The calls of a forward by the names of their modules; a module may be called more than once.
+
+    `needs[k]` are the results that reach call k through glue alone, `weights[k]` the parameters that do; the last entry of
+    both is for the output of the model.
+    """
+
+    calls: tuple[str, ...]
+    needs: tuple[frozenset[Result], ...]
+    weights: tuple[frozenset[str], ...]
+
+    def crossing(self, stage_of: Sequence[int], boundary: int) -> tuple[Result, ...]:
+        """What must pass from stage `boundary` to the next: made up to there, and needed by any later stage."""
+        last = max(stage_of)
+        wanted = {
+            result
+            for call, results in enumerate(self.needs)
+            for result in results
+            if (stage_of[call] if call < len(stage_of) else last) > boundary >= stage_of[result.call]
+        }
+        return tuple(sorted(wanted))
+
+
+def find_units(model: nn.Module, blocks: Iterable[str]) -> list[str]:
+    """Names of the blocks and of the outermost other modules with parameters of their own that hold no block."""
+    names = set(blocks)
+    units: list[str] = []
+    for name, module in model.named_modules():
+        if any(name == unit or name.startswith(f"{unit}.") for unit in units):
+            continue
+        around = any(block.startswith(f"{name}." if name else "") for block in names)
+        if name in names or (module._parameters and any(p is not None for p in module._parameters.values()) and not around):
+            units.append(name)
+    return units
+
+
+@dataclass
+class _Origins:
+    results: set[Result] = field(default_factory=set)
+    weights: set[str] = field(default_factory=set)
+
+    def add(self, other: _Origins) -> None:
+        self.results |= other.results
+        self.weights |= other.weights
+
+
+class _Watch(TorchDispatchMode):
+    """Follows origins through the operations of the glue, by memory, so that views and writes in place count too."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._name_of = {id(param): name for name, param in model.named_parameters()}
+        self._origins: dict[int, _Origins] = {}
+        self._alive: list[Any] = []  # addresses are names here, so nothing may be freed
+        self.inside_unit = False
+
+    def of(self, values: Any) -> _Origins:
+        found = _Origins()
+        for leaf in tree_leaves(values):
+            if isinstance(leaf, Tensor):
+                found.add(self._of_tensor(leaf))
+        return found
+
+    def _of_tensor(self, tensor: Tensor) -> _Origins:
+        name = self._name_of.get(id(tensor))
+        if name is not None:
+            return _Origins(weights={name})
+        return self._origins.get(tensor.untyped_storage()._cdata, _Origins())
+
+    def mark(self, tensor: Tensor, origins: _Origins) -> None:
+        storage = tensor.untyped_storage()
+        self._alive.append((tensor, storage))
+        self._origins.setdefault(storage._cdata, _Origins()).add(origins)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.inside_unit:
+            return func(*args, **kwargs)
+        origins = self.of((args, kwargs))
+        args, kwargs = tree_map_only(Tensor, _with_memory, (args, kwargs))
+        output = func(*args, **kwargs)
+        if origins.results or origins.weights:
+            for leaf in tree_leaves(output):
+                if isinstance(leaf, Tensor):
+                    self.mark(leaf, origins)
+        return output
+
+
+def _with_memory(tensor: Tensor) -> Tensor:
+    return torch.zeros(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor
+
+
+def discover(model: nn.Module, blocks: Iterable[str], run: Callable[[], Any]) -> Flow:
+    """The flow of `run()`, which calls the model on an example. Units on the meta device get zeros while they run."""
+    watch = _Watch(model)
+    calls: list[str] = []
+    needs: list[_Origins] = []
+
+    def observed(name: str, module: nn.Module) -> Callable[..., Any]:
+        forward = module.forward
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if watch.inside_unit:
+                return forward(*args, **kwargs)
+            number = len(calls)
+            calls.append(name)
+            needs.append(watch.of((args, kwargs)))
+            watch.inside_unit = True
+            try:
+                with _in_memory(module):
+                    output = forward(*args, **kwargs)
+                output = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, output)
+            finally:
+                watch.inside_unit = False
+            for leaf, value in enumerate(tree_leaves(output)):
+                if isinstance(value, Tensor):
+                    watch.mark(value, _Origins({Result(number, leaf)}))
+            return output
+
+        return call
+
+    units = {name: model.get_submodule(name) for name in find_units(model, blocks)}
+    with _replaced(units, observed), _glue_in_memory(model, units), torch.random.fork_rng(devices=[]), torch.no_grad(), watch:
+        output = run()
+    needs.append(watch.of(output))
+    return Flow(tuple(calls), tuple(frozenset(one.results) for one in needs), tuple(frozenset(one.weights) for one in needs))
+
+
+@contextmanager
+def _replaced(units: dict[str, nn.Module], wrap: Callable[[str, nn.Module], Callable[..., Any]]) -> Iterator[None]:
+    before: dict[str, Any] = {name: vars(module).get("forward") for name, module in units.items()}
+    for name, module in units.items():
+        module.forward = wrap(name, module)
+    try:
+        yield
+    finally:
+        for name, module in units.items():
+            if before[name] is None:
+                del module.forward
+            else:
+                module.forward = before[name]
+
+
+@contextmanager
+def _in_memory(module: nn.Module) -> Iterator[None]:
+    """Zeros for the meta parameters and buffers of a module and all inside it, for a while."""
+    tables: list[Any] = [table for part in module.modules() for table in (part._buffers, part._parameters)]
+    held = [(table, key, value) for table in tables for key, value in table.items() if value is not None and value.is_meta]
+    for table, key, value in held:
+        zeros = torch.zeros(value.shape, dtype=value.dtype)
+        table[key] = nn.Parameter(zeros, requires_grad=False) if isinstance(value, nn.Parameter) else zeros
+    try:
+        yield
+    finally:
+        for table, key, value in held:
+            table[key] = value
+
+
+@contextmanager
+def _glue_in_memory(model: nn.Module, units: dict[str, nn.Module]) -> Iterator[None]:
+    """Zeros for the meta buffers outside the units."""
+    inside = {part for unit in units.values() for part in unit.modules()}
+    held = [
+        (part._buffers, key, value)
+        for part in model.modules()
+        if part not in inside
+        for key, value in part._buffers.items()
+        if value is not None and value.is_meta
+    ]
+    for table, key, value in held:
+        table[key] = torch.zeros(value.shape, dtype=value.dtype)
+    try:
+        yield
+    finally:
+        for table, key, value in held:
+            table[key] = value
