@@ -33,6 +33,7 @@ class Family:
     classes: int
     tokens: bool = False
     by_slice: bool = False
+    by_micro_batch: bool = False  # a loss of its own, of all slices of a micro-batch together
 
     def model(self) -> nn.Module:
         """On the meta device."""
@@ -162,6 +163,63 @@ DEEP = {
 }
 
 
+# A sequence that 2 and 4 ranks cut in zig-zag order, heads and experts that 4 ranks share.
+LONG = {
+    "num_hidden_layers": 2,
+    "hidden_size": 16,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 12,
+    "vocab_size": 32,
+    "max_position_embeddings": 16,
+}
+MIXTRAL = {**LONG, "num_local_experts": 4, "num_experts_per_tok": 2}
+DEEPSEEK = {
+    **LONG,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 8,
+    "num_shared_experts": 2,
+    "first_k_dense_replace": 1,
+}
+ROUTERS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "balanced": {"router_aux_loss_coef": 0.1, "router_z_loss_coef": 0.02},
+    "by-sequence": {"router_aux_loss_coef": 0.1, "seq_aux": True, "norm_topk_prob": False, "routed_scaling_factor": 2.0},
+    "bias": {
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "n_group": 2,
+        "topk_group": 1,
+        "router_bias_update_speed": 0.05,
+    },
+    "groups": {"n_group": 2, "topk_group": 1, "router_aux_loss_coef": 0.05},
+    "drop": {"capacity_factor": 0.6, "router_aux_loss_coef": 0.05},
+    "drop-position": {"capacity_factor": 0.9, "drop_policy": "position"},
+    "noisy": {"topk_method": "noisy", "router_aux_loss_coef": 0.1, "seq_aux": True},
+    "expert-choice": {"topk_method": "expert_choice", "router_z_loss_coef": 0.02},
+}
+
+
+def _experts(kind: str, base: dict[str, Any], router: str) -> Family:
+    keys = {**base, **ROUTERS[router]}
+    if kind == "deepseek" and "n_group" in keys:
+        keys["topk_group"] = 1
+    random = router == "noisy"
+    return Family("llama", keys, (8,), 32, tokens=True, by_slice=random, by_micro_batch=not random)
+
+
+EXPERT_FAMILIES = {
+    f"{kind}-{router}": _experts(kind, base, router)
+    for kind, base in (("mixtral", MIXTRAL), ("deepseek", DEEPSEEK))
+    for router in ROUTERS
+}
+LONG_FAMILIES = {
+    "long-llama": Family("llama", LONG, (16,), 32, tokens=True),
+    "long-gpt": Family("gpt", {k: v for k, v in LONG.items() if k != "num_key_value_heads"}, (16,), 32, tokens=True),
+}
+
+
 @dataclass
 class Outcome:
     """Largest relative errors of one plan, and the name of the worst tensor."""
@@ -188,7 +246,14 @@ def family_of(name: str) -> Family:
         from tests.parity.hugging_face import HUGGING_FACE
 
         return HUGGING_FACE[name]
-    return {**DEEP, **DROPPED, **FAMILIES, **{f"split-{key}": family for key, family in SPLIT_FAMILIES.items()}}[name]
+    return {
+        **DEEP,
+        **DROPPED,
+        **FAMILIES,
+        **EXPERT_FAMILIES,
+        **LONG_FAMILIES,
+        **{f"split-{key}": family for key, family in SPLIT_FAMILIES.items()},
+    }[name]
 
 
 def optimizer(params: Any) -> torch.optim.Optimizer:
@@ -243,7 +308,8 @@ _REFERENCES: dict[Any, Record] = {}
 def reference(family_name: str, plan: Plan, num_samples: int, options: dict[str, Any]) -> Record:
     """One device, plain PyTorch; remembered, as many plans share it."""
     family = family_of(family_name)
-    cut = (plan.dp.size, plan.micro_batches) if family.by_slice else None
+    by_micro_batch = family.by_micro_batch and plan.micro_batches > 1
+    cut = (plan.dp.size, plan.micro_batches) if family.by_slice or by_micro_batch else None
     key = (family_name, cut, num_samples, options.get("clip_grad_norm"))
     if key not in _REFERENCES:
         model = family.model()
@@ -263,7 +329,8 @@ def reference(family_name: str, plan: Plan, num_samples: int, options: dict[str,
             ]
 
         batches = family.batches(num_samples)
-        _REFERENCES[key] = run_reference(model, batches, recipe, slices, by_slice=family.by_slice)
+        how = {"by_slice": family.by_slice, "by_micro_batch": by_micro_batch}
+        _REFERENCES[key] = run_reference(model, batches, recipe, slices, **how)
     return _REFERENCES[key]
 
 

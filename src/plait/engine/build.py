@@ -11,10 +11,13 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
-from plait import comm, data, models, tensor
+from plait import comm, context, data, models, tensor
 from plait.comm import World
+from plait.context import ContextGroup
 from plait.data import DataGroup, DataStrategy, Unit
 from plait.engine import recompute, update
+from plait.engine.axes import data_axis
+from plait.engine.balance import Balance
 from plait.engine.batch import BatchSplitter, call
 from plait.engine.cut import Cutting, cut
 from plait.engine.engine import Engine, EngineParts
@@ -46,7 +49,7 @@ class Options:
     Attributes:
         seed: of the initial values (by name) and of dropout (by step and micro-batch).
         blocks: pattern of the model's repeated blocks, as `layers.*`; found by structure where it is None.
-        roles: from module pattern to role, for tensor parallel; None takes the model's own table.
+        roles: from module pattern to role; None takes the model's own table.
         clip_grad_norm: the largest norm of the gradient; None does not clip.
         learning_rate: factor on the optimizer's lr by step, from 0.
         num_servers: ranks that serve under `dpN:server`; None means all.
@@ -89,6 +92,8 @@ def build(
 
     world = world or join_world(plan)
     blocks = _blocks(model, options.blocks)
+    sequence = _split_sequences(model, plan, world, options)
+    balance = Balance.of(model, data_axis(world), sequence, loss)
     whole = Whole.of(model)
     split = _split_layers(model, plan, world, options)
     if split is not None:
@@ -121,13 +126,17 @@ def build(
                 learning_rate=options.learning_rate,
                 split=split,
             ),
-            splitter=BatchSplitter(model, plan.micro_batches, DTYPES[plan.precision], world.device),
+            splitter=BatchSplitter(
+                model, plan.micro_batches, DTYPES[plan.precision], world.device, None if sequence is None else sequence.cut
+            ),
+            balance=balance,
             actions=schedule.ranks[axis.rank],
             pipeline=Pipeline(
                 {stage: Part(own.stages[stage], strategies[stage]) for stage in strategies},
                 schedule.num_stages,
                 Transport(axis, schedule.placement, world.device),
                 loss,
+                balance,
             ),
             tied=TiedSum(axis, schedule.placement, stages_of_model.tied, strategies),
             holding=own.holding,
@@ -164,10 +173,19 @@ def _blocks(model: nn.Module, pattern: str | None) -> list[str]:
     return blocks
 
 
+def _split_sequences(model: nn.Module, plan: Plan, world: World, options: Options) -> ContextGroup | None:
+    """Replace attention by its context-parallel form, if the plan splits sequences."""
+    if plan.cp.size == 1:
+        return None
+    roles = models.roles_for(model) if options.roles is None else options.roles
+    named = {name: role for name, _ in model.named_modules() if (role := models.role(name, roles)) is not None}
+    return context.apply(model, named, world.axis("cp"), plan.cp.strategy)
+
+
 def _data_group(plan: Plan, world: World, options: Options) -> DataGroup:
     return DataGroup(
-        axis=world.axis("dp"),
-        shard=world.axis("dp_shard") if plan.dp.replicate > 1 else world.axis("dp"),
+        axis=data_axis(world),
+        shard=data_axis(world, "dp_shard" if plan.dp.replicate > 1 else "dp"),
         replicate=world.axis("dp_replicate"),
         param_dtype=DTYPES[plan.precision],
         master_dtype=MASTER_DTYPES[plan.precision],

@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plait.comm import Axis, World
+from plait.comm import World
 from plait.data import DataStrategy
+from plait.engine.axes import within_stage
+from plait.engine.balance import Balance
 from plait.engine.batch import BatchSplitter, MicroBatch
 from plait.engine.holding import Holding
 from plait.engine.init import derive_seed
@@ -51,6 +53,7 @@ class EngineParts:
     seed: int
     mean_of_workers: bool = False
     split: TensorSplit | None = None
+    balance: Balance | None = None
 
 
 class Engine:
@@ -64,6 +67,7 @@ class Engine:
         self._splitter, self._seed = parts.splitter, parts.seed
         self._mean_of_workers = parts.mean_of_workers
         self._axis, self._stages = parts.world.axis("dp"), parts.world.axis("pp")
+        self._balance = parts.balance
         self._split, self._everyone = parts.split, within_stage(parts.world)
         self._pipeline, self._tied = parts.pipeline, parts.tied
         self._totals = LossTotals(0.0, 1.0, 0.0)
@@ -101,6 +105,7 @@ class Engine:
             seconds=time.perf_counter() - began,
             timeline=timeline,
             ledger=world.ledger.since(earlier),
+            load=None if self._balance is None else self._balance.load,
         )
 
     @torch.no_grad()
@@ -171,17 +176,14 @@ class Engine:
             observe(self)
         self.update.apply(self._totals, self.step_index, self._divisor())
         self.strategy.publish()
+        if self._balance is not None:
+            self._balance.after_update(self._stages)
 
     def _divisor(self) -> float:
         return 1.0 if self._mean_of_workers else self._totals.count
 
     def _grad_norm(self) -> float:
         return float(self._totals.squared_norm**0.5) / self._divisor()
-
-
-def within_stage(world: World) -> Axis:
-    """The ranks that share a stage of the pipeline: data x tensor."""
-    return world.axis(("dp", "tp")) if world.mesh.tp > 1 else world.axis("dp")
 
 
 @contextmanager

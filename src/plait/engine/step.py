@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plait.comm import Ledger
+from plait.engine.balance import Load
 from plait.trace import Timeline
 
 
@@ -19,6 +20,7 @@ class StepResult:
         seconds: the time of the step on this rank.
         timeline: its actions and collectives.
         ledger: what this rank sent, by axis and operation.
+        load: where the tokens went, for a model with experts.
     """
 
     loss: float
@@ -27,3 +29,4 @@ class StepResult:
     seconds: float
     timeline: Timeline
     ledger: Ledger
+    load: Load | None = None
