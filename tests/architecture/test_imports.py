@@ -25,6 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "trace": {"errors", "plan", "mesh"},
     "comm": WORDS - {"config"},
     **dict.fromkeys(STRATEGIES, {*WORDS, "comm"} - {"config"}),
+    "expert": {*WORDS, "comm", "models"} - {"config"},  # it fills the seams that a router and its experts leave open
     "reference": {"errors"},  # "module:function" of a config
     "models": {"errors", "reference"},
     "datasets": {"errors", "reference"},

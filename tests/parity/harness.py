@@ -33,6 +33,7 @@ class Family:
     classes: int
     tokens: bool = False
     by_slice: bool = False
+    by_micro_batch: bool = False  # a loss of its own, of all slices of a micro-batch together
 
     def model(self) -> nn.Module:
         """On the meta device."""
@@ -134,12 +135,88 @@ SPLIT_FAMILIES = {
 }
 
 
+TINY = {"num_hidden_layers": 2, "hidden_size": 24, "vocab_size": 28, "intermediate_size": 36, "max_position_embeddings": 32}
+GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 24, "n_head": 4, "vocab_size": 44, "n_positions": 17, "n_inner": 40}
+GPT2 |= {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
+HUGGING_FACE = {
+    "hf-llama": {**TINY, "model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 6},
+    "hf-gpt2": GPT2,
+    "hf-qwen2": {**TINY, "model_type": "qwen2", "num_attention_heads": 4, "num_key_value_heads": 4, "pad_token_id": 3},
+}
+SPLIT_FAMILIES |= {
+    name: Family("hf", {"config": config}, (8,), int(str(config["vocab_size"])), tokens=True)
+    for name, config in HUGGING_FACE.items()
+}
+
+
+# Its masks depend on the slice, so one device takes the same slices.
+DROPPED = {
+    "split-gpt-dropout": Family("gpt", {**SPLIT_FAMILIES["gpt"].keys, "dropout": 0.3}, (8,), 44, tokens=True, by_slice=True)
+}
+
 # Enough layers for eight stages, and small ones: what pipelines are proven on.
 DEEP = {
     "mlp-deep": Family("mlp", {**FAMILIES["mlp"].keys, "num_hidden_layers": 7}, (6,), 5),
     "gpt-deep": Family("gpt", {**FAMILIES["gpt"].keys, "num_hidden_layers": 4, "hidden_size": 8}, (9,), 29, tokens=True),
     "llama-deep": Family("llama", {**FAMILIES["llama"].keys, "num_hidden_layers": 5, "hidden_size": 8}, (7,), 31, tokens=True),
     "resnet": FAMILIES["resnet"],
+}
+
+
+# A sequence that 2 and 4 ranks cut in zig-zag order, heads and experts that 4 ranks share.
+LONG = {
+    "num_hidden_layers": 2,
+    "hidden_size": 16,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 12,
+    "vocab_size": 32,
+    "max_position_embeddings": 16,
+}
+MIXTRAL = {**LONG, "num_local_experts": 4, "num_experts_per_tok": 2}
+DEEPSEEK = {
+    **LONG,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 8,
+    "num_shared_experts": 2,
+    "first_k_dense_replace": 1,
+}
+ROUTERS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "balanced": {"router_aux_loss_coef": 0.1, "router_z_loss_coef": 0.02},
+    "by-sequence": {"router_aux_loss_coef": 0.1, "seq_aux": True, "norm_topk_prob": False, "routed_scaling_factor": 2.0},
+    "bias": {
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "n_group": 2,
+        "topk_group": 1,
+        "router_bias_update_speed": 0.05,
+    },
+    "groups": {"n_group": 2, "topk_group": 1, "router_aux_loss_coef": 0.05},
+    "drop": {"capacity_factor": 0.6, "router_aux_loss_coef": 0.05},
+    "drop-position": {"capacity_factor": 0.9, "drop_policy": "position"},
+    "noisy": {"topk_method": "noisy", "router_aux_loss_coef": 0.1, "seq_aux": True},
+    "expert-choice": {"topk_method": "expert_choice", "router_z_loss_coef": 0.02},
+}
+
+
+def _experts(kind: str, base: dict[str, Any], router: str) -> Family:
+    keys = {**base, **ROUTERS[router]}
+    if kind == "deepseek" and "n_group" in keys:
+        keys["topk_group"] = 1
+    random = router == "noisy"
+    return Family("llama", keys, (8,), 32, tokens=True, by_slice=random, by_micro_batch=not random)
+
+
+EXPERT_FAMILIES = {
+    f"{kind}-{router}": _experts(kind, base, router)
+    for kind, base in (("mixtral", MIXTRAL), ("deepseek", DEEPSEEK))
+    for router in ROUTERS
+}
+LONG_FAMILIES = {
+    "long-llama": Family("llama", LONG, (16,), 32, tokens=True),
+    "long-gpt": Family("gpt", {k: v for k, v in LONG.items() if k != "num_key_value_heads"}, (16,), 32, tokens=True),
 }
 
 
@@ -169,7 +246,14 @@ def family_of(name: str) -> Family:
         from tests.parity.hugging_face import HUGGING_FACE
 
         return HUGGING_FACE[name]
-    return {**DEEP, **FAMILIES, **{f"split-{key}": family for key, family in SPLIT_FAMILIES.items()}}[name]
+    return {
+        **DEEP,
+        **DROPPED,
+        **FAMILIES,
+        **EXPERT_FAMILIES,
+        **LONG_FAMILIES,
+        **{f"split-{key}": family for key, family in SPLIT_FAMILIES.items()},
+    }[name]
 
 
 def optimizer(params: Any) -> torch.optim.Optimizer:
@@ -224,7 +308,8 @@ _REFERENCES: dict[Any, Record] = {}
 def reference(family_name: str, plan: Plan, num_samples: int, options: dict[str, Any]) -> Record:
     """One device, plain PyTorch; remembered, as many plans share it."""
     family = family_of(family_name)
-    cut = (plan.dp.size, plan.micro_batches) if family.by_slice else None
+    by_micro_batch = family.by_micro_batch and plan.micro_batches > 1
+    cut = (plan.dp.size, plan.micro_batches) if family.by_slice or by_micro_batch else None
     key = (family_name, cut, num_samples, options.get("clip_grad_norm"))
     if key not in _REFERENCES:
         model = family.model()
@@ -244,7 +329,8 @@ def reference(family_name: str, plan: Plan, num_samples: int, options: dict[str,
             ]
 
         batches = family.batches(num_samples)
-        _REFERENCES[key] = run_reference(model, batches, recipe, slices, by_slice=family.by_slice)
+        how = {"by_slice": family.by_slice, "by_micro_batch": by_micro_batch}
+        _REFERENCES[key] = run_reference(model, batches, recipe, slices, **how)
     return _REFERENCES[key]
 
 

@@ -19,7 +19,7 @@ NO_EFFECT: Final = frozenset(
         *("architectures", "_name_or_path", "name_or_path", "transformers_version", "tokenizer_class", "auto_map", "prefix"),
         *("torch_dtype", "dtype", "torchscript", "attn_implementation", "_attn_implementation", "gradient_checkpointing"),
         *("use_cache", "is_decoder", "return_dict", "output_attentions", "output_hidden_states", "n_ctx", "max_window_layers"),
-        *("pretraining_tp", "router_aux_loss_coef", "task_specific_params", "finetuning_task", "problem_type"),
+        *("pretraining_tp", "task_specific_params", "finetuning_task", "problem_type"),
         *("id2label", "label2id"),
     }
 )
@@ -35,7 +35,11 @@ ALIASES: Final = {
         "n_positions": "max_position_embeddings",
         "n_inner": "intermediate_size",
     },
-    "llama": {"num_experts": "num_local_experts"},
+    "llama": {
+        "num_experts": "num_local_experts",
+        "n_routed_experts": "num_local_experts",
+        "n_shared_experts": "num_shared_experts",
+    },
 }
 
 MUST_BE: Final[dict[str, dict[str, tuple[Any, ...]]]] = {
@@ -56,7 +60,10 @@ MUST_BE: Final[dict[str, dict[str, tuple[Any, ...]]]] = {
         "rope_scaling": (),
         "sliding_window": (),
         "use_sliding_window": (False,),
-        "output_router_logits": (False,),
+        "output_router_logits": (False,),  # its balance loss pools the layers; ours is a sum of one a layer
+        "moe_layer_freq": (1,),
+        "decoder_sparse_step": (1,),
+        "mlp_only_layers": ([],),
         "router_jitter_noise": (0,),
         "partial_rotary_factor": (1,),
         "quantization_config": (),
@@ -71,13 +78,20 @@ def digest(family: str, keys: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
     """The keys as this project names them, and one message for each that would be another model."""
     left = {key: value for key, value in keys.items() if value is not None and not _has_no_effect(key)}
     faults: list[str] = []
-    for step in (_model_type, _dropouts, _rope, _layer_types, _fixed, _aliases):
+    for step in (_balance_loss, _model_type, _dropouts, _rope, _layer_types, _fixed, _aliases):
         faults += step(family, left)
     return left, faults
 
 
 def _has_no_effect(key: str) -> bool:
     return key in NO_EFFECT or any(part in key for part in NO_EFFECT_PARTS)
+
+
+def _balance_loss(family: str, keys: dict[str, Any]) -> list[str]:
+    """A saved config carries the coefficient always, and its library uses it only with `output_router_logits`."""
+    if "model_type" in keys:
+        keys.pop("router_aux_loss_coef", None)
+    return []
 
 
 def _model_type(family: str, keys: dict[str, Any]) -> list[str]:

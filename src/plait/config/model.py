@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Reference = Annotated[str, Field(pattern=r"^[^:\s]+:[^:\s]+$")]  # module:function
 
@@ -76,7 +77,10 @@ class GPT(Transformer):
 
 
 class Llama(Transformer):
-    """Llama's architecture, dense or (with `num_local_experts`) a mixture of experts."""
+    """Llama's architecture, dense or (with `num_local_experts`) a mixture of experts.
+
+    What the keys of experts mean, and their defaults, stands in `plait.models.llama.mixture` and `models.routing`.
+    """
 
     name: Literal["llama"]
     num_key_value_heads: Count | None = None
@@ -88,6 +92,23 @@ class Llama(Transformer):
     num_experts_per_tok: Count | None = None
     moe_intermediate_size: Count | None = None
     num_shared_experts: Annotated[int, Field(ge=0)] | None = None
+    first_k_dense_replace: Annotated[int, Field(ge=0)] | None = None
+    topk_method: Literal["greedy", "group_limited_greedy", "noaux_tc", "noisy", "expert_choice"] | None = None
+    scoring_func: Literal["softmax", "sigmoid"] | None = None
+    norm_topk_prob: bool | None = None
+    routed_scaling_factor: Positive | None = None
+    n_group: Count | None = None
+    topk_group: Count | None = None
+    capacity_factor: Positive | None = None
+    drop_policy: Literal["score", "position"] | None = None
+    router_aux_loss_coef: NonNegative | None = None
+    seq_aux: bool | None = None
+    router_z_loss_coef: NonNegative | None = None
+    router_bias_update_speed: NonNegative | None = None
+
+
+EXPERT_KEYS: Final = tuple(Llama.model_fields)[tuple(Llama.model_fields).index("num_experts_per_tok") :]
+"""The keys of `Llama` that mean nothing without `num_local_experts`."""
 
 
 class ResNet(ModelSection):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from plait.config.model import FNO, GPT, LANGUAGE_MODELS, MLP, HuggingFace, Llama, Python, ResNet, Transformer
+from plait.config.model import EXPERT_KEYS, FNO, GPT, LANGUAGE_MODELS, MLP, HuggingFace, Llama, Python, ResNet, Transformer
 from plait.config.read import longest_sequence
 
 if TYPE_CHECKING:
@@ -63,11 +63,30 @@ def expert_keys_go_together(config: Config) -> Iterator[str]:
     if not isinstance(model, Llama):
         return
     if model.num_local_experts is None:
-        for key in ("num_experts_per_tok", "moe_intermediate_size", "num_shared_experts"):
+        for key in EXPERT_KEYS:
             if getattr(model, key):
                 yield f"model.{key} {getattr(model, key)} needs num_local_experts, the number of experts"
     elif model.num_experts_per_tok is not None and model.num_experts_per_tok > model.num_local_experts:
         yield f"model.num_experts_per_tok {model.num_experts_per_tok} is more than num_local_experts {model.num_local_experts}"
+
+
+def router_keys_go_together(config: Config) -> Iterator[str]:
+    """Groups cut the experts evenly and hold enough of them; what is balanced by itself needs no help."""
+    model = config.model
+    if not isinstance(model, Llama) or model.num_local_experts is None:
+        return
+    experts, groups, chosen_groups = model.num_local_experts, model.n_group or 1, model.topk_group or 1
+    if experts % groups:
+        yield f"model.num_local_experts {experts} must be a multiple of n_group {groups}; {_near(experts, groups)}"
+    elif chosen_groups > groups:
+        yield f"model.topk_group {chosen_groups} is more than n_group {groups}"
+    elif groups > 1 and (model.num_experts_per_tok or 2) > chosen_groups * (experts // groups):
+        yield (
+            f"model.topk_group {chosen_groups} groups hold {chosen_groups * (experts // groups)} experts, fewer than "
+            f"num_experts_per_tok {model.num_experts_per_tok or 2}"
+        )
+    if model.topk_method == "expert_choice" and (model.router_aux_loss_coef or model.router_bias_update_speed):
+        yield "model.topk_method 'expert_choice' is balanced by itself; leave router_aux_loss_coef and the bias's speed out"
 
 
 def hf_config_has_a_type(config: Config) -> Iterator[str]:
@@ -153,6 +172,7 @@ RULES: Final[tuple[Callable[[Config], Iterator[str]], ...]] = (
     head_dim_is_even,
     key_value_heads_divide_the_heads,
     expert_keys_go_together,
+    router_keys_go_together,
     hf_config_has_a_type,
     data_has_one_source,
     text_needs_a_language_model,

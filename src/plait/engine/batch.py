@@ -7,7 +7,7 @@ too: the keys that the model's forward accepts are its inputs, and the loss sees
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,13 +35,24 @@ class MicroBatch:
 class BatchSplitter:
     """Cuts the batches of one model into micro-batches."""
 
-    def __init__(self, model: nn.Module, num_micro_batches: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        num_micro_batches: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        cut: Callable[[Any], Any] | None = None,
+    ) -> None:
+        """`cut` takes this rank's part of the sequences of a batch."""
         self.num_micro_batches, self._dtype, self._device = num_micro_batches, dtype, device
+        self._cut = cut
         self._accepts = _accepted_keys(model)
 
     def split(self, batch: Any) -> list[MicroBatch]:
         """Cut a batch into `num_micro_batches` parts whose sizes differ by one sample at most."""
         inputs, targets = self._inputs_and_targets(batch)
+        if self._cut is not None:
+            inputs, targets = self._cut((inputs, targets))
         leaves, structure = tree_flatten((inputs, targets))
         tensors = [self._place(leaf) for leaf in leaves]
         num_samples = _num_samples(tensors)

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from plait.comm import Axis, World
-from plait.data import DataStrategy, Told
+from plait.comm import World
+from plait.data import DataStrategy
+from plait.engine.axes import within_stage
+from plait.engine.balance import Balance
 from plait.engine.batch import BatchSplitter, MicroBatch
+from plait.engine.delayed import Delayed, memory_of
 from plait.engine.holding import Holding
 from plait.engine.init import derive_seed
 from plait.engine.loss import LossTotals
@@ -52,6 +55,8 @@ class EngineParts:
     seed: int
     mean_of_workers: bool = False
     split: TensorSplit | None = None
+    delayed: Delayed | None = None
+    balance: Balance | None = None
 
 
 class Engine:
@@ -65,13 +70,16 @@ class Engine:
         self._splitter, self._seed = parts.splitter, parts.seed
         self._mean_of_workers = parts.mean_of_workers
         self._axis, self._stages = parts.world.axis("dp"), parts.world.axis("pp")
+        self._balance = parts.balance
         self._split, self._everyone = parts.split, within_stage(parts.world)
         self._pipeline, self._tied = parts.pipeline, parts.tied
         self._totals = LossTotals(0.0, 1.0, 0.0)
-        self._told = Told(0.0, 1.0, 0)
         self._actions = parts.actions
         self._updates_left = 0
         self._handlers = {**self._pipeline.handlers(), Kind.REDUCE: self._reduce, Kind.UPDATE: self._update}
+        self._delayed = parts.delayed
+        if self._delayed is not None:
+            self._handlers = self._delayed.handlers(self._handlers)
 
     # -- what users call ------------------------------------------------------------------------------------------
 
@@ -88,23 +96,42 @@ class Engine:
         timeline = Timeline(world.rank, enabled=trace)
         world.timeline, earlier = timeline, world.ledger.copy()
         self.model.train()
-        self._pipeline.begin(self._step_of(batch))
-        self._updates_left = sum(action.kind is Kind.UPDATE for action in self._actions)
-        with _own_random_state(world.device):
-            Runtime(self._actions, self._handlers, timeline, optional=frozenset({Kind.RESHARD})).run()
-        self._pipeline.end()
+        step = self._step_of(batch)
+        actions: Sequence[Action] = self._actions
+        if self._delayed is not None:
+            first = step.first
+            micro_batches, actions = self._delayed.begin(step.micro_batches, self.step_index)
+            offset = max(micro_batches) + 1 - len(step.micro_batches)
+            step = Step(micro_batches, lambda index: self._seed_of(first + index - offset))
+        self._pipeline.begin(step)
+        self._run(actions, timeline)
+        if self._delayed is not None:
+            self._totals = self._delayed.totals()
+            self._totals.check(self.step_index + 1)
+            self._totals = replace(self._totals, squared_norm=float("nan"))  # no norm of all stages exists
+        told = self.strategy.tell(self._totals.loss_sum, self._totals.count)
         self.step_index += 1
         if trace:
             timeline.mark_memory(self.memory())
         return StepResult(
-            loss=self._told.loss_sum / self._told.count if self._told.count else math.nan,
+            loss=told.loss_sum / told.count if told.count else math.nan,
             grad_norm=self._grad_norm(),
-            tokens=self._told.tokens,
+            tokens=told.tokens,
             seconds=time.perf_counter() - began,
             timeline=timeline,
             ledger=world.ledger.since(earlier),
             details=self.strategy.details(),
+            load=None if self._balance is None else self._balance.load,
         )
+
+    def flush(self) -> None:
+        """Empty an asynchronous pipeline: every gradient under way is computed and applied. Collective.
+
+        `save` and the end of `fit` do it; it changes nothing under a synchronous schedule.
+        """
+        if self._delayed is not None:
+            self._run(self._delayed.drain(), Timeline(self.world.rank, enabled=False))
+            self._delayed.end_drain()
 
     @torch.no_grad()
     def evaluate(self, batch: Any) -> float:
@@ -121,12 +148,14 @@ class Engine:
         """Save parameters, optimizer state, step and random state, by slices; `meta` is stored beside them. Collective."""
         from plait.engine.state import save
 
+        self.flush()
         save(self, Path(path), meta)
 
     def load(self, path: str | Path) -> dict[str, Any]:
         """Load what any plan has saved, and return its `meta`. Collective."""
         from plait.engine.state import load
 
+        self.flush()
         return load(self, Path(path))
 
     def memory(self) -> dict[str, int]:
@@ -151,9 +180,16 @@ class Engine:
     def _step_of(self, batch: Any) -> Step:
         micro_batches = [self._own(micro) for micro in self._splitter.split(batch)]
         first = self._axis.rank * len(micro_batches)
-        return Step(
-            dict(enumerate(micro_batches)), lambda index: derive_seed(self._seed, "step", self.step_index, first + index)
-        )
+        return Step(dict(enumerate(micro_batches)), lambda index: self._seed_of(first + index), first)
+
+    def _seed_of(self, slice_index: int) -> int:
+        return derive_seed(self._seed, "step", self.step_index, slice_index)
+
+    def _run(self, actions: Sequence[Action], timeline: Timeline) -> None:
+        self._updates_left = sum(action.kind is Kind.UPDATE for action in actions)
+        with _own_random_state(self.world.device):
+            Runtime(actions, self._handlers, timeline, optional=frozenset({Kind.RESHARD})).run()
+        self._pipeline.end()
 
     def _own(self, micro: MicroBatch) -> MicroBatch:
         """What this rank of the tensor axis takes of a micro-batch."""
@@ -180,18 +216,14 @@ class Engine:
             observe(self)
         self.update.apply(self._totals, self.step_index, self._divisor())
         self.strategy.end_step()
-        self._told = self.strategy.tell(self._totals.loss_sum, self._totals.count)
+        if self._balance is not None:
+            self._balance.after_update(self._stages)
 
     def _divisor(self) -> float:
         return 1.0 if self._mean_of_workers else self._totals.count
 
     def _grad_norm(self) -> float:
         return float(self._totals.squared_norm**0.5) / (self._divisor() or 1.0)
-
-
-def within_stage(world: World) -> Axis:
-    """The ranks that share a stage of the pipeline: data x tensor."""
-    return world.axis(("dp", "tp")) if world.mesh.tp > 1 else world.axis("dp")
 
 
 @contextmanager
@@ -213,7 +245,7 @@ def live_bytes(engine: Engine) -> dict[str, int]:
     ]
     frozen = [param for param in engine.holding.params.values() if not param.requires_grad]
     groups = {
-        "parameters": [*tensors.get("parameters", ()), *frozen],
+        "parameters": [*tensors.get("parameters", ()), *frozen, *memory_of(engine._delayed)],
         "gradients": [*tensors.get("gradients", ())],
         "optimizer": [*tensors.get("optimizer", ()), *state],
         "buffers": [*tensors.get("buffers", ()), *engine.model.buffers()],

@@ -142,11 +142,15 @@ class Initializer:
 
 
 def buffer_dtype(module: nn.Module, name: str, dtype: torch.dtype) -> torch.dtype:
-    """The run's precision for state (running statistics), at least float32 for tables (rotary frequencies)."""
+    """The run's precision for state (running statistics), at least float32 for tables (rotary frequencies).
+
+    A module says by `WIDE_BUFFERS` which of its persistent buffers bf16 would not do for.
+    """
     buffer = module._buffers[name]
     assert buffer is not None
     if not buffer.is_floating_point():
         return buffer.dtype
-    if name in module._non_persistent_buffers_set and dtype != torch.float64:
+    wide = name in module._non_persistent_buffers_set or name in getattr(module, "WIDE_BUFFERS", ())
+    if wide and dtype != torch.float64:
         return torch.float32
     return dtype

@@ -82,6 +82,10 @@ class LossSum:
         self.count += count
         return total
 
+    def add_auxiliary(self, total: Tensor) -> None:
+        """Take this rank's part of losses that are no function of the output; their gradients have a way of their own."""
+        self.loss_sum += total.to(self.loss_sum.device)
+
     def worker_weight(self, num_workers: int) -> float:
         """The factor that makes a sum over workers the mean of their means (a server's aggregate "mean")."""
         return 1.0 / (num_workers * max(float(self.count), 1.0))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from plait.data import DataStrategy
+from plait.engine.balance import Balance
 from plait.engine.batch import MicroBatch
 from plait.engine.loss import LossFunction, LossSum
 from plait.pipeline.actions import Action, Kind
@@ -37,12 +38,22 @@ class Step:
 
     micro_batches: Mapping[int, MicroBatch]
     seed: Callable[[int], int]  # of the random numbers of a micro-batch
+    first: int = 0  # number of the first micro-batch among those of all data ranks
 
 
 class Pipeline:
     """The handlers of a schedule's actions."""
 
-    def __init__(self, parts: Mapping[int, Part], num_stages: int, transport: Transport, loss: LossFunction) -> None:
+    def __init__(
+        self,
+        parts: Mapping[int, Part],
+        num_stages: int,
+        transport: Transport,
+        loss: LossFunction,
+        balance: Balance | None = None,
+    ) -> None:
+        """`balance`: the routers of a model with experts."""
+        self._balance = balance
         self.parts, self.num_stages, self.transport = dict(parts), num_stages, transport
         device = next(iter(self.parts.values())).strategy.group.device
         self.loss = LossSum(device)
@@ -69,6 +80,8 @@ class Pipeline:
         """A step begins."""
         self._step = step
         self.loss.reset()
+        if self._balance is not None:
+            self._balance.begin(list(step.micro_batches.values()))
         self.transport.begin(lambda micro_batch: step.micro_batches[micro_batch].shapes)
 
     def end(self) -> None:
@@ -83,6 +96,7 @@ class Pipeline:
         if stage > 0:
             received = self.transport.take_input(stage, micro_batch)
             self._random.unpack(received)
+        self._tell_routers(micro_batch, recording=True)
         part.strategy.begin_forward()
         output = part.stage.forward(micro_batch, micro.inputs, received)
         part.strategy.end_forward()
@@ -111,10 +125,19 @@ class Pipeline:
     def _forward(self, action: Action) -> None:
         stage, micro_batch = action.stage, index_of(action)
         output = self.forward(stage, micro_batch)
+        if self._balance is not None:
+            self.loss.add_auxiliary(self._balance.take_auxiliary())
         if stage == self.num_stages - 1:
             micro = self._step.micro_batches[micro_batch]
-            loss = self.loss.add(self._loss_function(output, micro.targets), micro.num_samples)
+            found = self._loss_function(output, micro.targets)
+            if self._balance is not None:
+                self._balance.check(found)
+            loss = self.loss.add(found, micro.num_samples)
             self.parts[stage].stage.keep(micro_batch, [loss])
+
+    def _tell_routers(self, micro_batch: int, *, recording: bool) -> None:
+        if self._balance is not None:
+            self._balance.enter(micro_batch, self._step.micro_batches[micro_batch], recording=recording)
 
     def _gradients(self, action: Action) -> list[Tensor] | None:
         last = action.stage == self.num_stages - 1
@@ -122,12 +145,14 @@ class Pipeline:
 
     def _backward(self, action: Action) -> None:
         part = self.parts[action.stage]
+        self._tell_routers(index_of(action), recording=False)
         grads = part.stage.backward(index_of(action), self._gradients(action))
         self.transport.put_gradients(action.stage, index_of(action), grads)
         part.strategy.end_backward()
 
     def _input_grad(self, action: Action) -> None:
         part = self.parts[action.stage]
+        self._tell_routers(index_of(action), recording=False)
         grads = part.stage.input_grad(index_of(action), self._gradients(action))
         self.transport.put_gradients(action.stage, index_of(action), grads)
         part.strategy.end_input_grad()

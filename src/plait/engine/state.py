@@ -22,6 +22,7 @@ from plait.checkpoint import Checkpoint
 from plait.checkpoint import Piece as SavedPiece
 from plait.checkpoint import save as save_pieces
 from plait.data import Piece, Replicas
+from plait.engine.axes import data_axis
 from plait.engine.parts import LocalPart, Shapes, local_buffers, local_frozen
 from plait.errors import CheckpointError
 
@@ -89,7 +90,7 @@ def average_optimizer_state(engine: Engine) -> None:
 
 def average_buffers(engine: Engine) -> None:
     """Let running statistics, which every rank keeps of its own samples, be the mean over the data axis. Collective."""
-    axis = engine.world.axis("dp")
+    axis = data_axis(engine.world)
     for part in local_buffers(engine.holding):
         if axis.size > 1 and part.value.is_floating_point():
             mean = part.value / axis.size
@@ -112,7 +113,7 @@ def _parameter_pieces(engine: Engine) -> Iterator[SavedPiece]:
     replicas = engine.strategy.replicas
     for piece in _counted(engine):
         yield from _share(engine, _of_piece(engine, piece, piece.name, piece.value), replicas)
-    axis = engine.world.axis("dp")
+    axis = data_axis(engine.world)
     holders = Replicas(1, 0) if engine.strategy.frozen_states else Replicas(axis.size, axis.rank)
     for part in local_frozen(engine.strategy, engine.holding):
         if part.name not in engine.holding.secondary:
@@ -120,7 +121,7 @@ def _parameter_pieces(engine: Engine) -> Iterator[SavedPiece]:
 
 
 def _buffer_pieces(engine: Engine) -> Iterator[SavedPiece]:
-    if engine.world.axis("dp").rank == engine.world.axis("tp").rank == 0:
+    if data_axis(engine.world).rank == engine.world.axis("tp").rank == 0:
         for part in local_buffers(engine.holding):
             if part.name not in engine.holding.secondary:
                 yield from _saved(part)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from plait.comm import Ledger
+from plait.engine.balance import Load
 from plait.trace import Timeline
 
 
@@ -21,6 +22,7 @@ class StepResult:
         timeline: its actions and collectives.
         ledger: what this rank sent, by axis and operation.
         details: what the strategy adds, by name, as the staleness of this rank's gradient.
+        load: where the tokens went, for a model with experts.
 
     Under `local` and `async-server`, whose ranks do not step together, loss and norm are this rank's own; where it hears of
     the others (an outer step, an answer of the server), loss and tokens are of all that it had not heard of.
@@ -33,3 +35,4 @@ class StepResult:
     timeline: Timeline
     ledger: Ledger
     details: Mapping[str, float] = field(default_factory=dict)
+    load: Load | None = None

@@ -13,6 +13,8 @@ links) and `ROLES`, from module pattern to role. In a pattern `*` stands for one
 | row | second half: the input features are split as the `column` before left them |
 | attention | q, k, v [B, heads, S, head size] -> the same; no parameters; heads are independent, positions are not |
 | head | vectors -> logits over the vocabulary, no bias |
+| router | chooses experts; its parameters compute alike on every tensor-parallel rank |
+| experts | rows sorted by expert, and their counts -> rows; parameters `gate`, `up`, `down` [experts, out, in] |
 | replicated | computes alike on every tensor-parallel rank |
 
 Modules without a role own no parameters and act on each element alone.
@@ -63,7 +65,7 @@ def roles_for(model: nn.Module) -> dict[str, str]:
     table = getattr(home, "ROLES", None)
     if not isinstance(table, Mapping):
         raise ModelError(
-            f"tensor parallel needs a table of roles for {type(model).__name__}: [model] roles = {{...}}, Options(roles=...), "
+            f"this plan needs a table of roles for {type(model).__name__}: [model] roles = {{...}}, Options(roles=...), "
             f"or ROLES = {{...}} beside the class in {home.__name__}"
         )
     names = [name for name, _ in model.named_modules()]  # a table is of a family, of which not every model has every module
@@ -110,7 +112,8 @@ def _module(name: str) -> ModuleType:
 
 def _call(constructor: Any, name: str, keys: dict[str, Any]) -> nn.Module:
     """Call with a check of the keys first, so that a TypeError from inside stays what it is."""
-    known = inspect.signature(constructor).parameters
+    known = {key: p for key, p in inspect.signature(constructor).parameters.items() if p.kind is not p.VAR_KEYWORD}
+    known |= getattr(constructor, "more_keys", {})
     for key in keys.keys() - known.keys():
         raise ModelError(f"model {name!r} has no key {key!r}; {nearest(key, known)}")
     missing = [key for key, parameter in known.items() if parameter.default is parameter.empty and key not in keys]

@@ -1,4 +1,4 @@
-"""Llama: a decoder with RMS norms, rotary positions, grouped key-value heads and a gated MLP.
+"""Llama: a decoder with RMS norms, rotary positions, grouped key-value heads and a gated MLP, or a mixture of experts.
 
 Touvron et al., "LLaMA: Open and Efficient Foundation Language Models", section 2.2; Ainslie et al., "GQA", section 2.2.
 Heads are counted from the tensors at hand, so a shard of the heads runs through the same code. Names and the order of
@@ -8,14 +8,18 @@ Shapes: B samples, S positions, D hidden size, H heads, G key-value heads, K hea
 
 from __future__ import annotations
 
+import inspect
 import math
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plait.errors import ModelError, NotAvailable
+from plait.errors import ModelError
+from plait.models.experts import Experts, MixtureOfExperts
 from plait.models.layers import CausalAttention, Embedding, Linear, check_divides, check_positive
+from plait.models.routing import Router, RouterSettings
 
 BLOCKS = "blocks.*"
 CHAIN = ("embed", BLOCKS, "norm", "head")
@@ -32,6 +36,11 @@ ROLES = {
     "blocks.*.mlp.gate": "column",
     "blocks.*.mlp.up": "column",
     "blocks.*.mlp.down": "row",
+    "blocks.*.mlp.router": "router",
+    "blocks.*.mlp.experts": "experts",
+    "blocks.*.mlp.shared.gate": "column",
+    "blocks.*.mlp.shared.up": "column",
+    "blocks.*.mlp.shared.down": "row",
     "norm": "norm",
     "head": "head",
 }
@@ -105,10 +114,60 @@ class MLP(nn.Module):
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
+def mixture(
+    index: int,
+    num_local_experts: int | None,
+    *,
+    hidden_size: int,
+    intermediate_size: int,
+    std: float,
+    std_residual: float,
+    num_experts_per_tok: int = 2,
+    moe_intermediate_size: int | None = None,
+    num_shared_experts: int = 0,
+    first_k_dense_replace: int = 0,
+    topk_method: str | None = None,
+    scoring_func: str = "softmax",
+    norm_topk_prob: bool = True,
+    routed_scaling_factor: float = 1.0,
+    n_group: int = 1,
+    topk_group: int = 1,
+    capacity_factor: float | None = None,
+    drop_policy: str = "score",
+    router_aux_loss_coef: float = 0.0,
+    seq_aux: bool = False,
+    router_z_loss_coef: float = 0.0,
+    router_bias_update_speed: float = 0.0,
+) -> nn.Module:
+    """The MLP of block `index`: dense without experts and in the first blocks, else a mixture. Keys as Hugging Face's."""
+    if num_local_experts is None or index < first_k_dense_replace:
+        return MLP(hidden_size, intermediate_size, std=std, std_residual=std_residual)
+    inner = moe_intermediate_size or intermediate_size
+    settings = RouterSettings(
+        num_experts=num_local_experts,
+        num_chosen=num_experts_per_tok,
+        method=topk_method or ("greedy" if n_group == 1 else "group_limited_greedy"),
+        scoring=scoring_func,
+        normalise=norm_topk_prob,
+        scale=routed_scaling_factor,
+        num_groups=n_group,
+        num_chosen_groups=topk_group,
+        capacity_factor=capacity_factor,
+        drop_by=drop_policy,
+        balance_coef=router_aux_loss_coef,
+        balance_per_sequence=seq_aux,
+        z_coef=router_z_loss_coef,
+        bias_speed=router_bias_update_speed,
+    )
+    shared = MLP(hidden_size, inner * num_shared_experts, std=std, std_residual=std_residual) if num_shared_experts else None
+    experts = Experts(num_local_experts, hidden_size, inner, std=std, std_residual=std_residual)
+    return MixtureOfExperts(Router(hidden_size, settings, std=std), experts, shared)
+
+
 class Block(nn.Module):
     """Attention, then the MLP, each behind its norm and added to the residual stream."""
 
-    def __init__(self, attention: Attention, mlp: MLP, hidden_size: int, *, eps: float, dropout: float) -> None:
+    def __init__(self, attention: Attention, mlp: nn.Module, hidden_size: int, *, eps: float, dropout: float) -> None:
         super().__init__()
         self.norm1 = nn.RMSNorm(hidden_size, eps=eps)
         self.attention = attention
@@ -124,6 +183,8 @@ class Block(nn.Module):
 
 class Llama(nn.Module):
     """Token numbers [B, S] -> logits [B, S, V]: the composition of `CHAIN`, one tensor between any two links."""
+
+    more_keys: ClassVar = {key: p for key, p in inspect.signature(mixture).parameters.items() if p.default is not p.empty}
 
     def __init__(
         self,
@@ -142,12 +203,11 @@ class Llama(nn.Module):
         dropout: float = 0.0,
         initializer_range: float = 0.02,
         num_local_experts: int | None = None,
-        num_experts_per_tok: int | None = None,
-        moe_intermediate_size: int | None = None,
-        num_shared_experts: int | None = None,
+        **expert_keys: Any,
     ) -> None:
-        if (num_local_experts, num_experts_per_tok, moe_intermediate_size, num_shared_experts) != (None,) * 4:
-            raise NotAvailable("a mixture of experts (num_local_experts) is not available yet; leave its keys out")
+        """With `num_local_experts`, the MLPs are mixtures of experts; `mixture` knows the other keys."""
+        if num_local_experts is None and expert_keys:
+            raise ModelError(f"{', '.join(expert_keys)}: without num_local_experts there are no experts")
         num_key_value_heads = num_key_value_heads or num_attention_heads
         check_positive(num_hidden_layers=num_hidden_layers, hidden_size=hidden_size, num_attention_heads=num_attention_heads)
         check_positive(num_key_value_heads=num_key_value_heads, intermediate_size=intermediate_size, vocab_size=vocab_size)
@@ -161,17 +221,20 @@ class Llama(nn.Module):
         std = initializer_range
         std_residual = std / math.sqrt(2 * num_hidden_layers)  # each block adds two parts to the residual stream
 
-        def block() -> Block:
+        def mlp(index: int) -> nn.Module:
+            widths: dict[str, Any] = {"std": std, "std_residual": std_residual, **expert_keys}
+            return mixture(index, num_local_experts, hidden_size=hidden_size, intermediate_size=intermediate_size, **widths)
+
+        def block(index: int) -> Block:
             attention = Attention(
                 hidden_size, num_attention_heads, num_key_value_heads, head_dim=head_dim,
                 rotary=Rotary(head_dim, rope_theta), dropout=dropout, std=std, std_residual=std_residual,
             )  # fmt: skip
-            mlp = MLP(hidden_size, intermediate_size, std=std, std_residual=std_residual)
-            return Block(attention, mlp, hidden_size, eps=rms_norm_eps, dropout=dropout)
+            return Block(attention, mlp(index), hidden_size, eps=rms_norm_eps, dropout=dropout)
 
         self.max_position_embeddings = max_position_embeddings
         self.embed = Embedding(vocab_size, hidden_size, std=std)
-        self.blocks = nn.ModuleList(block() for _ in range(num_hidden_layers))
+        self.blocks = nn.ModuleList(block(index) for index in range(num_hidden_layers))
         self.norm = nn.RMSNorm(hidden_size, eps=rms_norm_eps)
         self.head = Linear(hidden_size, vocab_size, bias=False, std=std)
         if tie_word_embeddings:

@@ -15,9 +15,11 @@ from plait.plan.plan import Plan
 BUILT: Final[dict[str, frozenset[str]]] = {
     "dp": frozenset(axes.DATA_STRATEGIES),
     "tp": frozenset({"1d", "2d", "2.5d", "3d"}),
-    "pp": frozenset({"naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zbv", "v-half", "v-min", "dualpipev"}),
+    "pp": frozenset(
+        {"naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zbv", "v-half", "v-min", "dualpipev", "pipedream", "2bw"}
+    ),
     "ep": frozenset(),  # {"ep"} when experts are split
-    "cp": frozenset(),
+    "cp": frozenset({"ring", "ulysses"}),
     "remat": frozenset({"none", "selective", "full"}),
     "precision": frozenset({"float32", "bf16", "float64"}),
     "options": frozenset({"replicate", "offload", "sp"}),  # known: replicate, offload, sp, compile

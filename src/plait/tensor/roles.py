@@ -14,7 +14,20 @@ from plait.errors import ModelError, nearest
 from plait.tensor.mode import LinearRule, Mode
 from plait.tensor.placement import parts
 
-ROLES = ("embedding", "position", "norm", "head_norm", "column", "qkv", "row", "attention", "head", "region", "replicated")
+ROLES = (
+    "embedding",
+    "position",
+    "norm",
+    "last_norm",
+    "head_norm",
+    "column",
+    "qkv",
+    "row",
+    "attention",
+    "head",
+    "region",
+    "replicated",
+)
 LINEAR = ("column", "qkv", "row", "head")
 FUSED = {"qkv": 3}
 

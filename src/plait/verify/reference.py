@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
+from plait.verify.auxiliary import Auxiliary
 from plait.verify.observation import Contribution, Observation, Record, Tensors
 
 Batch = tuple[Any, Any]
@@ -52,12 +53,14 @@ def run_reference(
     slices: Callable[[int, Batch], Sequence[Slice]] | None = None,
     *,
     by_slice: bool = False,
+    by_micro_batch: bool = False,
     contributions: bool = False,
 ) -> Record:
     """Train a copy of `model` on the global batches, one step each.
 
     `slices(step, batch)` says what the parallel run makes of a batch; it is used only with `by_slice` (compute slice by slice)
-    and with `contributions` (record what each slice adds to the gradient, for the diagnosis).
+    with `by_micro_batch` (compute together what all ranks have of a micro-batch, for losses that are of a micro-batch by
+    definition) and with `contributions` (record what each slice adds to the gradient, for the diagnosis).
     """
     model = copy.deepcopy(model)
     named = dict(model.named_parameters())
@@ -68,17 +71,20 @@ def run_reference(
     for step, batch in enumerate(batches):
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * recipe.lr_factor(step)
-        parts = list(slices(step, batch)) if slices is not None and (by_slice or contributions) else []
+        parts = list(slices(step, batch)) if slices is not None and (by_slice or by_micro_batch or contributions) else []
         added = [_contribution(model, recipe.loss, part) for part in parts] if contributions else []
-        work = parts if by_slice else [Slice(0, 0, batch)]
+        work = parts if by_slice else _by_micro_batch(parts) if by_micro_batch else [Slice(0, 0, batch)]
         stale = _stale_gradients(model, before, recipe, work, seeded=by_slice) if contributions and before else {}
         before = _values(named)
-        total, count = _accumulate(model, recipe.loss, work, seeded=by_slice)
-        norm = _finish_gradients(named, count, recipe.clip_grad_norm)
+        total, count, auxiliary = _accumulate(model, recipe.loss, work, seeded=by_slice)
+        norm = _finish_gradients(named, count, recipe.clip_grad_norm, auxiliary.grads)
         grads = {name: None if p.grad is None else p.grad.clone() for name, p in named.items()}
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        seen = Observation(total / count, grads, _values(named), norm, optimizer.param_groups[0]["lr"], count=count)
+        _after_update(model)
+        seen = Observation(
+            total / count + auxiliary.value, grads, _values(named), norm, optimizer.param_groups[0]["lr"], count=count
+        )
         steps.append(replace(seen, contributions=added, stale_grads=stale))
     return Record(start, steps)
 
@@ -91,8 +97,8 @@ def _stale_gradients(
     named = dict(old.named_parameters())
     for name, parameter in named.items():
         parameter.data.copy_(before[name])
-    _, count = _accumulate(old, recipe.loss, parts, seeded=seeded)
-    _finish_gradients(named, count, recipe.clip_grad_norm)
+    _, count, auxiliary = _accumulate(old, recipe.loss, parts, seeded=seeded)
+    _finish_gradients(named, count, recipe.clip_grad_norm, auxiliary.grads)
     return {name: p.grad for name, p in named.items()}
 
 
@@ -117,23 +123,25 @@ def loss_sum(loss: Loss, output: Any, batch: Batch) -> tuple[Tensor, float]:
     return total, float(count)
 
 
-def _accumulate(model: nn.Module, loss: Loss, parts: Sequence[Slice], *, seeded: bool) -> tuple[float, float]:
-    """The gradient of the summed loss into `.grad`, the summed loss, the count."""
+def _accumulate(model: nn.Module, loss: Loss, parts: Sequence[Slice], *, seeded: bool) -> tuple[float, float, Auxiliary]:
+    """The gradient of the summed loss into `.grad`, the summed loss, the count; what modules add to the mean loss."""
     total = count = 0.0
+    auxiliary = Auxiliary(model, sum(num_samples(part.batch) for part in parts))
     for part in parts:
-        if not _samples(part.batch):
+        if not num_samples(part.batch):
             continue
         with _random(part.seed, seeded):
             value, number = loss_sum(loss, call(model, part.batch[0]), part.batch)
+        auxiliary.add(num_samples(part.batch))
         value.backward()
         total, count = total + float(value.detach()), count + number
-    return total, max(count, 1.0)
+    return total, max(count, 1.0), auxiliary
 
 
 def _contribution(model: nn.Module, loss: Loss, part: Slice) -> Contribution:
     """What one slice adds, at the present weights; buffers (batch-norm's running statistics) are left alone."""
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not _samples(part.batch):
+    if not num_samples(part.batch):
         return Contribution(part.rank, part.micro_batch, 0.0, {})
     kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with _random(part.seed, True):
@@ -144,16 +152,40 @@ def _contribution(model: nn.Module, loss: Loss, part: Slice) -> Contribution:
     return Contribution(part.rank, part.micro_batch, count, dict(zip(named, grads, strict=True)))
 
 
-def _finish_gradients(named: dict[str, nn.Parameter], count: float, clip: float | None) -> float:
-    """Divide once by the global count, clip; the norm before clipping."""
+def _finish_gradients(
+    named: dict[str, nn.Parameter], count: float, clip: float | None, auxiliary: Mapping[str, Tensor]
+) -> float:
+    """Divide once by the global count, add the auxiliary losses', clip; the norm before clipping."""
     grads = [p.grad for p in named.values() if p.grad is not None]
     for grad in grads:
         grad.div_(count)
+    for name, grad in auxiliary.items():
+        known = named[name].grad
+        named[name].grad = grad if known is None else known.add_(grad)
+    grads = [p.grad for p in named.values() if p.grad is not None]
     norm = float(torch.stack([grad.double().square().sum() for grad in grads]).sum().sqrt()) if grads else 0.0
     if clip is not None and norm + CLIP_EPSILON > clip:
         for grad in grads:
             grad.mul_(clip / (norm + CLIP_EPSILON))
     return norm
+
+
+def _by_micro_batch(parts: Sequence[Slice]) -> list[Slice]:
+    """The slices with the same micro-batch put together again, in the order of the ranks."""
+    found = []
+    for index in sorted({part.micro_batch for part in parts}):
+        batches = [part.batch for part in parts if part.micro_batch == index]
+        joined = tree_map(lambda *leaves: torch.cat(leaves) if isinstance(leaves[0], Tensor) else leaves[0], *batches)
+        found.append(Slice(0, index, joined))
+    return found
+
+
+def _after_update(model: nn.Module) -> None:
+    """Let modules that learn by other means than gradients (balancing by bias) have their turn."""
+    for module in model.modules():
+        act = getattr(module, "after_update", None)
+        if act is not None:
+            act()
 
 
 @contextmanager
@@ -169,14 +201,15 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
     return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
 
 
-def _samples(batch: Batch) -> int:
+def num_samples(batch: Batch) -> int:
+    """Of a batch."""
     return next((len(leaf) for leaf in _tensors(batch[0])), 0)
 
 
 def slicing_reasons(model: nn.Module, batch: Batch) -> list[str]:
     """Why a global batch at once has no meaning for this model, found by trying it; empty when it has."""
     trial = copy.deepcopy(model)
-    samples = _samples(batch)
+    samples = num_samples(batch)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         first = _output(trial, batch[0])
@@ -191,6 +224,14 @@ def slicing_reasons(model: nn.Module, batch: Batch) -> list[str]:
                 "the reference runs the same slices, statistics are those of a micro-batch on a rank"
             ]
     return []
+
+
+def pooled_losses(model: nn.Module) -> list[str]:
+    """Why the slices of a micro-batch belong together: a loss that is by definition one of all their tokens; empty if none."""
+    pooled = any(getattr(getattr(module, "settings", None), "balance_coef", 0.0) for module in model.modules())
+    if not pooled:
+        return []
+    return ["its balance loss is that of a micro-batch over all ranks, so the reference runs micro-batch by micro-batch"]
 
 
 def _output(model: nn.Module, inputs: Any) -> Tensor:

@@ -34,7 +34,7 @@ from plait.verify.observation import Record
 from plait.verify.observe import join, record_rank
 from plait.verify.probes import PROBES
 from plait.verify.problem import Problem, plan_dtype, reference_dtype
-from plait.verify.reference import Slice, run_reference, slicing_reasons
+from plait.verify.reference import Slice, pooled_losses, run_reference, slicing_reasons
 from plait.verify.report import Report
 
 PRECISIONS = ("float64", "float32")
@@ -191,14 +191,17 @@ def _judge(world: World, problem: Problem, plan: Plan, task: Task, records: Sequ
     model = problem.make_whole_model(dtype)
     batches, slices = problem.batches(task.steps, dtype), problem.slices(plan)
     notes = slicing_reasons(model, batches[0])
+    pooled = pooled_losses(model) if plan.micro_batches > 1 and not notes else []
+    how = {"by_slice": bool(notes), "by_micro_batch": bool(pooled)}
+    notes = [*notes, *pooled]
     facts = facts_of(plan, world.mesh, problem, task.steps)
     parallel = join(records)
     tolerance = task.tolerance if task.tolerance is not None else TOLERANCE[plan_dtype(plan)]
-    reference = run_reference(model, batches, problem.recipe(), slices, by_slice=bool(notes))
+    reference = run_reference(model, batches, problem.recipe(), slices, **how)
     report = judge(parallel, reference, facts, tolerance=tolerance, plan=str(plan), world_size=world.size)
     if report.failed and not report.refusals:
-        moved = run_reference(_nudged(model), batches, problem.recipe(), slices, by_slice=bool(notes))
-        reference = run_reference(model, batches, problem.recipe(), slices, by_slice=bool(notes), contributions=True)
+        moved = run_reference(_nudged(model), batches, problem.recipe(), slices, **how)
+        reference = run_reference(model, batches, problem.recipe(), slices, **how, contributions=True)
         report = judge(parallel, reference, facts, tolerance=tolerance, plan=str(plan), world_size=world.size)
         report = replace(report, findings=[*_rounding(report, moved, reference), *report.findings])
     norms = [seen.grad_norm or 0.0 for seen in reference.steps]

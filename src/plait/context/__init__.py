@@ -1,0 +1,14 @@
+"""Split a sequence: ring attention and Ulysses.
+
+`apply` puts a parallel form in the place of every module of role `attention`, tells those of role `position` where this
+rank's tokens stand, and gives what cuts a batch. Everything else of a model sees each token alone and stays as it is.
+"""
+
+from __future__ import annotations
+
+from plait.context.apply import apply
+from plait.context.group import ContextGroup
+from plait.context.ring import RingAttention
+from plait.context.ulysses import UlyssesAttention
+
+__all__ = ["ContextGroup", "RingAttention", "UlyssesAttention", "apply"]

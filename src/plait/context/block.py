@@ -1,0 +1,77 @@
+"""Attention of some queries to some keys, with what is needed to add the parts up: the log of the softmax's denominator.
+
+For a query whose keys lie in several blocks, out = sum_j exp(lse_j - lse) out_j with lse = log sum_j exp(lse_j): the rule of
+the online softmax (Dao et al., "FlashAttention", section 3.1). And the backward of a block needs only the *final* out and
+lse, not its own. Shapes: B samples, H heads, Q queries, J keys, K head size; everything [B, H, ., K], lse [B, H, Q].
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+_flash_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+_flash = torch.ops.aten._scaled_dot_product_flash_attention
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(out, lse). `causal`: query i sees keys 0..i of as many. `mask` [B or 1, 1, Q, J], True where a query sees a key.
+
+    A query that sees nothing has out 0 and lse -inf.
+    """
+    if mask is None and q.device.type == "cpu":
+        out, lse = _flash_cpu(q, k, v, 0.0, causal)
+        return out, lse
+    if mask is None and _takes_flash(q):
+        found = _flash(q, k, v, 0.0, causal)
+        return found[0], found[1]
+    scores = _scores(q, k, causal, mask)
+    lse = scores.logsumexp(-1)
+    weights = (scores - lse.masked_fill(lse == -math.inf, 0.0)[..., None]).exp()
+    return (weights.to(v.dtype) @ v), lse
+
+
+def attend_backward(
+    grad: Tensor, qkv: tuple[Tensor, Tensor, Tensor], out: Tensor, lse: Tensor, *, causal: bool, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """This block's part of the gradients of q, k, v; `out` and `lse` are those over all blocks."""
+    q, k, v = qkv
+    if mask is None and q.device.type == "cpu":
+        dq, dk, dv = _flash_cpu_backward(grad, q, k, v, out, lse, 0.0, causal)
+        return dq, dk, dv
+    if mask is None and _takes_flash(q):
+        empty = torch.empty(0, dtype=torch.uint64, device=q.device)
+        dq, dk, dv = _flash_backward(grad, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, empty, empty)
+        return dq, dk, dv
+    scores = _scores(q, k, causal, mask)
+    weights = (scores - lse.masked_fill(lse == -math.inf, 0.0)[..., None]).exp()
+    delta = (grad.to(weights.dtype) * out.to(weights.dtype)).sum(-1, keepdim=True)
+    inner = weights * ((grad @ v.transpose(-1, -2)).to(weights.dtype) - delta) / math.sqrt(q.shape[-1])
+    inner = inner.to(q.dtype)
+    return inner @ k, inner.transpose(-1, -2) @ q, weights.to(q.dtype).transpose(-1, -2) @ grad
+
+
+def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Two parts of one attention as one."""
+    total = torch.logaddexp(lse, part_lse)
+    base = total.masked_fill(total == -math.inf, 0.0)
+    first, second = (lse - base).exp()[..., None], (part_lse - base).exp()[..., None]
+    return out * first + part * second, total
+
+
+def _takes_flash(q: Tensor) -> bool:
+    return q.device.type == "cuda" and q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] % 8 == 0
+
+
+def _scores(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None) -> Tensor:
+    """Scaled, masked, in float32 at least. [B, H, Q, J]"""
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    scores = scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
+    if causal:
+        hidden = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(hidden, -math.inf)
+    return scores if mask is None else scores.masked_fill(~mask, -math.inf)

@@ -1,0 +1,71 @@
+"""Which positions of a sequence a rank of the context axis holds.
+
+For ring attention the sequence is cut into 2 n chunks, and rank r of n holds chunks r and 2n-1-r ("zig-zag"): an early
+token attends to few others and a late one to many, so each rank has as much to do as any other in every step of the ring.
+
+    n = 2, 8 positions      rank 0: 0 1 . . . . 6 7      rank 1: . . 2 3 4 5 . .
+
+For Ulysses the parts are contiguous: every rank sees whole sequences where it matters.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from plait.comm import Axis
+from plait.errors import DataError
+
+
+class ContextGroup:
+    """The context axis, and the length of the sequences at hand (learned from each batch by `cut`)."""
+
+    def __init__(self, axis: Axis, strategy: str) -> None:
+        self.axis, self.strategy = axis, strategy
+        self.seq_len = 0
+
+    @property
+    def num_chunks(self) -> int:
+        """Into how many equal chunks a sequence is cut."""
+        return self.axis.size * (2 if self.strategy == "ring" else 1)
+
+    def chunks(self, rank: int) -> tuple[int, ...]:
+        """The chunks of a rank, in the order in which it holds them."""
+        return (rank, 2 * self.axis.size - 1 - rank) if self.strategy == "ring" else (rank,)
+
+    def positions(self, rank: int | None = None) -> Tensor:
+        """The places in the whole sequence [S here] of what a rank holds; by default this rank."""
+        length = self.seq_len // self.num_chunks
+        rank = self.axis.rank if rank is None else rank
+        return torch.cat([torch.arange(chunk * length, (chunk + 1) * length) for chunk in self.chunks(rank)])
+
+    def order(self) -> Tensor:
+        """For each position of the sequence, where it stands among the parts of all ranks laid end to end. [S]"""
+        parts = torch.cat([self.positions(rank) for rank in range(self.axis.size)])
+        return parts.argsort()
+
+    def cut(self, batch: Any) -> Any:
+        """This rank's positions of every tensor of a batch that has a sequence: dimension 1. Remembers the length.
+
+        Raises `DataError` for tensors that disagree on the length, or a length that does not divide.
+        """
+        lengths: set[int] = set()
+        tree_map_only(Tensor, lambda leaf: lengths.add(leaf.shape[1]) if leaf.dim() > 1 else None, batch)
+        if len(lengths) != 1:
+            raise DataError(
+                f"cp{self.axis.size} cuts sequences, the second dim of all tensors; they have lengths {sorted(lengths)}"
+            )
+        length = lengths.pop()
+        if length % self.num_chunks:
+            below = length - length % self.num_chunks
+            near = f"{below} or {below + self.num_chunks}" if below else f"{self.num_chunks}"
+            raise DataError(
+                f"cp{self.axis.size}:{self.strategy} cuts sequences into {self.num_chunks} chunks, and {length} tokens do not "
+                f"divide; the nearest seq_len is {near}"
+            )
+        self.seq_len = length
+        here = self.positions()
+        return tree_map_only(Tensor, lambda leaf: leaf.index_select(1, here.to(leaf.device)) if leaf.dim() > 1 else leaf, batch)

@@ -1,0 +1,119 @@
+"""The routers of a rank's model during a step: what they must be told, and what they have to say.
+
+Before the first forward all ranks agree on what the loss will be divided by and on the samples of every micro-batch, as the
+auxiliary losses are weighed by both; after the update the load of every expert is summed, for balancing by bias and for
+whoever watches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plait.comm import Axis
+from plait.engine.batch import MicroBatch
+from plait.engine.loss import LossFunction
+from plait.errors import ModelError
+from plait.expert import RankSurroundings, SequenceCut
+from plait.models.routing import Router
+
+
+@dataclass(frozen=True)
+class Load:
+    """Where the tokens of one step went, over all ranks. `by_layer` [L][E]: tokens of each expert, as chosen.
+
+    Attributes:
+        dropped: share of all (token, expert) pairs that found no room.
+        busiest: tokens of the busiest expert in units of the mean, in the worst layer; 1 is balanced.
+    """
+
+    names: tuple[str, ...]
+    by_layer: tuple[tuple[float, ...], ...]
+    dropped: float
+    busiest: float
+
+
+class Balance:
+    """All routers of a model, as one."""
+
+    def __init__(self, routers: dict[str, Router], surroundings: RankSurroundings, tokens: Axis, loss: LossFunction) -> None:
+        self.routers, self._around, self._tokens = routers, surroundings, tokens
+        self._count = getattr(loss, "count", None)
+        self.load: Load | None = None
+
+    @classmethod
+    def of(cls, model: nn.Module, tokens: Axis, sequence: SequenceCut | None, loss: LossFunction) -> Balance | None:
+        """None for a model without routers."""
+        routers = {name: module for name, module in model.named_modules() if isinstance(module, Router)}
+        if not routers:
+            return None
+        around = RankSurroundings(tokens, sequence)
+        for router in routers.values():
+            router.surroundings = around
+        return cls(routers, around, tokens, loss)
+
+    def begin(self, micro_batches: Sequence[MicroBatch]) -> None:
+        """A step begins. Collective."""
+        samples = torch.tensor([float(micro.num_samples) for micro in micro_batches], dtype=torch.float64)
+        count = samples.sum() if self._count is None else sum(self._counted(micro) for micro in micro_batches)
+        scalars = torch.cat((torch.as_tensor(count, dtype=torch.float64).reshape(1).cpu(), samples))
+        scalars = scalars.to(self._device())
+        self._tokens.all_reduce(scalars, control=True).wait()
+        total, *by_micro_batch = scalars.tolist()
+        self._around.begin_step(total, by_micro_batch)
+
+    def _device(self) -> torch.device:
+        return next(iter(self.routers.values())).weight.device
+
+    def _counted(self, micro: MicroBatch) -> Tensor:
+        assert self._count is not None
+        return torch.as_tensor(self._count(micro.targets) if micro.num_samples else 0.0, dtype=torch.float64)
+
+    def enter(self, index: int, micro: MicroBatch, *, recording: bool) -> None:
+        """The forward or backward of a micro-batch begins."""
+        self._around.enter(index, present=micro.num_samples > 0, recording=recording)
+
+    def check(self, loss: Any) -> None:
+        """Refuse a loss whose count could not be known beforehand."""
+        if self._count is None and isinstance(loss, tuple) and self._has_auxiliary():
+            raise ModelError(
+                "the loss returns (sum, count), and auxiliary losses are weighed by the count before the first forward; give "
+                "the function an attribute `count`, a function of the targets"
+            )
+
+    def _has_auxiliary(self) -> bool:
+        return any(router.settings.balance_coef or router.settings.z_coef for router in self.routers.values())
+
+    def take_auxiliary(self) -> Tensor:
+        """This rank's part of the auxiliary losses since the last call, as a sum."""
+        return self._around.take_auxiliary()
+
+    def after_update(self, stages: Axis) -> None:
+        """Sum the load over all ranks, and let the routers of this rank's stages act on it. Collective."""
+        loads = [router.load for router in self.routers.values()]
+        sizes = [router.settings.num_experts + 2 for router in self.routers.values()]
+        device = self._device()
+        parts = [
+            torch.zeros(size, dtype=torch.float64, device=device) if load is None else load
+            for load, size in zip(loads, sizes, strict=True)
+        ]
+        together = torch.cat(parts)
+        self._tokens.all_reduce(together, control=True).wait()
+        for router, own, load in zip(self.routers.values(), loads, together.split(sizes), strict=True):
+            if own is not None:
+                router.load = load
+                router.after_update()
+        stages.all_reduce(together, control=True).wait()
+        by_layer = together.split(sizes)
+        self.load = _load(tuple(self.routers), [load.tolist() for load in by_layer])
+
+
+def _load(names: tuple[str, ...], loads: Sequence[Sequence[float]]) -> Load:
+    chosen = tuple(tuple(load[:-2]) for load in loads)
+    pairs = sum(load[-1] for load in loads)
+    busiest = max((max(layer) * len(layer) / sum(layer) for layer in chosen if sum(layer)), default=1.0)
+    return Load(names, chosen, sum(load[-2] for load in loads) / max(pairs, 1.0), busiest)

@@ -1,0 +1,7 @@
+"""Split the experts: where tokens go, how they get there and back, and how the load is kept even and visible."""
+
+from __future__ import annotations
+
+from plait.expert.surroundings import RankSurroundings, SequenceCut
+
+__all__ = ["RankSurroundings", "SequenceCut"]

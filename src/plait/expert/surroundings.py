@@ -1,0 +1,105 @@
+"""What a router of this rank must know of the tokens on other ranks, so that no number depends on how many ranks there are.
+
+The balance loss is that of all tokens of a micro-batch, over all ranks: only the counts need to be summed, because the loss
+is linear in the scores, and each rank's scores are its own affair. Capacity is that of a whole sequence, so where sequences
+are cut, scores are gathered. An auxiliary loss rides on the layer's output: its gradient starts when backward passes there,
+so it needs no place in the loss function, works on every pipeline stage and under recomputation.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from plait.comm import Axis
+from plait.models.routing import Surroundings
+
+
+class SequenceCut(Protocol):
+    """How sequences are cut over an axis."""
+
+    axis: Axis
+
+    def positions(self, rank: int | None = None) -> Tensor:
+        """The places of a rank's tokens in the whole sequence."""
+        ...
+
+    def order(self) -> Tensor:
+        """For each position, where it stands among the parts of all ranks laid end to end."""
+        ...
+
+
+class RankSurroundings(Surroundings):
+    """The surroundings of all routers of one rank. `tokens` is the axis over which ranks have other tokens."""
+
+    def __init__(self, tokens: Axis, sequence: SequenceCut | None = None) -> None:
+        self._tokens, self._sequence = tokens, sequence
+        self._samples: list[float] = [1.0]
+        self._count = 1.0
+        self._index = 0
+        self.auxiliary_sum = torch.zeros((), dtype=torch.float64)
+
+    def begin_step(self, count: float, samples: list[float]) -> None:
+        """`count`: what the loss of this step will be divided by; `samples` of each micro-batch; both summed over `tokens`."""
+        ranks_a_sample = 1 if self._sequence is None else self._sequence.axis.size
+        self._count, self._samples = count, [number / ranks_a_sample for number in samples]
+
+    def enter(self, micro_batch: int, *, present: bool, recording: bool) -> None:
+        """A forward (or with `recording` False a backward, which may recompute it) of a micro-batch begins."""
+        self._index, self.present, self.recording = micro_batch, float(present), recording
+
+    def take_auxiliary(self) -> Tensor:
+        """This rank's part of the auxiliary losses since the last call, as a sum like the loss's own. 0-dim, float64."""
+        total, self.auxiliary_sum = self.auxiliary_sum, torch.zeros((), dtype=torch.float64)
+        return total
+
+    def sizes(self, num_samples: int, num_positions: int) -> tuple[float, int]:
+        ranks = 1 if self._sequence is None else self._sequence.axis.size
+        return max(self._samples[self._index], 1.0), num_positions * ranks
+
+    def sum_tokens(self, counts: Tensor) -> Tensor:
+        total = counts.detach().clone()
+        self._tokens.all_reduce(total).wait()
+        return total
+
+    def sum_sequence(self, counts: Tensor) -> Tensor:
+        total = counts.detach().clone()
+        if self._sequence is not None:
+            self._sequence.axis.all_reduce(total).wait()
+        return total
+
+    def whole_sequence(self, part: Tensor) -> Tensor:
+        if self._sequence is None:
+            return part
+        axis = self._sequence.axis
+        mine = part.detach().transpose(0, 1).contiguous()  # [S here, B, ...]
+        whole = mine.new_empty((axis.size * mine.shape[0], *mine.shape[1:]))
+        axis.all_gather(whole.view(-1), mine.view(-1)).wait()
+        return whole[self._sequence.order().to(whole.device)].transpose(0, 1)
+
+    def own_positions(self, whole: Tensor) -> Tensor:
+        return whole if self._sequence is None else whole[:, self._sequence.positions().to(whole.device)]
+
+    def attach(self, output: Tensor, auxiliary: Tensor | None) -> Tensor:
+        if auxiliary is None:
+            return output
+        scale = self._count * self._samples[self._index] / max(sum(self._samples), 1.0)
+        if self.recording:
+            self.auxiliary_sum = self.auxiliary_sum + auxiliary.detach().double().cpu() * scale
+        attached: Tensor = _Attach.apply(output, auxiliary, scale)
+        return attached
+
+
+class _Attach(torch.autograd.Function):
+    """The output as it is; in backward the auxiliary loss's gradient is `scale`, whatever the output's."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, auxiliary: Tensor, scale: float) -> Tensor:
+        ctx.scale, ctx.like = scale, auxiliary.detach()
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return grads[0], torch.full_like(ctx.like, ctx.scale), None

@@ -1,0 +1,214 @@
+"""Routers and experts against plain loops: every variant, and the cases at the edge."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from plait.errors import ModelError
+from plait.models.experts import Experts, MixtureOfExperts
+from plait.models.grouped import METHODS, grouped_product, kernel_takes, measure
+from plait.models.routing import Router, RouterSettings, place_in_group
+
+D, E, K = 6, 4, 2
+
+
+def router(**keys: Any) -> Router:
+    torch.manual_seed(0)
+    made = Router(D, RouterSettings(**{"num_experts": E, "num_chosen": K, **keys}), std=0.7).double()
+    if made.noise_weight is not None:
+        torch.nn.init.normal_(made.noise_weight)
+    return made
+
+
+def mixture(**keys: Any) -> MixtureOfExperts:
+    made = router(**keys)
+    return MixtureOfExperts(made, Experts(E, D, 5, std=0.5, std_residual=0.5).double(), None)
+
+
+def tokens(num_samples: int = 3, num_positions: int = 8) -> Tensor:
+    return torch.randn(num_samples, num_positions, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def by_loop(layer: MixtureOfExperts, x: Tensor) -> Tensor:
+    """The layer, pair by pair."""
+    torch.manual_seed(2)
+    routing, flat, experts = layer.router(x), x.flatten(0, 1), layer.experts
+    out = torch.zeros_like(flat)
+    for token, expert, weight in zip(routing.token, routing.expert, routing.weight, strict=True):
+        hidden = torch.nn.functional.silu(experts.gate[expert] @ flat[token]) * (experts.up[expert] @ flat[token])
+        out[token] += weight * (experts.down[expert] @ hidden)
+    return out.view_as(x)
+
+
+ROUTERS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "not normalised": {"normalise": False, "scale": 2.5},
+    "sigmoid": {"scoring": "sigmoid"},
+    "groups": {"method": "group_limited_greedy", "num_groups": 2},
+    "groups, bias": {"method": "noaux_tc", "scoring": "sigmoid", "num_groups": 2, "bias_speed": 0.1},
+    "noisy": {"method": "noisy"},
+    "expert choice": {"method": "expert_choice"},
+    "expert choice, half": {"method": "expert_choice", "capacity_factor": 0.5},
+    "drop by score": {"capacity_factor": 0.5},
+    "drop by position": {"capacity_factor": 0.75, "drop_by": "position"},
+    "tiny capacity": {"capacity_factor": 0.01},
+    "all experts": {"num_chosen": E},
+    "one expert": {"num_chosen": 1},
+}
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_the_layer_equals_a_loop_over_pairs(name: str) -> None:
+    layer, x = mixture(**ROUTERS[name]), tokens()
+    torch.manual_seed(2)
+    out = layer(x)
+    torch.testing.assert_close(out, by_loop(layer, x), rtol=1e-12, atol=1e-12)
+    grads = torch.autograd.grad(out.square().sum(), list(layer.parameters()), allow_unused=True)
+    expected = torch.autograd.grad(by_loop(layer, x).square().sum(), list(layer.parameters()), allow_unused=True)
+    for grad, other in zip(grads, expected, strict=True):
+        torch.testing.assert_close(grad, other, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("num_positions", [1, 2, 3])
+@pytest.mark.parametrize("name", ROUTERS)
+def test_fewer_tokens_than_experts(name: str, num_positions: int) -> None:
+    layer, x = mixture(**ROUTERS[name]), tokens(1, num_positions)
+    torch.manual_seed(2)
+    torch.testing.assert_close(layer(x), by_loop(layer, x), rtol=1e-12, atol=1e-12)
+
+
+def test_an_expert_that_gets_nothing_and_one_that_gets_everything() -> None:
+    layer, x = mixture(num_chosen=1), tokens().abs()
+    with torch.no_grad():
+        layer.router.weight[:] = -1.0
+        layer.router.weight[2] = 1.0
+    out = layer(x)
+    out.sum().backward()
+    assert layer.router.load is not None and layer.router.load.tolist() == [0, 0, 24, 0, 0, 24]
+    torch.testing.assert_close(out, by_loop(layer, x), rtol=1e-12, atol=1e-12)
+    grad = layer.experts.gate.grad
+    assert grad is not None and grad[2].abs().min() > 0 and not grad[[0, 1, 3]].any()
+
+
+@pytest.mark.parametrize("drop_by", ["score", "position"])
+def test_overflow_is_dropped_counted_and_adds_nothing(drop_by: str) -> None:
+    made, x = router(capacity_factor=0.5, drop_by=drop_by), tokens()
+    capacity = math.ceil(0.5 * K * 8 / E)
+    routing, free = made(x), router()(x)
+    scores = (x @ made.weight.t()).softmax(-1).flatten(0, 1).detach()
+    kept = {(int(t), int(e)) for t, e in zip(routing.token, routing.expert, strict=True)}
+    pairs = [(int(t), int(e)) for t, e in zip(free.token, free.expert, strict=True)]
+    for sample in range(3):
+        for expert in range(E):
+            mine = [t for t, e in pairs if e == expert and t // 8 == sample]
+            mine.sort(key=lambda t: -float(scores[t, expert]) if drop_by == "score" else t)
+            assert {t for t, e in kept if e == expert and t // 8 == sample} == set(mine[:capacity])
+    assert made.load is not None and made.load[-2:].tolist() == [len(pairs) - len(kept), len(pairs)]
+
+
+def test_groups_limit_the_experts() -> None:
+    made, x = router(method="group_limited_greedy", num_groups=2), tokens()
+    chosen = made(x).expert.view(-1, K)
+    assert torch.equal(chosen[:, 0] // 2, chosen[:, 1] // 2)
+    best = (x @ made.weight.t()).flatten(0, 1).argmax(-1)
+    assert torch.equal(best // 2, chosen[:, 0] // 2)
+
+
+def test_the_bias_chooses_and_does_not_weigh() -> None:
+    made, x = router(bias_speed=0.1, num_chosen=1, normalise=False), tokens()
+    assert made.bias is not None
+    made.bias[:] = torch.tensor([0.0, 0.0, 0.0, 9.0])
+    routing = made(x)
+    assert set(routing.expert.tolist()) == {3}
+    torch.testing.assert_close(routing.weight, (x @ made.weight.t()).softmax(-1)[..., 3].flatten())
+    made.after_update()
+    torch.testing.assert_close(made.bias, torch.tensor([0.1, 0.1, 0.1, 8.9], dtype=torch.float64))
+    assert made.load is None
+
+
+def test_balance_loss_is_one_when_balanced_and_grows_with_skew() -> None:
+    made, x = router(balance_coef=1.0), tokens()
+    with torch.no_grad():
+        made.weight.zero_()
+    made(x)
+    assert made.auxiliary is not None
+    assert made.auxiliary.item() == pytest.approx(1.0)
+    skewed = router(balance_coef=1.0, num_chosen=1)
+    with torch.no_grad():
+        skewed.weight.zero_()
+        skewed.weight[0] = 100.0
+    skewed(x.abs())
+    assert skewed.auxiliary is not None and skewed.auxiliary.item() == pytest.approx(E)
+
+
+def test_auxiliary_losses_equal_their_formulae() -> None:
+    made, x = router(balance_coef=0.3, z_coef=0.2), tokens()
+    chosen = made(x).expert
+    logits = x @ made.weight.t()
+    share = torch.bincount(chosen, minlength=E) / len(chosen)
+    expected = 0.3 * E * (share * logits.softmax(-1).mean((0, 1))).sum() + 0.2 * logits.logsumexp(-1).square().mean()
+    torch.testing.assert_close(made.auxiliary, expected)
+    by_sequence = router(balance_coef=0.3, balance_per_sequence=True)
+    by_sequence(x)
+    parts = []
+    for sample in range(3):
+        one = router(balance_coef=0.3)
+        one(x[sample : sample + 1])
+        parts.append(one.auxiliary)
+    torch.testing.assert_close(by_sequence.auxiliary, sum(parts) / 3)
+
+
+def test_nothing_is_counted_in_evaluation() -> None:
+    made = router(balance_coef=1.0, z_coef=1.0, method="noisy").eval()
+    first, again = made(tokens()), made(tokens())
+    assert made.load is None and made.auxiliary is None and torch.equal(first.weight, again.weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("counts", [(3, 0, 0, 6), (0, 0, 0, 0), (0, 0, 0, 1), (2, 2, 2, 2)])
+def test_every_method_of_the_grouped_product_agrees(counts: tuple[int, ...], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(sum(counts), 16, dtype=dtype, requires_grad=True)
+    weight = torch.randn(4, 8, 16, dtype=dtype, requires_grad=True)
+    expected = torch.cat([part @ weight[i].t() for i, part in enumerate(rows.split(counts))])
+    grads = torch.autograd.grad(expected.square().sum(), (rows, weight))
+    for method in METHODS:
+        if method == "kernel" and not kernel_takes(weight):
+            continue
+        out = grouped_product(rows, weight, counts, method)
+        loose = {"rtol": 0.05, "atol": 0.5} if dtype == torch.bfloat16 else {}
+        torch.testing.assert_close(out, expected, **loose)  # type: ignore[arg-type]
+        for grad, other in zip(torch.autograd.grad(out.square().sum(), (rows, weight)), grads, strict=True):
+            torch.testing.assert_close(grad, other, **loose)  # type: ignore[arg-type]
+
+
+def test_measuring_names_a_time_for_each_method_that_runs() -> None:
+    assert measure(torch.randn(2, 4, 8), (3, 2), repeats=1).keys() == set(METHODS)
+    assert measure(torch.randn(2, 4, 8).double(), (3, 2), repeats=1).keys() == {"loop", "padded"}
+
+
+def test_places_in_groups() -> None:
+    groups = torch.randint(0, 3, (4, 17))
+    for row, places in zip(groups.tolist(), place_in_group(groups).tolist(), strict=True):
+        assert places == [row[:i].count(group) for i, group in enumerate(row)]
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"method": "gredy"}, "topk_method = 'gredy'"),
+        ({"num_chosen": 5}, "num_experts_per_tok = 5 must be from 1 to num_local_experts = 4"),
+        ({"num_groups": 3}, "n_group = 3 must divide"),
+        ({"num_groups": 4}, "hold fewer than 2 experts"),
+        ({"capacity_factor": 0.0}, "capacity_factor = 0.0 must be above 0"),
+        ({"method": "expert_choice", "balance_coef": 0.1}, "balanced by itself"),
+    ],
+)
+def test_settings_that_make_no_sense(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message.replace("(", r"\(")):
+        router(**keys)
