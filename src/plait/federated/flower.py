@@ -10,22 +10,20 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
-from torch import Tensor
 
-from plait.config import Config, load
-from plait.engine.build import join_world
 from plait.errors import RunError
-from plait.federated.messages import Reply, Task
-from plait.federated.simulation import LocalFleet, make_server, totals
-from plait.plan import Plan
 
-ASK_SECONDS = 15.0
+if TYPE_CHECKING:  # a node answers who it is in a process of its own, which need not load torch for that
+    from torch import Tensor
+
+    from plait.federated.messages import Reply, Task
+    from plait.federated.simulation import LocalFleet
+
 WEIGHTS, TASK, REPLY, METRICS = "weights", "task", "reply", "metrics"
 
 
@@ -36,6 +34,8 @@ def arrays(vectors: Mapping[str, Tensor]) -> ArrayRecord:
 
 def vectors_of(record: ArrayRecord) -> dict[str, Tensor]:
     """The vectors of a record."""
+    import torch
+
     return {name: torch.from_numpy(array.numpy().copy()) for name, array in record.items()}
 
 
@@ -52,6 +52,8 @@ def client_app(config: str | Path) -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
+        from plait.federated.messages import Task
+
         fleet, client = _fleet(config), _own(context)
         vectors = vectors_of(message.content.array_records[WEIGHTS])
         number = int(message.content.config_records[TASK]["number"])  # type: ignore[arg-type]
@@ -75,6 +77,11 @@ def client_app(config: str | Path) -> ClientApp:
 
 
 def _fleet(config: str | Path) -> LocalFleet:
+    from plait.config import load
+    from plait.engine.build import join_world
+    from plait.federated.simulation import LocalFleet
+    from plait.plan import Plan
+
     settings = load(config)
     plan = Plan.parse(settings.plan.text)
     return LocalFleet(settings, plan, join_world(plan))
@@ -98,16 +105,17 @@ class NodeFleet:
     def __init__(self, grid: Grid, own: LocalFleet, patience_seconds: float) -> None:
         self._grid, self._own, self._patience_seconds = grid, own, patience_seconds
         self.num_clients = own.num_clients
+        self._clients: dict[int, int] = {}  # client by node, of all nodes that have ever answered
 
     def nodes(self) -> dict[int, int]:
-        """The node of each client that is there now; one that was restarted is another node of the same client."""
-        asked = [Message(RecordDict(), node, "query") for node in self._grid.get_node_ids()]
-        answers = self._grid.send_and_receive(asked, timeout=ASK_SECONDS) if asked else []
-        return {
-            int(answer.content.metric_records[METRICS]["client"]): answer.metadata.src_node_id  # type: ignore[arg-type]
-            for answer in answers
-            if not answer.has_error()
-        }
+        """The node of each client that is there now. A node is asked once who it is."""
+        there = set(self._grid.get_node_ids())
+        asked = [Message(RecordDict(), node, "query") for node in sorted(there - self._clients.keys())]
+        for answer in self._grid.send_and_receive(asked, timeout=self._patience_seconds) if asked else []:
+            if not answer.has_error():
+                client = answer.content.metric_records[METRICS]["client"]
+                self._clients[answer.metadata.src_node_id] = int(client)  # type: ignore[arg-type]
+        return {client: node for node, client in self._clients.items() if node in there}
 
     def wait(self, count: int, patience_seconds: float) -> None:
         """Return when `count` clients are there. Raises `RunError` after the time."""
@@ -118,6 +126,8 @@ class NodeFleet:
             time.sleep(1.0)
 
     def train(self, task: Task, clients: Sequence[int]) -> list[Reply]:
+        from plait.federated.messages import Reply
+
         content = {
             WEIGHTS: arrays({"weights": task.weights, **task.extra}),
             TASK: ConfigRecord({"number": task.number}),
@@ -145,7 +155,7 @@ class NodeFleet:
         return [answer for answer in answers if not answer.has_error()]
 
 
-def server_app(config: str | Path, out: str | Path | None = None, patience_seconds: float = 60.0) -> ServerApp:
+def server_app(config: str | Path, out: str | Path | None = None, patience_seconds: float = 120.0) -> ServerApp:
     """The server: waits for `min_replies` clients, runs the rounds of the config, prints and writes their numbers."""
     app = ServerApp()
 
@@ -153,7 +163,10 @@ def server_app(config: str | Path, out: str | Path | None = None, patience_secon
     def main(grid: Grid, context: Context) -> None:
         import json
 
-        settings: Config = load(config)
+        from plait.config import load
+        from plait.federated.simulation import make_server, totals
+
+        settings = load(config)
         own = _fleet(config)
         fleet = NodeFleet(grid, own, patience_seconds)
         fleet.wait(settings.federated.min_replies, patience_seconds)
