@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.data.staleness import Applied, Pushed, Versions
@@ -26,6 +26,7 @@ def run(num_workers: int, bound: int, order: list[int]) -> tuple[Versions, list[
     return versions, applied
 
 
+@settings(deadline=None)
 @given(st.integers(1, 5), st.integers(0, 6), orders)
 def test_no_gradient_is_older_than_the_bound(num_workers: int, bound: int, order: list[int]) -> None:
     _, applied = run(num_workers, bound, order)
@@ -33,6 +34,7 @@ def test_no_gradient_is_older_than_the_bound(num_workers: int, bound: int, order
     assert [update.version for update in applied] == list(range(1, len(applied) + 1))
 
 
+@settings(deadline=None)
 @given(st.integers(1, 5), orders)
 def test_a_bound_of_zero_is_lock_step(num_workers: int, order: list[int]) -> None:
     _, applied = run(num_workers, 0, order)
@@ -41,6 +43,7 @@ def test_a_bound_of_zero_is_lock_step(num_workers: int, order: list[int]) -> Non
         assert {(push.step, push.base) for push in update.pushes} == {(number, number)}
 
 
+@settings(deadline=None)
 @given(st.integers(1, 5), st.integers(0, 6), orders)
 def test_who_is_waited_for_computes(num_workers: int, bound: int, order: list[int]) -> None:
     """So there is no deadlock: when all have pushed, all has been applied."""
@@ -50,6 +53,7 @@ def test_who_is_waited_for_computes(num_workers: int, bound: int, order: list[in
     assert not versions.holding_up and not versions._waiting
 
 
+@settings(deadline=None)
 @given(st.integers(2, 5), st.integers(0, 6), orders, st.integers(0, 4))
 def test_nobody_waits_for_who_has_left(num_workers: int, bound: int, order: list[int], leaver: int) -> None:
     versions, _ = run(num_workers, bound, order)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.errors import DataError
@@ -11,6 +11,7 @@ from plait.federated.partitions import PARTITIONS, partition
 LABELS = [index % 10 for index in range(500)]
 
 
+@settings(deadline=None)
 @given(st.sampled_from(sorted(PARTITIONS)), st.integers(1, 20), st.integers(0, 99), st.sampled_from([0.1, 0.5, 2.0]))
 def test_every_sample_has_one_owner_and_every_client_a_sample(name: str, clients: int, seed: int, parameter: float) -> None:
     parts = partition(name, LABELS, clients, seed, parameter)
