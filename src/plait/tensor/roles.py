@@ -14,7 +14,21 @@ from plait.errors import ModelError, nearest
 from plait.tensor.mode import LinearRule, Mode
 from plait.tensor.placement import parts
 
-ROLES = ("embedding", "position", "norm", "head_norm", "column", "qkv", "row", "attention", "head", "region", "replicated", "router", "experts")
+ROLES = (
+    "embedding",
+    "position",
+    "norm",
+    "head_norm",
+    "column",
+    "qkv",
+    "row",
+    "attention",
+    "head",
+    "region",
+    "replicated",
+    "router",
+    "experts",
+)
 LINEAR = ("column", "qkv", "row", "head")
 FUSED = {"qkv": 3}
 
