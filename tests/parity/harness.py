@@ -135,6 +135,25 @@ SPLIT_FAMILIES = {
 }
 
 
+TINY = {"num_hidden_layers": 2, "hidden_size": 24, "vocab_size": 28, "intermediate_size": 36, "max_position_embeddings": 32}
+GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 24, "n_head": 4, "vocab_size": 44, "n_positions": 17, "n_inner": 40}
+GPT2 |= {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
+HUGGING_FACE = {
+    "hf-llama": {**TINY, "model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 6},
+    "hf-gpt2": GPT2,
+    "hf-qwen2": {**TINY, "model_type": "qwen2", "num_attention_heads": 4, "num_key_value_heads": 4, "pad_token_id": 3},
+}
+SPLIT_FAMILIES |= {
+    name: Family("hf", {"config": config}, (8,), int(str(config["vocab_size"])), tokens=True)
+    for name, config in HUGGING_FACE.items()
+}
+
+
+# Its masks depend on the slice, so one device takes the same slices.
+DROPPED = {
+    "split-gpt-dropout": Family("gpt", {**SPLIT_FAMILIES["gpt"].keys, "dropout": 0.3}, (8,), 44, tokens=True, by_slice=True)
+}
+
 # Enough layers for eight stages, and small ones: what pipelines are proven on.
 DEEP = {
     "mlp-deep": Family("mlp", {**FAMILIES["mlp"].keys, "num_hidden_layers": 7}, (6,), 5),
@@ -229,6 +248,7 @@ def family_of(name: str) -> Family:
         return HUGGING_FACE[name]
     return {
         **DEEP,
+        **DROPPED,
         **FAMILIES,
         **EXPERT_FAMILIES,
         **LONG_FAMILIES,

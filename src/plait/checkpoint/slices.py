@@ -1,4 +1,4 @@
-"""Boxes and ranges of elements, under the name that this room knows them by; they live in `mesh`, where others need them too."""
+"""Boxes and ranges of elements, as this room calls them; they live in `mesh`, because others need them too."""
 
 from __future__ import annotations
 

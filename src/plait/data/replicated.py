@@ -64,6 +64,28 @@ class Replicated(DataStrategy):
         self._masters.append(master)
         self.pieces += [make_piece(state, part, master) for part in state.bucket.parts(0, numel)]
 
+    @property
+    def flats(self) -> list[Tensor]:
+        """The weights that the next update changes, a flat buffer a bucket."""
+        return self._flats
+
+    def renew(self, memory: list[Tensor] | None) -> None:
+        """Keep the weights in other buffers from here on; nothing is written into the old ones any more."""
+        old = self._flats
+        self._flats = [torch.empty_like(flat) for flat in old] if memory is None else memory
+        for index, (flat, before) in enumerate(zip(self._flats, old, strict=True)):
+            flat.copy_(before)
+            if self._masters[index] is before:
+                self._masters[index] = flat
+        for piece in self.pieces:
+            piece.value.data = piece.part.view(self._masters[piece.state.index])
+
+    def show(self, flats: list[Tensor]) -> None:
+        """Let the modules see the weights in `flats`, of this version or an older one."""
+        for state, flat in zip(self.states, flats, strict=True):
+            for slot, view in zip(state.bucket.slots, state.bucket.views(flat), strict=True):
+                bind(slot.param, view)
+
     def write(self, state: BucketState, index: int, value: Tensor) -> None:
         slot = state.bucket.slots[index]
         for flat in {id(flat): flat for flat in (self._masters[state.index], self._flats[state.index])}.values():

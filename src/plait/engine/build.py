@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,7 +20,8 @@ from plait.engine import recompute, update
 from plait.engine.axes import data_axis
 from plait.engine.balance import Balance
 from plait.engine.batch import BatchSplitter, call
-from plait.engine.cut import Cutting, cut
+from plait.engine.cut import Cut, Cutting, cut
+from plait.engine.delayed import Delayed
 from plait.engine.engine import Engine, EngineParts
 from plait.engine.loss import LossFunction
 from plait.engine.pipeline import Part, Pipeline
@@ -36,7 +38,9 @@ from plait.models.losses import IGNORE, cross_entropy
 from plait.pipeline import schedules
 from plait.pipeline.actions import Kind, Schedule
 from plait.pipeline.lower import lower
+from plait.pipeline.stream import Stream
 from plait.pipeline.transport import Transport
+from plait.pipeline.versions import WeightVersions
 from plait.plan import Plan, check_available
 from plait.tensor import TensorGroup, TensorSplit
 
@@ -103,8 +107,10 @@ def build(
     if split is not None:
         loss = split.loss(loss, IGNORE if loss is cross_entropy else None)
     recompute.apply(model, blocks, plan.remat)
-    schedule = lower(schedules.make(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual))
+    schedule = schedules.make(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual)
+    schedule = schedule if schedule.asynchronous else lower(schedule)
     stages_of_model = cut(model, blocks, schedule.num_stages, options.cutting)
+    _check_delayed(schedule, stages_of_model, options, balance)
     dtype, master = DTYPES[plan.precision], MASTER_DTYPES[plan.precision]
     values = prepare(model, options.seed, dtype, master, world=world, whole=whole)
     axis = world.axis("pp")
@@ -115,6 +121,16 @@ def build(
     strategy = Staged(strategies) if len(strategies) > 1 else strategies[next(iter(strategies))]
     values.fill(strategies, own.holding)
 
+    updater = Update(
+        strategy,
+        update.make(optimizer, strategy),
+        clip_grad_norm=options.clip_grad_norm,
+        learning_rate=options.learning_rate,
+        split=split,
+    )
+    transport = Transport(axis, schedule.placement, world.device)
+    parts = {stage: Part(own.stages[stage], strategies[stage]) for stage in strategies}
+    pipeline = Pipeline(parts, schedule.num_stages, transport, loss, balance)
     return Engine(
         EngineParts(
             plan=plan,
@@ -122,25 +138,14 @@ def build(
             model=model,
             strategy=strategy,
             split=split,
-            update=Update(
-                strategy,
-                update.make(optimizer, strategy),
-                clip_grad_norm=options.clip_grad_norm,
-                learning_rate=options.learning_rate,
-                split=split,
-            ),
+            update=updater,
             splitter=BatchSplitter(
                 model, plan.micro_batches, DTYPES[plan.precision], world.device, None if sequence is None else sequence.cut
             ),
             balance=balance,
             actions=schedule.ranks[axis.rank],
-            pipeline=Pipeline(
-                {stage: Part(own.stages[stage], strategies[stage]) for stage in strategies},
-                schedule.num_stages,
-                Transport(axis, schedule.placement, world.device),
-                loss,
-                balance,
-            ),
+            pipeline=pipeline,
+            delayed=_delayed(pipeline, updater, schedule, world),
             tied=TiedSum(axis, schedule.placement, stages_of_model.tied, strategies),
             holding=own.holding,
             seed=options.seed,
@@ -207,6 +212,12 @@ def _check_composition(plan: Plan) -> None:
             f"parameter would lie on different servers; take dp{plan.dp.size} or dp{plan.dp.size}:zero1 with pipelines"
         )
 
+    if plan.pp.schedule in ("pipedream", "2bw") and (plan.dp.strategy not in ("allreduce", "ring") or plan.tp.size > 1):
+        raise NotAvailable(
+            f"'{plan}': {plan.pp.schedule} keeps several versions of whole weights, so it goes with dpN and dpN:ring alone; "
+            "take one of these, or a schedule that flushes (1f1b)"
+        )
+
 
 def _split_layers(model: nn.Module, plan: Plan, world: World, options: Options) -> TensorSplit | None:
     """Replace the model's modules by their tensor-parallel forms, if the plan splits layers."""
@@ -245,3 +256,32 @@ class _StrategyMaker:
         strategy.secondary = secondary
         strategy.collector.eager = not any(action.kind is Kind.WEIGHT_GRAD for action in self.schedule)
         return strategy
+
+
+def _check_delayed(schedule: Schedule, plan: Cut, options: Options, balance: Balance | None) -> None:
+    if not schedule.asynchronous:
+        return
+    if balance is not None:
+        raise NotAvailable(
+            f"{schedule.name} has no step that all experts share, so their balance is undefined; take 1f1b for these"
+        )
+    if plan.tied:
+        raise ModelError(
+            f"{schedule.name} updates each stage by itself, and {', '.join(plan.tied)} is on several stages; do not tie it, "
+            "or take a schedule that flushes (1f1b)"
+        )
+    if options.clip_grad_norm is not None:
+        raise PlanError(
+            f"{schedule.name} updates each stage by itself, so there is no global norm to clip by; leave clip_grad_norm out"
+        )
+
+
+def _delayed(pipeline: Pipeline, updater: Update, schedule: Schedule, world: World) -> Delayed | None:
+    """What an asynchronous schedule needs beside the stages; None for the others."""
+    if not schedule.asynchronous:
+        return None
+    axis, m = world.axis("pp"), schedule.num_micro_batches
+    strategy: Any = next(iter(pipeline.parts.values())).strategy
+    versions = WeightVersions(strategy, 1 if schedule.delay is None else m, schedule.delay)
+    stream = Stream(schedule.name, axis.size, m, axis.rank)
+    return Delayed(pipeline, updater, stream, versions, axes=(data_axis(world), axis))

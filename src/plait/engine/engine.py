@@ -7,9 +7,9 @@ stage, so there is no other path: `0UNSHARD 0F0 0B0 0F1 0REDUCE 0B1 0U`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from plait.data import DataStrategy
 from plait.engine.axes import within_stage
 from plait.engine.balance import Balance
 from plait.engine.batch import BatchSplitter, MicroBatch
+from plait.engine.delayed import Delayed, memory_of
 from plait.engine.holding import Holding
 from plait.engine.init import derive_seed
 from plait.engine.loss import LossTotals
@@ -53,6 +54,7 @@ class EngineParts:
     seed: int
     mean_of_workers: bool = False
     split: TensorSplit | None = None
+    delayed: Delayed | None = None
     balance: Balance | None = None
 
 
@@ -74,6 +76,9 @@ class Engine:
         self._actions = parts.actions
         self._updates_left = 0
         self._handlers = {**self._pipeline.handlers(), Kind.REDUCE: self._reduce, Kind.UPDATE: self._update}
+        self._delayed = parts.delayed
+        if self._delayed is not None:
+            self._handlers = self._delayed.handlers(self._handlers)
 
     # -- what users call ------------------------------------------------------------------------------------------
 
@@ -90,11 +95,19 @@ class Engine:
         timeline = Timeline(world.rank, enabled=trace)
         world.timeline, earlier = timeline, world.ledger.copy()
         self.model.train()
-        self._pipeline.begin(self._step_of(batch))
-        self._updates_left = sum(action.kind is Kind.UPDATE for action in self._actions)
-        with _own_random_state(world.device):
-            Runtime(self._actions, self._handlers, timeline, optional=frozenset({Kind.RESHARD})).run()
-        self._pipeline.end()
+        step = self._step_of(batch)
+        actions: Sequence[Action] = self._actions
+        if self._delayed is not None:
+            first = step.first
+            micro_batches, actions = self._delayed.begin(step.micro_batches, self.step_index)
+            offset = max(micro_batches) + 1 - len(step.micro_batches)
+            step = Step(micro_batches, lambda index: self._seed_of(first + index - offset))
+        self._pipeline.begin(step)
+        self._run(actions, timeline)
+        if self._delayed is not None:
+            self._totals = self._delayed.totals()
+            self._totals.check(self.step_index + 1)
+            self._totals = replace(self._totals, squared_norm=float("nan"))  # no norm of all stages exists
         self.step_index += 1
         if trace:
             timeline.mark_memory(self.memory())
@@ -107,6 +120,15 @@ class Engine:
             ledger=world.ledger.since(earlier),
             load=None if self._balance is None else self._balance.load,
         )
+
+    def flush(self) -> None:
+        """Empty an asynchronous pipeline: every gradient under way is computed and applied. Collective.
+
+        `save` and the end of `fit` do it; it changes nothing under a synchronous schedule.
+        """
+        if self._delayed is not None:
+            self._run(self._delayed.drain(), Timeline(self.world.rank, enabled=False))
+            self._delayed.end_drain()
 
     @torch.no_grad()
     def evaluate(self, batch: Any) -> float:
@@ -123,12 +145,14 @@ class Engine:
         """Save parameters, optimizer state, step and random state, by slices; `meta` is stored beside them. Collective."""
         from plait.engine.state import save
 
+        self.flush()
         save(self, Path(path), meta)
 
     def load(self, path: str | Path) -> dict[str, Any]:
         """Load what any plan has saved, and return its `meta`. Collective."""
         from plait.engine.state import load
 
+        self.flush()
         return load(self, Path(path))
 
     def memory(self) -> dict[str, int]:
@@ -148,9 +172,16 @@ class Engine:
     def _step_of(self, batch: Any) -> Step:
         micro_batches = [self._own(micro) for micro in self._splitter.split(batch)]
         first = self._axis.rank * len(micro_batches)
-        return Step(
-            dict(enumerate(micro_batches)), lambda index: derive_seed(self._seed, "step", self.step_index, first + index)
-        )
+        return Step(dict(enumerate(micro_batches)), lambda index: self._seed_of(first + index), first)
+
+    def _seed_of(self, slice_index: int) -> int:
+        return derive_seed(self._seed, "step", self.step_index, slice_index)
+
+    def _run(self, actions: Sequence[Action], timeline: Timeline) -> None:
+        self._updates_left = sum(action.kind is Kind.UPDATE for action in actions)
+        with _own_random_state(self.world.device):
+            Runtime(actions, self._handlers, timeline, optional=frozenset({Kind.RESHARD})).run()
+        self._pipeline.end()
 
     def _own(self, micro: MicroBatch) -> MicroBatch:
         """What this rank of the tensor axis takes of a micro-batch."""
@@ -205,7 +236,7 @@ def live_bytes(engine: Engine) -> dict[str, int]:
     ]
     frozen = [param for param in engine.holding.params.values() if not param.requires_grad]
     groups = {
-        "parameters": [*tensors.get("parameters", ()), *frozen],
+        "parameters": [*tensors.get("parameters", ()), *frozen, *memory_of(engine._delayed)],
         "gradients": [*tensors.get("gradients", ())],
         "optimizer": [*tensors.get("optimizer", ()), *state],
         "buffers": [*tensors.get("buffers", ()), *engine.model.buffers()],

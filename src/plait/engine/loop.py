@@ -32,6 +32,7 @@ def fit(engine: Engine, loader: Batches, steps: int, hooks: Sequence[Hook] = ())
         done = StepDone(engine.step_index, time.perf_counter() - began, result)
         for hook in hooks:
             hook.on_step(done)
+    engine.flush()
     for hook in hooks:
         hook.on_end()
     return result

@@ -38,6 +38,7 @@ class Step:
 
     micro_batches: Mapping[int, MicroBatch]
     seed: Callable[[int], int]  # of the random numbers of a micro-batch
+    first: int = 0  # number of the first micro-batch among those of all data ranks
 
 
 class Pipeline:

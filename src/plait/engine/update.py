@@ -66,8 +66,8 @@ class Update:
             pieces = [(piece.name, piece.value.grad) for piece in self._strategy.pieces]
             self._split.sum_partial([(name, grad) for name, grad in pieces if grad is not None])
 
-    def totals(self, loss: LossSum, axis: Axis, stages: Axis) -> LossTotals:
-        """The sums over all ranks of `axis` (data x tensor) and of the pipeline, `stages`.
+    def totals(self, loss: LossSum, axis: Axis, stages: Axis | None) -> LossTotals:
+        """The sums over all ranks of `axis` (data x tensor) and of the pipeline, `stages` (None: of this stage alone).
 
         Gradients that no rank of `axis` computed are taken away. Collective.
         """
@@ -81,7 +81,7 @@ class Update:
         values = scalars.tolist()
         if not all(values[3:]):
             strategy.forget_untouched([value > 0 for value in values[3:]])
-        if stages.size > 1:
+        if stages is not None and stages.size > 1:
             sums = scalars[:3].clone()
             stages.all_reduce(sums, control=True).wait()
             values = sums.tolist()

@@ -17,7 +17,7 @@ from plait.models.experts import MixtureOfExperts
 
 @dataclass(frozen=True)
 class ExpertSplit:
-    """What `apply` has done, by name: the box of each whole parameter that is here, its whole shape, the modules as they were."""
+    """By name: the box of each parameter that is here, its whole shape, and the modules of experts as they were."""
 
     boxes: dict[str, Box]
     shapes: dict[str, tuple[int, ...]]

@@ -7,8 +7,10 @@ without what it does to grandchildren, such as GPT-2's smaller residual projecti
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.errors import ModelError, nearest
+from plait.models.layers import RMSNorm
 
 
 class HuggingFace(nn.Module):
@@ -25,14 +28,16 @@ class HuggingFace(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        _widen_norms(model)
         initialise: Any = model._init_weights
         for module in model.modules():
-            if module._parameters or module._buffers:
+            if (module._parameters or module._buffers) and not isinstance(module, RMSNorm):
                 module.reset_parameters = functools.partial(initialise, module)  # type: ignore[assignment]
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """No cache, and the mask of the library's own: causal, nothing padded."""
-        logits: Tensor = self.model(input_ids=input_ids, use_cache=False).logits
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]  # said, as embeddings may be in parts
+        logits: Tensor = self.model(input_ids=input_ids, position_ids=positions, use_cache=False).logits
         return logits
 
 
@@ -58,6 +63,89 @@ def make(config: str | Path | Mapping[str, Any], weights: str | Path | None = No
     if weights is not None:
         load_weights(made, Path(weights))
     return made
+
+
+def _widen_norms(model: nn.Module) -> None:
+    """Put RMS norms that compute in float64 where the library's always round to float32; the same below that."""
+    for parent in list(model.modules()):
+        for name, module in list(parent.named_children()):
+            eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+            if type(module).__name__.endswith("RMSNorm") and not isinstance(module, nn.RMSNorm) and eps is not None:
+                offset = _offset(module, float(eps))
+                if offset is not None:
+                    setattr(parent, name, RMSNorm(module.weight, float(eps), offset))  # type: ignore[arg-type]
+
+
+def _offset(module: nn.Module, eps: float) -> float | None:
+    """What a norm adds to its weight, found by trying it on a few numbers; None for a norm of another kind."""
+    tried = copy.deepcopy(module).to_empty(device="cpu").float()
+    weight = tried._parameters.get("weight")
+    if weight is None or len(tried._parameters) != 1:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad(), torch.device("cpu"):
+        weight.copy_(torch.rand(weight.shape, generator=generator))
+        x = torch.randn(3, *weight.shape, generator=generator)
+        for offset in (0.0, 1.0):
+            if torch.allclose(tried(x), RMSNorm(weight, eps, offset)(x), rtol=1e-5, atol=1e-6):
+                return offset
+    return None
+
+
+STYLES = {"colwise": "column", "rowwise": "row", "replicated_with_grad_allreduce": "head_norm"}
+GPT2_ROLES = {
+    "h.*.attn": "region",
+    "h.*.attn.c_attn": "qkv",
+    "h.*.attn.c_proj": "row",
+    "h.*.mlp.c_fc": "column",
+    "h.*.mlp.c_proj": "row",
+    "wpe": "position",
+    "ln_f": "last_norm",
+}
+
+
+def roles_for(model: HuggingFace) -> dict[str, str]:
+    """The table of roles: from the config's own plan for tensor parallelism, or from structure for GPT-2.
+
+    Raises `ModelError` for a model that has neither, or a plan with a word that is not understood.
+    """
+    inner: Any = model.model
+    prefix = f"model.{inner.base_model_prefix}."
+    own = getattr(inner.config, "base_model_tp_plan", None) or {}
+    if inner.config.model_type == "gpt2":
+        table = {f"{prefix}{pattern}": role for pattern, role in GPT2_ROLES.items()}
+    elif not own:
+        raise ModelError(
+            f"transformers has no tensor-parallel plan for {inner.config.model_type}; give a table: roles = {{...}}"
+        )
+    else:
+        unknown = sorted(set(own.values()) - STYLES.keys())
+        if unknown:
+            raise ModelError(
+                f"the tensor-parallel plan of {inner.config.model_type} says {', '.join(unknown)}; give roles = {{...}}"
+            )
+        table = {f"{prefix}{pattern}": STYLES[style] for pattern, style in own.items()}
+        doors = {pattern.rpartition(".")[0] for pattern, role in table.items() if role == "column"}
+        table |= {door: "region" for door in doors if "attention" in door or "attn" in door}
+    _refuse_dropped_attention(inner.config)
+    for name, module in model.named_modules():
+        pattern = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
+        if module is inner.get_input_embeddings():
+            table[pattern] = "embedding"
+        elif module is inner.get_output_embeddings():
+            table[pattern] = "head"
+        elif "Norm" in type(module).__name__:
+            table.setdefault(pattern, "norm")
+    return table
+
+
+def _refuse_dropped_attention(config: Any) -> None:
+    """The library's attention draws its own mask, which would be alike on ranks that hold different heads."""
+    for key in ("attn_pdrop", "attention_dropout"):
+        if getattr(config, key, None):
+            raise ModelError(
+                f"{key} = {getattr(config, key)} drops inside the library's attention, which is split here; set it to 0"
+            )
 
 
 def load_weights(model: HuggingFace, directory: Path) -> None:

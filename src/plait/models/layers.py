@@ -39,6 +39,24 @@ class Embedding(nn.Embedding):
         nn.init.normal_(self.weight, std=self.std)
 
 
+class RMSNorm(nn.Module):
+    """x / sqrt(mean of x^2 + eps) times (`offset` + weight), [..., D] -> the same; computed in float32 at least."""
+
+    def __init__(self, weight: nn.Parameter, eps: float, offset: float = 0.0) -> None:
+        super().__init__()
+        self.weight, self.eps, self.offset = weight, eps, offset
+
+    def reset_parameters(self) -> None:
+        """Scale by one."""
+        nn.init.constant_(self.weight, 1.0 - self.offset)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Wider inputs stay as wide."""
+        wide = x.float() if x.itemsize < 4 else x
+        normal = wide * (wide.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+        return normal.to(x.dtype) * (self.weight + self.offset if self.offset else self.weight)
+
+
 class CausalAttention(nn.Module):
     """softmax(q k^T / sqrt(K)) v over the past: [B, H, S, K] x 3 -> [B, H, S, K]; owns no parameters."""
 

@@ -60,6 +60,7 @@ class Transport:
         self._incoming: dict[tuple[str, int, int], _Arrival] = {}
         self._sent: deque[tuple[Work, Tensor]] = deque()
         self.num_forms_sent = 0
+        self.gradient_extras: tuple[TensorForm, ...] = ()  # what travels with every set of gradients
 
     def begin(self, shapes: Callable[[int], Shapes]) -> None:
         """A step begins: `shapes(micro_batch)` are those of its inputs."""
@@ -131,7 +132,9 @@ class Transport:
     def post_gradients(self, stage: int, micro_batch: int) -> None:
         """Post the receive of the gradients of the output of `stage`."""
         form = self._forms[stage, self._shapes(micro_batch)]
-        self._incoming["B", stage, micro_batch] = self._post(form, form.gradients, self.placement[stage + 1])
+        self._incoming["B", stage, micro_batch] = self._post(
+            form, (*form.gradients, *self.gradient_extras), self.placement[stage + 1]
+        )
 
     def take_gradients(self, stage: int, micro_batch: int) -> list[Tensor]:
         """The gradients of the output of `stage`."""

@@ -71,12 +71,8 @@ class _Splitter:
         self.run = Run(mode.residual)
         self._local: dict[int, _Local] = {}  # by the whole parameter, so that tied parameters stay tied
         self.originals = {
-            name: copy.copy(module)
-            for name, module in model.named_modules()
-            if next(module.parameters(recurse=False), None) is not None
+            name: module for name, module in model.named_modules() if next(module.parameters(recurse=False), None) is not None
         }
-        for original in self.originals.values():
-            original._parameters = dict(original._parameters)
         self._regions = [name for name, role in found.items() if role == "region"]
 
     def run_all(self) -> None:
@@ -137,7 +133,8 @@ class _Splitter:
         return made
 
     def _rule(self, name: str, role: str) -> LinearRule:
-        if any(name.startswith(f"{region}.") for region in self._regions):
+        after_last_norm = role == "head" and "last_norm" in self._found.values()
+        if after_last_norm or any(name.startswith(f"{region}.") for region in self._regions):
             return self._mode.linear.get(f"{role} inside", self._mode.linear[role])
         return self._mode.linear[role]
 
@@ -197,6 +194,13 @@ class _Splitter:
         self._give(made, module, {k: self._place(p, [(stream.features,)], stream.different) for k, p in params.items()})
         if "bias" not in module._parameters:
             made.register_parameter("bias", None)
+        return made
+
+    def _last_norm(self, name: str, module: nn.Module) -> nn.Module:
+        """A norm after which the code counts on the whole sequence: gather it there, and not in the head."""
+        made, axis = self._norm(name, module), self._mode.residual.sequence
+        if axis is not None and axis.size > 1:
+            made.register_forward_hook(lambda module, args, y: transition(y, axis, Sharded(1), REPLICATED))
         return made
 
     def _head_norm(self, name: str, module: nn.Module) -> nn.Module:

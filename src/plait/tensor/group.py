@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -51,11 +52,13 @@ class Stream:
 class Run:
     """What the modules of one model tell each other during a forward.
 
-    `where` is the stream that the last layer left. `_source` and `_entered` are the last tensor that entered a layer, and
-    what became of it: q, k and v take the same tensor, and one collective serves the three, forward and backward.
+    `where` is the stream that the last layer left; `choices` counts the products of a grid that streamed and that gathered.
+    `_source` and `_entered` are the last tensor that entered a layer, and what became of it: q, k and v take the same tensor,
+    and one collective serves the three, forward and backward.
     """
 
     where: Stream
+    choices: Counter[str] = field(default_factory=Counter)
     _key: tuple[Any, ...] = ()
     _source: Tensor | None = None
     _entered: Tensor | None = None
@@ -80,6 +83,7 @@ class TensorGroup:
     mode: str = "1d"
     sequence_parallel: bool = False
     name: str = ""
+    gather_limit_bytes: int = 64 << 20  # of panels that a product of a grid may gather; beyond, they are streamed
 
     @property
     def size(self) -> int:

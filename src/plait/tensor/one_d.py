@@ -45,7 +45,7 @@ def one_d(group: TensorGroup, *, has_sequence: bool) -> Mode:
     rows = LinearRule(inner, residual, out=(), into=(tp,), product=row)
     linear = {"column": columns, "qkv": columns, "head": columns, "row": rows}
     if group.sequence_parallel and has_sequence:
-        linear |= {"column inside": entered, "qkv inside": entered}
+        linear |= {"column inside": entered, "qkv inside": entered, "head inside": entered}
     return Mode(
         residual,
         inner,

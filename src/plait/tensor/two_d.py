@@ -31,8 +31,8 @@ def grid(group: TensorGroup, *, samples: AxisName, partial: tuple[AxisName, ...]
     rows, columns = group.axis("tp_row"), group.axis("tp_col")
     over = tuple(group.axis(name) for name in partial)
     stream = Stream(samples=group.axis(samples), features=columns)
-    forward = Summa(x=Move(columns, -1), weight=Move(rows, 1))
-    back = Summa(weight=Move(rows, 0), y=Move(columns, -1))
+    forward = Summa(x=Move(columns, -1), weight=Move(rows, 1), limit_bytes=group.gather_limit_bytes)
+    back = Summa(weight=Move(rows, 0), y=Move(columns, -1), limit_bytes=group.gather_limit_bytes)
     column = LinearRule(stream, stream, out=(columns,), into=(rows,), product=forward, partial=over)
     row = LinearRule(stream, stream, out=(rows,), into=(columns,), product=back, partial=over)
     return Mode(

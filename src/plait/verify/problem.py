@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from typing import Any
 
@@ -16,26 +16,15 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import Subset
 
-from plait import datasets
+from plait import datasets, models
 from plait.datasets import Loader, Masked
 from plait.engine import assemble, optimizers
 from plait.engine.build import DTYPES, MASTER_DTYPES, Options
 from plait.engine.init import Initializer, derive_seed, is_meta, place_holders
 from plait.engine.loss import LossFunction
+from plait.errors import ModelError
 from plait.plan import Plan
 from plait.verify.reference import Batch, Recipe, Slice
-
-
-class Idle(nn.Module):
-    """A parameter that no forward uses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(5))
-
-    def reset_parameters(self) -> None:
-        """Ones."""
-        nn.init.ones_(self.weight)
 
 
 @dataclass(frozen=True)
@@ -59,7 +48,7 @@ class Problem:
         model = assemble.make_model(self.model, self.train.seed)
         if self.idle:
             with torch.device("meta" if is_meta(model) else "cpu"):
-                model.add_module("idle", Idle())
+                model.add_module("idle", nn.Linear(5, 1, bias=False))
         for name, parameter in model.named_parameters():
             if any(f"{name}.".startswith(f"{frozen}.") for frozen in self.frozen):
                 parameter.requires_grad_(False)
@@ -116,7 +105,14 @@ class Problem:
     @property
     def options(self) -> Options:
         """For the engine."""
-        return assemble.make_options(self)
+        options = assemble.make_options(self)
+        if not self.idle:
+            return options
+        try:
+            roles = models.roles_for(self.make_model()) if options.roles is None else options.roles
+        except ModelError:  # a model without a table is not split by layers
+            return options
+        return replace(options, roles={**roles, "idle": "replicated"})
 
     def slices(self, plan: Plan) -> Callable[[int, Batch], Sequence[Slice]]:
         """What the plan should make of each global batch, with the seeds of its dropout; the loader's own cut is not asked."""

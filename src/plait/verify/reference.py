@@ -126,13 +126,13 @@ def loss_sum(loss: Loss, output: Any, batch: Batch) -> tuple[Tensor, float]:
 def _accumulate(model: nn.Module, loss: Loss, parts: Sequence[Slice], *, seeded: bool) -> tuple[float, float, Auxiliary]:
     """The gradient of the summed loss into `.grad`, the summed loss, the count; what modules add to the mean loss."""
     total = count = 0.0
-    auxiliary = Auxiliary(model, sum(_samples(part.batch) for part in parts))
+    auxiliary = Auxiliary(model, sum(num_samples(part.batch) for part in parts))
     for part in parts:
-        if not _samples(part.batch):
+        if not num_samples(part.batch):
             continue
         with _random(part.seed, seeded):
             value, number = loss_sum(loss, call(model, part.batch[0]), part.batch)
-        auxiliary.add(_samples(part.batch))
+        auxiliary.add(num_samples(part.batch))
         value.backward()
         total, count = total + float(value.detach()), count + number
     return total, max(count, 1.0), auxiliary
@@ -141,7 +141,7 @@ def _accumulate(model: nn.Module, loss: Loss, parts: Sequence[Slice], *, seeded:
 def _contribution(model: nn.Module, loss: Loss, part: Slice) -> Contribution:
     """What one slice adds, at the present weights; buffers (batch-norm's running statistics) are left alone."""
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not _samples(part.batch):
+    if not num_samples(part.batch):
         return Contribution(part.rank, part.micro_batch, 0.0, {})
     kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with _random(part.seed, True):
@@ -201,14 +201,15 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
     return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
 
 
-def _samples(batch: Batch) -> int:
+def num_samples(batch: Batch) -> int:
+    """Of a batch."""
     return next((len(leaf) for leaf in _tensors(batch[0])), 0)
 
 
 def slicing_reasons(model: nn.Module, batch: Batch) -> list[str]:
     """Why a global batch at once has no meaning for this model, found by trying it; empty when it has."""
     trial = copy.deepcopy(model)
-    samples = _samples(batch)
+    samples = num_samples(batch)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         first = _output(trial, batch[0])

@@ -1,0 +1,75 @@
+"""Step time of tensor parallelism: plait's 1D beside torch's DTensor and DDP, on one GPT.
+
+    python benchmarks/tensor_parallel/bench.py [--ranks 2] [--rounds 15] [--only WORD ...]
+
+All systems live in the same ranks and take turns, one step each round, so that a change of the machine's speed meets all
+alike; the table shows medians and the ratio to torch DDP, taken round by round. A system that fails to start is named with
+its error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+from collections.abc import Sequence
+
+import torch
+
+from benchmarks.tensor_parallel.systems import systems
+from plait import comm
+from plait.launcher import launch
+from plait.mesh import Mesh
+
+BASE = "torch DDP"
+
+
+def measure(names: Sequence[str], rounds: int, size: int) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Seconds of each round by system, and what went wrong. Runs in every rank."""
+    torch.set_num_threads(1)
+    makers, steps, failed = systems(size), {}, {}
+    for name in names:
+        world = comm.init(Mesh(tp=size) if name.startswith("plait") else Mesh(dp=size))
+        try:
+            steps[name] = makers[name](world)
+            steps[name]()
+        except Exception as error:  # named in the table
+            failed[name] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            steps.pop(name, None)
+    everyone = comm.init(Mesh(dp=size))
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    gc.disable()
+    for round_index in range(rounds + 2):
+        for name, step in steps.items():
+            everyone.barrier()
+            began = time.perf_counter()
+            step()
+            everyone.barrier()
+            if round_index >= 2:
+                seconds[name].append(time.perf_counter() - began)
+        gc.collect()
+    return seconds, failed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--only", nargs="+", default=[], help="systems whose name holds one of these words")
+    args = parser.parse_args()
+    names = [name for name in systems(args.ranks) if name == BASE or not args.only or any(w in name for w in args.only)]
+    seconds, failed = launch(measure, names, args.rounds, args.ranks, nproc=args.ranks)[0]
+    print(f"\n### 8 layers, width 256, sequence 128, batch 16, vocabulary 1024; {args.ranks} ranks, one thread each\n")
+    print("| system | step ms (median) | ratio to DDP (median, [quartiles]) |")
+    print("|---|---|---|")
+    for name, own in seconds.items():
+        ratios = [mine / base for mine, base in zip(own, seconds[BASE], strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        print(f"| {name} | {statistics.median(own) * 1e3:.1f} | {middle:.3f} [{low:.3f}, {high:.3f}] |")
+    for name, why in failed.items():
+        print(f"| {name} | failed | {why} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""The systems under test: torch's DTensor tensor parallel and plait's, around the same GPT, beside torch DDP on as many ranks.
+
+Tensor parallel ranks all see the whole batch; DDP's each see their share: every step is the same step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from plait import models
+from plait.comm import World
+from plait.engine.build import Options, build
+from plait.models.losses import cross_entropy
+
+Step = Callable[[], Any]
+LAYERS, WIDTH, SEQUENCE, BATCH, VOCABULARY = 8, 256, 128, 16, 1024
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return models.make(
+        "gpt",
+        num_hidden_layers=LAYERS,
+        hidden_size=WIDTH,
+        num_attention_heads=WIDTH // 64,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=SEQUENCE,
+    )
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    tokens = torch.randint(0, VOCABULARY, (BATCH, SEQUENCE + 1), generator=torch.Generator().manual_seed(1))
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def adamw(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=1e-4, fused=True)
+
+
+def plait(plan: str) -> Callable[[World], Step]:
+    def make(world: World) -> Step:
+        engine = build(model(), plan, loss=cross_entropy, optimizer=adamw, options=Options(blocks="blocks.*"), world=world)
+        whole = batch()
+        return lambda: engine.step(whole, trace=False)
+
+    return make
+
+
+def ddp(world: World) -> Step:
+    made = nn.parallel.DistributedDataParallel(model(), gradient_as_bucket_view=True)
+    inputs, targets = (part.tensor_split(world.size)[world.rank] for part in batch())
+    optimizer = adamw(made.parameters())
+
+    def step() -> None:
+        F.cross_entropy(made(inputs).flatten(0, 1), targets.flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def dtensor(*, sequence: bool, loss: bool) -> Callable[[World], Step]:
+    def make(world: World) -> Step:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Replicate, Shard
+        from torch.distributed.tensor.parallel import (
+            ColwiseParallel,
+            PrepareModuleInput,
+            RowwiseParallel,
+            SequenceParallel,
+            loss_parallel,
+            parallelize_module,
+        )
+
+        made: Any = model()
+        mesh = init_device_mesh("cpu", (world.size,))
+        between = Shard(1) if sequence else Replicate()
+        row = RowwiseParallel(output_layouts=between)
+        plan: dict[str, Any] = {
+            "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate()),
+            "head": ColwiseParallel(
+                input_layouts=between, output_layouts=Shard(-1) if loss else Replicate(), use_local_output=not loss
+            ),
+        }
+        if sequence:
+            plan |= {"norm": SequenceParallel(), "blocks.0": PrepareModuleInput(
+                input_layouts=(Replicate(),), desired_input_layouts=(Shard(1),), use_local_output=True)}  # fmt: skip
+        parallelize_module(made, mesh, plan)
+        for block in made.blocks:
+            inner: dict[str, Any] = {
+                **{f"attention.{name}": ColwiseParallel() for name in ("q", "k", "v")},
+                "attention.o": row,
+                "mlp.up": ColwiseParallel(),
+                "mlp.down": row,
+            }
+            if sequence:
+                gather = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
+                inner |= {"norm1": SequenceParallel(), "norm2": SequenceParallel(), "attention": gather, "mlp": gather}
+            parallelize_module(block, mesh, inner)
+        inputs, targets = batch()
+        optimizer = torch.optim.AdamW(made.parameters(), lr=1e-4, foreach=False)
+
+        def run() -> None:
+            logits = made(inputs)
+            F.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
+
+        def step() -> None:
+            if loss:
+                with loss_parallel():
+                    run()
+            else:
+                run()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        return step
+
+    return make
+
+
+def systems(size: int) -> dict[str, Callable[[World], Step]]:
+    """By name; torch DDP comes first and is what ratios refer to."""
+    return {
+        "torch DDP": ddp,
+        "torch DTensor": dtensor(sequence=False, loss=False),
+        "torch DTensor, loss parallel": dtensor(sequence=False, loss=True),
+        "torch DTensor, sequence parallel": dtensor(sequence=True, loss=False),
+        f"plait tp{size}": plait(f"tp{size}"),
+        f"plait tp{size}:1d,sp": plait(f"tp{size}:1d,sp"),
+    }

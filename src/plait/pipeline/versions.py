@@ -1,0 +1,87 @@
+"""Weight versions of one stage under an asynchronous schedule: a backward finds the weights that its forward saw.
+
+An update never writes into weights that are still wanted: it makes the next version in other memory. PipeDream's forward
+takes the newest version of its stage (Narayanan et al., arXiv 1806.03377, section 3.3, weight stashing); 2BW's the one that is
+`delay` updates before its own (arXiv 2006.09503, section 3.1). `weights.stage_weights` says the same on paper.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Weights(Protocol):
+    """Whole weights in flat buffers, which can be put elsewhere."""
+
+    @property
+    def flats(self) -> list[Tensor]:
+        """The buffers that the next update changes."""
+
+    def renew(self, memory: list[Tensor] | None) -> None:
+        """Go on in other buffers (`memory` if given) with the same values; the old ones are left alone."""
+
+    def show(self, flats: list[Tensor]) -> None:
+        """Let the modules see these buffers."""
+
+
+class WeightVersions:
+    """The versions that live. `num_micro_batches` go into one update."""
+
+    def __init__(self, weights: Weights, num_micro_batches: int, delay: int | None) -> None:
+        self._weights, self._per_update, self._delay = weights, num_micro_batches, delay
+        self.newest = 0
+        self.seen: dict[int, int] = {}  # micro-batch under way -> its version
+        self.kept: dict[int, list[Tensor]] = {0: weights.flats}
+        self.peak = 1
+        self._free: list[list[Tensor]] = []
+
+    def forward(self, micro_batch: int) -> int:
+        """A forward begins; its version."""
+        version = self.newest if self._delay is None else max(0, micro_batch // self._per_update - self._delay)
+        self.seen[micro_batch] = version
+        self._weights.show(self.kept[version])
+        return version
+
+    def backward(self, micro_batch: int) -> None:
+        """Its backward begins."""
+        self._weights.show(self.kept[self.seen[micro_batch]])
+
+    def done(self, micro_batch: int) -> None:
+        """It has ended."""
+        del self.seen[micro_batch]
+        self._release()
+
+    def before_update(self) -> None:
+        """The optimizer is about to make the next version."""
+        if self.newest in self.seen.values() or self._delay:
+            self._weights.renew(self._free.pop() if self._free else None)
+
+    def after_update(self) -> None:
+        """It has."""
+        self.newest += 1
+        self.kept[self.newest] = self._weights.flats
+        self._release()
+        self.peak = max(self.peak, len(self.kept))
+        self._weights.show(self.kept[self.newest])
+
+    def restart(self) -> None:
+        """A new stream begins, with the newest weights as version 0."""
+        newest = self.kept[self.newest]
+        self._free += [flats for version, flats in self.kept.items() if version != self.newest and flats is not newest]
+        self.newest, self.seen, self.kept = 0, {}, {0: newest}
+
+    @property
+    def stashed(self) -> list[Tensor]:
+        """The buffers of older versions, and those that wait for the next."""
+        return [flat for version, flats in self.kept.items() if version != self.newest for flat in flats] + [
+            flat for flats in self._free for flat in flats
+        ]
+
+    def _release(self) -> None:
+        oldest = self.newest - (self._delay or 0)
+        for version in [v for v in self.kept if v < oldest and v not in self.seen.values()]:
+            flats = self.kept.pop(version)
+            if all(flats is not other for other in self.kept.values()):
+                self._free.append(flats)

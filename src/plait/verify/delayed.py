@@ -1,0 +1,116 @@
+"""The reference of asynchronous pipelines: one device that applies the same rule of delayed gradients.
+
+No pipeline, no ranks: for each micro-batch of the stream the weights of every stage are put to the version that the rule gives
+its forward, one forward and backward of the whole model runs, and each stage's gradient goes into the update that the rule
+says. PipeDream (arXiv 1806.03377, section 3.3) and PipeDream-2BW (arXiv 2006.09503, section 3.1).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plait.pipeline.weights import StageWeights
+from plait.verify.observation import Tensors
+from plait.verify.reference import Batch, Recipe, call, loss_sum, num_samples
+
+
+@dataclass(frozen=True)
+class DelayedRecord:
+    """The mean loss of each step, and the parameters after all updates."""
+
+    losses: Sequence[float]
+    params: Tensors
+
+
+@dataclass
+class _Stage:
+    """The parameters of one stage: all versions, and what is gathered for the next."""
+
+    params: list[nn.Parameter]
+    weights: StageWeights
+    optimizer: torch.optim.Optimizer
+    rates: list[float]
+    versions: list[list[Tensor]] = field(default_factory=list)
+    grads: list[Tensor | None] = field(default_factory=list)
+    count: float = 0.0
+
+    def show(self, version: int) -> None:
+        for param, value in zip(self.params, self.versions[version], strict=True):
+            param.data = value.clone()
+
+    def gather(self, count: float) -> None:
+        """Add the gradients of one micro-batch."""
+        for index, param in enumerate(self.params):
+            if param.grad is not None:
+                before = self.grads[index]
+                self.grads[index] = param.grad if before is None else before + param.grad
+            param.grad = None
+        self.count += count
+
+    def update(self, factor: float) -> None:
+        """Make the next version from the newest."""
+        self.show(-1)
+        if not self.count:  # no micro-batch had a sample
+            self.versions.append(self.versions[-1])
+            return
+        for param, grad in zip(self.params, self.grads, strict=True):
+            param.grad = None if grad is None else grad / self.count
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * factor
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.versions.append([param.detach().clone() for param in self.params])
+        self.grads, self.count = [None] * len(self.params), 0.0
+
+
+def run_delayed(
+    model: nn.Module,
+    stream: Sequence[Sequence[Batch]],
+    recipe: Recipe,
+    stages: Sequence[tuple[Iterable[str], StageWeights]],
+    begin: Callable[[int], Any] = lambda micro_batch: None,
+) -> DelayedRecord:
+    """Train a copy of `model` on a stream of steps, each a list of micro-batches.
+
+    `stages` are the names of each stage's parameters and which versions its micro-batches see and change. `begin` is called
+    before each micro-batch (to seed random numbers).
+    """
+    model = copy.deepcopy(model)
+    named = dict(model.named_parameters())
+    made = [_stage([named[name] for name in names], weights, recipe) for names, weights in stages]
+    losses: list[float] = []
+    number = 0
+    for step, micro_batches in enumerate(stream):
+        total = tokens = 0.0
+        for batch in micro_batches:
+            for stage in made:
+                stage.show(stage.weights.seen[number])
+            begin(number)
+            count = 0.0
+            if num_samples(batch):
+                loss, count = loss_sum(recipe.loss, call(model, batch[0]), batch)
+                loss.backward()
+                total, tokens = total + float(loss.detach()), tokens + count
+            for stage in made:
+                stage.gather(count)
+                if stage.weights.applied.get(number + 1) != stage.weights.applied[number]:
+                    stage.update(recipe.lr_factor(step))
+            number += 1
+        losses.append(total / tokens)
+    for stage in made:
+        stage.show(-1)
+    return DelayedRecord(losses, {name: param.detach().clone() for name, param in named.items()})
+
+
+def _stage(params: list[nn.Parameter], weights: StageWeights, recipe: Recipe) -> _Stage:
+    optimizer = recipe.optimizer(params)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    stage = _Stage(params, weights, optimizer, rates, grads=[None] * len(params))
+    stage.versions.append([param.detach().clone() for param in params])
+    return stage
