@@ -134,6 +134,10 @@ class DataStrategy(ABC):
     def replicas(self) -> Replicas:
         """The ranks of the axis that hold the same pieces as this one."""
 
+    def replicas_of(self, piece: Piece) -> Replicas:
+        """`replicas`, of one piece: strategies that are made of several answer for the one that has it."""
+        return self.replicas
+
     def squared_norm(self, weight: Weight | None = None) -> Tensor:
         """This rank's share of the squared norm of the summed gradients; the shares add up over the axis. 0-dim.
 

@@ -110,8 +110,8 @@ def _check(engine: Engine, checkpoint: Checkpoint) -> None:
 
 
 def _parameter_pieces(engine: Engine) -> Iterator[SavedPiece]:
-    replicas = engine.strategy.replicas
     for piece in _counted(engine):
+        replicas = engine.strategy.replicas_of(piece)
         yield from _share(engine, _of_piece(engine, piece, piece.name, piece.value), replicas)
     axis = data_axis(engine.world)
     holders = Replicas(1, 0) if engine.strategy.frozen_states else Replicas(axis.size, axis.rank)
@@ -128,15 +128,15 @@ def _buffer_pieces(engine: Engine) -> Iterator[SavedPiece]:
 
 
 def _optimizer_pieces(engine: Engine) -> Iterator[SavedPiece]:
-    replicas = engine.strategy.replicas
     for piece in _counted(engine):
+        replicas = engine.strategy.replicas_of(piece)
         for key, value in engine.update.optimizer.state.get(piece.value, {}).items():
             name = f"{OPTIMIZER}{key}/{piece.name}"
             tensor = value if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
             if tensor.shape == piece.value.shape and tensor.dim() > 0:
                 yield from _share(engine, _of_piece(engine, piece, name, tensor), replicas, piece.name)
             elif tensor.numel() == 1 or piece.part.whole:  # of the parameter as a whole: a count, a factor of a moment
-                if piece.part.start == 0 and replicas.index == 0 and engine.world.axis("tp").rank == 0:
+                if piece.part.start == 0 and replicas.index == 0 and _is_first(engine, piece.name):
                     yield SavedPiece.whole(name, tensor.detach().contiguous())
             else:
                 raise CheckpointError(
@@ -181,6 +181,12 @@ def _of_piece(engine: Engine, piece: Piece, name: str, tensor: Tensor) -> LocalP
         piece.name, tuple(part.slot.shape), part.start, part.stop, tensor.detach().reshape(-1)
     )
     return replace(found, name=name)
+
+
+def _is_first(engine: Engine, name: str) -> bool:
+    """Whether this rank has the first elements of a parameter, and the first copy of them."""
+    placement = engine.holding.placements.get(name)
+    return placement is None or (placement.copy == 0 and not any(placement.box.offset))
 
 
 def _share(engine: Engine, part: LocalPart, replicas: Replicas, param_name: str | None = None) -> Iterator[SavedPiece]:

@@ -18,7 +18,7 @@ BUILT: Final[dict[str, frozenset[str]]] = {
     "pp": frozenset(
         {"naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zbv", "v-half", "v-min", "dualpipev", "pipedream", "2bw"}
     ),
-    "ep": frozenset(),  # {"ep"} when experts are split
+    "ep": frozenset({"ep"}),
     "cp": frozenset({"ring", "ulysses"}),
     "remat": frozenset({"none", "selective", "full"}),
     "precision": frozenset({"float32", "bf16", "float64"}),

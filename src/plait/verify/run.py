@@ -26,6 +26,7 @@ from plait.errors import PlaitError, PlanError, nearest
 from plait.launcher import joined_world, launch
 from plait.mesh import Mesh
 from plait.plan import Plan, check_available
+from plait.verify.asynchronous import SKIPPED, is_asynchronous, join_stream, record_stream, reference_stream
 from plait.verify.bisect import bisect
 from plait.verify.compare import TOLERANCE, differences
 from plait.verify.external import judge
@@ -149,6 +150,8 @@ def in_world(world: World, task: Task) -> Report:
     parts, skipped, plan = [], [], Plan.parse(task.plan)
     for name in task.probes:
         changed = PROBES[name].apply(task.problem, plan, task.steps)
+        if is_asynchronous(plan) and name in SKIPPED:
+            changed = SKIPPED[name]
         if isinstance(changed, str):
             skipped.append(f"probe {name} does not apply: {changed}")
         else:
@@ -179,11 +182,24 @@ def _compare(world: World, problem: Problem, plan: Plan, task: Task) -> Report:
         world=world,
     )
     axis = world.axis("dp")
-    own = record_rank(engine, problem.loader(axis.rank, axis.size), task.steps)
+    record = record_stream if is_asynchronous(plan) else record_rank
+    own = record(engine, problem.loader(axis.rank, axis.size), task.steps)
     records = world.axis("world").gather_objects(own)
-    report = _judge(world, problem, plan, task, records) if world.rank == 0 else None
+    prove = _judge_stream if is_asynchronous(plan) else _judge
+    report = prove(world, problem, plan, task, records) if world.rank == 0 else None
     told: Report = world.axis("world").gather_objects(report)[0]
     return told
+
+
+def _judge_stream(world: World, problem: Problem, plan: Plan, task: Task, records: Sequence[Any]) -> Report:
+    dtype = reference_dtype(plan)
+    model, batches = problem.make_whole_model(dtype), problem.batches(task.steps, dtype)
+    reference = reference_stream(problem, plan, model, batches, records)
+    tolerance = task.tolerance if task.tolerance is not None else TOLERANCE[plan_dtype(plan)]
+    facts = facts_of(plan, world.mesh, problem, task.steps)
+    report = judge(join_stream(records), reference, facts, tolerance=tolerance, plan=str(plan), world_size=world.size)
+    note = f"compared with one device that applies the same delayed gradients ({plan.pp.schedule}), after the flush"
+    return replace(report, notes=[note])
 
 
 def _judge(world: World, problem: Problem, plan: Plan, task: Task, records: Sequence[Any]) -> Report:
