@@ -79,7 +79,8 @@ def run(
     wanted, parsed = parsed.precision, replace(parsed, precision=dtype).check()  # type: ignore[arg-type]  # one of the words
     check_available(parsed)
     config = load(config)
-    problem = Problem(assemble.model_keys(config), config.data, config.train)
+    keys, roles = assemble.model_keys(config), assemble.roles_of(config)
+    problem = Problem(keys if roles is None else {**keys, "roles": roles}, config.data, config.train)
     report = verify(Task(problem, str(parsed), steps, tolerance, names))
     if wanted in ("float32", dtype):
         return report
