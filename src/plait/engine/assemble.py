@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from plait import datasets, models, reference
 from plait.comm import World
+from plait.data import Asynchrony
 from plait.datasets import Loader
 from plait.engine import optimizers
 from plait.engine.build import Options, build
@@ -22,6 +23,8 @@ from plait.engine.loss import LossFunction
 from plait.errors import ModelError
 from plait.models import losses, user
 from plait.plan import Plan, check_batch
+
+ASYNCHRONY_KEYS = ("outer_lr", "outer_momentum", "compress", "staleness_rate")
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,9 @@ def make_options(config: Any, plan: Plan | None = None) -> Options:
         learning_rate=optimizers.learning_rate(train),
         num_servers=getattr(train, "num_servers", None),
         aggregate=getattr(train, "aggregate", "sum"),
+        asynchrony=Asynchrony(
+            **{key: getattr(train, key) for key in ASYNCHRONY_KEYS if hasattr(train, key)},
+        ),
         cutting=make_cutting(config) if plan is not None and plan.pp.size > 1 else Cutting(),
     )
 

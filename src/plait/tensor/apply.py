@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from plait.comm.functional import transition
-from plait.errors import ModelError
-from plait.mesh.layouts import REPLICATED, Sharded
+from plait.errors import ModelError, NotAvailable
+from plait.mesh.layouts import INVARIANT, PARTIAL, REPLICATED, Sharded
 from plait.tensor import layers
-from plait.tensor.group import Run, TensorGroup
+from plait.tensor.group import Run, Stream, TensorGroup
 from plait.tensor.mode import LinearRule, Mode
 from plait.tensor.one_d import one_d
 from plait.tensor.placement import Cut, Placement, place
@@ -225,6 +225,25 @@ class _Splitter:
         if "bias" not in whole._parameters:
             whole.register_parameter("bias", None)
         return whole
+
+    def _router(self, name: str, module: nn.Module) -> nn.Module:
+        """Every rank routes all tokens, alike."""
+        if self._mode.residual != Stream():
+            raise NotAvailable(f"{self._group} cuts the tokens or features that '{name}' routes; experts run under tpN:1d")
+        return self._alike(module, (), ())
+
+    def _experts(self, name: str, module: nn.Module) -> nn.Module:
+        """`gate` and `up` [experts, out, in] are cut as a column, `down` as a row: each expert on all ranks, a part on each."""
+        tp = self._group.axis("tp")
+        made = copy.copy(module)
+        for table in ("_parameters", "_forward_hooks", "_forward_pre_hooks"):
+            setattr(made, table, type(getattr(module, table))(getattr(module, table)))
+        given = {key: param for key, param in module._parameters.items() if param is not None}
+        cuts: dict[str, list[Cut]] = {key: [(), (), (tp,)] if key == "down" else [(), (tp,), ()] for key in given}
+        self._give(made, module, {key: self._place(param, cuts[key], ()) for key, param in given.items()})
+        made.register_forward_pre_hook(lambda _, args: (transition(args[0], tp, INVARIANT, REPLICATED), *args[1:]))
+        made.register_forward_hook(lambda _, args, rows: transition(rows, tp, PARTIAL, INVARIANT))
+        return made
 
     def _attention(self, name: str, module: nn.Module) -> nn.Module:
         p = float(getattr(module, "dropout", 0.0) or 0.0)

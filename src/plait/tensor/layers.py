@@ -162,11 +162,13 @@ class AttentionWithDropout(nn.Module):
 
 
 def with_positions(axis: Axis) -> Any:
-    """A hook that tells a position module where the own part of the sequence stands."""
+    """A hook that tells a position module where the own part of the sequence, or of the positions it is told, stands."""
 
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         length = args[0].shape[1]
         start = axis.rank * length
+        if (told := kwargs.get("positions")) is not None:
+            return args, {**kwargs, "positions": told[start : start + length]}
         return args, {**kwargs, "positions": torch.arange(start, start + length, device=args[0].device)}
 
     return hook
