@@ -57,9 +57,16 @@ def model_keys(config: Any) -> Mapping[str, Any]:
     """The `[model]` section as plain keys: `name` or `python`, and what the model's constructor takes."""
     section = config.model
     if isinstance(section, Mapping):
-        return section
+        return {key: value for key, value in section.items() if key != "roles"}
     keys: Mapping[str, Any] = section.keys_for_factory()
     return keys
+
+
+def roles_of(config: Any) -> Mapping[str, str] | None:
+    """The user's own table of roles."""
+    section = config.model
+    found: Mapping[str, str] | None = section.get("roles") if isinstance(section, Mapping) else getattr(section, "roles", None)
+    return found
 
 
 def make_model(keys: Mapping[str, Any], seed: int = 0) -> nn.Module:
@@ -68,7 +75,7 @@ def make_model(keys: Mapping[str, Any], seed: int = 0) -> nn.Module:
     A user's own model that cannot be initialised from there (a module with parameters and no `reset_parameters`) is made
     with its values instead, from `seed`: right under every plan, but whole on every rank while it is built.
     """
-    arguments = dict(keys)
+    arguments = {key: value for key, value in keys.items() if key != "roles"}
     python, given = arguments.pop("python", None), arguments.pop("arguments", None)
     with torch.device("meta"):
         model = models.make(arguments.pop("name"), **arguments) if python is None else user.make(python, given)
@@ -91,6 +98,7 @@ def make_options(config: Any, plan: Plan | None = None) -> Options:
     return Options(
         seed=train.seed,
         blocks=models.blocks_of(keys["name"]) if "name" in keys else None,
+        roles=roles_of(config),
         clip_grad_norm=train.clip_grad_norm,
         learning_rate=optimizers.learning_rate(train),
         num_servers=getattr(train, "num_servers", None),

@@ -82,7 +82,8 @@ def run(
     check_available(parsed)
     _check_steps_together(parsed)
     config = load(config)
-    problem = Problem(assemble.model_keys(config), config.data, config.train)
+    keys, roles = assemble.model_keys(config), assemble.roles_of(config)
+    problem = Problem(keys if roles is None else {**keys, "roles": roles}, config.data, config.train)
     report = verify(Task(problem, str(parsed), steps, tolerance, names))
     if wanted in ("float32", dtype):
         return report
