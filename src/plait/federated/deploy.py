@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.config import Config
-from plait.errors import RunError
+from plait.errors import NotAvailable, RunError
 
 VALID_DAYS = 365
 
@@ -70,6 +70,11 @@ def write(config: Config, folder: Path, host: str, port: int) -> dict[str, Any]:
     Returns the commands, as lists of words without the folder's environment, and `text` for people. Raises `RunError` when
     the folder is in use or OpenSSL's command is missing.
     """
+    if config.federated.secure:
+        raise NotAvailable(
+            "federated.secure is not available yet with --deploy: there the server would mask for its clients, which hides "
+            "nothing from it; simulate with secure = true, or deploy with secure = false"
+        )
     if folder.exists() and any(folder.iterdir()):
         raise RunError(f"{folder} is not empty; give --deploy a new folder")
     folder = folder.resolve()
