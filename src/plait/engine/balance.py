@@ -24,17 +24,31 @@ from plait.models.routing import Router
 
 @dataclass(frozen=True)
 class Load:
-    """Where the tokens of one step went, over all ranks. `by_layer` [L][E]: tokens of each expert, as chosen.
+    """Where the tokens of one step went, over all ranks.
 
     Attributes:
+        names: of the routers.
+        by_layer: [L][E], tokens of each expert, as chosen.
+        by_rank: tokens of the experts of each rank of the expert axis, all layers together.
         dropped: share of all (token, expert) pairs that found no room.
         busiest: tokens of the busiest expert in units of the mean, in the worst layer; 1 is balanced.
     """
 
     names: tuple[str, ...]
     by_layer: tuple[tuple[float, ...], ...]
+    by_rank: tuple[float, ...]
     dropped: float
     busiest: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """As `metrics.jsonl` has it."""
+        layers = [[round(number) for number in layer] for layer in self.by_layer]
+        return {"busiest": self.busiest, "dropped": self.dropped, "ranks": [round(n) for n in self.by_rank], "layers": layers}
+
+    def text(self) -> str:
+        """`busiest expert 1.32 x the mean, 0.4 % dropped`."""
+        dropped = f", {100 * self.dropped:.1f} % dropped" if self.dropped else ""
+        return f"busiest expert {self.busiest:.2f} x the mean{dropped}"
 
 
 class Balance:
@@ -43,6 +57,7 @@ class Balance:
     def __init__(self, routers: dict[str, Router], surroundings: RankSurroundings, tokens: Axis, loss: LossFunction) -> None:
         self.routers, self._around, self._tokens = routers, surroundings, tokens
         self._count = getattr(loss, "count", None)
+        self.num_expert_ranks = 1
         self.load: Load | None = None
 
     @classmethod
@@ -109,11 +124,15 @@ class Balance:
                 router.after_update()
         stages.all_reduce(together, control=True).wait()
         by_layer = together.split(sizes)
-        self.load = _load(tuple(self.routers), [load.tolist() for load in by_layer])
+        self.load = _load(tuple(self.routers), [load.tolist() for load in by_layer], self.num_expert_ranks)
 
 
-def _load(names: tuple[str, ...], loads: Sequence[Sequence[float]]) -> Load:
+def _load(names: tuple[str, ...], loads: Sequence[Sequence[float]], num_ranks: int) -> Load:
     chosen = tuple(tuple(load[:-2]) for load in loads)
     pairs = sum(load[-1] for load in loads)
     busiest = max((max(layer) * len(layer) / sum(layer) for layer in chosen if sum(layer)), default=1.0)
-    return Load(names, chosen, sum(load[-2] for load in loads) / max(pairs, 1.0), busiest)
+    parts = [
+        [sum(layer[len(layer) * r // num_ranks : len(layer) * (r + 1) // num_ranks]) for layer in chosen]
+        for r in range(num_ranks)
+    ]
+    return Load(names, chosen, tuple(sum(part) for part in parts), sum(load[-2] for load in loads) / max(pairs, 1.0), busiest)

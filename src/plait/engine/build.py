@@ -103,6 +103,8 @@ def build(
     experts = expert.apply(model, world.axis("ep")) if plan.ep > 1 else None
     split = _split_layers(model, plan, world, options)
     balance = Balance.of(model, data_axis(world), sequence, loss)
+    if balance is not None:
+        balance.num_expert_ranks = plan.ep
     whole = replace(whole, originals=_originals(experts, split))
     if split is not None:
         loss = split.loss(loss, IGNORE if loss is cross_entropy else None)
