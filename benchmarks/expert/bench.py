@@ -179,9 +179,8 @@ def bench_balance(steps: int, figure: Path | None) -> None:
     for name, speed in (("without", 0.0), ("balanced by bias", 0.01)):
         curves[name] = launch(_balance_rank, steps, speed, nproc=1)[0]
         first, last = curves[name][0][0], statistics.mean(busiest for busiest, _ in curves[name][-10:])
-        print(
-            f"{name:18} busiest expert: {first:.2f} x the mean at the start, {last:.2f} at the end; loss {curves[name][-1][1]:.3f}"
-        )
+        loss = curves[name][-1][1]
+        print(f"{name:18} busiest expert: {first:.2f} x the mean at first, {last:.2f} over the last 10 steps; loss {loss:.3f}")
     if figure is not None:
         _draw(curves, figure)
 

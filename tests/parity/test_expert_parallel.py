@@ -55,6 +55,13 @@ def test_recomputes(ranks: Run, plan: str, remat: str) -> None:
     assert outcome.largest <= TOLERANCE, outcome
 
 
+@pytest.mark.parametrize("family", ["hf-mixtral-default", "hf-qwen2-moe"])
+@pytest.mark.parametrize("plan", ["dp2:zero3 mb2", "dp4:zero2", "pp2:1f1b dp2:zero1 mb2"])
+def test_mixtures_of_hugging_face_as_they_are(ranks: Run, plan: str, family: str) -> None:
+    outcome = check(ranks, f"{plan} precision:float64", family, 5)
+    assert outcome.largest <= TOLERANCE, outcome
+
+
 @pytest.mark.parametrize("num_samples", [1, 2, 3])
 @pytest.mark.parametrize("plan", ["dp4 ep4", "dp4:zero3 ep2 mb2"])
 def test_ranks_without_a_sample_count_nothing(ranks: Run, plan: str, num_samples: int) -> None:

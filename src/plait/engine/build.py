@@ -15,7 +15,7 @@ from torch import nn
 from plait import comm, context, data, expert, models, tensor
 from plait.comm import World
 from plait.context import ContextGroup
-from plait.data import DataGroup, DataStrategy, Unit
+from plait.data import Asynchrony, DataGroup, DataStrategy, Unit
 from plait.engine import recompute, update
 from plait.engine.axes import data_axis
 from plait.engine.balance import Balance
@@ -59,6 +59,7 @@ class Options:
         clip_grad_norm: the largest norm of the gradient; None does not clip.
         learning_rate: factor on the optimizer's lr by step, from 0.
         num_servers: ranks that serve under `dpN:server`; None means all.
+        asynchrony: of `local` and `async-server`, beside the plan's everyH and staleK: outer step, compression, rates.
         aggregate: what servers make of the workers' gradients: `sum` (the global mean loss) or `mean` (the mean of the
             workers' means; the same where every worker counts as many tokens).
         cutting: where a pipeline cuts the model; balanced by estimated cost where it says nothing.
@@ -71,6 +72,7 @@ class Options:
     learning_rate: LearningRate | None = None
     num_servers: int | None = None
     aggregate: str = "sum"
+    asynchrony: Asynchrony = field(default_factory=Asynchrony)
     cutting: Cutting = field(default_factory=Cutting)
 
 
@@ -122,7 +124,6 @@ def build(
     strategies = {stage: make(own.units[stage], own.secondary[stage]) for stage in own.stages}
     strategy = Staged(strategies) if len(strategies) > 1 else strategies[next(iter(strategies))]
     values.fill(strategies, own.holding)
-
     updater = Update(
         strategy,
         update.make(optimizer, strategy),
@@ -130,6 +131,8 @@ def build(
         learning_rate=options.learning_rate,
         split=split,
     )
+    strategy.start(updater.make)
+    world.at_close(strategy.rest, strategy.close)
     transport = Transport(axis, schedule.placement, world.device)
     parts = {stage: Part(own.stages[stage], strategies[stage]) for stage in strategies}
     pipeline = Pipeline(parts, schedule.num_stages, transport, loss, balance)
@@ -151,7 +154,7 @@ def build(
             tied=TiedSum(axis, schedule.placement, stages_of_model.tied, strategies),
             holding=own.holding,
             seed=options.seed,
-            mean_of_workers=options.aggregate == "mean",
+            mean_of_workers=options.aggregate == "mean" and strategy.lockstep,
         )
     )
 
@@ -202,12 +205,19 @@ def _data_group(plan: Plan, world: World, options: Options) -> DataGroup:
         device=world.device,
         offload=plan.dp.offload,
         num_servers=options.num_servers,
+        asynchrony=replace(options.asynchrony, stale=plan.dp.stale or 0, every=plan.dp.every or 1),
     )
 
 
 def _check_composition(plan: Plan) -> None:
     if plan.ep > 1 and plan.dp.strategy not in ("allreduce", "ring", *data.ELEMENTWISE_ONLY):
         raise NotAvailable(f"'{plan}': experts are not split under dp:{plan.dp.strategy} yet; use allreduce, ring or zero1..3")
+    others = plan.world_size // plan.dp.size
+    if others > 1 and plan.dp.strategy in data.OUT_OF_STEP and plan.dp.size > 1:
+        raise NotAvailable(
+            f"'{plan}': {plan.dp.strategy} does not run with other axes yet, whose ranks would have to agree on when one "
+            f"of them is out of step; take dp{plan.dp.size} with them, or {plan.dp} alone"
+        )
     if plan.pp.size > 1 and plan.dp.strategy == "server" and plan.dp.size > 1:
         raise NotAvailable(
             f"'{plan}': a parameter server places whole parameters by weight, for each stage otherwise, so copies of a tied "

@@ -37,6 +37,7 @@ class MetricsFile(Hook):
             "grad_norm": _finite(result.grad_norm),
             "tokens": result.tokens,
             "seconds": done.seconds,
+            **result.details,
         }
         if result.load is not None:
             record["experts"] = result.load.as_dict()

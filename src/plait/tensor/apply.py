@@ -119,7 +119,7 @@ class _Splitter:
         rule = self._rule(name, role)
         transposed, number = is_transposed(module), FUSED.get(role, 1)
         out, into = linear_shape(module, name)
-        made = layers.ParallelLinear(rule, self.run, into, transposed=transposed)
+        made = layers.ParallelLinear(rule, self.run, into, transposed=transposed, label=f"'{name}' ({role})")
         cuts: list[Cut] = [rule.into, rule.out] if transposed else [rule.out, rule.into]
         weight = module._parameters["weight"]
         assert weight is not None
@@ -210,18 +210,21 @@ class _Splitter:
     def _replicated(self, name: str, module: nn.Module) -> nn.Module:
         stream = self._mode.residual
         if stream.features is None or stream.features.size == 1:
-            return self._alike(module, (), stream.different)
+            made = self._alike(module, (), stream.different)
+            if isinstance(made, nn.Linear):
+                made.register_forward_pre_hook(layers.whole_features(f"'{name}' (replicated)"))
+            return made
         if not isinstance(module, nn.Linear):
             raise ModelError(
                 f"'{name}' ({type(module).__name__}) is replicated; under {self._group} features are cut between layers, and "
                 "only an nn.Linear says how many it takes; use tpN:1d"
             )
-        made = layers.Whole(stream.features, self.run, module)
+        whole = layers.Whole(stream.features, self.run, module)
         params = {key: param for key, param in module._parameters.items() if param is not None}
-        self._give(made, module, {k: self._place(p, [()] * p.dim(), stream.different) for k, p in params.items()})
-        if "bias" not in made._parameters:
-            made.register_parameter("bias", None)
-        return made
+        self._give(whole, module, {k: self._place(p, [()] * p.dim(), stream.different) for k, p in params.items()})
+        if "bias" not in whole._parameters:
+            whole.register_parameter("bias", None)
+        return whole
 
     def _router(self, name: str, module: nn.Module) -> nn.Module:
         """Every rank routes all tokens, alike."""

@@ -26,6 +26,7 @@ class DelayedRecord:
 
     losses: Sequence[float]
     params: Tensors
+    num_tokens: float = 0.0
 
 
 @dataclass
@@ -85,7 +86,7 @@ def run_delayed(
     named = dict(model.named_parameters())
     made = [_stage([named[name] for name in names], weights, recipe) for names, weights in stages]
     losses: list[float] = []
-    number = 0
+    number, num_tokens = 0, 0.0
     for step, micro_batches in enumerate(stream):
         total = tokens = 0.0
         for batch in micro_batches:
@@ -103,9 +104,10 @@ def run_delayed(
                     stage.update(recipe.lr_factor(step))
             number += 1
         losses.append(total / tokens)
+        num_tokens += tokens
     for stage in made:
         stage.show(-1)
-    return DelayedRecord(losses, {name: param.detach().clone() for name, param in named.items()})
+    return DelayedRecord(losses, {name: param.detach().clone() for name, param in named.items()}, num_tokens)
 
 
 def _stage(params: list[nn.Parameter], weights: StageWeights, recipe: Recipe) -> _Stage:

@@ -67,12 +67,12 @@ def record_rank(engine: Engine, batches: Iterable[Any], steps: int) -> RankRecor
     """Train `steps` steps and keep what this rank holds after each. Collective."""
     seen: list[list[Part]] = []
     hook = engine.update.optimizer.register_step_pre_hook(lambda *_: seen.append(_gradients(engine)))
-    start, found = _parameters(engine), []
+    start, found = parameters_of(engine), []
     for batch in islice(batches, steps):
         seen.clear()
         result = engine.step(batch, trace=False)
         grads = seen[0] if seen else []
-        found.append(RankStep(result.loss, result.grad_norm, result.tokens, grads, _parameters(engine), _replicas(engine)))
+        found.append(RankStep(result.loss, result.grad_norm, result.tokens, grads, parameters_of(engine), _replicas(engine)))
     hook.remove()
     return RankRecord(start, found)
 
@@ -85,7 +85,8 @@ def _gradients(engine: Engine) -> list[Part]:
     return [Part.of(part) for part in local_gradients(engine.strategy, divisor, engine.holding)]
 
 
-def _parameters(engine: Engine) -> list[Part]:
+def parameters_of(engine: Engine) -> list[Part]:
+    """What this rank holds, in copies."""
     return [Part.of(part) for part in engine.local_parameters()]
 
 

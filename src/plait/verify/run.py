@@ -19,12 +19,14 @@ from torch.utils._pytree import tree_leaves
 from plait import comm
 from plait.comm import World
 from plait.config import Config, load
+from plait.data import OUT_OF_STEP
 from plait.engine import assemble
 from plait.engine.build import build
 from plait.errors import PlaitError, PlanError, nearest
 from plait.launcher import joined_world, launch
 from plait.mesh import Mesh
 from plait.plan import Plan, check_available
+from plait.verify.asynchronous import SKIPPED, is_asynchronous, join_stream, record_stream, reference_stream
 from plait.verify.bisect import bisect
 from plait.verify.compare import TOLERANCE, differences
 from plait.verify.external import judge
@@ -78,12 +80,24 @@ def run(
     parsed = Plan.parse(plan) if isinstance(plan, str) else plan
     wanted, parsed = parsed.precision, replace(parsed, precision=dtype).check()  # type: ignore[arg-type]  # one of the words
     check_available(parsed)
+    _check_steps_together(parsed)
     config = load(config)
-    problem = Problem(assemble.model_keys(config), config.data, config.train)
+    keys, roles = assemble.model_keys(config), assemble.roles_of(config)
+    problem = Problem(keys if roles is None else {**keys, "roles": roles}, config.data, config.train)
     report = verify(Task(problem, str(parsed), steps, tolerance, names))
     if wanted in ("float32", dtype):
         return report
     return replace(report, notes=[*report.notes, f"compared in {dtype}; the plan's own precision is {wanted}"])
+
+
+def _check_steps_together(plan: Plan) -> None:
+    """Some strategies are not meant to be one device's training, and a difference would say nothing."""
+    dp = plan.dp
+    if dp.size > 1 and dp.strategy in OUT_OF_STEP and not (dp.strategy == "async-server" and dp.stale == 0):
+        raise PlanError(
+            f"{dp}: its ranks do not step together, so what they train is not what one device trains, and there is nothing "
+            f"to prove it equal to; write dp{dp.size} for a plan that is"
+        )
 
 
 def verify(task: Task, runner: Runner | None = None, *, blame: bool = True) -> Report:
@@ -137,6 +151,8 @@ def in_world(world: World, task: Task) -> Report:
     parts, skipped, plan = [], [], Plan.parse(task.plan)
     for name in task.probes:
         changed = PROBES[name].apply(task.problem, plan, task.steps)
+        if is_asynchronous(plan) and name in SKIPPED:
+            changed = SKIPPED[name]
         if isinstance(changed, str):
             skipped.append(f"probe {name} does not apply: {changed}")
         else:
@@ -167,11 +183,24 @@ def _compare(world: World, problem: Problem, plan: Plan, task: Task) -> Report:
         world=world,
     )
     axis = world.axis("dp")
-    own = record_rank(engine, problem.loader(axis.rank, axis.size), task.steps)
+    record = record_stream if is_asynchronous(plan) else record_rank
+    own = record(engine, problem.loader(axis.rank, axis.size), task.steps)
     records = world.axis("world").gather_objects(own)
-    report = _judge(world, problem, plan, task, records) if world.rank == 0 else None
+    prove = _judge_stream if is_asynchronous(plan) else _judge
+    report = prove(world, problem, plan, task, records) if world.rank == 0 else None
     told: Report = world.axis("world").gather_objects(report)[0]
     return told
+
+
+def _judge_stream(world: World, problem: Problem, plan: Plan, task: Task, records: Sequence[Any]) -> Report:
+    dtype = reference_dtype(plan)
+    model, batches = problem.make_whole_model(dtype), problem.batches(task.steps, dtype)
+    reference = reference_stream(problem, plan, model, batches, records)
+    tolerance = task.tolerance if task.tolerance is not None else TOLERANCE[plan_dtype(plan)]
+    facts = facts_of(plan, world.mesh, problem, task.steps)
+    report = judge(join_stream(records), reference, facts, tolerance=tolerance, plan=str(plan), world_size=world.size)
+    note = f"compared with one device that applies the same delayed gradients ({plan.pp.schedule}), after the flush"
+    return replace(report, notes=[note])
 
 
 def _judge(world: World, problem: Problem, plan: Plan, task: Task, records: Sequence[Any]) -> Report:

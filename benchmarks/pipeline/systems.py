@@ -1,0 +1,151 @@
+"""The same GPT under torch.distributed.pipelining, under plait, and under torch DDP on as many ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from plait import models
+from plait.comm import World
+from plait.engine.build import build
+from plait.engine.cut import Cutting, cut
+from plait.models.losses import cross_entropy
+from plait.pipeline.actions import looped, vee
+
+Step = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, a batch and its micro-batches; `why` says what the case is about."""
+
+    name: str
+    why: str
+    num_hidden_layers: int
+    hidden_size: int
+    seq_len: int
+    global_batch: int
+    num_micro_batches: int = 8
+    vocab_size: int = 1024
+
+    def model(self, device: str = "meta") -> nn.Module:
+        torch.manual_seed(0)
+        with torch.device(device):
+            return models.make(
+                "gpt",
+                num_hidden_layers=self.num_hidden_layers,
+                hidden_size=self.hidden_size,
+                num_attention_heads=self.hidden_size // 64,
+                vocab_size=self.vocab_size,
+                max_position_embeddings=self.seq_len,
+            )
+
+    def batch(self) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(1)
+        tokens = torch.randint(0, self.vocab_size, (self.global_batch, self.seq_len + 1), generator=generator)
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+CASES = {
+    "compute": Case("compute", "8 layers, width 256, 2 x 128 tokens a micro-batch", 8, 256, 128, 16),
+    "communication": Case("communication", "8 layers, width 512, 1 x 8 tokens: small and frequent messages", 8, 512, 8, 8),
+}
+
+
+def adamw(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=1e-4, fused=True)
+
+
+def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
+
+
+def plait(plan: str) -> Callable[[Case, World], Step]:
+    def start(case: Case, world: World) -> Step:
+        engine = build(case.model(), f"{plan} mb{case.num_micro_batches}", loss=cross_entropy, optimizer=adamw, world=world)
+        batch = case.batch()
+
+        def step(trace: bool = False) -> Any:
+            return engine.step(batch, trace=trace)
+
+        return step
+
+    return start
+
+
+class Links(nn.Module):
+    """One stage of the GPT for torch: the same links as plait's stage has."""
+
+    def __init__(self, links: list[tuple[str, nn.Module]]) -> None:
+        super().__init__()
+        self.links = nn.ModuleList(link for _, link in links)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for link in self.links:
+            x = link(x)
+        return x
+
+
+def torch_pipeline(name: str, placement: tuple[int, ...]) -> Callable[[Case, World], Step]:
+    def start(case: Case, world: World) -> Step:
+        from torch.distributed import pipelining
+
+        model, num_stages = case.model("cpu"), len(placement)
+        plan = cut(case.model(), [], num_stages, Cutting())
+        parts = [Links([(name, model.get_submodule(name)) for name in links]) for links in plan.links]
+        own = [stage for stage, rank in enumerate(placement) if rank == world.rank]
+        device = torch.device("cpu")
+        stages = [pipelining.PipelineStage(parts[stage], stage, num_stages, device) for stage in own]
+        schedule_class: Any = getattr(pipelining, name)
+        single = num_stages == world.size
+        schedule = schedule_class(stages[0] if single else stages, case.num_micro_batches, loss_fn=mean_loss)
+        optimizer = adamw([param for stage in own for param in parts[stage].parameters()])
+        inputs, targets = case.batch()
+        first, last = 0 in own, num_stages - 1 in own
+
+        def step() -> None:
+            keywords: dict[str, Any] = {"target": targets, "losses": []} if last else {}
+            schedule.step(*([inputs] if first else []), **keywords)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        return step
+
+    return start
+
+
+def ddp(case: Case, world: World) -> Step:
+    model = DistributedDataParallel(case.model("cpu"))
+    optimizer = adamw(model.parameters())
+    inputs, targets = (tensor.tensor_split(world.size)[world.rank] for tensor in case.batch())
+
+    def step() -> None:
+        mean_loss(model(inputs), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def systems(size: int) -> dict[str, Callable[[Case, World], Step]]:
+    """By name; DDP on as many ranks comes first and is what ratios refer to."""
+    straight = tuple(range(size))
+    theirs = {
+        "ScheduleGPipe": straight,
+        "Schedule1F1B": straight,
+        "ScheduleInterleaved1F1B": looped(size, 2),
+        "ScheduleLoopedBFS": looped(size, 2),
+        "ScheduleZBVZeroBubble": vee(size),
+        "ScheduleDualPipeV": vee(size),
+    }
+    ours = ("gpipe", "1f1b", "interleaved,v2", "zb-h1", "zbv", "dualpipev", "pipedream", "2bw")
+    return {
+        "torch DDP": ddp,
+        **{f"torch {name.removeprefix('Schedule')}": torch_pipeline(name, where) for name, where in theirs.items()},
+        **{f"plait {name}": plait(f"pp{size}:{name}") for name in ours},
+    }

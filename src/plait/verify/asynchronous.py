@@ -1,0 +1,111 @@
+"""Both sides of the proof of an asynchronous pipeline. A run is one observation: between steps its stages are not in step.
+
+What is compared: the mean of the steps' losses, the parameters after the flush, and as gradient the whole change of each
+parameter. The reference is `delayed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from plait.engine.engine import Engine
+from plait.errors import PlanError
+from plait.mesh import Mesh
+from plait.pipeline import schedules
+from plait.pipeline.weights import stage_weights
+from plait.plan import Plan
+from plait.verify.delayed import run_delayed
+from plait.verify.observation import Observation, Record
+from plait.verify.observe import Part, RankRecord, RankStep, join, parameters_of
+from plait.verify.problem import Problem
+from plait.verify.reference import Batch, Slice
+
+SKIPPED = {
+    "clipping": "its stages update by themselves, so there is no global norm",
+    "tied": "its stages update by themselves, so a weight cannot be on two of them",
+    "dropout": "a micro-batch of several data ranks has several seeds, and the reference runs it at once",
+}
+
+
+def is_asynchronous(plan: Plan) -> bool:
+    """Whether steps of the plan overlap."""
+    return schedules.SCHEDULES[plan.pp.schedule].asynchronous and plan.pp.size > 1
+
+
+def record_stream(engine: Engine, batches: Iterable[Any], steps: int) -> RankRecord:
+    """Train `steps` steps and flush; the run as one step. Collective."""
+    start = parameters_of(engine)
+    results = [engine.step(batch, trace=False) for batch in islice(batches, steps)]
+    engine.flush()
+    final = parameters_of(engine)
+    wanted = {name for name, param in engine.holding.params.items() if param.requires_grad}
+    change = [
+        replace(before, value=before.value - after.value)
+        for before, after in zip(start, final, strict=True)
+        if before.name in wanted
+    ]
+    loss = sum(result.loss for result in results) / len(results)
+    tokens = sum(result.tokens for result in results)
+    return RankRecord(start, [RankStep(loss, 0.0, tokens, change, final, [])])
+
+
+def join_stream(records: Sequence[RankRecord]) -> Record:
+    """One record from those of all ranks; there is no norm."""
+    joined = join(records)
+    return Record(joined.start, [replace(seen, grad_norm=None) for seen in joined.steps])
+
+
+def reference_stream(
+    problem: Problem, plan: Plan, model: nn.Module, batches: Sequence[Batch], records: Sequence[RankRecord]
+) -> Record:
+    """One device under the rule of the plan's schedule. Which stage holds what is read from the ranks' records."""
+    mesh, cut = Mesh.of(plan), problem.slices(plan)
+    schedule = schedules.make(plan.pp.schedule, plan.pp.size, plan.micro_batches, num_steps=len(batches))
+    names = [_names(records[mesh.rank_at(pp=stage)].start) for stage in range(plan.pp.size)]
+    if sorted(name for stage in names for name in stage) != sorted(name for name, _ in model.named_parameters()):
+        raise PlanError("the stages together do not hold every parameter once")
+    stream = [_micro_batches(cut(step, batch)) for step, batch in enumerate(batches)]
+    recipe = problem.recipe()
+    begun = _values(model)
+    found = run_delayed(model, stream, recipe, list(zip(names, stage_weights(schedule), strict=True)))
+    trained = {name for name, param in model.named_parameters() if param.requires_grad}
+    change = {name: begun[name] - value for name, value in found.params.items() if name in trained}
+    loss = sum(found.losses) / len(found.losses)
+    grads: Mapping[str, Tensor | None] = {name: change.get(name) for name in found.params}
+    return Record(begun, [Observation(loss, grads, found.params, count=found.num_tokens)])
+
+
+def _names(parts: Sequence[Part]) -> list[str]:
+    return list(dict.fromkeys(part.name for part in parts))
+
+
+def _values(model: nn.Module) -> dict[str, Tensor]:
+    return {name: param.detach().clone() for name, param in model.named_parameters()}
+
+
+def _micro_batches(parts: Sequence[Slice]) -> list[Batch]:
+    """Micro-batch j of all data ranks, as one."""
+    found: list[Batch] = []
+    for number in sorted({part.micro_batch for part in parts}):
+        shares = [part.batch for part in parts if part.micro_batch == number]
+        found.append(_together(shares))
+    return found
+
+
+def _together(shares: Sequence[Batch]) -> Batch:
+    others = [iter(_leaves(share)) for share in shares]
+    joined: Batch = tree_map_only(Tensor, lambda _: torch.cat([next(leaves) for leaves in others]), shares[0])
+    return joined
+
+
+def _leaves(share: Batch) -> list[Tensor]:
+    found: list[Tensor] = []
+    tree_map_only(Tensor, found.append, share)
+    return found
