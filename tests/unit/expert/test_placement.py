@@ -45,3 +45,25 @@ def test_packing_is_close_to_the_best_of_all() -> None:
 def test_what_does_not_fit_is_refused(num_ranks: int, num_slots: int, num_nodes: int) -> None:
     with pytest.raises(PlanError):
         place([1.0] * 8, num_ranks, num_slots=num_slots, num_nodes=num_nodes)
+
+
+def test_groups_stay_on_a_node() -> None:
+    load = [float(1 + expert % 5) for expert in range(16)]
+    layout = place(load, 4, num_slots=24, num_nodes=2, num_groups=4)
+    for ranks in (layout.experts[:2], layout.experts[2:]):
+        groups = {expert // 4 for rank in ranks for expert in rank}
+        assert len(groups) == 2
+
+
+def test_what_is_balanced_already_stays_at_home() -> None:
+    assert place([1.0] * 8, 4).imbalance([1.0] * 8) == 1.0
+    load = [5.0, 1, 1, 5, 5, 1, 1, 5]  # contiguous pairs are even
+    moved = sum(
+        expert not in home for home, rank in zip(in_order(8, 4).experts, place(load, 4).experts, strict=True) for expert in rank
+    )
+    assert moved <= 4
+
+
+def test_more_nodes_than_groups_are_refused() -> None:
+    with pytest.raises(PlanError, match="3 groups"):
+        place([1.0] * 9, 4, num_slots=12, num_nodes=2, num_groups=3)
