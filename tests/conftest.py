@@ -6,8 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests.helpers.pool import Pool
+
+settings.register_profile("plait", deadline=None)  # a shared machine may be slow at any moment
+settings.load_profile("plait")
 
 
 @pytest.fixture(scope="session")

@@ -116,7 +116,7 @@ def sums(world: World, strategy: str) -> list[float]:
     return [value for piece in made.pieces for value in piece.value.grad.reshape(-1).tolist()]
 
 
-@pytest.mark.parametrize("strategy", data.STRATEGIES)
+@pytest.mark.parametrize("strategy", [name for name in data.STRATEGIES if name not in data.OUT_OF_STEP])
 def test_no_strategy_divides(ranks: Run, strategy: str) -> None:
     """The loss is normalised in one place, which is not here: a strategy yields the sum, exactly."""
     found = [value for rank in ranks(4, sums, strategy, plan=f"dp4:{strategy}") for value in rank]

@@ -31,6 +31,16 @@ def test_shards_over_data_and_context(ranks: Run, plan: str) -> None:
     assert outcome.largest <= TOLERANCE, outcome
 
 
+@pytest.mark.parametrize("family", ["long-llama", "long-gpt"])
+@pytest.mark.parametrize(
+    "plan",
+    ["cp2:ring tp2 dp2:zero1", "cp2:ring tp2:1d,sp", "cp2:ulysses tp2:1d,sp", "cp2:ring tp4:2d", "pp2:1f1b cp2:ring mb2"],
+)
+def test_composes(ranks: Run, plan: str, family: str) -> None:
+    outcome = check(ranks, f"{plan} precision:float64", family, 5)
+    assert outcome.largest <= TOLERANCE, outcome
+
+
 @pytest.mark.parametrize("plan", ["cp2:ring mb2", "cp2:ulysses mb2", "cp2:ring dp2:zero3 mb2"])
 @pytest.mark.parametrize("remat", ["selective", "full"])
 def test_recomputes(ranks: Run, plan: str, remat: str) -> None:

@@ -11,9 +11,52 @@ from tests.parity.harness import EXPERT_FAMILIES, TOLERANCE, check
 
 Run = Callable[..., list[Any]]
 
+# Every router of both kinds runs under each of these; the other tables take the routers that differ most.
+PLANS = ("dp1", "cp2:ulysses mb2", "cp2:ring dp2 ep2", "dp2:zero1 ep2 mb2", "dp4 ep4")
+COMPOSED = (
+    "dp2 ep2 tp2",
+    "dp4:zero2 ep2",
+    "dp4:zero2 ep2 mb2",
+    "dp4:zero3 ep2",
+    "dp4:zero3,replicate2 ep2",
+    "dp4:ring ep2",
+    "pp2:1f1b dp2 ep2 mb4",
+    "pp2:zb-h1 dp2:zero1 ep2 mb2",
+    "pp2:interleaved,v2 dp2 ep2 mb2",
+    "cp2:ring tp2 dp2:zero1",
+    "cp2:ring tp2 dp2:zero1 ep4",
+)
+
 
 @pytest.mark.parametrize("family", EXPERT_FAMILIES)
 def test_routers_do_not_know_how_many_ranks_there_are(ranks: Run, family: str) -> None:
-    for plan in ("dp1", "dp2:zero1 mb2", "cp2:ring dp2", "cp2:ulysses mb2"):
+    for plan in PLANS:
         outcome = check(ranks, f"{plan} precision:float64", family, 5)
         assert outcome.largest <= TOLERANCE, (plan, outcome)
+
+
+@pytest.mark.parametrize("family", ["mixtral-balanced", "deepseek-bias", "deepseek-drop"])
+@pytest.mark.parametrize("plan", COMPOSED)
+def test_composes(ranks: Run, plan: str, family: str) -> None:
+    outcome = check(ranks, f"{plan} precision:float64", family, 5)
+    assert outcome.largest <= TOLERANCE, outcome
+
+
+@pytest.mark.parametrize("plan", ["dp2 ep2", "dp2:zero1 ep2 mb2", "dp4:zero3 ep2", "cp2:ring ep2", "dp2 ep2 tp2"])
+def test_clipping_counts_every_expert_once(ranks: Run, plan: str) -> None:
+    outcome = check(ranks, f"{plan} precision:float64", "deepseek-balanced", 5, clip_grad_norm=0.05)
+    assert outcome.largest <= TOLERANCE, outcome
+
+
+@pytest.mark.parametrize("remat", ["selective", "full"])
+@pytest.mark.parametrize("plan", ["dp2 ep2 mb2", "dp2:zero3 ep2 mb2", "dp4:zero3 ep2"])
+def test_recomputes(ranks: Run, plan: str, remat: str) -> None:
+    outcome = check(ranks, f"{plan} remat:{remat} precision:float64", "deepseek-balanced", 5)
+    assert outcome.largest <= TOLERANCE, outcome
+
+
+@pytest.mark.parametrize("num_samples", [1, 2, 3])
+@pytest.mark.parametrize("plan", ["dp4 ep4", "dp4:zero3 ep2 mb2"])
+def test_ranks_without_a_sample_count_nothing(ranks: Run, plan: str, num_samples: int) -> None:
+    outcome = check(ranks, f"{plan} precision:float64", "mixtral-balanced", num_samples)
+    assert outcome.largest <= TOLERANCE, outcome

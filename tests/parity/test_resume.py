@@ -47,10 +47,14 @@ def train(world: World, plan: str, first: int, last: int, load: str | None, save
     return losses, [(p.name, p.global_shape, p.index(), p.value.clone()) for p in engine.local_parameters()]
 
 
+EXPERT_PLANS = ["dp2 ep2", "dp4:zero3 ep2", "cp2:ring dp2:zero1 ep4", "dp2 ep2 tp2", "pp2:1f1b dp2 ep2 mb2", "dp1", "dp4 ep4"]
 TENSOR_PLANS = ["tp2 dp2:zero1", "tp4:2d", "dp2:zero3", "tp8:3d", "tp4:1d,sp", "tp8:2.5d,depth2", "tp2:1d,sp dp2:zero3"]
 
 
-@pytest.mark.parametrize(("family", "plans"), [("gpt", PLANS), ("resnet-batch", PLANS[:2]), ("split-gpt", TENSOR_PLANS)])
+@pytest.mark.parametrize(
+    ("family", "plans"),
+    [("gpt", PLANS), ("resnet-batch", PLANS[:2]), ("split-gpt", TENSOR_PLANS), ("deepseek-bias", EXPERT_PLANS)],
+)
 def test_a_chain_of_plans_equals_one_run(ranks: Run, tmp_path: Path, family: str, plans: list[str]) -> None:
     steps = len(plans)
     truth_losses, truth = ranks(1, train, "dp1", 0, steps, None, None, family)[0]

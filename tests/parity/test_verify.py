@@ -89,3 +89,9 @@ def test_the_door_starts_ranks_of_its_own():
 def test_what_cannot_be_asked(keys, words):
     with pytest.raises(PlanError, match=words):
         run(CONFIG, "dp2", **keys)
+
+
+@pytest.mark.parametrize("plan", ["dp2:local,every4", "dp2:async-server,stale1"])
+def test_plans_out_of_step_have_nothing_to_be_proven_equal_to(plan: str) -> None:
+    with pytest.raises(PlanError, match="do not step together"):
+        run({"model": {"name": "mlp", "in_features": 4, "hidden_size": 4, "num_hidden_layers": 1, "out_features": 3}}, plan)

@@ -8,21 +8,24 @@ from unittest.mock import patch
 import torch
 
 from plait.data import gradients, replicated, strategy, zero, zero3
-from plait.engine import build, engine, init, update
+from plait.engine import build, engine, init, update, values
 from tests.parity.faults import after, wrap
 
 # -- start, update, state -----------------------------------------------------------------------------------------
 
 
 def wrong_seed() -> list[Any]:
-    return [patch.object(build, "Initializer", lambda model, seed, *rest: init.Initializer(model, seed + 1, *rest))]
+    def make(model: Any, seed: int, *rest: Any, **keys: Any) -> Any:
+        return init.Initializer(model, seed + 1, *rest, **keys)
+
+    return [patch.object(values, "Initializer", make)]
 
 
 def seed_of_the_rank() -> list[Any]:
-    def make(model: Any, seed: int, *rest: Any) -> Any:
-        return init.Initializer(model, seed + torch.distributed.get_rank(), *rest)
+    def make(model: Any, seed: int, *rest: Any, **keys: Any) -> Any:
+        return init.Initializer(model, seed + torch.distributed.get_rank(), *rest, **keys)
 
-    return [patch.object(build, "Initializer", make)]
+    return [patch.object(values, "Initializer", make)]
 
 
 def update_twice() -> list[Any]:
@@ -81,14 +84,17 @@ def unused_decays() -> list[Any]:
 def untied() -> list[Any]:
     """The engine makes two weights of a tied one."""
 
-    def place(model: Any, dtype: Any, device: Any) -> None:
-        init.place_holders(model, dtype, device)
-        model.head.weight = torch.nn.Parameter(model.head.weight.data)
+    def make(original: Any) -> Any:
+        def blocks(model: Any, pattern: Any) -> Any:
+            model.head.weight = torch.nn.Parameter(torch.empty_like(model.head.weight))
+            return original(model, pattern)
+
+        return blocks
 
     def start_alike(self: Any) -> None:
         self.model.head.weight.data.copy_(self.model.embed.weight.data)
 
-    return [patch.object(build, "place_holders", place), wrap(engine.Engine, "__init__", after(start_alike))]
+    return [wrap(build, "_blocks", make), wrap(engine.Engine, "__init__", after(start_alike))]
 
 
 # -- what ranks see after the update ------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def naming_failure(label: Label, rank: int) -> Iterator[None]:
     come, and selective recomputation counts them.
     """
     try:
-        with _no_modes():
+        with no_modes():
             yield
     except RunError as error:
         raise type(error)(f"rank {rank}: {label.op} on axis {label.axis} (ranks {list(label.ranks)}): {error}") from error
@@ -55,7 +55,8 @@ def naming_failure(label: Label, rank: int) -> Iterator[None]:
         ) from error
 
 
-def _no_modes() -> AbstractContextManager[object]:
+def no_modes() -> AbstractContextManager[object]:
+    """What is done inside is hidden from torch's dispatch modes."""
     import torch
     from torch.utils._python_dispatch import _disable_current_modes
 

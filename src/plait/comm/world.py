@@ -47,6 +47,7 @@ class World:
         self._connect = connect
         self._leave = leave
         self._axes: dict[AxisName, Axis] = {}
+        self._closings: list[tuple[Callable[[], None], Callable[[], None]]] = []
 
     @property
     def size(self) -> int:
@@ -86,15 +87,24 @@ class World:
         """Return when every rank of the world has called it."""
         self.axis("world").barrier()
 
+    def at_close(self, before: Callable[[], None], after: Callable[[], None]) -> None:
+        """Have `before` called when this rank begins to close, and `after` when all ranks have."""
+        self._closings.append((before, after))
+
     def close(self, together: bool = True) -> None:
         """Give back the axes, and destroy the process group if `init` made it. Safe to call twice.
 
         `together` waits for all ranks first, because a Gloo rank that leaves early breaks the last operation of its peers;
         after a failure, pass False.
         """
+        closings, self._closings = self._closings, []
         if together and self._axes:
             with contextlib.suppress(RankFailed):  # a peer that is gone already need not be waited for
+                for before, _ in closings:
+                    before()
                 self.barrier()
+        for _, after in closings:
+            after()
         axes, self._axes = self._axes, {}
         for axis in axes.values():
             axis.close()

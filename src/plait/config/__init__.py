@@ -2,6 +2,6 @@
 
 from plait.config.config import Config, load
 from plait.config.model import MODELS, ModelSection
-from plait.config.sections import ClusterSection, Data, PlanSection, Train
+from plait.config.sections import ClusterSection, Data, Federated, PlanSection, Train
 
-__all__ = ["MODELS", "ClusterSection", "Config", "Data", "ModelSection", "PlanSection", "Train", "load"]
+__all__ = ["MODELS", "ClusterSection", "Config", "Data", "Federated", "ModelSection", "PlanSection", "Train", "load"]

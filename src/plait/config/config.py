@@ -1,4 +1,4 @@
-"""The config of a run: five frozen sections, read from TOML or a mapping with overrides laid over it.
+"""The config of a run: six frozen sections, read from TOML or a mapping with overrides laid over it.
 
 Reading is strict and complete: an unknown key is an error, and all errors are said at once, because a run that starts
 with a default instead of what was meant costs more than a message.
@@ -7,27 +7,31 @@ with a default instead of what was meant costs more than a message.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from plait.config import read
 from plait.config.model import ModelSection
 from plait.config.rules import broken_rules
-from plait.config.sections import ClusterSection, Data, PlanSection, Train
+from plait.config.sections import ClusterSection, Data, Federated, PlanSection, Train
 from plait.errors import ConfigError, nearest
 from plait.toml import parse_value, read_toml, write_toml
 
 
 @dataclass(frozen=True)
 class Config:
-    """What to train (`model`), on what (`data`), how (`train`), split how (`plan`), and where (`cluster`)."""
+    """What to train (`model`), on what (`data`), how (`train`), split how (`plan`), where (`cluster`).
+
+    `federated` is for `plait federated` alone: over which clients, and by which rules.
+    """
 
     model: ModelSection
     data: Data
     train: Train
     plan: PlanSection
     cluster: ClusterSection
+    federated: Federated = field(default_factory=Federated)
 
     @staticmethod
     def load(source: str | Path | Mapping[str, Any] | Config, overrides: Sequence[str] = ()) -> Config:
@@ -50,7 +54,7 @@ class Config:
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """The sections as plain data, defaults included; `Config.load` of it is this config again."""
-        sections = (self.model, self.data, self.train, self.plan, self.cluster)
+        sections = (self.model, self.data, self.train, self.plan, self.cluster, self.federated)
         return {name: section.as_dict() for name, section in zip(read.SECTIONS, sections, strict=True)}
 
     def to_toml(self) -> str:
@@ -76,9 +80,11 @@ def _read(tables: Mapping[str, Any], faults: list[str]) -> Config | None:
     train = read.read_train(table["train"], faults)
     plan = read.read_plan(table["plan"], faults)
     cluster = read.read_cluster(table["cluster"], faults)
-    if model is None or data is None or train is None or plan is None or cluster is None:
+    federated = read.read_federated(table["federated"], faults)
+    if None in (model, data, train, plan, cluster, federated):
         return None
-    return Config(model, data, train, plan, cluster)
+    assert model and data and train and plan and cluster and federated
+    return Config(model, data, train, plan, cluster, federated)
 
 
 def _overridden(tables: Mapping[str, Any], overrides: Sequence[str], faults: list[str]) -> dict[str, Any]:

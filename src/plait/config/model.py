@@ -37,11 +37,13 @@ class Section(BaseModel):
 
 
 class ModelSection(Section):
-    """What all models share."""
+    """What all models share. `roles`: from module pattern to role, for plans that split layers; None takes the model's own."""
+
+    roles: dict[str, str] | None = None
 
     def keys_for_factory(self) -> dict[str, Any]:
-        """The keyword arguments of the model factory: `name` (or `python`) and every key that has a value."""
-        return self.as_dict()
+        """The keyword arguments of the model factory: `name` (or `python`) and every key that has a value, but `roles`."""
+        return {key: value for key, value in self.as_dict().items() if key != "roles"}
 
 
 class MLP(ModelSection):

@@ -15,12 +15,12 @@ from pydantic_core import ErrorDetails
 
 from plait.config import huggingface
 from plait.config.model import LANGUAGE_MODELS, MODELS, HuggingFace, ModelSection, Python, Section, Transformer
-from plait.config.sections import ClusterSection, Data, PlanSection, Train
+from plait.config.sections import ClusterSection, Data, Federated, PlanSection, Train
 from plait.errors import nearest
 
 AnySection = TypeVar("AnySection", bound=BaseModel)
 
-SECTIONS: Final = ("model", "data", "train", "plan", "cluster")
+SECTIONS: Final = ("model", "data", "train", "plan", "cluster", "federated")
 SEQ_LEN: Final = 128
 
 ELSEWHERE: Final = {
@@ -97,6 +97,11 @@ def read_cluster(table: Mapping[str, Any], faults: list[str]) -> ClusterSection 
     return read_section("cluster", ClusterSection, table, faults)
 
 
+def read_federated(table: Mapping[str, Any], faults: list[str]) -> Federated | None:
+    """The section of a `[federated]` table."""
+    return read_section("federated", Federated, table, faults)
+
+
 def read_section(name: str, schema: type[AnySection], table: Mapping[str, Any], faults: list[str]) -> AnySection | None:
     """One section by its schema; adds a sentence for each key at fault and returns None when there are any."""
     given = {key: value for key, value in table.items() if value is not None}
@@ -140,6 +145,7 @@ def _where_is(section: str, key: str, schema: type[BaseModel]) -> str:
     if near.startswith("did you mean"):
         return near
     others: dict[str, type[Section]] = {"data": Data, "train": Train, "plan": PlanSection, "cluster": ClusterSection}
+    others["federated"] = Federated
     for other, known in others.items():
         if other != section and key in known.model_fields:
             return f"it belongs to [{other}]"

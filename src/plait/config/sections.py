@@ -42,6 +42,8 @@ class Train(Section):
     `clip_grad_norm` None does not clip; `loss` is a user's `module:function` of (output, targets).
     `num_servers` and `aggregate` are for parameter servers: how many ranks serve (None: all) and whether the workers'
     gradients are summed to the global mean loss or averaged worker by worker.
+    `outer_lr` and `outer_momentum` are of the outer step of `local` (DiLoCo: 0.7 and 0.9), `compress` how its differences
+    travel; `staleness_rate` whether `async-server` trusts old gradients less: 1, or 1 / (1 + updates missed).
     """
 
     steps: Count = 100
@@ -62,6 +64,10 @@ class Train(Section):
     loss: Reference | None = None
     num_servers: Count | None = None
     aggregate: Literal["sum", "mean"] = "sum"
+    outer_lr: Positive = 1.0
+    outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    compress: Literal["none", "int8"] = "none"
+    staleness_rate: Literal["constant", "inverse"] = "constant"
 
 
 class PlanSection(Section):
@@ -80,3 +86,35 @@ class ClusterSection(Section):
     """`PRESETxCOUNT`, the path of a cluster file, or `local`."""
 
     name: str = "local"
+
+
+class Federated(Section):
+    """A federation: who has which samples, how rounds are run, and what the server makes of the clients' changes.
+
+    Clients train by `[train]`: `global_batch` is a client's batch, `local_epochs` its passes over its samples in a round;
+    `[plan]` is the plan of one client. `alpha` is of the Dirichlet and quantity partitions, `shards_per_client` of shards.
+    `workers`: processes that simulate clients (1: this one). `clip` and `noise`: differential privacy, see
+    `plait.federated.privacy`; `secure`: secure aggregation.
+    """
+
+    clients: Count = 10
+    rounds: Count = 10
+    fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    min_replies: Count = 1
+    local_epochs: Count = 1
+    partition: Literal["iid", "dirichlet", "shards", "quantity"] = "iid"
+    alpha: Positive = 0.5
+    shards_per_client: Count = 2
+    strategy: Literal["fedavg", "fedprox", "fedavgm", "fedadam", "fedyogi", "scaffold", "trimmed", "median", "krum"] = "fedavg"
+    server_lr: Positive = 1.0
+    server_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    server_betas: Betas = (0.9, 0.99)
+    tau: Positive = 1e-3
+    mu: NonNegative = 0.1
+    trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
+    num_bad: Annotated[int, Field(ge=0)] = 1
+    secure: bool = False
+    clip: Positive | None = None
+    noise: NonNegative = 0.0
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    workers: Count = 1

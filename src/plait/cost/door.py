@@ -74,9 +74,10 @@ def _json(path: Path) -> Mapping[str, Any]:
 
 def check_keys(tables: Mapping[str, Any]) -> None:
     """Refuse sections and keys that nothing reads. A pasted config.json (`model_type`, no `name`) may have any keys."""
-    from plait.config import MODELS, ClusterSection, Data, PlanSection, Train
+    from plait.config import MODELS, ClusterSection, Data, Federated, PlanSection, Train
 
     sections: dict[str, Any] = {"data": Data, "train": Train, "plan": PlanSection, "cluster": ClusterSection}
+    sections["federated"] = Federated
     for section, table in tables.items():
         if section != "model" and section not in sections:
             raise ConfigError(f"unknown section [{section}]; {nearest(section, [*sections, 'model'])}")

@@ -71,7 +71,7 @@ class ParameterServer(DataStrategy):
         self._server: list[int] = []
         self._flats: list[Tensor] = []
         self._masters: list[Tensor] = []
-        for server, keys in enumerate(_keys_by_server(params, num_servers)):
+        for server, keys in enumerate(keys_by_server(params, num_servers)):
             if keys:
                 self.states.append(BucketState(Bucket.of(f"server {server}", keys, 1), len(self.states)))
                 self._allocate(self.states[-1], server)
@@ -131,7 +131,8 @@ class ParameterServer(DataStrategy):
         }
 
 
-def _keys_by_server(params: Sequence[tuple[str, nn.Parameter]], num_servers: int) -> list[list[tuple[str, nn.Parameter]]]:
+def keys_by_server(params: Sequence[tuple[str, nn.Parameter]], num_servers: int) -> list[list[tuple[str, nn.Parameter]]]:
+    """The named parameters of each server."""
     server_of_key = spread_keys([param.numel() for _, param in params], num_servers)
     return [
         [named for named, server in zip(params, server_of_key, strict=True) if server == chosen]

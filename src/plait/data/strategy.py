@@ -8,7 +8,11 @@ The engine names the moments of a step; a strategy answers them and nothing else
     arm              the next backward is the last one: gradients may be reduced as they become ready
     end_backward     a backward has ended
     reduce           have every gradient summed over the axis
-    publish          the optimizer has updated its pieces: let every rank see the new parameters
+    total            sum the step's scalars (loss, counts, norm) over the ranks that step together
+    update           have the optimizer update this rank's pieces
+    end_step         the optimizer has updated its pieces: by default, publish
+    settle           the state is to be read from outside: bring all ranks to one
+    publish          let every rank see the values of the pieces, whoever wrote them
 
 Gradients are *summed*, never divided: the loss is normalised in one place, and that place is not here.
 """
@@ -17,12 +21,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from plait.comm import Axis
+from plait.data.asynchrony import Asynchrony, Change
 from plait.data.bucket import Bucket, Part
 from plait.data.gradients import BucketState, Collector
 from plait.data.units import Unit
@@ -47,6 +53,16 @@ class DataGroup:
     device: torch.device = CPU
     offload: bool = False
     num_servers: int | None = None
+    asynchrony: Asynchrony = field(default_factory=Asynchrony)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a step's result says: a loss sum and its count, and the tokens of all ranks that have become known with it."""
+
+    loss_sum: float
+    count: float
+    tokens: int
 
 
 @dataclass(frozen=True)
@@ -86,7 +102,12 @@ class Replicas:
 
 
 class DataStrategy(ABC):
-    """How the ranks of the data axis share gradients, optimizer state and parameters."""
+    """How the ranks of the data axis share gradients, optimizer state and parameters.
+
+    `lockstep`: every rank takes part in every update. Where it is False a step's loss, norm and count are this rank's own.
+    """
+
+    lockstep: ClassVar[bool] = True
 
     def __init__(self, group: DataGroup) -> None:
         self.group = group
@@ -113,6 +134,10 @@ class DataStrategy(ABC):
     def replicas(self) -> Replicas:
         """The ranks of the axis that hold the same pieces as this one."""
 
+    def replicas_of(self, piece: Piece) -> Replicas:
+        """`replicas`, of one piece: strategies that are made of several answer for the one that has it."""
+        return self.replicas
+
     def squared_norm(self, weight: Weight | None = None) -> Tensor:
         """This rank's share of the squared norm of the summed gradients; the shares add up over the axis. 0-dim.
 
@@ -129,6 +154,43 @@ class DataStrategy(ABC):
     def begin(self) -> None:
         """A step begins."""
         self.collector.begin()
+
+    def total(self, scalars: Tensor, axis: Axis) -> None:
+        """Sum (loss, count, squared norm, flags of use ...) in place over those ranks of `axis` that step together."""
+        axis.all_reduce(scalars, control=True).wait()
+
+    def start(self, apply: Callable[[Change], None]) -> None:
+        """Everything is built: `apply` has the optimizer of this rank's pieces make one update. Collective."""
+        self._apply = apply
+
+    def update(self, change: Change) -> None:
+        """The gradients are to become an update."""
+        self._apply(change)
+
+    def end_step(self) -> None:
+        """The optimizer has updated its pieces."""
+        self.publish()
+
+    def tell(self, loss_sum: float, count: float) -> Told:
+        """What the result of the step that has just ended says of the loss."""
+        return Told(loss_sum, count, int(count))
+
+    def details(self) -> dict[str, float]:
+        """What the step that has just ended adds to the metrics, by name."""
+        return {}
+
+    def kept(self, piece: Piece) -> dict[str, Tensor]:
+        """What the strategy itself keeps of a piece from step to step, to be saved with it."""
+        return {}
+
+    def settle(self) -> None:  # noqa: B027
+        """Bring all ranks to one state, before it is saved or the run ends. Collective."""
+
+    def rest(self) -> None:  # noqa: B027
+        """This rank takes no step for a while, or for ever; nobody need wait for it."""
+
+    def close(self) -> None:  # noqa: B027
+        """Give back what the strategy runs besides (threads, sockets)."""
 
     def begin_forward(self) -> None:  # noqa: B027  # a moment that most strategies have no use for
         """A micro-batch's forward begins."""

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from plait.comm import Work
+from plait.comm.work import no_modes
 from plait.data.bucket import Bucket
 from plait.data.gradients import BucketState, Collector, PooledGradients
 from plait.data.shards import MasterShards, ShardedGradients
@@ -133,7 +134,8 @@ class Zero3(DataStrategy):
         owner = {id(param): unit for unit in self._units for _, param in unit.unit.params}
         for unit in self._units:
             for module in unit.unit.modules:
-                needed = {owner[id(param)] for param in module.parameters(recurse=unit.unit.is_block)} | {unit}
+                used = (id(param) for param in module.parameters(recurse=unit.unit.is_block))
+                needed = {owner[param] for param in used if param in owner} | {unit}
                 module.register_forward_pre_hook(self._before_forward(unit, needed), prepend=True)
                 module.register_forward_hook(self._after_forward(unit, needed))
 
@@ -142,7 +144,10 @@ class Zero3(DataStrategy):
             unit.reshard()
 
         def hook(module: nn.Module, args: Any) -> None:
-            if self._backward:  # a recomputed forward: its unit is whole already
+            if self._backward:  # a recomputed forward: a block is whole already, a module inside of it may not be
+                with no_modes():  # selective recomputation counts operations, and the first forward had no need to gather
+                    for other in in_order(needed):
+                        other.unshard()
                 return
             in_use = needed.union(*self._running)
             for previous in in_order(self._current - in_use):

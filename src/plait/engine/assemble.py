@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from plait import datasets, models, reference
 from plait.comm import World
+from plait.data import Asynchrony
 from plait.datasets import Loader
 from plait.engine import optimizers
 from plait.engine.build import Options, build
@@ -22,6 +23,8 @@ from plait.engine.loss import LossFunction
 from plait.errors import ModelError
 from plait.models import losses, user
 from plait.plan import Plan, check_batch
+
+ASYNCHRONY_KEYS = ("outer_lr", "outer_momentum", "compress", "staleness_rate")
 
 
 @dataclass(frozen=True)
@@ -54,9 +57,16 @@ def model_keys(config: Any) -> Mapping[str, Any]:
     """The `[model]` section as plain keys: `name` or `python`, and what the model's constructor takes."""
     section = config.model
     if isinstance(section, Mapping):
-        return section
+        return {key: value for key, value in section.items() if key != "roles"}
     keys: Mapping[str, Any] = section.keys_for_factory()
     return keys
+
+
+def roles_of(config: Any) -> Mapping[str, str] | None:
+    """The user's own table of roles."""
+    section = config.model
+    found: Mapping[str, str] | None = section.get("roles") if isinstance(section, Mapping) else getattr(section, "roles", None)
+    return found
 
 
 def make_model(keys: Mapping[str, Any], seed: int = 0) -> nn.Module:
@@ -65,7 +75,7 @@ def make_model(keys: Mapping[str, Any], seed: int = 0) -> nn.Module:
     A user's own model that cannot be initialised from there (a module with parameters and no `reset_parameters`) is made
     with its values instead, from `seed`: right under every plan, but whole on every rank while it is built.
     """
-    arguments = dict(keys)
+    arguments = {key: value for key, value in keys.items() if key != "roles"}
     python, given = arguments.pop("python", None), arguments.pop("arguments", None)
     with torch.device("meta"):
         model = models.make(arguments.pop("name"), **arguments) if python is None else user.make(python, given)
@@ -88,10 +98,14 @@ def make_options(config: Any, plan: Plan | None = None) -> Options:
     return Options(
         seed=train.seed,
         blocks=models.blocks_of(keys["name"]) if "name" in keys else None,
+        roles=roles_of(config),
         clip_grad_norm=train.clip_grad_norm,
         learning_rate=optimizers.learning_rate(train),
         num_servers=getattr(train, "num_servers", None),
         aggregate=getattr(train, "aggregate", "sum"),
+        asynchrony=Asynchrony(
+            **{key: getattr(train, key) for key in ASYNCHRONY_KEYS if hasattr(train, key)},
+        ),
         cutting=make_cutting(config) if plan is not None and plan.pp.size > 1 else Cutting(),
     )
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from plait import comm, context, data, models, tensor
+from plait import comm, context, data, expert, models, tensor
 from plait.comm import World
 from plait.context import ContextGroup
-from plait.data import DataGroup, DataStrategy, Unit
+from plait.data import Asynchrony, DataGroup, DataStrategy, Unit
 from plait.engine import recompute, update
 from plait.engine.axes import data_axis
 from plait.engine.balance import Balance
@@ -30,7 +30,9 @@ from plait.engine.stages import make_stages
 from plait.engine.tied import TiedSum
 from plait.engine.update import LearningRate, Parameters, Update
 from plait.engine.values import Whole, prepare
+from plait.engine.with_experts import WithExperts, expert_group, placements, separate
 from plait.errors import ModelError, NotAvailable, PlanError
+from plait.expert import ExpertSplit
 from plait.mesh import Mesh
 from plait.models.losses import IGNORE, cross_entropy
 from plait.pipeline import schedules
@@ -57,6 +59,7 @@ class Options:
         clip_grad_norm: the largest norm of the gradient; None does not clip.
         learning_rate: factor on the optimizer's lr by step, from 0.
         num_servers: ranks that serve under `dpN:server`; None means all.
+        asynchrony: of `local` and `async-server`, beside the plan's everyH and staleK: outer step, compression, rates.
         aggregate: what servers make of the workers' gradients: `sum` (the global mean loss) or `mean` (the mean of the
             workers' means; the same where every worker counts as many tokens).
         cutting: where a pipeline cuts the model; balanced by estimated cost where it says nothing.
@@ -69,6 +72,7 @@ class Options:
     learning_rate: LearningRate | None = None
     num_servers: int | None = None
     aggregate: str = "sum"
+    asynchrony: Asynchrony = field(default_factory=Asynchrony)
     cutting: Cutting = field(default_factory=Cutting)
 
 
@@ -97,11 +101,13 @@ def build(
     world = world or join_world(plan)
     blocks = _blocks(model, options.blocks)
     sequence = _split_sequences(model, plan, world, options)
-    balance = Balance.of(model, data_axis(world), sequence, loss)
     whole = Whole.of(model)
+    experts = expert.apply(model, world.axis("ep")) if plan.ep > 1 else None
     split = _split_layers(model, plan, world, options)
+    balance = Balance.of(model, data_axis(world), sequence, loss)
+    whole = replace(whole, originals=_originals(experts, split))
     if split is not None:
-        whole, loss = replace(whole, originals=split.originals), split.loss(loss, IGNORE if loss is cross_entropy else None)
+        loss = split.loss(loss, IGNORE if loss is cross_entropy else None)
     recompute.apply(model, blocks, plan.remat)
     schedule = schedules.make(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual)
     schedule = schedule if schedule.asynchronous else lower(schedule)
@@ -111,13 +117,11 @@ def build(
     values = prepare(model, options.seed, dtype, master, world=world, whole=whole)
     axis = world.axis("pp")
     own = make_stages(model, blocks, stages_of_model, schedule, rank=axis.rank, call=call)
-    if split is not None:
-        own.holding = own.holding.split(split.placements)
-    group = _data_group(plan, world, options)
-    strategies = {stage: _strategy(plan, own.units[stage], group, own.secondary[stage], schedule) for stage in own.stages}
+    own.holding = own.holding.split(placements(experts, split))
+    make = _StrategyMaker(plan, _data_group(plan, world, options), schedule, experts, world)
+    strategies = {stage: make(own.units[stage], own.secondary[stage]) for stage in own.stages}
     strategy = Staged(strategies) if len(strategies) > 1 else strategies[next(iter(strategies))]
     values.fill(strategies, own.holding)
-
     updater = Update(
         strategy,
         update.make(optimizer, strategy),
@@ -125,6 +129,8 @@ def build(
         learning_rate=options.learning_rate,
         split=split,
     )
+    strategy.start(updater.make)
+    world.at_close(strategy.rest, strategy.close)
     transport = Transport(axis, schedule.placement, world.device)
     parts = {stage: Part(own.stages[stage], strategies[stage]) for stage in strategies}
     pipeline = Pipeline(parts, schedule.num_stages, transport, loss, balance)
@@ -146,7 +152,7 @@ def build(
             tied=TiedSum(axis, schedule.placement, stages_of_model.tied, strategies),
             holding=own.holding,
             seed=options.seed,
-            mean_of_workers=options.aggregate == "mean",
+            mean_of_workers=options.aggregate == "mean" and strategy.lockstep,
         )
     )
 
@@ -197,10 +203,19 @@ def _data_group(plan: Plan, world: World, options: Options) -> DataGroup:
         device=world.device,
         offload=plan.dp.offload,
         num_servers=options.num_servers,
+        asynchrony=replace(options.asynchrony, stale=plan.dp.stale or 0, every=plan.dp.every or 1),
     )
 
 
 def _check_composition(plan: Plan) -> None:
+    if plan.ep > 1 and plan.dp.strategy not in ("allreduce", "ring", *data.ELEMENTWISE_ONLY):
+        raise NotAvailable(f"'{plan}': experts are not split under dp:{plan.dp.strategy} yet; use allreduce, ring or zero1..3")
+    others = plan.world_size // plan.dp.size
+    if others > 1 and plan.dp.strategy in data.OUT_OF_STEP and plan.dp.size > 1:
+        raise NotAvailable(
+            f"'{plan}': {plan.dp.strategy} does not run with other axes yet, whose ranks would have to agree on when one "
+            f"of them is out of step; take dp{plan.dp.size} with them, or {plan.dp} alone"
+        )
     if plan.pp.size > 1 and plan.dp.strategy == "server" and plan.dp.size > 1:
         raise NotAvailable(
             f"'{plan}': a parameter server places whole parameters by weight, for each stage otherwise, so copies of a tied "
@@ -222,6 +237,35 @@ def _split_layers(model: nn.Module, plan: Plan, world: World, options: Options) 
         raise PlanError(f"aggregate 'mean' weighs whole batches, and {plan.tp} splits the batch of a data rank; use 'sum'")
     roles = models.roles_for(model) if options.roles is None else options.roles
     return tensor.apply(model, roles, TensorGroup(world, plan.tp.mode, plan.tp.sequence_parallel, str(plan.tp)))
+
+
+def _originals(experts: ExpertSplit | None, split: TensorSplit | None) -> dict[str, nn.Module]:
+    """The modules that can make whole values; those of experts as they were before either split."""
+    return {**({} if split is None else split.originals), **({} if experts is None else experts.originals)}
+
+
+@dataclass(frozen=True)
+class _StrategyMaker:
+    """Makes the data strategy of one stage's parameters."""
+
+    plan: Plan
+    group: DataGroup
+    schedule: Schedule
+    experts: ExpertSplit | None
+    world: World
+
+    def __call__(self, units: Sequence[Unit], secondary: frozenset[str]) -> DataStrategy:
+        if self.experts is None:
+            return self._over(units, self.group, secondary)
+        dense, experts = separate(units, set(self.experts.boxes))
+        group = expert_group(self.group, self.world)
+        return WithExperts(self._over(dense, self.group, secondary), self._over(experts, group, frozenset()))
+
+    def _over(self, units: Sequence[Unit], group: DataGroup, secondary: frozenset[str]) -> DataStrategy:
+        strategy = data.make(self.plan.dp.strategy, units, group)
+        strategy.secondary = secondary
+        strategy.collector.eager = not any(action.kind is Kind.WEIGHT_GRAD for action in self.schedule)
+        return strategy
 
 
 def _check_delayed(schedule: Schedule, plan: Cut, options: Options, balance: Balance | None) -> None:
@@ -251,13 +295,3 @@ def _delayed(pipeline: Pipeline, updater: Update, schedule: Schedule, world: Wor
     versions = WeightVersions(strategy, 1 if schedule.delay is None else m, schedule.delay)
     stream = Stream(schedule.name, axis.size, m, axis.rank)
     return Delayed(pipeline, updater, stream, versions, axes=(data_axis(world), axis))
-
-
-def _strategy(
-    plan: Plan, units: Sequence[Unit], group: DataGroup, secondary: frozenset[str], schedule: Schedule
-) -> DataStrategy:
-    """The data strategy of one stage's parameters."""
-    strategy = data.make(plan.dp.strategy, units, group)
-    strategy.secondary = secondary
-    strategy.collector.eager = not any(action.kind is Kind.WEIGHT_GRAD for action in schedule)
-    return strategy

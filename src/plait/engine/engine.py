@@ -6,6 +6,7 @@ stage, so there is no other path: `0UNSHARD 0F0 0B0 0F1 0REDUCE 0B1 0U`.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -108,16 +109,18 @@ class Engine:
             self._totals = self._delayed.totals()
             self._totals.check(self.step_index + 1)
             self._totals = replace(self._totals, squared_norm=float("nan"))  # no norm of all stages exists
+        told = self.strategy.tell(self._totals.loss_sum, self._totals.count)
         self.step_index += 1
         if trace:
             timeline.mark_memory(self.memory())
         return StepResult(
-            loss=self._totals.loss,
+            loss=told.loss_sum / told.count if told.count else math.nan,
             grad_norm=self._grad_norm(),
-            tokens=int(self._totals.count),
+            tokens=told.tokens,
             seconds=time.perf_counter() - began,
             timeline=timeline,
             ledger=world.ledger.since(earlier),
+            details=self.strategy.details(),
             load=None if self._balance is None else self._balance.load,
         )
 
@@ -167,6 +170,11 @@ class Engine:
         """What this rank holds of each gradient of the mean loss, before clipping; for use in `before_update`."""
         return local_gradients(self.strategy, self._divisor(), self.holding)
 
+    @property
+    def gradient_divisor(self) -> float:
+        """What the gradients that `before_update` sees will be divided by: the global count."""
+        return self._divisor()
+
     # -- what the schedule calls ----------------------------------------------------------------------------------
 
     def _step_of(self, batch: Any) -> Step:
@@ -202,11 +210,12 @@ class Engine:
         self._tied.sum()
         self.update.sum_partial()
         self._totals = self.update.totals(self._pipeline.loss, self._everyone, self._stages)
-        self._totals.check(self.step_index + 1)
+        if self.strategy.lockstep or self._totals.count:
+            self._totals.check(self.step_index + 1)
         for observe in self.before_update:
             observe(self)
         self.update.apply(self._totals, self.step_index, self._divisor())
-        self.strategy.publish()
+        self.strategy.end_step()
         if self._balance is not None:
             self._balance.after_update(self._stages)
 
@@ -214,7 +223,7 @@ class Engine:
         return 1.0 if self._mean_of_workers else self._totals.count
 
     def _grad_norm(self) -> float:
-        return float(self._totals.squared_norm**0.5) / self._divisor()
+        return float(self._totals.squared_norm**0.5) / (self._divisor() or 1.0)
 
 
 @contextmanager

@@ -33,6 +33,7 @@ def fit(engine: Engine, loader: Batches, steps: int, hooks: Sequence[Hook] = ())
         for hook in hooks:
             hook.on_step(done)
     engine.flush()
+    engine.strategy.settle()
     for hook in hooks:
         hook.on_end()
     return result

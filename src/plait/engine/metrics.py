@@ -37,6 +37,7 @@ class MetricsFile(Hook):
             "grad_norm": _finite(result.grad_norm),
             "tokens": result.tokens,
             "seconds": done.seconds,
+            **result.details,
         }
         self._file.write(json.dumps(record, allow_nan=False) + "\n")
 

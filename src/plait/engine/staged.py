@@ -46,6 +46,9 @@ class Staged(DataStrategy):
     def is_secondary(self, piece: Piece) -> bool:
         return self._part_of[id(piece.state)].is_secondary(piece)
 
+    def replicas_of(self, piece: Piece) -> Replicas:
+        return self._part_of[id(piece.state)].replicas_of(piece)
+
     @property
     def replicas(self) -> Replicas:
         return self._parts[0].replicas

@@ -2,6 +2,7 @@
 
     <name>                     a parameter in master precision, or a buffer
     optimizer/<key>/<name>     what the optimizer keeps of it: `exp_avg`, `exp_avg_sq`, `step` ...
+    strategy/<key>/<name>      what the data strategy keeps of it: the momentum of an outer step
 
 Learning rate, dropout and the order of the data are functions of the step, the seed and the loader's position, which are in
 the meta data: there is no other random state to keep.
@@ -29,15 +30,18 @@ if TYPE_CHECKING:
     from plait.engine.engine import Engine
 
 OPTIMIZER = "optimizer/"
+STRATEGY = "strategy/"
 
 
 def save(engine: Engine, path: Path, meta: dict[str, Any]) -> None:
     """Write the checkpoint `path`. Collective."""
     world = engine.world
+    engine.strategy.settle()
     average_buffers(engine)
+    average_optimizer_state(engine)
     save_pieces(
         path,
-        [*_parameter_pieces(engine), *_optimizer_pieces(engine), *_buffer_pieces(engine)],
+        [*_parameter_pieces(engine), *_optimizer_pieces(engine), *_kept_pieces(engine), *_buffer_pieces(engine)],
         {
             **meta,
             "step": engine.step_index,
@@ -62,11 +66,26 @@ def load(engine: Engine, path: Path) -> dict[str, Any]:
         for piece in engine.strategy.pieces:
             _fill(checkpoint, _of_piece(engine, piece, piece.name, piece.value))
             _load_optimizer_state(engine, checkpoint, piece)
+            for key, tensor in engine.strategy.kept(piece).items():
+                if (name := f"{STRATEGY}{key}/{piece.name}") in checkpoint.names():
+                    _fill(checkpoint, _of_piece(engine, piece, name, tensor))
         for part in (*local_frozen(engine.strategy, engine.holding), *local_buffers(engine.holding)):
             _fill(checkpoint, part)
         engine.strategy.publish()
     engine.step_index = int(checkpoint.meta["step"])
     return checkpoint.meta
+
+
+def average_optimizer_state(engine: Engine) -> None:
+    """Let optimizers that went apart between two outer steps agree on the mean of their states. Collective."""
+    strategy, axis = engine.strategy, engine.world.axis("dp")
+    if strategy.lockstep or strategy.replicas.count == 1:
+        return
+    for piece in strategy.pieces:
+        for _, value in sorted(engine.update.optimizer.state.get(piece.value, {}).items(), key=lambda item: item[0]):
+            if isinstance(value, Tensor) and value.is_floating_point():
+                axis.all_reduce(value).wait()
+                value.div_(axis.size)
 
 
 def average_buffers(engine: Engine) -> None:
@@ -85,14 +104,14 @@ def _check(engine: Engine, checkpoint: Checkpoint) -> None:
         raise CheckpointError(f"{checkpoint.directory} was saved with {there} and this run updates with {here}; use {there}")
     wanted = dict(engine.holding.shapes)
     for name in checkpoint.names():
-        if name.startswith(OPTIMIZER) and name.split("/", 2)[2] in wanted:
+        if name.startswith((OPTIMIZER, STRATEGY)) and name.split("/", 2)[2] in wanted:
             wanted[name] = checkpoint.global_shape(name)
     checkpoint.check(wanted)
 
 
 def _parameter_pieces(engine: Engine) -> Iterator[SavedPiece]:
-    replicas = engine.strategy.replicas
     for piece in _counted(engine):
+        replicas = engine.strategy.replicas_of(piece)
         yield from _share(engine, _of_piece(engine, piece, piece.name, piece.value), replicas)
     axis = data_axis(engine.world)
     holders = Replicas(1, 0) if engine.strategy.frozen_states else Replicas(axis.size, axis.rank)
@@ -109,15 +128,15 @@ def _buffer_pieces(engine: Engine) -> Iterator[SavedPiece]:
 
 
 def _optimizer_pieces(engine: Engine) -> Iterator[SavedPiece]:
-    replicas = engine.strategy.replicas
     for piece in _counted(engine):
+        replicas = engine.strategy.replicas_of(piece)
         for key, value in engine.update.optimizer.state.get(piece.value, {}).items():
             name = f"{OPTIMIZER}{key}/{piece.name}"
             tensor = value if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
             if tensor.shape == piece.value.shape and tensor.dim() > 0:
                 yield from _share(engine, _of_piece(engine, piece, name, tensor), replicas, piece.name)
             elif tensor.numel() == 1 or piece.part.whole:  # of the parameter as a whole: a count, a factor of a moment
-                if piece.part.start == 0 and replicas.index == 0 and engine.world.axis("tp").rank == 0:
+                if piece.part.start == 0 and replicas.index == 0 and _is_first(engine, piece.name):
                     yield SavedPiece.whole(name, tensor.detach().contiguous())
             else:
                 raise CheckpointError(
@@ -129,6 +148,14 @@ def _optimizer_pieces(engine: Engine) -> Iterator[SavedPiece]:
 def _counted(engine: Engine) -> list[Piece]:
     """Without those that another pipeline stage saves."""
     return [piece for piece in engine.strategy.pieces if not engine.strategy.is_secondary(piece)]
+
+
+def _kept_pieces(engine: Engine) -> Iterator[SavedPiece]:
+    replicas = engine.strategy.replicas
+    for piece in _counted(engine):
+        for key, tensor in engine.strategy.kept(piece).items():
+            part = _of_piece(engine, piece, f"{STRATEGY}{key}/{piece.name}", tensor)
+            yield from _share(engine, part, replicas, piece.name)
 
 
 def _load_optimizer_state(engine: Engine, checkpoint: Checkpoint, piece: Piece) -> None:
@@ -154,6 +181,12 @@ def _of_piece(engine: Engine, piece: Piece, name: str, tensor: Tensor) -> LocalP
         piece.name, tuple(part.slot.shape), part.start, part.stop, tensor.detach().reshape(-1)
     )
     return replace(found, name=name)
+
+
+def _is_first(engine: Engine, name: str) -> bool:
+    """Whether this rank has the first elements of a parameter, and the first copy of them."""
+    placement = engine.holding.placements.get(name)
+    return placement is None or (placement.copy == 0 and not any(placement.box.offset))
 
 
 def _share(engine: Engine, part: LocalPart, replicas: Replicas, param_name: str | None = None) -> Iterator[SavedPiece]:

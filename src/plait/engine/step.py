@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from plait.comm import Ledger
 from plait.engine.balance import Load
@@ -20,7 +21,11 @@ class StepResult:
         seconds: the time of the step on this rank.
         timeline: its actions and collectives.
         ledger: what this rank sent, by axis and operation.
+        details: what the strategy adds, by name, as the staleness of this rank's gradient.
         load: where the tokens went, for a model with experts.
+
+    Under `local` and `async-server`, whose ranks do not step together, loss and norm are this rank's own; where it hears of
+    the others (an outer step, an answer of the server), loss and tokens are of all that it had not heard of.
     """
 
     loss: float
@@ -29,4 +34,5 @@ class StepResult:
     seconds: float
     timeline: Timeline
     ledger: Ledger
+    details: Mapping[str, float] = field(default_factory=dict)
     load: Load | None = None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.comm import Axis
-from plait.data import DataStrategy
+from plait.data import Change, DataStrategy
 from plait.engine.loss import LossSum, LossTotals
 from plait.errors import OptimizerError
 from plait.tensor import TensorSplit
@@ -56,6 +56,7 @@ class Update:
         self._clip = clip_grad_norm
         self._learning_rate = learning_rate
         self._base = [float(group["lr"]) for group in optimizer.param_groups]
+        self._rate = 1.0
         self._takes_scale = bool(getattr(optimizer, "_step_supports_amp_scaling", False)) and all(
             piece.value.dtype == torch.float32 for piece in strategy.pieces
         )
@@ -77,7 +78,7 @@ class Update:
         copies = 1 if self._split is None else self._split.loss_copies
         weight = None if self._split is None else self._split.weight
         scalars[0], scalars[1], scalars[2] = loss.loss_sum / copies, loss.count / copies, strategy.squared_norm(weight)
-        axis.all_reduce(scalars, control=True).wait()
+        strategy.total(scalars, axis)
         values = scalars.tolist()
         if not all(values[3:]):
             strategy.forget_untouched([value > 0 for value in values[3:]])
@@ -88,14 +89,23 @@ class Update:
         return LossTotals(values[0], values[1], values[2])
 
     def apply(self, totals: LossTotals, step: int, divisor: float) -> None:
-        """Update the pieces; `divisor` turns summed gradients into those of the mean loss."""
-        factor = 1.0 / divisor
+        """Have the pieces updated; `divisor` turns summed gradients into those of the mean loss (0: there are none)."""
+        factor = 1.0 / divisor if divisor else 0.0
         if self._clip is not None:
             norm = float(totals.squared_norm**0.5) * factor
             factor *= min(1.0, self._clip / (norm + CLIP_EPSILON))
-        if self._learning_rate is not None:
+        self._strategy.update(Change(step, factor))
+
+    def make(self, change: Change) -> None:
+        """One step of the optimizer over this rank's pieces."""
+        factor = change.factor
+        if not factor:
+            return
+        if self._learning_rate is not None or change.rate != self._rate:
+            self._rate = change.rate
+            scheduled = 1.0 if self._learning_rate is None else self._learning_rate(change.step)
             for group, base in zip(self.optimizer.param_groups, self._base, strict=True):
-                group["lr"] = base * self._learning_rate(step)
+                group["lr"] = base * scheduled * change.rate
         optimizer: Any = self.optimizer
         if self._takes_scale:
             pieces = self._strategy.pieces

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from plait.expert.dispatch import ExpertExchange
+from plait.expert.split import ExpertSplit, apply
 from plait.expert.surroundings import RankSurroundings, SequenceCut
 
-__all__ = ["RankSurroundings", "SequenceCut"]
+__all__ = ["ExpertExchange", "ExpertSplit", "RankSurroundings", "SequenceCut", "apply"]

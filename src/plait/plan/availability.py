@@ -13,12 +13,12 @@ from plait.plan import axes
 from plait.plan.plan import Plan
 
 BUILT: Final[dict[str, frozenset[str]]] = {
-    "dp": frozenset({"allreduce", "ring", "server", "zero1", "zero2", "zero3"}),
+    "dp": frozenset(axes.DATA_STRATEGIES),
     "tp": frozenset({"1d", "2d", "2.5d", "3d"}),
     "pp": frozenset(
         {"naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zbv", "v-half", "v-min", "dualpipev", "pipedream", "2bw"}
     ),
-    "ep": frozenset(),  # {"ep"} when experts are split
+    "ep": frozenset({"ep"}),
     "cp": frozenset({"ring", "ulysses"}),
     "remat": frozenset({"none", "selective", "full"}),
     "precision": frozenset({"float32", "bf16", "float64"}),

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from plait.comm.functional import transition
-from plait.errors import ModelError
-from plait.mesh.layouts import REPLICATED, Sharded
+from plait.errors import ModelError, NotAvailable
+from plait.mesh.layouts import INVARIANT, PARTIAL, REPLICATED, Sharded
 from plait.tensor import layers
-from plait.tensor.group import Run, TensorGroup
+from plait.tensor.group import Run, Stream, TensorGroup
 from plait.tensor.mode import LinearRule, Mode
 from plait.tensor.one_d import one_d
 from plait.tensor.placement import Cut, Placement, place
@@ -119,7 +119,7 @@ class _Splitter:
         rule = self._rule(name, role)
         transposed, number = is_transposed(module), FUSED.get(role, 1)
         out, into = linear_shape(module, name)
-        made = layers.ParallelLinear(rule, self.run, into, transposed=transposed)
+        made = layers.ParallelLinear(rule, self.run, into, transposed=transposed, label=f"'{name}' ({role})")
         cuts: list[Cut] = [rule.into, rule.out] if transposed else [rule.out, rule.into]
         weight = module._parameters["weight"]
         assert weight is not None
@@ -210,17 +210,39 @@ class _Splitter:
     def _replicated(self, name: str, module: nn.Module) -> nn.Module:
         stream = self._mode.residual
         if stream.features is None or stream.features.size == 1:
-            return self._alike(module, (), stream.different)
+            made = self._alike(module, (), stream.different)
+            if isinstance(made, nn.Linear):
+                made.register_forward_pre_hook(layers.whole_features(f"'{name}' (replicated)"))
+            return made
         if not isinstance(module, nn.Linear):
             raise ModelError(
                 f"'{name}' ({type(module).__name__}) is replicated; under {self._group} features are cut between layers, and "
                 "only an nn.Linear says how many it takes; use tpN:1d"
             )
-        made = layers.Whole(stream.features, self.run, module)
+        whole = layers.Whole(stream.features, self.run, module)
         params = {key: param for key, param in module._parameters.items() if param is not None}
-        self._give(made, module, {k: self._place(p, [()] * p.dim(), stream.different) for k, p in params.items()})
-        if "bias" not in made._parameters:
-            made.register_parameter("bias", None)
+        self._give(whole, module, {k: self._place(p, [()] * p.dim(), stream.different) for k, p in params.items()})
+        if "bias" not in whole._parameters:
+            whole.register_parameter("bias", None)
+        return whole
+
+    def _router(self, name: str, module: nn.Module) -> nn.Module:
+        """Every rank routes all tokens, alike."""
+        if self._mode.residual != Stream():
+            raise NotAvailable(f"{self._group} cuts the tokens or features that '{name}' routes; experts run under tpN:1d")
+        return self._alike(module, (), ())
+
+    def _experts(self, name: str, module: nn.Module) -> nn.Module:
+        """`gate` and `up` [experts, out, in] are cut as a column, `down` as a row: each expert on all ranks, a part on each."""
+        tp = self._group.axis("tp")
+        made = copy.copy(module)
+        for table in ("_parameters", "_forward_hooks", "_forward_pre_hooks"):
+            setattr(made, table, type(getattr(module, table))(getattr(module, table)))
+        given = {key: param for key, param in module._parameters.items() if param is not None}
+        cuts: dict[str, list[Cut]] = {key: [(), (), (tp,)] if key == "down" else [(), (tp,), ()] for key in given}
+        self._give(made, module, {key: self._place(param, cuts[key], ()) for key, param in given.items()})
+        made.register_forward_pre_hook(lambda _, args: (transition(args[0], tp, INVARIANT, REPLICATED), *args[1:]))
+        made.register_forward_hook(lambda _, args, rows: transition(rows, tp, PARTIAL, INVARIANT))
         return made
 
     def _attention(self, name: str, module: nn.Module) -> nn.Module:

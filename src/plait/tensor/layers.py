@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from plait.comm import Axis
 from plait.comm.functional import transition
+from plait.errors import ModelError
 from plait.mesh.layouts import INVARIANT, Sharded
 from plait.tensor.group import Run, Stream
 from plait.tensor.mode import EmbeddingRule, LinearRule
@@ -23,18 +24,40 @@ class ParallelLinear(nn.Module):
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(self, rule: LinearRule, run: Run, in_features: int, *, transposed: bool) -> None:
+    def __init__(self, rule: LinearRule, run: Run, in_features: int, *, transposed: bool, label: str) -> None:
         super().__init__()
+        self._label = label
         self._rule, self._run, self._in_features, self._transposed = rule, run, in_features, transposed
 
     def forward(self, x: Tensor) -> Tensor:
         """Whole features (of raw data, or of a replicated layer) are cut first."""
         rule = self._rule
+        own = self._in_features // (1 if rule.source.features is None else rule.source.features.size)
+        if x.shape[-1] not in (own, self._in_features):
+            raise misfit(self._label, x.shape[-1], f"{own}, its part of {self._in_features}")
         x = part_of_features(x, rule.source.features, self._in_features)
         weight = self.weight.t() if self._transposed else self.weight
         y = rule.product(x, weight, self.bias, self._run)
         self._run.where = rule.target
         return y
+
+
+def misfit(label: str, found: int, expected: str) -> ModelError:
+    """A layer whose input is not what its role says: the table of roles is wrong here, or just before."""
+    return ModelError(
+        f"{label} gets {found} features and expects {expected}: its role, or that of the layer before it, is wrong "
+        "(a column is followed by a row; what lies between them has no role or computes each element alone)"
+    )
+
+
+def whole_features(label: str) -> Any:
+    """A hook that refuses parts of features in a linear layer that is the same on every rank."""
+
+    def hook(module: nn.Linear, args: tuple[Any, ...]) -> None:
+        if args and args[0].shape[-1] != module.in_features:
+            raise misfit(label, args[0].shape[-1], f"all {module.in_features}")
+
+    return hook
 
 
 def part_of_features(x: Tensor, axis: Axis | None, num_features: int) -> Tensor:
@@ -139,11 +162,13 @@ class AttentionWithDropout(nn.Module):
 
 
 def with_positions(axis: Axis) -> Any:
-    """A hook that tells a position module where the own part of the sequence stands."""
+    """A hook that tells a position module where the own part of the sequence, or of the positions it is told, stands."""
 
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         length = args[0].shape[1]
         start = axis.rank * length
+        if (told := kwargs.get("positions")) is not None:
+            return args, {**kwargs, "positions": told[start : start + length]}
         return args, {**kwargs, "positions": torch.arange(start, start + length, device=args[0].device)}
 
     return hook

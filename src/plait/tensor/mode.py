@@ -60,3 +60,4 @@ class Mode:
     inner: Stream
     linear: Mapping[str, LinearRule]  # by role: column, row, qkv, head
     embedding: EmbeddingRule
+    size: int = 1

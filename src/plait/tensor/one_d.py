@@ -51,4 +51,5 @@ def one_d(group: TensorGroup, *, has_sequence: bool) -> Mode:
         inner,
         linear,
         EmbeddingRule((tp,), (), total=tp, target=between),
+        tp.size,
     )

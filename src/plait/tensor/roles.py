@@ -27,6 +27,8 @@ ROLES = (
     "head",
     "region",
     "replicated",
+    "router",
+    "experts",
 )
 LINEAR = ("column", "qkv", "row", "head")
 FUSED = {"qkv": 3}
@@ -98,6 +100,8 @@ def _misfits(model: nn.Module, found: Mapping[str, str], mode: Mode) -> Iterator
             head_size = getattr(model.get_submodule(name.rpartition(".")[0]), "head_dim", None)
             if role in {"column", "qkv"} and isinstance(head_size, int) and (out // fused) % head_size == 0:
                 yield from _misfit(label, "heads", out // fused // head_size, _size(rule))
+        elif role == "experts":
+            yield from _misfit(label, "inner features", int(module.gate.shape[1]), mode.size)  # type: ignore[index]
         elif role == "embedding":
             rows, columns = (int(size) for size in module.weight.shape)  # type: ignore[union-attr]
             yield from _misfit(label, "the vocabulary", rows, parts(mode.embedding.vocabulary))

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from plait import comm
 from plait.comm import World
 from plait.config import Config, load
+from plait.data import OUT_OF_STEP
 from plait.engine import assemble
 from plait.engine.build import build
 from plait.errors import PlaitError, PlanError, nearest
@@ -79,12 +80,24 @@ def run(
     parsed = Plan.parse(plan) if isinstance(plan, str) else plan
     wanted, parsed = parsed.precision, replace(parsed, precision=dtype).check()  # type: ignore[arg-type]  # one of the words
     check_available(parsed)
+    _check_steps_together(parsed)
     config = load(config)
-    problem = Problem(assemble.model_keys(config), config.data, config.train)
+    keys, roles = assemble.model_keys(config), assemble.roles_of(config)
+    problem = Problem(keys if roles is None else {**keys, "roles": roles}, config.data, config.train)
     report = verify(Task(problem, str(parsed), steps, tolerance, names))
     if wanted in ("float32", dtype):
         return report
     return replace(report, notes=[*report.notes, f"compared in {dtype}; the plan's own precision is {wanted}"])
+
+
+def _check_steps_together(plan: Plan) -> None:
+    """Some strategies are not meant to be one device's training, and a difference would say nothing."""
+    dp = plan.dp
+    if dp.size > 1 and dp.strategy in OUT_OF_STEP and not (dp.strategy == "async-server" and dp.stale == 0):
+        raise PlanError(
+            f"{dp}: its ranks do not step together, so what they train is not what one device trains, and there is nothing "
+            f"to prove it equal to; write dp{dp.size} for a plan that is"
+        )
 
 
 def verify(task: Task, runner: Runner | None = None, *, blame: bool = True) -> Report:

@@ -41,7 +41,7 @@ def test_auto_is_a_plan_for_the_ranks_there_are(config: Config) -> None:
         (None, 3, WorldSizeError),
         ("dp16", None, PlanError),  # a batch of 8
         ("dp2:zero3,replicate3", None, PlanError),
-        ("dp2:local,every4", None, NotAvailable),
+        ("compile", None, NotAvailable),
         ("dp2:", None, PlanError),
     ],
 )

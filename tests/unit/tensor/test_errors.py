@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 from plait import models
+from plait.comm import World
 from plait.errors import ModelError, PlanError
 from plait.plan import Plan
 from plait.tensor import apply
-from tests.unit.tensor.pairs import group_of, run_ranks
+from tests.unit.tensor.pairs import group_of, run_ranks, split_with_values
 
 GPT = {"num_hidden_layers": 1, "hidden_size": 24, "num_attention_heads": 4, "vocab_size": 44, "max_position_embeddings": 8}
 
@@ -61,6 +64,19 @@ def test_parameters_without_a_role() -> None:
     table = {pattern: role for pattern, role in models.roles_of("gpt").items() if pattern != "blocks.*.mlp.down"}
     said = refused("tp2", gpt(), table)
     assert "no role covers 1 modules that have parameters: blocks.0.mlp.down (Linear: weight, bias)" in said
+
+
+def test_a_column_without_its_row_names_the_module() -> None:
+    model = models.make("gpt", **GPT)
+    table = {**models.roles_of("gpt"), "blocks.*.mlp.down": "replicated"}
+
+    def rank(world: World) -> None:
+        own = copy.deepcopy(model)
+        split_with_values(world, own, table, "tp2")
+        own(torch.zeros(1, 8, dtype=torch.long))
+
+    with pytest.raises(ModelError, match=r"'blocks.0.mlp.down' \(replicated\) gets 48 features and expects all 96"):
+        run_ranks("tp2", rank)
 
 
 def test_a_table_that_splits_nothing() -> None:

@@ -1,0 +1,92 @@
+"""`plait federated`: train over clients that keep their data; simulated here, or written out for a real deployment."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plait.cli import common
+from plait.cli.answer import Answer
+from plait.launcher import joined_world, launch
+
+if TYPE_CHECKING:
+    from plait.config import Config
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `plait federated`."""
+    common.add_config(parser)
+    parser.add_argument("--rounds", type=int, metavar="K", help="rounds (default: federated.rounds of the config)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the numbers of every round there, as JSON")
+    parser.add_argument(
+        "--deploy",
+        type=Path,
+        metavar="DIR",
+        help="write there what Flower needs to run it for real: app, certificates, commands",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="with --deploy: the name or address of the server")
+    parser.add_argument("--port", type=int, default=9092, help="with --deploy: the port of the server")
+
+
+def run(arguments: argparse.Namespace) -> Answer:
+    """Simulate, or write the deployment. Errors: those of the config, the plan and the rounds."""
+    from plait.config import load
+
+    overrides = [*arguments.overrides, *([] if arguments.rounds is None else [f"federated.rounds={arguments.rounds}"])]
+    config = load(arguments.config, overrides)
+    plan = common.plan_of(config, None)
+    if arguments.deploy is not None:
+        from rich.text import Text
+
+        from plait.federated.deploy import write
+
+        written = write(config, arguments.deploy, arguments.host, arguments.port)
+        return Answer(written, Text(written["text"]))
+    section = config.federated
+    common.say(
+        f"plait federated: {section.strategy}, {section.clients} clients ({section.partition}), {section.rounds} rounds, each "
+        f"client {plan}"
+    )
+    result = launch(simulated, config, nproc=plan.world_size)[0]
+    if arguments.out is not None and common.speaks():
+        arguments.out.write_text(json.dumps(result, indent=2) + "\n")
+    return Answer(result, view(result)) if common.speaks() else Answer(None)
+
+
+def simulated(config: Config) -> dict[str, Any]:
+    """What every rank of a client's plan calls."""
+    from plait.federated.simulation import simulate
+
+    return simulate(config, show)
+
+
+def show(done: Any) -> None:
+    """One line a round, on stderr."""
+    world = joined_world()
+    if world is None or world.rank == 0:
+        told = done.as_dict()
+        missing = len(told["asked"]) - len(told["answered"])
+        line = (
+            f"round {told['round']}  accuracy {told['accuracy']:.3f}  "
+            f"clients {told['client_accuracy_worst']:.3f} to {max(told['client_accuracy'].values()):.3f}  "
+            f"{told['sent_bytes'] / 1e6:.2f} MB out, {told['received_bytes'] / 1e6:.2f} MB in"
+        )
+        line += f"  {missing} missing" if missing else ""
+        line += f"  epsilon {told['epsilon']:.2f}" if told["epsilon"] is not None else ""
+        print(line, file=sys.stderr, flush=True)
+
+
+def view(result: dict[str, Any]) -> str:
+    """The numbers for people."""
+    lines = [
+        f"rounds        {len(result['rounds'])}",
+        f"accuracy      {result['accuracy']:.4f} on samples that the server holds out",
+        f"worst client  {result['client_accuracy_worst']:.4f} on samples of its own",
+        f"traffic       {result['sent_bytes'] / 1e6:.2f} MB to clients, {result['received_bytes'] / 1e6:.2f} MB from them",
+    ]
+    if result["epsilon"] is not None:
+        lines.append(f"privacy       epsilon {result['epsilon']:.2f}")
+    return "\n".join(lines)

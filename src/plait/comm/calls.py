@@ -1,0 +1,237 @@
+"""Calls between ranks that are not in step: one rank asks when it likes, another answers from a thread of its own.
+
+Collectives and matched sends need both sides to agree on an order; a server that waits for whoever comes first has none.
+So these are plain TCP connections beside the process group, one for each pair, with a header of numbers and one flat tensor;
+nothing is pickled. A caller proves by a secret, which the ranks share through the process group, that it is one of them. A
+connection that breaks is a caller that is lost; it may come back by a new one.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.errors import RankFailed
+
+NUM_NUMBERS = 6
+SECRET_BYTES = 32
+_HEADER = struct.Struct(f"<B{NUM_NUMBERS}dQ")
+_HELLO = struct.Struct(f"<{SECRET_BYTES}sI")
+CONNECT_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Message:
+    """A kind, up to six numbers and a flat tensor. Tensors of the receiver's own are filled; see `Line.call`."""
+
+    kind: int
+    numbers: tuple[float, ...] = ()
+    data: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a service listens, and the secret that its callers must know."""
+
+    host: str
+    port: int
+    secret: bytes
+
+
+Handler = Callable[[int, Message], Message]
+"""(caller, question) -> answer; called in the caller's thread, and may block it. The question's tensor is bytes (uint8)."""
+
+
+class Service:
+    """Answers calls, each caller in a thread of its own. `lost(caller)` is told when a connection ends."""
+
+    def __init__(self, handler: Handler, lost: Callable[[int], None], host: str = "127.0.0.1") -> None:
+        self._handler, self._lost = handler, lost
+        self._listener = socket.create_server((host, 0), backlog=128)
+        self.address = Address(host, self._listener.getsockname()[1], secrets.token_bytes(SECRET_BYTES))
+        self._lock = threading.Lock()
+        self._connections: dict[int, socket.socket] = {}
+        self._sent_bytes = 0
+        self._closed = False
+        threading.Thread(target=self._accept, name="plait-service", daemon=True).start()
+
+    def take_sent_bytes(self) -> int:
+        """The bytes of tensors sent in answers since the last time that this was asked."""
+        with self._lock:
+            sent, self._sent_bytes = self._sent_bytes, 0
+        return sent
+
+    def close(self) -> None:
+        """Stop listening and end every connection."""
+        self._closed = True
+        with self._lock:
+            connections = list(self._connections.values())
+        for connection in (self._listener, *connections):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # closed
+                return
+            threading.Thread(target=self._serve, args=(connection,), name="plait-service-caller", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        """The life of one connection."""
+        with connection:
+            caller = self._welcome(connection)
+            if caller is None:
+                return
+            try:
+                buffer = torch.empty(0, dtype=torch.uint8)
+                while True:
+                    question, buffer = _receive_any(connection, buffer)
+                    answer = self._handler(caller, question)
+                    _send(connection, answer)
+                    with self._lock:
+                        self._sent_bytes += _num_bytes(answer.data)
+            except OSError:
+                pass
+            with self._lock:
+                latest = self._connections.get(caller) is connection
+                if latest:
+                    del self._connections[caller]
+        if latest and not self._closed:  # one that has come back by a new connection is not lost
+            self._lost(caller)
+
+    def _welcome(self, connection: socket.socket) -> int | None:
+        """The caller's number; None for a stranger."""
+        hello = bytearray(_HELLO.size)
+        connection.settimeout(CONNECT_SECONDS)
+        try:
+            _fill(connection, memoryview(hello))
+        except OSError:
+            return None
+        secret, caller = _HELLO.unpack(hello)
+        if not hmac.compare_digest(secret, self.address.secret):
+            return None
+        connection.settimeout(None)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with self._lock:
+            self._connections[caller] = connection
+        return int(caller)
+
+
+class Line:
+    """One caller's connection to one service. `ask` and `answer` are apart, so that many services can be asked at once."""
+
+    def __init__(self, address: Address, caller: int, timeout_seconds: float = 300.0) -> None:
+        self._address = address
+        try:
+            self._socket = socket.create_connection((address.host, address.port), timeout=CONNECT_SECONDS)
+            self._socket.settimeout(timeout_seconds)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket.sendall(_HELLO.pack(address.secret, caller))
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def ask(self, question: Message) -> None:
+        """Send a question."""
+        try:
+            _send(self._socket, question)
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def answer(self, into: Tensor | None = None) -> Message:
+        """Wait for the answer to the oldest question; its tensor fills `into` (contiguous, of the same number of bytes).
+
+        Raises:
+            RankFailed: the service has gone, did not answer in time, or sent another number of bytes.
+        """
+        try:
+            kind, numbers, num_bytes = _receive_header(self._socket)
+            if num_bytes != _num_bytes(into):
+                raise RankFailed(f"{num_bytes} bytes came from {self._where} where {_num_bytes(into)} were expected")
+            if into is not None:
+                _receive_into(self._socket, into)
+        except OSError as error:
+            raise self._failed(error) from error
+        return Message(kind, numbers, into)
+
+    def close(self) -> None:
+        """Hang up."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    @property
+    def _where(self) -> str:
+        return f"{self._address.host}:{self._address.port}"
+
+    def _failed(self, error: OSError) -> RankFailed:
+        return RankFailed(f"the server at {self._where} is gone or does not answer ({error})")
+
+
+def own_host(same_host: bool) -> str:
+    """The address at which this process can be called: loopback where all ranks share the host."""
+    return "127.0.0.1" if same_host else socket.gethostbyname(socket.gethostname())
+
+
+def _num_bytes(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.numel() * tensor.element_size()
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor."""
+    flat: Any = tensor.detach().view(-1).view(torch.uint8).numpy()
+    return memoryview(flat)
+
+
+def _send(connection: socket.socket, message: Message) -> None:
+    numbers = (*message.numbers, *[0.0] * (NUM_NUMBERS - len(message.numbers)))
+    data = None if message.data is None else message.data.detach().to("cpu")
+    connection.sendall(_HEADER.pack(message.kind, *numbers, _num_bytes(data)))
+    if data is not None and data.numel():
+        connection.sendall(_bytes_of(data))
+
+
+def _receive_header(connection: socket.socket) -> tuple[int, tuple[float, ...], int]:
+    header = bytearray(_HEADER.size)
+    _fill(connection, memoryview(header))
+    kind, *numbers, num_bytes = _HEADER.unpack(header)
+    return kind, tuple(numbers), num_bytes
+
+
+def _receive_any(connection: socket.socket, buffer: Tensor) -> tuple[Message, Tensor]:
+    """The next message, its tensor as bytes in `buffer`, which grows where it must."""
+    kind, numbers, num_bytes = _receive_header(connection)
+    if num_bytes > buffer.numel():
+        buffer = torch.empty(num_bytes, dtype=torch.uint8)
+    data = buffer[:num_bytes]
+    if num_bytes:
+        _fill(connection, _bytes_of(data))
+    return Message(kind, numbers, data), buffer
+
+
+def _receive_into(connection: socket.socket, into: Tensor) -> None:
+    landing = into if into.device.type == "cpu" else torch.empty_like(into, device="cpu")
+    if landing.numel():
+        _fill(connection, _bytes_of(landing))
+    if landing is not into:
+        into.copy_(landing)
+
+
+def _fill(connection: socket.socket, view: memoryview) -> None:
+    while len(view):
+        num = connection.recv_into(view)
+        if not num:
+            raise ConnectionError("the other side has hung up")
+        view = view[num:]

@@ -1,0 +1,142 @@
+"""The server's side of `dpN:async-server`: gradients come from any thread at any time, updates are made one by one.
+
+What may be applied, and when, is said by `staleness.Versions`; here are the lock, the waiting and the sums.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from plait.data.asynchrony import Asynchrony, Change
+from plait.data.staleness import Applied, Versions
+
+LOOK_SECONDS = 0.5
+REFUSED = -1
+
+
+@dataclass(frozen=True)
+class Push:
+    """One worker's step: the sum of its gradients over `count` tokens, the sum of their losses, and the step's number."""
+
+    step: int
+    count: float
+    loss_sum: float
+    grad: Tensor
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What a worker is told with the new weights.
+
+    `staleness` is that of its own gradient, -1 when it was too late and not used; `loss_sum` and `tokens` are those of all
+    updates so far.
+    """
+
+    version: int
+    staleness: int
+    loss_sum: float
+    tokens: float
+
+
+class KeyServer:
+    """The keys of one server: their sum of gradients, their version, and whoever waits.
+
+    `grad` is the flat buffer that the optimizer's pieces see; `apply` has the optimizer update the weights from it;
+    the functions `weights` give the weights as the workers hold them.
+    """
+
+    def __init__(self, num_workers: int, own: int, options: Asynchrony, grad: Tensor) -> None:
+        self._num_workers, self._own, self._options, self._grad = num_workers, own, options, grad
+        self.apply: Callable[[Change], None] = lambda change: None
+        self.versions = Versions(range(num_workers), options.stale)
+        self.histogram: Counter[int] = Counter()  # gradients applied, by staleness
+        self.num_refused = 0
+        self.log: list[Applied] | None = None  # every update, for replays; a list when somebody wants it
+        self._pushes: dict[int, Push] = {}
+        self._dealt_with: dict[int, int] = {}  # the staleness of each gradient, until its worker asks
+        self._loss_sum, self._tokens = 0.0, 0.0
+        self._changed = threading.Condition()
+
+    def push(self, worker: int, push: Push) -> None:
+        """Take a gradient, and apply it as soon as that is allowed.
+
+        The gradient of a worker that was given up as lost is not used: it may be too old. The worker is in again.
+        """
+        with self._changed:
+            if self.versions.holds(worker):
+                self._pushes[worker] = push
+                self._applied(self.versions.push(worker, push.step))
+            else:
+                self.num_refused += 1
+                self.versions.join(worker)
+                self._dealt_with[worker] = REFUSED
+
+    def collect(self, worker: int, weights: Callable[[], Tensor]) -> tuple[Receipt, Tensor]:
+        """Wait until the worker's gradient is applied; then what is told, and the weights of now: `weights()`, under the lock.
+
+        Others may have been faster to the lock, so the version is taken here: what the worker holds is what is recorded.
+        """
+        with self._changed:
+            deadline = time.monotonic() + self._options.patience_seconds
+            while worker not in self._dealt_with:
+                self._changed.wait(LOOK_SECONDS)
+                if time.monotonic() > deadline:
+                    for late in self.versions.holding_up:
+                        self._applied(self.versions.leave(late))
+            staleness = self._dealt_with.pop(worker)
+            return self._receipt(self.versions.fetch(worker), staleness), weights()
+
+    def join(self, worker: int, weights: Callable[[], Tensor]) -> tuple[Receipt, Tensor]:
+        """A worker begins, or comes back, with the weights of now."""
+        with self._changed:
+            self._forget(worker)
+            return self._receipt(self.versions.join(worker), 0), weights()
+
+    def leave(self, worker: int) -> None:
+        """A worker rests, or is lost."""
+        with self._changed:
+            self._forget(worker)
+
+    def _forget(self, worker: int) -> None:
+        """Take a worker out; a gradient of it that waits here is not used, and who waits for that is told so."""
+        if self._pushes.pop(worker, None) is not None:
+            self._dealt_with[worker] = REFUSED
+            self._changed.notify_all()
+        self._applied(self.versions.leave(worker))
+
+    def _receipt(self, version: int, staleness: int) -> Receipt:
+        return Receipt(version, staleness, self._loss_sum, self._tokens)
+
+    @torch.no_grad()
+    def _applied(self, applied: Applied | None) -> None:
+        """Make the update that has become possible: the mean over the tokens of all gradients in it.
+
+        The rate is that of the synchronous step times the share of the workers in the update, so that the updates of one
+        round of all workers add up to one synchronous step.
+        """
+        if applied is None:
+            return
+        ages = dict(zip((push.worker for push in applied.pushes), applied.staleness, strict=True))
+        pushes = {worker: self._pushes.pop(worker) for worker in sorted(ages, key=lambda w: (w != self._own, w))}
+        for index, push in enumerate(pushes.values()):
+            (self._grad.copy_ if index == 0 else self._grad.add_)(push.grad)
+        count = sum(push.count for push in pushes.values())
+        inverse = self._options.staleness_rate == "inverse"
+        share = sum(1 / (1 + age) if inverse else 1.0 for age in ages.values()) / self._num_workers
+        if count:
+            self.apply(Change(max(push.step for push in pushes.values()), 1.0 / count, share))
+        self._loss_sum += sum(push.loss_sum for push in pushes.values())
+        self._tokens += count
+        self.histogram.update(ages.values())
+        if self.log is not None:
+            self.log.append(applied)
+        for worker, age in ages.items():
+            self._dealt_with[worker] = age
+        self._changed.notify_all()

@@ -1,0 +1,132 @@
+"""Local SGD and DiLoCo: every rank trains by itself for `every` steps, then all meet in one outer step.
+
+S. Stich, Local SGD Converges Fast and Communicates Little (ICLR 2019); A. Douillard et al., DiLoCo (2023), algorithm 1.
+
+    inner     x_r <- optimizer(x_r, gradient of the mean loss over rank r's own samples)      `every` times
+    outer     d   <- sum_r w_r (anchor - x_r),  w_r = rank r's share of the round's tokens
+              m   <- momentum m + d;   anchor <- anchor - lr (d + momentum m);   x_r <- anchor      for all r
+
+With lr 1 and no momentum the outer step is the average, and with `every` 1 and plain SGD inside, all-reduce SGD. Between
+two outer steps nothing is sent: no gradient, no loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from plait.comm import Axis, Waitable, Work, wait_all
+from plait.data.compression import Int8Sum
+from plait.data.gradients import BucketState
+from plait.data.replicated import Replicated
+from plait.data.strategy import DataGroup, Piece, Told, Weight, squared_norm
+from plait.data.units import Unit
+
+
+class Local(Replicated):
+    """`dpN:local,everyH`. A rank without samples in a round weighs nothing in it."""
+
+    lockstep: ClassVar[bool] = False
+
+    def __init__(self, units: Sequence[Unit], group: DataGroup) -> None:
+        super().__init__(units, group, _not_reduced)
+        self._options = group.asynchrony
+        self._anchors = [master.clone() for master in self._masters]
+        momentum = self._options.outer_momentum > 0
+        self._momenta = [torch.zeros_like(master) for master in self._masters] if momentum else []
+        self._sums: list[Int8Sum] = []
+        if self._options.compress == "int8" and group.axis.size > 1:
+            self._sums = [Int8Sum(group.axis, m.numel(), m.dtype, m.device) for m in self._masters]
+        self._steps_in_round = 0
+        self._tokens_in_round = 0.0
+        self._untold = 0.0
+        self._met = False
+
+    def _launch(self, state: BucketState) -> None:
+        """Gradients stay here."""
+
+    def squared_norm(self, weight: Weight | None = None) -> Tensor:
+        """Of this rank's own gradient."""
+        return squared_norm((p.value.grad for p in self.pieces if p.value.grad is not None), self.group.device)
+
+    def total(self, scalars: Tensor, axis: Axis) -> None:
+        """They stay here too; the count is this rank's weight in the round."""
+        self._tokens_in_round += float(scalars[1])
+
+    def end_step(self) -> None:
+        super().publish()
+        self._steps_in_round += 1
+        self._met = self._steps_in_round == self._options.every
+        if self._met:
+            self._meet()
+
+    def tell(self, loss_sum: float, count: float) -> Told:
+        """Of this rank inside a round; at its end, of all ranks, with the tokens of the round that were not yet told."""
+        self._untold += count
+        if not self._met:
+            return Told(loss_sum, count, int(count))
+        own = self._untold - count  # what this rank has told by itself
+        self._untold = 0.0
+        scalars = torch.tensor([loss_sum, count, own + count], dtype=torch.float64, device=self.group.device)
+        self.group.axis.all_reduce(scalars, control=True).wait()
+        totals = scalars.tolist()
+        return Told(totals[0], totals[1], int(totals[2] - own))
+
+    def details(self) -> dict[str, float]:
+        return {"outer_step": float(self._met)}
+
+    def kept(self, piece: Piece) -> dict[str, Tensor]:
+        return {"momentum": piece.part.view(self._momenta[piece.state.index])} if self._momenta else {}
+
+    def settle(self) -> None:
+        """End the round early: what is saved is one model. Ranks must have done equally many steps."""
+        if self._steps_in_round:
+            self._meet()
+        self._untold = 0.0
+
+    def publish(self) -> None:
+        """The pieces were written from outside: a round begins there."""
+        super().publish()
+        self._steps_in_round, self._tokens_in_round = 0, 0.0
+        for anchor, master in zip(self._anchors, self._masters, strict=True):
+            anchor.copy_(master)
+
+    @torch.no_grad()
+    def _meet(self) -> None:
+        """The outer step. Collective."""
+        axis, weight = self.group.axis, self._tokens_in_round
+        tokens = torch.tensor([weight], dtype=torch.float64, device=self.group.device)
+        axis.all_reduce(tokens, control=True).wait()
+        share = weight / max(float(tokens), 1.0)
+        differences = [anchor.sub(master).mul_(share) for anchor, master in zip(self._anchors, self._masters, strict=True)]
+        self._sum(differences)
+        lr, momentum = self._options.outer_lr, self._options.outer_momentum
+        for index, difference in enumerate(differences):
+            if self._momenta:
+                moment = self._momenta[index].mul_(momentum).add_(difference)
+                difference.add_(moment, alpha=momentum)
+            self._masters[index].copy_(self._anchors[index].sub_(difference, alpha=lr))
+        self.publish()
+
+    def _sum(self, differences: list[Tensor]) -> None:
+        if self._sums:
+            for compressed, difference in zip(self._sums, differences, strict=True):
+                compressed.sum(difference)
+            return
+        works: list[Waitable] = [
+            self.group.axis.all_reduce(difference, padding=state.bucket.padding)
+            for difference, state in zip(differences, self.states, strict=True)
+        ]
+        wait_all(works)
+
+    def live_tensors(self) -> dict[str, list[Tensor]]:
+        tensors = super().live_tensors()
+        errors = [error for s in self._sums for error in (s.worker_error, s.shard_error)]
+        return {**tensors, "optimizer": [*tensors["optimizer"], *self._anchors, *self._momenta, *errors]}
+
+
+def _not_reduced(axis: object, flat: Tensor, padding: int) -> Work:
+    raise AssertionError("a local strategy reduces no gradients")

@@ -1,0 +1,91 @@
+"""Dense parameters and experts of one stage: two data strategies over different ranks, seen as one.
+
+Dense gradients are summed over dp x cp; an expert lives on few of those ranks, and is summed over these alone (edp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from plait.comm import World
+from plait.data import DataGroup, DataStrategy, Unit
+from plait.engine.staged import Staged
+from plait.expert import ExpertSplit
+from plait.mesh.boxes import Box
+from plait.tensor import Placement, TensorSplit
+
+
+class WithExperts(Staged):
+    """Tells every moment of a step to both."""
+
+    def __init__(self, dense: DataStrategy, experts: DataStrategy) -> None:
+        super().__init__({0: dense, 1: experts})
+
+    def begin_forward(self) -> None:
+        for part in self._parts:
+            part.begin_forward()
+
+    def end_forward(self) -> None:
+        for part in self._parts:
+            part.end_forward()
+
+    def arm(self, weight: float | None = None) -> None:
+        for part in self._parts:
+            part.arm(weight)
+
+    def end_backward(self) -> None:
+        for part in self._parts:
+            part.end_backward()
+
+    def end_input_grad(self) -> None:
+        for part in self._parts:
+            part.end_input_grad()
+
+
+def separate(units: Sequence[Unit], names: set[str]) -> tuple[list[Unit], list[Unit]]:
+    """(dense, experts): the parameters called `names` in units of their own, used by the experts' modules alone."""
+    dense, experts = [], []
+    for unit in units:
+        own = [(name, param) for name, param in unit.params if name in names]
+        kept = [(name, param) for name, param in unit.params if name not in names]
+        dense.append(Unit(unit.name, unit.is_block, kept, unit.modules))
+        if own:
+            experts.append(Unit(f"{unit.name} experts", True, own, _users(unit.modules, {id(param) for _, param in own})))
+    return dense, experts
+
+
+def _users(modules: Sequence[nn.Module], params: set[int]) -> list[nn.Module]:
+    inside = [part for module in modules for part in module.modules()]
+    return [part for part in inside if any(id(param) in params for param in part.parameters(recurse=False))]
+
+
+def expert_group(dense: DataGroup, world: World) -> DataGroup:
+    """The ranks that hold the same experts."""
+    axis = world.axis("edp")
+    return DataGroup(
+        axis=axis,
+        shard=axis,
+        replicate=world.axis(()),
+        param_dtype=dense.param_dtype,
+        master_dtype=dense.master_dtype,
+        device=dense.device,
+        offload=dense.offload,
+    )
+
+
+def placements(experts: ExpertSplit | None, layers: TensorSplit | None) -> dict[str, Placement]:
+    """Where the parameters of this rank lie in the whole ones: in the box of the expert axis, that of the tensor axis."""
+    found = {} if layers is None else dict(layers.placements)
+    if experts is None:
+        return found
+    for name, box in experts.boxes.items():
+        shape, inner = experts.shapes[name], found.get(name)
+        if inner is None:
+            found[name] = Placement(shape, shape, box, box.extent, 1, 0)
+        else:
+            offset = tuple(outer + own for outer, own in zip(box.offset, inner.box.offset, strict=True))
+            whole = Box(offset, inner.box.extent)
+            found[name] = Placement(shape, shape, whole, inner.local_shape, inner.copies, inner.copy, inner.partial)
+    return found

@@ -1,0 +1,37 @@
+"""What a client has of its own: samples, and the little that it keeps from round to round. None of it has a way out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Part:
+    """Some samples of a data set, as a data set."""
+
+    def __init__(self, dataset: Any, indices: Sequence[int]) -> None:
+        self._dataset, self._indices = dataset, torch.as_tensor(list(indices), dtype=torch.int64)
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._dataset[int(self._indices[index])]
+
+    def batch(self, indices: Tensor) -> Any:
+        """The pairs stacked."""
+        return self._dataset.batch(self._indices[indices])
+
+
+@dataclass
+class Samples:
+    """One client's own: what it trains on, what it is judged on, and what it keeps from round to round."""
+
+    client: int
+    train: Part
+    test: Part
+    control: Tensor | None = None

@@ -1,0 +1,232 @@
+"""Clients in this process, or in a pool of processes: a federation on one machine, without any other software.
+
+A worker has one engine and serves its clients in turn, so memory grows with the workers and not with the clients.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait import datasets
+from plait.comm import World
+from plait.engine import assemble, optimizers
+from plait.engine.build import MASTER_DTYPES, build, join_world
+from plait.errors import NonFiniteLoss, RunError
+from plait.federated.client import Client, Local, get_weights
+from plait.federated.judge import Judge
+from plait.federated.messages import Reply, Task
+from plait.federated.partitions import partition
+from plait.federated.rounds import Rules, Server
+from plait.federated.samples import Part, Samples
+from plait.federated.strategies import Settings, make
+from plait.plan import Plan
+
+HELD_OUT = 0.2  # of all samples, at the server; and of each client's, for its own test
+
+
+@dataclass(frozen=True)
+class Split:
+    """Indices: the server's test samples, and each client's for training and for its own test."""
+
+    test: list[int]
+    train: list[list[int]]
+    own_test: list[list[int]]
+
+
+def split(dataset: Any, section: Any, seed: int) -> Split:
+    """Who has which samples. Pure: every process finds the same."""
+    order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed)).tolist()
+    held = int(HELD_OUT * len(order))
+    test, rest = sorted(order[:held]), sorted(order[held:])
+    labels = [_label(dataset, index) for index in rest]
+    parameter = section.shards_per_client if section.partition == "shards" else section.alpha
+    parts = [[rest[k] for k in part] for part in partition(section.partition, labels, section.clients, seed, parameter)]
+    train, own = [], []
+    for client, part in enumerate(parts):
+        mixed = torch.randperm(len(part), generator=torch.Generator().manual_seed(seed + 1 + client)).tolist()
+        num_own = int(HELD_OUT * len(part))
+        own.append(sorted(part[k] for k in mixed[:num_own]) or part)
+        train.append(sorted(part[k] for k in mixed[num_own:]))
+    return Split(test, train, own)
+
+
+def _label(dataset: Any, index: int) -> int:
+    """What a skewed partition sorts by: the target, or the last token of a text."""
+    return int(dataset[index][1].reshape(-1)[-1])
+
+
+class LocalFleet:
+    """All clients in this process, one after the other. `fails(round, client)` simulates those that do not answer."""
+
+    def __init__(self, config: Any, plan: Plan, world: World, fails: Callable[[int, int], bool] | None = None) -> None:
+        keys = assemble.model_keys(config)
+        dataset = datasets.make(config.data, keys, config.train.seed)
+        parts = split(dataset, config.federated, config.train.seed)
+        self.num_clients = config.federated.clients
+        self.samples = [
+            Samples(client, Part(dataset, train), Part(dataset, own))
+            for client, (train, own) in enumerate(zip(parts.train, parts.own_test, strict=True))
+        ]
+        self._test, self._fails = Part(dataset, parts.test), fails or (lambda number, client: False)
+        engine = build(
+            assemble.make_model(keys, config.train.seed),
+            plan,
+            loss=assemble.make_loss(config.train),
+            optimizer=optimizers.from_config(config.train),
+            options=assemble.make_options(config, plan),
+            world=world,
+        )
+        self.client = Client(engine, local_of(config))
+        master = MASTER_DTYPES[plan.precision]
+        self.judge = Judge(assemble.make_model(keys, config.train.seed), config.train.seed, master)
+
+    def initial(self) -> Tensor:
+        """The weights that training begins with."""
+        return get_weights(self.client.engine)
+
+    def train(self, task: Task, clients: Sequence[int]) -> list[Reply]:
+        replies = []
+        for client in clients:
+            if not self._fails(task.number, client):
+                with suppress(NonFiniteLoss):  # it has nothing to send: a client that is missing
+                    replies.append(self.client.run(task, self.samples[client]))
+        return replies
+
+    def accuracies(self, weights: Tensor) -> dict[int, float]:
+        return {samples.client: self.judge.accuracy(weights, samples.test) for samples in self.samples}
+
+    def accuracy(self, weights: Tensor) -> float:
+        return self.judge.accuracy(weights, self._test)
+
+
+def local_of(config: Any) -> Local:
+    """How clients train, from `[federated]` and `[train]`."""
+    section, train = config.federated, config.train
+    return Local(
+        epochs=section.local_epochs,
+        batch=train.global_batch,
+        mu=section.mu if section.strategy == "fedprox" else 0.0,
+        scaffold_lr=train.lr if section.strategy == "scaffold" else None,
+        seed=train.seed,
+    )
+
+
+def make_server(config: Any, weights: Tensor) -> Server:
+    """The server's side of a config."""
+    section = config.federated
+    settings = Settings(
+        lr=section.server_lr,
+        momentum=section.server_momentum,
+        betas=section.server_betas,
+        tau=section.tau,
+        mu=section.mu,
+        trim=section.trim,
+        num_bad=section.num_bad,
+        num_clients=section.clients,
+    )
+    rules = Rules(
+        rounds=section.rounds,
+        fraction=section.fraction,
+        min_replies=section.min_replies,
+        secure=section.secure,
+        clip=section.clip,
+        noise=section.noise,
+        delta=section.delta,
+        seed=config.train.seed,
+    )
+    return Server(weights, make(section.strategy, settings), rules)
+
+
+# -- a pool of processes ----------------------------------------------------------------------------------------------
+
+_FLEET: LocalFleet | None = None  # of this worker process
+
+
+def _begin(config: Any, plan: str) -> None:
+    global _FLEET  # noqa: PLW0603 - a worker process is one client after the other, and has one engine
+    torch.set_num_threads(1)
+    _FLEET = LocalFleet(config, Plan.parse(plan), join_world(Plan.parse(plan)))
+
+
+def _train(task: Task, client: int, control: Tensor | None) -> tuple[Reply, Tensor | None]:
+    assert _FLEET is not None
+    _FLEET.samples[client] = replace(_FLEET.samples[client], control=control)
+    return _FLEET.client.run(task, _FLEET.samples[client]), _FLEET.samples[client].control
+
+
+def _judge(weights: Tensor, client: int) -> float:
+    assert _FLEET is not None
+    return _FLEET.judge.accuracy(weights, _FLEET.samples[client].test)
+
+
+class PoolFleet:
+    """Clients in `workers` processes, each with one engine of one rank. A worker that dies is a client that is missing."""
+
+    def __init__(self, config: Any, plan: Plan, world: World, workers: int) -> None:
+        self._own = LocalFleet(config, plan, world)  # judges the global model, and says where training begins
+        self.num_clients = self._own.num_clients
+        self._controls: dict[int, Tensor | None] = {}
+        context = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(config, str(plan)))
+
+    def initial(self) -> Tensor:
+        """The weights that training begins with."""
+        return self._own.initial()
+
+    def train(self, task: Task, clients: Sequence[int]) -> list[Reply]:
+        futures = {client: self._pool.submit(_train, task, client, self._controls.get(client)) for client in clients}
+        replies = []
+        for client, future in futures.items():
+            reply, self._controls[client] = future.result()
+            replies.append(reply)
+        return replies
+
+    def accuracies(self, weights: Tensor) -> dict[int, float]:
+        futures = {client: self._pool.submit(_judge, weights, client) for client in range(self.num_clients)}
+        return {client: future.result() for client, future in futures.items()}
+
+    def accuracy(self, weights: Tensor) -> float:
+        return self._own.accuracy(weights)
+
+    def close(self) -> None:
+        """End the workers."""
+        self._pool.shutdown(cancel_futures=True)
+
+
+def simulate(config: Any, on_round: Callable[[Any], None], fails: Callable[[int, int], bool] | None = None) -> dict[str, Any]:
+    """Run a config's federation on this machine, and return its numbers. Every rank of a client's plan calls it."""
+    plan = Plan.parse(config.plan.text)
+    world = join_world(plan)
+    workers = config.federated.workers
+    if workers > 1 and plan.world_size > 1:
+        raise RunError(f"federated.workers = {workers} needs clients of one rank, and the plan '{plan}' has {plan.world_size}")
+    fleet = PoolFleet(config, plan, world, workers) if workers > 1 else LocalFleet(config, plan, world, fails)
+    try:
+        server = make_server(config, fleet.initial())
+        server.on_round = on_round if world.rank == 0 else (lambda done: None)
+        rounds = [done.as_dict() for done in server.run(fleet)]
+    finally:
+        if isinstance(fleet, PoolFleet):
+            fleet.close()
+    world.close()
+    return {"rounds": rounds, "plan": str(plan), **totals(rounds)}
+
+
+def totals(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The numbers over all rounds."""
+    last = rounds[-1] if rounds else {}
+    return {
+        "accuracy": last.get("accuracy"),
+        "client_accuracy_worst": last.get("client_accuracy_worst"),
+        "epsilon": last.get("epsilon"),
+        "sent_bytes": sum(done["sent_bytes"] for done in rounds),
+        "received_bytes": sum(done["received_bytes"] for done in rounds),
+    }
