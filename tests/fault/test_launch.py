@@ -62,9 +62,8 @@ def test_the_signal_handlers_of_the_caller_come_back() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_ranks_end_with_their_launcher(number: signal.Signals) -> None:
     command = [sys.executable, "-m", "tests.fault.jobs"]
-    launcher = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert launcher.stdout is not None
-    with launcher.stdout:
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as launcher:
+        assert launcher.stdout is not None
         ranks = [int(launcher.stdout.readline()) for _ in range(2)]
         launcher.send_signal(number)
         launcher.wait(20)

@@ -149,17 +149,11 @@ def loss_times_ranks() -> list[Any]:
     def make(original: Any) -> Any:
         def totals(self: Any, *args: Any) -> Any:
             found = original(self, *args)
-            return _LossTimesTwo(found.loss_sum, found.count, found.squared_norm)
+            return loss.LossTotals(2 * found.loss_sum, found.count, found.squared_norm)
 
         return totals
 
     return [wrap(update.Update, "totals", make)]
-
-
-class _LossTimesTwo(loss.LossTotals):
-    @property
-    def loss(self) -> float:
-        return 2 * self.loss_sum / self.count
 
 
 # -- micro-batches and samples ------------------------------------------------------------------------------------
