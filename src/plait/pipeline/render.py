@@ -109,10 +109,8 @@ def coloured(schedule: Schedule, columns: int = 10**6) -> Text:
                     continue
                 last = offset + 1 == cell.width
                 piece = f"{words[cell] if offset == 0 else '':<{width - last}}"
-                text.append(
-                    piece,
-                    style=f"{'bold ' if cell.updated else ''}#000000 on {COLOURS.get(cell.action.kind.value, COLOURS['other'])}",
-                )
+                colour = COLOURS.get(cell.action.kind.value, COLOURS["other"])
+                text.append(piece, style=f"{'bold ' if cell.updated else ''}#000000 on {colour}")
                 text.append(" " if last else "")
             text.append("\n" if rank + 1 < len(drawn) else "")
     return text

@@ -51,10 +51,10 @@ def test_axis_has_few_round_ticks() -> None:
 def test_a_timeline_is_a_lane_a_rank_from_its_first_start_on() -> None:
     first, second = timeline_lanes(timeline())
     assert (first.name, second.name) == ("rank 0", "rank 1")
-    assert (first.boxes[0].start, first.boxes[0].length) == (pytest.approx(0), pytest.approx(200))
+    assert [first.boxes[0].start, first.boxes[0].length] == pytest.approx([0, 200])
     span, wait = second.boxes
     assert span.start == pytest.approx(300) and span.colour == COLOURS["F"]
-    assert wait.slim and (wait.start, wait.length) == (pytest.approx(50), pytest.approx(250))
+    assert wait.slim and [wait.start, wait.length] == pytest.approx([50, 250])
 
 
 def test_bars_are_on_one_scale_and_parts_have_a_legend() -> None:
