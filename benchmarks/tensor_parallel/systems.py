@@ -1,4 +1,4 @@
-"""The systems under test: torch's DTensor tensor parallel and plait's, around the same GPT, beside torch DDP on as many ranks.
+"""The systems under test: torch's DTensor, megatron-core and plait around the same GPT, beside torch DDP on as many ranks.
 
 Tensor parallel ranks all see the whole batch; DDP's each see their share: every step is the same step.
 """
@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.tensor_parallel.megatron import megatron
 from plait import models
 from plait.comm import World
 from plait.engine.build import Options, build
@@ -19,6 +20,7 @@ from plait.models.losses import cross_entropy
 
 Step = Callable[[], Any]
 LAYERS, WIDTH, SEQUENCE, BATCH, VOCABULARY = 8, 256, 128, 16, 1024
+SIZES = (LAYERS, WIDTH, SEQUENCE, VOCABULARY)
 
 
 def model() -> nn.Module:
@@ -130,6 +132,9 @@ def systems(size: int) -> dict[str, Callable[[World], Step]]:
         "torch DTensor": dtensor(sequence=False, loss=False),
         "torch DTensor, loss parallel": dtensor(sequence=False, loss=True),
         "torch DTensor, sequence parallel": dtensor(sequence=True, loss=False),
+        "torch DTensor, sequence and loss parallel": dtensor(sequence=True, loss=True),
+        "megatron-core": megatron(sequence=False, sizes=SIZES, batch=batch, adamw=adamw),
+        "megatron-core, sequence parallel": megatron(sequence=True, sizes=SIZES, batch=batch, adamw=adamw),
         f"plait tp{size}": plait(f"tp{size}"),
         f"plait tp{size}:1d,sp": plait(f"tp{size}:1d,sp"),
     }

@@ -6,7 +6,8 @@ backend moves the bytes. On an axis of size one every operation is its local mea
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +55,28 @@ class Axis:
         tensor = self._checked(tensor)
         size = _Payload.of(tensor, padding=padding, control=control)
         return self._issue("all_reduce", size, lambda b: b.all_reduce(tensor))
+
+    def total(self, out: Tensor, source: Tensor) -> Work:
+        """`out`, contiguous, becomes the sum of `source`, of the same shape and any strides: an all-reduce that keeps its input."""
+        out, source = self._checked(out), source.detach()
+        self._check_shapes("total", out.shape, source.shape)
+        return self._issue("all_reduce", _Payload.of(out), lambda b: b.total(out, source), lambda: out.copy_(source))
+
+    def gather_parts(self, parts: Tensor, shard: Tensor) -> Work:
+        """`parts[k]` becomes the shard of coordinate k: an all-gather into (size, ..) of any strides."""
+        parts, shard = parts.detach(), shard.detach()
+        self._check_shapes("gather_parts", parts.shape, (self.size, *shard.shape))
+        return self._issue(
+            "all_gather", _Payload.of(parts), lambda b: b.gather_parts(parts, shard), lambda: parts[0].copy_(shard)
+        )
+
+    def scatter_parts(self, out: Tensor, parts: Tensor) -> Work:
+        """`out`, contiguous, becomes the sum of `parts[rank]`: a reduce-scatter from (size, ..) of any strides, which it keeps."""
+        out, parts = self._checked(out), parts.detach()
+        self._check_shapes("scatter_parts", parts.shape, (self.size, *out.shape))
+        return self._issue(
+            "reduce_scatter", _Payload.of(parts), lambda b: b.scatter_parts(out, parts), lambda: out.copy_(parts[0])
+        )
 
     def reduce_scatter(self, out: Tensor, full: Tensor, *, padding: int = 0) -> Work:
         """`out` (n,) becomes the own n of the sum of `full` (size * n,); it may be that very part of `full`.
@@ -142,6 +165,16 @@ class Axis:
             return torch.empty(numel, dtype=dtype, device=device)
         return self._backend.empty(numel, dtype, torch.device(device))
 
+    def lend(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Uninitialised memory to write the operand of one `total` or `scatter_parts` into, which gives it back to be lent again.
+
+        What is written there need not be copied to be read by peers. Local; of the type and device of `like`.
+        """
+        numel = math.prod(shape)
+        if self._backend is None:
+            return like.new_empty(tuple(shape))
+        return self._backend.lend(numel, like.dtype, like.device)[:numel].view(tuple(shape))
+
     def close(self) -> None:
         """Give back what the backend owns; the axis is not used afterwards."""
         if self._backend is not None:
@@ -193,6 +226,10 @@ class Axis:
                 f"{part.numel()} {part.dtype}; full must be {self.size} x part, of one dtype"
             )
         return self._checked(part).view(-1), self._checked(full).view(-1)
+
+    def _check_shapes(self, op: str, found: Sequence[int], expected: Sequence[int]) -> None:
+        if tuple(found) != tuple(expected):
+            raise PlanError(f"{op} on axis {self.name} of size {self.size}: shape {tuple(found)} must be {tuple(expected)}")
 
     def _check_peer(self, peer: int, other: bool = False) -> None:
         if not 0 <= peer < self.size or (other and peer == self.rank):

@@ -48,8 +48,8 @@ def _run(tensor: Tensor, axis: Axis, source: Layout, target: Layout) -> Tensor:
     if op == "none" or axis.size == 1:
         return tensor.view_as(tensor)
     if op == "all_reduce":
-        total = tensor.clone(memory_format=torch.contiguous_format)
-        axis.all_reduce(total).wait()
+        total = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+        axis.total(total, tensor).wait()
         return total
     if op == "keep":
         return tensor.clone() if axis.rank == 0 else torch.zeros_like(tensor)
@@ -62,18 +62,18 @@ def _run(tensor: Tensor, axis: Axis, source: Layout, target: Layout) -> Tensor:
 
 
 def _all_gather(tensor: Tensor, axis: Axis, dim: int) -> Tensor:
-    """Shards along `dim` -> the whole: gathered along a new first dimension, which then joins `dim`."""
-    shard = tensor.contiguous()
-    parts = shard.new_empty((axis.size, *shard.shape))
-    axis.all_gather(parts.view(-1), shard.view(-1)).wait()
-    return _join(parts, dim)
+    """Shards along `dim` -> the whole, each copied to its place in it."""
+    shape = list(tensor.shape)
+    whole = tensor.new_empty((*shape[:dim], axis.size, *shape[dim:]))
+    axis.gather_parts(whole.movedim(dim, 0), tensor).wait()
+    return whole.flatten(dim, dim + 1)
 
 
 def _reduce_scatter(tensor: Tensor, axis: Axis, dim: int) -> Tensor:
     """Partial sums -> the own shard along `dim` of their sum."""
-    parts = _split(tensor, axis, dim)
-    out = torch.empty_like(parts[0])
-    axis.reduce_scatter(out.view(-1), parts.view(-1)).wait()
+    parts = tensor.unflatten(dim, (axis.size, _part_length(tensor, axis, dim))).movedim(dim, 0)
+    out = torch.empty_like(parts[0], memory_format=torch.contiguous_format)
+    axis.scatter_parts(out, parts).wait()
     return out
 
 

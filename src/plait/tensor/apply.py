@@ -198,9 +198,9 @@ class _Splitter:
 
     def _last_norm(self, name: str, module: nn.Module) -> nn.Module:
         """A norm after which the code counts on the whole sequence: gather it there, and not in the head."""
-        made, axis = self._norm(name, module), self._mode.residual.sequence
+        made, axis, run = self._norm(name, module), self._mode.residual.sequence, self.run
         if axis is not None and axis.size > 1:
-            made.register_forward_hook(lambda module, args, y: transition(y, axis, Sharded(1), REPLICATED))
+            made.register_forward_hook(lambda module, args, y: run.enter(y, axis, Sharded(1), REPLICATED))
         return made
 
     def _head_norm(self, name: str, module: nn.Module) -> nn.Module:
@@ -251,13 +251,13 @@ class _Splitter:
 
     def _region(self, name: str, module: nn.Module) -> nn.Module:
         """Its code takes the length of the sequence from its input: gather the sequence at its door."""
-        axis = self._mode.residual.sequence
+        axis, run = self._mode.residual.sequence, self.run
         if axis is not None and axis.size > 1:
 
             def gather(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
                 if args:
-                    return (transition(args[0], axis, Sharded(1), REPLICATED), *args[1:]), kwargs
-                return args, {**kwargs, "hidden_states": transition(kwargs["hidden_states"], axis, Sharded(1), REPLICATED)}
+                    return (run.enter(args[0], axis, Sharded(1), REPLICATED), *args[1:]), kwargs
+                return args, {**kwargs, "hidden_states": run.enter(kwargs["hidden_states"], axis, Sharded(1), REPLICATED)}
 
             module.register_forward_pre_hook(gather, with_kwargs=True)
         return module

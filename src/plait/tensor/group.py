@@ -13,7 +13,7 @@ from torch import Tensor
 from plait.comm import Axis, World
 from plait.comm.functional import transition
 from plait.mesh import AxisName
-from plait.mesh.layouts import Layout
+from plait.mesh.layouts import REPLICATED, Layout, Sharded
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,27 @@ class Stream:
 
 
 @dataclass
+class Kept:
+    """The shard from which a gathered tensor can be had again: what backward keeps of it.
+
+    `users` layers will ask for it; it is gathered for the first and dropped after the last.
+    """
+
+    shard: Tensor
+    axis: Axis
+    source: Layout
+    users: int = 0
+    _whole: Tensor | None = None
+
+    def whole(self, shard: Tensor) -> Tensor:
+        """The gathered tensor, from its shard as autograd has kept it. Collective."""
+        whole = transition(shard, self.axis, self.source, REPLICATED) if self._whole is None else self._whole
+        self.users -= 1
+        self._whole = whole if self.users > 0 else None
+        return whole
+
+
+@dataclass
 class Run:
     """What the modules of one model tell each other during a forward.
 
@@ -62,17 +83,24 @@ class Run:
     _key: tuple[Any, ...] = ()
     _source: Tensor | None = None
     _entered: Tensor | None = None
+    _kept: Kept | None = None
 
     def enter(self, x: Tensor, axis: Axis, source: Layout, target: Layout) -> Tensor:
         """`transition`, once for a tensor that several layers take one after the other."""
         key = (axis, source, target, x._version, torch.is_grad_enabled())
         if self._source is not x or self._key != key or self._entered is None:
             self._source, self._key, self._entered = x, key, transition(x, axis, source, target)
+            sharded = isinstance(source, Sharded) and target == REPLICATED and axis.size > 1
+            self._kept = Kept(x, axis, source) if sharded else None
         return self._entered
+
+    def kept(self, x: Tensor) -> Kept | None:
+        """Of what `x` was gathered, if it is what entered last."""
+        return self._kept if x is self._entered else None
 
     def forget(self) -> None:
         """Hold no activation: the forward is over."""
-        self._source = self._entered = None
+        self._source = self._entered = self._kept = None
 
 
 @dataclass(frozen=True)

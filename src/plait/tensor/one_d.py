@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch.nn.functional as F
 from torch import Tensor
 
-from plait.comm.functional import transition
-from plait.mesh.layouts import INVARIANT, PARTIAL, REPLICATED, Layout, Sharded
+from plait.mesh.layouts import INVARIANT, REPLICATED, Layout, Sharded
+from plait.tensor import lines
 from plait.tensor.group import Run, Stream, TensorGroup
 from plait.tensor.mode import EmbeddingRule, LinearRule, Mode
 
@@ -30,18 +29,14 @@ def one_d(group: TensorGroup, *, has_sequence: bool) -> Mode:
     between: Layout = Sharded(token_dim) if group.sequence_parallel else INVARIANT
 
     def column(x: Tensor, weight: Tensor, bias: Tensor | None, run: Run) -> Tensor:
-        return F.linear(run.enter(x, tp, between, REPLICATED), weight, bias)
+        return lines.column(run.enter(x, tp, between, REPLICATED), weight, bias, run)
 
     def row(x: Tensor, weight: Tensor, bias: Tensor | None, run: Run) -> Tensor:
-        y = transition(F.linear(x, weight), tp, PARTIAL, between)
-        return y if bias is None else y + bias
-
-    def inside(x: Tensor, weight: Tensor, bias: Tensor | None, run: Run) -> Tensor:
-        return F.linear(x, weight, bias)
+        return lines.row(x, weight, bias, tp, between)
 
     inner = Stream(features=tp)
     columns = LinearRule(residual, inner, out=(tp,), into=(), product=column)
-    entered = replace(columns, product=inside)  # in a region, whose door has gathered already
+    entered = replace(columns, product=lines.column)  # in a region, whose door has gathered already
     rows = LinearRule(inner, residual, out=(), into=(tp,), product=row)
     linear = {"column": columns, "qkv": columns, "head": columns, "row": rows}
     if group.sequence_parallel and has_sequence:

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from plait.comm import Axis
 from plait.comm.functional import transition
 from plait.mesh.layouts import PARTIAL, REPLICATED, Sharded
-from plait.tensor.group import Run
+from plait.tensor.group import Kept, Run
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,22 @@ class Move:
 
 @dataclass(frozen=True)
 class Gathered:
-    """y = scatter(gather(x) gather(w)^T); a move that is None is not made."""
+    """y = scatter(gather(x) gather(w)^T); a move that is None is not made.
+
+    `x` is gathered once for all layers that take it one after the other (q, k and v), and so is the sum of its gradients
+    scattered once.
+    """
 
     x: Move | None = None
     weight: Move | None = None
     y: Move | None = None
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, run: Run) -> Tensor:
-        product: Tensor = _Product.apply(x, weight, self)
+        whole = x if self.x is None else run.enter(x, self.x.axis, Sharded(self.x.dim), REPLICATED)
+        kept = run.kept(whole)
+        if kept is not None and torch.is_grad_enabled():
+            kept.users += int(weight.requires_grad)
+        product: Tensor = _Product.apply(whole, x, weight, self, kept)
         return product if bias is None else product + bias
 
 
@@ -61,21 +69,21 @@ def _scatter(move: Move | None, partial: Tensor) -> Tensor:
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, moves: Gathered) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.moves = moves
-        return _scatter(moves.y, _gather(moves.x, x) @ _gather(moves.weight, weight).t())
+    def forward(ctx: Any, whole: Tensor, part: Tensor, weight: Tensor, moves: Gathered, kept: Kept | None) -> Tensor:
+        ctx.save_for_backward(part, weight)
+        ctx.moves, ctx.kept = moves, kept
+        return _scatter(moves.y, whole @ _gather(moves.weight, weight).t())
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
+        part, weight = ctx.saved_tensors
         moves: Gathered = ctx.moves
         dy = _gather(moves.y, gradients[0])
         dx = dw = None
         if ctx.needs_input_grad[0]:
-            dx = _scatter(moves.x, dy @ _gather(moves.weight, weight))
-        if ctx.needs_input_grad[1]:
-            whole = _gather(moves.x, x)
+            dx = dy @ _gather(moves.weight, weight)
+        if ctx.needs_input_grad[2]:
+            whole = part if ctx.kept is None else ctx.kept.whole(part)
             dw = _scatter(moves.weight, dy.reshape(-1, dy.shape[-1]).t() @ whole.reshape(-1, whole.shape[-1]))
-        return dx, dw, None
+        return dx, None, dw, None, None

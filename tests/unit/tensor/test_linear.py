@@ -95,40 +95,83 @@ def test_norms_of_inputs_far_from_zero(plan: str, make: Any) -> None:
     check(plan, sizes_for(plan, 5), bias=True, make=make, mean=1e4)
 
 
-@pytest.mark.parametrize("streams", [False, True])
-@pytest.mark.parametrize(
-    "plan", ["tp2", "tp4:1d,sp", "tp4:2d", "tp9:2d", "tp8:2.5d,depth2", "tp18:2.5d,depth2", "tp8:3d", "tp27:3d"]
-)
-def test_bytes_equal_the_formulae(plan: str, streams: bool) -> None:
-    """Per rank, forward and backward of a column (M x K times K x N), in the elements of X, A and Y.
+def formula(plan: str, role: str, sizes: Sizes) -> float:
+    """Elements that a rank sends for one linear layer Y = X A (M x K times K x N), forward and backward.
 
-    1D: 2(P-1)/P X in backward. With sequence parallel (P-1)/P X forward and backward. 2D: three products that each move two
-    matrices, 3(q-1)/q^2 (X + A). 2.5D: the same with X/d, and an all-reduce of A's block over depth. 3D: the published
-    6(q-1)/q^3 = X, A, Y forward and dY, dX, dA backward, and X and A once more, as only parts of them are kept.
+    1D (Shoeybi et al., section 3): 2(P-1)/P of X for a column, of Y for a row. With sequence parallel (Korthikanti et al.,
+    section 4.2.2): a gather and a scatter of the same, and one gather more for the input that a column keeps in parts.
+    2D (Xu et al., section 3): three products that each move two matrices, (q-1)/q^2 of each: 3 X and 3 A. A row moves A and
+    Y, and the panels of dY serve both products of its backward: 3 A and 2 Y.
+    2.5D (Wang et al., section 3): the same with 1/d of the activations, and an all-reduce of A's block over depth.
+    3D (Bian et al., section 3): the published X, A, Y forward and dY, dX, dA backward, each (q-1)/q^3; and X and A once more,
+    as only parts of them are kept.
     """
-    tp, sizes = Plan.parse(plan).tp, sizes_for(plan, 1)
-    q, d = tp.q, tp.depth
+    tp = Plan.parse(plan).tp
+    p, q, d = tp.size, tp.q, tp.depth
     M, K, N = sizes.samples * sizes.sequence, sizes.into, sizes.middle
     X, A, Y = M * K, K * N, M * N
-    formula = {
-        "1d": 2 * (tp.size - 1) / tp.size * X,
-        "2d": 3 * (q - 1) / q**2 * (X + A),
-        "2.5d": 3 * (q - 1) / q**2 * (X / d + A) + 2 * (d - 1) / d * A / q**2,
-        "3d": (q - 1) / q**3 * (3 * X + 3 * A + 2 * Y),
-    }[tp.mode]
+    moved = X if role == "column" else Y
+    if tp.mode == "1d":
+        times = 2 if not tp.sequence_parallel else 3 if role == "column" else 2
+        return times * (p - 1) / p * moved
+    if tp.mode == "3d":
+        return (q - 1) / q**3 * (3 * X + 3 * A + 2 * Y)
+    times = 3 if role == "column" else 2
+    return (q - 1) / q**2 * (times * moved / d + 3 * A) + 2 * (d - 1) / d * A / q**2
+
+
+GRIDS = ["tp2", "tp4", "tp4:1d,sp", "tp4:2d", "tp9:2d", "tp8:2.5d,depth2", "tp18:2.5d,depth2", "tp8:3d", "tp27:3d"]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("role", ["column", "row"])
+@pytest.mark.parametrize("plan", GRIDS)
+def test_bytes_equal_the_formulae(plan: str, role: str, streams: bool) -> None:
+    tp, sizes = Plan.parse(plan).tp, sizes_for(plan, 1)
+    into, out = sizes.into, sizes.middle
 
     def rank(world: World) -> int:
-        model = nn.Sequential(nn.Linear(K, N, bias=False)).double()
-        split = split_with_values(world, model, {"0": "column"}, plan, 0 if streams else 64 << 20)
-        stream = split.mode.residual
-        parts = 1 if stream.samples is None else stream.samples.size
-        features = 1 if stream.features is None else stream.features.size
-        x = torch.randn(sizes.samples // parts, sizes.sequence, K // features, dtype=torch.float64, requires_grad=True)
+        model = nn.Sequential(nn.Linear(into, out, bias=False)).double()
+        split = split_with_values(world, model, {"0": role}, plan, 0 if streams else 64 << 20)
+        rule = split.mode.linear[role]
+        shape = [sizes.samples, sizes.sequence, into]
+        for axis, dim in ((rule.source.samples, 0), (rule.source.sequence, 1), (rule.source.features, 2)):
+            shape[dim] //= 1 if axis is None else axis.size
+        x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
         before = world.ledger.copy()
         model(x).sum().backward()
         split.sum_partial([(name, param.grad) for name, param in model.named_parameters()])
+        assert not streams or tp.mode not in ("2d", "2.5d") or set(split.run.choices) == {"stream"}
         return world.ledger.since(before).bytes()
 
-    assert (
-        run_ranks(plan, rank) == [pytest.approx(formula * 8, abs=6 * q)] * tp.size
-    )  # a broadcast's share is rounded down to a byte
+    expected = formula(plan, role, sizes) * 8  # a broadcast's share is rounded down to a byte
+    assert run_ranks(plan, rank) == [pytest.approx(expected, abs=6 * tp.q)] * tp.size
+
+
+@pytest.mark.parametrize("plan", GRIDS)
+def test_layers_that_take_the_same_tensor_move_it_once(plan: str) -> None:
+    """q, k and v: the weights thrice, the input and its gradient once."""
+    sizes = sizes_for(plan, 1)
+
+    def bytes_of(number: int) -> int:
+        def rank(world: World) -> int:
+            model = nn.ModuleList(nn.Linear(sizes.into, sizes.middle, bias=False) for _ in range(number)).double()
+            split = split_with_values(world, model, {"*": "column"}, plan)
+            rule = split.mode.linear["column"]
+            shape = [sizes.samples, sizes.sequence, sizes.into]
+            for axis, dim in ((rule.source.samples, 0), (rule.source.sequence, 1), (rule.source.features, 2)):
+                shape[dim] //= 1 if axis is None else axis.size
+            x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+            before = world.ledger.copy()
+            sum(layer(x) for layer in model).sum().backward()
+            split.sum_partial([(name, param.grad) for name, param in model.named_parameters()])
+            return world.ledger.since(before).bytes()
+
+        return max(run_ranks(plan, rank))
+
+    tp, moved = Plan.parse(plan).tp, sizes.samples * sizes.sequence * sizes.into
+    once = formula(plan, "column", sizes) * 8
+    saved = {"1d": once, "3d": 3 * (tp.q - 1) / tp.q**3 * moved * 8}.get(
+        tp.mode, 3 * (tp.q - 1) / tp.q**2 * moved / tp.depth * 8
+    )
+    assert bytes_of(3) == pytest.approx(3 * once - 2 * saved, abs=18 * tp.q)

@@ -67,6 +67,21 @@ class Backend(ABC):
     def all_gather(self, full: Tensor, shard: Tensor) -> Handle:
         """`full` becomes all shards in order; `shard` may be the own part of `full` itself."""
 
+    def total(self, out: Tensor, source: Tensor) -> Handle:
+        """`out` becomes the sum of `source`, of the same shape and any strides, which stays as it is."""
+        out.copy_(source)
+        return self.all_reduce(out)
+
+    def gather_parts(self, parts: Tensor, shard: Tensor) -> Handle:
+        """`parts[k]` becomes the shard of rank k, both of any strides."""
+        full = torch.empty_like(parts, memory_format=torch.contiguous_format)
+        handle = self.all_gather(full.view(-1), shard.reshape(-1))
+        return Then([handle], lambda: parts.copy_(full))
+
+    def scatter_parts(self, out: Tensor, parts: Tensor) -> Handle:
+        """`out`, contiguous, becomes the sum of every rank's `parts[rank]`, of any strides."""
+        return self.reduce_scatter(out.view(-1), parts.reshape(-1))
+
     @abstractmethod
     def all_to_all(self, out: Tensor, source: Tensor, out_splits: list[int], source_splits: list[int]) -> Handle:
         """Rows (of dimension 0) by splits, in the order of coordinates."""
@@ -101,6 +116,10 @@ class Backend(ABC):
 
     def empty(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Uninitialised memory, such that operations on it are as fast as this backend can make them."""
+        return torch.empty(numel, dtype=dtype, device=device)
+
+    def lend(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory (numel,) to write the operand of one `total` or `scatter_parts` into, which gives it back."""
         return torch.empty(numel, dtype=dtype, device=device)
 
     def close(self) -> None:  # noqa: B027 - a choice, not a duty

@@ -26,7 +26,7 @@ from plait.comm.backends.base import Backend, Handle
 from plait.comm.backends.fabric import Fabric, Notice, Signal, Staged
 from plait.comm.backends.mail import Mail
 from plait.comm.backends.steps import Engine, Operation, Step
-from plait.comm.backends.sums import sum_into
+from plait.comm.backends.sums import HALVES, sum_into
 from plait.mesh.slices import shard_range
 
 ONE_SHOT_BYTES = 256 << 10  # up to here every rank sums everything: one signal less, and the data lie in cache
@@ -43,13 +43,13 @@ class Direct(Backend):
         self._mail = Mail(fabric)
         self._all = tuple(range(self.size))
         self._others = tuple(peer for peer in self._all if peer != self.rank)
+        self.lent: dict[int, Staged] = {}  # by the address of its tensor
 
     def all_reduce(self, tensor: Tensor) -> Handle:
         """Small: everyone sums everything. Large: each sums its range, then copies the others'."""
         flat = tensor.view(-1)
-        if flat.numel() * flat.element_size() <= ONE_SHOT_BYTES:
-            side = _Side(self, "all_reduce", flat, always_stage=True)
-            return side.collective(lambda: sum_into(flat, [side.of(peer) for peer in self._all]))
+        if flat.numel() * flat.element_size() <= ONE_SHOT_BYTES or not self.fabric.readable(flat):
+            return self.total(flat, flat)
         side = _Side(self, "all_reduce", flat)
         ranges = [shard_range(flat.numel(), self.size, peer) for peer in self._all]
 
@@ -59,10 +59,28 @@ class Direct(Backend):
 
         def copy_others() -> None:
             for peer, (start, stop) in enumerate(ranges):
-                if peer != self.rank or side.staged is not None:
+                if peer != self.rank:
                     flat[start:stop].copy_(side.of(peer)[start:stop])
 
         return side.collective(sum_own, copy_others)
+
+    def total(self, out: Tensor, source: Tensor) -> Handle:
+        """From borrowed memory, so that the sum may go elsewhere: of two ranks, everyone sums everything, whatever the size."""
+        flat = out.view(-1)
+        side = _Side(self, "all_reduce", source, always_stage=True)
+        if self.size == 2 or flat.numel() * flat.element_size() <= ONE_SHOT_BYTES:
+            return side.collective(lambda: sum_into(flat, [side.of(peer) for peer in self._all]))
+        ranges = [shard_range(flat.numel(), self.size, peer) for peer in self._all]
+
+        def sum_own() -> None:
+            start, stop = ranges[self.rank]
+            sum_into(side.source[start:stop], [side.of(peer)[start:stop] for peer in self._all])
+
+        def copy_all() -> None:
+            for peer, (start, stop) in enumerate(ranges):
+                flat[start:stop].copy_(side.of(peer)[start:stop])
+
+        return side.collective(sum_own, copy_all)
 
     def reduce_scatter(self, out: Tensor, full: Tensor) -> Handle:
         """Sum the own range over the memory of all."""
@@ -71,16 +89,39 @@ class Direct(Backend):
         own = slice(self.rank * numel, (self.rank + 1) * numel)
         return side.collective(lambda: sum_into(out, [side.of(peer)[own] for peer in self._all]))
 
+    def scatter_parts(self, out: Tensor, parts: Tensor) -> Handle:
+        """Parts that were not written where the others read them become contiguous there."""
+        borrowed = self.lent.get(parts.data_ptr())
+        if borrowed is None or parts.is_contiguous():
+            flat, numel = out.view(-1), out.numel()
+            side = _Side(self, "reduce_scatter", parts)
+            own = slice(self.rank * numel, (self.rank + 1) * numel)
+            return side.collective(lambda: sum_into(flat, [side.of(peer)[own] for peer in self._all]))
+        side = _Side(self, "reduce_scatter", borrowed.tensor)
+
+        def sum_own() -> None:
+            rows = [side.of(peer).as_strided(parts.shape, parts.stride())[self.rank] for peer in self._all]
+            if self.size == 2 and out.dtype not in HALVES:
+                torch.add(rows[0], rows[1], out=out)
+                return
+            for index, piece in enumerate(out):
+                sum_into(piece.view(-1), [row[index].reshape(-1) for row in rows])
+
+        return side.collective(sum_own)
+
     def all_gather(self, full: Tensor, shard: Tensor) -> Handle:
         """Copy the shards of all."""
+        return self.gather_parts(full.view(self.size, -1), shard)
+
+    def gather_parts(self, parts: Tensor, shard: Tensor) -> Handle:
+        """Copy the shards of all to wherever they go."""
         side = _Side(self, "all_gather", shard)
-        parts = full.view(self.size, -1)
         if parts[self.rank].data_ptr() != shard.data_ptr():
             parts[self.rank].copy_(shard)
 
         def copy() -> None:
             for peer in self._others:
-                parts[peer].copy_(side.of(peer))
+                parts[peer].copy_(side.of(peer).view(parts.shape[1:]))
 
         return side.collective(copy)
 
@@ -146,6 +187,12 @@ class Direct(Backend):
         """Memory that peers read where it lies."""
         return self.fabric.empty(numel, dtype)
 
+    def lend(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Out of the staging memory."""
+        staged = self.fabric.stage(numel, dtype)
+        self.lent[staged.tensor.data_ptr()] = staged
+        return staged.tensor
+
     def close(self) -> None:
         """Leave."""
         self.fabric.close()
@@ -158,7 +205,7 @@ class _Side:
         self,
         direct: Direct,
         op: str,
-        flat: Tensor,
+        tensor: Tensor,
         *,
         offsets: tuple[int, ...] = (),
         same_numel: bool = True,
@@ -169,14 +216,18 @@ class _Side:
         self._same_numel = same_numel
         self._seen: dict[int, tuple[Notice, Tensor]] = {}
         self.staged: Staged | None = None
-        self.source = flat
+        self.source = tensor.reshape(-1)
         number = self._engine.next_number()
-        self.notice = Notice(number, op, flat.numel(), flat.dtype, offsets)
+        self.notice = Notice(number, op, tensor.numel(), tensor.dtype, offsets)
         if not publish:
             return
-        if always_stage or not self._fabric.readable(flat):
-            self.staged = self._fabric.stage(flat.numel(), flat.dtype)
-            self.source = self.staged.tensor.copy_(flat)
+        if tensor.is_contiguous() and tensor.data_ptr() in direct.lent:
+            self.staged = direct.lent.pop(tensor.data_ptr())
+        elif always_stage or not tensor.is_contiguous() or not self._fabric.readable(tensor):
+            self.staged = self._fabric.stage(tensor.numel(), tensor.dtype)
+            self.staged.tensor.view(tensor.shape).copy_(tensor)
+        if self.staged is not None:
+            self.source = self.staged.tensor
         self._fabric.publish(self.notice, self.source)
 
     def of(self, peer: int) -> Tensor:

@@ -1,0 +1,112 @@
+"""The two products of a line of ranks (1D), column and row, each with what it sends and what it keeps for backward.
+
+    column   Y_i = X W_i^T         X is the same on all ranks, or gathered of shards
+    row      Y = sum of X_i W_i^T  whole on all ranks, or scattered
+
+With sequence parallel a column keeps its shard of X and gathers it again in backward (V. Korthikanti et al., Reducing
+Activation Recomputation in Large Transformer Models, section 4.2.2). The product of a row is written into memory that the
+peers read, so it is copied by none but the sum.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from plait.comm import Axis
+from plait.comm.functional import transition
+from plait.mesh.layouts import REPLICATED, Layout, Sharded
+from plait.tensor.group import Kept, Run
+
+
+def column(x: Tensor, weight: Tensor, bias: Tensor | None, run: Run) -> Tensor:
+    """x W^T + b: `x` [..., in] whole, `weight` [out, in] and `bias` [out] in parts."""
+    kept = run.kept(x)
+    if kept is None or not torch.is_grad_enabled():
+        return F.linear(x, weight, bias)
+    kept.users += int(weight.requires_grad)
+    y: Tensor = _Column.apply(x, kept.shard, weight, bias, kept)
+    return y
+
+
+def row(x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, target: Layout) -> Tensor:
+    """Sum of x W^T over the axis, as `target` (I or S(dim)), and the bias: `x` [..., in] and `weight` [out, in] in parts."""
+    if axis.size == 1:
+        return F.linear(x, weight, bias)
+    y: Tensor = _Row.apply(x, weight, bias, axis, target)
+    return y
+
+
+class _Column(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shard: Tensor, weight: Tensor, bias: Tensor | None, kept: Kept) -> Tensor:
+        ctx.save_for_backward(shard, weight)
+        ctx.kept, ctx.shape = kept, x.shape
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        shard, weight = ctx.saved_tensors
+        dy, dx, dw, db = _rows(gradients[0]), None, None, None
+        if ctx.needs_input_grad[0]:
+            dx = (dy @ weight).view(ctx.shape)
+        if ctx.needs_input_grad[2]:
+            dw = _weight_gradient(dy, _rows(ctx.kept.whole(shard)), weight)
+        if ctx.needs_input_grad[3]:
+            db = dy.sum(0)
+        return dx, None, dw, db, None
+
+
+class _Row(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, target: Layout) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.axis, ctx.target = axis, target
+        y = _product(x, weight, axis)
+        if isinstance(target, Sharded):
+            dim = target.dim % y.dim()
+            parts = y.unflatten(dim, (axis.size, y.shape[dim] // axis.size)).movedim(dim, 0)
+            total = torch.empty(parts.shape[1:], dtype=x.dtype, device=x.device)
+            axis.scatter_parts(total, parts).wait()
+        else:
+            total = torch.empty(y.shape, dtype=x.dtype, device=x.device)
+            axis.total(total, y).wait()
+        return total if bias is None else total.add_(bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        own, dx, dw = gradients[0], None, None
+        whole = transition(own, ctx.axis, ctx.target, REPLICATED) if isinstance(ctx.target, Sharded) else own
+        dy = _rows(whole)
+        if ctx.needs_input_grad[0]:
+            dx = (dy @ weight).view(x.shape)
+        if ctx.needs_input_grad[1]:
+            dw = _weight_gradient(dy, _rows(x), weight)
+        db = _rows(own).sum(0) if ctx.needs_input_grad[2] else None
+        return dx, dw, db, None, None
+
+
+def _product(x: Tensor, weight: Tensor, axis: Axis) -> Tensor:
+    """x W^T, where peers can read it. Selective recomputation counts products by their plain form: it gets that."""
+    shape = (*x.shape[:-1], weight.shape[0])
+    if torch._C._len_torch_dispatch_stack():
+        return F.linear(x, weight)
+    y = axis.lend(shape, x)
+    torch.mm(_rows(x), weight.t(), out=y.view(-1, shape[-1]))
+    return y
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1])
+
+
+def _weight_gradient(dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """dy^T x, in the order in which the weight lies in memory."""
+    return dy.t() @ x if weight.is_contiguous() else (x.t() @ dy).t()
