@@ -57,7 +57,7 @@ class Axis:
         return self._issue("all_reduce", size, lambda b: b.all_reduce(tensor))
 
     def total(self, out: Tensor, source: Tensor) -> Work:
-        """`out`, contiguous, becomes the sum of `source`, of the same shape and any strides: an all-reduce that keeps its input."""
+        """`out`, contiguous, becomes the sum of `source`, of the same shape and any strides: an all-reduce of a copy."""
         out, source = self._checked(out), source.detach()
         self._check_shapes("total", out.shape, source.shape)
         return self._issue("all_reduce", _Payload.of(out), lambda b: b.total(out, source), lambda: out.copy_(source))
@@ -71,7 +71,7 @@ class Axis:
         )
 
     def scatter_parts(self, out: Tensor, parts: Tensor) -> Work:
-        """`out`, contiguous, becomes the sum of `parts[rank]`: a reduce-scatter from (size, ..) of any strides, which it keeps."""
+        """`out`, contiguous, becomes the sum of `parts[rank]`: a reduce-scatter from (size, ..) of any strides."""
         out, parts = self._checked(out), parts.detach()
         self._check_shapes("scatter_parts", parts.shape, (self.size, *out.shape))
         return self._issue(
@@ -166,9 +166,9 @@ class Axis:
         return self._backend.empty(numel, dtype, torch.device(device))
 
     def lend(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Uninitialised memory to write the operand of one `total` or `scatter_parts` into, which gives it back to be lent again.
+        """Uninitialised memory for the operand of one `total` or `scatter_parts`, which gives it back to be lent again.
 
-        What is written there need not be copied to be read by peers. Local; of the type and device of `like`.
+        What is written there need not be copied to be read by peers. A local call; of the type and device of `like`.
         """
         numel = math.prod(shape)
         if self._backend is None:

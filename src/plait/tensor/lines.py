@@ -43,7 +43,7 @@ def row(x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, target: Layo
 
 class _Column(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, shard: Tensor, weight: Tensor, bias: Tensor | None, kept: Kept) -> Tensor:
+    def forward(ctx: Any, x: Tensor, shard: Tensor, weight: Tensor, bias: Tensor | None, kept: Kept) -> Tensor:  # noqa: PLR0917  # autograd's
         ctx.save_for_backward(shard, weight)
         ctx.kept, ctx.shape = kept, x.shape
         return F.linear(x, weight, bias)
@@ -64,7 +64,7 @@ class _Column(torch.autograd.Function):
 
 class _Row(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, target: Layout) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, target: Layout) -> Tensor:  # noqa: PLR0917  # autograd's
         ctx.save_for_backward(x, weight)
         ctx.axis, ctx.target = axis, target
         y = _product(x, weight, axis)

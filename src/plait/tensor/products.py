@@ -69,7 +69,7 @@ def _scatter(move: Move | None, partial: Tensor) -> Tensor:
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, whole: Tensor, part: Tensor, weight: Tensor, moves: Gathered, kept: Kept | None) -> Tensor:
+    def forward(ctx: Any, whole: Tensor, part: Tensor, weight: Tensor, moves: Gathered, kept: Kept | None) -> Tensor:  # noqa: PLR0917  # autograd's
         ctx.save_for_backward(part, weight)
         ctx.moves, ctx.kept = moves, kept
         return _scatter(moves.y, whole @ _gather(moves.weight, weight).t())
