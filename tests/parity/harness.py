@@ -144,6 +144,20 @@ HUGGING_FACE = {
     "hf-gpt2": GPT2,
     "hf-qwen2": {**TINY, "model_type": "qwen2", "num_attention_heads": 4, "num_key_value_heads": 4, "pad_token_id": 3},
 }
+WINDOW = {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 3, "attention_dropout": 0.0}
+TOKENS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+MORE_HUGGING_FACE = {  # each by the plan for tensor parallelism that its config has
+    "hf-mistral": {**TINY, **WINDOW, "model_type": "mistral"},
+    "hf-gemma": {**TINY, **TOKENS, "model_type": "gemma", "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6},
+    "hf-gemma2": {**TINY, **TOKENS, **WINDOW, "model_type": "gemma2", "head_dim": 6, "query_pre_attn_scalar": 6},
+    "hf-gemma3": {**TINY, **TOKENS, **WINDOW, "model_type": "gemma3_text", "head_dim": 6, "query_pre_attn_scalar": 6},
+    "hf-qwen3": {**TINY, "model_type": "qwen3", "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6},
+    "hf-gpt-neox": {**TINY, **TOKENS, "model_type": "gpt_neox", "num_attention_heads": 4},
+}
+MORE_SPLIT = {
+    f"more-{name}": Family("hf", {"config": config}, (8,), int(str(config["vocab_size"])), tokens=True)
+    for name, config in MORE_HUGGING_FACE.items()
+}
 SPLIT_FAMILIES |= {
     name: Family("hf", {"config": config}, (8,), int(str(config["vocab_size"])), tokens=True)
     for name, config in HUGGING_FACE.items()
@@ -253,6 +267,7 @@ def family_of(name: str) -> Family:
         **FAMILIES,
         **EXPERT_FAMILIES,
         **LONG_FAMILIES,
+        **MORE_SPLIT,
         **{f"split-{key}": family for key, family in SPLIT_FAMILIES.items()},
     }[name]
 

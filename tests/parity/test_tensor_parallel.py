@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.parity.harness import HUGGING_FACE, SPLIT_FAMILIES, TOLERANCE, check
+from tests.parity.harness import HUGGING_FACE, MORE_SPLIT, SPLIT_FAMILIES, TOLERANCE, check
 
 Run = Callable[..., list[Any]]
 MODES = ["tp2", "tp2:1d,sp", "tp4:1d,sp", "tp1:2d", "tp4:2d", "tp4:2.5d", "tp8:2.5d,depth2", "tp8:3d"]
@@ -67,4 +67,19 @@ def test_recomputes(ranks: Run, plan: str, remat: str) -> None:
 def test_dropout_is_that_of_one_device(ranks: Run, plan: str) -> None:
     """The mask of the whole tensor is drawn alike everywhere and cut: also that of attention's weights."""
     outcome = check(ranks, f"{plan} precision:float64", "split-gpt-dropout")
+    assert outcome.largest <= TOLERANCE, outcome
+
+
+WINDOWED = ("more-hf-mistral", "more-hf-gemma2", "more-hf-gemma3")
+
+
+@pytest.mark.parametrize("plan", ["tp2", "tp2:1d,sp", "tp4:2d dp2:zero3"])
+@pytest.mark.parametrize("family", MORE_SPLIT)
+def test_models_with_a_plan_of_their_own(ranks: Run, family: str, plan: str) -> None:
+    """Roles from the config's tensor-parallel plan: windows, scaled embeddings, soft caps, norms of heads, fused projections."""
+    if family in WINDOWED and "sp" in plan:
+        with pytest.raises(AssertionError, match=r"gets a mask of 4 positions for a sequence of 8: .* without sp"):
+            check(ranks, f"{plan} precision:float64", family)
+        return
+    outcome = check(ranks, f"{plan} precision:float64", family)
     assert outcome.largest <= TOLERANCE, outcome

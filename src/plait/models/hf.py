@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.errors import ModelError, nearest
-from plait.models.layers import RMSNorm
+from plait.models.layers import RMSNorm, ScaledEmbedding
 from plait.models.weights import Weights, fit, open_folder
 
 OLD_BUFFERS = (r"attn\.(masked_)?bias$", r"rotary_emb\.inv_freq$")  # that earlier versions of the library saved
@@ -32,7 +32,7 @@ class HuggingFace(nn.Module):
         super().__init__()
         self.model = model
         self.weights: Weights | None = None
-        _widen_norms(model)
+        _replace_own(model)
         _let_experts_take_float64(model)
         initialise: Any = model._init_weights
         for module in model.modules():
@@ -82,8 +82,11 @@ def make(config: str | Path | Mapping[str, Any], weights: str | Path | None = No
     return made
 
 
-def _widen_norms(model: nn.Module) -> None:
-    """Put RMS norms that compute in float64 where the library's always round to float32; the same below that."""
+def _replace_own(model: nn.Module) -> None:
+    """Put modules of this project where the library has its own of the same meaning, so that strategies know what they do.
+
+    RMS norms then compute in float64 where the library's always round to float32; embeddings that scale say by how much.
+    """
     for parent in list(model.modules()):
         for name, module in list(parent.named_children()):
             eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
@@ -91,6 +94,14 @@ def _widen_norms(model: nn.Module) -> None:
                 offset = _offset(module, float(eps))
                 if offset is not None:
                     setattr(parent, name, RMSNorm(module.weight, float(eps), offset))  # type: ignore[arg-type]
+            scale = getattr(module, "scalar_embed_scale", None)
+            if type(module).__name__.endswith("ScaledWordEmbedding") and isinstance(module, nn.Embedding) and scale is not None:
+                setattr(parent, name, ScaledEmbedding(module.weight, module.padding_idx, _float32(scale)))  # type: ignore[arg-type]
+
+
+def _float32(number: float) -> float:
+    """As the library keeps it."""
+    return float(torch.tensor(number, dtype=torch.float32, device="cpu"))
 
 
 def _offset(module: nn.Module, eps: float) -> float | None:

@@ -7,6 +7,7 @@ without its projections is a module, so that a strategy that splits the sequence
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -37,6 +38,18 @@ class Embedding(nn.Embedding):
     def reset_parameters(self) -> None:
         """Draw the table from the default generator."""
         nn.init.normal_(self.weight, std=self.std)
+
+
+class ScaledEmbedding(nn.Embedding):
+    """An embedding [...] -> [..., hidden], times `scale` as the table's type has it; it shares the `table` it is given."""
+
+    def __init__(self, table: nn.Parameter, padding_idx: int | None, scale: float) -> None:
+        super().__init__(*table.shape, padding_idx=padding_idx, device="meta")
+        self.weight, self.scale = table, scale
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # torch's name
+        """Vectors of token numbers."""
+        return super().forward(input) * torch.tensor(self.scale, dtype=self.weight.dtype, device=self.weight.device)
 
 
 class RMSNorm(nn.Module):

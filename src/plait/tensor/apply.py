@@ -149,10 +149,11 @@ class _Splitter:
             raise ModelError(
                 f"'{name}' has the role embedding; it must be an nn.Embedding without max_norm or scale_grad_by_freq"
             )
-        if type(module).forward is not nn.Embedding.forward:
+        scale = getattr(module, "scale", None) if type(module).__name__ == "ScaledEmbedding" else None
+        if type(module).forward is not nn.Embedding.forward and scale is None:
             raise ModelError(f"'{name}' is a {type(module).__name__} with a forward of its own, which cannot be split")
         rule = self._mode.embedding
-        made = layers.ParallelEmbedding(rule, self.run, self._mode.residual, module.padding_idx)
+        made = layers.ParallelEmbedding(rule, self.run, self._mode.residual, module.padding_idx, scale=scale)
         self._give(made, module, {"weight": self._place(module.weight, [rule.vocabulary, rule.features], rule.partial)})
         return made
 
@@ -255,9 +256,10 @@ class _Splitter:
         if axis is not None and axis.size > 1:
 
             def gather(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-                if args:
-                    return (run.enter(args[0], axis, Sharded(1), REPLICATED), *args[1:]), kwargs
-                return args, {**kwargs, "hidden_states": run.enter(kwargs["hidden_states"], axis, Sharded(1), REPLICATED)}
+                key = None if args else "hidden_states"
+                whole = run.enter(args[0] if key is None else kwargs[key], axis, Sharded(1), REPLICATED)
+                layers.check_mask(name, kwargs.get("attention_mask"), whole.shape[1])
+                return ((whole, *args[1:]), kwargs) if key is None else (args, {**kwargs, key: whole})
 
             module.register_forward_pre_hook(gather, with_kwargs=True)
         return module

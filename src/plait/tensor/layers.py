@@ -50,6 +50,15 @@ def misfit(label: str, found: int, expected: str) -> ModelError:
     )
 
 
+def check_mask(label: str, mask: object, length: int) -> None:
+    """Refuse a mask that a model has made for the part of the sequence that this rank holds."""
+    if isinstance(mask, Tensor) and mask.shape[-1] != length:
+        raise ModelError(
+            f"'{label}' gets a mask of {mask.shape[-1]} positions for a sequence of {length}: the model makes masks (of a sliding "
+            "window) from the part of the sequence that a rank holds; take tpN without sp, or a window as long as the sequence"
+        )
+
+
 def whole_features(label: str) -> Any:
     """A hook that refuses parts of features in a linear layer that is the same on every rank."""
 
@@ -72,14 +81,20 @@ class ParallelEmbedding(nn.Module):
 
     weight: Tensor
 
-    def __init__(self, rule: EmbeddingRule, run: Run, stream: Stream, padding_index: int | None) -> None:
+    def __init__(
+        self, rule: EmbeddingRule, run: Run, stream: Stream, padding_index: int | None, *, scale: float | None = None
+    ) -> None:
         super().__init__()
         self._rule, self._run, self._stream, self._padding_index = rule, run, stream, padding_index
+        self._scale = scale
 
     def forward(self, tokens: Tensor) -> Tensor:
         """A padding token's row gets no gradient, as in the original."""
         self._run.where = self._stream
-        return look_up(tokens, self.weight, self._rule, self._padding_index)
+        vectors = look_up(tokens, self.weight, self._rule, self._padding_index)
+        if self._scale is None:
+            return vectors
+        return vectors * torch.tensor(self._scale, dtype=vectors.dtype, device=vectors.device)
 
 
 class ParallelNorm(nn.Module):

@@ -97,7 +97,7 @@ def _misfits(model: nn.Module, found: Mapping[str, str], mode: Mode) -> Iterator
             what = "the vocabulary" if role == "head" else "output features"
             yield from _misfit(label, what, out // fused, max(parts(rule.out), _size(rule)))
             yield from _misfit(label, "input features", into, parts(rule.into))
-            head_size = getattr(model.get_submodule(name.rpartition(".")[0]), "head_dim", None)
+            head_size = _head_size(model, name, fused, out == 3 * into)
             if role in {"column", "qkv"} and isinstance(head_size, int) and (out // fused) % head_size == 0:
                 yield from _misfit(label, "heads", out // fused // head_size, _size(rule))
         elif role == "experts":
@@ -106,6 +106,13 @@ def _misfits(model: nn.Module, found: Mapping[str, str], mode: Mode) -> Iterator
             rows, columns = (int(size) for size in module.weight.shape)  # type: ignore[union-attr]
             yield from _misfit(label, "the vocabulary", rows, parts(mode.embedding.vocabulary))
             yield from _misfit(label, "features", columns, parts(mode.embedding.features))
+
+
+def _head_size(model: nn.Module, name: str, fused: int, three: bool) -> object:
+    """Output features of a head; where q, k and v of each head lie side by side (GPT-NeoX), of all three."""
+    parent = model.get_submodule(name.rpartition(".")[0])
+    size = getattr(parent, "head_dim", getattr(parent, "head_size", None))
+    return 3 * size if isinstance(size, int) and three and fused == 1 else size
 
 
 def _size(rule: LinearRule) -> int:
