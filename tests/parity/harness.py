@@ -136,6 +136,44 @@ SPLIT_FAMILIES = {
 }
 
 
+# Heads, features and vocabulary that 8 ranks of a line divide too.
+WIDE = {
+    "wide-mlp": Family("mlp", {"in_features": 24, "hidden_size": 16, "num_hidden_layers": 4, "out_features": 5}, (24,), 5),
+    "wide-gpt": Family(
+        "gpt",
+        {
+            "num_hidden_layers": 2,
+            "hidden_size": 32,
+            "num_attention_heads": 8,
+            "intermediate_size": 40,
+            "vocab_size": 48,
+            "max_position_embeddings": 17,
+        },
+        (9,),
+        48,
+        tokens=True,
+    ),
+}
+# Sizes that grids of 3 x 3 divide.
+WIDE |= {
+    "three-mlp": Family("mlp", {"in_features": 21, "hidden_size": 18, "num_hidden_layers": 4, "out_features": 5}, (21,), 5),
+    "three-gpt": Family(
+        "gpt",
+        {
+            "num_hidden_layers": 2,
+            "hidden_size": 24,
+            "num_attention_heads": 6,
+            "intermediate_size": 36,
+            "vocab_size": 45,
+            "max_position_embeddings": 17,
+        },
+        (8,),
+        45,
+        tokens=True,
+    ),
+}
+
+
 TINY = {"num_hidden_layers": 2, "hidden_size": 24, "vocab_size": 28, "intermediate_size": 36, "max_position_embeddings": 32}
 GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 24, "n_head": 4, "vocab_size": 44, "n_positions": 17, "n_inner": 40}
 GPT2 |= {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
@@ -268,6 +306,7 @@ def family_of(name: str) -> Family:
         **EXPERT_FAMILIES,
         **LONG_FAMILIES,
         **MORE_SPLIT,
+        **WIDE,
         **{f"split-{key}": family for key, family in SPLIT_FAMILIES.items()},
     }[name]
 
@@ -286,15 +325,22 @@ def check(run: Callable[..., list[Any]], plan_text: str, family: str, num_sample
 
 def run_engine(world: World, plan_text: str, family_name: str, num_samples: int, options: dict[str, Any]) -> list[Any]:
     """Train STEPS steps on this rank; every rank returns its parts, the test joins them."""
-    family, plan = family_of(family_name), Plan.parse(plan_text)
-    model = family.model()
+    family = family_of(family_name)
+    return train(world, family.model(), plan_text, family.batches(num_samples), options)
+
+
+def train(
+    world: World, model: nn.Module, plan_text: str, batches: list[tuple[Tensor, Tensor]], options: dict[str, Any]
+) -> list[Any]:
+    """The steps of `run_engine` with any model."""
+    plan = Plan.parse(plan_text)
     engine = build(
         model, plan, loss=losses.cross_entropy, optimizer=optimizer, options=Options(seed=SEED, **options), world=world
     )
     axis, seen = world.axis("dp"), []
     grads: list[Any] = []
     engine.before_update.append(lambda e: grads.append(e.local_gradients()))
-    for inputs, targets in family.batches(num_samples):
+    for inputs, targets in batches:
         batch = inputs.tensor_split(axis.size)[axis.rank], targets.tensor_split(axis.size)[axis.rank]
         result = engine.step(batch, trace=False)
         seen.append((result.loss, result.grad_norm, grads.pop(), engine.local_parameters()))
@@ -319,6 +365,18 @@ def join(parts_by_rank: list[Any]) -> dict[str, Tensor]:
     return whole
 
 
+def whole_model(family: Family) -> nn.Module:
+    """On one device, with the values that engines begin with."""
+    model = family.model()
+    place_holders(model, torch.float64, torch.device("cpu"))
+
+    def take(param: nn.Parameter, value: Tensor) -> None:
+        param.data = value.clone()
+
+    Initializer(model, SEED, torch.float64, torch.device("cpu")).run(take)
+    return model
+
+
 _REFERENCES: dict[Any, Record] = {}
 
 
@@ -329,13 +387,7 @@ def reference(family_name: str, plan: Plan, num_samples: int, options: dict[str,
     cut = (plan.dp.size, plan.micro_batches) if family.by_slice or by_micro_batch else None
     key = (family_name, cut, num_samples, options.get("clip_grad_norm"))
     if key not in _REFERENCES:
-        model = family.model()
-        place_holders(model, torch.float64, torch.device("cpu"))
-
-        def take(param: nn.Parameter, value: Tensor) -> None:
-            param.data = value.clone()
-
-        Initializer(model, SEED, torch.float64, torch.device("cpu")).run(take)
+        model = whole_model(family)
         recipe = Recipe(losses.cross_entropy, optimizer, clip_grad_norm=options.get("clip_grad_norm"))
 
         def slices(step: int, batch: tuple[Tensor, Tensor]) -> list[Slice]:

@@ -7,7 +7,21 @@ from typing import Any
 
 import pytest
 
-from tests.parity.harness import HUGGING_FACE, MORE_SPLIT, SPLIT_FAMILIES, TOLERANCE, check
+from plait.comm import World
+from plait.plan import Plan
+from tests.helpers.threaded import threaded
+from tests.parity.harness import (
+    HUGGING_FACE,
+    MORE_SPLIT,
+    SPLIT_FAMILIES,
+    TOLERANCE,
+    check,
+    compare,
+    family_of,
+    reference,
+    train,
+    whole_model,
+)
 
 Run = Callable[..., list[Any]]
 MODES = ["tp2", "tp2:1d,sp", "tp4:1d,sp", "tp1:2d", "tp4:2d", "tp4:2.5d", "tp8:2.5d,depth2", "tp8:3d"]
@@ -21,8 +35,12 @@ def test_equals_one_device(ranks: Run, family: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "plan", ["tp2 dp2:zero1 mb2", "tp2 dp2:zero3", "tp2:1d,sp dp2:zero3 mb2", "tp4:2d dp2:zero1", "tp4:2d dp2:zero3 mb2"]
-)
+    "plan",
+    [
+        "tp2 dp2:zero1 mb2", "tp2 dp2:zero3", "tp2:1d,sp dp2:zero3 mb2", "tp4:2d dp2:zero1", "tp4:2d dp2:zero3 mb2",
+        "tp2 dp2:ring", "tp2:1d,sp dp2:server mb2", "tp4:2d dp2:ring mb2",
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("family", ["mlp", "gpt", "llama"])
 def test_composes_with_the_data_axis(ranks: Run, family: str, plan: str) -> None:
     outcome = check(ranks, f"{plan} precision:float64", f"split-{family}")
@@ -34,6 +52,32 @@ def test_composes_with_the_data_axis(ranks: Run, family: str, plan: str) -> None
 def test_models_of_others_compose_too(ranks: Run, family: str, plan: str) -> None:
     outcome = check(ranks, f"{plan} precision:float64", f"split-{family}")
     assert outcome.largest <= TOLERANCE, outcome
+
+
+def as_threads(ranks: int, plan: str, family: str, num_samples: int) -> None:
+    """The same engine and the same collectives, as threads of one process."""
+    made, text = family_of(family), f"{plan} precision:float64"
+    copies = [whole_model(made) for _ in range(ranks)]
+
+    def rank(world: World) -> list[Any]:
+        return train(world, copies[world.rank], text, made.batches(num_samples), {})
+
+    outcome = compare(threaded(ranks, rank, plan=plan), reference(family, Plan.parse(text), num_samples, {}))
+    assert outcome.largest <= TOLERANCE, outcome
+
+
+@pytest.mark.parametrize(
+    "plan", ["tp8:3d dp2:zero1", "tp8:3d dp2:zero3 mb2", "tp8:2.5d,depth2 dp2:zero1", "tp8:2.5d,depth2 dp2:zero3", "tp8 dp2"]
+)
+@pytest.mark.parametrize("family", ["wide-mlp", "wide-gpt"])
+def test_sixteen_ranks(family: str, plan: str) -> None:
+    as_threads(16, plan, family, 16)
+
+
+@pytest.mark.parametrize("plan", ["tp9:2d", "tp18:2.5d,depth2"])
+@pytest.mark.parametrize("family", ["three-mlp", "three-gpt"])
+def test_grids_of_three(family: str, plan: str) -> None:
+    as_threads(Plan.parse(plan).world_size, plan, family, 18)
 
 
 @pytest.mark.parametrize("plan", ["pp2 tp2 mb3", "pp2:zb-h1 tp2:1d,sp mb2", "pp2 tp4:2d mb2"])
@@ -70,16 +114,9 @@ def test_dropout_is_that_of_one_device(ranks: Run, plan: str) -> None:
     assert outcome.largest <= TOLERANCE, outcome
 
 
-WINDOWED = ("more-hf-mistral", "more-hf-gemma2", "more-hf-gemma3")
-
-
 @pytest.mark.parametrize("plan", ["tp2", "tp2:1d,sp", "tp4:2d dp2:zero3"])
 @pytest.mark.parametrize("family", MORE_SPLIT)
 def test_models_with_a_plan_of_their_own(ranks: Run, family: str, plan: str) -> None:
-    """Roles from the config's tensor-parallel plan: windows, scaled embeddings, soft caps, norms of heads, fused projections."""
-    if family in WINDOWED and "sp" in plan:
-        with pytest.raises(AssertionError, match=r"gets a mask of 4 positions for a sequence of 8: .* without sp"):
-            check(ranks, f"{plan} precision:float64", family)
-        return
+    """Roles from the config's own plan; windows, scaled embeddings, soft caps, norms of heads, fused projections."""
     outcome = check(ranks, f"{plan} precision:float64", family)
     assert outcome.largest <= TOLERANCE, outcome

@@ -120,7 +120,7 @@ class Engine:
             seconds=time.perf_counter() - began,
             timeline=timeline,
             ledger=world.ledger.since(earlier),
-            details=self.strategy.details(),
+            details={**self.strategy.details(), **({} if self._split is None else self._split.details())},
             load=None if self._balance is None else self._balance.load,
         )
 

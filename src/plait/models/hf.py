@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import json
 import re
 from collections.abc import Mapping
@@ -42,8 +43,26 @@ class HuggingFace(nn.Module):
     def forward(self, input_ids: Tensor) -> Tensor:
         """No cache, and the mask of the library's own: causal, nothing padded."""
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]  # said, as embeddings may be in parts
-        logits: Tensor = self.model(input_ids=input_ids, position_ids=positions, use_cache=False).logits
+        masks = self._windows(input_ids, positions)
+        logits: Tensor = self.model(input_ids=input_ids, position_ids=positions, attention_mask=masks, use_cache=False).logits
         return logits
+
+    def _windows(self, input_ids: Tensor, positions: Tensor) -> Any:
+        """The masks of attention within a window, for whole sequences: made of activations, they would fit a part of these."""
+        config: Any = self.model.config
+        window = getattr(config, "sliding_window", None)
+        if window is None or window >= input_ids.shape[1]:
+            return None
+        from transformers import masking_utils
+
+        like = torch.empty((*input_ids.shape, 0), dtype=next(self.parameters()).dtype, device=input_ids.device)
+        known = {"config": config, "inputs_embeds": like, "input_embeds": like, "attention_mask": None}
+        known |= {"past_key_values": None, "position_ids": positions, "cache_position": positions[0]}
+        make: Any = masking_utils.create_sliding_window_causal_mask
+        keys = {key: known[key] for key in inspect.signature(make).parameters if key in known}
+        if getattr(config, "layer_types", None) is None:
+            return make(**keys)
+        return {"full_attention": masking_utils.create_causal_mask(**keys), "sliding_attention": make(**keys)}
 
 
 def _let_experts_take_float64(model: nn.Module) -> None:

@@ -47,7 +47,7 @@ class ScaledEmbedding(nn.Embedding):
         super().__init__(*table.shape, padding_idx=padding_idx, device="meta")
         self.weight, self.scale = table, scale
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # torch's name
+    def forward(self, input: Tensor) -> Tensor:
         """Vectors of token numbers."""
         return super().forward(input) * torch.tensor(self.scale, dtype=self.weight.dtype, device=self.weight.device)
 

@@ -54,8 +54,8 @@ def check_mask(label: str, mask: object, length: int) -> None:
     """Refuse a mask that a model has made for the part of the sequence that this rank holds."""
     if isinstance(mask, Tensor) and mask.shape[-1] != length:
         raise ModelError(
-            f"'{label}' gets a mask of {mask.shape[-1]} positions for a sequence of {length}: the model makes masks (of a sliding "
-            "window) from the part of the sequence that a rank holds; take tpN without sp, or a window as long as the sequence"
+            f"'{label}' gets a mask of {mask.shape[-1]} positions for a sequence of {length}: the model makes masks (of a "
+            "sliding window) from the part of the sequence that a rank holds; take tpN without sp, or a longer window"
         )
 
 

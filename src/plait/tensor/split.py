@@ -98,6 +98,12 @@ class TensorSplit:
         """What the elements of a parameter count on this rank, in a sum over the tensor axis that counts each once."""
         return 1.0 / self.placements[name].copies
 
+    def details(self) -> dict[str, float]:
+        """How many products of a grid gathered their panels, and how many streamed them, since the last call."""
+        found = {f"products_{choice}": float(number) for choice, number in self.run.choices.items()}
+        self.run.choices.clear()
+        return found
+
     def sum_partial(self, gradients: Sequence[tuple[str, Tensor]]) -> None:
         """Sum, in place, the gradients (by name, contiguous) of parameters whose copies saw other tokens. Collective.
 

@@ -38,7 +38,7 @@ class Summa:
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, run: Run) -> Tensor:
         own = weight.numel() + (x.numel() if self.x is not None else 0)
         streams = self.weight.axis.size > 1 and self.weight.axis.size * own * x.element_size() > self.limit_bytes
-        run.choices["stream" if streams else "gather"] += 1
+        run.choices["streamed" if streams else "gathered"] += 1
         if not streams:
             return Gathered(self.x, self.weight, self.y)(x, weight, bias, run)
         product: Tensor = _Streamed.apply(x, weight, self)

@@ -12,7 +12,7 @@ from plait import models
 from plait.comm import World
 from plait.errors import ModelError, PlanError
 from plait.plan import Plan
-from plait.tensor import apply
+from plait.tensor import apply, layers
 from tests.unit.tensor.pairs import group_of, run_ranks, split_with_values
 
 GPT = {"num_hidden_layers": 1, "hidden_size": 24, "num_attention_heads": 4, "vocab_size": 44, "max_position_embeddings": 8}
@@ -77,6 +77,20 @@ def test_a_column_without_its_row_names_the_module() -> None:
 
     with pytest.raises(ModelError, match=r"'blocks.0.mlp.down' \(replicated\) gets 48 features and expects all 96"):
         run_ranks("tp2", rank)
+
+
+def test_a_mask_of_a_part_of_the_sequence() -> None:
+    layers.check_mask("attention", torch.ones(1, 1, 8, 8), 8)
+    with pytest.raises(ModelError, match=r"'attention' gets a mask of 4 positions for a sequence of 8: .* without sp"):
+        layers.check_mask("attention", torch.ones(1, 1, 4, 4), 8)
+
+
+def test_fused_heads_that_do_not_divide() -> None:
+    """q, k and v of a head lie side by side: 3 x 18 features are 3 heads, not 9."""
+    keys = {"num_hidden_layers": 1, "hidden_size": 18, "num_attention_heads": 3, "intermediate_size": 24, "vocab_size": 28}
+    model = models.make("hf", config={**keys, "model_type": "gpt_neox", "bos_token_id": 0, "eos_token_id": 0})
+    said = refused("tp2", model)
+    assert "layers.*.attention.query_key_value (column): heads 3 must be a multiple of 2; the nearest are 2 and 4" in said
 
 
 def test_a_table_that_splits_nothing() -> None:

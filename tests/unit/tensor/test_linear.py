@@ -55,7 +55,7 @@ def check(plan: str, sizes: Sizes, *, bias: bool, make: Any = None, mean: float 
         (out * weight).sum().backward()
         grads = {name: param.grad for name, param in own.named_parameters()}
         split.sum_partial(list(grads.items()))
-        assert not streams or set(split.run.choices) == {"stream"}
+        assert not streams or set(split.run.choices) == {"streamed"}
         samples = split.mode.residual.samples
         place = (0 if samples is None else samples.rank, 0 if features is None else features.rank)
         return place, out.detach(), mine.grad, collect(split, grads)
@@ -141,7 +141,7 @@ def test_bytes_equal_the_formulae(plan: str, role: str, streams: bool) -> None:
         before = world.ledger.copy()
         model(x).sum().backward()
         split.sum_partial([(name, param.grad) for name, param in model.named_parameters()])
-        assert not streams or tp.mode not in ("2d", "2.5d") or set(split.run.choices) == {"stream"}
+        assert not streams or tp.mode not in ("2d", "2.5d") or set(split.run.choices) == {"streamed"}
         return world.ledger.since(before).bytes()
 
     expected = formula(plan, role, sizes) * 8  # a broadcast's share is rounded down to a byte
