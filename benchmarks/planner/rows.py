@@ -10,6 +10,7 @@ import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from plait.cost.memory import COMMUNICATOR_BYTES, PROCESS_BYTES
 from plait.cost.records import Runtime
@@ -30,18 +31,24 @@ class Practice:
     runtime: Runtime = field(default_factory=Runtime)
 
 
+def runtime(gradient_bytes: float, **habits: Any) -> Runtime:
+    """A framework that is not plait: what sequence parallelism gathered is gathered again, and selective recomputation only
+    repeats the attention itself."""
+    return Runtime(gradient_bytes, **{"keep_gathered": False, "selective_sends": False, **habits})
+
+
 MEGATRON_2021 = Practice(
-    "eager", 0.1, True, runtime=Runtime(4.0, overlap_gradients=False, overlap_sends=False, balanced_stages=False)
+    "eager", 0.1, True, runtime=runtime(4.0, overlap_gradients=False, overlap_sends=False, balanced_stages=False)
 )
 """Unfused attention with dropout, fused bias-gelu and softmax, float32 gradients, reduction after the last backward,
 blocking sends."""
-MEGATRON_CORE = Practice("cudnn", fused=True, runtime=Runtime(2.0, balanced_stages=False, overlap_tensor=0.8))
+MEGATRON_CORE = Practice("cudnn", fused=True, runtime=runtime(2.0, balanced_stages=False, overlap_tensor=0.8))
 """Transformer Engine: fused attention and norms; tensor-parallel collectives split and overlapped with their products."""
 
-FSDP = Practice(runtime=Runtime(2.0))
-TITAN = Practice(family="llama", runtime=Runtime(2.0))
-NANOTRON = Practice(family="llama", runtime=Runtime(4.0, overlap_sends=False, keep_gathered=True))
-ZERO_BUBBLE = Practice("eager", 0.1, True, runtime=Runtime(4.0, overlap_sends=False, balanced_stages=False))
+FSDP = Practice(runtime=runtime(2.0))
+TITAN = Practice(family="llama", runtime=runtime(2.0))
+NANOTRON = Practice(family="llama", runtime=runtime(4.0, overlap_sends=False, keep_gathered=True))
+ZERO_BUBBLE = Practice("eager", 0.1, True, runtime=runtime(4.0, overlap_sends=False, balanced_stages=False))
 SAILOR = Practice("eager", precision="float32", runtime=MEGATRON_2021.runtime)
 """No half precision in its launch script; published memory agrees: four-byte scores, no dropout masks."""
 
@@ -59,7 +66,7 @@ PRACTICE = {  # by table: what its framework's code of that time does
     "09g": MEGATRON_2021,
     "09g2": MEGATRON_2021,
     "09i": TITAN,
-    "09j": Practice(family="llama", fused=True, runtime=Runtime(2.0)),
+    "09j": Practice(family="llama", fused=True, runtime=runtime(2.0)),
     "12a": SAILOR,
     "12d": MEGATRON_2021,
 }

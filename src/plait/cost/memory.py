@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from plait.cost.held import held
 from plait.cost.kernels import BYTES
 from plait.cost.operations import Block, Matmul
 from plait.cost.sharding import Sharding
@@ -64,6 +65,8 @@ class Weights:
     experts: float
     largest_block: float
     """The largest block's weights: what ZeRO-3 gathers at once."""
+    least_keys: float | None = None
+    """What the parameter server owns that has least; None: an equal share."""
 
     @property
     def total(self) -> float:
@@ -95,9 +98,8 @@ def usable_bytes(machine_bytes: float, plan: Any, is_cpu: bool) -> float:
 
 def block_weights(block: Block, shard: Sharding) -> tuple[float, float]:
     """Numbers of one block on one rank: dense weights and expert weights."""
-    replicated = block.replicated_parameters if shard.mode == "1d" else 0
-    split = (block.parameters - block.expert_parameters - replicated) / shard.weight_split
-    return split + replicated, block.expert_parameters / (shard.ep * shard.weight_split)
+    own = held(block, shard)
+    return sum(one.numbers for one in own if not one.expert), sum(one.numbers for one in own if one.expert)
 
 
 def block_activations(block: Block, shard: Sharding, numerics: Numerics) -> float:

@@ -64,7 +64,7 @@ def quick(job: Job, plan: Any, machine: Machine) -> Guess:
     """Rough time and memory of a plan."""
     m = plan.micro_batches
     samples = -(-job.global_batch // (plan.dp.size * m))
-    shard = sharding(plan, job.model.seq_len, float(samples), regather=not job.runtime.keep_gathered)
+    shard = sharding(plan, job.model.seq_len, float(samples), job.runtime)
     numerics = (plan.precision, plan.compile, plan.remat)
     # Beyond this many the live micro-batches no longer grow, except where all of them live.
     shown = m if plan.pp.schedule == "gpipe" else min(m, 4 * plan.pp.size)
@@ -115,7 +115,8 @@ def _tail(machine: Machine, state: Any, own: list[Any]) -> float:
     reduce, efficiency = messages_seconds(machine, state.data.reduce), machine.efficiency
     hidden = efficiency.overlap * sum(p.input_grad + p.weight_grad for p in own)
     exposed = max(reduce - hidden, efficiency.tail * reduce)
-    return exposed + messages_seconds(machine, state.data.gather) + update_seconds(machine, state.states.optimizer)
+    sums = messages_seconds(machine, state.data.gather) + messages_seconds(machine, state.data.shared)
+    return exposed + sums + update_seconds(machine, state.states.optimizer)
 
 
 def _memory(plan: Any, job: Job, kind: Kind, state: Any, shard: Any) -> float:

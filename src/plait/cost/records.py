@@ -16,13 +16,16 @@ class Runtime:
     """How the framework behaves that runs a plan. The defaults are plait's; published runs of others set what they do."""
 
     gradient_bytes: float | None = None
-    """Width of a gradient; None: as wide as the weights."""
+    """Width of a gradient, kept and sent; None: kept as wide as the weights (as the ZeRO paper counts) and sent in float32 or
+    wider."""
     overlap_gradients: bool = True
     """Gradients are reduced while the last backward runs."""
     overlap_sends: bool = True
     """A stage computes on while it sends to its neighbour."""
-    keep_gathered: bool = False
+    keep_gathered: bool = True
     """Sequence parallelism keeps what it gathered, instead of gathering again in backward."""
+    selective_sends: bool = True
+    """Selective recomputation repeats the communication between the products that it keeps."""
     balanced_stages: bool = True
     """Stages are cut by cost, not by equal numbers of layers."""
     overlap_tensor: float = 0.0
@@ -39,8 +42,12 @@ class Job:
     runtime: Runtime = field(default_factory=Runtime)
 
     def gradient_width(self, precision: str) -> float:
-        """Bytes of a gradient."""
+        """Bytes of a gradient that is kept."""
         return self.runtime.gradient_bytes or BYTES[precision]
+
+    def reduced_width(self, precision: str) -> float:
+        """Bytes of a gradient that is sent."""
+        return self.runtime.gradient_bytes or max(4, BYTES[precision])
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,13 @@ Everything that two ranks or two plans have in common is computed once: the piec
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from plait.cost.closed import closed_live, closed_time
 from plait.cost.gradients import DataMessages, data_messages, messages_seconds
+from plait.cost.held import least_keys, shared_sums
 from plait.cost.kernels import BYTES
 from plait.cost.machine import Machine
 from plait.cost.memory import PROCESS_BYTES_CPU, Memory, Weights, model_states, rank_activations, stage_weights, usable_bytes
@@ -59,7 +60,7 @@ def estimate_job(job: Job, plan: Any, machine: Machine, closed: bool = False) ->
         step_seconds=seconds,
         memory=max(memories, key=lambda memory: memory.total),
         memory_limit=usable_bytes(machine.memory_bytes, plan, machine.is_cpu),
-        traffic=traffic(job.model, plan, layout.shard, layout.stages, _data_messages(layout)),
+        traffic=traffic(job, plan, layout.shard, layout.stages, _data_messages(layout)),
         bubble_fraction=pipeline.bubble_fraction,
         tokens=job.global_batch * job.model.seq_len,
         model_flops=3.0 * square_flops(job.model) * job.global_batch,
@@ -84,7 +85,7 @@ def square_flops(model: Model) -> float:
 def lay_out(job: Job, plan: Any, closed: bool) -> Layout:
     """The stages of a plan and what each rank holds."""
     samples = -(-job.global_batch // (plan.dp.size * plan.micro_batches))  # of the largest micro-batch
-    shard = sharding(plan, job.model.seq_len, float(samples), regather=not job.runtime.keep_gathered)
+    shard = sharding(plan, job.model.seq_len, float(samples), job.runtime)
     stages = split_model(job.model, plan.pp.num_stages, job.runtime.balanced_stages)
     find = closed_live if closed and plan.pp.size > 1 else live_micro_batches
     live, placement = find(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual)
@@ -101,9 +102,15 @@ def _held(placement: tuple[int, ...], num_ranks: int) -> tuple[tuple[int, ...], 
 @lru_cache(maxsize=65536)
 def rank_state(stages: tuple[Stage, ...], plan: Any, job: Job) -> RankState:
     """What a rank with these stages holds."""
-    weights = stage_weights(stages, sharding(plan, 1, 1.0), job.model.tied_parameters)
-    width = job.gradient_width(plan.precision)
-    return RankState(weights, data_messages(plan, weights, width), model_states(weights, plan, job.optimizer, width))
+    shard = sharding(plan, 1, 1.0)
+    weights = stage_weights(stages, shard, job.model.tied_parameters)
+    kept, sent = job.gradient_width(plan.precision), job.reduced_width(plan.precision)
+    parts = plan.dp.size // plan.dp.replicate * plan.cp.size if plan.dp.strategy in {"zero1", "zero2", "zero3"} else 1
+    blocks = tuple(run for stage in stages for run in stage.runs)
+    if plan.dp.strategy == "server" and not job.model.tied_parameters:
+        weights = replace(weights, least_keys=least_keys(blocks, shard, plan.dp.size * plan.cp.size))
+    shared = shared_sums(blocks, shard, parts, sent)
+    return RankState(weights, data_messages(plan, weights, sent, shared), model_states(weights, plan, job.optimizer, kept))
 
 
 def rank_memory(job: Job, plan: Any, layout: Layout, rank: int, process_bytes: float = 0.0) -> Memory:
@@ -183,7 +190,8 @@ def _tail(job: Job, machine: Machine, layout: Layout, passes: list[PassSeconds],
     reduce = messages_seconds(machine, state.data.reduce)
     backward = sum(passes[stage].input_grad + passes[stage].weight_grad for stage in layout.held[rank])
     hidden = efficiency.overlap * backward if job.runtime.overlap_gradients else 0.0
-    exposed = max(reduce - hidden, efficiency.tail * reduce) + messages_seconds(machine, state.data.gather)
+    exposed = max(reduce - hidden, efficiency.tail * reduce)
+    exposed += messages_seconds(machine, state.data.gather) + messages_seconds(machine, state.data.shared)
     return exposed, update_seconds(machine, state.states.optimizer)
 
 
