@@ -7,7 +7,7 @@ forward and for backward.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -37,7 +37,9 @@ class DataMessages:
         return micro_batches * each + sum(message.sent_bytes for message in (*self.reduce, *self.gather))
 
 
-def data_messages(plan: Any, weights: Weights, gradient_bytes: float, shared: tuple[Message, ...] = ()) -> DataMessages:
+def data_messages(
+    plan: Any, weights: Weights, gradient_bytes: float, shared: tuple[Message, ...] = (), *, reduces_whole: bool = False
+) -> DataMessages:
     """The collectives of a plan's data axis for a rank that holds `weights`; `shared` are those of the tensor axis."""
     size = plan.dp.size * plan.cp.size
     keys = weights.least_keys if weights.least_keys is not None else weights.total / size
@@ -45,10 +47,12 @@ def data_messages(plan: Any, weights: Weights, gradient_bytes: float, shared: tu
     if weights.experts:
         ranks = max(1, plan.dp.size * plan.cp.size // plan.ep)
         parts.append(_part(plan, weights.experts, gradient_bytes, ranks, plan.tp.size * plan.ep))
-    return DataMessages(
-        *(tuple(m for part in parts for m in getattr(part, name)) for name in ("forward", "backward", "reduce", "gather")),
-        shared=shared,
+    forward, backward, reduce, gather = (
+        tuple(m for part in parts for m in getattr(part, name)) for name in ("forward", "backward", "reduce", "gather")
     )
+    if reduces_whole and plan.dp.strategy == "zero1":
+        reduce = tuple(replace(one, op="all_reduce") for one in reduce)
+    return DataMessages(forward, backward, reduce, gather, shared)
 
 
 def _part(plan: Any, numbers: float, gradient_bytes: float, size: int, stride: int, *, keys: float = 0.0) -> DataMessages:

@@ -12,6 +12,7 @@ from typing import Any
 
 from plait.cost.held import held
 from plait.cost.kernels import BYTES
+from plait.cost.machine import Machine
 from plait.cost.operations import Block, Matmul
 from plait.cost.sharding import Sharding
 from plait.cost.stages import Stage
@@ -88,12 +89,13 @@ def stage_weights(stages: tuple[Stage, ...], shard: Sharding, tied: int) -> Weig
     return Weights(dense, experts, largest)
 
 
-def usable_bytes(machine_bytes: float, plan: Any, is_cpu: bool) -> float:
-    """What a device's memory has room for once the process and its communicators have theirs."""
-    if is_cpu:
-        return machine_bytes
+def usable_bytes(machine: Machine, plan: Any) -> float:
+    """What a device's memory has room for once the process and its communicators have theirs; the ranks of a processor share
+    what there is."""
+    if machine.is_cpu:
+        return machine.memory_bytes * min(1.0, machine.cores / plan.world_size)
     axes = sum(size > 1 for size in (plan.dp.size * plan.cp.size, plan.tp.size, plan.pp.size, plan.ep))
-    return machine_bytes - PROCESS_BYTES - COMMUNICATOR_BYTES * axes
+    return machine.memory_bytes - PROCESS_BYTES - COMMUNICATOR_BYTES * axes
 
 
 def block_weights(block: Block, shard: Sharding) -> tuple[float, float]:

@@ -14,12 +14,13 @@ from plait.cost.closed import closed_live, closed_seconds
 from plait.cost.gradients import messages_seconds
 from plait.cost.kernels import BYTES
 from plait.cost.machine import Machine
-from plait.cost.memory import FRAGMENTATION, PROCESS_BYTES_CPU, stage_activations
+from plait.cost.memory import FRAGMENTATION, stage_activations
 from plait.cost.operations import Model
+from plait.cost.processor import shared_cores
 from plait.cost.records import Job
 from plait.cost.sharding import sharding
 from plait.cost.stages import Stage, split_model
-from plait.cost.step import rank_state, stage_pass
+from plait.cost.step import accumulation_seconds, process_bytes, rank_state, stage_pass
 from plait.cost.time import send_seconds, update_seconds
 from plait.plan import PipelineAxis, Plan
 
@@ -75,19 +76,24 @@ def quick(job: Job, plan: Any, machine: Machine) -> Guess:
     blocking = 0.0 if job.runtime.overlap_sends else 2 * send
     inner = _inner(plan.dp, plan.tp, plan.cp, plan.pp.size, plan.ep, plan.precision)
     slowest = total = tail = 0.0
-    memory = process = PROCESS_BYTES_CPU if machine.is_cpu else 0.0
+    memory = process = process_bytes(machine)
     for kind in kinds(job.model, plan.pp.schedule, (plan.pp.size, plan.pp.virtual, shown), job.runtime.balanced_stages):
         own = [stage_pass(stage, machine, shard, numerics) for stage in kind.stages]
         state = rank_state(kind.stages, inner, job)
         busy = sum(p.compute + p.communication_forward + p.communication_backward + sum(p.waits) for p in own) + blocking * len(
             own
         )
-        busy += _sharded(machine, state.data, own)
+        busy += _sharded(machine, state.data, own) + accumulation_seconds(machine, job, plan, state)
+        busy += machine.host.micro_batch_seconds * len(own) if machine.host is not None else 0.0
         slowest, total = max(slowest, busy), total + busy * kind.count
         tail = max(tail, _tail(machine, state, own))
         memory = max(memory, process + _memory(plan, job, kind, state, shard))
     seconds = closed_seconds(plan.pp.schedule, (plan.pp.size, plan.pp.virtual, m), slowest, total, send)
-    return Guess(plan, seconds + tail + machine.efficiency.step_seconds, seconds - m * slowest, memory)
+    whole = seconds + tail + machine.efficiency.step_seconds
+    if machine.host is not None and plan.world_size > machine.cores:
+        work = m * total + plan.pp.size * (tail + machine.efficiency.step_seconds)
+        whole = max(whole, shared_cores(machine, plan.world_size // plan.pp.size * work, plan.world_size))
+    return Guess(plan, whole, seconds - m * slowest, memory)
 
 
 @lru_cache(maxsize=65536)

@@ -28,6 +28,13 @@ class Runtime:
     """Selective recomputation repeats the communication between the products that it keeps."""
     balanced_stages: bool = True
     """Stages are cut by cost, not by equal numbers of layers."""
+    reduces_whole: bool = False
+    """ZeRO-1 all-reduces gradients, although each rank needs only a part of them."""
+    fused_accumulation: bool = False
+    """The product that makes a weight's gradient adds it to what earlier micro-batches left."""
+    skew_seconds: float = 0.0
+    """What each rank of a tensor group adds to the start of a collective of the group where stages on several nodes exchange by
+    blocking sends: hosts that waited for a send go on out of step, and a collective waits for the last of them."""
     overlap_tensor: float = 0.0
     """The part of tensor-parallel communication that is split and hidden behind its own matrix product."""
 
@@ -63,6 +70,8 @@ class Breakdown:
     data: float = 0.0
     update: float = 0.0
     host: float = 0.0
+    cores: float = 0.0
+    """Ranks that share the cores of a processor."""
     other: float = 0.0
 
     def as_dict(self) -> dict[str, float]:

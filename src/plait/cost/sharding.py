@@ -24,6 +24,8 @@ class Sharding:
     """Samples of a micro-batch."""
     regather: bool = False
     """Sequence parallelism keeps the sharded input of a product and gathers it again in backward."""
+    skew: float = 0.0
+    """`Runtime.skew_seconds`, where there are stages."""
     resend: bool = True
     """Selective recomputation runs the communication between products again."""
 
@@ -65,5 +67,6 @@ def sharding(plan: Any, seq_len: int, samples: float, runtime: Any = None) -> Sh
         seq_len=seq_len,
         samples=samples,
         regather=runtime is not None and not runtime.keep_gathered,
+        skew=runtime.skew_seconds if runtime is not None and plan.pp.size > 1 else 0.0,
         resend=runtime is None or runtime.selective_sends,
     )

@@ -17,6 +17,9 @@ from plait.cost.messages import Message, block_messages
 from plait.cost.operations import Block
 from plait.cost.sharding import Sharding
 
+STATE_BYTES = 8.0
+"""Of each weight in the optimizer step that the probe measures."""
+
 
 @dataclass(frozen=True)
 class PassSeconds:
@@ -77,8 +80,11 @@ def block_pass(block: Block, machine: Machine, shard: Sharding, numerics: tuple[
     inner = block.name not in {"head", "embedding"}
     again = compute.forward if remat == "full" and inner else compute.selective if remat == "selective" and inner else 0.0
     efficiency = machine.efficiency
-    host_forward = efficiency.launch_seconds * compute.launches_forward + efficiency.call_seconds * calls[0]
-    host_backward = efficiency.launch_seconds * compute.launches_backward + efficiency.call_seconds * calls[1]
+    call = efficiency.call_seconds
+    if machine.num_devices > machine.devices_per_node:
+        call += shard.skew * shard.tp
+    host_forward = efficiency.launch_seconds * compute.launches_forward + call * calls[0]
+    host_backward = efficiency.launch_seconds * compute.launches_backward + call * calls[1]
     return PassSeconds(
         forward=compute.forward,
         input_grad=compute.input_grad,
@@ -115,4 +121,6 @@ def send_seconds(machine: Machine, shard: Sharding, width: int, precision: str, 
 
 def update_seconds(machine: Machine, state_bytes: float) -> float:
     """Seconds of clipping and updating the weights whose optimizer state takes `state_bytes`: all is read and written once."""
+    if machine.host is not None:
+        return state_bytes / STATE_BYTES * machine.host.seconds["update"]
     return 3.0 * state_bytes / machine.streaming_rate

@@ -16,7 +16,7 @@ def mlp_model(in_features: int, hidden_size: int, num_hidden_layers: int, out_fe
     runs: list[tuple[Block, int]] = []
     for index in range(num_hidden_layers):
         paired = index < num_hidden_layers - num_hidden_layers % 2
-        split: Split = ("column", "row")[index % 2] if paired else "none"  # type: ignore[assignment]
+        split: Split = "none" if not paired else "row" if index % 2 else "column"
         runs.append((_dense(in_features if index == 0 else hidden_size, hidden_size, split, raw=index == 0), 1))
     last = Block(
         "head",
