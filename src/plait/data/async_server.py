@@ -253,7 +253,6 @@ class AsyncServer(DataStrategy):
         self.group.axis.barrier()
 
     def staleness(self) -> Counter[int]:
-        """How many gradients this rank's server has applied, by staleness."""
         return Counter() if self.server is None else self.server.histogram
 
     def close(self) -> None:
