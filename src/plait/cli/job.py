@@ -96,7 +96,7 @@ def _numbers(world: World, training: Training, tally: Tally, folder: RunFolder |
     if folder is not None and world.rank == 0:
         folder.trace.write_text(json.dumps(Timeline.merge(timelines).to_chrome()))
     numbers = {**summary(tally, peaks, traffic), "state_memory": states}
-    applied = sum(ages, Counter())
+    applied: Counter[int] = sum(ages, Counter())
     if applied:
         numbers["staleness"] = {str(age): applied[age] for age in sorted(applied)}
     return numbers
