@@ -79,11 +79,11 @@ CROWDED = (2, 4)
 
 def _host(measured: list[dict[str, Any]], num_ranks: int) -> dict[str, Any]:
     """What a processor's cost model needs beside a cluster's numbers: see `plait.cluster.Host`."""
-    from plait.cli.probe_engine import engine_seconds
+    from plait.cli.probe_engine import engine_in_world
 
     operations = [one["operations"] for one in measured]
     seconds = {name: statistics.median(one[name] for one in operations) for name in operations[0]}
-    engine = launch(engine_seconds, nproc=1)[0]
+    engine = launch(engine_in_world, num_ranks, nproc=num_ranks)[0]
     links = {str(num_ranks): _fits(measured[0])} if num_ranks > 1 else {}
     for times in CROWDED:
         if num_ranks * times <= 16:

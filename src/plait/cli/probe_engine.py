@@ -6,7 +6,6 @@ are what Python, autograd and the engine take. Also the memory of a rank that ho
 
 from __future__ import annotations
 
-import statistics
 from typing import Any
 
 STEPS = 10
@@ -17,12 +16,28 @@ FEW, MANY = 1, 7
 def engine_seconds() -> dict[str, float]:
     """`step`, `micro_batch` and `block` (forward and backward of one in one micro-batch) in seconds, and `memory` in bytes.
 
-    In a rank of one, with one thread.
+    In this rank alone.
     """
     small, deep, often = (_step_seconds(*sizes) for sizes in ((FEW, FEW), (MANY, FEW), (FEW, MANY)))
     block = max(deep - small, 0.0) / (MANY - FEW)
     micro_batch = max((often - small) / (MANY - FEW) - block, 0.0)
     return {"step": max(small - block - micro_batch, 0.0), "micro_batch": micro_batch, "block": block, "memory": _memory()}
+
+
+def engine_in_world(num_ranks: int) -> dict[str, float]:
+    """The same in a rank of a world, whose communication takes memory too. Collective."""
+    import torch
+
+    from plait import comm
+    from plait.mesh import Mesh
+
+    world = comm.init(Mesh(dp=num_ranks))
+    axis = world.axis("dp")
+    if axis.size > 1:
+        axis.all_reduce(axis.empty(1 << 16, torch.float32, world.device)).wait()
+    found = engine_seconds() if world.rank == 0 else {}
+    world.close()
+    return found
 
 
 def _step_seconds(num_layers: int, micro_batches: int) -> float:
@@ -43,7 +58,7 @@ def _step_seconds(num_layers: int, micro_batches: int) -> float:
         tokens = torch.zeros(micro_batches, 9, dtype=torch.long)
         return [engine.step((tokens[:, :-1], tokens[:, 1:])).seconds for _ in range(STEPS)]
 
-    return statistics.median(simulate(Mesh(), steps)[0][2:])
+    return min(simulate(Mesh(), steps)[0][2:])
 
 
 def _memory() -> float:

@@ -68,7 +68,7 @@ def host_of_probe(probe: Mapping[str, Any]) -> Host | None:
                 f"host.links.{count}.{op}", rate, _RATE
             )
             if not wrong:
-                links.setdefault(int(count), {})[op] = (float(latency), float(rate))  # type: ignore[arg-type]
+                links.setdefault(int(count), {})[op] = (float(latency), float(rate))
     if wrong:
         raise ClusterError("\n  ".join(["cluster 'local': the measurements are wrong; run plait probe again", *wrong]))
     times = {name: float(seconds[name]) for name in SECONDS}

@@ -1,12 +1,12 @@
 """Measure this machine: matrix rate, memory bandwidth, and latency and bandwidth of the links of each axis.
 
 A plain dictionary comes out, so that a cluster description can be made of it without anything of this module. All ranks
-call it together; it takes seconds. Every number is the median of repeated runs after a warm-up.
+call it together; it takes seconds. Every time is the shortest of repeated runs after a warm-up: whatever else runs on a
+machine only adds.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -51,10 +51,10 @@ def probe_device(device: torch.device) -> dict[str, Any]:
     rates = {}
     for dtype in dtypes:
         a, b, c = (torch.ones(n, n, dtype=dtype, device=device) for _ in range(3))
-        seconds = _median_seconds(lambda a=a, b=b, c=c: torch.mm(a, b, out=c), 9, device)  # type: ignore[misc]
+        seconds = _least_seconds(lambda a=a, b=b, c=c: torch.mm(a, b, out=c), 9, device)  # type: ignore[misc]
         rates[str(dtype).removeprefix("torch.")] = 2 * n**3 / seconds
     source, target = (torch.ones(numel, device=device) for _ in range(2))
-    seconds = _median_seconds(lambda: target.copy_(source), 9, device)
+    seconds = _least_seconds(lambda: target.copy_(source), 9, device)
     return {
         "kind": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "threads": torch.get_num_threads(),
@@ -93,15 +93,15 @@ def probe_operations() -> dict[str, float]:
     weight = torch.randn(1 << 20, requires_grad=True)
     weight.grad = torch.randn_like(weight)
     optimizer = torch.optim.AdamW([weight], fused=True)
-    found["update"] = _median_seconds(optimizer.step, 7, weight.device) / weight.numel()
+    found["update"] = _least_seconds(optimizer.step, 7, weight.device) / weight.numel()
     return found
 
 
 def _both_ways(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> tuple[float, float]:
     leaf = x.clone().requires_grad_()
     gradient = torch.ones_like(function(x))
-    forward = _median_seconds(lambda: function(leaf), 9, x.device)
-    both = _median_seconds(lambda: function(leaf).backward(gradient), 9, x.device)
+    forward = _least_seconds(lambda: function(leaf), 9, x.device)
+    both = _least_seconds(lambda: function(leaf).backward(gradient), 9, x.device)
     return forward, max(both - forward, 0.0)
 
 
@@ -114,7 +114,7 @@ def _links(axis: Axis, device: torch.device, sizes_bytes: Sequence[int]) -> dict
             numel = size_bytes // 4 // axis.size * axis.size
             if not numel:
                 continue
-            seconds = _median_seconds(_call(axis, op, numel, device), 15 if size_bytes <= 1 << 18 else 5, device)
+            seconds = _least_seconds(_call(axis, op, numel, device), 15 if size_bytes <= 1 << 18 else 5, device)
             slowest = max(axis.gather_objects(seconds))
             points.append((bytes_sent(op, numel * 4, axis.size), slowest / 2 if op == "send" else slowest))
         latency, rate = fit(points)
@@ -144,7 +144,7 @@ def _call(axis: Axis, op: str, numel: int, device: torch.device) -> Callable[[],
     return there_and_back
 
 
-def _median_seconds(call: Callable[[], object], repeats: int, device: torch.device) -> float:
+def _least_seconds(call: Callable[[], object], repeats: int, device: torch.device) -> float:
     """All ranks repeat equally often, so that collectives match."""
 
     def settle() -> None:
@@ -158,7 +158,7 @@ def _median_seconds(call: Callable[[], object], repeats: int, device: torch.devi
         call()
         settle()
         times.append(time.perf_counter() - start)
-    return statistics.median(times[2:])
+    return min(times[2:])
 
 
 def fit(points: list[tuple[int, float]]) -> tuple[float, float]:

@@ -20,6 +20,9 @@ from plait.cost.stages import Stage
 FRAGMENTATION = 0.04
 """What an allocator reserves beyond what lives, of activations."""
 
+FRAGMENTATION_CPU = 0.25
+"""The same of a processor's allocator, which keeps what is freed and whose peak is that of the whole process."""
+
 PROCESS_BYTES = 1.5e9
 """Context, kernels and library workspaces of a process on an accelerator, outside the allocator."""
 
@@ -130,7 +133,9 @@ def block_activations(block: Block, shard: Sharding, numerics: Numerics) -> floa
     return tokens * (sequence + tensor + scores)
 
 
-def rank_activations(held: tuple[tuple[Stage, int], ...], shard: Sharding, numerics: Numerics) -> tuple[float, float]:
+def rank_activations(
+    held: tuple[tuple[Stage, int], ...], shard: Sharding, numerics: Numerics, is_cpu: bool = False
+) -> tuple[float, float]:
     """Bytes that a rank keeps for backward, and what the block at work needs besides; `held` pairs stages with live
     micro-batches."""
     kept = working = 0.0
@@ -138,7 +143,9 @@ def rank_activations(held: tuple[tuple[Stage, int], ...], shard: Sharding, numer
         always, each, block = stage_activations(stage, shard, numerics)
         kept += always + each * live
         working = max(working, block)
-    return kept, working + FRAGMENTATION * kept
+        if is_cpu:  # the gradients of the block at work stay in the process as well
+            working = max(working, block + stage_activations(stage, shard, (*numerics[:2], "full"))[2])
+    return kept, working + (FRAGMENTATION_CPU if is_cpu else FRAGMENTATION) * (kept + (working if is_cpu else 0.0))
 
 
 @lru_cache(maxsize=65536)

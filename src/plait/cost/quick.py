@@ -14,7 +14,7 @@ from plait.cost.closed import closed_live, closed_seconds
 from plait.cost.gradients import messages_seconds
 from plait.cost.kernels import BYTES
 from plait.cost.machine import Machine
-from plait.cost.memory import FRAGMENTATION, stage_activations
+from plait.cost.memory import rank_activations
 from plait.cost.operations import Model
 from plait.cost.processor import shared_cores
 from plait.cost.records import Job
@@ -87,7 +87,7 @@ def quick(job: Job, plan: Any, machine: Machine) -> Guess:
         busy += machine.host.micro_batch_seconds * len(own) if machine.host is not None else 0.0
         slowest, total = max(slowest, busy), total + busy * kind.count
         tail = max(tail, _tail(machine, state, own))
-        memory = max(memory, process + _memory(plan, job, kind, state, shard))
+        memory = max(memory, process + _memory(plan, job, kind, state, shard, is_cpu=process > 0))
     seconds = closed_seconds(plan.pp.schedule, (plan.pp.size, plan.pp.virtual, m), slowest, total, send)
     whole = seconds + tail + machine.efficiency.step_seconds
     if machine.host is not None and plan.world_size > machine.cores:
@@ -125,12 +125,9 @@ def _tail(machine: Machine, state: Any, own: list[Any]) -> float:
     return exposed + sums + update_seconds(machine, state.states.optimizer)
 
 
-def _memory(plan: Any, job: Job, kind: Kind, state: Any, shard: Any) -> float:
-    kept = working = 0.0
-    for stage, live in zip(kind.stages, kind.live, strict=True):
-        once, each, block = stage_activations(stage, shard, (plan.precision, plan.compile, plan.remat))
-        kept += once + each * live
-        working = max(working, block)
+def _memory(plan: Any, job: Job, kind: Kind, state: Any, shard: Any, *, is_cpu: bool) -> float:
+    held = tuple(zip(kind.stages, kind.live, strict=True))
+    kept, working = rank_activations(held, shard, (plan.precision, plan.compile, plan.remat), is_cpu)
     if plan.dp.strategy == "zero3" and plan.dp.size * plan.cp.size > 1:
         working += state.weights.largest_block * (2 * BYTES[plan.precision] + job.gradient_width(plan.precision))
-    return state.states.total + kept * (1.0 + FRAGMENTATION) + working
+    return float(state.states.total + kept + working)

@@ -119,7 +119,9 @@ def rank_memory(job: Job, plan: Any, layout: Layout, rank: int, process_bytes: f
     """The parts of one rank's memory at its peak; `process_bytes` are counted as buffers."""
     state, own = layout.ranks[rank], layout.held[rank]
     held = tuple((layout.stages[stage], layout.live[stage]) for stage in own)
-    activations, buffers = rank_activations(held, layout.shard, (plan.precision, plan.compile, plan.remat))
+    activations, buffers = rank_activations(
+        held, layout.shard, (plan.precision, plan.compile, plan.remat), is_cpu=process_bytes > 0
+    )
     if plan.dp.strategy == "zero3" and plan.dp.size * plan.cp.size > 1:
         # The block at work and the next one, gathered; and the gradients of one, before they are scattered.
         buffers += state.weights.largest_block * (2 * BYTES[plan.precision] + job.gradient_width(plan.precision))

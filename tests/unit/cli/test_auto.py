@@ -10,7 +10,10 @@ import pytest
 
 from plait.cli import common, main, probe
 from plait.config import load
-from tests.unit.cost.test_processor import CONFIG, PROBE
+from tests.unit.cost import test_processor
+
+PROBE = test_processor.PROBE
+CONFIG = {**test_processor.CONFIG, "data": {"name": "random", "seq_len": 128}}
 
 
 @pytest.fixture
