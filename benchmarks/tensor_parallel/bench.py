@@ -1,10 +1,10 @@
 """Step time of tensor parallelism: plait's 1D beside torch's DTensor and DDP, on one GPT.
 
-    python benchmarks/tensor_parallel/bench.py [--ranks 2] [--rounds 15] [--only WORD ...]
+    python -m benchmarks.tensor_parallel.bench [--ranks 2] [--rounds 15] [--seconds 240] [--only WORD ...]
 
 All systems live in the same ranks and take turns, one step each round, so that a change of the machine's speed meets all
 alike; the table shows medians and the ratio to torch DDP, taken round by round. A system that fails to start is named with
-its error.
+its error. No round begins after `--seconds`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ from plait.mesh import Mesh
 BASE = "torch DDP"
 
 
-def measure(names: Sequence[str], rounds: int, size: int) -> tuple[dict[str, list[float]], dict[str, str]]:
+def measure(
+    names: Sequence[str], rounds: int, size: int, limit_seconds: float
+) -> tuple[dict[str, list[float]], dict[str, str]]:
     """Seconds of each round by system, and what went wrong. Runs in every rank."""
     torch.set_num_threads(1)
+    start = time.monotonic()
     makers, steps, failed = systems(size), {}, {}
     for name in names:
         world = comm.init(Mesh(tp=size) if name.startswith("plait") else Mesh(dp=size))
@@ -41,6 +44,8 @@ def measure(names: Sequence[str], rounds: int, size: int) -> tuple[dict[str, lis
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     gc.disable()
     for round_index in range(rounds + 2):
+        if round_index > 4 and max(everyone.axis("world").gather_objects(time.monotonic() - start)) > limit_seconds:
+            break
         for name, step in steps.items():
             everyone.barrier()
             began = time.perf_counter()
@@ -56,11 +61,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=240.0)
     parser.add_argument("--only", nargs="+", default=[], help="systems whose name holds one of these words")
     args = parser.parse_args()
     names = [name for name in systems(args.ranks) if name == BASE or not args.only or any(w in name for w in args.only)]
-    seconds, failed = launch(measure, names, args.rounds, args.ranks, nproc=args.ranks)[0]
-    print(f"\n### 8 layers, width 256, sequence 128, batch 16, vocabulary 1024; {args.ranks} ranks, one thread each\n")
+    seconds, failed = launch(measure, names, args.rounds, args.ranks, args.seconds, nproc=args.ranks)[0]
+    print(
+        f"\n### 8 layers, width 256, sequence 128, batch 16, vocabulary 1024; {args.ranks} ranks, one thread each, "
+        f"{len(seconds[BASE])} rounds\n"
+    )
     print("| system | step ms (median) | ratio to DDP (median, [quartiles]) |")
     print("|---|---|---|")
     for name, own in seconds.items():

@@ -1,6 +1,6 @@
 """The four modes side by side as width grows: time, bytes sent, activations and parameters held, on as many ranks.
 
-    python -m benchmarks.tensor_parallel.modes [--ranks 4 8] [--widths 64 128 256 512] [--rounds 5] [--plot FILE.svg]
+    python -m benchmarks.tensor_parallel.modes [--ranks 4 8] [--widths 64 128 256 512] [--rounds 5] [--seconds 120] [--plot FILE.svg]
 
 `linear` is a column to four times the width and the row back; `block` is a whole transformer block. The modes live in the same
 ranks and take turns, a step a round; times are medians, bytes and memory those of the fullest rank. Activations are what
@@ -120,18 +120,20 @@ def _gpt(width: int) -> nn.Module:
     )
 
 
-def measure(number: int, widths: list[int], rounds: int) -> list[dict[str, Any]]:
+def measure(number: int, widths: list[int], rounds: int, limit_seconds: float) -> list[dict[str, Any]]:
     """The rows of every mode on `number` ranks. Runs in every rank."""
     torch.set_num_threads(1)
     worlds = {plan: comm.init(Mesh.of(Plan.parse(plan))) for plan in MODES[number]}
-    rows = []
+    rows, start, told = [], time.monotonic(), worlds[MODES[number][0]].axis("world").gather_objects
     for kind in KINDS:
         for width in widths:
             cases = [Case(kind, plan, width, world) for plan, world in worlds.items()]
             seconds: list[list[float]] = [[] for _ in cases]
             for case in cases:
                 case.account()
-            for _ in range(rounds):
+            for index in range(rounds):
+                if index > 1 and max(told(time.monotonic() - start)) > limit_seconds:
+                    break
                 for case, own in zip(cases, seconds, strict=True):
                     case.world.barrier()
                     began = time.perf_counter()
@@ -166,13 +168,14 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8], choices=sorted(MODES))
     parser.add_argument("--widths", type=int, nargs="+", default=[64, 128, 256, 512])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=120.0, help="after which every cell gets two rounds only")
     parser.add_argument("--plot", type=Path, help="a picture of the table, as SVG")
     parser.add_argument("--json", type=Path, help="the rows; rows of other numbers of ranks that are there are kept and drawn")
     args = parser.parse_args()
     rows = [] if args.json is None or not args.json.exists() else json.loads(args.json.read_text())
     rows = [row for row in rows if row["ranks"] not in args.ranks]
     for number in args.ranks:
-        rows += fullest(launch(measure, number, args.widths, args.rounds, nproc=number))
+        rows += fullest(launch(measure, number, args.widths, args.rounds, args.seconds, nproc=number))
     rows.sort(key=lambda row: (KINDS.index(row["kind"]), row["ranks"]))
     print("| | plan | width | ms | sent, KB | activations kept, KB | parameters, KB |\n|---|---|---|---|---|---|---|")
     for row in rows:
