@@ -1,6 +1,6 @@
 """The four modes side by side as width grows: time, bytes sent, activations and parameters held, on as many ranks.
 
-    python -m benchmarks.tensor_parallel.modes [--ranks 4 8] [--widths 64 128 256 512] [--rounds 5] [--seconds 120] [--plot FILE.svg]
+    python -m benchmarks.tensor_parallel.modes [--ranks 4 8] [--widths 64 128 256 512] [--rounds 5] [--plot FILE.svg]
 
 `linear` is a column to four times the width and the row back; `block` is a whole transformer block. The modes live in the same
 ranks and take turns, a step a round; times are medians, bytes and memory those of the fullest rank. Activations are what
