@@ -29,6 +29,7 @@ class HuggingFace(nn.Module):
         super().__init__()
         self.model = model
         _widen_norms(model)
+        _let_experts_take_float64(model)
         initialise: Any = model._init_weights
         for module in model.modules():
             if (module._parameters or module._buffers) and not isinstance(module, RMSNorm):
@@ -39,6 +40,18 @@ class HuggingFace(nn.Module):
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]  # said, as embeddings may be in parts
         logits: Tensor = self.model(input_ids=input_ids, position_ids=positions, use_cache=False).logits
         return logits
+
+
+def _let_experts_take_float64(model: nn.Module) -> None:
+    """The library multiplies experts by torch's grouped product, which has no float64; its loop over experts has."""
+
+    def choose(module: Any, args: tuple[Any, ...]) -> None:
+        if args[0].dtype == torch.float64:
+            module.config._experts_implementation = "eager"
+
+    for module in model.modules():
+        if hasattr(module, "gate_up_proj") and hasattr(module, "config"):
+            module.register_forward_pre_hook(choose)
 
 
 def make(config: str | Path | Mapping[str, Any], weights: str | Path | None = None) -> HuggingFace:
