@@ -16,6 +16,7 @@ from plait.pipeline.actions import Kind, Schedule
 from plait.pipeline.lower import lower
 from plait.pipeline.observed import StageCosts, median_step, observed_bubble, observed_costs, simulated_step
 from plait.pipeline.schedules import make
+from plait.pipeline.text import load
 from plait.plan import Plan
 from plait.toml import read_toml
 from plait.trace import Timeline
@@ -87,8 +88,9 @@ def read_run(path: Path) -> RunData:
         raise ConfigError(f"{folder.trace} has no steps to draw; train with this version, at least one step")
     metrics = tuple(json.loads(line) for line in _text(folder.metrics).splitlines() if line.strip())
     tables = read_toml(folder.config, ConfigError)
-    prediction, why = predict(tables, plan)
-    simulated = simulated_step(schedule_of(plan, len(steps)), observed_costs(steps.values()))
+    own = load(folder.schedule) if folder.schedule.exists() else None
+    prediction, why = predict(tables, plan) if own is None else (None, "the cost model knows no schedule of your own")
+    simulated = simulated_step(schedule_of(plan, len(steps)) if own is None else lower(own), observed_costs(steps.values()))
     return RunData(path, plan, tables, _json(folder.summary), metrics, steps, simulated, prediction, why)
 
 
