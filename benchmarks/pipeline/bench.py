@@ -3,7 +3,8 @@
     python -m benchmarks.pipeline.bench [--ranks 2] [--cases compute communication] [--rounds 9] [--only WORD ...]
 
 All systems live in the same ranks, one thread each, and take turns, one step each round; the tables show medians and
-ratios taken round by round. A simulated step is the schedule walked with costs that were probed before (see `probe`).
+ratios taken round by round. A simulated step is the schedule walked with costs that are probed on each rank's stages alone,
+between the rounds (see `probe`), and with the updates, posts and sends of the steps that warmed up.
 Memory is taken in ranks of their own.
 """
 
@@ -39,7 +40,7 @@ class Taken:
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     traces: dict[str, list[Timeline]] = field(default_factory=lambda: defaultdict(list))
     warm: dict[str, list[Timeline]] = field(default_factory=lambda: defaultdict(list))
-    probed: dict[str, Costs] = field(default_factory=dict)
+    probed: dict[str, Costs] = field(default_factory=dict)  # the medians over the rounds
 
 
 def measure(case_name: str, names: Sequence[str], rounds: int, size: int) -> Taken:
@@ -48,6 +49,7 @@ def measure(case_name: str, names: Sequence[str], rounds: int, size: int) -> Tak
     world = comm.init(Mesh(pp=size))
     steps: dict[str, Any] = {name: systems(size)[name](CASES[case_name], world) for name in names}
     taken = Taken()
+    probed: dict[str, Any] = defaultdict(lambda: defaultdict(list))
     gc.disable()
     for round_index in range(rounds + WARM):
         for name, step in steps.items():
@@ -60,11 +62,13 @@ def measure(case_name: str, names: Sequence[str], rounds: int, size: int) -> Tak
                 taken.seconds[name].append(seconds)
             if name.startswith("plait"):
                 (taken.traces if round_index >= WARM else taken.warm)[name].append(result.timeline)
-            if name.startswith("plait") and name not in STREAMS and round_index == WARM - 1:
+            if name.startswith("plait") and name not in STREAMS and round_index >= WARM:
                 world.barrier()
-                taken.probed[name] = probe(step.engine, step.batch)
+                for key, spent in probe(step.engine, step.batch, 1).items():
+                    probed[name][key].append(spent)
         gc.collect()
-    return Taken(dict(taken.seconds), dict(taken.traces), dict(taken.warm), taken.probed)
+    medians = {name: {key: statistics.median(spent) for key, spent in costs.items()} for name, costs in probed.items()}
+    return Taken(dict(taken.seconds), dict(taken.traces), dict(taken.warm), medians)
 
 
 @dataclass(frozen=True)

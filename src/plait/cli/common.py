@@ -67,9 +67,10 @@ def plan_of(config: Config, text: str | None, num_ranks: int | None = None) -> P
     check_batch(plan, config.train.global_batch)
     check_config(plan, sizes(config))
     if config.plan.schedule is not None and plan.pp.size > 1:
-        from plait.pipeline import schedules, text
+        from plait.pipeline.schedules import adopt
+        from plait.pipeline.text import load
 
-        schedules.adopt(text.load(config.plan.schedule), plan.pp.size, plan.micro_batches)
+        adopt(load(config.plan.schedule), plan.pp.size, plan.micro_batches)
     return plan
 
 
