@@ -1,11 +1,11 @@
 """Step time and memory of pipelines: plait's schedules beside torch's; simulated beside measured time of the same run.
 
-    python -m benchmarks.pipeline.bench [--ranks 2] [--cases compute communication] [--rounds 9] [--only WORD ...]
+    python -m benchmarks.pipeline.bench [--ranks 2] [--cases compute communication] [--rounds 9] [--only WORD ...] [--memory]
 
 All systems live in the same ranks, one thread each, and take turns, one step each round; the tables show medians and
 ratios taken round by round. A simulated step is the schedule walked with costs that are probed on each rank's stages alone,
 between the rounds (see `probe`), and with the updates, posts and sends of the steps that warmed up.
-Memory is taken in ranks of their own.
+With --memory the peak of each system is taken instead, in ranks of its own.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Row:
     bubble: float | None = None
     simulated_bubble: float | None = None
 
-    def cells(self, megabytes: float | None) -> str:
+    def cells(self) -> str:
         error = None if self.simulated_seconds is None else self.simulated_seconds / self.seconds - 1
         cells = [
             self.name,
@@ -94,12 +94,11 @@ class Row:
             _cell(None if error is None else error * 100, "+.1f"),
             _cell(None if self.bubble is None else self.bubble * 100, ".1f"),
             _cell(None if self.simulated_bubble is None else self.simulated_bubble * 100, ".1f"),
-            _cell(megabytes, ".0f"),
         ]
         return f"| {' | '.join(cells)} |"
 
 
-HEAD = "| system | step ms | / DDP | / torch's own | simulated ms | error % | bubble % | simulated % | peak MB |"
+HEAD = "| system | step ms | / DDP | / torch's own | simulated ms | error % | bubble % | simulated % |"
 
 
 def _cell(value: float | None, form: str) -> str:
@@ -139,19 +138,26 @@ def measure_memory(case_name: str, name: str, size: int) -> float:
     return shares.peak_bytes
 
 
-def table(case_name: str, size: int, rounds: int, only: Sequence[str], memory: bool) -> None:
-    names = [name for name in systems(size) if name == BASE or not only or any(word in name for word in only)]
-    case = CASES[case_name]
+def memory_table(case: Case, size: int, names: Sequence[str]) -> None:
+    print(f"\n### {case.name}: peak MB of the fullest rank; {size} ranks, {case.num_micro_batches} micro-batches\n")
+    print("| system | peak MB | / torch's own |\n|---|---|---|")
+    peaks: dict[str, float] = {}
+    for name in names:
+        peaks[name] = max(launch(measure_memory, case.name, name, size, nproc=size)) / 1e6
+        peer = peaks.get(COUNTERPART.get(name, ""))
+        print(f"| {name} | {peaks[name]:.1f} | {_cell(None if peer is None else peaks[name] / peer, '.3f')} |", flush=True)
+
+
+def table(case: Case, size: int, rounds: int, names: Sequence[str]) -> None:
     alone = [name for name in names if name in STREAMS]  # a stream has messages under way between its steps
     found: list[Row] = []
     for group in [[name for name in names if name not in alone], *([BASE, name] for name in alone)]:
-        ranks = launch(measure, case_name, group, rounds, size, nproc=size)
+        ranks = launch(measure, case.name, group, rounds, size, nproc=size)
         found += [row for row in rows(case, size, group, ranks) if row.name not in {row.name for row in found}]
     print(f"\n### {case.name}: {case.why}; {size} ranks, {case.num_micro_batches} micro-batches, {rounds} rounds\n")
     print(f"{HEAD}\n{'|---' * HEAD.count(' | ')}|---|")
     for row in found:
-        peak = max(launch(measure_memory, case_name, row.name, size, nproc=size)) / 1e6 if memory else None
-        print(row.cells(peak), flush=True)
+        print(row.cells(), flush=True)
     summary(found)
 
 
@@ -178,11 +184,15 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", nargs="*", default=[])
-    parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--memory", action="store_true", help="take peak memory instead of time")
     arguments = parser.parse_args()
     for size in arguments.ranks:
         for case in arguments.cases:
-            table(case, size, arguments.rounds, arguments.only, not arguments.no_memory)
+            names = [name for name in systems(size) if name == BASE or any(word in name for word in arguments.only or [""])]
+            if arguments.memory:
+                memory_table(CASES[case], size, names)
+            else:
+                table(CASES[case], size, arguments.rounds, names)
 
 
 if __name__ == "__main__":
