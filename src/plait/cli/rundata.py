@@ -18,7 +18,6 @@ from plait.pipeline.observed import StageCosts, median_step, observed_bubble, ob
 from plait.pipeline.schedules import make
 from plait.pipeline.text import load
 from plait.plan import Plan
-from plait.toml import read_toml
 from plait.trace import Timeline
 
 
@@ -37,7 +36,6 @@ class RunData:
 
     folder: Path
     plan: Plan
-    tables: Mapping[str, Any]
     summary: Mapping[str, Any]
     metrics: tuple[Mapping[str, Any], ...]
     steps: Mapping[int, Timeline]
@@ -87,11 +85,10 @@ def read_run(path: Path) -> RunData:
     if not steps:
         raise ConfigError(f"{folder.trace} has no steps to draw; train with this version, at least one step")
     metrics = tuple(json.loads(line) for line in _text(folder.metrics).splitlines() if line.strip())
-    tables = read_toml(folder.config, ConfigError)
     own = load(folder.schedule) if folder.schedule.exists() else None
-    prediction, why = predict(tables, plan) if own is None else (None, "the cost model knows no schedule of your own")
+    prediction, why = predict(folder.config, plan) if own is None else (None, "the cost model knows no schedule of your own")
     simulated = simulated_step(schedule_of(plan, len(steps)) if own is None else lower(own), observed_costs(steps.values()))
-    return RunData(path, plan, tables, _json(folder.summary), metrics, steps, simulated, prediction, why)
+    return RunData(path, plan, _json(folder.summary), metrics, steps, simulated, prediction, why)
 
 
 def schedule_of(plan: Plan, num_steps: int) -> Schedule:
@@ -102,14 +99,14 @@ def schedule_of(plan: Plan, num_steps: int) -> Schedule:
     return lower(schedule)
 
 
-def predict(tables: Mapping[str, Any], plan: Plan) -> tuple[Prediction | None, str]:
+def predict(config: Path, plan: Plan) -> tuple[Prediction | None, str]:
     """The cost model's step on the config's cluster; None and the reason where it has no answer."""
-    from plait.cost.door import cluster_of, config_tables, estimate, job_of
+    from plait.cost.door import cluster_of, estimate, job_of, read_config
     from plait.cost.machine import machine_of
     from plait.cost.step import pass_costs
 
     try:
-        known = config_tables(tables)
+        known = read_config(config)
         cluster = cluster_of(known, None)
         guess = estimate(known, plan, cluster)
         stages, tails = pass_costs(job_of(known, plan), plan, machine_of(cluster))
