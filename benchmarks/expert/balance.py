@@ -2,16 +2,15 @@
 
     python -m benchmarks.expert.balance [--steps 150] [--figure FILE.svg]
 
-Two runs from the same start, with and without the bias; the busiest expert of the worst layer in units of the mean.
+Two runs from the same start, with and without the bias; the busiest expert of the worst layer in units of the mean, over the
+last WINDOW steps (a batch has some two thousand tokens of two or three files, so its own load is mostly chance).
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -27,15 +26,16 @@ MODEL = {
     "vocab_size": 256, "num_local_experts": 8, "num_experts_per_tok": 2, "scoring_func": "sigmoid", "initializer_range": 0.08,
 }  # fmt: skip
 TRAIN = {"global_batch": 16, "lr": 2e-3}
-SEQ_LEN, SPEED, LIMIT = 128, 0.01, 1.25
+SEQ_LEN, SPEED, LIMIT, WINDOW = 128, 0.01, 1.25, 10
 
-Curve = list[tuple[float, float]]
+Curve = list[tuple[tuple[tuple[float, ...], ...], float]]
 
 
-def curve(steps: int, speed: float, model: dict[str, Any] | None = None, seq_len: int = SEQ_LEN) -> Curve:
-    """(busiest expert of the worst layer in units of the mean, loss) of each step, on one rank."""
-    keys = {**(MODEL if model is None else model), **({"router_bias_update_speed": speed} if speed else {})}
-    data = {"name": "stdlib", "seq_len": seq_len}
+def curve(steps: int, speed: float) -> Curve:
+    """(tokens of each expert by layer, loss) of each step, on one rank."""
+    torch.set_num_threads(1)
+    keys = {**MODEL, **({"router_bias_update_speed": speed} if speed else {})}
+    data = {"name": "stdlib", "seq_len": SEQ_LEN}
     config = Config.load({"model": keys, "data": data, "train": {**TRAIN, "steps": steps}})
     world = comm.init(Mesh())
     training = assemble(config, Plan.parse("dp1"), world)
@@ -44,14 +44,16 @@ def curve(steps: int, speed: float, model: dict[str, Any] | None = None, seq_len
     for _ in range(steps):
         result = training.engine.step(next(batches), trace=False)
         assert result.load is not None
-        found.append((result.load.busiest, result.loss))
+        found.append((result.load.by_layer, result.loss))
     world.close()
     return found
 
 
-def _alone(steps: int, speed: float) -> Curve:
-    torch.set_num_threads(1)
-    return curve(steps, speed)
+def busiest(found: Curve) -> list[float]:
+    """Of each step and those before it, WINDOW in all: the busiest expert of the worst layer in units of the mean."""
+    loads = torch.tensor([by_layer for by_layer, _ in found])
+    windows = [loads[max(step + 1 - WINDOW, 0) : step + 1].sum(0) for step in range(len(loads))]
+    return [float((window.amax(-1) / window.mean(-1)).max()) for window in windows]
 
 
 def draw(curves: dict[str, Sequence[float]], path: Path) -> None:
@@ -95,12 +97,11 @@ def main() -> None:
     args = parser.parse_args()
     curves = {}
     for name, speed in (("without", 0.0), ("balanced by bias", SPEED)):
-        found = launch(_alone, args.steps, speed, nproc=1)[0]
-        curves[name] = [busiest for busiest, _ in found]
-        last = statistics.mean(curves[name][-10:])
+        found = launch(curve, args.steps, speed, nproc=1)[0]
+        curves[name] = busiest(found)
         print(
-            f"{name:18} busiest expert {curves[name][0]:.2f} x the mean at first, {last:.2f} over the last 10 steps "
-            f"(highest of them {max(curves[name][-10:]):.2f}); loss {found[0][1]:.3f} -> {found[-1][1]:.3f}"
+            f"{name:18} busiest expert {curves[name][0]:.2f} x the mean at first, {curves[name][-1]:.2f} over the last "
+            f"{WINDOW} steps; loss {found[0][1]:.3f} -> {found[-1][1]:.3f}"
         )
     if args.figure is not None:
         draw(curves, args.figure)

@@ -74,7 +74,7 @@ class AdoptedMixture(MixtureOfExperts):
         return self.gate
 
     @property
-    def shared(self) -> Any:
+    def shared(self) -> Any:  # type: ignore[override]
         """The expert that every token shares, weighed by a gate of its own."""
         if not hasattr(self, "shared_expert"):
             return None

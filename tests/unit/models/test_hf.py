@@ -215,11 +215,12 @@ def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 MOE = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 50}
 MOE |= {"intermediate_size": 48, "moe_intermediate_size": 24, "max_position_embeddings": 16}
-MIXTURES = {
+FOUR = {"num_experts": 4, "num_experts_per_tok": 2}
+MIXTURES: dict[str, dict[str, Any]] = {
     "mixtral": {"model_type": "mixtral", "num_local_experts": 4},
-    "qwen2_moe": {"model_type": "qwen2_moe", "num_experts": 4, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 40},
-    "qwen3_moe": {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 8},
-    "qwen3_moe, normalised": {"model_type": "qwen3_moe", "num_experts": 4, "norm_topk_prob": True, "head_dim": 8},
+    "qwen2_moe": {**FOUR, "model_type": "qwen2_moe", "shared_expert_intermediate_size": 40},
+    "qwen3_moe": {**FOUR, "model_type": "qwen3_moe", "head_dim": 8},
+    "qwen3_moe, normalised": {**FOUR, "model_type": "qwen3_moe", "norm_topk_prob": True, "head_dim": 8},
 }
 
 
