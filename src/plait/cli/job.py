@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,8 +89,14 @@ def _numbers(world: World, training: Training, tally: Tally, folder: RunFolder |
     from plait.engine.metrics import peak_memory_bytes, summary
     from plait.trace import Timeline
 
-    own = (peak_memory_bytes(), tally.traffic(), training.engine.memory(), tally.timeline())
-    peaks, traffic, states, timelines = (list(part) for part in zip(*world.axis("world").gather_objects(own), strict=True))
+    engine = training.engine
+    own = (peak_memory_bytes(), tally.traffic(), engine.memory(), tally.timeline(), engine.strategy.staleness())
+    gathered = zip(*world.axis("world").gather_objects(own), strict=True)
+    peaks, traffic, states, timelines, ages = (list(part) for part in gathered)
     if folder is not None and world.rank == 0:
         folder.trace.write_text(json.dumps(Timeline.merge(timelines).to_chrome()))
-    return {**summary(tally, peaks, traffic), "state_memory": states}
+    numbers = {**summary(tally, peaks, traffic), "state_memory": states}
+    applied: Counter[int] = sum(ages, Counter())
+    if applied:
+        numbers["staleness"] = {str(age): applied[age] for age in sorted(applied)}
+    return numbers

@@ -20,6 +20,7 @@ Gradients are *summed*, never divided: the loss is normalised in one place, and 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -178,6 +179,10 @@ class DataStrategy(ABC):
     def details(self) -> dict[str, float]:
         """What the step that has just ended adds to the metrics, by name."""
         return {}
+
+    def staleness(self) -> Counter[int]:
+        """How many gradients this rank has applied as a server, by their staleness; empty where all ranks step together."""
+        return Counter()
 
     def kept(self, piece: Piece) -> dict[str, Tensor]:
         """What the strategy itself keeps of a piece from step to step, to be saved with it."""
