@@ -81,12 +81,13 @@ class PlanSection(Section):
     """The plan's text, or `auto` for the planner's choice.
 
     Where a pipeline cuts the model: `counts` of layers, one a stage, or `splits`, the layer that begins each later stage;
-    without either, balanced.
+    without either, balanced. `schedule`: a text file with the pipeline's schedule, in place of the plan's.
     """
 
     text: str = "dp1"
     counts: Annotated[tuple[Count, ...], BeforeValidator(_as_tuple)] | None = None
     splits: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] | None = None
+    schedule: str | None = None
 
 
 class ClusterSection(Section):

@@ -76,6 +76,7 @@ class Options:
     aggregate: str = "sum"
     asynchrony: Asynchrony = field(default_factory=Asynchrony)
     cutting: Cutting = field(default_factory=Cutting)
+    schedule: Schedule | None = None
     placing: Placing = field(default_factory=Placing)
     grouped_product: str = "rule"
 
@@ -115,8 +116,7 @@ def build(
     if split is not None:
         loss = split.loss(loss, IGNORE if loss is cross_entropy else None)
     recompute.apply(model, blocks, plan.remat)
-    schedule = schedules.make(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual)
-    schedule = schedule if schedule.asynchronous else lower(schedule)
+    schedule = _schedule(plan, options.schedule)
     stages_of_model = cut(model, blocks, schedule.num_stages, options.cutting)
     _check_delayed(schedule, stages_of_model, options, balance)
     dtype, master = DTYPES[plan.precision], MASTER_DTYPES[plan.precision]
@@ -128,6 +128,8 @@ def build(
     own.holding = own.holding.split(placements(experts, split))
     make = _StrategyMaker(plan, _data_group(plan, world, options), schedule, experts, world)
     strategies = {stage: make(own.units[stage], own.secondary[stage]) for stage in own.stages}
+    for stage, part in own.stages.items():
+        part.add_into(strategies[stage].sinks())
     strategy = Staged(strategies) if len(strategies) > 1 else strategies[next(iter(strategies))]
     values.fill(strategies, own.holding)
     updater = Update(
@@ -163,6 +165,14 @@ def build(
             mean_of_workers=options.aggregate == "mean" and strategy.lockstep,
         )
     )
+
+
+def _schedule(plan: Plan, own: Schedule | None) -> Schedule:
+    """The plan's, or the user's own; with all that a runtime needs, unless it is a stream, which is cut into steps first."""
+    if own is not None:
+        return lower(schedules.adopt(own, plan.pp.size, plan.micro_batches))
+    schedule = schedules.make(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual)
+    return schedule if schedule.asynchronous else lower(schedule)
 
 
 def join_world(plan: Plan) -> World:

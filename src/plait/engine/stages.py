@@ -39,13 +39,13 @@ def make_stages(model: nn.Module, blocks: Sequence[str], plan: Cut, schedule: Sc
     units = data.split_units(model, blocks)
     params = _params_by_stage(model, plan, own)
     swaps = _swaps(model, params)
-    splits = any(action.kind is Kind.WEIGHT_GRAD for action in schedule)
+    own_products = schedule.num_stages > 1 or any(action.kind is Kind.WEIGHT_GRAD for action in schedule)
     guide = Guide(plan.flow, plan.stage_of) if plan.flow is not None else None
     held: dict[str, nn.Parameter] = {}
     made = Stages(Holding(model, held, shapes, frozenset()))
     for stage in own:
         modules = {module for name in plan.links[stage] for module in model.get_submodule(name).modules()}
-        deferral = Deferral() if splits else None
+        deferral = Deferral() if own_products else None
         if deferral is not None:
             deferral.install(modules)
         local = params[stage]
