@@ -21,6 +21,7 @@ from plait.engine.engine import Engine
 from plait.engine.init import lacks_reset
 from plait.engine.loss import LossFunction
 from plait.errors import ModelError
+from plait.expert import Placing
 from plait.models import losses, user
 from plait.pipeline.actions import Schedule
 from plait.pipeline.text import load as load_schedule
@@ -108,6 +109,8 @@ def make_options(config: Any, plan: Plan | None = None) -> Options:
         asynchrony=Asynchrony(
             **{key: getattr(train, key) for key in ASYNCHRONY_KEYS if hasattr(train, key)},
         ),
+        placing=Placing(getattr(train, "place_experts_every", 0), getattr(train, "spare_expert_slots", 0)),
+        grouped_product=getattr(train, "grouped_product", "rule"),
         cutting=make_cutting(config) if plan is not None and plan.pp.size > 1 else Cutting(),
         schedule=make_schedule(config) if plan is not None and plan.pp.size > 1 else None,
     )

@@ -64,6 +64,7 @@ class Options:
             workers' means; the same where every worker counts as many tokens).
         cutting: where a pipeline cuts the model; balanced by estimated cost where it says nothing.
         placing: whether experts are placed anew between steps, with copies of the busiest.
+        grouped_product: of experts: `rule`, `measure` (after the first step), or one of `models.grouped.METHODS`.
     """
 
     seed: int = 0
@@ -77,6 +78,7 @@ class Options:
     cutting: Cutting = field(default_factory=Cutting)
     schedule: Schedule | None = None
     placing: Placing = field(default_factory=Placing)
+    grouped_product: str = "rule"
 
 
 def build(
@@ -119,6 +121,8 @@ def build(
     _check_delayed(schedule, stages_of_model, options, balance)
     dtype, master = DTYPES[plan.precision], MASTER_DTYPES[plan.precision]
     values = prepare(model, options.seed, dtype, master, world=world, whole=whole)
+    if balance is not None:
+        balance.use_product(model, options.grouped_product)
     axis = world.axis("pp")
     own = make_stages(model, blocks, stages_of_model, schedule, rank=axis.rank, call=call)
     own.holding = own.holding.split(placements(experts, split))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,7 +100,9 @@ def _module(model: nn.Module, plan: Cut, stage: int, *, swaps: list[Swap], guide
     for module, key, param in swaps:  # a link is of one stage, so its copy can stay in place
         if module in modules:
             module._parameters[key] = param
-    return ChainStage(links, call, last=stage == plan.num_stages - 1)
+    names = tuple(inspect.signature(type(model).forward).parameters)[1:]
+    first = model.get_submodule(plan.links[0][0])
+    return ChainStage(links, call, last=stage == plan.num_stages - 1, names=names, first=first)
 
 
 def stage_units(
