@@ -12,7 +12,6 @@ from plait.plan import Plan
 from tests.helpers.threaded import threaded
 from tests.parity.harness import (
     HUGGING_FACE,
-    MORE_SPLIT,
     SPLIT_FAMILIES,
     TOLERANCE,
     check,
@@ -22,6 +21,7 @@ from tests.parity.harness import (
     train,
     whole_model,
 )
+from tests.parity.wide import MORE_SPLIT
 
 Run = Callable[..., list[Any]]
 MODES = ["tp2", "tp2:1d,sp", "tp4:1d,sp", "tp1:2d", "tp4:2d", "tp4:2.5d", "tp8:2.5d,depth2", "tp8:3d"]

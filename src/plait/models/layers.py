@@ -44,7 +44,8 @@ class ScaledEmbedding(nn.Embedding):
     """An embedding [...] -> [..., hidden], times `scale` as the table's type has it; it shares the `table` it is given."""
 
     def __init__(self, table: nn.Parameter, padding_idx: int | None, scale: float) -> None:
-        super().__init__(*table.shape, padding_idx=padding_idx, device="meta")
+        rows, columns = table.shape
+        super().__init__(rows, columns, padding_idx, device="meta")
         self.weight, self.scale = table, scale
 
     def forward(self, input: Tensor) -> Tensor:
