@@ -44,6 +44,7 @@ class Train(Section):
     gradients are summed to the global mean loss or averaged worker by worker.
     `outer_lr` and `outer_momentum` are of the outer step of `local` (DiLoCo: 0.7 and 0.9), `compress` how its differences
     travel; `staleness_rate` whether `async-server` trusts old gradients less: 1, or 1 / (1 + updates missed).
+    `float16` computes in float16 where the plan says float32, with a dynamic scale of the loss and float32 masters.
     """
 
     steps: Count = 100
@@ -68,6 +69,7 @@ class Train(Section):
     outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     compress: Literal["none", "int8"] = "none"
     staleness_rate: Literal["constant", "inverse"] = "constant"
+    float16: bool = False
 
 
 class PlanSection(Section):

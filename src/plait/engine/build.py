@@ -25,6 +25,7 @@ from plait.engine.delayed import Delayed
 from plait.engine.engine import Engine, EngineParts
 from plait.engine.loss import LossFunction
 from plait.engine.pipeline import Part, Pipeline
+from plait.engine.precision import LossScale, Precision
 from plait.engine.staged import Staged
 from plait.engine.stages import make_stages
 from plait.engine.tied import TiedSum
@@ -44,9 +45,6 @@ from plait.pipeline.versions import WeightVersions
 from plait.plan import Plan, check_available
 from plait.tensor import TensorGroup, TensorSplit
 
-DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "float64": torch.float64}
-MASTER_DTYPES = {"float32": torch.float32, "bf16": torch.float32, "float64": torch.float64}
-
 
 @dataclass(frozen=True)
 class Options:
@@ -63,6 +61,7 @@ class Options:
         aggregate: what servers make of the workers' gradients: `sum` (the global mean loss) or `mean` (the mean of the
             workers' means; the same where every worker counts as many tokens).
         cutting: where a pipeline cuts the model; balanced by estimated cost where it says nothing.
+        float16: compute in float16 where the plan says float32, with a dynamic scale of the loss.
     """
 
     seed: int = 0
@@ -74,6 +73,7 @@ class Options:
     aggregate: str = "sum"
     asynchrony: Asynchrony = field(default_factory=Asynchrony)
     cutting: Cutting = field(default_factory=Cutting)
+    float16: bool = False
 
 
 def build(
@@ -95,6 +95,7 @@ def build(
     """
     options = options or Options()
     plan = _checked(plan)
+    precision = Precision.of(plan, float16=options.float16)
     if plan.dp.strategy in data.ELEMENTWISE_ONLY:
         data.require_elementwise(lambda params: optimizer(_unnamed(params)), str(plan))
 
@@ -113,13 +114,12 @@ def build(
     schedule = schedule if schedule.asynchronous else lower(schedule)
     stages_of_model = cut(model, blocks, schedule.num_stages, options.cutting)
     _check_delayed(schedule, stages_of_model, options, balance)
-    dtype, master = DTYPES[plan.precision], MASTER_DTYPES[plan.precision]
-    values = prepare(model, options.seed, dtype, master, world=world, whole=whole)
+    values = prepare(model, options.seed, precision.compute, precision.master, world=world, whole=whole)
     axis = world.axis("pp")
     own = make_stages(model, blocks, stages_of_model, schedule, rank=axis.rank, call=call)
     own.holding = own.holding.split(placements(experts, split))
-    make = _StrategyMaker(plan, _data_group(plan, world, options), schedule, experts, world)
-    strategies = {stage: make(own.units[stage], own.secondary[stage]) for stage in own.stages}
+    make = _StrategyMaker(plan, _data_group(plan, world, options, precision), schedule, experts, world)
+    strategies = {stage: own.strategy(stage, make) for stage in own.stages}
     strategy = Staged(strategies) if len(strategies) > 1 else strategies[next(iter(strategies))]
     values.fill(strategies, own.holding)
     updater = Update(
@@ -143,7 +143,7 @@ def build(
             split=split,
             update=updater,
             splitter=BatchSplitter(
-                model, plan.micro_batches, DTYPES[plan.precision], world.device, None if sequence is None else sequence.cut
+                model, plan.micro_batches, precision.compute, world.device, None if sequence is None else sequence.cut
             ),
             balance=balance,
             actions=schedule.ranks[axis.rank],
@@ -152,6 +152,7 @@ def build(
             tied=TiedSum(axis, schedule.placement, stages_of_model.tied, strategies),
             holding=own.holding,
             seed=options.seed,
+            scale=LossScale() if precision.scaled else None,
             mean_of_workers=options.aggregate == "mean" and strategy.lockstep,
         )
     )
@@ -193,13 +194,13 @@ def _split_sequences(model: nn.Module, plan: Plan, world: World, options: Option
     return context.apply(model, named, world.axis("cp"), plan.cp.strategy)
 
 
-def _data_group(plan: Plan, world: World, options: Options) -> DataGroup:
+def _data_group(plan: Plan, world: World, options: Options, precision: Precision) -> DataGroup:
     return DataGroup(
         axis=data_axis(world),
         shard=data_axis(world, "dp_shard" if plan.dp.replicate > 1 else "dp"),
         replicate=world.axis("dp_replicate"),
-        param_dtype=DTYPES[plan.precision],
-        master_dtype=MASTER_DTYPES[plan.precision],
+        param_dtype=precision.compute,
+        master_dtype=precision.master,
         device=world.device,
         offload=plan.dp.offload,
         num_servers=options.num_servers,

@@ -18,7 +18,8 @@ from torch import Tensor
 from plait import datasets
 from plait.comm import World
 from plait.engine import assemble, optimizers
-from plait.engine.build import MASTER_DTYPES, build, join_world
+from plait.engine.build import build, join_world
+from plait.engine.precision import MASTER_DTYPES
 from plait.errors import NonFiniteLoss, RunError
 from plait.federated.client import Client, Local, get_weights
 from plait.federated.judge import Judge

@@ -17,23 +17,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Product = Callable[..., Tensor]
+Params = tuple[Tensor, Tensor | None]  # weight and bias
 
 
 class Deferred:
     """Weight gradients that have been left for later, of one micro-batch."""
 
     def __init__(self) -> None:
-        self._made_from: list[tuple[_Recipe, Tensor, Tensor]] = []
+        self._made_from: list[tuple[_Recipe, Params, Tensor, Tensor]] = []
 
-    def add(self, recipe: _Recipe, source: Tensor, grad: Tensor) -> None:
-        """What a gradient will be made from."""
-        self._made_from.append((recipe, source, grad))
+    def add(self, recipe: _Recipe, params: Params, source: Tensor, grad: Tensor) -> None:
+        """What the gradients of `params` will be made from; they are named now, as another stage may use others later."""
+        self._made_from.append((recipe, params, source, grad))
 
     def run(self) -> None:
         """Make them, as backward would have: hooks on the parameters see nothing else."""
         made_from, self._made_from = self._made_from, []
-        for recipe, source, grad in made_from:
-            pairs = [(p, g) for p, g in recipe.weight_grads(source, grad) if p.requires_grad]
+        for recipe, params, source, grad in made_from:
+            found = zip(params, recipe.weight_grads(source, grad, params), strict=False)
+            pairs = [(p, g) for p, g in found if p is not None and p.requires_grad]
             if pairs:
                 torch.autograd.backward([p for p, _ in pairs], [g for _, g in pairs])
 
@@ -70,7 +72,7 @@ class _Recipe:
     def __init__(self, module: nn.Module) -> None:
         self.module: Any = module
 
-    def params(self) -> tuple[Tensor, Tensor | None]:
+    def params(self) -> Params:
         return self.module.weight, self.module.bias
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -79,12 +81,12 @@ class _Recipe:
     def input_grad(self, x: Tensor, weight: Tensor, grad: Tensor) -> Tensor:
         return grad @ weight
 
-    def weight_grads(self, x: Tensor, grad: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        weight, bias = self.params()
+    def weight_grads(self, x: Tensor, grad: Tensor, params: Params) -> Iterator[Tensor]:
+        """Of the weight, and of the bias if there is one."""
         flat = grad.reshape(-1, grad.shape[-1])
-        yield weight, flat.t() @ x.reshape(-1, x.shape[-1])
-        if bias is not None:
-            yield bias, flat.sum(0)
+        yield flat.t() @ x.reshape(-1, x.shape[-1])
+        if params[1] is not None:
+            yield flat.sum(0)
 
 
 class _Transposed(_Recipe):
@@ -97,12 +99,11 @@ class _Transposed(_Recipe):
     def input_grad(self, x: Tensor, weight: Tensor, grad: Tensor) -> Tensor:
         return grad @ weight.t()
 
-    def weight_grads(self, x: Tensor, grad: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        weight, bias = self.params()
+    def weight_grads(self, x: Tensor, grad: Tensor, params: Params) -> Iterator[Tensor]:
         flat = grad.reshape(-1, grad.shape[-1])
-        yield weight, x.reshape(-1, x.shape[-1]).t() @ flat
-        if bias is not None:
-            yield bias, flat.sum(0)
+        yield x.reshape(-1, x.shape[-1]).t() @ flat
+        if params[1] is not None:
+            yield flat.sum(0)
 
 
 class _Convolution(_Recipe):
@@ -133,12 +134,12 @@ class _Convolution(_Recipe):
     def input_grad(self, x: Tensor, weight: Tensor, grad: Tensor) -> Tensor:
         return self._backward(x, weight, grad, [True, False, False])[0]
 
-    def weight_grads(self, x: Tensor, grad: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        weight, bias = self.params()
+    def weight_grads(self, x: Tensor, grad: Tensor, params: Params) -> Iterator[Tensor]:
+        weight, bias = params
         found = self._backward(x, weight, grad, [False, True, bias is not None])
-        yield weight, found[1]
+        yield found[1]
         if bias is not None:
-            yield bias, found[2]
+            yield found[2]
 
 
 def _recipe(module: nn.Module) -> _Recipe | None:
@@ -168,7 +169,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, how: tuple[_Recipe, Deferral]) -> Tensor:
         ctx.save_for_backward(x, weight)
-        (ctx.recipe, ctx.deferral), ctx.has_bias = how, bias is not None
+        (ctx.recipe, ctx.deferral), ctx.params = how, (weight, bias)
         return how[0].forward(x, weight, bias)
 
     @staticmethod
@@ -176,10 +177,10 @@ class _Product(torch.autograd.Function):
         grad, (x, weight) = grads[0], ctx.saved_tensors
         recipe: _Recipe = ctx.recipe
         input_grad = recipe.input_grad(x, weight, grad) if ctx.needs_input_grad[0] else None
-        if not (ctx.needs_input_grad[1] or (ctx.has_bias and ctx.needs_input_grad[2])):
+        if not (ctx.needs_input_grad[1] or (ctx.params[1] is not None and ctx.needs_input_grad[2])):
             return input_grad, None, None, None
         if ctx.deferral.open is not None:
-            ctx.deferral.open.add(recipe, x, grad)
+            ctx.deferral.open.add(recipe, ctx.params, x, grad)
             return input_grad, None, None, None
-        made = [g for _, g in recipe.weight_grads(x, grad)]
+        made = list(recipe.weight_grads(x, grad, ctx.params))
         return input_grad, made[0], made[1] if len(made) > 1 else None, None

@@ -178,12 +178,15 @@ def interleaved_has_two_stages_a_rank(pp: PipelineAxis) -> str | None:
     return f"{pp}: interleaved needs v2 or more; one stage to a rank is pp{pp.size}:1f1b"
 
 
-MICRO_BATCHES_PER_RANK: Final = {"interleaved": 1, "2bw": 1}
+MICRO_BATCHES_PER_RANK: Final = {"interleaved": 1, "2bw": 1, "dualpipev": 2}
 """Schedules that need at least this many micro-batches for each pipeline rank."""
 
 
 def enough_micro_batches(plan: Plan) -> str | None:
-    """Interleaving hands micro-batches out in rounds of pp; 2BW keeps two weight versions only if m >= pp."""
+    """Interleaving hands micro-batches out in rounds of pp; 2BW keeps two weight versions only if m >= pp.
+
+    DualPipeV needs two for each rank.
+    """
     pp, m = plan.pp, plan.micro_batches
     least = MICRO_BATCHES_PER_RANK.get(pp.schedule, 0) * pp.size
     if m >= least:
