@@ -52,7 +52,7 @@ class Case:
 
 
 CASES = {
-    "compute": Case("compute", "8 layers, width 256, 2 x 128 tokens a micro-batch", 8, 256, 128, 16),
+    "compute": Case("compute", "8 layers, width 256, 1 x 64 tokens a micro-batch", 8, 256, 64, 8),
     "communication": Case("communication", "8 layers, width 512, 1 x 8 tokens: small and frequent messages", 8, 512, 8, 8),
 }
 

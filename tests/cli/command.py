@@ -32,7 +32,7 @@ lr = 1e-2
 text = "dp2:zero1"
 """
 
-LIMIT_SECONDS = 60  # against hanging, not a measurement
+LIMIT_SECONDS = 180  # against hanging, not a measurement
 
 
 @dataclass(frozen=True)

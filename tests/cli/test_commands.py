@@ -83,12 +83,13 @@ def test_the_stored_config_trains_the_same(trained: tuple[Path, dict[str, Any]],
     assert losses(tmp_path / "again") == pytest.approx(losses(folder / "run"), rel=1e-6)
 
 
-@pytest.mark.parametrize("plan", ["dp1", "dp2:zero3", "dp2:ring"])
+@pytest.mark.parametrize("plan", ["dp1", "dp2:zero3,offload", "dp2:ring"])
 def test_a_run_is_resumed_under_another_plan(trained: tuple[Path, dict[str, Any]], tmp_path: Path, plan: str) -> None:
     folder, _ = trained
     words = ("train", folder / "run" / "config.toml", "--plan", plan, "--out", "run", "--json")
     done = plait(*words, "--resume", folder / "run" / "checkpoints" / "step-00000002", cwd=tmp_path)
     assert done.code == 0, done.err
+    assert ("host memory already" in done.err) == ("offload" in plan), done.err
     assert [step["step"] for step in metrics(tmp_path / "run")] == [3, 4]
     assert losses(tmp_path / "run") == pytest.approx(losses(folder / "run")[2:], rel=1e-6)
     assert (done.json()["steps"], done.json()["steps_here"]) == (4, 2)

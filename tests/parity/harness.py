@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from plait.comm import World
 from plait.engine.build import Options, build
 from plait.engine.engine import Engine
 from plait.engine.init import Initializer, derive_seed, place_holders
+from plait.mesh import Mesh
 from plait.models import losses
 from plait.plan import Plan
 from plait.verify.compare import largest, relative_error
@@ -275,9 +276,10 @@ def optimizer(params: Any) -> torch.optim.Optimizer:
 def check(
     run: Callable[..., list[Any]], plan_text: str, family: str | Family, num_samples: int = 12, **options: Any
 ) -> Outcome:
-    """Run one cell of the parity table; `run` is the `ranks` fixture."""
+    """Run one cell of the parity table; `run` is the `ranks` fixture. `node` is the number of ranks of a node."""
     plan = Plan.parse(plan_text)
-    results = run(plan.world_size, run_engine, plan_text, family, num_samples, options, plan=plan_text)
+    mesh = replace(Mesh.of(plan), node=options.pop("node", 0))
+    results = run(plan.world_size, run_engine, plan_text, family, num_samples, options, plan=mesh)
     return compare(results, reference(family, plan, num_samples, options), options.get("clip_grad_norm"))
 
 

@@ -69,6 +69,15 @@ HUGGING_FACE = {
     # Its norms round to float32, so that the size of a slice shows in the seventh digit: one device takes the same slices.
     "hf-gemma2": replace(causal(model_type="gemma2", head_dim=4, sliding_window=4, **GROUPED), by_slice=True),
     "hf-mixtral": causal(model_type="mixtral", num_local_experts=4, experts_implementation="eager", **GROUPED),
+    "hf-mixtral-default": causal(model_type="mixtral", num_local_experts=4, **GROUPED),
+    "hf-qwen2-moe": causal(
+        model_type="qwen2_moe",
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=12,
+        shared_expert_intermediate_size=20,
+        **GROUPED,
+    ),
     "hf-gpt-neox": causal(model_type="gpt_neox", **SMALL),
     "hf-bert": Wrapped("BertForMaskedLM:BertConfig", BERT, (8,), 29, tokens=True),
     "hf-t5": Wrapped("T5ForConditionalGeneration:T5Config", T5, (8,), 29, tokens=True),

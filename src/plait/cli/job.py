@@ -44,6 +44,8 @@ def run(job: Job) -> dict[str, Any]:
     world = join_world(plan)
     folder = _agreed_folder(world, job)
     training = assemble(job.config, plan, world)
+    if world.rank == 0 and plan.dp.offload and world.device.type == "cpu":
+        print("offload saves nothing here: on the CPU optimizer state is in host memory already", file=sys.stderr, flush=True)
     if job.checkpoint is not None:
         training.loader.load_state_dict(training.engine.load(job.checkpoint)["loader"])
     if folder is not None and world.rank == 0:

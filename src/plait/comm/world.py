@@ -7,7 +7,10 @@ ranks ask for their axes in the same order.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import itertools
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -152,6 +155,8 @@ def init(
         torch.cuda.set_device(device)
     if device.type != "cpu" and backend in {"gloo", "shared"}:
         raise PlanError(f"backend {backend!r} moves CPU memory and the device is {device}; use 'auto' or 'native'")
+    if mesh.ep > 1 and not mesh.node:
+        mesh = replace(mesh, node=_ranks_a_node())
     links = _Links(Groups(mesh, own, timeout_seconds), "native" if device.type != "cpu" else backend, timeout_seconds)
 
     def leave() -> None:
@@ -160,6 +165,24 @@ def init(
             dist.destroy_process_group()
 
     return World(mesh, own, device, links.connect, leave)
+
+
+def _ranks_a_node() -> int:
+    """How many ranks each host has; 0 if they are all on one, or not as many on each, one host after the other."""
+    hosts: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(hosts, socket.gethostname())
+    return ranks_a_node(hosts)
+
+
+def ranks_a_node(hosts: Sequence[object]) -> int:
+    """The length of the blocks of equal hosts, by rank; 0 for one host, or blocks of unequal length.
+
+    >>> ranks_a_node("aabb"), ranks_a_node("aaaa"), ranks_a_node("abab"), ranks_a_node("abbb")
+    (2, 0, 0, 0)
+    """
+    blocks = [len(list(block)) for _, block in itertools.groupby(hosts)]
+    regular = len(blocks) == len(set(hosts)) > 1 and len(set(blocks)) == 1
+    return blocks[0] if regular else 0
 
 
 class _Links:

@@ -127,7 +127,7 @@ def _context(block: Block, shard: Sharding, width: int) -> list[Message]:
         pair = shard.tokens * width * op.num_kv_heads * (op.head_dim + op.value_dim) / shard.tp
         if shard.context == "ring":
             messages.append(Message("cp", "shift", pair, "forward", shard.cp, shard.tp, shard.cp - 1))
-            messages.append(Message("cp", "shift", pair, "backward", shard.cp, shard.tp, 2 * shard.cp - 1))
+            messages.append(Message("cp", "shift", pair, "backward", shard.cp, shard.tp, 2 * (shard.cp - 1)))
         else:
             query = shard.tokens * width * op.num_heads * (op.head_dim + op.value_dim) / shard.tp
             messages += [

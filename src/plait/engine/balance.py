@@ -7,7 +7,7 @@ whoever watches.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,23 +18,37 @@ from plait.comm import Axis
 from plait.engine.batch import MicroBatch
 from plait.engine.loss import LossFunction
 from plait.errors import ModelError
-from plait.expert import RankSurroundings, SequenceCut
+from plait.expert import Placer, RankSurroundings, SequenceCut
 from plait.models.routing import Router
 
 
 @dataclass(frozen=True)
 class Load:
-    """Where the tokens of one step went, over all ranks. `by_layer` [L][E]: tokens of each expert, as chosen.
+    """Where the tokens of one step went, over all ranks.
 
     Attributes:
+        names: of the routers.
+        by_layer: [L][E], tokens of each expert, as chosen.
+        by_rank: tokens that each rank of the expert axis computes, all layers together.
         dropped: share of all (token, expert) pairs that found no room.
         busiest: tokens of the busiest expert in units of the mean, in the worst layer; 1 is balanced.
     """
 
     names: tuple[str, ...]
     by_layer: tuple[tuple[float, ...], ...]
+    by_rank: tuple[float, ...]
     dropped: float
     busiest: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """As `metrics.jsonl` has it."""
+        layers = [[round(number) for number in layer] for layer in self.by_layer]
+        return {"busiest": self.busiest, "dropped": self.dropped, "ranks": [round(n) for n in self.by_rank], "layers": layers}
+
+    def text(self) -> str:
+        """`busiest expert 1.32 x the mean, 0.4 % dropped`."""
+        dropped = f", {100 * self.dropped:.1f} % dropped" if self.dropped else ""
+        return f"busiest expert {self.busiest:.2f} x the mean{dropped}"
 
 
 class Balance:
@@ -43,6 +57,7 @@ class Balance:
     def __init__(self, routers: dict[str, Router], surroundings: RankSurroundings, tokens: Axis, loss: LossFunction) -> None:
         self.routers, self._around, self._tokens = routers, surroundings, tokens
         self._count = getattr(loss, "count", None)
+        self.placer: Placer | None = None  # where experts are split over ranks
         self.load: Load | None = None
 
     @classmethod
@@ -94,26 +109,36 @@ class Balance:
 
     def after_update(self, stages: Axis) -> None:
         """Sum the load over all ranks, and let the routers of this rank's stages act on it. Collective."""
-        loads = [router.load for router in self.routers.values()]
+        found = [router.load for router in self.routers.values()]
         sizes = [router.settings.num_experts + 2 for router in self.routers.values()]
         device = self._device()
         parts = [
             torch.zeros(size, dtype=torch.float64, device=device) if load is None else load
-            for load, size in zip(loads, sizes, strict=True)
+            for load, size in zip(found, sizes, strict=True)
         ]
         together = torch.cat(parts)
         self._tokens.all_reduce(together, control=True).wait()
-        for router, own, load in zip(self.routers.values(), loads, together.split(sizes), strict=True):
+        for router, own, load in zip(self.routers.values(), found, together.split(sizes), strict=True):
             if own is not None:
                 router.load = load
                 router.after_update()
         stages.all_reduce(together, control=True).wait()
-        by_layer = together.split(sizes)
-        self.load = _load(tuple(self.routers), [load.tolist() for load in by_layer])
+        loads = dict(zip(self.routers, (load.tolist() for load in together.split(sizes)), strict=True))
+        self.load = _load(loads, self.placer)
+        if self.placer is not None:
+            self.placer.after_step({name: load[:-2] for name, load in loads.items()})
 
 
-def _load(names: tuple[str, ...], loads: Sequence[Sequence[float]]) -> Load:
-    chosen = tuple(tuple(load[:-2]) for load in loads)
-    pairs = sum(load[-1] for load in loads)
-    busiest = max((max(layer) * len(layer) / sum(layer) for layer in chosen if sum(layer)), default=1.0)
-    return Load(names, chosen, sum(load[-2] for load in loads) / max(pairs, 1.0), busiest)
+def _load(loads: Mapping[str, Sequence[float]], placer: Placer | None) -> Load:
+    """`loads` [E + 2] of each router: tokens by expert, dropped pairs, all pairs."""
+    chosen = {name: tuple(load[:-2]) for name, load in loads.items()}
+    pairs = sum(load[-1] for load in loads.values())
+    busiest = max((max(layer) * len(layer) / sum(layer) for layer in chosen.values() if sum(layer)), default=1.0)
+    parts = [[sum(layer)] if placer is None else placer.rank_loads(name, layer) for name, layer in chosen.items()]
+    return Load(
+        names=tuple(chosen),
+        by_layer=tuple(chosen.values()),
+        by_rank=tuple(sum(ranks) for ranks in zip(*parts, strict=True)),
+        dropped=sum(load[-2] for load in loads.values()) / max(pairs, 1.0),
+        busiest=busiest,
+    )

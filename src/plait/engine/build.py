@@ -31,9 +31,9 @@ from plait.engine.stages import make_stages
 from plait.engine.tied import TiedSum
 from plait.engine.update import LearningRate, Parameters, Update
 from plait.engine.values import Whole, prepare
-from plait.engine.with_experts import WithExperts, expert_group, placements, separate
+from plait.engine.with_experts import WithExperts, expert_group, expert_roads, make_placer, placements, separate
 from plait.errors import ModelError, NotAvailable, PlanError
-from plait.expert import ExpertSplit
+from plait.expert import ExpertSplit, Placing
 from plait.mesh import Mesh
 from plait.models.losses import IGNORE, cross_entropy
 from plait.pipeline import schedules
@@ -62,6 +62,7 @@ class Options:
             workers' means; the same where every worker counts as many tokens).
         cutting: where a pipeline cuts the model; balanced by estimated cost where it says nothing.
         float16: compute in float16 where the plan says float32, with a dynamic scale of the loss.
+        placing: whether experts are placed anew between steps, with copies of the busiest.
     """
 
     seed: int = 0
@@ -74,6 +75,7 @@ class Options:
     asynchrony: Asynchrony = field(default_factory=Asynchrony)
     cutting: Cutting = field(default_factory=Cutting)
     float16: bool = False
+    placing: Placing = field(default_factory=Placing)
 
 
 def build(
@@ -103,9 +105,11 @@ def build(
     blocks = _blocks(model, options.blocks)
     sequence = _split_sequences(model, plan, world, options)
     whole = Whole.of(model)
-    experts = expert.apply(model, world.axis("ep")) if plan.ep > 1 else None
+    experts = expert.apply(model, expert_roads(world)) if plan.ep > 1 else None
     split = _split_layers(model, plan, world, options)
     balance = Balance.of(model, data_axis(world), sequence, loss)
+    if balance is not None and experts is not None:
+        balance.placer = make_placer(model, world, options.placing)
     whole = replace(whole, originals=_originals(experts, split))
     if split is not None:
         loss = split.loss(loss, IGNORE if loss is cross_entropy else None)
@@ -209,8 +213,11 @@ def _data_group(plan: Plan, world: World, options: Options, precision: Precision
 
 
 def _check_composition(plan: Plan) -> None:
-    if plan.ep > 1 and plan.dp.strategy not in ("allreduce", "ring", *data.ELEMENTWISE_ONLY):
-        raise NotAvailable(f"'{plan}': experts are not split under dp:{plan.dp.strategy} yet; use allreduce, ring or zero1..3")
+    if plan.ep > 1 and plan.dp.strategy in data.OUT_OF_STEP:
+        raise NotAvailable(
+            f"'{plan}': experts on other ranks need these to step together, and those of dp:{plan.dp.strategy} do not; use "
+            "allreduce, ring, server or zero1..3"
+        )
     others = plan.world_size // plan.dp.size
     if others > 1 and plan.dp.strategy in data.OUT_OF_STEP and plan.dp.size > 1:
         raise NotAvailable(

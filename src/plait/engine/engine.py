@@ -166,6 +166,16 @@ class Engine:
         self.flush()
         return load(self, Path(path))
 
+    def save_pretrained(self, path: str | Path, *, dtype: torch.dtype | None = None) -> list[Path]:
+        """Save the parameters as safetensors files that others load, and a Hugging Face model's config. Collective.
+
+        No rank holds the whole model for it; `dtype` converts. Returns the files.
+        """
+        from plait.engine.pretrained import save_pretrained
+
+        self.flush()
+        return save_pretrained(self, Path(path), dtype=dtype)
+
     def memory(self) -> dict[str, int]:
         """Bytes of this rank's live model state between steps: parameters, gradients, optimizer, buffers."""
         return live_bytes(self)

@@ -2,6 +2,7 @@
 
 A parameter's values come from a generator seeded by the *name* of the module that owns it, whatever the order, the rank or
 the stage in which it is made. They are made one module at a time and cut at once, so no rank ever holds the whole model.
+A model that knows where its values are saved (`models.weights`) gets those instead.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.errors import ModelError
+from plait.models.weights import weights_of
 
 TakeValue = Callable[[nn.Parameter, Tensor], None]
 
@@ -76,16 +78,28 @@ class Initializer:
     ) -> None:
         """`originals`, by name: modules that stand for those of the model which hold parts; values are made whole by them."""
         self._model, self._seed, self._dtype, self._device = model, seed, dtype, device
-        self._originals = originals or {}
+        self._originals, self._weights = originals or {}, weights_of(model)
+        self._names = {id(param): name for name, param in model.named_parameters()}
 
     def run(self, take: TakeValue) -> None:
         """Call `take(param, full value)` for each parameter once (the first owner's value), and fill the buffers."""
-        taken: set[int] = set()
+        self.make(take)
+        if self._weights is None:
+            return
+        wide = torch.float64 if self._dtype == torch.float64 else torch.float32
+        with self._weights.reading() as reader:
+            for name, param in self._model.named_parameters():
+                if name in self._weights:
+                    take(param, reader.read(name).to(wide if param.is_floating_point() else param.dtype))
+
+    def make(self, take: TakeValue) -> None:
+        """The same for the parameters whose values are not saved."""
+        taken = {param for param, name in self._names.items() if self._weights is not None and name in self._weights}
         with torch.random.fork_rng(devices=[]):
             for name, module in self._model.named_modules():
                 params = dict(module.named_parameters(recurse=False, remove_duplicate=False))
                 buffers = {key: buffer for key, buffer in module.named_buffers(recurse=False) if buffer is not None}
-                if params or buffers:
+                if buffers or any(id(param) not in taken for param in params.values()):
                     values = self._values_of(name, module, params, buffers)
                     for key, param in params.items():
                         if id(param) not in taken:

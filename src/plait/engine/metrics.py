@@ -31,7 +31,7 @@ class MetricsFile(Hook):
         if self._file is None:
             self._file = self.path.open("a", buffering=1)
         result = done.result
-        record = {
+        record: dict[str, Any] = {
             "step": done.step,
             "loss": _finite(result.loss),
             "grad_norm": _finite(result.grad_norm),
@@ -39,6 +39,8 @@ class MetricsFile(Hook):
             "seconds": done.seconds,
             **result.details,
         }
+        if result.load is not None:
+            record["experts"] = result.load.as_dict()
         self._file.write(json.dumps(record, allow_nan=False) + "\n")
 
     def on_end(self) -> None:

@@ -46,6 +46,11 @@ class Pace:
         return f"{rate:,.0f} tokens/s, {peak_memory_bytes() / 1e9:.2f} GB, {clock} left"
 
 
+def _told(done: StepDone, pace: Pace) -> str:
+    load = "" if done.result.load is None else f"  {done.result.load.text()}"
+    return f"loss {done.result.loss:.4f}  {pace.text()}{load}"
+
+
 class Lines(Hook):
     """One line at the first and the last step, and between them when `every_seconds` have passed."""
 
@@ -66,7 +71,7 @@ class Lines(Hook):
         if done.step < self._last and now - self._printed_at < self.every_seconds:
             return
         self._printed_at = now
-        line = f"step {done.step}/{self._last}  loss {done.result.loss:.4f}  {self._pace.text()}"
+        line = f"step {done.step}/{self._last}  {_told(done, self._pace)}"
         print(line, file=self.stream, flush=True)
 
 
@@ -93,7 +98,7 @@ class Bar(Hook):
         """Move it on."""
         assert self._bar is not None and self._task is not None  # on_start came first
         self._pace.add(done)
-        self._bar.update(self._task, completed=done.step, told=f"loss {done.result.loss:.4f}  {self._pace.text()}")
+        self._bar.update(self._task, completed=done.step, told=_told(done, self._pace))
 
     def on_end(self) -> None:
         """Leave it standing, and the cursor visible."""

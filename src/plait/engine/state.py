@@ -41,7 +41,7 @@ def save(engine: Engine, path: Path, meta: dict[str, Any]) -> None:
     average_optimizer_state(engine)
     save_pieces(
         path,
-        [*_parameter_pieces(engine), *_optimizer_pieces(engine), *_kept_pieces(engine), *_buffer_pieces(engine)],
+        [*parameter_pieces(engine), *_optimizer_pieces(engine), *_kept_pieces(engine), *buffer_pieces(engine)],
         {
             **meta,
             "step": engine.step_index,
@@ -111,7 +111,8 @@ def _check(engine: Engine, checkpoint: Checkpoint) -> None:
     checkpoint.check(wanted)
 
 
-def _parameter_pieces(engine: Engine) -> Iterator[SavedPiece]:
+def parameter_pieces(engine: Engine) -> Iterator[SavedPiece]:
+    """What this rank saves of the parameters."""
     for piece in _counted(engine):
         replicas = engine.strategy.replicas_of(piece)
         yield from _share(engine, _of_piece(engine, piece, piece.name, piece.value), replicas)
@@ -122,7 +123,8 @@ def _parameter_pieces(engine: Engine) -> Iterator[SavedPiece]:
             yield from _share(engine, part, holders)
 
 
-def _buffer_pieces(engine: Engine) -> Iterator[SavedPiece]:
+def buffer_pieces(engine: Engine) -> Iterator[SavedPiece]:
+    """What this rank saves of the buffers."""
     if data_axis(engine.world).rank == engine.world.axis("tp").rank == 0:
         for part in local_buffers(engine.holding):
             if part.name not in engine.holding.secondary:

@@ -1,4 +1,4 @@
-"""The values of a model: made by name, or brought along; each goes to wherever this rank keeps the parameter."""
+"""The values of a model: made by name, read from files, or brought along; each goes to wherever this rank keeps it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from plait.comm import Axis, World
-from plait.data import DataStrategy
+from plait.data import DataStrategy, FrozenPiece, Piece
 from plait.data.gradients import BucketState
 from plait.engine.holding import Holding
 from plait.engine.init import Initializer, buffer_dtype, is_meta, place_holders
+from plait.engine.parts import LocalPart, Shapes
+from plait.mesh.boxes import Box, FlatRange
+from plait.models.weights import Reader, Weights, weights_of
 
 
 class Values:
@@ -21,9 +24,19 @@ class Values:
     def __init__(self, model: nn.Module, initializer: Initializer | None, brought: dict[str, Tensor], axis: Axis) -> None:
         self._name_of = {id(param): name for name, param in model.named_parameters()}
         self._initializer, self._brought, self._axis = initializer, brought, axis
+        self._weights = weights_of(model) if initializer is not None else None
 
     def fill(self, strategies: Mapping[int, DataStrategy], holding: Holding) -> None:
-        """Give every parameter that this rank holds its value. Collective where the values were brought along."""
+        """Give every parameter that this rank holds its value. Collective."""
+        with torch.no_grad():
+            self._give_all(strategies, holding)
+            if self._weights is not None:
+                read_parts(self._weights, strategies, holding)
+            for strategy in strategies.values():
+                strategy.publish()
+
+    def _give_all(self, strategies: Mapping[int, DataStrategy], holding: Holding) -> None:
+        """Whole values, one after the other, each cut to what this rank keeps of it."""
         places: dict[str, list[tuple[DataStrategy, BucketState, int]]] = {}
         for strategy in strategies.values():
             for state in (*strategy.states, *strategy.frozen_states):
@@ -45,15 +58,43 @@ class Values:
             if id(param) in self._name_of:  # else a copy for another stage: its value comes under the name of the first
                 give(self._name_of[id(param)], value)
 
-        with torch.no_grad():
-            if self._initializer is not None:
-                self._initializer.run(take)
-            for name in list(self._brought):
-                value = self._brought.pop(name).contiguous()
-                self._axis.broadcast(value, 0).wait()
-                give(name, value)
-            for strategy in strategies.values():
-                strategy.publish()
+        if self._initializer is not None:
+            self._initializer.make(take)
+        for name in list(self._brought):
+            value = self._brought.pop(name).contiguous()
+            self._axis.broadcast(value, 0).wait()
+            give(name, value)
+
+
+def read_parts(weights: Weights, strategies: Mapping[int, DataStrategy], holding: Holding) -> None:
+    """Read the elements that this rank keeps, and no others, into the masters of its strategies."""
+    shapes = Shapes(holding.placements)
+    pieces: list[Piece | FrozenPiece] = []
+    for strategy in strategies.values():
+        pieces += [piece for piece in strategy.pieces if piece.name in weights]
+        pieces += [piece for piece in strategy.frozen_pieces() if piece.name in weights]
+    sharded = {piece.name for piece in pieces}
+    with weights.reading() as reader:
+        for piece in pieces:
+            part = piece.part
+            _read(
+                reader,
+                shapes.part(piece.name, tuple(part.slot.shape), part.start, part.stop, piece.value.detach().reshape(-1)),
+            )
+        for name, param in holding.params.items():
+            if name in weights and name not in sharded and not param.requires_grad:
+                param.data = torch.empty(param.shape, dtype=param.dtype, device=param.device)
+                _read(reader, shapes.whole(name, param))
+
+
+def _read(reader: Reader, part: LocalPart) -> None:
+    for box, start, stop, values in part.boxed():
+        flat = values.reshape(-1)
+        for rectangle in FlatRange(box, start, stop).rectangles():
+            read = reader.read(part.name, rectangle.box.within(Box.whole(part.global_shape)))
+            flat[rectangle.position : rectangle.position + rectangle.box.numel].copy_(read.reshape(-1))
+        if flat.data_ptr() != values.data_ptr():
+            values.copy_(flat.view_as(values))
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from torch import nn
 from plait.comm import World
 from plait.data import DataGroup, DataStrategy, Unit
 from plait.engine.staged import Staged
-from plait.expert import ExpertSplit
+from plait.expert import ExpertSplit, Placer, Placing, Roads
 from plait.mesh.boxes import Box
+from plait.models.experts import MixtureOfExperts
 from plait.tensor import Placement, TensorSplit
 
 
@@ -59,6 +60,21 @@ def separate(units: Sequence[Unit], names: set[str]) -> tuple[list[Unit], list[U
 def _users(modules: Sequence[nn.Module], params: set[int]) -> list[nn.Module]:
     inside = [part for module in modules for part in module.modules()]
     return [part for part in inside if any(id(param) in params for param in part.parameters(recurse=False))]
+
+
+def expert_roads(world: World) -> Roads:
+    """The expert axis, in two hops where it spans nodes. Collective."""
+    if not world.mesh.experts_span_nodes:
+        return Roads(world.axis("ep"))
+    return Roads(world.axis("ep"), world.axis("ep_local"), world.axis("ep_nodes"))
+
+
+def make_placer(model: nn.Module, world: World, placing: Placing) -> Placer:
+    """What places the experts of a split model anew."""
+    layers = {f"{name}.router": layer for name, layer in model.named_modules() if isinstance(layer, MixtureOfExperts)}
+    mesh = world.mesh
+    num_nodes = mesh.axis_size("ep_nodes") if mesh.experts_span_nodes else 1
+    return Placer(layers, world.axis("ep").size, num_nodes, placing)
 
 
 def expert_group(dense: DataGroup, world: World) -> DataGroup:

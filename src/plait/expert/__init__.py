@@ -3,7 +3,21 @@
 from __future__ import annotations
 
 from plait.expert.dispatch import ExpertExchange
+from plait.expert.journey import Roads
+from plait.expert.placement import Layout
+from plait.expert.replace import Placer, Placing, put
 from plait.expert.split import ExpertSplit, apply
 from plait.expert.surroundings import RankSurroundings, SequenceCut
 
-__all__ = ["ExpertExchange", "ExpertSplit", "RankSurroundings", "SequenceCut", "apply"]
+__all__ = [
+    "ExpertExchange",
+    "ExpertSplit",
+    "Layout",
+    "Placer",
+    "Placing",
+    "RankSurroundings",
+    "Roads",
+    "SequenceCut",
+    "apply",
+    "put",
+]

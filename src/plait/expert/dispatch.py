@@ -7,6 +7,8 @@ elsewhere, forward and backward, and forward the counts of all experts.
 
     rank 0: e0 e0 e1 e3          -> rank 0 (e0 e1): e0 e0 e1 | e1          -> e0 e0 e1 e1 -> computed -> back
     rank 1: e1 e2 e2 e3          -> rank 1 (e2 e3): e3 | e2 e2 e3          -> e2 e2 e3 e3
+
+Where experts have been placed anew (`place`), the rows of an expert are shared by its copies, and leave sorted by slot.
 """
 
 from __future__ import annotations
@@ -15,41 +17,67 @@ import torch
 from torch import Tensor
 
 from plait.comm import Axis
-from plait.comm.uneven import Flight
+from plait.expert.journey import Journey, Roads, inverse, journey
+from plait.expert.placement import Layout
 from plait.models.experts import Exchange, Trip
 
 
 class ExpertExchange(Exchange):
-    """Experts in equal, contiguous parts over `axis`."""
+    """Experts in equal, contiguous parts over the expert axis, unless `place` has said otherwise."""
 
-    def __init__(self, axis: Axis) -> None:
-        self.axis = axis
+    def __init__(self, roads: Roads | Axis) -> None:
+        self.roads = Roads(roads) if isinstance(roads, Axis) else roads
+        self.layout: Layout | None = None
+
+    def place(self, layout: Layout | None) -> None:
+        """Where experts are computed from now on; alike on every rank of the axis."""
+        self.layout = layout
 
     def dispatch(self, rows: Tensor, counts: Tensor) -> Trip:
         """Tell every rank what comes, and let the rows depart."""
-        size = self.axis.size
-        here = counts.to(torch.int64).contiguous()
-        there = torch.empty_like(here)
-        self.axis.all_to_all(there, here).wait()
-        sent, received = (part.view(size, -1).sum(1).tolist() for part in (here, there))
-        return _RankTrip(rows, Flight(self.axis, sent, received), there.view(size, -1))
+        size, order = self.roads.whole.size, None
+        leaving = counts.to(torch.int64)
+        if self.layout is not None:
+            leaving, order = _by_slot(leaving, self.layout, self.roads.whole.rank)
+            rows = rows[order]
+        return _RankTrip(rows, journey(self.roads, leaving.view(size, -1)), order)
 
 
 class _RankTrip(Trip):
-    """`arriving` [ranks, experts here]: how many rows come from which rank for which expert."""
+    """`order`: how rows were put by slot before they left, if they were."""
 
-    def __init__(self, rows: Tensor, flight: Flight, arriving: Tensor) -> None:
-        self._flight, self._arriving = flight, arriving
-        self._waiting = flight.depart(rows)
+    def __init__(self, rows: Tensor, on_its_way: Journey, order: Tensor | None) -> None:
+        self._journey, self._order = on_its_way, order
+        self._waiting = on_its_way.depart(rows)
 
     def arrive(self) -> tuple[Tensor, list[int]]:
-        rows = self._flight.arrive(self._waiting)
-        experts = torch.arange(self._arriving.shape[1], device=rows.device).repeat(self._arriving.shape[0])
-        order = experts.repeat_interleave(self._arriving.reshape(-1)).argsort(stable=True)
-        self._back = torch.empty_like(order)
-        self._back[order] = torch.arange(len(order), device=order.device)
-        return rows[order], self._arriving.sum(0).tolist()
+        rows, arriving = self._journey.arrive(self._waiting), self._journey.arriving
+        experts = torch.arange(arriving.shape[1], device=rows.device).repeat(arriving.shape[0])
+        order = experts.repeat_interleave(arriving.reshape(-1)).argsort(stable=True)
+        self._back = inverse(order)
+        return rows[order], arriving.sum(0).tolist()
 
     def combine(self, rows: Tensor) -> Tensor:
-        flight = self._flight.back()
-        return flight.arrive(flight.depart(rows[self._back]))
+        home = self._journey.home(rows[self._back])
+        return home if self._order is None else home[inverse(self._order)]
+
+
+def _by_slot(counts: Tensor, layout: Layout, rank: int) -> tuple[Tensor, Tensor]:
+    """(rows for each slot [slots], the order that puts rows sorted by expert in the order of slots).
+
+    Copies of an expert take equal parts of its rows. Which of them takes one more differs from rank to rank.
+    """
+    slots = [slot for ranks in layout.experts for slot in ranks]
+    holders: dict[int, list[int]] = {}
+    for slot, expert in enumerate(slots):
+        holders.setdefault(expert, []).append(slot)
+    shares = [0] * len(slots)
+    blocks: list[int] = []  # the slots in the order in which the rows lie
+    for expert, count in enumerate(counts.tolist()):
+        copies = holders[expert]
+        for index, slot in enumerate(copies):
+            shares[slot] = (count + (index + rank) % len(copies)) // len(copies)
+            blocks.append(slot)
+    lengths = torch.tensor([shares[slot] for slot in blocks], device=counts.device)
+    order = torch.tensor(blocks, device=counts.device).repeat_interleave(lengths).argsort(stable=True)
+    return torch.tensor(shares, device=counts.device), order

@@ -11,6 +11,7 @@ from torch import nn
 from plait.comm import Axis
 from plait.errors import ModelError, NotAvailable
 from plait.expert.dispatch import ExpertExchange
+from plait.expert.journey import Roads
 from plait.mesh.boxes import Box
 from plait.models.experts import MixtureOfExperts
 
@@ -24,11 +25,12 @@ class ExpertSplit:
     originals: dict[str, nn.Module]
 
 
-def apply(model: nn.Module, axis: Axis) -> ExpertSplit:
-    """Cut the parameters of all experts [E, ...] into `axis.size` equal parts along E. Works on meta models.
+def apply(model: nn.Module, roads: Roads) -> ExpertSplit:
+    """Cut the parameters of all experts [E, ...] into equal parts along E, one a rank of the axis. Works on meta models.
 
     Raises `ModelError` for a model without experts, or a number of them that does not divide.
     """
+    axis = roads.whole
     layers = {name: module for name, module in model.named_modules() if isinstance(module, MixtureOfExperts)}
     if not layers:
         raise ModelError(f"ep{axis.size} splits experts, and this model has none; leave ep out or give it num_local_experts")
@@ -40,7 +42,7 @@ def apply(model: nn.Module, axis: Axis) -> ExpertSplit:
                 f"'{name}' has {number} experts, which ep{axis.size} does not divide; choose a divisor of {number}"
             )
         _cut(f"{name}.experts", layer.experts, axis, split)
-        layer.exchange = ExpertExchange(axis)
+        layer.exchange = ExpertExchange(roads)
     return split
 
 

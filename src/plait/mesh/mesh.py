@@ -1,7 +1,8 @@
 """The mesh: ranks 0..n-1 named by their coordinates on the axes pp, dp, cp, tp.
 
 The tensor axis is innermost, because it sends most often and neighbours in rank are neighbours in hardware. The expert
-axis `ep` owns no ranks: it borrows the inner part of the dp x cp line, and `edp` is what remains of that line.
+axis `ep` owns no ranks: it borrows the inner part of the dp x cp line, and `edp` is what remains of that line. Where the
+ranks of several nodes meet on it, `ep_local` is the part of it inside a node, and `ep_nodes` goes from node to node.
 
          pp outermost            a rank = ((pp * DP + dp) * CP + cp) * TP + tp
         /  dp (dp_replicate, dp_shard)
@@ -26,6 +27,8 @@ AxisName = str | tuple[str, ...]
 class Mesh:
     """Sizes of the axes. Every name that `line` takes: the axes, their sub-axes, `ep`, `edp`, `world`, and tuples of these.
 
+    `node` is the number of ranks of a node, whose ranks follow each other; 0: all are on one.
+
     Raises:
         PlanError: a size below one, or parts whose product is not the size of their axis.
     """
@@ -36,6 +39,7 @@ class Mesh:
     tp: int = 1
     ep: int = 1
     dp_replicate: int = 1
+    node: int = 0
     tp_parts: tuple[tuple[str, int], ...] = ()  # (sub-axis, size), outermost first; empty: tp has no sub-axes
 
     def __post_init__(self) -> None:
@@ -79,7 +83,17 @@ class Mesh:
     @property
     def names(self) -> tuple[str, ...]:
         """Every single axis name of this mesh."""
-        return ("pp", "dp", "cp", "tp", "dp_replicate", "dp_shard", *(name for name, _ in self.tp_parts), "ep", "edp", "world")
+        experts = ("ep", "ep_local", "ep_nodes", "edp")
+        return ("pp", "dp", "cp", "tp", "dp_replicate", "dp_shard", *(name for name, _ in self.tp_parts), *experts, "world")
+
+    @property
+    def experts_span_nodes(self) -> bool:
+        """Whether every line of `ep` is ranks of several nodes, as many of each, and more than one."""
+        if self.node < 1:
+            return False
+        parts = [[rank // self.node for rank in line] for line in self.lines("ep")]
+        counts = {nodes.count(node) for nodes in parts for node in nodes}
+        return len(counts) == 1 and counts.pop() > 1 and all(len(set(nodes)) > 1 for nodes in parts)
 
     def axis_size(self, axis: AxisName) -> int:
         """The number of ranks along an axis or a product of axes."""
@@ -151,6 +165,11 @@ def _line(mesh: Mesh, rank: int, axis: AxisName) -> tuple[int, ...]:
         pool = _line(mesh, rank, ("dp", "cp"))
         place, ep = pool.index(rank), mesh.ep
         return pool[place // ep * ep :][:ep] if axis == "ep" else pool[place % ep :: ep]
+    if axis in {"ep_local", "ep_nodes"}:
+        whole = _line(mesh, rank, "ep")
+        nodes = [other // mesh.node if mesh.node else 0 for other in whole]
+        local = tuple(other for other, node in zip(whole, nodes, strict=True) if node == nodes[whole.index(rank)])
+        return local if axis == "ep_local" else whole[local.index(rank) :: len(local)]
     stride, size = mesh._stride_and_size(axis)
     first = rank - rank // stride % size * stride
     return tuple(range(first, first + stride * size, stride))

@@ -8,7 +8,7 @@ Shapes: B samples, S positions, N = B S tokens, R routed rows, D hidden size, I 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from plait.models.grouped import default_method, grouped_product
 from plait.models.routing import Router, Routing
+
+Spread = Callable[[Sequence[Tensor]], tuple[Tensor, ...]]
 
 
 class Trip:
@@ -51,6 +53,7 @@ class Experts(nn.Module):
         self.up = nn.Parameter(torch.empty(num_experts, inner_size, hidden_size))
         self.down = nn.Parameter(torch.empty(num_experts, hidden_size, inner_size))
         self.method: str | None = None  # of the grouped product; None for the rule of thumb
+        self.spread: Spread | None = None  # from the weights at home here to those that compute here
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -61,9 +64,11 @@ class Experts(nn.Module):
 
     def forward(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
         """rows [R, D] sorted by expert -> [R, D]."""
-        method = self.method or default_method(self.gate)
-        inner = F.silu(grouped_product(rows, self.gate, counts, method)) * grouped_product(rows, self.up, counts, method)
-        return grouped_product(inner, self.down, counts, method)
+        weights: Sequence[Tensor] = (self.gate, self.up, self.down)
+        gate, up, down = weights if self.spread is None else self.spread(weights)
+        method = self.method or default_method(gate)
+        inner = F.silu(grouped_product(rows, gate, counts, method)) * grouped_product(rows, up, counts, method)
+        return grouped_product(inner, down, counts, method)
 
 
 class MixtureOfExperts(nn.Module):

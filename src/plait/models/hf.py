@@ -20,6 +20,9 @@ from torch import Tensor, nn
 
 from plait.errors import ModelError, nearest
 from plait.models.layers import RMSNorm
+from plait.models.weights import Weights, fit, open_folder
+
+OLD_BUFFERS = (r"attn\.(masked_)?bias$", r"rotary_emb\.inv_freq$")  # that earlier versions of the library saved
 
 
 class HuggingFace(nn.Module):
@@ -28,7 +31,9 @@ class HuggingFace(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        self.weights: Weights | None = None
         _widen_norms(model)
+        _let_experts_take_float64(model)
         initialise: Any = model._init_weights
         for module in model.modules():
             if (module._parameters or module._buffers) and not isinstance(module, RMSNorm):
@@ -41,11 +46,23 @@ class HuggingFace(nn.Module):
         return logits
 
 
+def _let_experts_take_float64(model: nn.Module) -> None:
+    """The library multiplies experts by torch's grouped product, which has no float64; its loop over experts has."""
+
+    def choose(module: Any, args: tuple[Any, ...]) -> None:
+        if args[0].dtype == torch.float64:
+            module.config._experts_implementation = "eager"
+
+    for module in model.modules():
+        if hasattr(module, "gate_up_proj") and hasattr(module, "config"):
+            module.register_forward_pre_hook(choose)
+
+
 def make(config: str | Path | Mapping[str, Any], weights: str | Path | None = None) -> HuggingFace:
     """The causal model of a config: the path of a `config.json` (or of its directory), or its table with `model_type`.
 
-    On the meta device; with `weights`, a directory of safetensors, in memory as float32. Raises `ModelError` without
-    `transformers`, and for a config or weights that it cannot use.
+    On the meta device. With `weights`, a directory of safetensors files, it knows where its start values are: each rank of an
+    engine reads those that it keeps. Raises `ModelError` without `transformers`, and for a config or weights that do not fit.
     """
     transformers = library()
     table = read_config(config)
@@ -61,7 +78,7 @@ def make(config: str | Path | Mapping[str, Any], weights: str | Path | None = No
         raise ModelError(f"transformers cannot make a causal model of model_type {model_type!r}: {failure}") from failure
     made = HuggingFace(model.train())
     if weights is not None:
-        load_weights(made, Path(weights))
+        made.weights = find_weights(made, Path(weights))
     return made
 
 
@@ -148,36 +165,20 @@ def _refuse_dropped_attention(config: Any) -> None:
             )
 
 
-def load_weights(model: HuggingFace, directory: Path) -> None:
-    """Give a meta model the values of the safetensors files in a directory, and its buffers those of its library."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+def find_weights(model: HuggingFace, directory: Path) -> Weights:
+    """Where the safetensors files of a directory hold the parameters of a meta model, by their names in it.
 
-    files = sorted(directory.glob("*.safetensors"))
-    if not files:
-        raise ModelError(f"the weights {str(directory)!r} hold no *.safetensors files")
-    try:
-        values = {name: value.float() for file in files for name, value in load_file(file).items()}
-    except (OSError, SafetensorError) as failure:
-        raise ModelError(f"the weights {str(directory)!r} cannot be read: {failure}") from failure
+    Raises `ModelError` for files that cannot be read or do not fit: a tensor that is missing, unexpected or of another shape.
+    """
     inner: Any = model.model
-    prefix = f"{inner.base_model_prefix}."
-    if not any(name.startswith(prefix) for name in values):  # saved from the base model, without the head
-        values = {f"{prefix}{name}": value for name, value in values.items()}
-    wrong = [
-        f"{name} {list(values[name].shape)} instead of {list(param.shape)}" if name in values else f"no {name}"
-        for name, param in inner.named_parameters()
-        if name not in values or values[name].shape != param.shape
-    ]
-    if wrong:
-        raise ModelError(f"the weights {str(directory)!r} do not fit the config: {'; '.join(wrong[:3])} ({len(wrong)} in all)")
-    inner.load_state_dict({name: values[name] for name, _ in inner.named_parameters()}, strict=False, assign=True)
-    inner.tie_weights()
-    for module in model.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            module._buffers[name] = torch.empty_like(buffer, device="cpu")
-        if module._buffers and not module._parameters:
-            module.reset_parameters()  # type: ignore[operator]
+    found, prefix = open_folder(directory), f"{inner.base_model_prefix}."
+    if not any(name.startswith(prefix) for name in found):  # saved from the base model, without the head
+        found = {f"{prefix}{name}": stored for name, stored in found.items()}
+    patterns = [*(inner._keys_to_ignore_on_load_unexpected or ()), *OLD_BUFFERS]
+    named = {name for name, _ in (*inner.named_parameters(remove_duplicate=False), *inner.named_buffers())}
+    ignored = [name for name in found if name in named or any(re.search(pattern, name) for pattern in patterns)]
+    fitting = fit(directory, found, {name: param.shape for name, param in inner.named_parameters()}, ignored)
+    return Weights(directory, {f"model.{name}": stored for name, stored in fitting.stored.items()})
 
 
 def library() -> Any:

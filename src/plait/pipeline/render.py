@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING
 
 from plait.pipeline.actions import COMPUTE, Action, Kind, Schedule
 from plait.pipeline.clock import unit, walk
+from plait.trace.picture import COLOURS, Box, Frame, Lane, lanes
 
 if TYPE_CHECKING:
     from rich.text import Text
-
-COLOURS = {Kind.FORWARD: "#4c78a8", Kind.BACKWARD: "#f58518", Kind.INPUT_GRAD: "#e4a11b", Kind.WEIGHT_GRAD: "#54a24b"}
 
 
 @dataclass(frozen=True)
@@ -111,9 +109,8 @@ def coloured(schedule: Schedule, columns: int = 10**6) -> Text:
                     continue
                 last = offset + 1 == cell.width
                 piece = f"{words[cell] if offset == 0 else '':<{width - last}}"
-                text.append(
-                    piece, style=f"{'bold ' if cell.updated else ''}#000000 on {COLOURS.get(cell.action.kind, '#888888')}"
-                )
+                colour = COLOURS.get(cell.action.kind.value, COLOURS["other"])
+                text.append(piece, style=f"{'bold ' if cell.updated else ''}#000000 on {colour}")
                 text.append(" " if last else "")
             text.append("\n" if rank + 1 < len(drawn) else "")
     return text
@@ -122,22 +119,18 @@ def coloured(schedule: Schedule, columns: int = 10**6) -> Text:
 def svg(schedule: Schedule, unit_width: int = 34, row_height: int = 28) -> str:
     """The grid as one self-contained SVG; deeper stages of a rank are drawn paler, updates as a dark edge."""
     drawn = rows(schedule)
-    end = max((cell.start + cell.width for row in drawn for cell in row), default=0)
-    parts = []
-    for rank, row in enumerate(drawn):
-        y = 6 + rank * (row_height + 4)
-        parts.append(f'<text x="4" y="{y + row_height * 0.65:.0f}" text-anchor="start">rank {rank}</text>')
-        stages = schedule.stages(rank)
-        for cell in row:
-            x, wide = 60 + cell.start * unit_width, cell.width * unit_width - 2
-            colour, pale = COLOURS.get(cell.action.kind, "#888888"), 1 - 0.55 * stages.index(cell.action.stage) / len(stages)
-            parts.append(
-                f'<rect x="{x}" y="{y}" width="{wide}" height="{row_height}" fill="{colour}" fill-opacity="{pale:.2f}"/>'
-            )
-            parts.append(f'<text x="{x + wide / 2:g}" y="{y + row_height * 0.65:.0f}">{escape(str(cell.action))}</text>')
-            if cell.updated:
-                parts.append(f'<rect x="{x + wide - 2}" y="{y}" width="3" height="{row_height}" fill="#b00020"/>')
-    size = f'width="{70 + end * unit_width}" height="{12 + len(drawn) * (row_height + 4)}"'
-    style = "<style>text{font:11px sans-serif;text-anchor:middle}</style>"
-    title = f"<title>{escape(schedule.name)}, {schedule.num_ranks} ranks, {schedule.num_micro_batches} micro-batches</title>"
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{title}{style}{"".join(parts)}</svg>\n'
+    end = max((cell.start + cell.width for row in drawn for cell in row), default=1)
+    title = f"{schedule.name}, {schedule.num_ranks} ranks, {schedule.num_micro_batches} micro-batches"
+    frame = Frame(width=end * unit_width, length=end, row_height=row_height, title=title)
+    return lanes([_lane(schedule, rank, row) for rank, row in enumerate(drawn)], frame)
+
+
+def _lane(schedule: Schedule, rank: int, row: list[Cell]) -> Lane:
+    stages = schedule.stages(rank)
+
+    def box(cell: Cell) -> Box:
+        pale = 1 - 0.55 * stages.index(cell.action.stage) / len(stages)
+        colour = COLOURS.get(cell.action.kind.value, COLOURS["other"])
+        return Box(cell.start, cell.width, colour, str(cell.action), opacity=pale, edge=cell.updated)
+
+    return Lane(f"rank {rank}", tuple(box(cell) for cell in row))

@@ -76,10 +76,9 @@ def report(rows: Sequence[Row], wanted: int, seed: int) -> str:
 
 def _failure(row: Row) -> str:
     v = row.verdict
-    what = f"{v.kind} {v.error:.1e} {v.worst}".strip() if v.kind != "crash" else v.message.strip().splitlines()[-1]
-    return f"- cell {row.number}, `{row.cell.plan}` on {row.cell.kind}: {what}" + (
-        f"; smallest: `{row.smallest}`" if row.smallest else ""
-    )
+    what = v.message.strip().splitlines()[-1] if v.message else f"{v.kind} {v.error:.1e} {v.worst}".strip()
+    smallest = f"; smallest: `{row.smallest}`" if row.smallest else ""
+    return f"- cell {row.number}, `{row.cell.plan}` on {row.cell.kind}: {what}{smallest}"
 
 
 def _refusals(rows: Sequence[Row]) -> list[str]:

@@ -21,7 +21,9 @@ def done(step: int, loss: float = 2.0, seconds: float = 0.5, tokens: int = 100, 
     timeline = Timeline(rank=0, origin_seconds=float(step))
     with timeline.span("forward", "F"):
         pass
-    result: Any = SimpleNamespace(loss=loss, grad_norm=1.0, tokens=tokens, ledger=ledger, timeline=timeline, details={})
+    result: Any = SimpleNamespace(
+        loss=loss, grad_norm=1.0, tokens=tokens, ledger=ledger, timeline=timeline, details={}, load=None
+    )
     return StepDone(step, seconds, result)
 
 

@@ -17,6 +17,7 @@ MESHES = [
     Mesh(dp=4),
     Mesh(pp=2, dp=6, cp=2, tp=4, ep=3, dp_replicate=3, tp_parts=(("tp_row", 2), ("tp_col", 2))),
     Mesh(dp=2, cp=3, ep=2),
+    Mesh(pp=2, dp=4, tp=2, ep=4, node=4),
     Mesh(tp=8, tp_parts=(("tp_i", 2), ("tp_j", 2), ("tp_l", 2))),
     Mesh(pp=3, tp=8, tp_parts=(("tp_depth", 2), ("tp_row", 2), ("tp_col", 2))),
 ]
@@ -108,3 +109,13 @@ def test_mistakes_are_named(make, message):
 def test_mesh_and_the_tables_import_no_torch():
     code = "import sys, plait.mesh, plait.trace, plait.comm.transitions, plait.comm.ledger; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_experts_span_nodes_where_a_line_has_several_ranks_of_several():
+    spanning = Mesh(dp=8, ep=4, node=2)
+    assert spanning.experts_span_nodes
+    assert spanning.line(5, "ep") == (4, 5, 6, 7)
+    assert spanning.line(5, "ep_local") == (4, 5) and spanning.line(5, "ep_nodes") == (5, 7)
+    assert Mesh(dp=4, tp=2, ep=4, node=4).line(3, "ep_local") == (1, 3)
+    for mesh in (Mesh(dp=8, ep=4), Mesh(dp=8, ep=4, node=4), Mesh(dp=8, ep=4, node=1), Mesh(dp=6, ep=6, node=4)):
+        assert not mesh.experts_span_nodes

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from plait import models
@@ -136,23 +137,61 @@ def test_blocks_are_found(config: dict[str, Any], blocks: str) -> None:
     assert hf.blocks_of(hf.make(config)) == blocks
 
 
-@pytest.mark.parametrize("config", [GPT2, LLAMA | {"tie_word_embeddings": True}], ids=["gpt2", "llama"])
-def test_weights_come_back_from_safetensors(config: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("config", [GPT2, LLAMA | {"tie_word_embeddings": True}, LLAMA], ids=["gpt2", "tied", "llama"])
+def test_weights_are_found_in_safetensors(config: dict[str, Any], tmp_path: Path) -> None:
     saved = real(config)
-    saved.model.save_pretrained(tmp_path)
+    saved.model.save_pretrained(tmp_path, max_shard_size="20KB")
     (tmp_path / "config.json").write_text(json.dumps(config))
     loaded = models.make("hf", config=tmp_path, weights=tmp_path)
-    ids = torch.randint(0, 50, (2, 5))
-    torch.testing.assert_close(loaded(ids), saved(ids), rtol=0, atol=0)
-    assert loaded.model.lm_head.weight is loaded.model.get_input_embeddings().weight
+    assert all(tensor.is_meta for tensor in loaded.parameters())
+    with loaded.weights.reading() as reader:
+        for name, param in saved.named_parameters():
+            assert torch.equal(reader.read(name), param), name
+            if param.dim() == 2:
+                assert torch.equal(reader.read(name, (slice(3, 7), slice(0, 5))), param[3:7, :5]), name
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+
+
+def test_weights_of_a_base_model_fit_a_tied_one(tmp_path: Path) -> None:
+    """As gpt2's own are published: without the prefix, and with the masks that earlier versions kept."""
+    saved = real(GPT2)
+    values = {name: param.detach() for name, param in saved.model.transformer.named_parameters()}
+    save_file({**values, "h.0.attn.bias": torch.ones(1, 1, 16, 16)}, tmp_path / "model.safetensors")
+    loaded = hf.make(GPT2, weights=tmp_path)
+    with loaded.weights.reading() as reader:
+        assert torch.equal(reader.read("model.transformer.wte.weight"), saved.model.transformer.wte.weight)
+    with pytest.raises(ModelError, match=r"do not fit the config: no lm_head.weight \(1 in all\)"):
+        hf.make(GPT2 | {"tie_word_embeddings": False}, weights=tmp_path)
 
 
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
-    real(LLAMA).model.save_pretrained(tmp_path)
+    model = real(LLAMA)
+    model.model.save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=r"do not fit the config: .*\[48, 32\] instead of \[64, 32\]"):
         hf.make(LLAMA | {"intermediate_size": 64}, weights=tmp_path)
+    with pytest.raises(ModelError, match=r"no model.layers.2.self_attn.q_proj.weight, .* and 6 more \(9 in all\)"):
+        hf.make(LLAMA | {"num_hidden_layers": 3}, weights=tmp_path)
+    with pytest.raises(
+        ModelError, match=r"model.layers.1.input_layernorm.weight is not in the model, .* and 6 more \(9 in all\)"
+    ):
+        hf.make(LLAMA | {"num_hidden_layers": 1}, weights=tmp_path)
     with pytest.raises(ModelError, match="hold no"):
         hf.make(LLAMA, weights=tmp_path / "nothing")
+
+
+def test_damaged_weights_are_named(tmp_path: Path) -> None:
+    real(LLAMA).model.save_pretrained(tmp_path, max_shard_size="20KB")
+    first, second, *_ = sorted(tmp_path.glob("*.safetensors"))
+    first.rename(tmp_path / "elsewhere")
+    with pytest.raises(ModelError, match=f"lack {first.name}, which their index names"):
+        hf.make(LLAMA, weights=tmp_path)
+    second.rename(first)
+    (tmp_path / "model.safetensors.index.json").unlink()
+    with pytest.raises(ModelError, match=r"do not fit the config: no "):
+        hf.make(LLAMA, weights=tmp_path)
+    first.write_bytes(first.read_bytes()[:100])
+    with pytest.raises(ModelError, match=f"{first.name}' cannot be read"):
+        hf.make(LLAMA, weights=tmp_path)
 
 
 def test_errors(tmp_path: Path) -> None:

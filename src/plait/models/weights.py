@@ -1,0 +1,164 @@
+"""The start values of a model that others have saved: safetensors files, read by slices.
+
+Only headers are read when they are opened, so that a misfit is an error before anything runs; then every rank reads the
+elements that it keeps, and no rank holds the model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.errors import ModelError
+
+INDEX = "model.safetensors.index.json"
+_LISTED = 3  # names of a kind in an error message
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor in a file: its name there, and its shape."""
+
+    file: Path
+    key: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Where the value of each parameter lies, by the parameter's name in the model."""
+
+    directory: Path
+    stored: Mapping[str, Stored]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.stored
+
+    @contextmanager
+    def reading(self) -> Iterator[Reader]:
+        """Open for reading; files are mapped when they are first needed."""
+        reader = Reader(self)
+        try:
+            yield reader
+        finally:
+            reader.close()
+
+
+@dataclass
+class Reader:
+    """Reads parts of tensors; `num_bytes` counts what was read."""
+
+    weights: Weights
+    num_bytes: int = 0
+    _files: dict[Path, Any] = field(default_factory=dict)
+
+    def read(self, name: str, index: Sequence[slice] | None = None) -> Tensor:
+        """The elements of a parameter at `index`, a range for every dim; all without it. In the file's type."""
+        stored = self.weights.stored[name]
+        if stored.file not in self._files:
+            self._files[stored.file] = _open(stored.file)
+        file = self._files[stored.file]
+        if index is None or not stored.shape:
+            value: Tensor = file.get_tensor(stored.key)
+        else:
+            value = file.get_slice(stored.key)[tuple(index)]
+        self.num_bytes += value.numel() * value.element_size()
+        return value
+
+    def close(self) -> None:
+        """Unmap the files."""
+        self._files.clear()
+
+
+def open_folder(directory: Path) -> dict[str, Stored]:
+    """Every tensor in the safetensors files of a directory, by its name there: those of the index if there is one.
+
+    Raises:
+        ModelError: no files, a file that is missing or cannot be read, a name in two files, values that are no floats.
+    """
+    found: dict[str, Stored] = {}
+    for path in _files(directory):
+        file = _open(path)
+        for key in file.keys():  # noqa: SIM118  # not a mapping
+            part = file.get_slice(key)
+            if key in found:
+                raise ModelError(f"the weights {str(directory)!r} hold {key} twice: in {found[key].file.name} and {path.name}")
+            found[key] = Stored(path, key, tuple(part.get_shape()))
+    return found
+
+
+def fit(
+    directory: Path,
+    found: Mapping[str, Stored],
+    wanted: Mapping[str, Sequence[int]],
+    ignored: Sequence[str] = (),
+) -> Weights:
+    """The values of the parameters `wanted` (name and shape) among the tensors `found`.
+
+    `ignored` are names that may be there and are not used.
+
+    Raises:
+        ModelError: with all that is missing, unexpected or of another shape.
+    """
+    missing = [name for name in wanted if name not in found]
+    extra = sorted(found.keys() - wanted.keys() - set(ignored))
+    misfits = [
+        f"{name} {list(found[name].shape)} instead of {list(shape)}"
+        for name, shape in wanted.items()
+        if name in found and found[name].shape != tuple(shape)
+    ]
+    faults = [
+        _some(misfits),
+        _some([f"no {name}" for name in missing]),
+        _some([f"{name} is not in the model" for name in extra]),
+    ]
+    if any(faults):
+        number = len(missing) + len(extra) + len(misfits)
+        raise ModelError(
+            f"the weights {str(directory)!r} do not fit the config: {'; '.join(filter(None, faults))} ({number} in all)"
+        )
+    return Weights(directory, {name: found[name] for name in wanted})
+
+
+def _files(directory: Path) -> list[Path]:
+    index = directory / INDEX
+    if index.exists():
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as failure:
+            raise ModelError(f"the index {str(index)!r} cannot be read: {failure}") from failure
+        if missing := [name for name in names if not (directory / name).is_file()]:
+            raise ModelError(f"the weights {str(directory)!r} lack {', '.join(missing)}, which their index names")
+        return [directory / name for name in names]
+    single = directory / "model.safetensors"
+    files = [single] if single.exists() else sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise ModelError(f"the weights {str(directory)!r} hold no *.safetensors files")
+    return files
+
+
+def _open(path: Path) -> Any:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as failure:
+        raise ModelError(f"the weights {str(path)!r} cannot be read: {failure}") from failure
+
+
+def _some(words: Sequence[str]) -> str:
+    more = f" and {len(words) - _LISTED} more" if len(words) > _LISTED else ""
+    return ", ".join(words[:_LISTED]) + more
+
+
+def weights_of(model: torch.nn.Module) -> Weights | None:
+    """Where a model on the meta device says that its values are."""
+    found = getattr(model, "weights", None)
+    return found if isinstance(found, Weights) else None

@@ -1,0 +1,199 @@
+"""Pictures as SVG text: lanes of boxes along time (schedules, timelines), and bars side by side (times, bytes).
+
+Plain strings, because they then need no library, no network and no script, and fit into a file, a page or a test. All
+pictures of time share `lanes`, so that what was promised and what was measured are drawn alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from plait.trace.records import CommEvent, Span
+from plait.trace.timeline import Timeline
+
+COLOURS: Mapping[str, str] = {
+    "F": "#4c78a8",
+    "B": "#f58518",
+    "I": "#e4a11b",
+    "W": "#54a24b",
+    "REDUCE": "#b279a2",
+    "U": "#e45756",
+    "UNSHARD": "#9d755d",
+    "wait": "#d3354a",
+    "other": "#8a8f98",
+}
+"""Of an action by its kind; `wait` is time that a rank stood still for a message."""
+PALETTE = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#e4a11b", "#9d755d", "#8a8f98")
+_CHARACTER = 6.3  # width of a character at 11 px
+_TOP, _GAP, _AXIS = 6, 4, 22
+_STYLE = "<style>text{font:11px sans-serif;fill:currentColor}.in{fill:#111;text-anchor:middle}.tick{text-anchor:middle}</style>"
+
+
+@dataclass(frozen=True)
+class Box:
+    """Something that lasts from `start` on for `length`, in the picture's unit.
+
+    `hint` shows under the pointer; `edge` draws a dark mark at its end; `slim` draws a line at the foot of the lane.
+    """
+
+    start: float
+    length: float
+    colour: str = COLOURS["other"]
+    label: str = ""
+    hint: str = ""
+    opacity: float = 1.0
+    edge: bool = False
+    slim: bool = False
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A named row of boxes."""
+
+    name: str
+    boxes: tuple[Box, ...]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """How lanes are laid out: `width` pixels stand for `length` of the unit (None: the end of the last box).
+
+    Pictures of one `length` can be compared by eye. With a `unit` a time axis is drawn.
+    """
+
+    width: float = 1000.0
+    length: float | None = None
+    row_height: int = 28
+    unit: str | None = None
+    title: str = ""
+
+
+def lanes(rows: Sequence[Lane], frame: Frame | None = None) -> str:
+    """One self-contained `<svg>`: lanes down, time across."""
+    frame = frame or Frame()
+    end = frame.length or max((box.start + box.length for row in rows for box in row.boxes), default=1.0) or 1.0
+    margin = 16 + _CHARACTER * max((len(row.name) for row in rows), default=0)
+    scale, pitch = frame.width / end, frame.row_height + _GAP
+    parts: list[str] = []
+    for index, row in enumerate(rows):
+        top = _TOP + index * pitch
+        parts.append(_text(4, top + frame.row_height * 0.65, row.name))
+        for box in row.boxes:
+            parts += _box(box, margin + box.start * scale, top, max(box.length * scale - 1, 0.4), frame.row_height)
+    bottom = _TOP + len(rows) * pitch
+    if frame.unit is not None:
+        parts += _axis(end, frame.unit, margin, scale, bottom)
+    height = bottom + (_AXIS if frame.unit is not None else 6)
+    return _svg(margin + frame.width + 24, height, frame.title, parts)
+
+
+def _box(box: Box, x: float, top: float, width: float, height: float) -> Iterator[str]:
+    if box.slim:
+        top, height = top + height - 4, 4
+    opacity = "" if box.opacity >= 1 else f' fill-opacity="{box.opacity:.2f}"'
+    hint = f"<title>{escape(box.hint)}</title>" if box.hint else ""
+    yield f'<rect x="{x:.2f}" y="{top:g}" width="{width:.2f}" height="{height:g}" fill="{box.colour}"{opacity}>{hint}</rect>'
+    if box.label and not box.slim and len(box.label) * _CHARACTER <= width:
+        yield _text(x + width / 2, top + height * 0.65, box.label, "in")
+    if box.edge:
+        yield f'<rect x="{x + width - 2:.2f}" y="{top:g}" width="3" height="{height:g}" fill="#b00020"/>'
+
+
+def _axis(end: float, unit: str, margin: float, scale: float, y: float) -> Iterator[str]:
+    step = _nice(end / 8)
+    yield f'<rect x="{margin:.2f}" y="{y:g}" width="{end * scale:.2f}" height="1" fill="currentColor" fill-opacity="0.4"/>'
+    for index in range(int(end / step + 1e-9) + 1):
+        x = margin + index * step * scale
+        yield f'<rect x="{x:.2f}" y="{y:g}" width="1" height="4" fill="currentColor" fill-opacity="0.4"/>'
+        yield _text(x, y + 16, f"{index * step:g}{'' if index else f' {unit}'}", "tick")
+
+
+def _nice(least: float) -> float:
+    """The smallest of 1, 2, 5 times a power of ten that is not below `least`."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
+
+
+def timeline_lanes(timeline: Timeline, per_second: float = 1e3) -> list[Lane]:
+    """A lane a rank, by default in milliseconds from the first start on; waits for messages are slim boxes at its foot."""
+    records: list[Span | CommEvent] = [*timeline.spans, *timeline.comms]
+    origin = min((record.start_seconds for record in records), default=0.0)
+    found = []
+    for rank in timeline.ranks:
+        spans = [span for span in timeline.spans if span.rank == rank and span.seconds > 0]
+        waits = [comm for comm in timeline.comms if comm.rank == rank and comm.exposed_seconds > 0]
+        boxes = [_of_span(span, origin, per_second) for span in spans] + [_of_wait(wait, origin, per_second) for wait in waits]
+        found.append(Lane(f"rank {rank}", tuple(boxes)))
+    return found
+
+
+def _of_span(span: Span, origin: float, per_second: float) -> Box:
+    start, length = (span.start_seconds - origin) * per_second, span.seconds * per_second
+    colour = COLOURS.get(span.kind, COLOURS["other"])
+    return Box(start, length, colour, span.name, f"{span.name}: {span.seconds * 1e3:.3f} ms from {start:.3f} on")
+
+
+def _of_wait(comm: CommEvent, origin: float, per_second: float) -> Box:
+    start = (comm.stop_seconds - comm.exposed_seconds - origin) * per_second
+    hint = f"waited {comm.exposed_seconds * 1e3:.3f} ms for {comm.op} on {comm.axis}, {comm.bytes} bytes"
+    return Box(start, comm.exposed_seconds * per_second, COLOURS["wait"], "", hint, slim=True)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A named bar of one or several parts, (label, value) each, and what stands behind it."""
+
+    name: str
+    parts: tuple[tuple[str, float], ...]
+    note: str = ""
+
+
+def bars(rows: Sequence[Bar], unit: str = "", width: float = 560.0) -> str:
+    """One self-contained `<svg>`: a bar a row, its parts one after the other, all on one scale; a legend where parts differ."""
+    labels = list(dict.fromkeys(label for row in rows for label, _ in row.parts))
+    colour = dict(zip(labels, PALETTE * (len(labels) // len(PALETTE) + 1), strict=False))
+    most = max((sum(value for _, value in row.parts) for row in rows), default=0.0) or 1.0
+    margin = 16 + _CHARACTER * max((len(row.name) for row in rows), default=0)
+    parts: list[str] = []
+    for index, row in enumerate(rows):
+        x, top = margin, _TOP + index * 24
+        parts.append(_text(4, top + 13, row.name))
+        for label, value in row.parts:
+            wide = value / most * width
+            parts += _box(Box(0, 0, colour[label], hint=f"{row.name}, {label}: {value:g} {unit}"), x, top, wide, 18)
+            x += wide
+        parts.append(_text(x + 6, top + 13, row.note or f"{sum(value for _, value in row.parts):.4g} {unit}".strip()))
+    bottom = _TOP + len(rows) * 24
+    if len(labels) > 1:
+        parts += _legend(((label, colour[label]) for label in labels), margin, bottom + 4)
+        bottom += 22
+    note = max((len(row.note) for row in rows), default=0)
+    return _svg(margin + width + 24 + _CHARACTER * max(note, 16), bottom + 4, "", parts)
+
+
+def legend(entries: Iterable[tuple[str, str]]) -> str:
+    """Names and colours in one row, as an `<svg>`."""
+    entries = list(entries)
+    width = sum(26 + _CHARACTER * len(name) for name, _ in entries)
+    return _svg(width + 8, 20, "", list(_legend(entries, 4, 2)))
+
+
+def _legend(entries: Iterable[tuple[str, str]], x: float, y: float) -> Iterator[str]:
+    for name, colour in entries:
+        yield f'<rect x="{x:.1f}" y="{y:g}" width="12" height="12" fill="{colour}"/>'
+        yield _text(x + 16, y + 10, name)
+        x += 26 + _CHARACTER * len(name)
+
+
+def _text(x: float, y: float, text: str, kind: str = "") -> str:
+    of_kind = f' class="{kind}"' if kind else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}"{of_kind}>{escape(text)}</text>'
+
+
+def _svg(width: float, height: float, title: str, parts: Sequence[str]) -> str:
+    size = f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}"'
+    named = f"<title>{escape(title)}</title>" if title else ""
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{named}{_STYLE}{"".join(parts)}</svg>\n'
