@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.cli import common
 from plait.cli.answer import Answer
+from plait.errors import ConfigError
 from plait.launcher import joined_world, launch
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="write there what Flower needs to run it for real: app, certificates, commands",
     )
+    parser.add_argument("--serve", type=Path, metavar="ROOM", help="be one client, for the scripts that --deploy wrote")
+    parser.add_argument("--client", type=int, default=0, metavar="N", help="with --serve: which client")
+    parser.add_argument("--kept", type=Path, metavar="FILE", help="with --serve: what the client keeps from round to round")
     parser.add_argument("--host", default="127.0.0.1", help="with --deploy: the name or address of the server")
     parser.add_argument("--port", type=int, default=9092, help="with --deploy: the port of the server")
 
@@ -38,13 +42,15 @@ def run(arguments: argparse.Namespace) -> Answer:
     overrides = [*arguments.overrides, *([] if arguments.rounds is None else [f"federated.rounds={arguments.rounds}"])]
     config = load(arguments.config, overrides)
     plan = common.plan_of(config, None)
+    if arguments.serve is not None:
+        return be_client(config, arguments, plan.world_size)
     if arguments.deploy is not None:
         from rich.text import Text
 
         from plait.federated.deploy import write
 
         written = write(config, arguments.deploy, arguments.host, arguments.port)
-        return Answer(written, Text(written["text"]))
+        return Answer(written, Text(written["text"], no_wrap=True, overflow="ignore"))
     section = config.federated
     common.say(
         f"plait federated: {section.strategy}, {section.clients} clients ({section.partition}), {section.rounds} rounds, each "
@@ -54,6 +60,20 @@ def run(arguments: argparse.Namespace) -> Answer:
     if arguments.out is not None and common.speaks():
         arguments.out.write_text(json.dumps(result, indent=2) + "\n")
     return Answer(result, view(result)) if common.speaks() else Answer(None)
+
+
+def be_client(config: Config, arguments: argparse.Namespace, num_ranks: int) -> Answer:
+    """Answer for one client until the process that started this one is gone."""
+    from plait.federated.resident import end_with_parent, serve
+
+    end_with_parent(arguments.serve)
+    if not 0 <= arguments.client < config.federated.clients:
+        raise ConfigError(f"--client {arguments.client}: the config has clients 0 to {config.federated.clients - 1}")
+    words = config, arguments.client, str(arguments.serve), str(arguments.kept or arguments.serve / "kept.safetensors")
+    if num_ranks == 1:
+        serve(*words)
+    launch(serve, *words, nproc=num_ranks)
+    return Answer(None)
 
 
 def simulated(config: Config) -> dict[str, Any]:
@@ -69,9 +89,10 @@ def show(done: Any) -> None:
     if world is None or world.rank == 0:
         told = done.as_dict()
         missing = len(told["asked"]) - len(told["answered"])
+        judged = told["client_accuracy"]
+        spread = f"clients {told['client_accuracy_worst']:.3f} to {max(judged.values()):.3f}  " if judged else ""
         line = (
-            f"round {told['round']}  accuracy {told['accuracy']:.3f}  "
-            f"clients {told['client_accuracy_worst']:.3f} to {max(told['client_accuracy'].values()):.3f}  "
+            f"round {told['round']}  accuracy {told['accuracy']:.3f}  {spread}"
             f"{told['sent_bytes'] / 1e6:.2f} MB out, {told['received_bytes'] / 1e6:.2f} MB in"
         )
         line += f"  {missing} missing" if missing else ""

@@ -96,7 +96,9 @@ class Federated(Section):
     Clients train by `[train]`: `global_batch` is a client's batch, `local_epochs` its passes over its samples in a round;
     `[plan]` is the plan of one client. `alpha` is of the Dirichlet and quantity partitions, `shards_per_client` of shards.
     `workers`: processes that simulate clients (1: this one). `clip` and `noise`: differential privacy, see
-    `plait.federated.privacy`; `secure`: secure aggregation.
+    `plait.federated.privacy`; `secure`: secure aggregation. Clients judge the weights every `evaluate_every` rounds.
+    Deployed, a round waits `patience_seconds` for the others once `min_replies` clients have answered; and with
+    `partition = "own"` all that a client's [data] names is its own, where the others deal one data set out.
     """
 
     clients: Count = 10
@@ -104,7 +106,7 @@ class Federated(Section):
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     min_replies: Count = 1
     local_epochs: Count = 1
-    partition: Literal["iid", "dirichlet", "shards", "quantity"] = "iid"
+    partition: Literal["iid", "dirichlet", "shards", "quantity", "own"] = "iid"
     alpha: Positive = 0.5
     shards_per_client: Count = 2
     strategy: Literal["fedavg", "fedprox", "fedavgm", "fedadam", "fedyogi", "scaffold", "trimmed", "median", "krum"] = "fedavg"
@@ -120,3 +122,5 @@ class Federated(Section):
     noise: NonNegative = 0.0
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     workers: Count = 1
+    evaluate_every: Count = 1
+    patience_seconds: Positive = 120.0

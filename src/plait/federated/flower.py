@@ -1,181 +1,211 @@
 """The same server and the same clients behind Flower: `server_app` and `client_app` for its SuperLink and SuperNodes.
 
-Flower moves the messages (TLS, node authentication, retries); what is in them is `messages.Task` and `messages.Reply`, and
-what is made of them is `rounds.Server`. A node says which client it is by `partition-id` in its node config. Arrays travel
-in NumPy's format without pickle.
+Flower moves the messages (TLS, node authentication, retries); what is in them are the statements of `wire`: one string of
+JSON, and vectors without pickle. What is made of them is `rounds.Server`. A node's app only carries a message to the client
+that is resident on its machine (`resident`), so that it loads neither torch nor data.
 """
 
 from __future__ import annotations
 
+import json
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from plait.errors import RunError
+from plait.federated import wire
 
-if TYPE_CHECKING:  # a node answers who it is in a process of its own, which need not load torch for that
+if TYPE_CHECKING:  # a node's app need not load torch
     from torch import Tensor
 
     from plait.federated.messages import Reply, Task
-    from plait.federated.simulation import LocalFleet
+    from plait.federated.secret_round import Said
 
-WEIGHTS, TASK, REPLY, METRICS = "weights", "task", "reply", "metrics"
+HEAD, VECTORS = "head", "vectors"
+EVALUATE = "evaluate"
+POLL_SECONDS = 0.1
+BEGIN_SECONDS = 120.0  # for the resident to have read its data
+ANSWER_SECONDS = 24 * 3600.0
+LAST_SECONDS = 3600.0  # for `min_replies` clients to be there and answer
 
 
-def arrays(vectors: Mapping[str, Tensor]) -> ArrayRecord:
-    """Vectors as Flower carries them."""
-    return ArrayRecord({name: Array(vector.numpy()) for name, vector in vectors.items()})
+def pack(head: Mapping[str, Any], vectors: Mapping[str, np.ndarray[Any, Any]]) -> RecordDict:
+    """A statement as Flower carries it."""
+    record = RecordDict({HEAD: ConfigRecord({"json": json.dumps(dict(head), allow_nan=False)})})
+    if vectors:
+        record[VECTORS] = ArrayRecord({name: Array(vector) for name, vector in vectors.items()})
+    return record
 
 
-def vectors_of(record: ArrayRecord) -> dict[str, Tensor]:
-    """The vectors of a record."""
-    import torch
-
-    return {name: torch.from_numpy(array.numpy().copy()) for name, array in record.items()}
+def unpack(record: RecordDict) -> tuple[wire.Head, wire.Vectors]:
+    """The statement in a message."""
+    vectors: Mapping[str, Any] = record.array_records.get(VECTORS, {})
+    return json.loads(str(record.config_records[HEAD]["json"])), {name: array.numpy() for name, array in vectors.items()}
 
 
 # -- the client -------------------------------------------------------------------------------------------------------
 
 
-def client_app(config: str | Path) -> ClientApp:
-    """A node: trains its own samples when asked, judges weights when asked, and says who it is."""
+def client_app() -> ClientApp:
+    """A node: hands every question to its resident client and every answer back, and says who it is."""
     app = ClientApp()
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        return _reply(message, {METRICS: MetricRecord({"client": _own(context)})})
+        return Message(pack({"client": int(context.node_config["partition-id"])}, {}), reply_to=message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        from plait.federated.messages import Task
-
-        fleet, client = _fleet(config), _own(context)
-        vectors = vectors_of(message.content.array_records[WEIGHTS])
-        number = int(message.content.config_records[TASK]["number"])  # type: ignore[arg-type]
-        samples = fleet.samples[client]
-        kept = context.state.array_records.get("control")
-        samples.control = None if kept is None else vectors_of(kept)["control"]
-        reply = fleet.client.run(Task(number, vectors.pop("weights"), vectors), samples)
-        if samples.control is not None:
-            context.state.array_records["control"] = arrays({"control": samples.control})
-        metrics = {**reply.metrics, "client": client, "num_examples": reply.num_examples}
-        return _reply(message, {REPLY: arrays({"change": reply.change, **reply.extra}), METRICS: MetricRecord(metrics)})
+        return _carry(message, context)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        fleet, client = _fleet(config), _own(context)
-        weights = vectors_of(message.content.array_records[WEIGHTS])["weights"]
-        accuracy = fleet.judge.accuracy(weights, fleet.samples[client].test)
-        return _reply(message, {METRICS: MetricRecord({"client": client, "accuracy": accuracy})})
+        return _carry(message, context)
 
     return app
 
 
-def _fleet(config: str | Path) -> LocalFleet:
-    from plait.config import load
-    from plait.engine.build import join_world
-    from plait.federated.simulation import LocalFleet
-    from plait.plan import Plan
-
-    settings = load(config)
-    plan = Plan.parse(settings.plan.text)
-    return LocalFleet(settings, plan, join_world(plan))
+def _carry(message: Message, context: Context) -> Message:
+    with _line(Path(str(context.node_config["resident"]))) as line:
+        wire.send(line, *unpack(message.content))
+        head, vectors = wire.receive(line)
+    if "error" in head:
+        raise RunError(head["error"])
+    return Message(pack(head, vectors), reply_to=message)
 
 
-def _own(context: Context) -> int:
-    """Which client this node is."""
-    return int(context.node_config["partition-id"])
-
-
-def _reply(message: Message, content: dict[str, Any]) -> Message:
-    return Message(RecordDict(content), reply_to=message)
+def _line(path: Path) -> socket.socket:
+    """A line to the resident, which may still be reading its data."""
+    line, deadline = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), time.monotonic() + BEGIN_SECONDS
+    line.settimeout(ANSWER_SECONDS)
+    while True:
+        try:
+            line.connect(str(path))
+            return line
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(POLL_SECONDS)
 
 
 # -- the server -------------------------------------------------------------------------------------------------------
 
 
 class NodeFleet:
-    """Flower's nodes as clients. Nodes that do not answer within `patience_seconds` are missing from the round."""
+    """Flower's nodes as clients.
 
-    def __init__(self, grid: Grid, own: LocalFleet, patience_seconds: float) -> None:
-        self._grid, self._own, self._patience_seconds = grid, own, patience_seconds
-        self.num_clients = own.num_clients
+    A round waits for all that were asked; once `needed` have answered, for `patience_seconds` more. Who has not answered by
+    then is missing from the round, and its late answer is not looked at.
+    """
+
+    def __init__(self, grid: Grid, num_clients: int, needed: int, patience_seconds: float) -> None:
+        self._grid, self._needed, self._patience_seconds = grid, needed, patience_seconds
+        self.num_clients = num_clients
         self._clients: dict[int, int] = {}  # client by node, of all nodes that have ever answered
+        self.judge: Any = None  # of the server's own held-out samples: accuracy(weights)
 
     def nodes(self) -> dict[int, int]:
         """The node of each client that is there now. A node is asked once who it is."""
         there = set(self._grid.get_node_ids())
-        asked = [Message(RecordDict(), node, "query") for node in sorted(there - self._clients.keys())]
-        for answer in self._grid.send_and_receive(asked, timeout=self._patience_seconds) if asked else []:
-            if not answer.has_error():
-                client = answer.content.metric_records[METRICS]["client"]
-                self._clients[answer.metadata.src_node_id] = int(client)  # type: ignore[arg-type]
+        asked = {node: Message(pack({}, {}), node, "query") for node in sorted(there - self._clients.keys())}
+        for node, (head, _) in self._exchange(asked, len(asked)).items():
+            self._clients[node] = int(head["client"])
         return {client: node for node, client in self._clients.items() if node in there}
 
-    def wait(self, count: int, patience_seconds: float) -> None:
-        """Return when `count` clients are there. Raises `RunError` after the time."""
-        deadline = time.monotonic() + patience_seconds
+    def wait(self, count: int) -> dict[int, int]:
+        """The nodes, when `count` clients are there. Raises `RunError` after an hour."""
+        deadline = time.monotonic() + LAST_SECONDS
         while len(there := self.nodes()) < count:
             if time.monotonic() > deadline:
-                raise RunError(f"{len(there)} of {count} clients are there after {patience_seconds:g} s")
-            time.sleep(1.0)
+                raise RunError(f"{len(there)} of {count} clients are there after {LAST_SECONDS:g} s")
+            time.sleep(POLL_SECONDS)
+        return there
 
     def train(self, task: Task, clients: Sequence[int]) -> list[Reply]:
         from plait.federated.messages import Reply
 
-        content = {
-            WEIGHTS: arrays({"weights": task.weights, **task.extra}),
-            TASK: ConfigRecord({"number": task.number}),
-        }
-        replies = []
-        for answer in self._ask("train", content, clients):
-            metrics = {name: float(value) for name, value in answer.content.metric_records[METRICS].items()}  # type: ignore[arg-type]
-            client, num_examples = int(metrics.pop("client")), int(metrics.pop("num_examples"))
-            vectors = vectors_of(answer.content.array_records[REPLY])
-            replies.append(Reply(client, task.number, num_examples, vectors.pop("change"), metrics, vectors))
-        return replies
+        vectors = {"weights": task.weights, **task.extra}
+        told = self._ask("train", {client: ({"number": task.number}, vectors) for client in clients})
+        return [
+            Reply(client, task.number, int(head["num_examples"]), sent.pop("change"), head["metrics"], sent)
+            for client, (head, sent) in told.items()
+        ]
+
+    def secret(self, phase: str, contents: Mapping[int, Said]) -> dict[int, Said]:
+        return self._ask(phase, contents)
 
     def accuracies(self, weights: Tensor) -> dict[int, float]:
-        answers = self._ask("evaluate", {WEIGHTS: arrays({"weights": weights})}, range(self.num_clients))
-        told = [answer.content.metric_records[METRICS] for answer in answers]
-        return {int(metrics["client"]): float(metrics["accuracy"]) for metrics in told}  # type: ignore[arg-type]
+        told = self._ask(EVALUATE, {client: ({}, {"weights": weights}) for client in range(self.num_clients)})
+        return {client: float(head["accuracy"]) for client, (head, _) in told.items()}
 
     def accuracy(self, weights: Tensor) -> float:
-        return self._own.accuracy(weights)
+        return float(self.judge(weights))
 
-    def _ask(self, kind: str, content: dict[str, Any], clients: Sequence[int]) -> list[Message]:
-        nodes = self.nodes()
-        asked = [Message(RecordDict(dict(content)), nodes[client], kind) for client in clients if client in nodes]
-        answers = self._grid.send_and_receive(asked, timeout=self._patience_seconds) if asked else []
-        return [answer for answer in answers if not answer.has_error()]
+    def _ask(self, kind: str, questions: Mapping[int, Said]) -> dict[int, Said]:
+        """The answers, by client."""
+        import torch
+
+        nodes = self.wait(min(self._needed, len(questions)))
+        flower_kind = EVALUATE if kind == EVALUATE else "train"
+        asked = {
+            nodes[client]: Message(
+                pack({**head, "kind": kind}, {n: v.numpy() for n, v in vectors.items()}), nodes[client], flower_kind
+            )
+            for client, (head, vectors) in questions.items()
+            if client in nodes
+        }
+        answers = self._exchange(asked, min(self._needed, len(questions)))
+        return {
+            self._clients[node]: (head, {name: torch.from_numpy(vector.copy()) for name, vector in vectors.items()})
+            for node, (head, vectors) in sorted(answers.items(), key=lambda item: self._clients[item[0]])
+        }
+
+    def _exchange(self, asked: Mapping[int, Message], needed: int) -> dict[int, tuple[wire.Head, wire.Vectors]]:
+        """The answers of nodes. Flower's own `send_and_receive` looks every three seconds, and knows one limit of time only."""
+        answers: dict[int, tuple[wire.Head, wire.Vectors]] = {}
+        waiting = set(self._grid.push_messages(list(asked.values()))) if asked else set()
+        begin = time.monotonic()
+        limit = begin + LAST_SECONDS
+        while waiting and time.monotonic() < limit:
+            for answer in self._grid.pull_messages(waiting):
+                waiting.discard(answer.metadata.reply_to_message_id)
+                if not answer.has_error():
+                    answers[answer.metadata.src_node_id] = unpack(answer.content)
+                    if len(answers) == needed:
+                        limit = min(limit, time.monotonic() + self._patience_seconds)
+            time.sleep(POLL_SECONDS if waiting else 0)
+        return answers
 
 
-def server_app(config: str | Path, out: str | Path | None = None, patience_seconds: float = 120.0) -> ServerApp:
+def server_app(config: str | Path, out: str | Path | None = None) -> ServerApp:
     """The server: waits for `min_replies` clients, runs the rounds of the config, prints and writes their numbers."""
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        import json
-
         from plait.config import load
-        from plait.federated.simulation import make_server, totals
+        from plait.federated.simulation import Bench, make_server, totals
 
         settings = load(config)
-        own = _fleet(config)
-        fleet = NodeFleet(grid, own, patience_seconds)
-        fleet.wait(settings.federated.min_replies, patience_seconds)
-        server = make_server(settings, own.initial())
+        section, bench = settings.federated, Bench(settings)
+        fleet = NodeFleet(grid, section.clients, section.min_replies, section.patience_seconds)
+        fleet.judge = bench.accuracy
+        fleet.wait(section.min_replies)
+        server = make_server(settings, bench.judge.initial())
         rounds = []
         for done in server.run(fleet):
             rounds.append(done.as_dict())
             print(f"plait round {done.number} accuracy {done.accuracy:.4f} answered {list(done.answered)}", flush=True)
             if out is not None:
-                Path(out).write_text(json.dumps({"rounds": rounds, **totals(rounds)}, indent=2) + "\n")
+                new = Path(out).with_suffix(".new")
+                new.write_text(json.dumps({"rounds": rounds, **totals(rounds)}, indent=2) + "\n")
+                new.replace(out)
 
     return app

@@ -24,6 +24,11 @@ class Judge:
             Initializer(model, seed, dtype, cpu).run(take)
         self._model = model.to(dtype)
         self._params = [param for _, param in sorted(model.named_parameters()) if param.requires_grad]
+        self._start = torch.cat([param.detach().reshape(-1) for param in self._params])
+
+    def initial(self) -> Tensor:
+        """The weights that training begins with under any plan, end to end in the order of their names."""
+        return self._start.clone()
 
     @torch.no_grad()
     def accuracy(self, weights: Tensor, test: Part) -> float:

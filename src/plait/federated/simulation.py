@@ -6,8 +6,10 @@ A worker has one engine and serves its clients in turn, so memory grows with the
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Sequence
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +29,7 @@ from plait.federated.messages import Reply, Task
 from plait.federated.partitions import partition
 from plait.federated.rounds import Rules, Server
 from plait.federated.samples import Part, Samples
+from plait.federated.secret_round import Desk, Said, answer
 from plait.federated.strategies import Settings, make
 from plait.plan import Plan
 
@@ -47,9 +50,8 @@ def split(dataset: Any, section: Any, seed: int) -> Split:
     order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed)).tolist()
     held = int(HELD_OUT * len(order))
     test, rest = sorted(order[:held]), sorted(order[held:])
-    labels = [_label(dataset, index) for index in rest]
-    parameter = section.shards_per_client if section.partition == "shards" else section.alpha
-    parts = [[rest[k] for k in part] for part in partition(section.partition, labels, section.clients, seed, parameter)]
+    parts = [order] * section.clients if section.partition == "own" else _dealt(dataset, rest, section, seed)
+    test = sorted(order) if section.partition == "own" else test
     train, own = [], []
     for client, part in enumerate(parts):
         mixed = torch.randperm(len(part), generator=torch.Generator().manual_seed(seed + 1 + client)).tolist()
@@ -59,26 +61,46 @@ def split(dataset: Any, section: Any, seed: int) -> Split:
     return Split(test, train, own)
 
 
+def _dealt(dataset: Any, indices: list[int], section: Any, seed: int) -> list[list[int]]:
+    labels = [_label(dataset, index) for index in indices]
+    parameter = section.shards_per_client if section.partition == "shards" else section.alpha
+    return [[indices[k] for k in part] for part in partition(section.partition, labels, section.clients, seed, parameter)]
+
+
 def _label(dataset: Any, index: int) -> int:
     """What a skewed partition sorts by: the target, or the last token of a text."""
     return int(dataset[index][1].reshape(-1)[-1])
+
+
+class Bench:
+    """The samples of a config, dealt out, and the judge of weights on them: all that a server has, and it needs no engine."""
+
+    def __init__(self, config: Any) -> None:
+        keys, seed = assemble.model_keys(config), config.train.seed
+        dataset = datasets.make(config.data, keys, seed)
+        parts = split(dataset, config.federated, seed)
+        self.samples = [
+            Samples(client, Part(dataset, train), Part(dataset, own))
+            for client, (train, own) in enumerate(zip(parts.train, parts.own_test, strict=True))
+        ]
+        self._test = Part(dataset, parts.test)
+        self.judge = Judge(assemble.make_model(keys, seed), seed, MASTER_DTYPES[Plan.parse(config.plan.text).precision])
+
+    def accuracy(self, weights: Tensor) -> float:
+        """On the samples that the server holds out."""
+        return self.judge.accuracy(weights, self._test)
 
 
 class LocalFleet:
     """All clients in this process, one after the other. `fails(round, client)` simulates those that do not answer."""
 
     def __init__(self, config: Any, plan: Plan, world: World, fails: Callable[[int, int], bool] | None = None) -> None:
-        keys = assemble.model_keys(config)
-        dataset = datasets.make(config.data, keys, config.train.seed)
-        parts = split(dataset, config.federated, config.train.seed)
+        bench = Bench(config)
+        self.samples, self.judge, self.accuracy = bench.samples, bench.judge, bench.accuracy
         self.num_clients = config.federated.clients
-        self.samples = [
-            Samples(client, Part(dataset, train), Part(dataset, own))
-            for client, (train, own) in enumerate(zip(parts.train, parts.own_test, strict=True))
-        ]
-        self._test, self._fails = Part(dataset, parts.test), fails or (lambda number, client: False)
+        self._desk, self._fails = Desk(config.federated.clip), fails or (lambda number, client: False)
         engine = build(
-            assemble.make_model(keys, config.train.seed),
+            assemble.make_model(assemble.model_keys(config), config.train.seed),
             plan,
             loss=assemble.make_loss(config.train),
             optimizer=optimizers.from_config(config.train),
@@ -86,8 +108,6 @@ class LocalFleet:
             world=world,
         )
         self.client = Client(engine, local_of(config))
-        master = MASTER_DTYPES[plan.precision]
-        self.judge = Judge(assemble.make_model(keys, config.train.seed), config.train.seed, master)
 
     def initial(self) -> Tensor:
         """The weights that training begins with."""
@@ -101,11 +121,11 @@ class LocalFleet:
                     replies.append(self.client.run(task, self.samples[client]))
         return replies
 
+    def secret(self, phase: str, contents: Mapping[int, Said]) -> dict[int, Said]:
+        return answer(self._desk, phase, contents, self.train)
+
     def accuracies(self, weights: Tensor) -> dict[int, float]:
         return {samples.client: self.judge.accuracy(weights, samples.test) for samples in self.samples}
-
-    def accuracy(self, weights: Tensor) -> float:
-        return self.judge.accuracy(weights, self._test)
 
 
 def local_of(config: Any) -> Local:
@@ -142,6 +162,7 @@ def make_server(config: Any, weights: Tensor) -> Server:
         noise=section.noise,
         delta=section.delta,
         seed=config.train.seed,
+        evaluate_every=section.evaluate_every,
     )
     return Server(weights, make(section.strategy, settings), rules)
 
@@ -169,14 +190,16 @@ def _judge(weights: Tensor, client: int) -> float:
 
 
 class PoolFleet:
-    """Clients in `workers` processes, each with one engine of one rank. A worker that dies is a client that is missing."""
+    """Clients in `workers` processes, each with one engine of one rank. Who had not answered when a worker died is missing."""
 
     def __init__(self, config: Any, plan: Plan, world: World, workers: int) -> None:
         self._own = LocalFleet(config, plan, world)  # judges the global model, and says where training begins
         self.num_clients = self._own.num_clients
         self._controls: dict[int, Tensor | None] = {}
+        self._desk = Desk(config.federated.clip)
         context = multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(config, str(plan)))
+        self._start = lambda: ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(config, str(plan)))
+        self._pool = self._start()
 
     def initial(self) -> Tensor:
         """The weights that training begins with."""
@@ -184,11 +207,23 @@ class PoolFleet:
 
     def train(self, task: Task, clients: Sequence[int]) -> list[Reply]:
         futures = {client: self._pool.submit(_train, task, client, self._controls.get(client)) for client in clients}
-        replies = []
+        replies, broken = [], False
         for client, future in futures.items():
-            reply, self._controls[client] = future.result()
-            replies.append(reply)
+            try:
+                reply, self._controls[client] = future.result()
+                replies.append(reply)
+            except NonFiniteLoss:  # it has nothing to send
+                continue
+            except BrokenProcessPool:  # a worker died, and with it those that had not answered
+                broken = True
+        if broken:
+            self._pool.shutdown()
+            self._pool = self._start()
         return replies
+
+    def secret(self, phase: str, contents: Mapping[int, Said]) -> dict[int, Said]:
+        """The clients' secrets are kept here, since any worker may train any client."""
+        return answer(self._desk, phase, contents, self.train)
 
     def accuracies(self, weights: Tensor) -> dict[int, float]:
         futures = {client: self._pool.submit(_judge, weights, client) for client in range(self.num_clients)}
@@ -209,9 +244,12 @@ def simulate(config: Any, on_round: Callable[[Any], None], fails: Callable[[int,
     workers = config.federated.workers
     if workers > 1 and plan.world_size > 1:
         raise RunError(f"federated.workers = {workers} needs clients of one rank, and the plan '{plan}' has {plan.world_size}")
+    if config.federated.partition == "own":
+        raise RunError("federated.partition = 'own' is for --deploy, where each client's [data] is on its own machine")
     fleet = PoolFleet(config, plan, world, workers) if workers > 1 else LocalFleet(config, plan, world, fails)
     try:
         server = make_server(config, fleet.initial())
+        server.seed = lambda: _shared_seed(world)
         server.on_round = on_round if world.rank == 0 else (lambda done: None)
         rounds = [done.as_dict() for done in server.run(fleet)]
     finally:
@@ -221,12 +259,20 @@ def simulate(config: Any, on_round: Callable[[Any], None], fails: Callable[[int,
     return {"rounds": rounds, "plan": str(plan), **totals(rounds)}
 
 
+def _shared_seed(world: World) -> int:
+    """A secret seed that all ranks of the server's process group have alike."""
+    axis = world.axis("world")
+    own = secrets.randbits(63)
+    return int(axis.gather_objects(own)[0]) if axis.size > 1 else own
+
+
 def totals(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The numbers over all rounds."""
     last = rounds[-1] if rounds else {}
+    judged = [done for done in rounds if done["client_accuracy"]]
     return {
         "accuracy": last.get("accuracy"),
-        "client_accuracy_worst": last.get("client_accuracy_worst"),
+        "client_accuracy_worst": judged[-1]["client_accuracy_worst"] if judged else None,
         "epsilon": last.get("epsilon"),
         "sent_bytes": sum(done["sent_bytes"] for done in rounds),
         "received_bytes": sum(done["received_bytes"] for done in rounds),
