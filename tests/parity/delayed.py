@@ -48,9 +48,10 @@ def train(engine: Engine, family: harness.Family, flush_every: int = 0) -> dict[
         share = inputs.tensor_split(axis.size)[axis.rank], targets.tensor_split(axis.size)[axis.rank]
         losses.append(engine.step(share, trace=False).loss)
     engine.flush()
-    params = [(part.name, part.value.view(part.global_shape).clone()) for part in engine.local_parameters()]
+    parts = harness._copies(engine.local_parameters())
+    params = [(name, value.view(shape)) for name, shape, _, value in parts if value.numel() == torch.Size(shape).numel()]
     versions, stage = engine._delayed.versions, engine._pipeline.parts[world.axis("pp").rank].stage
-    return {"losses": losses, "params": params, "versions": versions.peak, "live": stage.peak_live}
+    return {"losses": losses, "params": params, "parts": parts, "versions": versions.peak, "live": stage.peak_live}
 
 
 def reference(plan_text: str, name: str | harness.Family, stages: list[list[str]]) -> DelayedRecord:

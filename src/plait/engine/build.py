@@ -16,8 +16,8 @@ from plait import comm, context, data, expert, models, tensor
 from plait.comm import World
 from plait.context import ContextGroup
 from plait.data import Asynchrony, DataGroup, DataStrategy, Unit
-from plait.engine import recompute, update
-from plait.engine.axes import data_axis
+from plait.engine import compiling, recompute, update
+from plait.engine.axes import data_axis, within_stage
 from plait.engine.balance import Balance
 from plait.engine.batch import BatchSplitter, call
 from plait.engine.cut import Cut, Cutting, cut
@@ -61,6 +61,7 @@ class Options:
         aggregate: what servers make of the workers' gradients: `sum` (the global mean loss) or `mean` (the mean of the
             workers' means; the same where every worker counts as many tokens).
         cutting: where a pipeline cuts the model; balanced by estimated cost where it says nothing.
+        compile_backend: of torch.compile, where the plan says compile.
         float16: compute in float16 where the plan says float32, with a dynamic scale of the loss.
         placing: whether experts are placed anew between steps, with copies of the busiest.
     """
@@ -75,6 +76,7 @@ class Options:
     asynchrony: Asynchrony = field(default_factory=Asynchrony)
     cutting: Cutting = field(default_factory=Cutting)
     float16: bool = False
+    compile_backend: str = "inductor"
     placing: Placing = field(default_factory=Placing)
 
 
@@ -113,6 +115,8 @@ def build(
     whole = replace(whole, originals=_originals(experts, split))
     if split is not None:
         loss = split.loss(loss, IGNORE if loss is cross_entropy else None)
+    if plan.compile:
+        compiling.apply(model, blocks, backend=options.compile_backend, device=world.device)
     recompute.apply(model, blocks, plan.remat)
     schedule = schedules.make(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual)
     schedule = schedule if schedule.asynchronous else lower(schedule)
@@ -230,7 +234,7 @@ def _check_composition(plan: Plan) -> None:
             f"parameter would lie on different servers; take dp{plan.dp.size} or dp{plan.dp.size}:zero1 with pipelines"
         )
 
-    if plan.pp.schedule in ("pipedream", "2bw") and (plan.dp.strategy not in ("allreduce", "ring") or plan.tp.size > 1):
+    if plan.pp.schedule in ("pipedream", "2bw") and plan.dp.strategy not in ("allreduce", "ring"):
         raise NotAvailable(
             f"'{plan}': {plan.pp.schedule} keeps several versions of whole weights, so it goes with dpN and dpN:ring alone; "
             "take one of these, or a schedule that flushes (1f1b)"
@@ -302,4 +306,4 @@ def _delayed(pipeline: Pipeline, updater: Update, schedule: Schedule, world: Wor
     strategy: Any = next(iter(pipeline.parts.values())).strategy
     versions = WeightVersions(strategy, 1 if schedule.delay is None else m, schedule.delay)
     stream = Stream(schedule.name, axis.size, m, axis.rank)
-    return Delayed(pipeline, updater, stream, versions, axes=(data_axis(world), axis))
+    return Delayed(pipeline, updater, stream, versions, axes=(within_stage(world), axis))

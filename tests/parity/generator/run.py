@@ -99,13 +99,14 @@ def _drift(cell: Cell, plan: Plan) -> float:
 def _delayed_errors(cell: Cell, plan: Plan, results: list[Any]) -> dict[str, tuple[float, str]]:
     """Against one device that applies the same delayed gradients."""
     per_stage = results[:: plan.world_size // plan.pp.size]
-    stages = [[name for name, _ in rank["params"]] for rank in per_stage]
+    stages = [[name for name, *_ in rank["parts"]] for rank in per_stage]
     expected = delayed.reference(cell.plan, cell.family, stages)
     found = {"loss": (0.0, ""), "param": (0.0, "")}
     scale = largest(expected.params)
     for rank in results:
         for step, (mine, truth) in enumerate(zip(rank["losses"], expected.losses, strict=True)):
             found["loss"] = max(found["loss"], (abs(mine - truth) / abs(truth), f"step {step}"))
-        for name, value in rank["params"]:
-            found["param"] = max(found["param"], (relative_error(value, expected.params[name], scale), name))
+    for name, value in harness.join([rank["parts"] for rank in results]).items():
+        truth = expected.params[name]
+        found["param"] = max(found["param"], (relative_error(value.view_as(truth), truth, scale), name))
     return found
