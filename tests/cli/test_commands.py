@@ -141,6 +141,16 @@ def test_compare_has_a_row_a_plan_with_the_error_against_the_first(tmp_path: Pat
     assert not (tmp_path / "runs").exists()
 
 
+def test_an_asynchronous_run_says_how_stale_its_gradients_were(tmp_path: Path) -> None:
+    write_config(tmp_path)
+    words = ("train", "tiny.toml", "--plan", "dp2:async-server,stale3", "--steps", "6", "--out", "run", "--json")
+    done = plait(*words, cwd=tmp_path)
+    assert done.code == 0, done.err
+    ages = done.json()["staleness"]
+    assert sum(ages.values()) == 2 * 2 * 6 and all(0 <= int(age) <= 3 for age in ages)  # servers x workers x steps
+    assert all(step["staleness"] >= 0 for step in metrics(tmp_path / "run"))
+
+
 def test_verify_says_yes(tmp_path: Path) -> None:
     write_config(tmp_path)
     done = plait("verify", "tiny.toml", "--plan", "dp2:zero2", "--steps", "1", "--json", cwd=tmp_path)

@@ -18,9 +18,9 @@ from plait.engine.init import Initializer, derive_seed, place_holders
 from plait.errors import ConfigError, RunError
 from plait.federated import messages
 from plait.federated.messages import Reply, Task
-from plait.federated.rounds import Round, Server, choose
+from plait.federated.rounds import Round, Server, choose, draw
 from plait.federated.samples import Part
-from plait.federated.simulation import LocalFleet, PoolFleet, make_server, simulate, split
+from plait.federated.simulation import LocalFleet, PoolFleet, make_server, shared_seed, simulate, split
 from plait.models import losses
 from plait.plan import Plan
 
@@ -208,6 +208,63 @@ def test_the_clients_of_a_round_are_drawn_by_its_seed() -> None:
     drawn = [choose(10, 0.3, 7, number) for number in range(50)]
     assert all(len(set(clients)) == 3 for clients in drawn) and drawn == [choose(10, 0.3, 7, number) for number in range(50)]
     assert len({client for clients in drawn for client in clients}) == 10
+
+
+def test_with_noise_every_client_is_drawn_by_itself() -> None:
+    """Poisson sampling, which is what epsilon assumes: sizes vary as they should, and pairs come together by chance only."""
+    drawn = [draw(10, 0.3, seed) for seed in range(4000)]
+    sizes = torch.tensor([float(len(clients)) for clients in drawn])
+    assert abs(sizes.mean() - 3) < 0.15 and abs(sizes.var() - 2.1) < 0.25 and min(sizes) == 0
+    both = sum({2, 7} <= set(clients) for clients in drawn) / len(drawn)
+    assert abs(both - 0.09) < 0.025
+
+
+def private_round(world: World, secure: str) -> Any:
+    settings = config("federated.clip=0.1", "federated.noise=1e-9", "federated.fraction=0.5", f"federated.secure={secure}")
+    fleet = LocalFleet(settings, Plan.parse(settings.plan.text), world)
+    server = make_server(settings, fleet.initial())
+    server.seed = lambda: 9  # draws clients 0, 1 and 2 of 4
+    before = server.weights
+    done = server.round(fleet, 1)
+    replies = fleet.train(Task(1, before, {}), done.asked)
+    clipped = sum(reply.change * min(1.0, 0.1 / float(reply.change.norm())) for reply in replies)
+    return done, server.weights - before, clipped
+
+
+@pytest.mark.parametrize("secure", ["false", "true"])
+def test_a_private_mean_is_over_the_expected_number_of_clients(ranks: Run, secure: str) -> None:
+    done, change, clipped = ranks(1, private_round, secure)[0]
+    assert done.asked == (0, 1, 2)  # three, and two are expected
+    assert torch.allclose(change, clipped / 2, rtol=0, atol=1e-7)
+
+
+def nobody_drawn(world: World) -> Any:
+    settings = config("federated.clip=0.1", "federated.noise=1.0", "federated.fraction=0.01")
+    fleet = LocalFleet(settings, Plan.parse(settings.plan.text), world)
+    server = make_server(settings, fleet.initial())
+    before = server.weights
+    return server.round(fleet, 1), bool((server.weights - before).abs().max() > 0)
+
+
+def test_a_round_of_nobody_is_noise_alone(ranks: Run) -> None:
+    done, moved = ranks(1, nobody_drawn)[0]
+    assert done.asked in ((), (0,), (1,), (2,), (3,)) and moved
+
+
+def noisy(world: World) -> Tensor:
+    seen: list[Tensor] = []
+    settings = config("federated.clip=0.5", "federated.noise=1.0", "federated.fraction=0.7", plan="dp2 precision:float64")
+    fleet = LocalFleet(settings, Plan.parse(settings.plan.text), world)
+    server = make_server(settings, fleet.initial())
+    server.seed = lambda: shared_seed(world)
+    for _ in server.run(fleet):
+        seen.append(server.weights)
+    return seen[-1]
+
+
+def test_ranks_of_one_federation_add_the_same_noise(ranks: Run) -> None:
+    one, other = ranks(2, noisy, plan="dp2")
+    assert torch.equal(one, other)
 
 
 def test_the_config_names_what_is_wrong() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from plait.comm import World
 from plait.data import Asynchrony
+from plait.data.compression import Int8Sum
 from plait.engine.build import Options, build
 from plait.models import losses
 from plait.verify.compare import largest, relative_error
@@ -106,6 +107,28 @@ def test_eight_bits_send_an_eighth_of_float64_and_train_as_well(ranks: Run) -> N
     join([parts for parts, _ in small])  # equal on all ranks
     assert small[0][1][0][2]["dp"] < 0.16 * exact[0][1][0][2]["dp"]
     assert abs(small[0][1][-1][0] - exact[0][1][-1][0]) < 0.02 * exact[0][1][-1][0]
+
+
+def residuals(world: World) -> Any:
+    """Three sums in eight bits and what they kept back, beside the exact sums."""
+    axis = world.axis("dp")
+    compressed, numel = Int8Sum(axis, 600 * axis.size, torch.float64, torch.device("cpu")), 600 * axis.size
+    told, exact = torch.zeros(numel, dtype=torch.float64), torch.zeros(numel, dtype=torch.float64)
+    for number in range(3):
+        own = torch.randn(numel, dtype=torch.float64, generator=torch.Generator().manual_seed(10 * number + axis.rank))
+        total = own.clone()
+        axis.all_reduce(total).wait()
+        exact += total
+        compressed.sum(own)
+        told += own
+    missing = compressed.flush()
+    return told, missing, exact, float(compressed.worker_error.abs().max() + compressed.shard_error.abs().max())
+
+
+def test_what_eight_bits_keep_back_is_made_good_to_the_last_bit_but_rounding(ranks: Run) -> None:
+    for told, missing, exact, left in ranks(2, residuals):
+        assert float(missing.abs().max()) > 1e-4 and left == 0
+        assert torch.allclose(told + missing, exact, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("family", ["mlp", "llama"])

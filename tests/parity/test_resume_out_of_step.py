@@ -20,7 +20,18 @@ Run = Callable[..., list[Any]]
 DILOCO = Asynchrony(outer_lr=0.7, outer_momentum=0.9)
 
 
-def train(world: World, plan: str, first: int, last: int, paths: tuple[str | None, str | None], halves: bool = False) -> Any:
+EIGHT = Asynchrony(outer_lr=0.7, outer_momentum=0.9, compress="int8")
+
+
+def train(
+    world: World,
+    plan: str,
+    first: int,
+    last: int,
+    paths: tuple[str | None, str | None],
+    halves: bool = False,
+    asynchrony: Asynchrony = DILOCO,
+) -> Any:
     """Steps [first, last); with `halves` it also saves half way, which ends a round there."""
     load, save = paths
     engine = build(
@@ -28,7 +39,7 @@ def train(world: World, plan: str, first: int, last: int, paths: tuple[str | Non
         f"{plan} precision:float64",
         loss=cross_entropy,
         optimizer=optimizer,
-        options=Options(seed=SEED, asynchrony=DILOCO),
+        options=Options(seed=SEED, asynchrony=asynchrony),
         world=world,
     )
     if load is not None:
@@ -48,12 +59,13 @@ def whole(results: list[Any]) -> dict[str, Tensor]:
     return join(results)
 
 
-def test_a_run_goes_on_where_it_stopped(ranks: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("asynchrony", [DILOCO, EIGHT], ids=["exact", "eight bits"])
+def test_a_run_goes_on_where_it_stopped(ranks: Run, tmp_path: Path, asynchrony: Asynchrony) -> None:
     """With the momentum of the outer step and the mean of the inner optimizers; a save ends a round, so both runs save."""
     plan, saved = "dp2:local,every2", str(tmp_path / "saved")
-    truth = whole(ranks(2, train, plan, 0, 6, (None, str(tmp_path / "truth")), True, plan=plan))
-    ranks(2, train, plan, 0, 3, (None, saved), plan=plan)
-    again = whole(ranks(2, train, plan, 3, 6, (saved, None), plan=plan))
+    truth = whole(ranks(2, train, plan, 0, 6, (None, str(tmp_path / "truth")), True, asynchrony, plan=plan))
+    ranks(2, train, plan, 0, 3, (None, saved), False, asynchrony, plan=plan)
+    again = whole(ranks(2, train, plan, 3, 6, (saved, None), False, asynchrony, plan=plan))
     for name, value in truth.items():
         assert torch.equal(again[name], value), name
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,10 +39,11 @@ class Job:
 
 def run(job: Job) -> dict[str, Any]:
     """Train, and return the numbers of `plait train --json`, the same on every rank. Collective."""
-    from plait.engine.assemble import assemble
+    from plait.engine.assemble import assemble, make_schedule
     from plait.engine.build import join_world
     from plait.engine.loop import fit
     from plait.engine.metrics import Tally
+    from plait.pipeline.text import dumps
     from plait.plan import Plan
     from plait.trace import Timeline
 
@@ -56,6 +58,9 @@ def run(job: Job) -> dict[str, Any]:
     if folder is not None and world.rank == 0:
         folder.config.write_text(job.config.to_toml())
         folder.plan.write_text(f"{job.plan}\n")
+        own = make_schedule(job.config) if plan.pp.size > 1 else None
+        if own is not None:
+            folder.schedule.write_text(dumps(own))
     tally = Tally()
     fit(training.engine, training.loader, job.config.train.steps, [tally, *_hooks(job, world, folder, training)])
     timeline = tally.timelines[-1] if tally.timelines else Timeline(world.rank)
@@ -95,15 +100,20 @@ def _numbers(world: World, training: Training, tally: Tally, folder: RunFolder |
     from plait.engine.metrics import peak_memory_bytes, summary
     from plait.trace import Timeline, breakdown
 
-    own = (peak_memory_bytes(), tally.traffic(), training.engine.memory(), tally.timeline(), tally.breakdown())
-    gathered = world.axis("world").gather_objects(own)
-    peaks, traffic, states, timelines, parts = (list(part) for part in zip(*gathered, strict=True))
+    engine = training.engine
+    own = (peak_memory_bytes(), tally.traffic(), engine.memory(), tally.timeline(), engine.strategy.staleness())
+    gathered = zip(*world.axis("world").gather_objects((*own, tally.breakdown())), strict=True)
+    peaks, traffic, states, timelines, ages, parts = (list(part) for part in gathered)
     if folder is not None and world.rank == 0:
         folder.trace.write_text(json.dumps(Timeline.merge(timelines).to_chrome()))
     where = breakdown.mean(parts)
-    return {
+    numbers = {
         **summary(tally, peaks, traffic),
         "state_memory": states,
         "bubble_fraction": where.bubble_fraction,
         "breakdown": where.as_dict(),
     }
+    applied: Counter[int] = sum(ages, Counter())
+    if applied:
+        numbers["staleness"] = {str(age): applied[age] for age in sorted(applied)}
+    return numbers

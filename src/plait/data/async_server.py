@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,10 +24,11 @@ from plait.comm.calls import Line, Message, Service, own_host
 from plait.data.asynchrony import Change
 from plait.data.bucket import Bucket
 from plait.data.gradients import BucketState, Collector, PersistentGradients
-from plait.data.key_server import KeyServer, Push, Receipt
+from plait.data.key_server import REFUSED, KeyServer, Push, Receipt
 from plait.data.server import ParameterServer, keys_by_server
 from plait.data.strategy import DataGroup, DataStrategy, Replicas, Told, Weight, bind, make_piece, squared_norm
 from plait.data.units import Unit
+from plait.errors import RankFailed
 
 PUSH, JOIN, REST, WEIGHTS = range(4)
 
@@ -52,6 +54,7 @@ class AsyncServer(DataStrategy):
         self.server: KeyServer | None = None
         self._service: Service | None = None
         self._lines: list[Line | None] = []
+        self._addresses: list[Any] = []
         self._begin_serving_keys()
         self._resting = False
         self._scalars = (0.0, 0.0)
@@ -110,11 +113,8 @@ class AsyncServer(DataStrategy):
 
             self.server.apply = update
             self._service = Service(self._answer, self.server.leave, own_host(same_host=len(set(hosts)) == 1))
-        addresses = axis.gather_objects(None if self._service is None else self._service.address)
-        self._lines = [
-            None if rank == axis.rank else Line(addresses[rank], axis.rank, 2 * self.group.asynchrony.patience_seconds + 60)
-            for rank in self._rank_of_server
-        ]
+        self._addresses = axis.gather_objects(None if self._service is None else self._service.address)
+        self._call()
 
     def _answer(self, worker: int, question: Message) -> Message:
         """What a worker's thread is told. Called in threads of the service."""
@@ -171,6 +171,29 @@ class AsyncServer(DataStrategy):
                 self.group.axis.ledger.add(self.group.axis.name, "pull", sent)
 
     def _exchange(self, question: Message) -> None:
+        """Ask the servers; where only a connection broke, come back by a new one, without this gradient."""
+        try:
+            self._ask_all(question)
+        except RankFailed:
+            self._call()  # raises it again where a server is gone
+            if self.server is not None:
+                self.server.leave(self.group.axis.rank)
+                self.server.forget(self.group.axis.rank)
+            self._ask_all(Message(JOIN))
+            self._receipts = [replace(receipt, staleness=REFUSED) for receipt in self._receipts]
+
+    def _call(self) -> None:
+        """A line to every other server; who had one before comes back."""
+        axis, patience_seconds = self.group.axis, 2 * self.group.asynchrony.patience_seconds + 60
+        for line in self._lines:
+            if line is not None:
+                line.close()
+        self._lines = [
+            None if rank == axis.rank else Line(self._addresses[rank], axis.rank, patience_seconds)
+            for rank in self._rank_of_server
+        ]
+
+    def _ask_all(self, question: Message) -> None:
         """Ask every server before any is waited for: two servers that wait for each other's worker would wait for ever."""
         axis, worker = self.group.axis, self.group.axis.rank
         grads = [state.grad if question.kind == PUSH else None for state in self.states]
@@ -230,7 +253,6 @@ class AsyncServer(DataStrategy):
         self.group.axis.barrier()
 
     def staleness(self) -> Counter[int]:
-        """How many gradients this rank's server has applied, by staleness."""
         return Counter() if self.server is None else self.server.histogram
 
     def close(self) -> None:

@@ -46,6 +46,15 @@ class Int8Sum:
         self.worker_error = torch.zeros(numel, dtype=dtype, device=device)
         self.shard_error = torch.zeros(numel // axis.size, dtype=dtype, device=device)
 
+    def flush(self) -> Tensor:
+        """What rounding has kept back on all ranks, summed exactly; nothing is kept back from here on. Collective."""
+        axis, kept = self._axis, self.worker_error.clone()
+        kept.view(axis.size, -1)[axis.rank] += self.shard_error
+        axis.all_reduce(kept).wait()
+        self.worker_error.zero_()
+        self.shard_error.zero_()
+        return kept
+
     def sum(self, flat: Tensor) -> None:
         """Replace `flat` by the sum over the axis, up to rounding that the next sum makes good. Collective."""
         axis, dtype = self._axis, flat.dtype

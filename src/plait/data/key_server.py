@@ -104,6 +104,11 @@ class KeyServer:
         with self._changed:
             self._forget(worker)
 
+    def forget(self, worker: int) -> None:
+        """A worker will not ask what has become of its gradient."""
+        with self._changed:
+            self._dealt_with.pop(worker, None)
+
     def _forget(self, worker: int) -> None:
         """Take a worker out; a gradient of it that waits here is not used, and who waits for that is told so."""
         if self._pushes.pop(worker, None) is not None:

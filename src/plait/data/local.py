@@ -82,9 +82,13 @@ class Local(Replicated):
         return {"momentum": piece.part.view(self._momenta[piece.state.index])} if self._momenta else {}
 
     def settle(self) -> None:
-        """End the round early: what is saved is one model. Ranks must have done equally many steps."""
+        """End the round early, and send what eight bits have kept back: what is saved is one model and nothing beside it.
+
+        Ranks must have done equally many steps.
+        """
         if self._steps_in_round:
             self._meet()
+        self._flush()
         self._untold = 0.0
 
     def publish(self) -> None:
@@ -110,6 +114,18 @@ class Local(Replicated):
                 difference.add_(moment, alpha=momentum)
             self._masters[index].copy_(self._anchors[index].sub_(difference, alpha=lr))
         self.publish()
+
+    @torch.no_grad()
+    def _flush(self) -> None:
+        """Make good what eight bits have kept back, as if the last outer step had known it: a saved model has no residuals."""
+        lr, momentum = self._options.outer_lr, self._options.outer_momentum
+        for index, compressed in enumerate(self._sums):
+            missing = compressed.flush()
+            if self._momenta:
+                self._momenta[index].add_(missing)
+            self._masters[index].copy_(self._anchors[index].sub_(missing, alpha=lr * (1 + momentum)))
+        if self._sums:
+            self.publish()
 
     def _sum(self, differences: list[Tensor]) -> None:
         if self._sums:

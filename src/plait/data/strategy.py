@@ -20,7 +20,8 @@ Gradients are *summed*, never divided: the loss is normalised in one place, and 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -30,7 +31,7 @@ from torch import Tensor, nn
 from plait.comm import Axis
 from plait.data.asynchrony import Asynchrony, Change
 from plait.data.bucket import Bucket, Part
-from plait.data.gradients import BucketState, Collector
+from plait.data.gradients import BucketState, Collector, Sink
 from plait.data.units import Unit
 
 CPU = torch.device("cpu")
@@ -147,6 +148,10 @@ class DataStrategy(ABC):
         grads = ((piece.name, piece.value.grad) for piece in counted if piece.value.grad is not None)
         return weighted_squared_norm(grads, self.group.device, weight) / self.replicas.count
 
+    def sinks(self) -> Mapping[int, Sink]:
+        """Where layers may add their weights' gradients themselves, by the id of the parameter; empty where nowhere."""
+        return self.collector.sinks()
+
     def frozen_pieces(self) -> list[FrozenPiece]:
         """What this rank holds of frozen parameters that the strategy has sharded."""
         return []
@@ -178,6 +183,10 @@ class DataStrategy(ABC):
     def details(self) -> dict[str, float]:
         """What the step that has just ended adds to the metrics, by name."""
         return {}
+
+    def staleness(self) -> Counter[int]:
+        """How many gradients this rank has applied as a server, by their staleness; empty where all ranks step together."""
+        return Counter()
 
     def kept(self, piece: Piece) -> dict[str, Tensor]:
         """What the strategy itself keeps of a piece from step to step, to be saved with it."""

@@ -64,6 +64,7 @@ class Options:
         compile_backend: of torch.compile, where the plan says compile.
         float16: compute in float16 where the plan says float32, with a dynamic scale of the loss.
         placing: whether experts are placed anew between steps, with copies of the busiest.
+        grouped_product: of experts: `rule`, `measure` (after the first step), or one of `models.grouped.METHODS`.
     """
 
     seed: int = 0
@@ -77,7 +78,9 @@ class Options:
     cutting: Cutting = field(default_factory=Cutting)
     float16: bool = False
     compile_backend: str = "inductor"
+    schedule: Schedule | None = None
     placing: Placing = field(default_factory=Placing)
+    grouped_product: str = "rule"
 
 
 def build(
@@ -118,16 +121,19 @@ def build(
     if plan.compile:
         compiling.apply(model, blocks, backend=options.compile_backend, device=world.device)
     recompute.apply(model, blocks, plan.remat)
-    schedule = schedules.make(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual)
-    schedule = schedule if schedule.asynchronous else lower(schedule)
+    schedule = _schedule(plan, options.schedule)
     stages_of_model = cut(model, blocks, schedule.num_stages, options.cutting)
     _check_delayed(schedule, stages_of_model, options, balance)
     values = prepare(model, options.seed, precision.compute, precision.master, world=world, whole=whole)
+    if balance is not None:
+        balance.use_product(model, options.grouped_product)
     axis = world.axis("pp")
     own = make_stages(model, blocks, stages_of_model, schedule, rank=axis.rank, call=call)
     own.holding = own.holding.split(placements(experts, split))
     make = _StrategyMaker(plan, _data_group(plan, world, options, precision), schedule, experts, world)
     strategies = {stage: own.strategy(stage, make) for stage in own.stages}
+    for stage, part in own.stages.items():
+        part.add_into(strategies[stage].sinks())
     strategy = Staged(strategies) if len(strategies) > 1 else strategies[next(iter(strategies))]
     values.fill(strategies, own.holding)
     updater = Update(
@@ -164,6 +170,14 @@ def build(
             mean_of_workers=options.aggregate == "mean" and strategy.lockstep,
         )
     )
+
+
+def _schedule(plan: Plan, own: Schedule | None) -> Schedule:
+    """The plan's, or the user's own; with all that a runtime needs, unless it is a stream, which is cut into steps first."""
+    if own is not None:
+        return lower(schedules.adopt(own, plan.pp.size, plan.micro_batches))
+    schedule = schedules.make(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual)
+    return schedule if schedule.asynchronous else lower(schedule)
 
 
 def join_world(plan: Plan) -> World:

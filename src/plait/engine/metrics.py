@@ -92,8 +92,9 @@ class Tally(Hook):
         return of_steps(list(zip(self.timelines, seconds, strict=True)))
 
     def timeline(self) -> Timeline:
-        """The last steps of this rank as one timeline."""
-        return Timeline.merge(self.timelines)
+        """The last steps of this rank as one timeline; every span says its `step`."""
+        first = self.last_step - len(self.timelines) + 1
+        return Timeline.merge(timeline.labelled(step=step) for step, timeline in enumerate(self.timelines, first))
 
 
 def summary(tally: Tally, peak_memory_bytes: list[int], traffic: list[dict[str, float]]) -> dict[str, Any]:

@@ -249,7 +249,7 @@ def simulate(config: Any, on_round: Callable[[Any], None], fails: Callable[[int,
     fleet = PoolFleet(config, plan, world, workers) if workers > 1 else LocalFleet(config, plan, world, fails)
     try:
         server = make_server(config, fleet.initial())
-        server.seed = lambda: _shared_seed(world)
+        server.seed = lambda: shared_seed(world)
         server.on_round = on_round if world.rank == 0 else (lambda done: None)
         rounds = [done.as_dict() for done in server.run(fleet)]
     finally:
@@ -259,7 +259,7 @@ def simulate(config: Any, on_round: Callable[[Any], None], fails: Callable[[int,
     return {"rounds": rounds, "plan": str(plan), **totals(rounds)}
 
 
-def _shared_seed(world: World) -> int:
+def shared_seed(world: World) -> int:
     """A secret seed that all ranks of the server's process group have alike."""
     axis = world.axis("world")
     own = secrets.randbits(63)
