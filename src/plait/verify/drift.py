@@ -140,7 +140,7 @@ def _observe(world: World, task: DriftTask) -> Any:
         task.plan,
         loss=problem.loss,
         optimizer=problem.make_optimizer,
-        options=problem.options,
+        options=problem.options(Plan.parse(task.plan)),
         world=world,
     )
     return record_rank(engine, islice(problem.loader(axis.rank, axis.size), task.steps), task.steps)
