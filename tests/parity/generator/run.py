@@ -48,7 +48,7 @@ def judge(run: Run, cell: Cell) -> Verdict:
 
 
 def _judge(run: Run, cell: Cell) -> Verdict:
-    results = run(cell.world_size, on_rank, cell, plan=cell.plan, timeout_seconds=50.0, group_timeout_seconds=25.0)
+    results = run(cell.world_size, on_rank, cell, plan=cell.plan, timeout_seconds=300.0, group_timeout_seconds=240.0)
     refused = {result for result in results if isinstance(result, str)}
     if len(refused) > 1 or (refused and not all(isinstance(result, str) for result in results)):
         return Verdict("failed", float("inf"), "refusal", "", f"ranks do not refuse alike: {sorted(refused)}")
