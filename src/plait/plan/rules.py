@@ -178,15 +178,12 @@ def interleaved_has_two_stages_a_rank(pp: PipelineAxis) -> str | None:
     return f"{pp}: interleaved needs v2 or more; one stage to a rank is pp{pp.size}:1f1b"
 
 
-MICRO_BATCHES_PER_RANK: Final = {"interleaved": 1, "2bw": 1, "dualpipev": 2}
+MICRO_BATCHES_PER_RANK: Final = {"interleaved": 1, "2bw": 1}
 """Schedules that need at least this many micro-batches for each pipeline rank."""
 
 
 def enough_micro_batches(plan: Plan) -> str | None:
-    """Interleaving hands micro-batches out in rounds of pp; 2BW keeps two weight versions only if m >= pp.
-
-    DualPipeV needs two for each rank.
-    """
+    """Interleaving hands micro-batches out in rounds of pp; 2BW keeps two weight versions only if m >= pp."""
     pp, m = plan.pp, plan.micro_batches
     least = MICRO_BATCHES_PER_RANK.get(pp.schedule, 0) * pp.size
     if m >= least:

@@ -74,7 +74,7 @@ def _axes(choose: Choose, kind: str) -> Iterator[str]:
     pp, tp, cp, dp = choose(_factors(choose(WORLDS), kind))
     schedule = choose(PIPELINES) if pp > 1 else ""
     yield f"pp{pp}:{schedule}" if pp > 1 else "pp1"
-    least = MICRO_BATCHES_PER_RANK.get(schedule, 0) * pp
+    least = {**MICRO_BATCHES_PER_RANK, "dualpipev": 2}.get(schedule, 0) * pp
     yield f"mb{choose((1, 2, 3)) if pp == 1 else max(least, pp * choose((1, 1, 2))) + choose((0, 0, 1))}"
     yield f"tp{tp}{choose(_modes(tp, kind))}"
     yield f"cp{cp}:{choose(('ring', 'ulysses'))}" if cp > 1 else "cp1"
