@@ -55,17 +55,23 @@ def plan_of(config: Config, text: str | None, num_ranks: int | None = None) -> P
     """The plan that is meant: `text`, else the config's; `auto` is the best for the ranks that are there.
 
     `num_ranks` is what the user asked for; in a world that has begun, its size counts.
-    Errors: `PlanError`, `NotAvailable`, `WorldSizeError`, all of them before any process is started.
+    Errors: `PlanError`, `NotAvailable`, `WorldSizeError`, `ScheduleError` of the config's own schedule, all of them before
+    any process is started.
     """
     world = joined_world()
     num_ranks = num_ranks if world is None else world.world_size
-    words = text if text is not None else config.plan.text
+    words = config.plan.text if text is None else text
     plan = choose(config, num_ranks) if words.strip() == "auto" else Plan.parse(words)
     plan.check()
     check_available(plan)
     check_world(plan, plan.world_size if num_ranks is None else num_ranks)
     check_batch(plan, config.train.global_batch)
     check_config(plan, sizes(config))
+    if config.plan.schedule is not None and plan.pp.size > 1:
+        from plait.pipeline.schedules import adopt
+        from plait.pipeline.text import load
+
+        adopt(load(config.plan.schedule), plan.pp.size, plan.micro_batches)
     return plan
 
 

@@ -172,6 +172,15 @@ def step_seconds(job: Job, plan: Any, machine: Machine, layout: Layout, closed: 
     return pipeline, Breakdown(bubble=max(0.0, seconds - sum(parts.values())), **parts), seconds
 
 
+def pass_costs(job: Job, plan: Any, machine: Machine) -> tuple[list[StageSeconds], list[float]]:
+    """What a prediction gives its pipeline: the costs of every stage, and the seconds of each rank's update and reduction."""
+    layout = lay_out(job, plan, False)
+    passes = [stage_pass(stage, machine, layout.shard, (plan.precision, plan.compile, plan.remat)) for stage in layout.stages]
+    sharded = [_sharded_seconds(machine, layout, passes, rank) for rank in range(plan.pp.size)]
+    tails = [sum(_tail(job, machine, layout, passes, rank)) for rank in range(plan.pp.size)]
+    return _stage_costs(job, plan, machine, layout, passes=passes, sharded=sharded), tails
+
+
 def _crowded_seconds(plan: Any, machine: Machine, pipeline: PipelineTime, tails: list[tuple[float, float]]) -> float:
     """What the cores need for the work of all ranks, where ranks share them."""
     if machine.host is None or plan.world_size <= machine.cores:
