@@ -1,10 +1,11 @@
-"""Step time of pipelines: plait's schedules beside torch's, and simulated beside measured time of the same run.
+"""Step time and memory of pipelines: plait's schedules beside torch's; simulated beside measured time of the same run.
 
-    python -m benchmarks.pipeline.bench [--ranks 2] [--cases compute communication] [--rounds 9] [--only WORD ...]
+    python -m benchmarks.pipeline.bench [--ranks 2] [--cases compute communication] [--rounds 9] [--only WORD ...] [--memory]
 
-All systems live in the same ranks, one thread each, and take turns, one step each round; the table shows medians, the
-ratio to torch DDP taken round by round, and for plait the simulated step (from the median times of its own actions without
-their waits) and both bubbles.
+All systems live in the same ranks, one thread each, and take turns, one step each round; the tables show medians and
+ratios taken round by round. A simulated step is the schedule walked with costs that are probed on each rank's stages alone,
+between the rounds (see `probe`), and with the updates, posts and sends of the steps that warmed up.
+With --memory the peak of each system is taken instead, in ranks of its own.
 """
 
 from __future__ import annotations
@@ -15,102 +16,166 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from benchmarks.pipeline.systems import CASES, Case, systems
+from benchmarks.data_parallel.bench import PeakOfShares
+from benchmarks.pipeline.probe import Costs, others, probe
+from benchmarks.pipeline.systems import BASE, CASES, COUNTERPART, STREAMS, Case, schedule_of, systems
 from plait import comm
 from plait.launcher import launch
 from plait.mesh import Mesh
-from plait.pipeline.actions import Action, Kind
-from plait.pipeline.clock import walk
-from plait.pipeline.lower import lower
-from plait.pipeline.schedules import make
+from plait.pipeline.observed import observed_bubble, simulated_step
 from plait.trace import Timeline
 
-BASE = "torch DDP"
-STREAMS = ("plait pipedream", "plait 2bw")
+WARM = 3
 
 
-def measure(case_name: str, names: Sequence[str], rounds: int, size: int) -> dict[str, Any]:
-    """Seconds of each round by system, and the timelines of plait's traced steps. Runs in every rank."""
+@dataclass
+class Taken:
+    """What one rank measured: seconds of each round and traced steps by system, and what its stages cost alone."""
+
+    seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    traces: dict[str, list[Timeline]] = field(default_factory=lambda: defaultdict(list))
+    warm: dict[str, list[Timeline]] = field(default_factory=lambda: defaultdict(list))
+    probed: dict[str, Costs] = field(default_factory=dict)  # the medians over the rounds
+
+
+def measure(case_name: str, names: Sequence[str], rounds: int, size: int) -> Taken:
+    """Runs in every rank."""
     torch.set_num_threads(1)
     world = comm.init(Mesh(pp=size))
-    case = CASES[case_name]
-    steps: dict[str, Any] = {name: systems(size)[name](case, world) for name in names}
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    traces: dict[str, list[Timeline]] = defaultdict(list)
+    steps: dict[str, Any] = {name: systems(size)[name](CASES[case_name], world) for name in names}
+    taken = Taken()
+    probed: dict[str, Any] = defaultdict(lambda: defaultdict(list))
     gc.disable()
-    for round_index in range(rounds + 2):
+    for round_index in range(rounds + WARM):
         for name, step in steps.items():
             world.barrier()
             began = time.perf_counter()
-            result = step(trace=True) if name.startswith("plait") else step()
+            result = step()
             world.barrier()
-            if round_index >= 2:
-                seconds[name].append(time.perf_counter() - began)
-                if name.startswith("plait"):
-                    traces[name].append(result.timeline)
+            seconds = time.perf_counter() - began
+            if round_index >= WARM:
+                taken.seconds[name].append(seconds)
+            if name.startswith("plait"):
+                (taken.traces if round_index >= WARM else taken.warm)[name].append(result.timeline)
+            if name.startswith("plait") and name not in STREAMS and round_index >= WARM:
+                world.barrier()
+                for key, spent in probe(step.engine, step.batch, 1).items():
+                    probed[name][key].append(spent)
         gc.collect()
-    return {"seconds": seconds, "traces": dict(traces)}
+    medians = {name: {key: statistics.median(spent) for key, spent in costs.items()} for name, costs in probed.items()}
+    return Taken(dict(taken.seconds), dict(taken.traces), dict(taken.warm), medians)
 
 
-def busy(timeline: Timeline) -> dict[str, float]:
-    """Seconds of each action of one rank, without the waits inside."""
-    found: dict[str, float] = {}
-    for span in timeline.spans:
-        waits = [c for c in timeline.comms if span.start_seconds <= c.stop_seconds <= span.stop_seconds + 1e-9]
-        found[span.name] = span.seconds - min(span.seconds, sum(c.exposed_seconds for c in waits))
+@dataclass(frozen=True)
+class Row:
+    """A line of the table; what only plait's flush schedules have is None elsewhere."""
+
+    name: str
+    seconds: float
+    to_base: float
+    to_counterpart: float | None = None
+    simulated_seconds: float | None = None
+    bubble: float | None = None
+    simulated_bubble: float | None = None
+
+    def cells(self) -> str:
+        error = None if self.simulated_seconds is None else self.simulated_seconds / self.seconds - 1
+        cells = [
+            self.name,
+            f"{self.seconds * 1e3:.1f}",
+            f"{self.to_base:.3f}",
+            _cell(self.to_counterpart, ".3f"),
+            _cell(None if self.simulated_seconds is None else self.simulated_seconds * 1e3, ".1f"),
+            _cell(None if error is None else error * 100, "+.1f"),
+            _cell(None if self.bubble is None else self.bubble * 100, ".1f"),
+            _cell(None if self.simulated_bubble is None else self.simulated_bubble * 100, ".1f"),
+        ]
+        return f"| {' | '.join(cells)} |"
+
+
+HEAD = "| system | step ms | / DDP | / torch's own | simulated ms | error % | bubble % | simulated % |"
+
+
+def _cell(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def rows(case: Case, size: int, names: Sequence[str], ranks: Sequence[Taken]) -> list[Row]:
+    """From what all ranks measured in one run."""
+    seconds = ranks[0].seconds
+
+    def ratio(name: str, other: str) -> float:
+        return statistics.median(own / base for own, base in zip(seconds[name], seconds[other], strict=True))
+
+    found = []
+    for name in names:
+        peer = COUNTERPART.get(name)
+        row = Row(name, statistics.median(seconds[name]), ratio(name, BASE), ratio(name, peer) if peer in seconds else None)
+        if name in ranks[0].probed:
+            costs = {key: value for rank in ranks for key, value in rank.probed[name].items()}
+            costs |= others([Timeline.merge(steps) for steps in zip(*(rank.warm[name] for rank in ranks), strict=True)])
+            step = simulated_step(schedule_of(name, size, case.num_micro_batches), costs)
+            traced = [Timeline.merge(steps) for steps in zip(*(rank.traces[name] for rank in ranks), strict=True)]
+            bubble = statistics.median(observed_bubble(one) for one in traced)
+            row = Row(name, row.seconds, row.to_base, row.to_counterpart, step.seconds, bubble, observed_bubble(step))
+        found.append(row)
     return found
 
 
-def simulated(
-    plan: str, size: int, num_micro_batches: int, by_rank: Sequence[Sequence[Timeline]]
-) -> tuple[float, float, float]:
-    """(simulated seconds of a step, its bubble, the measured bubble), medians over the rounds."""
-    name, _, virtual = plan.partition(",v")
-    schedule = lower(make(name, size, num_micro_batches, int(virtual or 1)))
-    times: dict[tuple[Kind, int], list[float]] = defaultdict(list)
-    shares = []
-    for rounds in zip(*by_rank, strict=True):
-        work = [busy(timeline) for timeline in rounds]
-        for per_action in work:
-            for text, spent in per_action.items():
-                action = Action.parse(text)
-                times[action.kind, action.stage].append(spent)
-        whole = max(timeline.seconds for timeline in rounds)
-        shares.append(1 - sum(sum(per_action.values()) for per_action in work) / (whole * size))
-    medians = {key: statistics.median(spent) for key, spent in times.items()}
-    walked = walk(schedule, lambda action: medians.get((action.kind, action.stage), 0.0))
-    span = max(event.end for event in walked.events)
-    work_seconds = sum(event.end - event.start for event in walked.events)
-    return span, 1 - work_seconds / (span * size), statistics.median(shares)
+def measure_memory(case_name: str, name: str, size: int) -> float:
+    """Peak bytes of a rank beyond those before the model, pages shared with other ranks in shares."""
+    torch.set_num_threads(1)
+    world = comm.init(Mesh(pp=size))
+    with PeakOfShares() as shares:
+        step = systems(size)[name](CASES[case_name], world)
+        for _ in range(4):
+            step()
+    return shares.peak_bytes
 
 
-def table(case_name: str, size: int, rounds: int, only: Sequence[str]) -> None:
-    names = [name for name in systems(size) if name == BASE or not only or any(word in name for word in only)]
-    case = CASES[case_name]
-    runs = [[name for name in names if name not in STREAMS]]
-    runs += [[BASE, name] for name in names if name in STREAMS]  # alone: a stream has messages under way between its steps
-    print(f"\n{case.name}: {case.why}; {size} ranks, {case.num_micro_batches} micro-batches, {rounds} rounds")
-    print(f"{'system':<26}{'step ms':>9}{'/ DDP':>8}{'simulated ms':>14}{'bubble %':>10}{'simulated %':>13}")
-    for group in runs:
-        ranks = launch(measure, case_name, group, rounds, size, nproc=size)
-        rows(case, size, group if group is runs[0] else group[1:], ranks)
-
-
-def rows(case: Case, size: int, names: Sequence[str], ranks: Sequence[Any]) -> None:
-    base = ranks[0]["seconds"][BASE]
+def memory_table(case: Case, size: int, names: Sequence[str]) -> None:
+    print(f"\n### {case.name}: peak MB of the fullest rank; {size} ranks, {case.num_micro_batches} micro-batches\n")
+    print("| system | peak MB | / torch's own |\n|---|---|---|")
+    peaks: dict[str, float] = {}
     for name in names:
-        seconds = ranks[0]["seconds"][name]
-        ratio = statistics.median(own / other for own, other in zip(seconds, base, strict=True))
-        line = f"{name:<26}{statistics.median(seconds) * 1e3:9.1f}{ratio:8.2f}"
-        plan = name.removeprefix("plait ")
-        if name.startswith("plait") and name not in STREAMS:
-            span, bubble, measured = simulated(plan, size, case.num_micro_batches, [rank["traces"][name] for rank in ranks])
-            line += f"{span * 1e3:14.1f}{measured * 100:10.1f}{bubble * 100:13.1f}"
-        print(line, flush=True)
+        peaks[name] = max(launch(measure_memory, case.name, name, size, nproc=size)) / 1e6
+        peer = peaks.get(COUNTERPART.get(name, ""))
+        print(f"| {name} | {peaks[name]:.1f} | {_cell(None if peer is None else peaks[name] / peer, '.3f')} |", flush=True)
+
+
+def table(case: Case, size: int, rounds: int, names: Sequence[str]) -> None:
+    alone = [name for name in names if name in STREAMS]  # a stream has messages under way between its steps
+    found: list[Row] = []
+    for group in [[name for name in names if name not in alone], *([BASE, name] for name in alone)]:
+        ranks = launch(measure, case.name, group, rounds, size, nproc=size)
+        found += [row for row in rows(case, size, group, ranks) if row.name not in {row.name for row in found}]
+    print(f"\n### {case.name}: {case.why}; {size} ranks, {case.num_micro_batches} micro-batches, {rounds} rounds\n")
+    print(f"{HEAD}\n{'|---' * HEAD.count(' | ')}|---|")
+    for row in found:
+        print(row.cells(), flush=True)
+    summary(found)
+
+
+def summary(found: Sequence[Row]) -> None:
+    """The questions of the table, answered by it."""
+    theirs = [row for row in found if row.name.startswith("torch") and row.name != BASE]
+    ours = [row for row in found if row.name.startswith("plait") and row.name not in STREAMS]
+    errors = [abs(row.simulated_seconds / row.seconds - 1) for row in ours if row.simulated_seconds is not None]
+    gaps = [
+        abs(row.bubble - row.simulated_bubble) for row in ours if row.bubble is not None and row.simulated_bubble is not None
+    ]
+    if theirs and ours:
+        best, other = min(ours, key=lambda row: row.to_base), min(theirs, key=lambda row: row.to_base)
+        faster = other.to_base / best.to_base
+        print(f"\nbest of plait ({best.name}): {faster:.3f} times as fast as the best of torch ({other.name})")
+    if errors:
+        print(f"simulated against measured step: median error {statistics.median(errors):.1%}, largest {max(errors):.1%}")
+        print(f"measured against simulated bubble: largest difference {max(gaps) * 100:.1f} points", flush=True)
 
 
 def main() -> None:
@@ -119,10 +184,15 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--memory", action="store_true", help="take peak memory instead of time")
     arguments = parser.parse_args()
     for size in arguments.ranks:
         for case in arguments.cases:
-            table(case, size, arguments.rounds, arguments.only)
+            names = [name for name in systems(size) if name == BASE or any(word in name for word in arguments.only or [""])]
+            if arguments.memory:
+                memory_table(CASES[case], size, names)
+            else:
+                table(CASES[case], size, arguments.rounds, names)
 
 
 if __name__ == "__main__":

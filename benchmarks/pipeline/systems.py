@@ -12,12 +12,27 @@ from torch.nn.parallel import DistributedDataParallel
 
 from plait import models
 from plait.comm import World
-from plait.engine.build import build
+from plait.engine.build import Options, build
 from plait.engine.cut import Cutting, cut
+from plait.engine.engine import Engine
+from plait.engine.step import StepResult
 from plait.models.losses import cross_entropy
-from plait.pipeline.actions import looped, vee
+from plait.pipeline.actions import Schedule, backward, forward, looped, vee
+from plait.pipeline.lower import lower
+from plait.pipeline.schedules import make
 
 Step = Callable[[], Any]
+BASE = "torch DDP"
+LOOPED_BFS = "looped-bfs"
+STREAMS = ("plait pipedream", "plait 2bw")
+COUNTERPART = {
+    "plait gpipe": "torch GPipe",
+    "plait 1f1b": "torch 1F1B",
+    "plait interleaved,v2": "torch Interleaved1F1B",
+    "plait looped-bfs": "torch LoopedBFS",
+    "plait zbv": "torch ZBVZeroBubble",
+    "plait dualpipev": "torch DualPipeV",
+}
 
 
 @dataclass(frozen=True)
@@ -65,17 +80,45 @@ def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
 
 
-def plait(plan: str) -> Callable[[Case, World], Step]:
+class PlaitStep:
+    """A traced step of plait's engine."""
+
+    def __init__(self, engine: Engine, batch: tuple[Tensor, Tensor]) -> None:
+        self.engine, self.batch = engine, batch
+
+    def __call__(self) -> StepResult:
+        return self.engine.step(self.batch)
+
+
+def plait(name: str, size: int) -> Callable[[Case, World], Step]:
     def start(case: Case, world: World) -> Step:
-        engine = build(case.model(), f"{plan} mb{case.num_micro_batches}", loss=cross_entropy, optimizer=adamw, world=world)
-        batch = case.batch()
-
-        def step(trace: bool = False) -> Any:
-            return engine.step(batch, trace=trace)
-
-        return step
+        m = case.num_micro_batches
+        own = looped_bfs(size, m, 2) if name == LOOPED_BFS else None
+        plan, options = f"pp{size}:{'interleaved,v2' if own else name} mb{m}", Options(schedule=own)
+        engine = build(case.model(), plan, loss=cross_entropy, optimizer=adamw, options=options, world=world)
+        return PlaitStep(engine, case.batch())
 
     return start
+
+
+def looped_bfs(num_ranks: int, num_micro_batches: int, virtual: int) -> Schedule:
+    """A schedule that plait does not have, as a user would bring it: each stage of a rank with all micro-batches at once.
+
+    Lamy-Poirier, Breadth-First Pipeline Parallelism (arXiv 2211.05953), section 4.
+    """
+    placement, ranks = looped(num_ranks, virtual), []
+    for rank in range(num_ranks):
+        own = [stage for stage, holder in enumerate(placement) if holder == rank]
+        passes = [forward(stage, j) for stage in own for j in range(num_micro_batches)]
+        ranks.append([*passes, *(backward(stage, j) for stage in reversed(own) for j in range(num_micro_batches))])
+    return Schedule(LOOPED_BFS, placement, num_micro_batches, tuple(map(tuple, ranks)))
+
+
+def schedule_of(name: str, size: int, num_micro_batches: int) -> Schedule:
+    """What a system of plait executes."""
+    plain, _, virtual = name.removeprefix("plait ").partition(",v")
+    own = plain == LOOPED_BFS
+    return lower(looped_bfs(size, num_micro_batches, 2) if own else make(plain, size, num_micro_batches, int(virtual or 1)))
 
 
 class Links(nn.Module):
@@ -143,9 +186,9 @@ def systems(size: int) -> dict[str, Callable[[Case, World], Step]]:
         "ScheduleZBVZeroBubble": vee(size),
         "ScheduleDualPipeV": vee(size),
     }
-    ours = ("gpipe", "1f1b", "interleaved,v2", "zb-h1", "zbv", "dualpipev", "pipedream", "2bw")
+    ours = ("gpipe", "1f1b", "interleaved,v2", LOOPED_BFS, "zb-h1", "zb-h2", "zbv", "v-half", "dualpipev", "pipedream", "2bw")
     return {
-        "torch DDP": ddp,
+        BASE: ddp,
         **{f"torch {name.removeprefix('Schedule')}": torch_pipeline(name, where) for name, where in theirs.items()},
-        **{f"plait {name}": plait(f"pp{size}:{name}") for name in ours},
+        **{f"plait {name}": plait(name, size) for name in ours},
     }

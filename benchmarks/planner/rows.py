@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from plait.cost.memory import COMMUNICATOR_BYTES, PROCESS_BYTES
 from plait.cost.records import Runtime
@@ -30,18 +31,32 @@ class Practice:
     runtime: Runtime = field(default_factory=Runtime)
 
 
+def runtime(gradient_bytes: float, **habits: Any) -> Runtime:
+    """A framework that is not plait: what sequence parallelism gathered is gathered again, and selective recomputation only
+    repeats the attention itself."""
+    return Runtime(gradient_bytes, **{"keep_gathered": False, "selective_sends": False, **habits})
+
+
 MEGATRON_2021 = Practice(
-    "eager", 0.1, True, runtime=Runtime(4.0, overlap_gradients=False, overlap_sends=False, balanced_stages=False)
+    "eager", 0.1, True, runtime=runtime(4.0, overlap_gradients=False, overlap_sends=False, balanced_stages=False)
 )
 """Unfused attention with dropout, fused bias-gelu and softmax, float32 gradients, reduction after the last backward,
 blocking sends."""
-MEGATRON_CORE = Practice("cudnn", fused=True, runtime=Runtime(2.0, balanced_stages=False, overlap_tensor=0.8))
+MEGATRON_DEEPSPEED = Practice("eager", 0.1, True, runtime=replace(MEGATRON_2021.runtime, reduces_whole=True))
+"""DeepSpeed's optimizer for bf16 under pipelines: float32 gradients are all-reduced whole, weights gathered."""
+MEGATRON_2022 = replace(MEGATRON_2021, runtime=replace(MEGATRON_2021.runtime, fused_accumulation=True))
+"""The same, with gradients added up inside the products that make them."""
+MEGATRON_CORE = Practice(
+    "cudnn", fused=True, runtime=runtime(2.0, balanced_stages=False, overlap_tensor=0.8, fused_accumulation=True)
+)
 """Transformer Engine: fused attention and norms; tensor-parallel collectives split and overlapped with their products."""
 
-FSDP = Practice(runtime=Runtime(2.0))
-TITAN = Practice(family="llama", runtime=Runtime(2.0))
-NANOTRON = Practice(family="llama", runtime=Runtime(4.0, overlap_sends=False, keep_gathered=True))
-ZERO_BUBBLE = Practice("eager", 0.1, True, runtime=Runtime(4.0, overlap_sends=False, balanced_stages=False))
+FSDP = Practice(runtime=runtime(2.0))
+TITAN = Practice(family="llama", runtime=runtime(2.0))
+NANOTRON = Practice(family="llama", runtime=runtime(4.0, overlap_sends=False, keep_gathered=True, skew_seconds=0.25e-3))
+ZERO_BUBBLE = Practice(
+    "eager", 0.1, True, runtime=runtime(4.0, overlap_sends=False, balanced_stages=False, fused_accumulation=True)
+)
 SAILOR = Practice("eager", precision="float32", runtime=MEGATRON_2021.runtime)
 """No half precision in its launch script; published memory agrees: four-byte scores, no dropout masks."""
 
@@ -50,16 +65,16 @@ PRACTICE = {  # by table: what its framework's code of that time does
     "02a": MEGATRON_2021,
     "02b": MEGATRON_2021,
     "02c": MEGATRON_CORE,
-    "02d": MEGATRON_2021,
+    "02d": MEGATRON_2022,
     "03": TITAN,
     "06a": ZERO_BUBBLE,
     "09b": MEGATRON_CORE,
     "09c": MEGATRON_CORE,
     "09d": NANOTRON,
-    "09g": MEGATRON_2021,
-    "09g2": MEGATRON_2021,
+    "09g": MEGATRON_DEEPSPEED,
+    "09g2": MEGATRON_DEEPSPEED,
     "09i": TITAN,
-    "09j": Practice(family="llama", fused=True, runtime=Runtime(2.0)),
+    "09j": Practice(family="llama", fused=True, runtime=runtime(2.0)),
     "12a": SAILOR,
     "12d": MEGATRON_2021,
 }
@@ -81,7 +96,7 @@ def practice_of(row: dict[str, str]) -> Practice:
     """How the framework of a row computes."""
     table = row["id"].split("_")[0]
     if table == "09b" and row["gpu_type"].startswith("A100"):
-        return MEGATRON_2021  # NeMo of 2022-23: unfused attention, hence its selective recomputation
+        return MEGATRON_2022  # NeMo of 2022-23: unfused attention, hence its selective recomputation
     if table in PRACTICE:
         return PRACTICE[table]
     words = row["framework"].lower()

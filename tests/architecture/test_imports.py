@@ -55,7 +55,10 @@ NEEDS_NO_TORCH = [
     "plait.cost",
     "plait.planner",
     "plait.cli",
-    *(f"plait.cli.{verb}" for verb in ("plan", "estimate", "schedule", "train", "compare", "verify", "probe", "federated")),
+    *(
+        f"plait.cli.{verb}"
+        for verb in ("plan", "estimate", "schedule", "train", "compare", "verify", "probe", "report", "federated")
+    ),
 ]
 
 

@@ -22,6 +22,7 @@ SMALL = {
     "eos_token_id": 0,
 }
 GROUPED = {**SMALL, "num_key_value_heads": 2}
+EVEN = {**GROUPED, "vocab_size": 28}
 GPT2 = {"model_type": "gpt2", "n_layer": 3, "n_embd": 16, "n_head": 4, "vocab_size": 29, "n_positions": 12}
 GPT2 |= {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
 BERT = {**SMALL, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -58,7 +59,7 @@ class Wrapped(Family):
 
 
 def causal(**config: Any) -> Family:
-    return Family("hf", {"config": config}, (8,), 29, tokens=True)
+    return Family("hf", {"config": config}, (8,), int(config.get("vocab_size", 29)), tokens=True)
 
 
 HUGGING_FACE = {
@@ -69,14 +70,14 @@ HUGGING_FACE = {
     # Its norms round to float32, so that the size of a slice shows in the seventh digit: one device takes the same slices.
     "hf-gemma2": replace(causal(model_type="gemma2", head_dim=4, sliding_window=4, **GROUPED), by_slice=True),
     "hf-mixtral": causal(model_type="mixtral", num_local_experts=4, experts_implementation="eager", **GROUPED),
-    "hf-mixtral-default": causal(model_type="mixtral", num_local_experts=4, **GROUPED),
+    "hf-mixtral-default": causal(model_type="mixtral", num_local_experts=4, **EVEN),
     "hf-qwen2-moe": causal(
         model_type="qwen2_moe",
         num_experts=4,
         num_experts_per_tok=2,
         moe_intermediate_size=12,
         shared_expert_intermediate_size=20,
-        **GROUPED,
+        **EVEN,
     ),
     "hf-gpt-neox": causal(model_type="gpt_neox", **SMALL),
     "hf-bert": Wrapped("BertForMaskedLM:BertConfig", BERT, (8,), 29, tokens=True),

@@ -12,13 +12,18 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from plait import models
 from plait.comm import World
 from plait.context import ContextGroup
 from plait.context.ring import ring_attention
+from plait.engine.build import Options, build
 from plait.mesh import Mesh
-from tests.parity.harness import TOLERANCE, check
+from plait.models import losses
+from plait.plan import Plan
+from tests.parity.harness import LONG, SEED, TOLERANCE, check, join, optimizer
 
 Run = Callable[..., list[Any]]
+MIXTRAL_LONG = {**LONG, "num_local_experts": 4, "seq_aux": True, "router_aux_loss_coef": 0.1}
 
 
 @pytest.mark.parametrize("family", ["long-llama", "long-gpt"])
@@ -55,6 +60,45 @@ def test_composes(ranks: Run, plan: str, family: str) -> None:
 def test_recomputes(ranks: Run, plan: str, remat: str) -> None:
     outcome = check(ranks, f"{plan} remat:{remat} precision:float64", "long-llama", 5)
     assert outcome.largest <= TOLERANCE, outcome
+
+
+def packed(world: World, plan: str) -> list[Any]:
+    """Three steps on packed sequences: losses and parts of the parameters. The labels of documents' ends count for nothing."""
+    with torch.device("meta"):
+        model = models.make("llama", **MIXTRAL_LONG)
+    engine = build(
+        model, plan, loss=losses.cross_entropy, optimizer=optimizer, options=Options(seed=SEED, clip_grad_norm=0.5), world=world
+    )
+    axis, seen = world.axis("dp"), []
+    for step in range(3):
+        generator = torch.Generator().manual_seed(step)
+        tokens = torch.randint(0, 32, (5, 17), generator=generator)
+        documents = (torch.rand(5, 17, generator=generator) < 0.25).long().cumsum(1)
+        labels = tokens[:, 1:].masked_fill(documents[:, 1:] != documents[:, :-1], -100)
+        own = [part.tensor_split(axis.size)[axis.rank] for part in (tokens[:, :-1], documents[:, :-1], labels)]
+        result = engine.step(((own[0], own[1]), own[2]), trace=False)
+        seen.append((result.loss, result.grad_norm, engine.local_parameters()))
+        seen[-1] = (*seen[-1][:2], [(p.name, p.global_shape, p.index(), p.value.clone()) for p in seen[-1][2]])
+    return seen
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "cp2:ring", "cp4:ring mb2", "cp2:ulysses mb2 remat:full", "cp2:ring tp2 dp2:zero1", "cp2:ulysses dp2:zero3 ep4",
+        "pp2:1f1b cp2:ring mb2", "pp2:1f1b cp2:ulysses dp2 ep2 mb2", "cp2:ring tp2:1d,sp",
+    ],
+)  # fmt: skip
+def test_packed_sequences_under_every_axis(ranks: Run, plan: str) -> None:
+    found = ranks(Plan.parse(plan).world_size, packed, f"{plan} precision:float64", plan=plan)
+    micro_batches = Plan.parse(plan).micro_batches
+    alone = ranks(1, packed, f"dp1 mb{micro_batches} precision:float64", plan="dp1")[0]
+    for step, (loss, norm, params) in enumerate(alone):
+        for rank in found:
+            assert rank[step][0] == pytest.approx(loss, rel=TOLERANCE) and rank[step][1] == pytest.approx(norm, rel=TOLERANCE)
+        whole = join([rank[step][2] for rank in found])
+        for name, value in join([params]).items():
+            torch.testing.assert_close(whole[name], value, rtol=TOLERANCE, atol=TOLERANCE)
 
 
 class _Live(TorchDispatchMode):

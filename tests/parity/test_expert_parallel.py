@@ -16,6 +16,8 @@ Run = Callable[..., list[Any]]
 PLANS = ("dp1", "cp2:ulysses mb2", "cp2:ring dp2 ep2", "dp2:zero1 ep2 mb2", "dp4 ep4")
 COMPOSED = (
     "dp2 ep2 tp2",
+    "dp2 ep2 tp2:1d,sp",
+    "cp4:ring",
     "dp4:zero2 ep2",
     "dp4:zero2 ep2 mb2",
     "dp4:zero3 ep2",
@@ -58,8 +60,8 @@ def test_recomputes(ranks: Run, plan: str, remat: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["hf-mixtral-default", "hf-qwen2-moe"])
-@pytest.mark.parametrize("plan", ["dp2:zero3 mb2", "dp4:zero2", "pp2:1f1b dp2:zero1 mb2"])
-def test_mixtures_of_hugging_face_as_they_are(ranks: Run, plan: str, family: str) -> None:
+@pytest.mark.parametrize("plan", ["dp2:zero3 mb2", "dp4:zero2 ep2", "pp2:1f1b dp2:zero1 ep2 mb2", "dp2 ep2 tp2"])
+def test_mixtures_of_hugging_face(ranks: Run, plan: str, family: str) -> None:
     outcome = check(ranks, f"{plan} precision:float64", family, 5)
     assert outcome.largest <= TOLERANCE, outcome
 

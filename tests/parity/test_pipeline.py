@@ -6,10 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from plait.comm import World
+from plait.engine.build import Options, build
 from plait.engine.cut import Cutting
-from plait.pipeline.schedules import SCHEDULES
+from plait.models.losses import cross_entropy
+from plait.pipeline.actions import Schedule, backward, forward, looped
+from plait.pipeline.schedules import SCHEDULES, make
+from plait.pipeline.text import dumps, loads
 from plait.plan import Plan
 from tests.parity import harness
 from tests.parity.harness import DEEP, TOLERANCE, check
@@ -91,3 +96,38 @@ def test_cuts_where_it_is_told(ranks: Run, cutting: Cutting) -> None:
 def test_composes_with_the_tensor_axis(ranks: Run, plan: str, family: str) -> None:
     outcome = check(ranks, f"{plan} precision:float64", family)
     assert outcome.largest <= TOLERANCE, outcome
+
+
+def breadth_first(p: int, m: int) -> Schedule:
+    """A schedule that plait does not have: two stages a rank, each with all micro-batches at once."""
+    ranks = []
+    for rank in range(p):
+        own = (rank, rank + p)
+        passes = [forward(stage, j) for stage in own for j in range(m)]
+        ranks.append((*passes, *(backward(stage, j) for stage in reversed(own) for j in range(m))))
+    return Schedule("breadth-first", looped(p, 2), m, tuple(ranks))
+
+
+def with_own_schedule(world: World, plan: str, text: str) -> tuple[list[str], Any]:
+    """What is executed, and the engine's numbers."""
+    options = Options(seed=harness.SEED, schedule=loads(text))
+    engine = build(
+        harness.family_of("gpt-deep").model(),
+        plan,
+        loss=cross_entropy,
+        optimizer=harness.optimizer,
+        options=options,
+        world=world,
+    )
+    inputs, targets = harness.family_of("gpt-deep")._batch(8, torch.Generator().manual_seed(3))
+    losses = [engine.step((inputs, targets)).loss for _ in range(3)]
+    return [str(action) for action in engine._actions if action.kind.value in "FB"], losses
+
+
+def test_a_user_s_own_schedule_from_text_trains_like_the_others(ranks: Run) -> None:
+    mine = breadth_first(2, 4)
+    plan = "pp2:1f1b mb4 precision:float64"
+    found = ranks(2, with_own_schedule, plan, dumps(mine), plan=plan)
+    assert [executed for executed, _ in found] == [[str(action) for action in actions] for actions in mine.ranks]
+    theirs = ranks(2, with_own_schedule, plan, dumps(make("1f1b", 2, 4)), plan=plan)
+    assert found[0][1] == pytest.approx(theirs[0][1], rel=TOLERANCE)

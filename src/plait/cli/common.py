@@ -17,6 +17,7 @@ from plait.plan import Plan, check_available, check_batch, check_world
 from plait.plan.fit import check_config
 
 if TYPE_CHECKING:
+    from plait.cluster import Cluster
     from plait.config import Config
 
 ALL = 1_000_000
@@ -54,33 +55,76 @@ def plan_of(config: Config, text: str | None, num_ranks: int | None = None) -> P
     """The plan that is meant: `text`, else the config's; `auto` is the best for the ranks that are there.
 
     `num_ranks` is what the user asked for; in a world that has begun, its size counts.
-    Errors: `PlanError`, `NotAvailable`, `WorldSizeError`, all of them before any process is started.
+    Errors: `PlanError`, `NotAvailable`, `WorldSizeError`, `ScheduleError` of the config's own schedule, all of them before
+    any process is started.
     """
     world = joined_world()
     num_ranks = num_ranks if world is None else world.world_size
-    words = text if text is not None else config.plan.text
+    words = config.plan.text if text is None else text
     plan = choose(config, num_ranks) if words.strip() == "auto" else Plan.parse(words)
     plan.check()
     check_available(plan)
     check_world(plan, plan.world_size if num_ranks is None else num_ranks)
     check_batch(plan, config.train.global_batch)
     check_config(plan, sizes(config))
+    if config.plan.schedule is not None and plan.pp.size > 1:
+        from plait.pipeline.schedules import adopt
+        from plait.pipeline.text import load
+
+        adopt(load(config.plan.schedule), plan.pp.size, plan.micro_batches)
     return plan
 
 
 def choose(config: Config, num_ranks: int | None) -> Plan:
-    """The planner's first choice among the plans that this version runs. Errors: `PlanError` when there is none."""
-    from plait import planner
+    """The planner's first choice among the plans that this version runs; a machine that nobody has measured is measured
+    first, in seconds and once. Errors: `PlanError` when there is none."""
     from plait.cluster import Cluster
 
-    cluster = Cluster.parse(config.cluster.name)
+    if joined_world() is not None:
+        return _chosen_together(config)
+    measured(config.cluster.name)
+    return best(config, Cluster.parse(config.cluster.name), num_ranks)
+
+
+def _chosen_together(config: Config) -> Plan:
+    """In a world that has begun rank 0 chooses for all, as other hosts may have been measured otherwise. Collective."""
+    import atexit
+
+    from plait import comm
+    from plait.cli.probe import ensure_probe_together
+    from plait.cluster import Cluster
+    from plait.mesh import Mesh
+
+    joined = joined_world()
+    assert joined is not None
+    world = comm.init(Mesh(dp=joined.world_size))
+    atexit.register(world.close, together=False)  # the run that follows is in the same process group
+    meeting = world.axis("world")
+    if config.cluster.name.strip() == "local":
+        ensure_probe_together(meeting)
+    own = str(best(config, Cluster.parse(config.cluster.name), joined.world_size)) if world.rank == 0 else ""
+    return Plan.parse(meeting.gather_objects(own)[0])
+
+
+def best(config: Config, cluster: Cluster, num_ranks: int | None) -> Plan:
+    """The first plan for so many ranks of the cluster that this version runs."""
+    from plait import planner
+
     if num_ranks is not None:
         cluster = replace(cluster, num_devices=num_ranks)
-    for estimate in planner.choose(config.as_dict(), cluster, top=ALL):
+    for estimate in planner.choose(config.as_dict(), cluster, top=ALL, runnable=True):
         plan = Plan.parse(str(estimate.plan))
         if is_available(plan):
             return plan
     raise PlanError(f"of the plans that fit on {cluster.num_devices} x {cluster.device.name} none runs in this version yet")
+
+
+def measured(cluster: str | None) -> None:
+    """Make sure that `local` has been measured, where it is what is asked for. Errors: `ConfigError`."""
+    if cluster is not None and cluster.strip() == "local":
+        from plait.cli.probe import ensure_probe
+
+        ensure_probe()
 
 
 def is_available(plan: Plan) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from plait.cli import common
 from plait.cli.answer import Answer
 
 if TYPE_CHECKING:
@@ -35,9 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> Answer:
     """The prediction; the exit code is 1 when the plan does not fit."""
     from plait.cost import estimate
-    from plait.cost.door import read_config
+    from plait.cost.door import cluster_name, read_config
 
-    guess = estimate(read_config(arguments.config, arguments.set), arguments.plan, arguments.cluster)
+    tables = read_config(arguments.config, arguments.set)
+    common.measured(arguments.cluster or cluster_name(tables))
+    guess = estimate(tables, arguments.plan, arguments.cluster)
     return Answer(guess.as_dict(), _view(guess), ok=guess.fits)
 
 

@@ -35,10 +35,11 @@ class Job:
 
 def run(job: Job) -> dict[str, Any]:
     """Train, and return the numbers of `plait train --json`, the same on every rank. Collective."""
-    from plait.engine.assemble import assemble
+    from plait.engine.assemble import assemble, make_schedule
     from plait.engine.build import join_world
     from plait.engine.loop import fit
     from plait.engine.metrics import Tally
+    from plait.pipeline.text import dumps
     from plait.plan import Plan
 
     plan = Plan.parse(job.plan)
@@ -52,6 +53,9 @@ def run(job: Job) -> dict[str, Any]:
     if folder is not None and world.rank == 0:
         folder.config.write_text(job.config.to_toml())
         folder.plan.write_text(f"{job.plan}\n")
+        own = make_schedule(job.config) if plan.pp.size > 1 else None
+        if own is not None:
+            folder.schedule.write_text(dumps(own))
     tally = Tally()
     fit(training.engine, training.loader, job.config.train.steps, [tally, *_hooks(job, world, folder, training)])
     result = {"out": None if folder is None else str(folder.path), **_numbers(world, training, tally, folder), "plan": job.plan}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from plait.cli import common
 from plait.cli.answer import Answer
 from plait.cli.estimate import size
 
@@ -38,11 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Answer:
     """The plans, best first; the exit code is 1 when none fits."""
-    from plait.cost.door import cluster_of, read_config
+    from plait.cost.door import cluster_name, cluster_of, read_config
     from plait.planner.choose import NothingFits, decide
     from plait.planner.pareto import pareto_front
 
     tables = read_config(arguments.config, arguments.set)
+    common.measured(arguments.cluster or cluster_name(tables))
     cluster = cluster_of(tables, arguments.cluster)
     if arguments.gpus is not None:
         cluster = cluster.with_num_devices(arguments.gpus)

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import statistics
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ from plait.launcher import joined_world, launch
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from plait.comm import Axis
 
 PRECISIONS = {"float32": "float32", "bfloat16": "bf16", "float64": "float64"}
 
@@ -34,12 +37,74 @@ def run(arguments: argparse.Namespace) -> Answer:
     _check_writable(out)
     world = joined_world()
     num_ranks = arguments.nproc or (world.world_size if world else num_devices())
-    common.say(f"plait probe: {num_ranks} {'rank' if num_ranks == 1 else 'ranks'}, some seconds")
-    result = summary(launch(_measure, num_ranks, nproc=num_ranks)[0])
-    if not common.speaks():
-        return Answer(None)
-    out.write_text(json.dumps(result, indent=2) + "\n")
-    return Answer({"out": str(out), **result}, view(result, out))
+    result = measure_here(out, num_ranks)
+    return Answer({"out": str(out), **result}, view(result, out)) if common.speaks() else Answer(None)
+
+
+def measure_here(out: Path, num_ranks: int | None = None) -> dict[str, Any]:
+    """Measure this machine and write what was found, in one go, so that nobody reads half a file."""
+    num_ranks = num_ranks or num_devices()
+    common.say(f"plait probe: measuring this machine, {num_ranks} {'rank' if num_ranks == 1 else 'ranks'}, some seconds")
+    measured = launch(_measure, num_ranks, nproc=num_ranks)
+    result = summary(measured[0])
+    if result["is_cpu"] and joined_world() is None:
+        result["host"] = _host(measured, num_ranks)
+    if common.speaks() or not out.exists():  # on another host of a world it is measured as well
+        out.parent.mkdir(parents=True, exist_ok=True)
+        part = out.with_name(f"{out.name}.{os.getpid()}.part")
+        part.write_text(json.dumps(result, indent=2) + "\n")
+        part.replace(out)
+    return result
+
+
+def ensure_probe() -> None:
+    """Measure this machine if nobody has: what cluster `local` means from then on."""
+    path = DEFAULT_PROBE_PATH.expanduser()
+    if not path.exists():
+        _check_writable(path)
+        measure_here(path)
+
+
+def ensure_probe_together(meeting: Axis) -> None:
+    """The same in a world that has begun: all ranks measure where one of them has no measurements. Collective."""
+    path = DEFAULT_PROBE_PATH.expanduser()
+    if any(meeting.gather_objects(not path.exists())):
+        _check_writable(path)
+        measure_here(path, meeting.size)
+
+
+CROWDED = (2, 4)
+"""How many times as many ranks as cores the links are also measured with."""
+
+
+def _host(measured: list[dict[str, Any]], num_ranks: int) -> dict[str, Any]:
+    """What a processor's cost model needs beside a cluster's numbers: see `plait.cluster.Host`."""
+    from plait.cli.probe_engine import engine_in_world
+
+    operations = [one["operations"] for one in measured]
+    seconds = {name: statistics.median(one[name] for one in operations) for name in operations[0]}
+    engine = launch(engine_in_world, num_ranks, nproc=num_ranks)[0]
+    links = {str(num_ranks): _fits(measured[0])} if num_ranks > 1 else {}
+    for times in CROWDED:
+        if num_ranks * times <= 16:
+            links[str(num_ranks * times)] = _fits(launch(_measure_links, num_ranks * times, nproc=num_ranks * times)[0])
+    return {"seconds": seconds, "engine": engine, "links": links}
+
+
+def _fits(measured: dict[str, Any]) -> dict[str, list[float]]:
+    ops = next(iter(measured["axes"].values()))["ops"]
+    return {op: [link["latency_seconds"], link["bytes_per_second"]] for op, link in ops.items()}
+
+
+def _measure_links(num_ranks: int) -> dict[str, Any]:
+    from plait import comm
+    from plait.comm.probing import probe_links
+    from plait.mesh import Mesh
+
+    world = comm.init(Mesh(dp=num_ranks))
+    axes = probe_links(world, sizes_bytes=(1 << 12, 1 << 17, 1 << 21))
+    world.close()
+    return {"axes": axes}
 
 
 def num_devices() -> int:
@@ -95,12 +160,15 @@ def _measure(num_ranks: int) -> dict[str, Any]:
     import torch
 
     from plait import comm
-    from plait.comm.probing import probe
+    from plait.comm.probing import probe, probe_operations
     from plait.mesh import Mesh
 
     world = comm.init(Mesh(dp=num_ranks))
     on_gpu = world.device.type == "cuda"
     measured = probe(world)
+    if not on_gpu:
+        measured["operations"] = probe_operations()
+        world.axis("world").barrier()
     name = torch.cuda.get_device_name(world.device) if on_gpu else _processor()
     memory_bytes = (
         torch.cuda.get_device_properties(world.device).total_memory

@@ -9,9 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plait.errors import ClusterError
+
+if TYPE_CHECKING:
+    from plait.cluster.host import Host
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,8 @@ class Cluster:
     node: Node
     network: Network
     num_devices: int
+    host: Host | None = None
+    """What was measured of a processor beside a cluster's numbers."""
 
     @staticmethod
     def parse(text: str, probe_path: str | Path | None = None) -> Cluster:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from plait.cluster.build import Bounds, number_faults
 from plait.cluster.cluster import Cluster, Device, Network, Node
+from plait.cluster.host import host_of_probe
 from plait.errors import ClusterError
 
 DEFAULT_PROBE_PATH: Final = Path("~/.cache/plait/probe.json")
@@ -55,4 +56,5 @@ def cluster_of_probe(probe: Mapping[str, Any] | None) -> Cluster:
         node=Node(probe["num_devices"], link, latency),
         network=Network(link, latency),
         num_devices=probe["num_devices"],
+        host=host_of_probe(probe),
     )

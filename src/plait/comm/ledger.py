@@ -47,12 +47,14 @@ class Ledger:
     def by_axis(self) -> dict[str, int]:
         """Bytes sent on each axis, without padding and without the few scalars of control.
 
-        A sub-axis counts for its axis: `dp_shard` and `dp_replicate` are `dp`.
+        A sub-axis counts for its axis: `dp_shard` and `dp_replicate` are `dp`. So do the ranks between which the gradients
+        of the data axis go when other axes take part (`dp*cp`), and those that hold copies of the same experts (`edp`).
         """
         totals: dict[str, int] = {}
         for (axis, op), count in sorted(self.counts.items()):
             if op != CONTROL:
-                whole = axis.partition("_")[0]
+                whole = axis.partition("*")[0].partition("_")[0]
+                whole = "dp" if whole == "edp" else whole
                 totals[whole] = totals.get(whole, 0) + count.bytes
         return totals
 

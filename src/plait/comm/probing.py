@@ -1,14 +1,14 @@
 """Measure this machine: matrix rate, memory bandwidth, and latency and bandwidth of the links of each axis.
 
 A plain dictionary comes out, so that a cluster description can be made of it without anything of this module. All ranks
-call it together; it takes seconds. Every number is the median of repeated runs after a warm-up.
+call it together; it takes seconds. Every time is the shortest of repeated runs after a warm-up: whatever else runs on a
+machine only adds.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -30,11 +30,18 @@ def probe(world: World, axes: Iterable[AxisName] = ("world",)) -> dict[str, Any]
         "axes": {name: {"size", "ops": {op: {"latency_seconds", "bytes_per_second", "points": [[bytes_sent, seconds]]}}}}}`.
         `bytes_sent` are those of one rank, so `latency + bytes_sent / bytes_per_second` predicts an operation.
     """
+    return {"device": probe_device(world.device), "axes": probe_links(world, axes)}
+
+
+def probe_links(
+    world: World, axes: Iterable[AxisName] = ("world",), sizes_bytes: Sequence[int] = SIZES_BYTES
+) -> dict[str, Any]:
+    """The `axes` of `probe`, with messages of these sizes. Collective."""
     counted = world.ledger.copy()
     lines = [world.axis(name) for name in axes]
-    links = {axis.name: {"size": axis.size, "ops": _links(axis, world.device)} for axis in lines if axis.size > 1}
+    links = {axis.name: {"size": axis.size, "ops": _links(axis, world.device, sizes_bytes)} for axis in lines if axis.size > 1}
     world.ledger.counts = counted.counts  # what is measured here is no traffic of the run
-    return {"device": probe_device(world.device), "axes": links}
+    return links
 
 
 def probe_device(device: torch.device) -> dict[str, Any]:
@@ -44,10 +51,10 @@ def probe_device(device: torch.device) -> dict[str, Any]:
     rates = {}
     for dtype in dtypes:
         a, b, c = (torch.ones(n, n, dtype=dtype, device=device) for _ in range(3))
-        seconds = _median_seconds(lambda a=a, b=b, c=c: torch.mm(a, b, out=c), 9, device)  # type: ignore[misc]
+        seconds = _least_seconds(lambda a=a, b=b, c=c: torch.mm(a, b, out=c), 9, device)  # type: ignore[misc]
         rates[str(dtype).removeprefix("torch.")] = 2 * n**3 / seconds
     source, target = (torch.ones(numel, device=device) for _ in range(2))
-    seconds = _median_seconds(lambda: target.copy_(source), 9, device)
+    seconds = _least_seconds(lambda: target.copy_(source), 9, device)
     return {
         "kind": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "threads": torch.get_num_threads(),
@@ -56,16 +63,58 @@ def probe_device(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _links(axis: Axis, device: torch.device) -> dict[str, Any]:
+def probe_operations() -> dict[str, float]:
+    """Seconds of what a processor does beside matrix products, forward and backward, in this rank.
+
+    For each number written: an addition, a norm, an activation, a loss; for each flop of attention (the whole square of the
+    sequence); for each parameter of a fused optimizer step. On sizes that leave the caches, as activations do.
+    """
+    rows, width = 1024, 512
+    x = torch.randn(rows, width)
+    kinds: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "add": lambda x: x + x,
+        "norm": lambda x: torch.nn.functional.layer_norm(x, (width,)),
+        "activation": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+        "gate": lambda x: torch.nn.functional.silu(x) * x,
+        "loss": lambda x: torch.nn.functional.log_softmax(x, -1),
+    }
+    found: dict[str, float] = {}
+    for name, function in kinds.items():
+        forward, backward = _both_ways(function, x)
+        found[f"{name}_forward"], found[f"{name}_backward"] = forward / x.numel(), backward / x.numel()
+    samples, heads, length, head_dim = 4, 4, 128, 32
+
+    def attention(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+    forward, backward = _both_ways(attention, torch.randn(samples, heads, length, head_dim))
+    flops = 4.0 * samples * heads * length * length * head_dim
+    found["attention_forward"], found["attention_backward"] = forward / flops, backward / flops
+    weight = torch.randn(1 << 20, requires_grad=True)
+    weight.grad = torch.randn_like(weight)
+    optimizer = torch.optim.AdamW([weight], fused=True)
+    found["update"] = _least_seconds(optimizer.step, 7, weight.device) / weight.numel()
+    return found
+
+
+def _both_ways(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> tuple[float, float]:
+    leaf = x.clone().requires_grad_()
+    gradient = torch.ones_like(function(x))
+    forward = _least_seconds(lambda: function(leaf), 9, x.device)
+    both = _least_seconds(lambda: function(leaf).backward(gradient), 9, x.device)
+    return forward, max(both - forward, 0.0)
+
+
+def _links(axis: Axis, device: torch.device, sizes_bytes: Sequence[int]) -> dict[str, Any]:
     """Each operation at each size."""
     result = {}
     for op in OPS:
         points = []
-        for size_bytes in SIZES_BYTES:
+        for size_bytes in sizes_bytes:
             numel = size_bytes // 4 // axis.size * axis.size
             if not numel:
                 continue
-            seconds = _median_seconds(_call(axis, op, numel, device), 15 if size_bytes <= 1 << 18 else 5, device)
+            seconds = _least_seconds(_call(axis, op, numel, device), 15 if size_bytes <= 1 << 18 else 5, device)
             slowest = max(axis.gather_objects(seconds))
             points.append((bytes_sent(op, numel * 4, axis.size), slowest / 2 if op == "send" else slowest))
         latency, rate = fit(points)
@@ -95,7 +144,7 @@ def _call(axis: Axis, op: str, numel: int, device: torch.device) -> Callable[[],
     return there_and_back
 
 
-def _median_seconds(call: Callable[[], object], repeats: int, device: torch.device) -> float:
+def _least_seconds(call: Callable[[], object], repeats: int, device: torch.device) -> float:
     """All ranks repeat equally often, so that collectives match."""
 
     def settle() -> None:
@@ -109,7 +158,7 @@ def _median_seconds(call: Callable[[], object], repeats: int, device: torch.devi
         call()
         settle()
         times.append(time.perf_counter() - start)
-    return statistics.median(times[2:])
+    return min(times[2:])
 
 
 def fit(points: list[tuple[int, float]]) -> tuple[float, float]:

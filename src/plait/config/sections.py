@@ -24,7 +24,7 @@ class Data(Section):
     """Where samples come from: a name, or a user's function.
 
     `seq_len` (tokens) is for language models, `num_samples` and `image_size` for random data; `seed` None is that of
-    `[train]`.
+    `[train]`. `packed`: text whose files do not see each other.
     """
 
     name: Literal["stdlib", "text", "digits", "random"] | None = None
@@ -34,6 +34,7 @@ class Data(Section):
     seed: Annotated[int, Field(ge=0)] | None = None
     num_samples: Count | None = None
     image_size: Count | None = None
+    packed: bool = False
 
 
 class Train(Section):
@@ -44,6 +45,9 @@ class Train(Section):
     gradients are summed to the global mean loss or averaged worker by worker.
     `outer_lr` and `outer_momentum` are of the outer step of `local` (DiLoCo: 0.7 and 0.9), `compress` how its differences
     travel; `staleness_rate` whether `async-server` trusts old gradients less: 1, or 1 / (1 + updates missed).
+    `place_experts_every`: steps after which experts are placed anew over the ranks of `ep`, by the load seen since (0: they
+    stay); `spare_expert_slots`: of each rank, for copies of the busiest. Neither changes what is computed.
+    `grouped_product`: of experts, by rule, by measurement after the first step (recorded in the metrics), or by name.
     """
 
     steps: Count = 100
@@ -68,18 +72,22 @@ class Train(Section):
     outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     compress: Literal["none", "int8"] = "none"
     staleness_rate: Literal["constant", "inverse"] = "constant"
+    place_experts_every: Annotated[int, Field(ge=0)] = 0
+    spare_expert_slots: Annotated[int, Field(ge=0)] = 0
+    grouped_product: Literal["rule", "measure", "kernel", "loop", "padded"] = "rule"
 
 
 class PlanSection(Section):
     """The plan's text, or `auto` for the planner's choice.
 
     Where a pipeline cuts the model: `counts` of layers, one a stage, or `splits`, the layer that begins each later stage;
-    without either, balanced.
+    without either, balanced. `schedule`: a text file with the pipeline's schedule, in place of the plan's.
     """
 
     text: str = "dp1"
     counts: Annotated[tuple[Count, ...], BeforeValidator(_as_tuple)] | None = None
     splits: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] | None = None
+    schedule: str | None = None
 
 
 class ClusterSection(Section):

@@ -26,6 +26,7 @@ class ContextGroup:
     def __init__(self, axis: Axis, strategy: str) -> None:
         self.axis, self.strategy = axis, strategy
         self.seq_len = 0
+        self._gathered: tuple[Tensor, Tensor] | None = None
 
     @property
     def num_chunks(self) -> int:
@@ -46,6 +47,15 @@ class ContextGroup:
         """For each position of the sequence, where it stands among the parts of all ranks laid end to end. [S]"""
         parts = torch.cat([self.positions(rank) for rank in range(self.axis.size)])
         return parts.argsort()
+
+    def whole(self, part: Tensor) -> Tensor:
+        """[B, S here] of every rank -> [B, S] in the order of positions. Gathered once for all layers that ask. Collective."""
+        if self._gathered is None or self._gathered[0] is not part:
+            mine = part.t().contiguous()
+            parts = mine.new_empty((self.axis.size * mine.shape[0], mine.shape[1]))
+            self.axis.all_gather(parts.view(-1), mine.view(-1)).wait()
+            self._gathered = part, parts[self.order().to(part.device)].t().contiguous()
+        return self._gathered[1]
 
     def cut(self, batch: Any) -> Any:
         """This rank's positions of every tensor of a batch that has a sequence: dimension 1. Remembers the length.

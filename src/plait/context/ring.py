@@ -30,9 +30,12 @@ class RingAttention(nn.Module):
         super().__init__()
         self.group = group
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """`k` and `v` may have fewer heads than `q`, each serving a group of queries; only they travel."""
-        return ring_attention(q, k, v, self.group)
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
+        """`k` and `v` may have fewer heads than `q`, each serving a group of queries; only they travel.
+
+        `documents` [B, S here]: of packed sequences, the document of each token that is here.
+        """
+        return ring_attention(q, k, v, self.group, None if documents is None else self.group.whole(documents))
 
 
 def ring_attention(q: Tensor, k: Tensor, v: Tensor, group: ContextGroup, documents: Tensor | None = None) -> Tensor:

@@ -24,8 +24,10 @@ class UlyssesAttention(nn.Module):
         super().__init__()
         self.group, self.core = group, core
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
         """`k` and `v` may have fewer heads than `q`, each serving a group of queries.
+
+        `documents` [B, S here]: of packed sequences, the document of each token that is here.
 
         Raises `PlanError` if the heads do not divide by the ranks.
         """
@@ -38,5 +40,5 @@ class UlyssesAttention(nn.Module):
         if k.shape[1] % size:
             k, v = (x.repeat_interleave(size // x.shape[1], dim=1) for x in (k, v))
         q, k, v = (transition(x, axis, SEQUENCE, HEADS) for x in (q, k, v))
-        output: Tensor = self.core(q, k, v)
+        output: Tensor = self.core(q, k, v) if documents is None else self.core(q, k, v, self.group.whole(documents))
         return transition(output, axis, HEADS, SEQUENCE)

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 from plait.comm.transitions import bytes_sent
+from plait.cost import processor
 from plait.cost.machine import Machine
 
 
@@ -37,6 +38,8 @@ def collective_seconds(machine: Machine, op: str, payload_bytes: float, ranks: G
         return 0.0
     efficiency = machine.efficiency
     sent = _sent(op, payload_bytes, ranks.size)
+    if machine.host is not None:
+        return processor.collective(machine, op, sent, ranks.size)
     start = efficiency.collective_seconds * (2 if op == "all_reduce" else 1)
     if ranks.nodes == 1:
         return start + _hops(op, ranks.size) * machine.link_latency + sent / (machine.link_bandwidth * efficiency.link)

@@ -49,6 +49,8 @@ PLAIN_FAMILIES = frozenset(
 
 ENCODERS = frozenset({"bert", "roberta", "distilbert", "vit"})
 LEARNED_POSITIONS = frozenset({"gpt", "gpt2", "gpt_neo", "opt", "bert", "roberta", "gpt_bigcode"})
+FUSED_FAMILIES = frozenset({"gpt2", "gpt_neox", "bloom", "mpt", "falcon", "gpt_bigcode", "phi3"})
+"""Families whose query, key and value are one matrix."""
 GPT_POSITIONS = 1024
 TIED_FAMILIES = frozenset({"gpt2", "gpt_neo", "opt", "bloom", "mpt", "falcon", "bert", "gpt_bigcode", "gemma", "gemma2"})
 
@@ -124,6 +126,7 @@ def transformer_shape(model: Mapping[str, Any], family: str) -> Transformer:
         dropout=any(float(model.get(rate) or 0) > 0 for rate in rates) and not fused,
         max_positions=positions,
         layer_norm=plain,
+        fused_projections=family in FUSED_FAMILIES,
         num_experts=experts,
         num_experts_per_tok=int(_get(model, "num_experts_per_tok") or (2 if experts else 0)),
         moe_intermediate_size=moe_inner,

@@ -37,7 +37,7 @@ def estimate(
     tables = config_tables(config)
     chosen = plan_of(tables, plan)
     machines = cluster_of(tables, cluster)
-    if chosen.world_size > machines.num_devices:
+    if chosen.world_size > machines.num_devices and machines.host is None:  # ranks may share the cores of a processor
         raise WorldSizeError(
             f"plan '{chosen}' needs {chosen.world_size} devices and {machines.name} has {machines.num_devices}; "
             f"ask for {machines.device.name}x{chosen.world_size}"
@@ -132,8 +132,13 @@ def plan_of(tables: Mapping[str, Any], plan: Plan | str | None) -> Plan:
 def cluster_of(tables: Mapping[str, Any], cluster: Cluster | str | None) -> Cluster:
     """The cluster asked for, or the config's own."""
     if cluster is None:
-        cluster = tables.get("cluster", {}).get("name", "local")
+        cluster = cluster_name(tables)
     return Cluster.parse(cluster) if isinstance(cluster, str) else cluster
+
+
+def cluster_name(tables: Mapping[str, Any]) -> str:
+    """The config's own cluster, else this machine."""
+    return str(tables.get("cluster", {}).get("name", "local"))
 
 
 def job_of(tables: Mapping[str, Any], plan: Plan, runtime: Runtime | None = None) -> Job:

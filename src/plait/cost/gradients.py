@@ -7,7 +7,7 @@ forward and for backward.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -28,6 +28,8 @@ class DataMessages:
     """Once a step, ready while the last backward runs."""
     gather: tuple[Message, ...] = ()
     """Once a step, after the update."""
+    shared: tuple[Message, ...] = ()
+    """Once a step, on the tensor axis: gradients of parameters that its ranks share (see `plait.cost.held`)."""
 
     def sent_bytes(self, micro_batches: int) -> float:
         """Bytes that one rank sends in a step."""
@@ -35,18 +37,25 @@ class DataMessages:
         return micro_batches * each + sum(message.sent_bytes for message in (*self.reduce, *self.gather))
 
 
-def data_messages(plan: Any, weights: Weights, gradient_bytes: float) -> DataMessages:
-    """The collectives of a plan's data axis for a rank that holds `weights`."""
-    parts = [_part(plan, weights.dense, gradient_bytes, plan.dp.size * plan.cp.size, plan.tp.size)]
+def data_messages(
+    plan: Any, weights: Weights, gradient_bytes: float, shared: tuple[Message, ...] = (), *, reduces_whole: bool = False
+) -> DataMessages:
+    """The collectives of a plan's data axis for a rank that holds `weights`; `shared` are those of the tensor axis."""
+    size = plan.dp.size * plan.cp.size
+    keys = weights.least_keys if weights.least_keys is not None else weights.total / size
+    parts = [_part(plan, weights.dense, gradient_bytes, size, plan.tp.size, keys=keys)]
     if weights.experts:
         ranks = max(1, plan.dp.size * plan.cp.size // plan.ep)
         parts.append(_part(plan, weights.experts, gradient_bytes, ranks, plan.tp.size * plan.ep))
-    return DataMessages(
-        *(tuple(m for part in parts for m in getattr(part, name)) for name in ("forward", "backward", "reduce", "gather"))
+    forward, backward, reduce, gather = (
+        tuple(m for part in parts for m in getattr(part, name)) for name in ("forward", "backward", "reduce", "gather")
     )
+    if reduces_whole and plan.dp.strategy == "zero1":
+        reduce = tuple(replace(one, op="all_reduce") for one in reduce)
+    return DataMessages(forward, backward, reduce, gather, shared)
 
 
-def _part(plan: Any, numbers: float, gradient_bytes: float, size: int, stride: int) -> DataMessages:
+def _part(plan: Any, numbers: float, gradient_bytes: float, size: int, stride: int, *, keys: float = 0.0) -> DataMessages:
     if size <= 1:
         return DataMessages()
     strategy, replicate = plan.dp.strategy, plan.dp.replicate
@@ -58,7 +67,8 @@ def _part(plan: Any, numbers: float, gradient_bytes: float, size: int, stride: i
 
     across = message("all_reduce", gradients / shard, replicate, stride * shard)
     scatter, gather = message("reduce_scatter", gradients), message("all_gather", weights)
-    server = DataMessages(reduce=message("reduce", gradients, size), gather=message("broadcast", weights, size))
+    pushed = max(0.0, gradients - keys * gradient_bytes)  # the keys of all servers but oneself
+    server = DataMessages(reduce=message("send", pushed, size), gather=message("broadcast", weights, size))
     every = plan.dp.every or 1
     return {
         "zero1": DataMessages(reduce=scatter + across, gather=gather),

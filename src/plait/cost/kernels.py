@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from plait.cluster.host import Host
+from plait.cost import processor
 from plait.cost.machine import Machine
 from plait.cost.operations import Attention, Block, Elementwise, Matmul, Operation
 from plait.cost.sharding import Sharding
@@ -53,6 +55,8 @@ def _block_seconds(block: Block, machine: Machine, shard: Sharding, precision: s
     setting = Setting(machine, shard, precision, compiled)
     forward = input_grad = weight_grad = attention = elementwise = 0.0
     fused = all(op.fused for op in block.operations if isinstance(op, Attention))
+    if machine.host is not None:
+        return _on_processor(block, setting, machine.host)
     for op in block.operations:
         if isinstance(op, Matmul):
             f, i, w = _matmul(op, setting)
@@ -73,6 +77,25 @@ def _block_seconds(block: Block, machine: Machine, shard: Sharding, precision: s
         launches_forward=sum(f for f, _ in starts),
         launches_backward=sum(b for _, b in starts),
     )
+
+
+def _on_processor(block: Block, setting: Setting, host: Host) -> ComputeSeconds:
+    """The same, from measured seconds; what Python takes for each kernel is in the way, as nothing runs beside it."""
+    forward = input_grad = weight_grad = core = cheap = 0.0
+    each = processor.launch_seconds(host)
+    for op in block.operations:
+        f = i = w = 0.0
+        if isinstance(op, Matmul):
+            f, i, w = _matmul(op, setting)
+        elif isinstance(op, Attention):
+            f, i = processor.attention(op, setting.shard, host)
+            core += f
+        elif isinstance(op, Elementwise):
+            f, i = processor.elementwise(op, setting.shard, host)
+            cheap += f
+        starts = _launches(op, setting.compiled)
+        forward, input_grad, weight_grad = forward + f + each * starts[0], input_grad + i + each * starts[1], weight_grad + w
+    return ComputeSeconds(forward, input_grad, weight_grad, core, core + cheap)
 
 
 def _launches(op: Operation, compiled: bool) -> tuple[float, float]:
@@ -112,7 +135,10 @@ def _matmul(op: Matmul, setting: Setting) -> tuple[float, float, float]:
 def gemm_seconds(setting: Setting, m: float, n: float, k: float) -> float:
     """One `m x k @ k x n`: the roofline, with the depth that tile edges cost."""
     machine, efficiency = setting.machine, setting.machine.efficiency
-    compute = 2.0 * m * n * (k + efficiency.matmul_depth) / machine.matmul_rate(setting.precision)
+    if machine.host is not None:  # one core reaches its rate on small products too; what it writes leaves the caches
+        return 2.0 * m * n * k / machine.matmul_rate(setting.precision) + m * n * machine.host.seconds["add_forward"]
+    depth, rows = k + efficiency.matmul_depth, m + efficiency.matmul_rows
+    compute = 2.0 * rows * n * depth / machine.matmul_rate(setting.precision)
     memory = (m * n + n * k + m * k) * BYTES[setting.precision] / machine.streaming_rate
     return max(compute, memory) + efficiency.kernel_seconds
 

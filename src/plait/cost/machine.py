@@ -6,8 +6,10 @@ model is a fit. A cluster may carry measured rates of its own (a probe), which t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from plait.cluster.host import Host
 
 SUSTAINED = {
     "a100-40gb": 0.80, "a100-80gb": 0.80, "h100": 0.71, "h200": 0.67, "b200": 0.61, "gb200": 0.56, "l40s": 0.50,
@@ -25,10 +27,12 @@ PORTABLE_ATTENTION = {"h100": 0.5, "h200": 0.5, "b200": 0.5, "gb200": 0.5, "gb30
 class Efficiency:
     """What real kernels and links reach of the data sheet. Fractions unless the name has a unit."""
 
-    matmul: float = 0.92
+    matmul: float = 0.95
     """Large matrix products inside training, of what the device sustains in benchmarks of single products."""
     matmul_depth: float = 32.0
     """Extra depth, in elements, that the start and end of a tile cost: a product of depth k runs at k / (k + this)."""
+    matmul_rows: float = 128.0
+    """Extra rows that a product costs, in the same way: waves of tiles that are not full."""
     memory: float = 0.93
     """Streaming bandwidth of elementwise kernels, of the data sheet."""
     attention_forward: float = 0.7
@@ -85,6 +89,13 @@ class Machine:
     """Speed of a fused attention kernel written for older matrix units, of one written for this device."""
     efficiency: Efficiency = field(default_factory=Efficiency)
     is_cpu: bool = False
+    host: Host | None = None
+    """What the probe measured of a processor; then no efficiency above is used for its compute and its links."""
+
+    @property
+    def cores(self) -> int:
+        """Ranks that compute at once on a processor; more of them share its cores."""
+        return self.devices_per_node
 
     def matmul_rate(self, precision: str) -> float:
         """Flops a second of large matrix products."""
@@ -99,6 +110,7 @@ class Machine:
 MEASURED = Efficiency(
     matmul=0.8,
     matmul_depth=0.0,
+    matmul_rows=0.0,
     memory=0.6,
     attention_forward=0.5,
     attention_backward=0.5,
@@ -123,6 +135,8 @@ def machine_of(cluster: Any, efficiency: Efficiency | None = None) -> Machine:
     """The machine of a `plait.cluster.Cluster`."""
     device, measured = cluster.device, getattr(cluster.device, "is_cpu", False)
     chosen = efficiency or (MEASURED if measured else Efficiency())
+    if cluster.host is not None and efficiency is None:
+        chosen = replace(MEASURED, matmul=1.0, kernel_seconds=0.0, step_seconds=cluster.host.step_seconds)
     return Machine(
         name=cluster.name,
         num_devices=cluster.num_devices,
@@ -139,6 +153,7 @@ def machine_of(cluster: Any, efficiency: Efficiency | None = None) -> Machine:
         portable_attention=PORTABLE_ATTENTION.get(device.name, 1.0),
         efficiency=chosen,
         is_cpu=measured,
+        host=cluster.host,
     )
 
 

@@ -10,13 +10,18 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from plait.cost.held import held
 from plait.cost.kernels import BYTES
+from plait.cost.machine import Machine
 from plait.cost.operations import Block, Matmul
 from plait.cost.sharding import Sharding
 from plait.cost.stages import Stage
 
 FRAGMENTATION = 0.04
 """What an allocator reserves beyond what lives, of activations."""
+
+FRAGMENTATION_CPU = 0.25
+"""The same of a processor's allocator, which keeps what is freed and whose peak is that of the whole process."""
 
 PROCESS_BYTES = 1.5e9
 """Context, kernels and library workspaces of a process on an accelerator, outside the allocator."""
@@ -64,6 +69,8 @@ class Weights:
     experts: float
     largest_block: float
     """The largest block's weights: what ZeRO-3 gathers at once."""
+    least_keys: float | None = None
+    """What the parameter server owns that has least; None: an equal share."""
 
     @property
     def total(self) -> float:
@@ -85,19 +92,19 @@ def stage_weights(stages: tuple[Stage, ...], shard: Sharding, tied: int) -> Weig
     return Weights(dense, experts, largest)
 
 
-def usable_bytes(machine_bytes: float, plan: Any, is_cpu: bool) -> float:
-    """What a device's memory has room for once the process and its communicators have theirs."""
-    if is_cpu:
-        return machine_bytes
+def usable_bytes(machine: Machine, plan: Any) -> float:
+    """What a device's memory has room for once the process and its communicators have theirs; the ranks of a processor share
+    what there is."""
+    if machine.is_cpu:
+        return machine.memory_bytes * min(1.0, machine.cores / plan.world_size)
     axes = sum(size > 1 for size in (plan.dp.size * plan.cp.size, plan.tp.size, plan.pp.size, plan.ep))
-    return machine_bytes - PROCESS_BYTES - COMMUNICATOR_BYTES * axes
+    return machine.memory_bytes - PROCESS_BYTES - COMMUNICATOR_BYTES * axes
 
 
 def block_weights(block: Block, shard: Sharding) -> tuple[float, float]:
     """Numbers of one block on one rank: dense weights and expert weights."""
-    replicated = block.replicated_parameters if shard.mode == "1d" else 0
-    split = (block.parameters - block.expert_parameters - replicated) / shard.weight_split
-    return split + replicated, block.expert_parameters / (shard.ep * shard.weight_split)
+    own = held(block, shard)
+    return sum(one.numbers for one in own if not one.expert), sum(one.numbers for one in own if one.expert)
 
 
 def block_activations(block: Block, shard: Sharding, numerics: Numerics) -> float:
@@ -126,7 +133,9 @@ def block_activations(block: Block, shard: Sharding, numerics: Numerics) -> floa
     return tokens * (sequence + tensor + scores)
 
 
-def rank_activations(held: tuple[tuple[Stage, int], ...], shard: Sharding, numerics: Numerics) -> tuple[float, float]:
+def rank_activations(
+    held: tuple[tuple[Stage, int], ...], shard: Sharding, numerics: Numerics, is_cpu: bool = False
+) -> tuple[float, float]:
     """Bytes that a rank keeps for backward, and what the block at work needs besides; `held` pairs stages with live
     micro-batches."""
     kept = working = 0.0
@@ -134,7 +143,9 @@ def rank_activations(held: tuple[tuple[Stage, int], ...], shard: Sharding, numer
         always, each, block = stage_activations(stage, shard, numerics)
         kept += always + each * live
         working = max(working, block)
-    return kept, working + FRAGMENTATION * kept
+        if is_cpu:  # the gradients of the block at work stay in the process as well
+            working = max(working, block + stage_activations(stage, shard, (*numerics[:2], "full"))[2])
+    return kept, working + (FRAGMENTATION_CPU if is_cpu else FRAGMENTATION) * (kept + (working if is_cpu else 0.0))
 
 
 @lru_cache(maxsize=65536)

@@ -11,8 +11,9 @@ from typing import Literal
 
 from plait.comm.transitions import bytes_sent
 from plait.cost.kernels import BYTES
-from plait.cost.operations import Attention, Block, Lookup, Matmul
+from plait.cost.operations import Attention, Block
 from plait.cost.sharding import Sharding
+from plait.cost.tensor_messages import grid, line
 
 When = Literal["forward", "backward"]
 
@@ -29,6 +30,8 @@ class Message:
     """The ranks that take part, `stride` apart."""
     stride: int
     count: float = 1.0
+    repeats: bool = True
+    """A forward that is computed again sends it again; the sum at the very end of a block is not needed twice."""
 
     @property
     def sent_bytes(self) -> float:
@@ -40,82 +43,17 @@ def block_messages(block: Block, shard: Sharding, precision: str) -> tuple[Messa
     """What one block sends for one micro-batch on the tensor, context and expert axes, forward and backward."""
     width = BYTES[precision]
     messages: list[Message] = []
+
+    def add(op: str, payload_bytes: float, when: When, *, stride: int = 1, size: int = shard.tp, last: bool = False) -> None:
+        messages.append(Message("tp", op, payload_bytes, when, size, stride, repeats=not last))
+
     if shard.tp > 1:
-        messages += (_line if shard.mode == "1d" else _grid)(block, shard, width)
+        (line if shard.mode == "1d" else grid)(block, shard, width, add)
     if shard.cp > 1:
         messages += _context(block, shard, width)
     if shard.ep > 1 and block.num_experts:
         messages += _expert(block, shard, width)
     return tuple(messages)
-
-
-def _line(block: Block, shard: Sharding, width: int) -> list[Message]:
-    """1D (Shoeybi et al., Megatron-LM; Korthikanti et al. for sequence parallelism): f and g around each pair of products."""
-    full = shard.tokens * width
-    messages: list[Message] = []
-
-    def add(op: str, payload_bytes: float, when: When, count: float = 1.0) -> None:
-        messages.append(Message("tp", op, payload_bytes, when, shard.tp, 1, count))
-
-    for op in block.operations:
-        if isinstance(op, Matmul) and op.split == "column":
-            # The input is used differently by each rank, so its gradient is a partial sum.
-            if shard.sequence_parallel:
-                add("all_gather", full * op.inputs, "forward")
-                add("all_gather", full * op.inputs, "backward")  # kept sharded, gathered again for the weight gradient
-                add("reduce_scatter", full * op.inputs, "backward")
-            else:
-                add("all_reduce", full * op.inputs, "backward")
-        elif (isinstance(op, Matmul) and op.split == "row") or isinstance(op, Lookup):
-            # The output is a partial sum.
-            outputs = op.outputs if isinstance(op, Matmul) else op.width
-            if shard.sequence_parallel:
-                add("reduce_scatter", full * outputs, "forward")
-                add("all_gather", full * outputs, "backward")
-            else:
-                add("all_reduce", full * outputs, "forward")
-        if isinstance(op, Matmul) and op.name == "head":  # maximum, sum and target of each token, in float32
-            add("all_reduce", shard.tokens * 4, "forward", 3)
-    return messages
-
-
-def _grid(block: Block, shard: Sharding, width: int) -> list[Message]:
-    """2D, 2.5D and 3D: three products for each weight (output, input gradient, weight gradient).
-
-    2D (Xu et al., Optimus) and 2.5D (Wang et al., Tesseract) run SUMMA: q broadcasts of blocks of the input along rows and of
-    the weight along columns; each backward product broadcasts one of them and reduces the other. 2.5D sums weight gradients
-    over depth. 3D (Bian et al.) gathers input and weight and scatters the output, on three lines of q ranks.
-    """
-    q, messages = shard.q, list[Message]()
-
-    def add(op: str, payload_bytes: float, when: When, stride: int, *, count: float = 1.0, size: int = q) -> None:
-        messages.append(Message("tp", op, payload_bytes, when, size, stride, count))
-
-    for op in block.operations:
-        if not isinstance(op, Matmul) or op.split == "none":
-            continue
-        rows = shard.tokens * op.rows
-        a, b, c = rows * op.inputs * width, float(op.inputs * op.outputs * width), rows * op.outputs * width
-        if shard.mode == "3d":
-            a, b, c = a / q**2, b / q**2, c / q**2
-            passes: tuple[tuple[When, tuple[float, ...], tuple[float, ...]], ...]
-            passes = (("forward", (a, b), (c,)), ("backward", (c, b, a), (a, b)))
-            for when, gathered, scattered in passes:
-                for stride, payload in zip((1, q, q * q), gathered, strict=False):
-                    add("all_gather", payload, when, stride)
-                for payload in scattered:
-                    add("reduce_scatter", payload, when, q * q)
-            continue
-        a, b = a / (q * q * shard.depth), b / (q * q)
-        add("broadcast", a, "forward", 1, count=q)
-        add("broadcast", b, "forward", q, count=q)
-        add("broadcast", b, "backward", q, count=q)
-        add("reduce", a, "backward", 1, count=q)
-        add("broadcast", a, "backward", 1, count=q)
-        add("reduce", b, "backward", q, count=q)
-        if shard.depth > 1:
-            add("all_reduce", b, "backward", q * q, size=shard.depth)
-    return messages
 
 
 def _context(block: Block, shard: Sharding, width: int) -> list[Message]:

@@ -28,6 +28,11 @@ class Matmul:
     bias: bool = False
     copies: int = 1
     """Weights of this shape (experts); each token uses `rows` of them."""
+    parts: tuple[int, ...] = ()
+    """Outputs of the layers that take the same input (query, key and value), where it is not one matrix: a grid moves the
+    input for each of them."""
+    raw: bool = False
+    """The input is data, which needs no gradient."""
 
     @property
     def parameters(self) -> int:
@@ -75,6 +80,8 @@ class Elementwise:
     writes: float
     split: Split = "sequence"
     parameters: int = 0
+    statistics: int = 0
+    """Numbers a token that a norm over features exchanges where features are cut: 2 of a layer norm, 1 of an RMS norm."""
 
 
 @dataclass(frozen=True)
@@ -202,8 +209,9 @@ class Model:
 
     @cached_property
     def num_repeated(self) -> int:
-        """How many blocks the longest run has: the layers."""
-        return max(count for _, count in self.runs)
+        """How many blocks stand between embedding and head: the layers."""
+        inner = sum(count for block, count in self.runs if block.name not in {"embedding", "head", "stem"})
+        return inner or self.num_blocks
 
     @cached_property
     def parameters(self) -> int:

@@ -14,12 +14,13 @@ from plait.cost.closed import closed_live, closed_seconds
 from plait.cost.gradients import messages_seconds
 from plait.cost.kernels import BYTES
 from plait.cost.machine import Machine
-from plait.cost.memory import FRAGMENTATION, PROCESS_BYTES_CPU, stage_activations
+from plait.cost.memory import rank_activations
 from plait.cost.operations import Model
+from plait.cost.processor import shared_cores
 from plait.cost.records import Job
 from plait.cost.sharding import sharding
 from plait.cost.stages import Stage, split_model
-from plait.cost.step import rank_state, stage_pass
+from plait.cost.step import accumulation_seconds, process_bytes, rank_state, stage_pass
 from plait.cost.time import send_seconds, update_seconds
 from plait.plan import PipelineAxis, Plan
 
@@ -64,7 +65,7 @@ def quick(job: Job, plan: Any, machine: Machine) -> Guess:
     """Rough time and memory of a plan."""
     m = plan.micro_batches
     samples = -(-job.global_batch // (plan.dp.size * m))
-    shard = sharding(plan, job.model.seq_len, float(samples), regather=not job.runtime.keep_gathered)
+    shard = sharding(plan, job.model.seq_len, float(samples), job.runtime)
     numerics = (plan.precision, plan.compile, plan.remat)
     # Beyond this many the live micro-batches no longer grow, except where all of them live.
     shown = m if plan.pp.schedule == "gpipe" else min(m, 4 * plan.pp.size)
@@ -75,19 +76,24 @@ def quick(job: Job, plan: Any, machine: Machine) -> Guess:
     blocking = 0.0 if job.runtime.overlap_sends else 2 * send
     inner = _inner(plan.dp, plan.tp, plan.cp, plan.pp.size, plan.ep, plan.precision)
     slowest = total = tail = 0.0
-    memory = process = PROCESS_BYTES_CPU if machine.is_cpu else 0.0
+    memory = process = process_bytes(machine)
     for kind in kinds(job.model, plan.pp.schedule, (plan.pp.size, plan.pp.virtual, shown), job.runtime.balanced_stages):
         own = [stage_pass(stage, machine, shard, numerics) for stage in kind.stages]
         state = rank_state(kind.stages, inner, job)
         busy = sum(p.compute + p.communication_forward + p.communication_backward + sum(p.waits) for p in own) + blocking * len(
             own
         )
-        busy += _sharded(machine, state.data, own)
+        busy += _sharded(machine, state.data, own) + accumulation_seconds(machine, job, plan, state)
+        busy += machine.host.micro_batch_seconds * len(own) if machine.host is not None else 0.0
         slowest, total = max(slowest, busy), total + busy * kind.count
         tail = max(tail, _tail(machine, state, own))
-        memory = max(memory, process + _memory(plan, job, kind, state, shard))
+        memory = max(memory, process + _memory(plan, job, kind, state, shard, is_cpu=process > 0))
     seconds = closed_seconds(plan.pp.schedule, (plan.pp.size, plan.pp.virtual, m), slowest, total, send)
-    return Guess(plan, seconds + tail + machine.efficiency.step_seconds, seconds - m * slowest, memory)
+    whole = seconds + tail + machine.efficiency.step_seconds
+    if machine.host is not None and plan.world_size > machine.cores:
+        work = m * total + plan.pp.size * (tail + machine.efficiency.step_seconds)
+        whole = max(whole, shared_cores(machine, plan.world_size // plan.pp.size * work, plan.world_size))
+    return Guess(plan, whole, seconds - m * slowest, memory)
 
 
 @lru_cache(maxsize=65536)
@@ -115,15 +121,13 @@ def _tail(machine: Machine, state: Any, own: list[Any]) -> float:
     reduce, efficiency = messages_seconds(machine, state.data.reduce), machine.efficiency
     hidden = efficiency.overlap * sum(p.input_grad + p.weight_grad for p in own)
     exposed = max(reduce - hidden, efficiency.tail * reduce)
-    return exposed + messages_seconds(machine, state.data.gather) + update_seconds(machine, state.states.optimizer)
+    sums = messages_seconds(machine, state.data.gather) + messages_seconds(machine, state.data.shared)
+    return exposed + sums + update_seconds(machine, state.states.optimizer)
 
 
-def _memory(plan: Any, job: Job, kind: Kind, state: Any, shard: Any) -> float:
-    kept = working = 0.0
-    for stage, live in zip(kind.stages, kind.live, strict=True):
-        once, each, block = stage_activations(stage, shard, (plan.precision, plan.compile, plan.remat))
-        kept += once + each * live
-        working = max(working, block)
+def _memory(plan: Any, job: Job, kind: Kind, state: Any, shard: Any, *, is_cpu: bool) -> float:
+    held = tuple(zip(kind.stages, kind.live, strict=True))
+    kept, working = rank_activations(held, shard, (plan.precision, plan.compile, plan.remat), is_cpu)
     if plan.dp.strategy == "zero3" and plan.dp.size * plan.cp.size > 1:
         working += state.weights.largest_block * (2 * BYTES[plan.precision] + job.gradient_width(plan.precision))
-    return state.states.total + kept * (1.0 + FRAGMENTATION) + working
+    return float(state.states.total + kept + working)

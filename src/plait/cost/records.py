@@ -16,15 +16,25 @@ class Runtime:
     """How the framework behaves that runs a plan. The defaults are plait's; published runs of others set what they do."""
 
     gradient_bytes: float | None = None
-    """Width of a gradient; None: as wide as the weights."""
+    """Width of a gradient, kept and sent; None: kept as wide as the weights (as the ZeRO paper counts) and sent in float32 or
+    wider."""
     overlap_gradients: bool = True
     """Gradients are reduced while the last backward runs."""
     overlap_sends: bool = True
     """A stage computes on while it sends to its neighbour."""
-    keep_gathered: bool = False
+    keep_gathered: bool = True
     """Sequence parallelism keeps what it gathered, instead of gathering again in backward."""
+    selective_sends: bool = True
+    """Selective recomputation repeats the communication between the products that it keeps."""
     balanced_stages: bool = True
     """Stages are cut by cost, not by equal numbers of layers."""
+    reduces_whole: bool = False
+    """ZeRO-1 all-reduces gradients, although each rank needs only a part of them."""
+    fused_accumulation: bool = False
+    """The product that makes a weight's gradient adds it to what earlier micro-batches left."""
+    skew_seconds: float = 0.0
+    """What each rank of a tensor group adds to the start of a collective of the group where stages on several nodes exchange by
+    blocking sends: hosts that waited for a send go on out of step, and a collective waits for the last of them."""
     overlap_tensor: float = 0.0
     """The part of tensor-parallel communication that is split and hidden behind its own matrix product."""
 
@@ -39,8 +49,12 @@ class Job:
     runtime: Runtime = field(default_factory=Runtime)
 
     def gradient_width(self, precision: str) -> float:
-        """Bytes of a gradient."""
+        """Bytes of a gradient that is kept."""
         return self.runtime.gradient_bytes or BYTES[precision]
+
+    def reduced_width(self, precision: str) -> float:
+        """Bytes of a gradient that is sent."""
+        return self.runtime.gradient_bytes or max(4, BYTES[precision])
 
 
 @dataclass(frozen=True)
@@ -56,6 +70,8 @@ class Breakdown:
     data: float = 0.0
     update: float = 0.0
     host: float = 0.0
+    cores: float = 0.0
+    """Ranks that share the cores of a processor."""
     other: float = 0.0
 
     def as_dict(self) -> dict[str, float]:

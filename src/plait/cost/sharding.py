@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,13 +22,24 @@ class Sharding:
     seq_len: int = 1
     samples: float = 1.0
     """Samples of a micro-batch."""
-    regather: bool = True
+    regather: bool = False
     """Sequence parallelism keeps the sharded input of a product and gathers it again in backward."""
+    skew: float = 0.0
+    """`Runtime.skew_seconds`, where there are stages."""
+    resend: bool = True
+    """Selective recomputation runs the communication between products again."""
 
     @property
     def tokens(self) -> float:
-        """Tokens of a micro-batch on one context rank."""
-        return self.samples * self.seq_len / self.cp
+        """Tokens of a micro-batch on one context rank; a grid cuts samples, and fills up what does not divide."""
+        if self.mode == "1d":
+            return self.samples * self.seq_len / self.cp
+        return math.ceil(self.samples / self.sample_parts) * self.sample_parts * self.seq_len / self.cp
+
+    @property
+    def sample_parts(self) -> int:
+        """Among how many ranks of the tensor axis the samples of a micro-batch are dealt out."""
+        return {"2d": self.q, "2.5d": self.q * self.depth, "3d": self.q**2}.get(self.mode, 1)
 
     @property
     def sequence_split(self) -> int:
@@ -40,8 +52,8 @@ class Sharding:
         return self.tp // self.depth if self.mode == "2.5d" else self.tp
 
 
-def sharding(plan: Any, seq_len: int, samples: float, regather: bool = True) -> Sharding:
-    """The sharding of a plan for micro-batches of `samples` samples."""
+def sharding(plan: Any, seq_len: int, samples: float, runtime: Any = None) -> Sharding:
+    """The sharding of a plan for micro-batches of `samples` samples, as the `plait.cost.records.Runtime` does it."""
     tp = plan.tp
     return Sharding(
         tp=tp.size,
@@ -54,5 +66,7 @@ def sharding(plan: Any, seq_len: int, samples: float, regather: bool = True) -> 
         ep=plan.ep,
         seq_len=seq_len,
         samples=samples,
-        regather=regather,
+        regather=runtime is not None and not runtime.keep_gathered,
+        skew=runtime.skew_seconds if runtime is not None and plan.pp.size > 1 else 0.0,
+        resend=runtime is None or runtime.selective_sends,
     )

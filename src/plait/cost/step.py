@@ -5,17 +5,19 @@ Everything that two ranks or two plans have in common is computed once: the piec
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from plait.cost.closed import closed_live, closed_time
 from plait.cost.gradients import DataMessages, data_messages, messages_seconds
+from plait.cost.held import least_keys, shared_sums
 from plait.cost.kernels import BYTES
 from plait.cost.machine import Machine
 from plait.cost.memory import PROCESS_BYTES_CPU, Memory, Weights, model_states, rank_activations, stage_weights, usable_bytes
 from plait.cost.operations import Model
 from plait.cost.pipeline import PipelineTime, StageSeconds, live_micro_batches, pipeline_time
+from plait.cost.processor import shared_cores
 from plait.cost.records import Breakdown, Estimate, Job
 from plait.cost.sharding import Sharding, sharding
 from plait.cost.stages import Stage, split_model
@@ -51,15 +53,15 @@ def estimate_job(job: Job, plan: Any, machine: Machine, closed: bool = False) ->
     The plan's world may be smaller than the machine; prices count the plan's devices.
     """
     layout = lay_out(job, plan, closed)
-    process = PROCESS_BYTES_CPU if machine.is_cpu else 0.0
+    process = process_bytes(machine)
     memories = tuple(rank_memory(job, plan, layout, rank, process) for rank in range(plan.pp.size))
     pipeline, breakdown, seconds = step_seconds(job, plan, machine, layout, closed)
     return Estimate(
         plan=plan,
         step_seconds=seconds,
         memory=max(memories, key=lambda memory: memory.total),
-        memory_limit=usable_bytes(machine.memory_bytes, plan, machine.is_cpu),
-        traffic=traffic(job.model, plan, layout.shard, layout.stages, _data_messages(layout)),
+        memory_limit=usable_bytes(machine, plan),
+        traffic=traffic(job, plan, layout.shard, layout.stages, _data_messages(layout)),
         bubble_fraction=pipeline.bubble_fraction,
         tokens=job.global_batch * job.model.seq_len,
         model_flops=3.0 * square_flops(job.model) * job.global_batch,
@@ -84,7 +86,7 @@ def square_flops(model: Model) -> float:
 def lay_out(job: Job, plan: Any, closed: bool) -> Layout:
     """The stages of a plan and what each rank holds."""
     samples = -(-job.global_batch // (plan.dp.size * plan.micro_batches))  # of the largest micro-batch
-    shard = sharding(plan, job.model.seq_len, float(samples), regather=not job.runtime.keep_gathered)
+    shard = sharding(plan, job.model.seq_len, float(samples), job.runtime)
     stages = split_model(job.model, plan.pp.num_stages, job.runtime.balanced_stages)
     find = closed_live if closed and plan.pp.size > 1 else live_micro_batches
     live, placement = find(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual)
@@ -101,16 +103,25 @@ def _held(placement: tuple[int, ...], num_ranks: int) -> tuple[tuple[int, ...], 
 @lru_cache(maxsize=65536)
 def rank_state(stages: tuple[Stage, ...], plan: Any, job: Job) -> RankState:
     """What a rank with these stages holds."""
-    weights = stage_weights(stages, sharding(plan, 1, 1.0), job.model.tied_parameters)
-    width = job.gradient_width(plan.precision)
-    return RankState(weights, data_messages(plan, weights, width), model_states(weights, plan, job.optimizer, width))
+    shard = sharding(plan, 1, 1.0)
+    weights = stage_weights(stages, shard, job.model.tied_parameters)
+    kept, sent = job.gradient_width(plan.precision), job.reduced_width(plan.precision)
+    parts = plan.dp.size // plan.dp.replicate * plan.cp.size if plan.dp.strategy in {"zero1", "zero2", "zero3"} else 1
+    blocks = tuple(run for stage in stages for run in stage.runs)
+    if plan.dp.strategy == "server" and not job.model.tied_parameters:
+        weights = replace(weights, least_keys=least_keys(blocks, shard, plan.dp.size * plan.cp.size))
+    shared = shared_sums(blocks, shard, parts, sent)
+    messages = data_messages(plan, weights, sent, shared, reduces_whole=job.runtime.reduces_whole)
+    return RankState(weights, messages, model_states(weights, plan, job.optimizer, kept))
 
 
 def rank_memory(job: Job, plan: Any, layout: Layout, rank: int, process_bytes: float = 0.0) -> Memory:
     """The parts of one rank's memory at its peak; `process_bytes` are counted as buffers."""
     state, own = layout.ranks[rank], layout.held[rank]
     held = tuple((layout.stages[stage], layout.live[stage]) for stage in own)
-    activations, buffers = rank_activations(held, layout.shard, (plan.precision, plan.compile, plan.remat))
+    activations, buffers = rank_activations(
+        held, layout.shard, (plan.precision, plan.compile, plan.remat), is_cpu=process_bytes > 0
+    )
     if plan.dp.strategy == "zero3" and plan.dp.size * plan.cp.size > 1:
         # The block at work and the next one, gathered; and the gradients of one, before they are scattered.
         buffers += state.weights.largest_block * (2 * BYTES[plan.precision] + job.gradient_width(plan.precision))
@@ -137,11 +148,17 @@ def step_seconds(job: Job, plan: Any, machine: Machine, layout: Layout, closed: 
     tails = [_tail(job, machine, layout, passes, rank) for rank in range(plan.pp.size)]
     end, last = max((pipeline.rank_ends[rank] + sum(tail), rank) for rank, tail in enumerate(tails))
     seconds = end + machine.efficiency.step_seconds
+    crowded = _crowded_seconds(plan, machine, pipeline, tails)
+    if crowded > seconds:  # more ranks than cores: while one waits another works, and all work must be done
+        seconds, waiting = crowded, crowded - seconds
+    else:
+        waiting = 0.0
     worst = max(range(plan.pp.size), key=lambda rank: pipeline.busy[rank])
     own, m = [passes[stage] for stage in layout.held[worst]], plan.micro_batches
     exposed, update = tails[last]
+    added = accumulation_seconds(machine, job, plan, layout.ranks[worst])
     parts = {
-        "compute": m * sum(p.compute - p.recompute for p in own),
+        "compute": m * (sum(p.compute - p.recompute for p in own) + added),
         "recompute": m * sum(p.recompute for p in own),
         "tensor": m * sum(p.tensor for p in own) * (1.0 - job.runtime.overlap_tensor),
         "context": m * sum(p.context for p in own),
@@ -149,9 +166,28 @@ def step_seconds(job: Job, plan: Any, machine: Machine, layout: Layout, closed: 
         "data": exposed + m * sum(sharded[worst]),
         "update": update,
         "host": m * sum(sum(p.waits) for p in own),
+        "cores": waiting,
         "other": machine.efficiency.step_seconds,
     }
     return pipeline, Breakdown(bubble=max(0.0, seconds - sum(parts.values())), **parts), seconds
+
+
+def pass_costs(job: Job, plan: Any, machine: Machine) -> tuple[list[StageSeconds], list[float]]:
+    """What a prediction gives its pipeline: the costs of every stage, and the seconds of each rank's update and reduction."""
+    layout = lay_out(job, plan, False)
+    passes = [stage_pass(stage, machine, layout.shard, (plan.precision, plan.compile, plan.remat)) for stage in layout.stages]
+    sharded = [_sharded_seconds(machine, layout, passes, rank) for rank in range(plan.pp.size)]
+    tails = [sum(_tail(job, machine, layout, passes, rank)) for rank in range(plan.pp.size)]
+    return _stage_costs(job, plan, machine, layout, passes=passes, sharded=sharded), tails
+
+
+def _crowded_seconds(plan: Any, machine: Machine, pipeline: PipelineTime, tails: list[tuple[float, float]]) -> float:
+    """What the cores need for the work of all ranks, where ranks share them."""
+    if machine.host is None or plan.world_size <= machine.cores:
+        return 0.0
+    lines = plan.world_size // plan.pp.size
+    work = sum(busy + sum(tail) + machine.efficiency.step_seconds for busy, tail in zip(pipeline.busy, tails, strict=True))
+    return shared_cores(machine, lines * work, plan.world_size)
 
 
 def _stage_costs(
@@ -162,16 +198,23 @@ def _stage_costs(
     send = send_seconds(machine, layout.shard, job.model.hidden, plan.precision, stride) if plan.pp.size > 1 else 0.0
     blocking = 0.0 if job.runtime.overlap_sends else send
     shown = 1.0 - job.runtime.overlap_tensor
+    action = machine.host.micro_batch_seconds / 2 if machine.host is not None else 0.0
     costs: list[StageSeconds] = [StageSeconds(0.0, 0.0, 0.0)] * len(passes)
     for rank, own in enumerate(layout.held):
         forward, backward = (part / len(own) + blocking for part in sharded[rank])
+        add = accumulation_seconds(machine, job, plan, layout.ranks[rank]) / len(own)
         for stage in own:
             one = passes[stage]
             wait_forward, wait_backward = one.waits
             costs[stage] = StageSeconds(
-                forward=one.forward + shown * one.communication_forward + forward + wait_forward,
-                input_grad=one.input_grad + one.recompute + shown * one.communication_backward + backward + wait_backward,
-                weight_grad=one.weight_grad,
+                forward=one.forward + shown * one.communication_forward + forward + wait_forward + action,
+                input_grad=one.input_grad
+                + one.recompute
+                + shown * one.communication_backward
+                + backward
+                + wait_backward
+                + action,
+                weight_grad=one.weight_grad + add,
                 send=send,
             )
     return costs
@@ -183,8 +226,26 @@ def _tail(job: Job, machine: Machine, layout: Layout, passes: list[PassSeconds],
     reduce = messages_seconds(machine, state.data.reduce)
     backward = sum(passes[stage].input_grad + passes[stage].weight_grad for stage in layout.held[rank])
     hidden = efficiency.overlap * backward if job.runtime.overlap_gradients else 0.0
-    exposed = max(reduce - hidden, efficiency.tail * reduce) + messages_seconds(machine, state.data.gather)
+    exposed = max(reduce - hidden, efficiency.tail * reduce)
+    exposed += messages_seconds(machine, state.data.gather) + messages_seconds(machine, state.data.shared)
     return exposed, update_seconds(machine, state.states.optimizer)
+
+
+def accumulation_seconds(machine: Machine, job: Job, plan: Any, state: RankState) -> float:
+    """Seconds of adding a micro-batch's gradients to those before it: each is read and written."""
+    if plan.micro_batches == 1 or job.runtime.fused_accumulation:
+        return 0.0
+    numbers = state.states.gradients / job.gradient_width(plan.precision)
+    if machine.host is not None:
+        return numbers * machine.host.seconds["add_forward"]
+    return 2.0 * numbers * job.reduced_width(plan.precision) / machine.streaming_rate
+
+
+def process_bytes(machine: Machine) -> float:
+    """What a process takes before it holds any model, where that is part of what is measured: on a processor."""
+    if machine.host is not None:
+        return machine.host.memory_bytes
+    return PROCESS_BYTES_CPU if machine.is_cpu else 0.0
 
 
 def _sharded_seconds(machine: Machine, layout: Layout, passes: list[PassSeconds], rank: int) -> tuple[float, float]:

@@ -17,6 +17,9 @@ from plait.cost.messages import Message, block_messages
 from plait.cost.operations import Block
 from plait.cost.sharding import Sharding
 
+STATE_BYTES = 8.0
+"""Of each weight in the optimizer step that the probe measures."""
+
 
 @dataclass(frozen=True)
 class PassSeconds:
@@ -60,37 +63,48 @@ def block_pass(block: Block, machine: Machine, shard: Sharding, numerics: tuple[
     precision, compiled, remat = numerics
     compute = block_seconds(block, Setting(machine, shard, precision, compiled))
     seconds = {"tp": [0.0, 0.0], "cp": [0.0, 0.0], "ep": [0.0, 0.0]}
-    calls = [0.0, 0.0]
+    calls, again_sent = [0.0, 0.0], dict.fromkeys(seconds, 0.0)
     for message in block_messages(block, shard, precision):
-        seconds[message.axis][message.when == "backward"] += message_seconds(machine, message)
+        spent = message_seconds(machine, message)
+        seconds[message.axis][message.when == "backward"] += spent
         calls[message.when == "backward"] += message.count
+        if sent_again(block, message, shard, remat):
+            again_sent[message.axis] += spent
     # A ring passes keys while the attention of the previous ones runs.
     hidden = (compute.attention, 2.5 * compute.attention) if shard.context == "ring" else (0.0, 0.0)
     context = [max(0.0, sent - machine.efficiency.overlap * behind) for sent, behind in zip(seconds["cp"], hidden, strict=True)]
     forward = seconds["tp"][0] + context[0] + seconds["ep"][0]
     backward = seconds["tp"][1] + context[1] + seconds["ep"][1]
-    again = again_sent = 0.0
-    if remat == "full" and block.name not in {"head", "embedding"}:
-        again, again_sent = compute.forward, forward
-    elif remat == "selective" and block.name not in {"head", "embedding"}:
-        again = compute.selective
-    repeated = 2.0 if again_sent else 1.0
+    if again_sent["cp"]:
+        again_sent["cp"] = context[0]
+    inner = block.name not in {"head", "embedding"}
+    again = compute.forward if remat == "full" and inner else compute.selective if remat == "selective" and inner else 0.0
     efficiency = machine.efficiency
-    host_forward = efficiency.launch_seconds * compute.launches_forward + efficiency.call_seconds * calls[0]
-    host_backward = efficiency.launch_seconds * compute.launches_backward + efficiency.call_seconds * calls[1]
+    call = efficiency.call_seconds
+    if machine.num_devices > machine.devices_per_node:
+        call += shard.skew * shard.tp
+    host_forward = efficiency.launch_seconds * compute.launches_forward + call * calls[0]
+    host_backward = efficiency.launch_seconds * compute.launches_backward + call * calls[1]
     return PassSeconds(
         forward=compute.forward,
         input_grad=compute.input_grad,
         weight_grad=compute.weight_grad,
         recompute=again,
-        tensor=seconds["tp"][0] * repeated + seconds["tp"][1],
-        context=context[0] * repeated + context[1],
-        expert=seconds["ep"][0] * repeated + seconds["ep"][1],
+        tensor=sum(seconds["tp"]) + again_sent["tp"],
+        context=sum(context) + again_sent["cp"],
+        expert=sum(seconds["ep"]) + again_sent["ep"],
         communication_forward=forward,
-        communication_backward=backward + again_sent,
+        communication_backward=backward + sum(again_sent.values()),
         host_forward=host_forward,
         host_backward=host_backward + (host_forward if again and remat == "full" else 0.0),
     )
+
+
+def sent_again(block: Block, message: Message, shard: Sharding, remat: str) -> bool:
+    """Whether recomputation inside backward sends a message of the forward once more."""
+    if message.when != "forward" or not message.repeats or block.name in {"head", "embedding"}:
+        return False
+    return remat == "full" or (remat == "selective" and shard.resend)
 
 
 def message_seconds(machine: Machine, message: Message) -> float:
@@ -107,4 +121,6 @@ def send_seconds(machine: Machine, shard: Sharding, width: int, precision: str, 
 
 def update_seconds(machine: Machine, state_bytes: float) -> float:
     """Seconds of clipping and updating the weights whose optimizer state takes `state_bytes`: all is read and written once."""
+    if machine.host is not None:
+        return state_bytes / STATE_BYTES * machine.host.seconds["update"]
     return 3.0 * state_bytes / machine.streaming_rate

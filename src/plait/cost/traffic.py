@@ -6,23 +6,29 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from plait.comm.transitions import bytes_sent
+from plait.cost.closed import ASYNCHRONOUS
 from plait.cost.gradients import DataMessages
 from plait.cost.kernels import BYTES
 from plait.cost.messages import block_messages
-from plait.cost.operations import Block, Model
+from plait.cost.records import Job
 from plait.cost.sharding import Sharding
 from plait.cost.stages import Stage
+from plait.cost.time import sent_again
 
+COUNT_BYTES = 8
 AXES = ("dp", "tp", "pp", "cp", "ep")
 
 
 def traffic(
-    model: Model, plan: Any, shard: Sharding, stages: tuple[Stage, ...], ranks: Sequence[tuple[tuple[int, ...], DataMessages]]
+    job: Job, plan: Any, shard: Sharding, stages: tuple[Stage, ...], ranks: Sequence[tuple[tuple[int, ...], DataMessages]]
 ) -> dict[str, float]:
     """The largest over the pipeline's ranks, axis by axis; each rank is its stages and its messages on the data axis."""
     totals = dict.fromkeys(AXES, 0.0)
+    placement = {stage: rank for rank, (own, _) in enumerate(ranks) for stage in own}
     for own, messages in ranks:
-        sent = {"dp": messages.sent_bytes(plan.micro_batches), "pp": _pipeline_bytes(model, plan, shard, own)}
+        sent = {"dp": messages.sent_bytes(plan.micro_batches), "pp": _pipeline_bytes(job, plan, shard, own, placement)}
+        sent["tp"] = sum(message.sent_bytes for message in messages.shared)
         for stage in own:
             for axis, each in stage_bytes(stages[stage], shard, plan.precision, plan.remat):
                 sent[axis] = sent.get(axis, 0.0) + plan.micro_batches * each
@@ -37,22 +43,25 @@ def stage_bytes(stage: Stage, shard: Sharding, precision: str, remat: str) -> tu
     sent: dict[str, float] = {}
     for block, count in stage.runs:
         for message in block_messages(block, shard, precision):
-            times = count * (2 if message.when == "forward" and _repeats(block, remat) else 1)
+            times = count * (2 if sent_again(block, message, shard, remat) else 1)
             sent[message.axis] = sent.get(message.axis, 0.0) + times * message.sent_bytes
     return tuple(sent.items())
 
 
-def _repeats(block: Block, remat: str) -> bool:
-    return remat == "full" and block.name not in {"head", "embedding"}
-
-
-def _pipeline_bytes(model: Model, plan: Any, shard: Sharding, own: tuple[int, ...]) -> float:
-    """Activations forward and gradients backward over each border between stages of different ranks."""
+def _pipeline_bytes(job: Job, plan: Any, shard: Sharding, own: tuple[int, ...], placement: dict[int, int]) -> float:
+    """Activations forward and gradients backward over each border between stages of different ranks, and the gradients of
+    weights that the first and the last stage share."""
     if plan.pp.size == 1:
         return 0.0
-    payload = shard.tokens * model.hidden * BYTES[plan.precision] / shard.sequence_split
+    payload = shard.tokens * job.model.hidden * BYTES[plan.precision] / shard.sequence_split
     last, mine = plan.pp.num_stages - 1, set(own)
-    borders = sum(stage < last and stage + 1 not in mine for stage in own) + sum(
-        stage > 0 and stage - 1 not in mine for stage in own
-    )
-    return plan.micro_batches * borders * payload
+    forward = sum(stage < last and stage + 1 not in mine for stage in own)
+    backward = sum(stage > 0 and stage - 1 not in mine for stage in own)
+    sent = plan.micro_batches * (forward + backward) * payload
+    if plan.pp.schedule in ASYNCHRONOUS:  # each gradient says of how many tokens it is, and a step's loss is told to all
+        sent += plan.micro_batches * backward * COUNT_BYTES + bytes_sent("broadcast", 2 * COUNT_BYTES, plan.pp.size)
+    tied = job.model.tied_parameters
+    if tied and (0 in mine or last in mine) and placement[0] != placement[last]:
+        parts = plan.dp.size // plan.dp.replicate * plan.cp.size if plan.dp.strategy in {"zero1", "zero2", "zero3"} else 1
+        sent += -(-tied // (shard.weight_split * parts)) * job.reduced_width(plan.precision)
+    return sent

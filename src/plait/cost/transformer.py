@@ -47,6 +47,8 @@ class Transformer:
     qk_rope_head_dim: int = 0
     v_head_dim: int = 0
     multi_token_layers: int = 0
+    fused_projections: bool = False
+    """Query, key and value (and gate and up) are one matrix in the model's code."""
 
     @property
     def kv_heads(self) -> int:
@@ -161,9 +163,8 @@ def transformer_block(shape: Transformer, experts: bool) -> Block:
 
 
 def _norm(name: str, shape: Transformer) -> Elementwise:
-    return Elementwise(
-        name, shape.hidden_size, shape.hidden_size, "sequence", shape.hidden_size * (2 if shape.layer_norm else 1)
-    )
+    numbers = 2 if shape.layer_norm else 1
+    return Elementwise(name, shape.hidden_size, shape.hidden_size, "sequence", shape.hidden_size * numbers, numbers)
 
 
 def _attention(shape: Transformer) -> tuple[tuple[Operation, ...], Saved]:
@@ -176,7 +177,7 @@ def _attention(shape: Transformer) -> tuple[tuple[Operation, ...], Saved]:
         "attention", heads, kv_heads, head, head, shape.causal, shape.fused_attention, shape.dropout, shape.tuned_attention
     )
     operations: tuple[Operation, ...] = (
-        Matmul("qkv", width, query + 2 * key, "column", bias=bias),
+        Matmul("qkv", width, query + 2 * key, "column", bias=bias, parts=() if shape.fused_projections else (query, key, key)),
         *((Elementwise("rotary", query + key, query + key, "heads"),) if shape.rotary else ()),
         core,
         Matmul("out", query, width, "row", bias=bias),
@@ -231,11 +232,15 @@ def _kept_attention(shape: Transformer, sequence: float, tensor: float, gathered
     return Saved(sequence=sequence, gathered=gathered, tensor=tensor, scores=scores, score_masks=masks)
 
 
+def _gates(shape: Transformer, inner: int) -> tuple[int, ...]:
+    return (inner, inner) if shape.gated and not shape.fused_projections else ()
+
+
 def _feed_forward(shape: Transformer, inner: int, name: str) -> tuple[tuple[Operation, ...], Saved]:
     width, bias = shape.hidden_size, shape.bias
     gates = 2 if shape.gated else 1
     operations: tuple[Operation, ...] = (
-        Matmul(f"{name}_up", width, gates * inner, "column", bias=bias),
+        Matmul(f"{name}_up", width, gates * inner, "column", bias=bias, parts=_gates(shape, inner)),
         Elementwise(f"{name}_activation", gates * inner, inner, "heads"),
         Matmul(f"{name}_down", inner, width, "row", bias=bias),
     )
@@ -252,7 +257,7 @@ def _experts(shape: Transformer) -> tuple[tuple[Operation, ...], Saved]:
     operations: tuple[Operation, ...] = (
         Matmul("router", width, shape.num_experts),
         Elementwise("permute", 2.0 * top_k * width, 2.0 * top_k * width, "sequence"),
-        Matmul("experts_up", width, gates * inner, "column", rows=top_k, copies=shape.num_experts),
+        Matmul("experts_up", width, gates * inner, "column", rows=top_k, copies=shape.num_experts, parts=_gates(shape, inner)),
         Elementwise("experts_activation", gates * inner * top_k, inner * top_k, "heads"),
         Matmul("experts_down", inner, width, "row", rows=top_k, copies=shape.num_experts),
     )

@@ -5,35 +5,36 @@ A convolution is a matrix product over its output pixels, which is how its cost 
 
 from __future__ import annotations
 
-from plait.cost.operations import Block, Elementwise, Matmul, Model, Operation, Saved
+from plait.cost.operations import Block, Elementwise, Matmul, Model, Operation, Saved, Split
 
 RESNET_STAGES = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 """Blocks in each stage by depth (He et al., "Deep Residual Learning", table 1)."""
 
 
 def mlp_model(in_features: int, hidden_size: int, num_hidden_layers: int, out_features: int) -> Model:
-    """`num_hidden_layers` hidden layers and an output layer."""
-    first = _dense("input", in_features, hidden_size)
-    middle = _dense("layer", hidden_size, hidden_size)
+    """`num_hidden_layers` hidden layers, columns and rows in turn as a tensor axis splits them, and an output layer."""
+    runs: list[tuple[Block, int]] = []
+    for index in range(num_hidden_layers):
+        paired = index < num_hidden_layers - num_hidden_layers % 2
+        split: Split = "none" if not paired else "row" if index % 2 else "column"
+        runs.append((_dense(in_features if index == 0 else hidden_size, hidden_size, split, raw=index == 0), 1))
     last = Block(
         "head",
-        (Matmul("head", hidden_size, out_features, "column", bias=True),),
+        (Matmul("output", hidden_size, out_features, "none", bias=True),),
         Saved(sequence=float(hidden_size), tensor=2.0 * out_features),
         out_features,
     )
-    runs = [(first, 1), (last, 1)]
-    if num_hidden_layers > 1:
-        runs.insert(1, (middle, num_hidden_layers - 1))
     sizes = {"num_hidden_layers": num_hidden_layers - 1, "intermediate_size": hidden_size, "num_local_experts": 0}
-    return Model("mlp", tuple(runs), seq_len=1, hidden=hidden_size, sizes=sizes)
+    return Model("mlp", (*_merge(runs), (last, 1)), seq_len=1, hidden=hidden_size, sizes=sizes)
 
 
-def _dense(name: str, inputs: int, outputs: int) -> Block:
+def _dense(inputs: int, outputs: int, split: Split, raw: bool) -> Block:
     operations: tuple[Operation, ...] = (
-        Matmul(name, inputs, outputs, "column", bias=True),
-        Elementwise("activation", outputs, outputs, "heads"),
+        Matmul("linear", inputs, outputs, split, bias=True, raw=raw),
+        Elementwise("activation", outputs, outputs, "heads" if split == "column" else "none"),
     )
-    return Block(name, operations, Saved(sequence=float(inputs), tensor=float(outputs)), outputs)
+    kept = Saved(sequence=float(inputs), tensor=float(outputs))
+    return Block("layer", operations, kept, outputs)
 
 
 def resnet_model(depth: int, num_classes: int, width: int = 64, in_channels: int = 3, image: int = 32) -> Model:

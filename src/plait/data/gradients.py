@@ -28,6 +28,7 @@ class BucketState:
     views: list[Tensor] = field(default_factory=list)
     fresh: set[int] = field(default_factory=set)  # slots whose elements in `grad` are still those of an earlier use
     touched: set[int] = field(default_factory=set)  # slots that got a gradient in this step
+    direct: set[int] = field(default_factory=set)  # slots that got one through their sink, unknown to the collector yet
     missing: int = 0  # gradients that the running backward has not brought yet
 
     def attach(self, grad: Tensor) -> None:
@@ -44,6 +45,49 @@ class BucketState:
         for index in self.fresh:
             self.views[index].zero_()
         self.fresh.clear()
+
+
+class Sink:
+    """The place of one parameter's gradient: what a layer computes is added there, and torch's autograd sees no gradient.
+
+    It spares a tensor the size of the weight and two passes over it for every micro-batch.
+    """
+
+    __slots__ = ("_index", "_state")
+
+    def __init__(self, state: BucketState, index: int) -> None:
+        self._state, self._index = state, index
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What it takes."""
+        return self._state.views[self._index].dtype
+
+    def add_product(self, left: Tensor, right: Tensor) -> None:
+        """Add left @ right, two matrices."""
+        view, state = self._state.views[self._index], self._state
+        if self._is_first():
+            torch.mm(left, right, out=view)
+        else:
+            view.addmm_(left, right)
+        state.touched.add(self._index)
+
+    def add(self, grad: Tensor) -> None:
+        """Add a tensor of the parameter's shape."""
+        view, state = self._state.views[self._index], self._state
+        if self._is_first():
+            view.copy_(grad)
+        else:
+            view.add_(grad)
+        state.touched.add(self._index)
+
+    def _is_first(self) -> bool:
+        """Whether what lies there is of an earlier step."""
+        self._state.direct.add(self._index)
+        if self._index not in self._state.fresh:
+            return False
+        self._state.fresh.discard(self._index)
+        return True
 
 
 class GradientStore(ABC):
@@ -65,6 +109,10 @@ class GradientStore(ABC):
     @abstractmethod
     def every_backward(self) -> bool:
         """Whether buckets are reduced in every backward, not only in the last one of a step."""
+
+    def sink(self, state: BucketState, index: int) -> Sink | None:
+        """Where the gradient of a slot may be written at any moment of a step; None where there is no such place."""
+        return None
 
 
 class PersistentGradients(GradientStore):
@@ -91,6 +139,9 @@ class PersistentGradients(GradientStore):
 
     def collect(self, state: BucketState) -> None:
         state.clear_fresh()
+
+    def sink(self, state: BucketState, index: int) -> Sink | None:
+        return Sink(state, index)
 
 
 class PooledGradients(GradientStore):
@@ -154,12 +205,19 @@ class Collector:
             for index, slot in enumerate(state.bucket.slots):
                 slot.param.register_post_accumulate_grad_hook(self._hook(state, index))
 
+    def sinks(self) -> dict[int, Sink]:
+        """Where gradients can be written past torch's autograd, by the id of the parameter."""
+        places = ((state, index, slot) for state in self.states for index, slot in enumerate(state.bucket.slots))
+        found = ((id(slot.param), self.store.sink(state, index)) for state, index, slot in places)
+        return {key: sink for key, sink in found if sink is not None}
+
     def begin(self) -> None:
         """A step begins."""
         self.store.begin(self.states)
         self._final = self.store.every_backward
         for state in self.states:
             state.touched.clear()
+            state.direct.clear()
         self._expect()
 
     def arm(self, weight: float | None = None) -> None:
@@ -181,10 +239,12 @@ class Collector:
 
     def _hook(self, state: BucketState, index: int) -> Callable[[Tensor], None]:
         def ready(param: Tensor) -> None:
-            if param.grad is None:  # torch calls this for a gradient that was left for later, too
+            if param.grad is not None:
+                state.touched.add(index)
+                self.store.take(state, index, param)  # type: ignore[arg-type]  # torch types hooks by Tensor
+            elif index not in state.direct:  # torch calls this for a gradient that was left for later, too
                 return
-            state.touched.add(index)
-            self.store.take(state, index, param)  # type: ignore[arg-type]  # torch types hooks by Tensor
+            state.direct.discard(index)
             if self._final and self.eager:
                 state.missing -= 1
                 if state.missing == 0:

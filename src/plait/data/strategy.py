@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from plait.comm import Axis
 from plait.data.asynchrony import Asynchrony, Change
 from plait.data.bucket import Bucket, Part
-from plait.data.gradients import BucketState, Collector
+from plait.data.gradients import BucketState, Collector, Sink
 from plait.data.units import Unit
 
 CPU = torch.device("cpu")
@@ -147,6 +147,10 @@ class DataStrategy(ABC):
         counted = (piece for piece in self.pieces if piece.name not in self.secondary)
         grads = ((piece.name, piece.value.grad) for piece in counted if piece.value.grad is not None)
         return weighted_squared_norm(grads, self.group.device, weight) / self.replicas.count
+
+    def sinks(self) -> Mapping[int, Sink]:
+        """Where layers may add their weights' gradients themselves, by the id of the parameter; empty where nowhere."""
+        return self.collector.sinks()
 
     def frozen_pieces(self) -> list[FrozenPiece]:
         """What this rank holds of frozen parameters that the strategy has sharded."""

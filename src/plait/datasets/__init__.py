@@ -44,7 +44,10 @@ def make(data: Any, model: Any = None, seed: int = 0) -> Dataset[Any]:
     vocab_size = _vocab_size(model, VOCAB_SIZE)
     if vocab_size < VOCAB_SIZE:
         raise DataError(f"data {name!r} is made of bytes and needs vocab_size = {VOCAB_SIZE} or more, not {vocab_size}")
-    return stdlib(seq_len) if name == "stdlib" else text(key(data, "files", ()), seq_len)
+    packed = bool(key(data, "packed", False))
+    if packed and key(model, "name") != "llama":
+        raise DataError(f"packed data needs a model that takes documents: llama, not {key(model, 'name')!r}")
+    return stdlib(seq_len, packed=packed) if name == "stdlib" else text(key(data, "files", ()), seq_len, packed=packed)
 
 
 def key(section: Any, name: str, default: Any = None) -> Any:

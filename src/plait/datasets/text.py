@@ -9,6 +9,7 @@ from __future__ import annotations
 import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,12 +18,13 @@ from torch.utils.data import Dataset
 from plait.errors import DataError
 
 VOCAB_SIZE = 256
+IGNORE = -100  # the label that counts for nothing
 STDLIB_BYTES = 4 * 2**20
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 SKIPPED_FILES = ("_sysconfigdata", "sitecustomize", "usercustomize")
 
 
-class Windows(Dataset[tuple[Tensor, Tensor]]):
+class Windows(Dataset[tuple[Any, Tensor]]):
     """(input_ids [S], labels [S]) from one uint8 tensor; the labels are one byte ahead."""
 
     def __init__(self, corpus: Tensor, seq_len: int) -> None:
@@ -32,18 +34,44 @@ class Windows(Dataset[tuple[Tensor, Tensor]]):
     def __len__(self) -> int:
         return len(self.windows)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, index: int) -> tuple[Any, Tensor]:
         window = self.windows[index].long()
         return window[:-1], window[1:]
 
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, indices: Tensor) -> tuple[Any, Tensor]:
         """Samples [B] -> (input_ids [B, S], labels [B, S]), in one gather."""
         windows = self.windows[indices].long()
         return windows[:, :-1], windows[:, 1:]
 
 
-def text(files: Sequence[str | Path], seq_len: int) -> Windows:
-    """The files one after the other. Raises `DataError` for a file that is missing, unreadable or empty, or a short corpus."""
+class Packed(Windows):
+    """((input_ids [S], documents [S]), labels [S]): windows that know which file each byte is from.
+
+    Files are packed without padding. No byte is to see, or to be guessed from, another file: the label of a file's last byte
+    counts for nothing.
+    """
+
+    def __init__(self, corpus: Tensor, seq_len: int, lengths: Sequence[int]) -> None:
+        super().__init__(corpus, seq_len)
+        self._ends = torch.tensor(lengths).cumsum(0)
+
+    def __getitem__(self, index: int) -> tuple[Any, Tensor]:
+        (inputs, documents), labels = self.batch(torch.tensor([index]))
+        return (inputs[0], documents[0]), labels[0]
+
+    def batch(self, indices: Tensor) -> tuple[Any, Tensor]:
+        """Samples [B] -> ((input_ids [B, S], documents [B, S]), labels [B, S])."""
+        inputs, labels = super().batch(indices)
+        places = indices[:, None] * self.seq_len + torch.arange(self.seq_len + 1)
+        documents = torch.searchsorted(self._ends, places, right=True)
+        return (inputs, documents[:, :-1]), labels.masked_fill(documents[:, 1:] != documents[:, :-1], IGNORE)
+
+
+def text(files: Sequence[str | Path], seq_len: int, *, packed: bool = False) -> Windows:
+    """The files one after the other; `packed`: as documents that do not see each other.
+
+    Raises `DataError` for a file that is missing, unreadable or empty, or a short corpus.
+    """
     if not files:
         raise DataError('data "text" needs files = ["path", ...]')
     contents = [read(Path(file)) for file in files]
@@ -51,7 +79,8 @@ def text(files: Sequence[str | Path], seq_len: int) -> Windows:
     if num_bytes < seq_len + 1:
         names = ", ".join(repr(str(file)) for file in files)
         raise DataError(f"{names}: {num_bytes} bytes are too few for one window of seq_len + 1 = {seq_len + 1}")
-    return Windows(torch.frombuffer(bytearray(b"".join(contents)), dtype=torch.uint8), seq_len)
+    corpus = torch.frombuffer(bytearray(b"".join(contents)), dtype=torch.uint8)
+    return Packed(corpus, seq_len, [len(content) for content in contents]) if packed else Windows(corpus, seq_len)
 
 
 def read(path: Path) -> bytes:
@@ -65,20 +94,23 @@ def read(path: Path) -> bytes:
     return content
 
 
-def stdlib(seq_len: int, *, max_bytes: int = STDLIB_BYTES) -> Windows:
+def stdlib(seq_len: int, *, max_bytes: int = STDLIB_BYTES, packed: bool = False) -> Windows:
     """The first `max_bytes` of the standard library's own modules, each directory's before those of its subdirectories.
 
     It depends on the version of Python, and not on what is installed beside it.
     """
     root = Path(sysconfig.get_path("stdlib"))
-    corpus = bytearray()
+    corpus, lengths = bytearray(), []
     for path in sources(root):
-        corpus += path.read_bytes()
+        content = path.read_bytes()
+        corpus += content
+        lengths.append(len(content))
         if len(corpus) >= max_bytes:
             break
     if len(corpus) < seq_len + 1:
         raise DataError(f"{str(root)!r} holds {len(corpus)} bytes of Python source, fewer than seq_len + 1 = {seq_len + 1}")
-    return Windows(torch.frombuffer(corpus[:max_bytes], dtype=torch.uint8), seq_len)
+    tensor = torch.frombuffer(corpus[:max_bytes], dtype=torch.uint8)
+    return Packed(tensor, seq_len, lengths) if packed else Windows(tensor, seq_len)
 
 
 def sources(directory: Path) -> Iterator[Path]:

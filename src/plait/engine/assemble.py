@@ -21,7 +21,10 @@ from plait.engine.engine import Engine
 from plait.engine.init import lacks_reset
 from plait.engine.loss import LossFunction
 from plait.errors import ModelError
+from plait.expert import Placing
 from plait.models import losses, user
+from plait.pipeline.actions import Schedule
+from plait.pipeline.text import load as load_schedule
 from plait.plan import Plan, check_batch
 
 ASYNCHRONY_KEYS = ("outer_lr", "outer_momentum", "compress", "staleness_rate")
@@ -106,7 +109,10 @@ def make_options(config: Any, plan: Plan | None = None) -> Options:
         asynchrony=Asynchrony(
             **{key: getattr(train, key) for key in ASYNCHRONY_KEYS if hasattr(train, key)},
         ),
+        placing=Placing(getattr(train, "place_experts_every", 0), getattr(train, "spare_expert_slots", 0)),
+        grouped_product=getattr(train, "grouped_product", "rule"),
         cutting=make_cutting(config) if plan is not None and plan.pp.size > 1 else Cutting(),
+        schedule=make_schedule(config) if plan is not None and plan.pp.size > 1 else None,
     )
 
 
@@ -120,6 +126,12 @@ def make_cutting(config: Any) -> Cutting:
         splits=getattr(section, "splits", None),
         example=tree_map_only(Tensor, lambda tensor: tensor[:1], inputs),
     )
+
+
+def make_schedule(config: Any) -> Schedule | None:
+    """The schedule of `[plan] schedule`, a text file; None where the plan's own is meant."""
+    path = getattr(getattr(config, "plan", None), "schedule", None)
+    return None if path is None else load_schedule(path)
 
 
 def make_loader(config: Any, rank: int = 0, size: int = 1) -> Loader:

@@ -8,7 +8,7 @@ whoever watches.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,8 @@ from plait.comm import Axis
 from plait.engine.batch import MicroBatch
 from plait.engine.loss import LossFunction
 from plait.errors import ModelError
-from plait.expert import Placer, RankSurroundings, SequenceCut
+from plait.expert import Choice, Placer, RankSurroundings, SequenceCut, product
+from plait.models.experts import MixtureOfExperts, mixtures
 from plait.models.routing import Router
 
 
@@ -32,6 +33,7 @@ class Load:
         by_rank: tokens that each rank of the expert axis computes, all layers together.
         dropped: share of all (token, expert) pairs that found no room.
         busiest: tokens of the busiest expert in units of the mean, in the worst layer; 1 is balanced.
+        products: the grouped products that this rank has just chosen by measurement, by router.
     """
 
     names: tuple[str, ...]
@@ -39,11 +41,14 @@ class Load:
     by_rank: tuple[float, ...]
     dropped: float
     busiest: float
+    products: Mapping[str, Choice] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """As `metrics.jsonl` has it."""
         layers = [[round(number) for number in layer] for layer in self.by_layer]
-        return {"busiest": self.busiest, "dropped": self.dropped, "ranks": [round(n) for n in self.by_rank], "layers": layers}
+        told = {"busiest": self.busiest, "dropped": self.dropped, "ranks": [round(n) for n in self.by_rank], "layers": layers}
+        chosen = {name: choice.as_dict() for name, choice in self.products.items()}
+        return {**told, "grouped_product": chosen} if chosen else told
 
     def text(self) -> str:
         """`busiest expert 1.32 x the mean, 0.4 % dropped`."""
@@ -59,6 +64,7 @@ class Balance:
         self._count = getattr(loss, "count", None)
         self.placer: Placer | None = None  # where experts are split over ranks
         self.load: Load | None = None
+        self._to_measure: dict[str, MixtureOfExperts] = {}
 
     @classmethod
     def of(cls, model: nn.Module, tokens: Axis, sequence: SequenceCut | None, loss: LossFunction) -> Balance | None:
@@ -70,6 +76,12 @@ class Balance:
         for router in routers.values():
             router.surroundings = around
         return cls(routers, around, tokens, loss)
+
+    def use_product(self, model: nn.Module, how: str) -> None:
+        """How to choose the grouped product of the experts: by rule, by measurement after the first step, or this one."""
+        layers = mixtures(model)
+        product.fix(list(layers.values()), how)
+        self._to_measure = layers if how == product.MEASURE else {}
 
     def begin(self, micro_batches: Sequence[MicroBatch]) -> None:
         """A step begins. Collective."""
@@ -124,9 +136,19 @@ class Balance:
                 router.after_update()
         stages.all_reduce(together, control=True).wait()
         loads = dict(zip(self.routers, (load.tolist() for load in together.split(sizes)), strict=True))
-        self.load = _load(loads, self.placer)
+        self.load = replace(_load(loads, self.placer), products=self._measure(found))
         if self.placer is not None:
             self.placer.after_step({name: load[:-2] for name, load in loads.items()})
+
+    def _measure(self, found: Sequence[Tensor | None]) -> dict[str, Choice]:
+        """Choose the products of the layers here, once, on as many rows as each expert had in a mean micro-batch."""
+        layers, self._to_measure = self._to_measure, {}
+        forwards = self._tokens.size * self._around.num_micro_batches
+        return {
+            name: product.choose(layers[name], [float(tokens) / forwards for tokens in load[:-2]])
+            for name, load in zip(self.routers, found, strict=True)
+            if load is not None and name in layers
+        }
 
 
 def _load(loads: Mapping[str, Sequence[float]], placer: Placer | None) -> Load:

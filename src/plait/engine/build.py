@@ -64,6 +64,7 @@ class Options:
             workers' means; the same where every worker counts as many tokens).
         cutting: where a pipeline cuts the model; balanced by estimated cost where it says nothing.
         placing: whether experts are placed anew between steps, with copies of the busiest.
+        grouped_product: of experts: `rule`, `measure` (after the first step), or one of `models.grouped.METHODS`.
     """
 
     seed: int = 0
@@ -75,7 +76,9 @@ class Options:
     aggregate: str = "sum"
     asynchrony: Asynchrony = field(default_factory=Asynchrony)
     cutting: Cutting = field(default_factory=Cutting)
+    schedule: Schedule | None = None
     placing: Placing = field(default_factory=Placing)
+    grouped_product: str = "rule"
 
 
 def build(
@@ -113,17 +116,20 @@ def build(
     if split is not None:
         loss = split.loss(loss, IGNORE if loss is cross_entropy else None)
     recompute.apply(model, blocks, plan.remat)
-    schedule = schedules.make(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual)
-    schedule = schedule if schedule.asynchronous else lower(schedule)
+    schedule = _schedule(plan, options.schedule)
     stages_of_model = cut(model, blocks, schedule.num_stages, options.cutting)
     _check_delayed(schedule, stages_of_model, options, balance)
     dtype, master = DTYPES[plan.precision], MASTER_DTYPES[plan.precision]
     values = prepare(model, options.seed, dtype, master, world=world, whole=whole)
+    if balance is not None:
+        balance.use_product(model, options.grouped_product)
     axis = world.axis("pp")
     own = make_stages(model, blocks, stages_of_model, schedule, rank=axis.rank, call=call)
     own.holding = own.holding.split(placements(experts, split))
     make = _StrategyMaker(plan, _data_group(plan, world, options), schedule, experts, world)
     strategies = {stage: make(own.units[stage], own.secondary[stage]) for stage in own.stages}
+    for stage, part in own.stages.items():
+        part.add_into(strategies[stage].sinks())
     strategy = Staged(strategies) if len(strategies) > 1 else strategies[next(iter(strategies))]
     values.fill(strategies, own.holding)
     updater = Update(
@@ -159,6 +165,14 @@ def build(
             mean_of_workers=options.aggregate == "mean" and strategy.lockstep,
         )
     )
+
+
+def _schedule(plan: Plan, own: Schedule | None) -> Schedule:
+    """The plan's, or the user's own; with all that a runtime needs, unless it is a stream, which is cut into steps first."""
+    if own is not None:
+        return lower(schedules.adopt(own, plan.pp.size, plan.micro_batches))
+    schedule = schedules.make(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual)
+    return schedule if schedule.asynchronous else lower(schedule)
 
 
 def join_world(plan: Plan) -> World:

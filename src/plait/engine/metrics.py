@@ -86,8 +86,9 @@ class Tally(Hook):
         return sum(self.tokens[start:]) / seconds if seconds > 0 else 0.0
 
     def timeline(self) -> Timeline:
-        """The last steps of this rank as one timeline."""
-        return Timeline.merge(self.timelines)
+        """The last steps of this rank as one timeline; every span says its `step`."""
+        first = self.last_step - len(self.timelines) + 1
+        return Timeline.merge(timeline.labelled(step=step) for step, timeline in enumerate(self.timelines, first))
 
 
 def summary(tally: Tally, peak_memory_bytes: list[int], traffic: list[dict[str, float]]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The folder of a run: which file lies where, and which folder a new or a resumed run may use.
 
-    config.toml, plan.txt        what was asked for
+    config.toml, plan.txt        what was asked for (and schedule.txt, a schedule of the user's own)
     metrics.jsonl                one object a step
     checkpoints/step-00000100/   the state after that step
     summary.json, trace.json     written at the end
@@ -35,6 +35,11 @@ class RunFolder:
     def plan(self) -> Path:
         """The plan's canonical text."""
         return self.path / "plan.txt"
+
+    @property
+    def schedule(self) -> Path:
+        """The user's own schedule, where the config names one."""
+        return self.path / "schedule.txt"
 
     @property
     def metrics(self) -> Path:

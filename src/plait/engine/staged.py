@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from plait.data import DataStrategy, FrozenPiece, Piece, Replicas
-from plait.data.gradients import BucketState
+from plait.data.gradients import BucketState, Sink
 from plait.data.strategy import Weight
 
 
@@ -52,6 +52,9 @@ class Staged(DataStrategy):
     @property
     def replicas(self) -> Replicas:
         return self._parts[0].replicas
+
+    def sinks(self) -> dict[int, Sink]:
+        return {key: sink for part in self._parts for key, sink in part.sinks().items()}
 
     def frozen_pieces(self) -> list[FrozenPiece]:
         return [piece for part in self._parts for piece in part.frozen_pieces()]

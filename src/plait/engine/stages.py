@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,13 +39,13 @@ def make_stages(model: nn.Module, blocks: Sequence[str], plan: Cut, schedule: Sc
     units = data.split_units(model, blocks)
     params = _params_by_stage(model, plan, own)
     swaps = _swaps(model, params)
-    splits = any(action.kind is Kind.WEIGHT_GRAD for action in schedule)
+    own_products = schedule.num_stages > 1 or any(action.kind is Kind.WEIGHT_GRAD for action in schedule)
     guide = Guide(plan.flow, plan.stage_of) if plan.flow is not None else None
     held: dict[str, nn.Parameter] = {}
     made = Stages(Holding(model, held, shapes, frozenset()))
     for stage in own:
         modules = {module for name in plan.links[stage] for module in model.get_submodule(name).modules()}
-        deferral = Deferral() if splits else None
+        deferral = Deferral() if own_products else None
         if deferral is not None:
             deferral.install(modules)
         local = params[stage]
@@ -99,7 +100,9 @@ def _module(model: nn.Module, plan: Cut, stage: int, *, swaps: list[Swap], guide
     for module, key, param in swaps:  # a link is of one stage, so its copy can stay in place
         if module in modules:
             module._parameters[key] = param
-    return ChainStage(links, call, last=stage == plan.num_stages - 1)
+    names = tuple(inspect.signature(type(model).forward).parameters)[1:]
+    first = model.get_submodule(plan.links[0][0])
+    return ChainStage(links, call, last=stage == plan.num_stages - 1, names=names, first=first)
 
 
 def stage_units(

@@ -14,7 +14,7 @@ from plait.data import DataGroup, DataStrategy, Unit
 from plait.engine.staged import Staged
 from plait.expert import ExpertSplit, Placer, Placing, Roads
 from plait.mesh.boxes import Box
-from plait.models.experts import MixtureOfExperts
+from plait.models.experts import mixtures
 from plait.tensor import Placement, TensorSplit
 
 
@@ -71,10 +71,9 @@ def expert_roads(world: World) -> Roads:
 
 def make_placer(model: nn.Module, world: World, placing: Placing) -> Placer:
     """What places the experts of a split model anew."""
-    layers = {f"{name}.router": layer for name, layer in model.named_modules() if isinstance(layer, MixtureOfExperts)}
     mesh = world.mesh
     num_nodes = mesh.axis_size("ep_nodes") if mesh.experts_span_nodes else 1
-    return Placer(layers, world.axis("ep").size, num_nodes, placing)
+    return Placer(mixtures(model), world.axis("ep").size, num_nodes, placing)
 
 
 def expert_group(dense: DataGroup, world: World) -> DataGroup:
@@ -101,7 +100,7 @@ def placements(experts: ExpertSplit | None, layers: TensorSplit | None) -> dict[
         if inner is None:
             found[name] = Placement(shape, shape, box, box.extent, 1, 0)
         else:
-            offset = tuple(outer + own for outer, own in zip(box.offset, inner.box.offset, strict=True))
-            whole = Box(offset, inner.box.extent)
-            found[name] = Placement(shape, shape, whole, inner.local_shape, inner.copies, inner.copy, inner.partial)
+            view = (shape[0], *inner.view[1:])  # the expert axis cuts the first dimension, and that alone
+            whole = Box((box.offset[0] + inner.box.offset[0], *inner.box.offset[1:]), inner.box.extent)
+            found[name] = Placement(shape, view, whole, inner.local_shape, inner.copies, inner.copy, inner.partial)
     return found

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from plait.comm import Axis
-from plait.expert.journey import Journey, Roads, inverse, journey
+from plait.expert.journey import Journey, Roads, journey
 from plait.expert.placement import Layout
 from plait.models.experts import Exchange, Trip
+from plait.models.permute import inverse, permute
 
 
 class ExpertExchange(Exchange):
@@ -39,7 +40,7 @@ class ExpertExchange(Exchange):
         leaving = counts.to(torch.int64)
         if self.layout is not None:
             leaving, order = _by_slot(leaving, self.layout, self.roads.whole.rank)
-            rows = rows[order]
+            rows = permute(rows, order)
         return _RankTrip(rows, journey(self.roads, leaving.view(size, -1)), order)
 
 
@@ -54,12 +55,12 @@ class _RankTrip(Trip):
         rows, arriving = self._journey.arrive(self._waiting), self._journey.arriving
         experts = torch.arange(arriving.shape[1], device=rows.device).repeat(arriving.shape[0])
         order = experts.repeat_interleave(arriving.reshape(-1)).argsort(stable=True)
-        self._back = inverse(order)
-        return rows[order], arriving.sum(0).tolist()
+        self._sorted, self._back = order, inverse(order)
+        return permute(rows, order, self._back), arriving.sum(0).tolist()
 
     def combine(self, rows: Tensor) -> Tensor:
-        home = self._journey.home(rows[self._back])
-        return home if self._order is None else home[inverse(self._order)]
+        home = self._journey.home(permute(rows, self._back, self._sorted))
+        return home if self._order is None else permute(home, inverse(self._order), self._order)
 
 
 def _by_slot(counts: Tensor, layout: Layout, rank: int) -> tuple[Tensor, Tensor]:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from plait.comm import Axis
 from plait.comm.uneven import Flight
+from plait.models.permute import inverse, permute
 
 
 @dataclass(frozen=True)
@@ -100,16 +101,16 @@ class ByNode(Journey):
         self._pack, self._turn = _swap_blocks(here.sum(-1)), _swap_blocks(met.sum(-1))
 
     def depart(self, rows: Tensor) -> Tensor:
-        return self._first.depart(rows[self._pack])
+        return self._first.depart(permute(rows, self._pack))
 
     def arrive(self, waiting: Tensor) -> Tensor:
         met = self._first.arrive(waiting)
-        return self._second.arrive(self._second.depart(met[self._turn]))
+        return self._second.arrive(self._second.depart(permute(met, self._turn)))
 
     def home(self, rows: Tensor) -> Tensor:
         for flight, order in ((self._second, self._turn), (self._first, self._pack)):
             back = flight.back()
-            rows = back.arrive(back.depart(rows))[inverse(order)]
+            rows = permute(back.arrive(back.depart(rows)), inverse(order), order)
         return rows
 
 
@@ -118,14 +119,3 @@ def _swap_blocks(counts: Tensor) -> Tensor:
     a, b = counts.shape
     place = torch.arange(a * b, device=counts.device).view(b, a).t().reshape(-1)
     return place.repeat_interleave(counts.reshape(-1)).argsort(stable=True)
-
-
-def inverse(order: Tensor) -> Tensor:
-    """The order that undoes an order.
-
-    >>> inverse(torch.tensor([2, 0, 1])).tolist()
-    [1, 2, 0]
-    """
-    back = torch.empty_like(order)
-    back[order] = torch.arange(len(order), device=order.device)
-    return back

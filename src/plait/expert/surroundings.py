@@ -41,6 +41,11 @@ class RankSurroundings(Surroundings):
         self._index = 0
         self.auxiliary_sum = torch.zeros((), dtype=torch.float64)
 
+    @property
+    def num_micro_batches(self) -> int:
+        """Of this step."""
+        return len(self._samples)
+
     def begin_step(self, count: float, samples: list[float]) -> None:
         """`count`: what the loss of this step will be divided by; `samples` of each micro-batch; both summed over `tokens`."""
         ranks_a_sample = 1 if self._sequence is None else self._sequence.axis.size

@@ -8,6 +8,7 @@ Shapes: B samples, S positions, N = B S tokens, R routed rows, D hidden size, I 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import torch
@@ -15,9 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plait.models.grouped import default_method, grouped_product
+from plait.models.permute import add_up, inverse, to_rows
 from plait.models.routing import Router, Routing
 
 Spread = Callable[[Sequence[Tensor]], tuple[Tensor, ...]]
+Door = Callable[[Tensor], Tensor]
+
+
+def as_it_is(x: Tensor) -> Tensor:
+    """No door."""
+    return x
 
 
 class Trip:
@@ -43,7 +51,30 @@ class Exchange:
         return Trip(rows, counts.tolist())
 
 
-class Experts(nn.Module):
+class ExpertWeights(nn.Module, ABC):
+    """The experts of a mixture that are here.
+
+    Attributes:
+        method: of the grouped product; None for the rule of thumb.
+        spread: from the weights at home here to those that compute here; None where that is the same.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.method: str | None = None
+        self.spread: Spread | None = None
+
+    @property
+    @abstractmethod
+    def first(self) -> Tensor:
+        """The weight of the first product."""
+
+    @abstractmethod
+    def forward(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+        """rows [R, D] sorted by expert -> [R, D]."""
+
+
+class Experts(ExpertWeights):
     """E gated MLPs, down(silu(gate(x)) * up(x)), as three grouped products."""
 
     def __init__(self, num_experts: int, hidden_size: int, inner_size: int, *, std: float, std_residual: float) -> None:
@@ -52,9 +83,12 @@ class Experts(nn.Module):
         self.gate = nn.Parameter(torch.empty(num_experts, inner_size, hidden_size))
         self.up = nn.Parameter(torch.empty(num_experts, inner_size, hidden_size))
         self.down = nn.Parameter(torch.empty(num_experts, hidden_size, inner_size))
-        self.method: str | None = None  # of the grouped product; None for the rule of thumb
-        self.spread: Spread | None = None  # from the weights at home here to those that compute here
         self.reset_parameters()
+
+    @property
+    def first(self) -> Tensor:
+        """The weight of the first product."""
+        return self.gate
 
     def reset_parameters(self) -> None:
         """Normal."""
@@ -74,31 +108,68 @@ class Experts(nn.Module):
 class MixtureOfExperts(nn.Module):
     """[B, S, D] -> [B, S, D]: the weighted sum of the experts that the router chose, and of the shared ones."""
 
-    def __init__(self, router: Router, experts: Experts, shared: nn.Module | None) -> None:
+    def __init__(self, router: Router, experts: ExpertWeights, shared: nn.Module | None) -> None:
         super().__init__()
         self.router, self.experts, self.shared = router, experts, shared
         self.exchange = Exchange()
+        self.enter: Door = as_it_is  # where the stream is in parts between layers: to whole sequences, and back
+        self.leave: Door = as_it_is
 
     def forward(self, x: Tensor) -> Tensor:
         """Route, send, compute the shared experts meanwhile, compute, bring back, add up by token."""
-        routing = self.router(x)
-        tokens = x.flatten(0, 1)
+        whole = self.enter(x)
+        routing = self.router(whole)
+        tokens = whole.flatten(0, 1)
         order = routing.expert.argsort(stable=True)
-        token = routing.token[order]
         counts = torch.bincount(routing.expert, minlength=self.router.settings.num_experts)
-        trip = self.exchange.dispatch(tokens[token], counts)
+        path = self._path(routing, order, tokens)
+        trip = self.exchange.dispatch(path.to_rows(tokens), counts)
         shared = None if self.shared is None else self.shared(x)
-        rows = trip.combine(self.experts(*trip.arrive()))
-        output = self._add_up(rows, routing, order, token, tokens).view_as(x)
-        if shared is not None:
-            output = output + shared
-        return self.router.surroundings.attach(output, self.router.auxiliary)
+        output = path.add_up(trip.combine(self.experts(*trip.arrive()))).view_as(whole)
+        output = self.leave(self.router.surroundings.attach(output, self.router.auxiliary))
+        return output if shared is None else output + shared
 
-    def _add_up(self, rows: Tensor, routing: Routing, order: Tensor, token: Tensor, tokens: Tensor) -> Tensor:
-        weighted = rows * routing.weight[order].to(rows.dtype)[:, None]
-        k, rest = divmod(len(order), max(len(tokens), 1))
-        if rest == 0 and k == self.router.settings.num_chosen and self.router.settings.method != "expert_choice":
-            back = torch.empty_like(order)  # nothing was dropped: each token has its k rows
-            back[order] = torch.arange(len(order), device=order.device)
-            return weighted[back].unflatten(0, (-1, k)).sum(1)
-        return torch.zeros_like(tokens).index_add(0, token, weighted)
+    def _path(self, routing: Routing, order: Tensor, tokens: Tensor) -> _Path:
+        k = self.router.settings.num_chosen
+        if len(tokens) and len(order) == k * len(tokens) and self.router.settings.method != "expert_choice":
+            return _EvenPath(routing, order)
+        return _Path(routing, order)
+
+
+class _Path:
+    """From tokens to rows that are sorted by expert, and back. `order`: of the pairs of a routing."""
+
+    def __init__(self, routing: Routing, order: Tensor) -> None:
+        self._order, self._token, self._weight = order, routing.token[order], routing.weight
+
+    def to_rows(self, tokens: Tensor) -> Tensor:
+        """[N, D] -> [R, D]."""
+        self._like = tokens
+        return tokens[self._token]
+
+    def add_up(self, rows: Tensor) -> Tensor:
+        """[R, D] -> [N, D], weighed."""
+        weighted = rows * self._weight[self._order].to(rows.dtype)[:, None]
+        return torch.zeros_like(self._like).index_add(0, self._token, weighted)
+
+
+class _EvenPath(_Path):
+    """Where nothing was dropped: each token has k rows, and both ways are gathers."""
+
+    def __init__(self, routing: Routing, order: Tensor) -> None:
+        super().__init__(routing, order)
+        self._back = inverse(order)
+
+    def to_rows(self, tokens: Tensor) -> Tensor:
+        self._like = tokens
+        return to_rows(tokens, self._order, self._back)
+
+    def add_up(self, rows: Tensor) -> Tensor:
+        weight = self._weight.view(len(self._like), -1).to(rows.dtype)
+        return add_up(rows, weight, self._order, self._back)
+
+
+def mixtures(model: nn.Module) -> dict[str, MixtureOfExperts]:
+    """The mixtures of a model, by the names of their routers."""
+    names = {id(module): name for name, module in model.named_modules()}
+    return {names[id(module.router)]: module for module in model.modules() if isinstance(module, MixtureOfExperts)}

@@ -1,8 +1,8 @@
 """The grouped matrix product: rows that are sorted by group, each group times a matrix of its own.
 
 Three ways to the same numbers: torch's own kernel, a loop over the groups, and one batched product over groups padded to
-the longest. Which is fastest depends on device, dtype and sizes; `default_method` is a rule of thumb, and whoever wants to
-know measures (`measure`) and sets it. Shapes: R rows, I inputs, O outputs, E groups.
+the longest. Which is fastest depends on device, dtype, sizes and skew; `default_method` is a rule of thumb, and whoever wants
+to know measures (`measure`) and sets it. Shapes: R rows, I inputs, O outputs, E groups.
 """
 
 from __future__ import annotations

@@ -19,9 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from plait.errors import ModelError, nearest
+from plait.models import hf_experts
 from plait.models.layers import RMSNorm
+from plait.models.routing import Router
 from plait.models.weights import Weights, fit, open_folder
 
+OWN = (RMSNorm, Router, hf_experts.FusedExperts)  # modules of this project, in the place of the library's
 OLD_BUFFERS = (r"attn\.(masked_)?bias$", r"rotary_emb\.inv_freq$")  # that earlier versions of the library saved
 
 
@@ -33,10 +36,11 @@ class HuggingFace(nn.Module):
         self.model = model
         self.weights: Weights | None = None
         _widen_norms(model)
+        hf_experts.adopt(model)
         _let_experts_take_float64(model)
         initialise: Any = model._init_weights
         for module in model.modules():
-            if (module._parameters or module._buffers) and not isinstance(module, RMSNorm):
+            if (module._parameters or module._buffers) and not isinstance(module, OWN):
                 module.reset_parameters = functools.partial(initialise, module)  # type: ignore[assignment]
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -136,6 +140,13 @@ def roles_for(model: HuggingFace) -> dict[str, str]:
             f"transformers has no tensor-parallel plan for {inner.config.model_type}; give a table: roles = {{...}}"
         )
     else:
+        names = [name.removeprefix(prefix) for name, _ in model.named_modules()]
+        own = {
+            pattern: style
+            for pattern, style in own.items()
+            if ".mlp.experts" not in pattern  # see `hf_experts.roles`
+            and any(re.fullmatch(re.escape(pattern).replace(r"\*", r"[^.]+"), name) for name in names)
+        }
         unknown = sorted(set(own.values()) - STYLES.keys())
         if unknown:
             raise ModelError(
@@ -144,6 +155,7 @@ def roles_for(model: HuggingFace) -> dict[str, str]:
         table = {f"{prefix}{pattern}": STYLES[style] for pattern, style in own.items()}
         doors = {pattern.rpartition(".")[0] for pattern, role in table.items() if role == "column"}
         table |= {door: "region" for door in doors if "attention" in door or "attn" in door}
+        table |= {re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name): role for name, role in hf_experts.roles(model).items()}
     _refuse_dropped_attention(inner.config)
     for name, module in model.named_modules():
         pattern = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)

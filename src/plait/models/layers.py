@@ -7,6 +7,7 @@ without its projections is a module, so that a strategy that splits the sequence
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -64,11 +65,23 @@ class CausalAttention(nn.Module):
         super().__init__()
         self.dropout = dropout
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """`k` and `v` may have fewer heads than `q`, each serving a group of queries."""
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
+        """`k` and `v` may have fewer heads than `q`, each serving a group of queries.
+
+        `documents` [B, S]: of a packed sequence, the number of the document of each token; none sees another.
+        """
+        mask = None if documents is None else document_mask(documents)
+        dropout, grouped = self.dropout if self.training else 0.0, q.shape[1] != k.shape[1]
         return F.scaled_dot_product_attention(
-            q, k, v, dropout_p=self.dropout if self.training else 0.0, is_causal=True, enable_gqa=q.shape[1] != k.shape[1]
+            q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, enable_gqa=grouped
         )
+
+
+def document_mask(documents: Tensor) -> Tensor:
+    """[B, S] -> [B, 1, S, S], True where a query (row) sees a key: in its own document, and not after it."""
+    length = documents.shape[1]
+    past = torch.ones(length, length, dtype=torch.bool, device=documents.device).tril()
+    return ((documents[:, :, None] == documents[:, None, :]) & past)[:, None]
 
 
 def check_positive(**sizes: int) -> None:

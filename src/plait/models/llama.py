@@ -89,11 +89,11 @@ class Attention(nn.Module):
         self.core = CausalAttention(dropout)
         self.o = Linear(num_heads * head_dim, hidden_size, bias=False, std=std_residual)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
         """Project, turn queries and keys by their positions, attend by head, project back."""
         q, k, v = (self.split_heads(projection(x)) for projection in (self.q, self.k, self.v))
         q, k = self.rotary(q, k)
-        return self.o(self.core(q, k, v).transpose(1, 2).flatten(2))
+        return self.o(self.core(q, k, v, documents).transpose(1, 2).flatten(2))
 
     def split_heads(self, x: Tensor) -> Tensor:
         """[B, S, H K] -> [B, H, S, K], for as many heads as there are."""
@@ -175,9 +175,9 @@ class Block(nn.Module):
         self.mlp = mlp
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, S, D] -> [B, S, D]."""
-        x = x + self.dropout(self.attention(self.norm1(x)))
+    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+        """[B, S, D] -> [B, S, D]; `documents` as in `Llama`."""
+        x = x + self.dropout(self.attention(self.norm1(x), documents))
         return x + self.dropout(self.mlp(self.norm2(x)))
 
 
@@ -240,9 +240,13 @@ class Llama(nn.Module):
         if tie_word_embeddings:
             self.head.weight = self.embed.weight
 
-    def forward(self, input_ids: Tensor) -> Tensor:
-        """Token numbers [B, S] -> logits [B, S, V]."""
+    def forward(self, input_ids: Tensor, documents: Tensor | None = None) -> Tensor:
+        """Token numbers [B, S] -> logits [B, S, V].
+
+        `documents` [B, S]: of packed sequences, the number of the document of each token; none sees another. (Rotary
+        positions are differences, so they need not begin again.)
+        """
         x = self.embed(input_ids)
         for block in self.blocks:
-            x = block(x)
+            x = block(x) if documents is None else block(x, documents)
         return self.head(self.norm(x))

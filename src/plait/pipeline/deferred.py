@@ -1,57 +1,84 @@
-"""Split a backward: the gradient of a layer's input at once, the gradient of its weight later.
+"""Split a backward: the gradient of a layer's input at once, the gradient of its weight later, added where it belongs.
 
 Qi et al., Zero Bubble Pipeline Parallelism (arXiv 2401.10241), section 2. Layers that are a product with a weight
 (linear, convolution) run as a function whose backward may note what the weight's gradient is made from instead of
-making it. Whatever else has parameters (norms, embeddings)
-makes their gradients with that of its input: these cost little.
+making it. Whatever else has parameters (norms, embeddings) makes their gradients with that of its input: these cost little.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Product = Callable[..., Tensor]
+Params = tuple[Tensor, ...]
+
+
+class Sink(Protocol):
+    """The place where a parameter's gradients add up."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What it takes."""
+
+    def add_product(self, left: Tensor, right: Tensor) -> None:
+        """Add left @ right, two matrices."""
+
+    def add(self, grad: Tensor) -> None:
+        """Add a tensor of the parameter's shape."""
 
 
 class Deferred:
     """Weight gradients that have been left for later, of one micro-batch."""
 
-    def __init__(self) -> None:
-        self._made_from: list[tuple[_Recipe, Tensor, Tensor]] = []
+    def __init__(self, deferral: Deferral) -> None:
+        self._deferral = deferral
+        self._made_from: list[tuple[_Recipe, Params, Tensor, Tensor]] = []
 
-    def add(self, recipe: _Recipe, source: Tensor, grad: Tensor) -> None:
+    def add(self, recipe: _Recipe, params: Params, source: Tensor, grad: Tensor) -> None:
         """What a gradient will be made from."""
-        self._made_from.append((recipe, source, grad))
+        self._made_from.append((recipe, params, source, grad))
 
     def run(self) -> None:
-        """Make them, as backward would have: hooks on the parameters see nothing else."""
+        """Make them: into their sinks, or as backward would have, so that hooks on the parameters see nothing else."""
         made_from, self._made_from = self._made_from, []
-        for recipe, source, grad in made_from:
-            pairs = [(p, g) for p, g in recipe.weight_grads(source, grad) if p.requires_grad]
+        for recipe, params, source, grad in made_from:
+            if self._deferral.deposit(recipe, params, source, grad):
+                continue
+            made = recipe.weight_grads(params, source, grad)
+            pairs = [(p, g) for p, g in zip(params, made, strict=False) if p.requires_grad]
             if pairs:
                 torch.autograd.backward([p for p, _ in pairs], [g for _, g in pairs])
 
 
 class Deferral:
-    """The switch of one stage: inside `collect`, weight gradients are noted."""
+    """The switch of one stage: inside `collect`, weight gradients are noted. `sinks`, by id of the parameter, take them."""
 
     def __init__(self) -> None:
         self.open: Deferred | None = None
+        self.sinks: Mapping[int, Sink] = {}
 
     @contextmanager
     def collect(self) -> Iterator[Deferred]:
         """A backward inside leaves its weight gradients in what this yields."""
-        self.open = Deferred()
+        self.open = Deferred(self)
         try:
             yield self.open
         finally:
             self.open = None
+
+    @torch.no_grad()
+    def deposit(self, recipe: _Recipe, params: Params, x: Tensor, grad: Tensor) -> bool:
+        """Add a layer's weight gradients to their sinks; False, and nothing done, where one has none that takes them."""
+        sinks = [sink for param in params if (sink := self.sinks.get(id(param))) is not None and sink.dtype == grad.dtype]
+        if len(sinks) < len(params):
+            return False
+        recipe.deposit(params, (x, grad), sinks)
+        return True
 
     def install(self, modules: Iterable[nn.Module]) -> int:
         """Let the layers that can be deferred run through here; how many they are."""
@@ -70,21 +97,27 @@ class _Recipe:
     def __init__(self, module: nn.Module) -> None:
         self.module: Any = module
 
-    def params(self) -> tuple[Tensor, Tensor | None]:
-        return self.module.weight, self.module.bias
-
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight, bias)
 
     def input_grad(self, x: Tensor, weight: Tensor, grad: Tensor) -> Tensor:
         return grad @ weight
 
-    def weight_grads(self, x: Tensor, grad: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        weight, bias = self.params()
-        flat = grad.reshape(-1, grad.shape[-1])
-        yield weight, flat.t() @ x.reshape(-1, x.shape[-1])
-        if bias is not None:
-            yield bias, flat.sum(0)
+    def factors(self, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        """Two matrices whose product is the weight's gradient."""
+        return grad.reshape(-1, grad.shape[-1]).t(), x.reshape(-1, x.shape[-1])
+
+    def weight_grads(self, params: Params, x: Tensor, grad: Tensor) -> list[Tensor]:
+        """One for each of `params`: the weight, and the bias if there is one."""
+        left, right = self.factors(x, grad)
+        return [left @ right, *([grad.reshape(-1, grad.shape[-1]).sum(0)] if len(params) > 1 else [])]
+
+    def deposit(self, params: Params, made_from: tuple[Tensor, Tensor], sinks: Sequence[Sink]) -> None:
+        """Add what `weight_grads` gives to a sink each."""
+        x, grad = made_from
+        sinks[0].add_product(*self.factors(x, grad))
+        if len(params) > 1:
+            sinks[1].add(grad.reshape(-1, grad.shape[-1]).sum(0))
 
 
 class _Transposed(_Recipe):
@@ -97,12 +130,8 @@ class _Transposed(_Recipe):
     def input_grad(self, x: Tensor, weight: Tensor, grad: Tensor) -> Tensor:
         return grad @ weight.t()
 
-    def weight_grads(self, x: Tensor, grad: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        weight, bias = self.params()
-        flat = grad.reshape(-1, grad.shape[-1])
-        yield weight, x.reshape(-1, x.shape[-1]).t() @ flat
-        if bias is not None:
-            yield bias, flat.sum(0)
+    def factors(self, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return x.reshape(-1, x.shape[-1]).t(), grad.reshape(-1, grad.shape[-1])
 
 
 class _Convolution(_Recipe):
@@ -133,12 +162,12 @@ class _Convolution(_Recipe):
     def input_grad(self, x: Tensor, weight: Tensor, grad: Tensor) -> Tensor:
         return self._backward(x, weight, grad, [True, False, False])[0]
 
-    def weight_grads(self, x: Tensor, grad: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        weight, bias = self.params()
-        found = self._backward(x, weight, grad, [False, True, bias is not None])
-        yield weight, found[1]
-        if bias is not None:
-            yield bias, found[2]
+    def weight_grads(self, params: Params, x: Tensor, grad: Tensor) -> list[Tensor]:
+        return list(self._backward(x, params[0], grad, [False, True, len(params) > 1])[1 : 1 + len(params)])
+
+    def deposit(self, params: Params, made_from: tuple[Tensor, Tensor], sinks: Sequence[Sink]) -> None:
+        for sink, made in zip(sinks, self.weight_grads(params, *made_from), strict=True):
+            sink.add(made)
 
 
 def _recipe(module: nn.Module) -> _Recipe | None:
@@ -156,9 +185,10 @@ def _recipe(module: nn.Module) -> _Recipe | None:
 
 
 def _forward(recipe: _Recipe, deferral: Deferral) -> Callable[[Tensor], Tensor]:
+    module = recipe.module
+
     def forward(x: Tensor) -> Tensor:
-        weight, bias = recipe.params()
-        output: Tensor = _Product.apply(x, weight, bias, (recipe, deferral))
+        output: Tensor = _Product.apply(x, module.weight, module.bias, (recipe, deferral))
         return output
 
     return forward
@@ -168,18 +198,24 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, how: tuple[_Recipe, Deferral]) -> Tensor:
         ctx.save_for_backward(x, weight)
-        (ctx.recipe, ctx.deferral), ctx.has_bias = how, bias is not None
+        ctx.recipe, ctx.deferral = how
+        ctx.params = (weight,) if bias is None else (weight, bias)  # a module may have others by the time of its backward
         return how[0].forward(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad, (x, weight) = grads[0], ctx.saved_tensors
         recipe: _Recipe = ctx.recipe
+        deferral: Deferral = ctx.deferral
+        params: Params = ctx.params
+        wanted = ctx.needs_input_grad[1 : 1 + len(params)]
         input_grad = recipe.input_grad(x, weight, grad) if ctx.needs_input_grad[0] else None
-        if not (ctx.needs_input_grad[1] or (ctx.has_bias and ctx.needs_input_grad[2])):
+        if not any(wanted):
             return input_grad, None, None, None
-        if ctx.deferral.open is not None:
-            ctx.deferral.open.add(recipe, x, grad)
+        if deferral.open is not None:
+            deferral.open.add(recipe, params, x, grad)
             return input_grad, None, None, None
-        made = [g for _, g in recipe.weight_grads(x, grad)]
+        if all(wanted) and deferral.deposit(recipe, params, x, grad):
+            return input_grad, None, None, None
+        made = recipe.weight_grads(params, x, grad)
         return input_grad, made[0], made[1] if len(made) > 1 else None, None

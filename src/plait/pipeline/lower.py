@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from plait.pipeline.actions import COMPUTE, Action, Kind, Schedule, update
+from plait.pipeline.actions import COMPUTE, TRANSFER, Action, Kind, Schedule, update
 from plait.pipeline.clock import Event, walk
 
 RECEIVES = (Kind.RECV_F, Kind.RECV_B)
@@ -15,8 +15,15 @@ WEIGHT_GRADS = (Kind.BACKWARD, Kind.WEIGHT_GRAD)
 
 
 def lower(schedule: Schedule, max_unsharded: int | None = None) -> Schedule:
-    """All passes. `max_unsharded` limits the stages of a rank whose whole weights are in memory (None: no limit)."""
-    return add_unshard(add_send_recv(add_reduce(add_update(schedule))), max_unsharded)
+    """All passes; what a schedule says of itself already stays as it is.
+
+    `max_unsharded` limits the stages of a rank whose whole weights are in memory (None: no limit).
+    """
+    has = {action.kind for action in schedule}
+    schedule = add_update(schedule)
+    schedule = schedule if Kind.REDUCE in has else add_reduce(schedule)
+    schedule = schedule if has & TRANSFER else add_send_recv(schedule)
+    return schedule if Kind.UNSHARD in has else add_unshard(schedule, max_unsharded)
 
 
 def add_update(schedule: Schedule) -> Schedule:

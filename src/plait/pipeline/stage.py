@@ -10,7 +10,7 @@ What is sent keeps no memory here: of an output only its place in the graph is k
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from plait.pipeline.deferred import Deferral, Deferred
+from plait.pipeline.deferred import Deferral, Deferred, Sink
 from plait.pipeline.payload import Payload
 
 
@@ -51,6 +51,11 @@ class Stage:
         self._deferral = deferral
         self._live: dict[int, _Live] = {}
         self.peak_live = 0
+
+    def add_into(self, sinks: Mapping[int, Sink]) -> None:
+        """Let the layers that can add their weights' gradients to these, by the id of the parameter."""
+        if self._deferral is not None:
+            self._deferral.sinks = sinks
 
     def forward(self, micro_batch: int, inputs: Any, received: Payload | None) -> Any:
         """Run the stage's part; a Payload, or the model's output, whose loss is to be given to `keep`."""

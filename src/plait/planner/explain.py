@@ -22,6 +22,7 @@ CAUSES = {
     "data": "gathering weights and reducing gradients",
     "update": "the optimizer step",
     "host": "waiting for the host to launch kernels",
+    "cores": "more ranks than cores",
     "other": "other work",
 }
 

@@ -23,6 +23,8 @@ class Exported:
     framework: str
     text: str = ""
     missing: list[str] = field(default_factory=list)
+    other_ranks: bool = False
+    """An axis is lost, so that what was written is another plan."""
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""
@@ -30,10 +32,12 @@ class Exported:
 
 
 def export_plan(plan: Plan, framework: str, global_batch: int | None = None) -> Exported:
-    """`plan` for "megatron-lm", "deepspeed" or "torchtitan". Raises `PlanError` for another name."""
-    if framework not in EXPORTERS:
-        raise PlanError(f"no export for {framework!r}; {nearest(framework, EXPORTERS)}")
-    return EXPORTERS[framework](plan.check(), global_batch or plan.dp.size * plan.micro_batches)
+    """`plan` for "megatron-lm" (or "megatron"), "deepspeed" or "torchtitan". Raises `PlanError` for another name."""
+    name = framework.strip().lower().replace("_", "-")
+    name = {"megatron": "megatron-lm", "megatron-core": "megatron-lm"}.get(name, name)
+    if name not in EXPORTERS:
+        raise PlanError(f"no export for {framework!r}; {nearest(name, EXPORTERS)}")
+    return EXPORTERS[name](plan.check(), global_batch or plan.dp.size * plan.micro_batches)
 
 
 def to_megatron(plan: Plan, global_batch: int) -> Exported:
@@ -204,6 +208,7 @@ def _samples(plan: Plan, global_batch: int, out: Exported) -> int:
 def _tensor_is_1d(plan: Plan, out: Exported, framework: str) -> bool:
     if plan.tp.mode == "1d":
         return True
+    out.other_ranks = True
     out.missing.append(
         f"{plan.tp}: {framework} splits layers in one dimension only; choose tp{plan.tp.size}:1d or leave it out"
     )

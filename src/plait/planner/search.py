@@ -101,7 +101,7 @@ def fits_somehow(job: Job, machine: Machine, num_devices: int, settings: Setting
             if states_floor(job, combination, settings) > machine.memory_bytes:
                 return False
             guess = quick(job, plan, machine)
-            if guess.memory_bytes <= usable_bytes(machine.memory_bytes, plan, machine.is_cpu):
+            if guess.memory_bytes <= usable_bytes(machine, plan):
                 return True
     return False
 
@@ -166,7 +166,7 @@ def open_degrees(job: Job, machine: Machine, combination: Degrees, settings: Set
 def cheapest_that_fits(job: Job, machine: Machine, plan: Plan, found: Found) -> tuple[Guess | None, float]:
     """From `plan` on, the least sharding and recomputation that fits; and the least memory that was seen."""
     least, best = float("inf"), None
-    limit = usable_bytes(machine.memory_bytes, plan, machine.is_cpu)
+    limit = usable_bytes(machine, plan)
     node_ranks = machine.devices_per_node // (plan.tp.size * plan.cp.size)
     for data in data_axes(plan.dp.size, plan.cp.size, plan.micro_batches, node_ranks):
         for remat in REMATS:

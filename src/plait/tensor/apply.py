@@ -227,20 +227,29 @@ class _Splitter:
         return whole
 
     def _router(self, name: str, module: nn.Module) -> nn.Module:
-        """Every rank routes all tokens, alike."""
-        if self._mode.residual != Stream():
+        """Every rank routes all tokens, alike; where they are in parts between layers, they are gathered at the door."""
+        mixture, axis = self._model.get_submodule(name.rpartition(".")[0]), self._mode.residual.sequence
+        if axis is not None and self._mode.residual == Stream(sequence=axis) and hasattr(mixture, "enter"):
+            mixture.enter = lambda x: transition(x, axis, Sharded(1), INVARIANT)  # type: ignore[assignment]
+            mixture.leave = lambda y: transition(y, axis, INVARIANT, Sharded(1))  # type: ignore[assignment]
+        elif self._mode.residual != Stream():
             raise NotAvailable(f"{self._group} cuts the tokens or features that '{name}' routes; experts run under tpN:1d")
         return self._alike(module, (), ())
 
     def _experts(self, name: str, module: nn.Module) -> nn.Module:
-        """`gate` and `up` [experts, out, in] are cut as a column, `down` as a row: each expert on all ranks, a part on each."""
+        """`gate` and `up` [experts, out, in] are cut as a column, `down` as a row: each expert on all ranks, a part on each.
+
+        `gate_up_proj` is gate and up in one.
+        """
         tp = self._group.axis("tp")
         made = copy.copy(module)
         for table in ("_parameters", "_forward_hooks", "_forward_pre_hooks"):
             setattr(made, table, type(getattr(module, table))(getattr(module, table)))
         given = {key: param for key, param in module._parameters.items() if param is not None}
-        cuts: dict[str, list[Cut]] = {key: [(), (), (tp,)] if key == "down" else [(), (tp,), ()] for key in given}
-        self._give(made, module, {key: self._place(param, cuts[key], ()) for key, param in given.items()})
+        rows = [key for key in given if key.startswith("down")]
+        cuts: dict[str, list[Cut]] = {key: [(), (), (tp,)] if key in rows else [(), (tp,), ()] for key in given}
+        fused = {key: {1: 2} if key == "gate_up_proj" else None for key in given}
+        self._give(made, module, {key: self._place(param, cuts[key], (), fused[key]) for key, param in given.items()})
         made.register_forward_pre_hook(lambda _, args: (transition(args[0], tp, INVARIANT, REPLICATED), *args[1:]))
         made.register_forward_hook(lambda _, args, rows: transition(rows, tp, PARTIAL, INVARIANT))
         return made

@@ -148,15 +148,16 @@ class AttentionWithDropout(nn.Module):
         super().__init__()
         self.dropout, self._run = p, run
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Heads are cut as features are."""
-        groups = q.shape[1] // k.shape[1]
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
+        """Heads are cut as features are. `documents` [B, S]: a query sees keys of its own document alone."""
+        groups, length = q.shape[1] // k.shape[1], q.shape[-2]
+        seen = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
+        if documents is not None:
+            seen = seen & (documents[:, None, :, None] == documents[:, None, None, :])
         if not self.training:
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=groups > 1)
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=groups > 1)
         k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
-        length = q.shape[-2]
-        future = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
-        scores = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).masked_fill(future, -torch.inf)
+        scores = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf)
         weights = scores.softmax(-1)
         return weights * mask_like(weights, self.dropout, self._run.where, 1) @ v
 

@@ -101,7 +101,8 @@ def _misfits(model: nn.Module, found: Mapping[str, str], mode: Mode) -> Iterator
             if role in {"column", "qkv"} and isinstance(head_size, int) and (out // fused) % head_size == 0:
                 yield from _misfit(label, "heads", out // fused // head_size, _size(rule))
         elif role == "experts":
-            yield from _misfit(label, "inner features", int(module.gate.shape[1]), mode.size)  # type: ignore[index]
+            last = next(param for key, param in module.named_parameters(recurse=False) if key.startswith("down"))
+            yield from _misfit(label, "inner features", int(last.shape[2]), mode.size)
         elif role == "embedding":
             rows, columns = (int(size) for size in module.weight.shape)  # type: ignore[union-attr]
             yield from _misfit(label, "the vocabulary", rows, parts(mode.embedding.vocabulary))

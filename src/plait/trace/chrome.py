@@ -6,7 +6,7 @@ async events, because the format wants the slices of one lane nested.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from plait.trace.records import CommEvent, MemoryMark, Span
@@ -57,3 +57,26 @@ def _comm(comm: CommEvent, number: int) -> list[dict[str, Any]]:
         {**both, "ph": "b", "ts": comm.start_seconds * 1e6, "args": args},
         {**both, "ph": "e", "ts": comm.stop_seconds * 1e6},
     ]
+
+
+def from_chrome(trace: Mapping[str, Any]) -> tuple[list[Span], list[CommEvent], list[MemoryMark]]:
+    """The records of a trace that `to_chrome` made: its inverse, up to rounding. Raises KeyError or ValueError for others."""
+    spans: list[Span] = []
+    marks: list[MemoryMark] = []
+    begun: dict[Any, Mapping[str, Any]] = {}
+    comms: list[CommEvent] = []
+    for event in trace["traceEvents"]:
+        phase = event["ph"]
+        if phase == "X":
+            start, seconds = event["ts"] / 1e6, event["dur"] / 1e6
+            spans.append(Span(event["name"], event["cat"], event["pid"], start, seconds, event["args"]))
+        elif phase == "b":
+            begun[event["id"]] = event
+        elif phase == "e":
+            start, args = begun[event["id"]]["ts"], begun[event["id"]]["args"]
+            times = start / 1e6, (event["ts"] - start) / 1e6
+            exposed = args["exposed_us"] / 1e6
+            comms.append(CommEvent(args["axis"], args["op"], args["bytes"], *times, event["pid"], exposed))
+        elif phase == "C":
+            marks.append(MemoryMark(event["pid"], event["ts"] / 1e6, event["args"]))
+    return spans, comms, marks

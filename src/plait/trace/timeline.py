@@ -9,9 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
-from plait.trace.chrome import to_chrome
+from plait.trace.chrome import from_chrome, to_chrome
 from plait.trace.records import CommEvent, MemoryMark, Span
 
 
@@ -101,6 +102,44 @@ class Timeline:
             ]
             merged.marks += [MemoryMark(m.rank, m.at_seconds + later, m.bytes_by_kind) for m in part.marks]
         return merged
+
+    def labelled(self, **args: Any) -> Timeline:
+        """The same records, every span with these arguments beside its own."""
+        other = Timeline(self.rank, origin_seconds=self.origin_seconds)
+        other.spans = [replace(span, args={**span.args, **args}) for span in self.spans]
+        other.comms, other.marks = list(self.comms), list(self.marks)
+        return other
+
+    def by_label(self, name: str) -> dict[Any, Timeline]:
+        """A timeline for each value of a span argument, in order; a communication goes with the span in which it ended.
+
+        Spans without it are left out, and so are communications outside all spans.
+        """
+        found: dict[Any, Timeline] = {}
+        for span in sorted(self.spans, key=lambda span: span.start_seconds):
+            if name in span.args:
+                part = found.setdefault(span.args[name], Timeline(self.rank, origin_seconds=self.origin_seconds))
+                part.spans.append(span)
+        windows = [
+            (rank, min(s.start_seconds for s in spans), max(s.stop_seconds for s in spans), part)
+            for part in found.values()
+            for rank in part.ranks
+            if (spans := [span for span in part.spans if span.rank == rank])
+        ]
+        for comm in self.comms:
+            home = next(
+                (p for rank, start, stop, p in windows if rank == comm.rank and start <= comm.stop_seconds <= stop), None
+            )
+            if home is not None:
+                home.comms.append(comm)
+        return found
+
+    @classmethod
+    def from_chrome(cls, trace: Mapping[str, Any]) -> Timeline:
+        """The timeline of a trace that `to_chrome` made. Raises KeyError or ValueError for another."""
+        timeline = cls(origin_seconds=0.0)
+        timeline.spans, timeline.comms, timeline.marks = from_chrome(trace)
+        return timeline
 
     def to_chrome(self) -> dict[str, Any]:
         """The trace as an object for Perfetto and chrome://tracing; `json.dumps` it."""

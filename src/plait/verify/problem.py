@@ -32,7 +32,8 @@ class Problem:
     """One training problem. `model`, `data` and `train` are sections of a config, by mapping or by attribute.
 
     `masked` pads targets unevenly; `frozen` names parameters, or modules with all of theirs, that do not train; `idle` adds a
-    parameter that no forward uses; `num_samples` keeps only the first samples of the data.
+    parameter that no forward uses; `num_samples` keeps only the first samples of the data. `plan`: the section of a config
+    that says where a pipeline cuts the model and what schedule it runs.
     """
 
     model: Mapping[str, Any]
@@ -42,6 +43,7 @@ class Problem:
     frozen: tuple[str, ...] = ()
     idle: bool = False
     num_samples: int | None = None
+    plan: Any = None
 
     def make_model(self) -> nn.Module:
         """On the meta device; with its values where it cannot be initialised from there."""
@@ -102,10 +104,12 @@ class Problem:
         """For the engine."""
         return optimizers.from_config(self.train)
 
-    @property
-    def options(self) -> Options:
-        """For the engine."""
-        options = assemble.make_options(self)
+    def options(self, plan: Plan) -> Options:
+        """For the engine. A schedule of the user's own is for one plan; a probe that changes its shape takes the plan's."""
+        options = assemble.make_options(self, plan)
+        own = options.schedule
+        if own is not None and (own.num_ranks, own.num_micro_batches) != (plan.pp.size, plan.micro_batches):
+            options = replace(options, schedule=None)
         if not self.idle:
             return options
         try:

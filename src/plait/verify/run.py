@@ -25,6 +25,7 @@ from plait.engine.build import build
 from plait.errors import PlaitError, PlanError, nearest
 from plait.launcher import joined_world, launch
 from plait.mesh import Mesh
+from plait.pipeline.schedules import adopt
 from plait.plan import Plan, check_available
 from plait.verify.asynchronous import SKIPPED, is_asynchronous, join_stream, record_stream, reference_stream
 from plait.verify.bisect import bisect
@@ -83,7 +84,10 @@ def run(
     _check_steps_together(parsed)
     config = load(config)
     keys, roles = assemble.model_keys(config), assemble.roles_of(config)
-    problem = Problem(keys if roles is None else {**keys, "roles": roles}, config.data, config.train)
+    problem = Problem(keys if roles is None else {**keys, "roles": roles}, config.data, config.train, plan=config.plan)
+    own = assemble.make_schedule(config) if parsed.pp.size > 1 else None
+    if own is not None:
+        adopt(own, parsed.pp.size, parsed.micro_batches)
     report = verify(Task(problem, str(parsed), steps, tolerance, names))
     if wanted in ("float32", dtype):
         return report
@@ -179,7 +183,7 @@ def _compare(world: World, problem: Problem, plan: Plan, task: Task) -> Report:
         plan,
         loss=problem.loss,
         optimizer=problem.make_optimizer,
-        options=problem.options,
+        options=problem.options(plan),
         world=world,
     )
     axis = world.axis("dp")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.cost import Job, describe
+from plait.cost import Job, Runtime, describe
 from plait.cost.memory import Weights, block_activations, model_states
 from plait.cost.step import lay_out, rank_memory
 from plait.plan import Plan
@@ -60,7 +60,8 @@ def test_korthikanti_activations_with_live_micro_batches_from_the_schedule(row):
     }
     schedule = f"pp{pp}:interleaved,v{virtual}" if virtual > 1 else f"pp{pp}"
     plan = Plan.parse(f"{schedule} {tensor} mb{2 * pp} remat:{remat} precision:bf16 compile")
-    job = Job(describe(keys, int(row["seq_len"])), int(row["micro_batch"]) * 2 * pp)
+    megatron = Runtime(keep_gathered=False, selective_sends=False)
+    job = Job(describe(keys, int(row["seq_len"])), int(row["micro_batch"]) * 2 * pp, runtime=megatron)
     layout = lay_out(job, plan, closed=False)
     numerics = (plan.precision, plan.compile, plan.remat)
     layers = sum(  # the formula is of layers; the masks after the embedding and the logits are beside it

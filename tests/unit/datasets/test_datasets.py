@@ -147,3 +147,19 @@ def test_data_by_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     ]:
         with pytest.raises(DataError, match=message):
             datasets.make({"python": f"users_data:{name}"})
+
+
+def test_packed_text_knows_where_its_files_end(tmp_path: Path) -> None:
+    for name, content in (("a", b"abcde"), ("b", b"fg"), ("c", b"hijklmnop")):
+        (tmp_path / name).write_bytes(content)
+    data = {"name": "text", "files": [str(tmp_path / name) for name in "abc"], "seq_len": 5, "packed": True}
+    llama = {"name": "llama", "vocab_size": 256}
+    (inputs, documents), labels = datasets.make(data, llama).batch(torch.arange(3))
+    assert bytes(inputs.flatten().tolist()) == b"abcdefghijklmno"
+    assert documents.tolist() == [[0, 0, 0, 0, 0], [1, 1, 2, 2, 2], [2, 2, 2, 2, 2]]
+    assert [bytes(max(label, 0) for label in row) for row in labels.tolist()] == [b"bcde\0", b"g\0ijk", b"lmnop"]
+    assert (labels == -100).sum() == 2
+    (one, document), label = datasets.make(data, llama)[1]
+    assert torch.equal(one, inputs[1]) and torch.equal(document, documents[1]) and torch.equal(label, labels[1])
+    with pytest.raises(DataError, match="llama, not 'gpt'"):
+        datasets.make(data, GPT)

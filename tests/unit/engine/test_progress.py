@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
-from plait.engine.hooks import Start
+from plait.engine.balance import Load
+from plait.engine.hooks import Start, StepDone
 from plait.engine.progress import Bar, Lines, Pace, progress
 from tests.unit.engine.test_metrics import done
 
@@ -58,3 +62,16 @@ def test_the_pace_leaves_the_first_step_out_once_there_is_another() -> None:
     pace.add(done(2, seconds=1800.0))
     assert pace.step_seconds == 1800.0
     assert pace.text().endswith("1:00:00 left")
+
+
+def test_the_line_tells_where_tokens_went() -> None:
+    load = Load(("a",), ((3.0, 1.0),), (3.0, 1.0), dropped=0.25, busiest=1.5)
+    assert load.text() == "busiest expert 1.50 x the mean, 25.0 % dropped"
+    assert replace(load, dropped=0.0).text() == "busiest expert 1.50 x the mean"
+    assert load.as_dict() == {"busiest": 1.5, "dropped": 0.25, "ranks": [3, 1], "layers": [[3, 1]]}
+    stream = io.StringIO()
+    lines = Lines(stream)
+    lines.on_start(Start(None, None, 1, 1))
+    result: Any = SimpleNamespace(loss=1.0, tokens=4, load=load)
+    lines.on_step(StepDone(1, 0.5, result))
+    assert stream.getvalue().rstrip().endswith(load.text())

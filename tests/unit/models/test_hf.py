@@ -14,6 +14,7 @@ from torch import nn
 from plait import models
 from plait.errors import ModelError
 from plait.models import hf
+from plait.models.experts import MixtureOfExperts
 
 pytest.importorskip("transformers")
 
@@ -210,3 +211,33 @@ def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     with pytest.raises(ModelError, match="needs the package transformers: pip install"):
         hf.make(GPT2)
+
+
+MOE = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 50}
+MOE |= {"intermediate_size": 48, "moe_intermediate_size": 24, "max_position_embeddings": 16}
+FOUR = {"num_experts": 4, "num_experts_per_tok": 2}
+MIXTURES: dict[str, dict[str, Any]] = {
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 4},
+    "qwen2_moe": {**FOUR, "model_type": "qwen2_moe", "shared_expert_intermediate_size": 40},
+    "qwen3_moe": {**FOUR, "model_type": "qwen3_moe", "head_dim": 8},
+    "qwen3_moe, normalised": {**FOUR, "model_type": "qwen3_moe", "norm_topk_prob": True, "head_dim": 8},
+}
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_mixtures_are_adopted_and_compute_what_the_library_computes(name: str) -> None:
+    import transformers
+
+    config = {**MOE, **MIXTURES[name]}
+    ours = real(config)
+    mixtures = [module for module in ours.modules() if isinstance(module, MixtureOfExperts)]
+    assert len(mixtures) == 2
+    table = {key: value for key, value in config.items() if key != "model_type"}
+    theirs = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(config["model_type"], **table))
+    theirs.load_state_dict(ours.model.state_dict())
+    ids = torch.randint(0, 50, (2, 9), generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(ours(ids), theirs(input_ids=ids).logits, rtol=1e-4, atol=1e-5)
+    assert (
+        mixtures[0].router.load is not None
+        and mixtures[0].router.load[:4].sum() == 2 * 9 * mixtures[0].router.settings.num_chosen
+    )

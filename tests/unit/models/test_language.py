@@ -25,6 +25,16 @@ def test_only_the_past_counts(name: str) -> None:
     assert not torch.allclose(model(ids)[:, 5:], model(other)[:, 5:])
 
 
+def test_packed_documents_are_as_if_each_were_alone() -> None:
+    torch.manual_seed(0)
+    model = models.make("llama", **TINY["llama"]).double()
+    ids = torch.randint(0, 32, (1, 8))
+    together = model(ids, torch.tensor([[0, 0, 0, 1, 1, 2, 2, 2]]))
+    alone = [model(part) for part in ids.split([3, 2, 3], dim=1)]
+    torch.testing.assert_close(together, torch.cat(alone, dim=1))
+    assert not torch.allclose(together, model(ids))
+
+
 @pytest.mark.parametrize("name", LANGUAGE)
 def test_two_halves_of_the_heads_add_up_to_attention(name: str) -> None:
     """The same forward on half of the heads: what a tensor-parallel rank runs."""

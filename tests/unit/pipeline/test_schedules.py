@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from plait.errors import ScheduleError
 from plait.pipeline.actions import Schedule, forward
 from plait.pipeline.lower import lower
-from plait.pipeline.schedules import SCHEDULES, Family, make, stages_per_rank
+from plait.pipeline.schedules import SCHEDULES, Family, adopt, make, stages_per_rank
 from plait.pipeline.simulate import Costs, simulate
 from plait.pipeline.verify import verify
 
@@ -165,3 +165,19 @@ def test_a_user_s_schedule_is_verified_before_it_is_returned() -> None:
     with pytest.raises(ScheduleError, match="backward is B, or I and W; found nothing"):
         make("lazy", 2, 1, known=mine)
     assert make("eager", 2, 2, known=mine) == make("gpipe", 2, 2)
+
+
+def test_a_schedule_from_outside_is_adopted_if_it_fits_the_plan() -> None:
+    assert adopt(make("gpipe", 2, 4), 2, 4) == make("gpipe", 2, 4)
+    with pytest.raises(ScheduleError, match=r"of 2 ranks and 4 micro-batches, the plan of 4 and 4; say pp2 mb4"):
+        adopt(make("gpipe", 2, 4), 4, 4)
+    with pytest.raises(ScheduleError, match="Steps that overlap"):
+        adopt(make("2bw", 2, 4), 2, 4)
+    with pytest.raises(ScheduleError, match="backward is B, or I and W"):
+        adopt(Schedule("half", (0, 1), 1, ((forward(0, 0),), (forward(1, 0),))), 2, 1)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zbv"])
+def test_what_is_lowered_stays_as_it_is(name: str) -> None:
+    lowered = lower(make(name, 2, 4))
+    assert lower(lowered) == lowered

@@ -54,4 +54,5 @@ def test_what_cannot_be_said_is_named(framework, text):
 
 def test_an_unknown_framework_names_the_nearest():
     with pytest.raises(PlanError, match="did you mean 'megatron-lm'"):
-        export_plan(THREE_D, "megatron")
+        export_plan(THREE_D, "megatrn")
+    assert export_plan(THREE_D, "Megatron").framework == "megatron-lm"

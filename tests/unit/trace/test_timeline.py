@@ -92,3 +92,24 @@ def test_render():
         "        B backward  F forward  . idle   4000.00 ms",
     ]
     assert render(Timeline()) == "(no spans)"
+
+
+def test_a_trace_is_read_back_as_the_timeline_that_it_was() -> None:
+    timeline = _timeline()
+    again = Timeline.from_chrome(json.loads(json.dumps(timeline.to_chrome())))
+    assert again.spans == timeline.spans
+    assert again.comms == timeline.comms
+    assert again.marks == timeline.marks
+
+
+def test_steps_are_told_apart_by_their_label() -> None:
+    first, second = Timeline(0, origin_seconds=0.0), Timeline(0, origin_seconds=2.0)
+    for step in (first, second):
+        step.add(Span("0F0", "F", 0, 0.0, 1.0, {"stage": 0}))
+        step.add(CommEvent("dp", "all_reduce", 8, 0.0, 0.5, 0, 0.1))
+    merged = Timeline.merge([second.labelled(step=8), first.labelled(step=7)])
+    merged.add(Span("elsewhere", "x", 0, 1.5, 0.1))
+    parts = merged.by_label("step")
+    assert list(parts) == [7, 8]
+    assert [(span.start_seconds, dict(span.args)) for span in parts[8].spans] == [(2.0, {"stage": 0, "step": 8})]
+    assert [comm.start_seconds for comm in parts[8].comms] == [2.0]

@@ -97,6 +97,26 @@ def _check(name: str, family: Family, p: int, m: int, virtual: int) -> None:
         raise ScheduleError(f"{name} puts {family.stages_per_rank} stage(s) on a rank, not {virtual}; leave v out")
 
 
+def adopt(schedule: Schedule, num_ranks: int, num_micro_batches: int) -> Schedule:
+    """A schedule from outside, verified, for a run of p ranks and m micro-batches a step.
+
+    Raises ScheduleError: it is wrong, of another shape, several steps long, or its weights are not updated at the end alone.
+    """
+    verify(schedule)
+    p, m, name = schedule.num_ranks, schedule.num_micro_batches, schedule.name
+    if (p, m) != (num_ranks, num_micro_batches):
+        raise ScheduleError(
+            f"schedule {name} is of {p} ranks and {m} micro-batches, the plan of {num_ranks} and {num_micro_batches}; "
+            f"say pp{p} mb{m} in the plan, or write the schedule for the plan"
+        )
+    if schedule.asynchronous or schedule.delay is not None or schedule.num_steps > 1:
+        raise ScheduleError(
+            f"schedule {name} is asynchronous or several steps long; a run repeats one step that ends with its update. Steps "
+            "that overlap are those of pipedream and 2bw"
+        )
+    return schedule
+
+
 def stages_per_rank(name: str, virtual: int = 1, known: Mapping[str, Family] = SCHEDULES) -> int:
     """How many stages a rank holds under a named schedule."""
     if name not in known:

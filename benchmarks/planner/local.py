@@ -1,0 +1,214 @@
+"""Random plans of the example models on this machine: predicted from its probe alone, and measured.
+
+    python -m benchmarks.planner.local probe                     (measures the machine; seconds)
+    python -m benchmarks.planner.local run [--from A] [--to B]   (runs plans A to B of the 30, a few seconds each)
+    python -m benchmarks.planner.local table                     (prints prediction beside measurement of what was run)
+
+Plans are drawn once from a seed; what was measured is kept in a file, so a run can be cut into slices and repeated. Of all
+repetitions the fastest step counts, and of all probes the best of each number: what else runs on a machine only adds. Nothing
+but the probe enters a prediction.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+from pathlib import Path
+from typing import Any
+
+from benchmarks.planner.validate import spearman
+from plait.cluster import Cluster, read_probe
+from plait.cost import Estimate, estimate
+from plait.errors import PlaitError
+from plait.launcher import launch
+from plait.plan import Plan
+
+SEED, NUM_PLANS, STEPS, WARM = 7, 30, 10, 3
+TEXT = {"name": "stdlib", "seq_len": 128}
+GPT = {"name": "gpt", "num_hidden_layers": 4, "hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 512}
+GPT |= {"vocab_size": 256, "max_position_embeddings": 128}
+LLAMA = {"name": "llama", "num_hidden_layers": 4, "hidden_size": 192, "num_attention_heads": 8, "num_key_value_heads": 4}
+LLAMA |= {"intermediate_size": 512, "vocab_size": 256, "max_position_embeddings": 128}
+EXPERTS = {**LLAMA, "hidden_size": 128, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
+MLP = {"name": "mlp", "in_features": 64, "hidden_size": 768, "num_hidden_layers": 8, "out_features": 10}
+RESNET = {"name": "resnet", "depth": 18, "num_classes": 10, "in_channels": 1, "width": 32}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "gpt": {"model": GPT, "data": TEXT, "train": {"global_batch": 16}},
+    "llama": {"model": LLAMA, "data": TEXT, "train": {"global_batch": 16}},
+    "experts": {"model": EXPERTS, "data": TEXT, "train": {"global_batch": 16}},
+    "mlp": {"model": MLP, "data": {"name": "random"}, "train": {"global_batch": 256}},
+    "resnet": {"model": RESNET, "data": {"name": "random", "image_size": 8}, "train": {"global_batch": 64}},
+}
+DEALT = ("gpt", "llama", "gpt", "llama", "experts", "gpt", "mlp", "llama", "experts", "resnet")
+"""Which model each plan is of, round and round."""
+DATA = ("allreduce", "ring", "server", "zero1", "zero2", "zero3")
+SCHEDULES = ("gpipe", "1f1b", "zb-h1", "zbv", "interleaved,v2")
+
+
+def plans() -> list[tuple[str, str]]:
+    """(model, plan) thirty times: drawn from the seed, those that cannot run drawn again."""
+    draw = random.Random(SEED)
+    found: list[tuple[str, str]] = []
+    while len(found) < NUM_PLANS:
+        family = DEALT[len(found) % len(DEALT)]
+        text = _drawn(draw, family)
+        if (family, text) not in found and runs(family, text):
+            found.append((family, text))
+    return found
+
+
+def _drawn(draw: random.Random, family: str) -> str:
+    """A plan of at most eight ranks."""
+    terms, left = [], draw.choice((1, 2, 2, 4, 4, 8))
+    micro_batches = draw.choice((1, 1, 2, 4))
+    axes = ["tp", "pp", "cp", "dp"] if family not in {"resnet", "mlp"} else ["pp", "dp"] if family == "mlp" else ["dp"]
+    draw.shuffle(axes)
+    for axis in axes:
+        size = left if axis == axes[-1] else draw.choice([n for n in (1, 2, 4, 8) if n <= left])
+        left //= size
+        if size == 1:
+            continue
+        if axis == "tp":
+            modes = ["", ":1d,sp"] + [":2d"] * (size == 4) + [":2.5d,depth2", ":3d"] * (size == 8)
+            modes = [""] if family == "experts" else modes
+            terms.append(f"tp{size}{draw.choice(modes)}")
+        elif axis == "pp":
+            terms.append(f"pp{size}:{draw.choice(SCHEDULES)}")
+            micro_batches = max(micro_batches, size)
+        elif axis == "cp":
+            terms.append(f"cp{size}:{'ring' if size == 8 else draw.choice(('ring', 'ulysses'))}")
+        else:
+            terms.append(f"dp{size}:{draw.choice(DATA)}")
+    terms += [f"mb{micro_batches}"] if micro_batches > 1 else []
+    terms += [f"remat:{draw.choice(('full', 'selective'))}"] if draw.random() < 0.2 else []
+    return str(Plan.parse(" ".join(terms) or "dp1"))
+
+
+def runs(family: str, text: str) -> bool:
+    """Whether the command line would start it."""
+    from plait.cli import common
+    from plait.config import load
+
+    try:
+        plan = common.plan_of(load(CONFIGS[family]), text)
+        predict(family, text, Cluster.parse("h100x8"))
+    except PlaitError:
+        return False
+    return plan.world_size <= 8
+
+
+def predict(family: str, text: str, cluster: Cluster) -> Estimate:
+    """The estimate of a plan on this machine."""
+    return estimate(CONFIGS[family], text, cluster)
+
+
+def measure(family: str, text: str) -> dict[str, Any]:
+    """Run some steps: median seconds of a step, peak memory of the fullest rank, traffic of the busiest by axis."""
+    found = launch(rank_of_run, family, text, nproc=Plan.parse(text).world_size)
+    axes = {axis for _, _, sent in found for axis in sent}
+    return {
+        "family": family,
+        "plan": text,
+        "seconds": max(seconds for seconds, _, _ in found),
+        "peak": max(peak for _, peak, _ in found),
+        "traffic": {axis: max(sent.get(axis, 0) for _, _, sent in found) for axis in sorted(axes)},
+    }
+
+
+def rank_of_run(family: str, text: str) -> tuple[float, int, dict[str, int]]:
+    """What `plait train` does in a rank; the traffic is that of the last step, as a pipeline tells shapes once."""
+    from plait.config import load
+    from plait.engine.assemble import assemble
+    from plait.engine.build import join_world
+    from plait.engine.metrics import peak_memory_bytes
+
+    plan = Plan.parse(text)
+    world = join_world(plan)
+    training = assemble(load(CONFIGS[family]), plan, world)
+    batches = iter(training.loader)
+    results = [training.engine.step(next(batches)) for _ in range(STEPS)]
+    seconds = min(result.seconds for result in results[WARM:])
+    world.close()
+    return seconds, peak_memory_bytes(), results[-1].ledger.by_axis()
+
+
+RATES = ("peak_flops", "memory_bandwidth", "link_bandwidth")
+
+
+def best_of(one: Any, other: Any, name: str = "") -> Any:
+    """Of two probes the higher rates and the shorter times, number by number; of a link, [seconds, rate], both."""
+    if isinstance(one, dict):
+        keep = {"measured", "num_devices", "memory_bytes", "memory", "name", "is_cpu"}
+        inner = {key: key if name not in RATES else name for key in one}
+        return {key: other[key] if key in keep else best_of(one[key], other[key], inner[key]) for key in one}
+    if isinstance(one, list):
+        return [min(one[0], other[0]), max(one[1], other[1])]
+    return (max if name in RATES else min)(one, other)
+
+
+def table(measured: list[dict[str, Any]], cluster: Cluster) -> None:
+    """Prediction beside measurement, and what they have in common."""
+    print(f"{'model':8} {'plan':44} {'ms':>7} {'pred.':>7} {'error':>7} {'MB':>5} {'pred.':>5} {'error':>7}  traffic")
+    times, memories, equal = [], [], 0
+    by_family: dict[str, list[tuple[float, float]]] = {}
+    for row in measured:
+        guess = predict(row["family"], row["plan"], cluster)
+        time, memory = guess.step_seconds / row["seconds"] - 1, guess.memory.total / row["peak"] - 1
+        axes = [axis for axis in guess.traffic if round(guess.traffic[axis]) != round(row["traffic"].get(axis, 0))]
+        times.append(time)
+        memories.append(abs(memory))
+        equal += not axes
+        by_family.setdefault(row["family"], []).append((guess.step_seconds, row["seconds"]))
+        said = (
+            "equal"
+            if not axes
+            else " ".join(f"{a} {guess.traffic[a] / max(1, row['traffic'].get(a, 0)) - 1:+.1%}" for a in axes)
+        )
+        print(
+            f"{row['family']:8} {row['plan']:44} {row['seconds'] * 1e3:7.1f} {guess.step_seconds * 1e3:7.1f} {time:7.1%} "
+            f"{row['peak'] / 1e6:5.0f} {guess.memory.total / 1e6:5.0f} {memory:7.1%}  {said}"
+        )
+    everything = [pair for pairs in by_family.values() for pair in pairs]
+    print(
+        f"\n{len(measured)} plans: step time median error {statistics.median(map(abs, times)):.1%} "
+        f"(bias {statistics.median(times):+.1%}), Spearman {spearman(everything):.2f}; "
+        f"peak memory median error {statistics.median(memories):.1%}, worst {max(memories):.1%}; traffic equal in {equal}"
+    )
+    for family, pairs in by_family.items():
+        print(f"  {family:8} {len(pairs):3} plans, Spearman {spearman(pairs):.2f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("what", choices=("probe", "run", "table", "list"))
+    parser.add_argument("--from", dest="first", type=int, default=0)
+    parser.add_argument("--to", dest="last", type=int, default=NUM_PLANS)
+    parser.add_argument("--folder", type=Path, default=Path("/tmp/plait-local"))
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    probe, file = arguments.folder / "probe.json", arguments.folder / "measured.json"
+    measured: dict[str, dict[str, Any]] = json.loads(file.read_text()) if file.exists() else {}
+    if arguments.what == "list":
+        print("\n".join(f"{index:3} {family:8} {text}" for index, (family, text) in enumerate(plans())))
+    elif arguments.what == "probe":
+        from plait.cli.probe import measure_here
+
+        earlier = json.loads(probe.read_text()) if probe.exists() else None
+        measure_here(probe)
+        if earlier is not None:
+            probe.write_text(json.dumps(best_of(earlier, json.loads(probe.read_text())), indent=1))
+    elif arguments.what == "run":
+        for index, (family, text) in list(enumerate(plans()))[arguments.first : arguments.last]:
+            new, old = measure(family, text), measured.get(str(index))
+            new["seconds"] = min(new["seconds"], old["seconds"]) if old and old["plan"] == text else new["seconds"]
+            measured[str(index)] = new
+            file.write_text(json.dumps(measured, indent=1))
+            print(index, family, text, f"{measured[str(index)]['seconds'] * 1e3:.1f} ms", flush=True)
+    else:
+        table([measured[key] for key in sorted(measured, key=int)], Cluster.local(read_probe(probe)))
+
+
+if __name__ == "__main__":
+    main()

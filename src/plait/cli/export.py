@@ -1,0 +1,126 @@
+"""`plait export`: a plan in the words of another framework, or a checkpoint as Hugging Face safetensors.
+
+What another framework cannot say is listed and never left out in silence; the exit code is 1 when what is left is no longer
+the plan (its ranks would be other ones).
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plait.cli.answer import Answer
+from plait.cli.parser import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `plait export`."""
+    parser.add_argument("what", metavar="plan|checkpoint", help="what is exported")
+    parser.add_argument(
+        "source",
+        metavar="SOURCE",
+        nargs="?",
+        help="plan: its text, or a CONFIG whose [plan] is meant; checkpoint: a run's folder",
+    )
+    parser.add_argument(
+        "--to", metavar="NAME", help="plan: megatron-lm, deepspeed or torchtitan; checkpoint: huggingface (the default)"
+    )
+    parser.add_argument("--plan", metavar="TEXT", help="the plan, instead of the CONFIG's")
+    parser.add_argument("--global-batch", type=int, metavar="N", help="samples a step (default: the CONFIG's, else dp x mb)")
+    parser.add_argument("--out", type=Path, metavar="PATH", help="where to write (plan: default stdout; checkpoint: needed)")
+    parser.add_argument("--dtype", choices=DTYPES, help="checkpoint: convert the weights (default: as they are)")
+
+
+def run(arguments: argparse.Namespace) -> Answer:
+    """Export one or the other; `plait export TEXT --to NAME` means a plan."""
+    if arguments.what == "checkpoint":
+        return _checkpoint(arguments)
+    if arguments.what != "plan":
+        if arguments.source is not None:
+            raise UsageError(
+                f"'{arguments.what}' cannot be exported; write plait export plan ... or plait export checkpoint ..."
+            )
+        arguments.source = arguments.what
+    return _plan(arguments)
+
+
+def _plan(arguments: argparse.Namespace) -> Answer:
+    from plait.planner.export import EXPORTERS, export_plan
+
+    if arguments.to is None:
+        raise UsageError(f"say for which framework: --to {', '.join(EXPORTERS)}")
+    if arguments.dtype is not None:
+        raise UsageError("--dtype belongs to a checkpoint; a plan says precision:bf16")
+    plan, batch = _plan_and_batch(arguments)
+    exported = export_plan(plan, arguments.to, batch)
+    text = exported.text if exported.text.endswith("\n") else f"{exported.text}\n"
+    if arguments.out is not None:
+        _write(arguments.out, text)
+    out = None if arguments.out is None else str(arguments.out)
+    data = {"plan": str(plan), "out": out, **exported.as_dict()}
+    return Answer(data, _plan_view(data), ok=not exported.other_ranks)
+
+
+def _plan_and_batch(arguments: argparse.Namespace) -> tuple[Any, int | None]:
+    """The plan that is meant, and its samples a step. Errors: those of the plan's text and of the config."""
+    from plait.cost.door import config_tables
+    from plait.plan import Plan
+
+    source, text, batch = arguments.source, arguments.plan, arguments.global_batch
+    if source is not None and (source.endswith((".toml", ".json")) or Path(source).is_file()):
+        tables = config_tables(source)
+        text = text if text is not None else tables.get("plan", {}).get("text")
+        batch = batch or tables.get("train", {}).get("global_batch")
+        if text is None or text.strip() == "auto":
+            raise UsageError(f"{source} names no plan; write --plan TEXT (plait plan {source} finds the best)")
+    elif source is not None:
+        if text is not None:
+            raise UsageError(f"two plans are given, '{source}' and --plan '{text}'")
+        text = source
+    elif text is None:
+        raise UsageError("say which plan: plait export plan 'tp2:1d,sp dp4:zero1' --to megatron-lm, or a CONFIG with [plan]")
+    if batch is not None and batch < 1:
+        raise UsageError(f"--global-batch is {batch}; a step has one sample or more")
+    return Plan.parse(text), None if batch is None else int(batch)
+
+
+def _checkpoint(arguments: argparse.Namespace) -> Answer:
+    if arguments.to not in {None, "huggingface", "hugging-face", "hf", "safetensors"}:
+        raise UsageError(f"a checkpoint is exported to huggingface (safetensors), not to '{arguments.to}'")
+    for option in ("plan", "global_batch"):
+        if getattr(arguments, option) is not None:
+            raise UsageError(f"--{option.replace('_', '-')} belongs to a plan; a checkpoint is whole whatever its plan was")
+    if arguments.source is None or arguments.out is None:
+        raise UsageError("say what and where: plait export checkpoint RUN_DIR --out DIR")
+    import torch
+
+    from plait.checkpoint.hugging_face import export_model
+
+    dtype = None if arguments.dtype is None else getattr(torch, arguments.dtype)
+    files, names = export_model(Path(arguments.source), arguments.out, dtype)
+    data = {"out": str(arguments.out), "files": [str(file) for file in files], "num_tensors": len(names), "names": names}
+    view = f"{len(names)} tensors written to {', '.join(map(str, files))}"
+    return Answer(data, view)
+
+
+def _plan_view(data: dict[str, Any]) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    lines = [f"# {data['framework']} cannot express: {line}" for line in data["missing"]]
+    body = data["text"].rstrip("\n") if data["out"] is None else f"written to {data['out']}"
+    return Group(*(Text(line, overflow="fold", no_wrap=True) for line in [*body.splitlines(), *lines]))
+
+
+def _write(out: Path, text: str) -> None:
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{out} cannot be written: {error.strerror or error}") from None

@@ -1,0 +1,76 @@
+"""A processor as `plait probe` measured it: seconds of operations, of the engine itself, and of collectives by number of ranks.
+
+Accelerators are described by a data sheet and a few efficiencies; a processor is slow in ways of its own (activations that
+leave the caches, Python between small products, ranks that share its cores), so each of them is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from plait.cluster.build import Bounds, number_faults
+from plait.errors import ClusterError
+
+SECONDS: Final = (
+    *(
+        f"{kind}_{way}"
+        for kind in ("add", "norm", "activation", "gate", "loss", "attention")
+        for way in ("forward", "backward")
+    ),
+    "update",
+)
+ENGINE: Final = ("step", "micro_batch", "block")
+OPS: Final = ("all_reduce", "all_gather", "reduce_scatter", "send")
+_TIME, _RATE = Bounds(0, 1e3, "seconds"), Bounds(1e3, 1e15, "bytes/s")
+
+
+@dataclass(frozen=True, eq=False)
+class Host:
+    """`seconds`: for each number (attention: each flop of the whole square), one rank on one core. `step_seconds`,
+    `micro_batch_seconds`, `block_seconds`: what the engine takes where there is nothing to compute. `memory_bytes`: of a rank
+    that holds no model. `links`: by number of ranks, by operation, (seconds of a small message, bytes/s sent by a rank), all
+    ranks at work at once."""
+
+    seconds: Mapping[str, float]
+    step_seconds: float
+    micro_batch_seconds: float
+    block_seconds: float
+    memory_bytes: float
+    links: Mapping[int, Mapping[str, tuple[float, float]]]
+
+
+def host_of_probe(probe: Mapping[str, Any]) -> Host | None:
+    """The `host` of a probe file, None where it has none. Raises `ClusterError` with every wrong number."""
+    given = probe.get("host")
+    if given is None:
+        return None
+    wrong: list[str] = []
+
+    def table(name: str, of: Any) -> Mapping[str, Any]:
+        if not isinstance(of, Mapping):
+            wrong.append(f"host.{name} is missing, a table of numbers")
+            return {}
+        return of
+
+    whole = table("", given)
+    seconds, engine = table("seconds", whole.get("seconds")), table("engine", whole.get("engine"))
+    for prefix, numbers, names in (("seconds", seconds, SECONDS), ("engine", engine, ENGINE)):
+        for name in names:
+            wrong += number_faults(f"host.{prefix}.{name}", numbers.get(name), _TIME)
+    wrong += number_faults("host.engine.memory", engine.get("memory"), Bounds(1e6, 1e13, "bytes"))
+    links: dict[int, dict[str, tuple[float, float]]] = {}
+    for count, ops in table("links", whole.get("links")).items():
+        for op in OPS:
+            latency, rate = (*(ops.get(op) or ()), None, None)[:2] if isinstance(ops, Mapping) else (None, None)
+            wrong += number_faults(f"host.links.{count}.{op}", latency, _TIME) + number_faults(
+                f"host.links.{count}.{op}", rate, _RATE
+            )
+            if not wrong:
+                links.setdefault(int(count), {})[op] = (float(latency), float(rate))
+    if wrong:
+        raise ClusterError("\n  ".join(["cluster 'local': the measurements are wrong; run plait probe again", *wrong]))
+    times = {name: float(seconds[name]) for name in SECONDS}
+    step, micro_batch, block, memory = (float(engine[name]) for name in (*ENGINE, "memory"))
+    return Host(times, step, micro_batch, block, memory, links)

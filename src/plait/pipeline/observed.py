@@ -1,0 +1,76 @@
+"""What a run's own actions took, the bubble that it had, and its schedule simulated with such times.
+
+The bridge between the two timelines of one schedule: costs come out of a measured one, a simulated one comes out of costs.
+Time that an action spends waiting for a message is not its cost: the simulator makes the waits itself.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from plait.errors import ScheduleError
+from plait.pipeline.actions import COMPUTE, Action, Kind, Schedule
+from plait.pipeline.clock import walk
+from plait.trace import CommEvent, Span, Timeline
+
+StageCosts = Mapping[tuple[Kind, int], float]
+"""Seconds by kind and stage."""
+COMPUTING = frozenset(kind.value for kind in COMPUTE)
+
+
+def working_seconds(step: Timeline) -> list[tuple[Action, int, float]]:
+    """(action, rank, seconds without the waits inside) for each span of a timeline that is an action."""
+    by_rank: dict[int, list[CommEvent]] = defaultdict(list)
+    for comm in step.comms:
+        if comm.exposed_seconds > 0:
+            by_rank[comm.rank].append(comm)
+    for comms in by_rank.values():
+        comms.sort(key=lambda comm: comm.stop_seconds)
+    found, place = [], dict.fromkeys(by_rank, 0)
+    for span in sorted(step.spans, key=lambda span: span.start_seconds):
+        waited, comms = 0.0, by_rank.get(span.rank, [])
+        while comms and place[span.rank] < len(comms) and comms[place[span.rank]].stop_seconds <= span.stop_seconds + 1e-9:
+            comm = comms[place[span.rank]]
+            waited += comm.exposed_seconds if comm.stop_seconds >= span.start_seconds else 0.0
+            place[span.rank] += 1
+        found.append((Action.parse(span.name), span.rank, max(0.0, span.seconds - waited)))
+    return found
+
+
+def observed_costs(steps: Iterable[Timeline]) -> dict[tuple[Kind, int], float]:
+    """The median time of each kind of action on each stage, over all steps and ranks."""
+    times: dict[tuple[Kind, int], list[float]] = defaultdict(list)
+    for step in steps:
+        for action, _, seconds in working_seconds(step):
+            times[action.kind, action.stage].append(seconds)
+    return {key: statistics.median(seconds) for key, seconds in times.items()}
+
+
+def observed_bubble(step: Timeline) -> float:
+    """The part of a step, from its first start to its last end, in which its ranks do not work."""
+    num_ranks, span = len({span.rank for span in step.spans}), step.seconds
+    busy = sum(seconds for _, _, seconds in working_seconds(step))
+    return max(0.0, 1.0 - busy / (span * num_ranks)) if span and num_ranks else 0.0
+
+
+def simulated_step(schedule: Schedule, costs: StageCosts, transfer_seconds: float = 0.0) -> Timeline:
+    """A schedule (lowered, or of computing alone) walked with these costs; what has none takes no time.
+
+    Raises ScheduleError where the schedule never ends.
+    """
+    walked = walk(schedule, lambda action: costs.get((action.kind, action.stage), 0.0), lambda producer: transfer_seconds)
+    if any(stopped < len(actions) for stopped, actions in zip(walked.stopped, schedule.ranks, strict=True)):
+        raise ScheduleError(f"schedule {schedule.name} never ends: verify it first")
+    timeline = Timeline(origin_seconds=0.0)
+    for event in walked.events:
+        if event.end > event.start:
+            action, args = event.action, {"stage": event.action.stage, "micro_batch": event.action.micro_batch}
+            timeline.add(Span(str(action), action.kind.value, event.rank, event.start, event.end - event.start, args))
+    return timeline
+
+
+def median_step(steps: Sequence[Timeline]) -> Timeline:
+    """The step of median length; of two the shorter."""
+    return sorted(steps, key=lambda step: step.seconds)[(len(steps) - 1) // 2]

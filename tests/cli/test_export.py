@@ -1,0 +1,108 @@
+"""`plait export`: plans for other frameworks, checkpoints for Hugging Face."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from plait.checkpoint import Piece, save
+from plait.checkpoint.hugging_face import exported_names
+from plait.cli import main
+
+CONFIG = '[model]\nname = "mlp"\n[train]\nglobal_batch = 64\n[plan]\ntext = "dp4:zero3 mb2"\n'
+
+
+def answer(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, object]]:
+    code = main(["export", *words, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("framework", "part"),
+    [
+        ("megatron", "--tensor-model-parallel-size 2 --sequence-parallel"),
+        ("deepspeed", '"autotp_size": 2'),
+        ("torchtitan", "tensor_parallel_degree = 2"),
+    ],
+)
+def test_a_plan_for_each_framework(capsys: pytest.CaptureFixture[str], framework: str, part: str) -> None:
+    code, data = answer(capsys, "plan", "tp2:1d,sp dp2:zero1 mb4", "--to", framework)
+    assert code == 0 and part in str(data["text"])
+    assert data["complete"] is (not data["missing"])
+
+
+def test_the_plan_and_the_batch_of_a_config(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config, out = tmp_path / "run.toml", tmp_path / "new" / "ds.json"
+    config.write_text(CONFIG)
+    code, data = answer(capsys, "plan", str(config), "--to", "deepspeed", "--out", str(out))
+    table = json.loads(out.read_text())
+    assert code == 0 and data["out"] == str(out) and data["plan"] == "dp4:zero3 mb2"
+    assert table["train_batch_size"] == 64 and table["zero_optimization"]["stage"] == 3
+    code, data = answer(capsys, "plan", str(config), "--to", "deepspeed", "--plan", "dp2", "--global-batch", "8")
+    assert code == 0 and json.loads(str(data["text"]))["train_micro_batch_size_per_gpu"] == 4
+
+
+def test_what_is_no_longer_the_plan_is_a_no(capsys: pytest.CaptureFixture[str]) -> None:
+    code, data = answer(capsys, "plan", "tp4:2d dp2", "--to", "megatron-lm")
+    assert code == 1 and "tp4:2d: Megatron-LM splits layers in one dimension only" in str(data["missing"])
+    assert main(["export", "plan", "pp2:zb-h2 mb4", "--to", "megatron-lm"]) == 0
+    assert "megatron-lm cannot express: pp2:zb-h2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["plan", "tp2"], "say for which framework"),
+        (["plan", "--to", "deepspeed"], "say which plan"),
+        (["plan", "tp2", "--to", "torchtitn"], "did you mean 'torchtitan'"),
+        (["plan", "qq2", "--to", "deepspeed"], "qq2"),
+        (["plan", "tp2", "--plan", "tp4", "--to", "deepspeed"], "two plans"),
+        (["plan", "dp2", "--to", "deepspeed", "--global-batch", "0"], "one sample or more"),
+        (["plan", "dp2", "--to", "deepspeed", "--dtype", "float32"], "belongs to a checkpoint"),
+        (["plans", "dp2", "--to", "deepspeed"], "cannot be exported"),
+        (["checkpoint", "here"], "say what and where"),
+        (["checkpoint", "here", "--out", "there", "--to", "deepspeed"], "exported to huggingface"),
+        (["checkpoint", "here", "--out", "there", "--plan", "dp2"], "belongs to a plan"),
+        (["checkpoint", "/nowhere", "--out", "there"], "no folder"),
+    ],
+)
+def test_bad_input(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+    code, data = answer(capsys, *words)
+    assert code == 2 and message in str(data["error"])
+
+
+def test_a_checkpoint_without_its_optimizer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    weight = torch.arange(6.0).view(2, 3)
+    names = ("blocks.0.attention.q.weight", "norm.weight", "optimizer/exp_avg/norm.weight")
+    pieces = [Piece.whole(name, weight) for name in names]
+    save(tmp_path / "run" / "checkpoints" / "step-00000001", pieces, {}, rank=0, world_size=1, gather=lambda one: [one])
+    code, data = answer(capsys, "checkpoint", str(tmp_path / "run"), "--out", str(tmp_path / "hf"), "--dtype", "bfloat16")
+    assert code == 0 and data["num_tensors"] == 2
+    loaded = load_file(tmp_path / "hf" / "model.safetensors")
+    assert loaded.keys() == {"model.layers.0.self_attn.q_proj.weight", "model.norm.weight"}
+    assert torch.equal(loaded["model.norm.weight"], weight.bfloat16())
+
+
+def test_a_dense_llama_gets_every_name_of_the_library() -> None:
+    transformers = pytest.importorskip("transformers")
+    from plait import models
+
+    sizes = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"intermediate_size": 48, "vocab_size": 50, "max_position_embeddings": 16}
+    with torch.device("meta"):
+        theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
+    ours = {name: tuple(value.shape) for name, value in models.make("llama", **sizes).state_dict().items()}
+    names = exported_names(list(ours))
+    assert {names[name]: shape for name, shape in ours.items()} == {
+        name: tuple(value.shape) for name, value in theirs.state_dict().items()
+    }
+
+
+def test_names_of_other_models_stay() -> None:
+    assert exported_names(["model.model.norm.weight"]) == {"model.model.norm.weight": "model.norm.weight"}
+    assert exported_names(["norm.weight", "blocks.0.mlp.router.weight"])["norm.weight"] == "norm.weight"

@@ -1,0 +1,103 @@
+"""What the planner predicts that a rank sends is what the ledger counts, on every axis and to the byte."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import plait
+from plait import models
+from plait.comm import World
+from plait.engine.build import build
+from plait.models.losses import cross_entropy
+from plait.plan import Plan
+from tests.helpers.threaded import threaded
+
+Run = Callable[..., list[Any]]
+BATCH, SEQ_LEN, VOCABULARY = 16, 16, 64
+SIZES = {"num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 8, "intermediate_size": 64}
+SIZES |= {"vocab_size": VOCABULARY, "max_position_embeddings": 32}
+LLAMA = {"name": "llama", "num_key_value_heads": 4, **SIZES}
+MODELS: dict[str, dict[str, Any]] = {
+    "gpt": {"name": "gpt", **SIZES},
+    "tied": {"name": "gpt", "tie_word_embeddings": True, **SIZES},
+    "llama": LLAMA,
+    "experts": {**LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "mlp": {"name": "mlp", "in_features": 16, "hidden_size": 32, "num_hidden_layers": 4, "out_features": 8},
+}
+TRANSFORMERS = [
+    "dp4:ring mb2", "dp4:server", "dp2:zero1 mb2 precision:bf16", "dp4:zero3,replicate2 mb2", "dp2:zero3 mb2 remat:full",
+    "tp4", "tp4:1d,sp dp2:zero3 mb2 remat:full", "tp2 remat:selective", "tp4:2d dp2:zero3", "tp4:2d remat:full mb2",
+    "tp8:2.5d,depth2 dp2", "tp8:3d dp2:zero1 mb2", "cp4 mb2", "cp2:ulysses tp2:1d,sp", "cp2 tp4:2d dp2:zero2",
+]  # fmt: skip
+CASES = [(family, plan) for family in ("gpt", "llama") for plan in TRANSFORMERS]
+CASES += [("experts", plan) for plan in ("dp2:zero2 mb2", "tp2 dp2:zero1", "tp2 remat:full", "cp2 tp2")]
+CASES += [("mlp", plan) for plan in ("tp2", "tp2:1d,sp remat:full", "tp4:2d dp2:zero2 mb2", "tp8:3d", "dp4:server")]
+CASES += [("gpt", "dp2:local,every2")]
+PIPELINES = [
+    ("gpt", "pp2:1f1b tp2:1d,sp dp2:zero1 mb2"), ("tied", "pp2:gpipe dp2:zero2 mb2"), ("llama", "pp2:interleaved,v2 tp2 mb4"),
+    ("tied", "pp2:zbv mb4"), ("mlp", "pp4:1f1b mb4"), ("gpt", "pp4:pipedream mb8"), ("gpt", "pp2:2bw dp2 mb4"),
+]  # fmt: skip
+
+
+def batches(keys: dict[str, Any], world: World) -> Iterator[tuple[Tensor, Tensor]]:
+    """The same share of a global batch for every data rank."""
+    share = BATCH // world.axis("dp").size
+    generator = torch.Generator().manual_seed(world.axis("dp").rank)
+    while True:
+        if keys["name"] == "mlp":
+            inputs = torch.randn(share, keys["in_features"], generator=generator)
+            yield inputs, torch.randint(0, keys["out_features"], (share,), generator=generator)
+        else:
+            tokens = torch.randint(0, VOCABULARY, (share, SEQ_LEN + 1), generator=generator)
+            yield tokens[:, :-1], tokens[:, 1:]
+
+
+def class_loss(output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    return nn.functional.cross_entropy(output, targets, reduction="sum"), torch.tensor(float(targets.shape[0]))
+
+
+def counted(world: World, family: str, text: str) -> dict[str, float]:
+    """Bytes that this rank sends in a step by axis, over as many steps as `local` has between two synchronisations."""
+    keys, plan = MODELS[family], Plan.parse(text)
+    with torch.device("meta"):
+        model = models.make(keys["name"], **{key: value for key, value in keys.items() if key != "name"})
+    loss = class_loss if family == "mlp" else cross_entropy
+    engine = build(model, plan, loss=loss, optimizer=lambda p: torch.optim.AdamW(p, lr=1e-3), world=world)
+    data, steps = batches(keys, world), plan.dp.every or 1
+    engine.step(next(data))  # the shapes of a pipeline's tensors travel once
+    if steps > 1:
+        engine.step(next(data))
+    results = [engine.step(next(data)) for _ in range(steps)]
+    totals: dict[str, float] = {}
+    for result in results:
+        for axis, sent in result.ledger.by_axis().items():
+            totals[axis] = totals.get(axis, 0.0) + sent / steps
+    return totals
+
+
+def check(family: str, text: str, found: list[dict[str, float]]) -> None:
+    config = {"model": MODELS[family], "data": {"seq_len": SEQ_LEN}, "train": {"global_batch": BATCH}}
+    if family == "mlp":
+        config["data"] = {}
+    predicted = plait.estimate(config, text, "h100x64").traffic
+    most = {axis: max(rank.get(axis, 0.0) for rank in found) for axis in predicted}
+    assert {axis for rank in found for axis in rank} <= predicted.keys()
+    assert most == {axis: math.floor(sent) for axis, sent in predicted.items()}
+
+
+@pytest.mark.parametrize(("family", "text"), CASES)
+def test_predicted_traffic_is_the_counted(family: str, text: str) -> None:
+    plan = Plan.parse(text)
+    check(family, text, threaded(plan.world_size, counted, family, text, plan=text))
+
+
+@pytest.mark.parametrize(("family", "text"), PIPELINES)
+def test_predicted_traffic_of_pipelines_is_the_counted(ranks: Run, family: str, text: str) -> None:
+    plan = Plan.parse(text)
+    check(family, text, ranks(plan.world_size, counted, family, text, plan=text))

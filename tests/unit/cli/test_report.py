@@ -1,0 +1,152 @@
+"""`plait report`: one page from the folder of a run; its numbers; its errors. The run is drawn by hand, so all is known."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.cli import main
+from plait.pipeline.actions import Kind
+from plait.pipeline.lower import lower
+from plait.pipeline.observed import observed_bubble, simulated_step
+from plait.pipeline.schedules import make
+from plait.pipeline.text import dumps
+from plait.trace import Timeline
+
+CONFIG = """
+[model]
+name = "gpt"
+num_hidden_layers = 2
+hidden_size = 16
+num_attention_heads = 2
+intermediate_size = 32
+vocab_size = 64
+[data]
+name = "random"
+seq_len = 8
+[train]
+steps = 3
+global_batch = 8
+[cluster]
+name = "h100x8"
+"""
+COSTS = {Kind.FORWARD: 1e-3, Kind.BACKWARD: 2e-3, Kind.INPUT_GRAD: 1e-3, Kind.WEIGHT_GRAD: 1e-3}
+
+
+def drawn(schedule: Any, num_stages: int) -> Timeline:
+    return simulated_step(schedule, {(kind, stage): cost for kind, cost in COSTS.items() for stage in range(num_stages)})
+
+
+def write_run(folder: Path, plan: str, trace: Timeline, config: str = CONFIG) -> Path:
+    run = folder / "run"
+    run.mkdir()
+    (run / "config.toml").write_text(config)
+    (run / "plan.txt").write_text(f"{plan}\n")
+    steps = [{"step": step, "loss": 2.0, "grad_norm": 1.0, "tokens": 64, "seconds": 0.1} for step in (1, 2)]
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(step)}\n" for step in steps))
+    summary = {"steps": 2, "final_loss": 2.0, "tokens_per_second": 640.0, "traffic": {"pp": 1e6}, "peak_memory": [3e8, 2e8]}
+    (run / "summary.json").write_text(json.dumps({**summary, "state_memory": [{"parameters": 10, "optimizer": 20}] * 2}))
+    (run / "trace.json").write_text(json.dumps(trace.to_chrome()))
+    return run
+
+
+def two_steps(schedule: Any, num_stages: int) -> Timeline:
+    """The second begins a second later."""
+    first, second = drawn(schedule, num_stages), drawn(schedule, num_stages)
+    second.origin_seconds = 1.0
+    return Timeline.merge([first.labelled(step=1), second.labelled(step=2)])
+
+
+def report(run: Path, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main(["report", str(run), *words, "--json"]) == 0
+    return dict(json.loads(capsys.readouterr().out))
+
+
+class Outside(HTMLParser):
+    """What a page asks for from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+        self.pictures = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.pictures += tag == "svg"
+        self.asked += [f"{tag} {key}={value}" for key, value in attrs if key in ("src", "href", "srcset", "data")]
+        self.asked += [tag] if tag in ("script", "link", "iframe") else []
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zbv"])
+def test_the_simulated_step_of_a_run_without_noise_is_the_measured_one(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schedule = lower(make(name, 2, 4))
+    found = report(write_run(tmp_path, f"pp2:{name} mb4", two_steps(schedule, 4)), capsys)
+    assert found["measured_step_seconds"] == pytest.approx(found["simulated_step_seconds"])
+    assert found["measured_bubble_fraction"] == pytest.approx(found["simulated_bubble_fraction"])
+    assert found["simulated_bubble_fraction"] == pytest.approx(observed_bubble(drawn(schedule, 4)))
+    assert found["traced_steps"] == [1, 2]
+    assert found["predicted_step_seconds"] > 0
+    assert found["predicted_for"] == "h100x8"
+
+
+def test_the_page_is_one_file_with_three_timelines_above_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path, "pp2:1f1b mb4", two_steps(lower(make("1f1b", 2, 4)), 2))
+    report(run, capsys)
+    text = (run / "report.html").read_text()
+    page = Outside()
+    page.feed(text)
+    assert page.asked == []
+    assert page.pictures >= 5  # a legend, three timelines, memory, traffic
+    places = [text.index(f"<h3>{word}") for word in ("predicted before", "simulated", "measured")]
+    assert places == sorted(places)
+    assert text.count(">1F0<") == 3
+    report(run, capsys, "--out", str(tmp_path / "other.html"))
+    assert (tmp_path / "other.html").read_text() == text
+
+
+def test_without_a_prediction_the_page_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = CONFIG.replace("h100x8", "h100x1")
+    run = write_run(tmp_path, "pp2:1f1b mb4", two_steps(lower(make("1f1b", 2, 4)), 2), config)
+    assert report(run, capsys)["predicted_step_seconds"] is None
+    assert "needs 2 devices" in (run / "report.html").read_text()
+    assert main(["report", str(run)]) == 0
+    assert "not made: plan" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_streams_and_own_schedules_and_plans_without_a_pipeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, plan, schedule in (
+        ("stream", "pp2:pipedream mb2", make("pipedream", 2, 2)),
+        ("own", "pp2:1f1b mb3", make("gpipe", 2, 3)),
+        ("flat", "dp2:zero1 mb2", make("1f1b", 1, 2)),
+    ):
+        (tmp_path / name).mkdir()
+        run = write_run(tmp_path / name, plan, two_steps(schedule if schedule.asynchronous else lower(schedule), 2))
+        if name == "own":
+            (run / "schedule.txt").write_text(dumps(schedule))
+        found = report(run, capsys)
+        assert found["simulated_step_seconds"] > 0
+        if name == "own":
+            assert found["measured_step_seconds"] == pytest.approx(found["simulated_step_seconds"])
+            assert found["predicted_step_seconds"] is None
+
+
+def test_bad_input_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def fails(run: Path, message: str, *words: str) -> None:
+        assert main(["report", str(run), *words]) == 2
+        assert message in capsys.readouterr().err
+
+    fails(tmp_path / "nowhere", "is no folder of a run")
+    fails(tmp_path, "plan.txt cannot be read")
+    run = write_run(tmp_path, "pp2:1f1b mb4", two_steps(lower(make("1f1b", 2, 4)), 2))
+    fails(run, "cannot write", "--out", str(tmp_path / "no" / "where.html"))
+    (run / "trace.json").write_text("{}")
+    fails(run, "is no trace of plait")
+    (run / "trace.json").write_text('{"traceEvents": []}')
+    fails(run, "has no steps to draw")
+    (run / "trace.json").write_text("{")
+    fails(run, "is no JSON")

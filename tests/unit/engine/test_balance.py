@@ -1,0 +1,46 @@
+"""Balancing by bias on text, in small: the experts start uneven, and their load becomes even."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from plait import datasets, models
+from plait.datasets import Loader
+from plait.models.losses import cross_entropy
+from plait.models.routing import Router
+
+MODEL: dict[str, Any] = {
+    "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 256,
+    "num_local_experts": 8, "num_experts_per_tok": 2, "scoring_func": "sigmoid", "initializer_range": 0.15,
+}  # fmt: skip
+STEPS, WINDOW, SPEED, LIMIT = 80, 10, 0.02, 1.25
+
+
+def busiest(speed: float) -> list[float]:
+    """Tokens of the busiest expert of the worst layer in units of the mean, in each window of steps: a batch is small."""
+    torch.manual_seed(0)
+    model = models.make("llama", **MODEL, router_bias_update_speed=speed or None)
+    routers = [module for module in model.modules() if isinstance(module, Router)]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    batches = Loader(datasets.make({"name": "stdlib", "seq_len": 64}, {"name": "llama", "vocab_size": 256}), 16)
+    loads = torch.zeros(STEPS, len(routers), 8)
+    for step in range(STEPS):
+        inputs, targets = next(batches)
+        total, count = cross_entropy(model(inputs), targets)
+        (total / count).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        for index, router in enumerate(routers):
+            assert router.load is not None
+            loads[step, index] = router.load[:8]
+            router.after_update()
+    windows = loads.unflatten(0, (-1, WINDOW)).sum(1)
+    return (windows.amax(-1) / windows.mean(-1)).amax(1).tolist()
+
+
+def test_the_busiest_expert_falls_to_the_mean() -> None:
+    balanced, free = busiest(SPEED), busiest(0.0)
+    assert balanced[0] > LIMIT and free[0] > LIMIT
+    assert balanced[-1] < LIMIT < free[-1]

@@ -1,0 +1,56 @@
+"""Costs, bubble and simulated step of a measured timeline: waits are no work, and a simulation is its own measurement."""
+
+from __future__ import annotations
+
+import pytest
+
+from plait.errors import ScheduleError
+from plait.pipeline.actions import Kind, Schedule, backward, forward
+from plait.pipeline.lower import lower
+from plait.pipeline.observed import median_step, observed_bubble, observed_costs, simulated_step
+from plait.pipeline.schedules import make
+from plait.pipeline.simulate import Costs, simulate
+from plait.trace import CommEvent, Span, Timeline
+
+
+def test_a_wait_is_not_the_cost_of_the_action_that_it_is_in() -> None:
+    step = Timeline(origin_seconds=0.0)
+    step.add(Span("0F0", "F", 0, 0.0, 1.0))
+    step.add(Span("1F0", "F", 1, 0.0, 3.0))
+    step.add(CommEvent("pp", "receive", 8, 0.0, 2.0, 1, exposed_seconds=2.0))
+    assert observed_costs([step]) == {(Kind.FORWARD, 0): 1.0, (Kind.FORWARD, 1): 1.0}
+    assert observed_bubble(step) == pytest.approx(1 - 2.0 / 6.0)
+
+
+def test_costs_are_medians_over_micro_batches_and_steps() -> None:
+    step = Timeline(origin_seconds=0.0)
+    for index, seconds in enumerate((1.0, 5.0, 2.0)):
+        step.add(Span(f"0B{index}", "B", 0, 10.0 * index, seconds))
+    assert observed_costs([step])[Kind.BACKWARD, 0] == 2.0
+
+
+@pytest.mark.parametrize(("name", "virtual"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("zbv", 1)])
+def test_it_is_the_simulator_s_step_for_equal_costs(name: str, virtual: int) -> None:
+    schedule = make(name, 3, 6, virtual)
+    kinds = {Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0, Kind.INPUT_GRAD: 1.0, Kind.WEIGHT_GRAD: 1.0}
+    costs = {(kind, stage): cost for kind, cost in kinds.items() for stage in range(schedule.num_stages)}
+    step = simulated_step(lower(schedule), costs)
+    expected = simulate(schedule, Costs())
+    assert step.seconds == pytest.approx(expected.makespan_seconds)
+    assert observed_bubble(step) == pytest.approx(expected.barrier_bubble_fraction)
+    assert observed_costs([step]) == {key: cost for key, cost in costs.items() if any(key[0] is a.kind for a in schedule)}
+
+
+def test_the_step_in_the_middle() -> None:
+    steps = []
+    for seconds in (3.0, 1.0, 2.0, 9.0):
+        step = Timeline(origin_seconds=0.0)
+        step.add(Span("0F0", "F", 0, 0.0, seconds))
+        steps.append(step)
+    assert median_step(steps).seconds == 2.0
+
+
+def test_a_schedule_that_never_ends_is_an_error() -> None:
+    stuck = Schedule("stuck", (0, 1), 1, ((forward(0, 0), backward(0, 0)), (backward(1, 0), forward(1, 0))))
+    with pytest.raises(ScheduleError, match="never ends"):
+        simulated_step(stuck, {})
