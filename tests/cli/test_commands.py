@@ -76,6 +76,17 @@ def test_the_trace_has_forward_backward_update_and_collectives_of_every_rank(tra
         assert any(event["args"]["bytes"] > 0 for event in collectives)
 
 
+def test_report_draws_what_the_run_has_left(trained: tuple[Path, dict[str, Any]]) -> None:
+    folder, result = trained
+    done = plait("report", "run", "--out", "page.html", "--json", cwd=folder)
+    assert done.code == 0, done.err
+    told = done.json()
+    assert (told["out"], told["plan"], told["traced_steps"]) == ("page.html", result["plan"], [1, 2, 3, 4])
+    assert 0 < told["simulated_step_seconds"] <= told["measured_step_seconds"] * 2
+    page = (folder / "page.html").read_text()
+    assert "measured: step" in page and "rank 1" in page and "dp, counted" in page
+
+
 def test_the_stored_config_trains_the_same(trained: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     folder, _ = trained
     done = plait("train", folder / "run" / "config.toml", "--plan", "dp1", "--out", "again", cwd=tmp_path)

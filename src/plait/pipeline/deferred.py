@@ -46,11 +46,11 @@ class Deferred:
     def run(self) -> None:
         """Make them: into their sinks, or as backward would have, so that hooks on the parameters see nothing else."""
         made_from, self._made_from = self._made_from, []
-        for recipe, params, source, grad in made_from:
-            if self._deferral.deposit(recipe, params, source, grad):
-                continue
-            made = recipe.weight_grads(params, source, grad)
-            pairs = [(p, g) for p, g in zip(params, made, strict=False) if p.requires_grad]
+        with torch.no_grad():
+            left = [one for one in made_from if not self._deferral.deposit(*one)]
+            made = [(one[1], one[0].weight_grads(*one[1:])) for one in left]
+        for params, grads in made:
+            pairs = [(p, g) for p, g in zip(params, grads, strict=False) if p.requires_grad]
             if pairs:
                 torch.autograd.backward([p for p, _ in pairs], [g for _, g in pairs])
 
@@ -71,9 +71,11 @@ class Deferral:
         finally:
             self.open = None
 
-    @torch.no_grad()
     def deposit(self, recipe: _Recipe, params: Params, x: Tensor, grad: Tensor) -> bool:
-        """Add a layer's weight gradients to their sinks; False, and nothing done, where one has none that takes them."""
+        """Add a layer's weight gradients to their sinks; False, and nothing done, where one has none that takes them.
+
+        To be called where torch records no gradients, as in a backward.
+        """
         sinks = [sink for param in params if (sink := self.sinks.get(id(param))) is not None and sink.dtype == grad.dtype]
         if len(sinks) < len(params):
             return False
@@ -198,16 +200,15 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, how: tuple[_Recipe, Deferral]) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.recipe, ctx.deferral = how
-        ctx.params = (weight,) if bias is None else (weight, bias)  # a module may have others by the time of its backward
+        params = (weight,) if bias is None else (weight, bias)  # a module may have others by the time of its backward
+        ctx.how = (*how, params)
         return how[0].forward(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad, (x, weight) = grads[0], ctx.saved_tensors
-        recipe: _Recipe = ctx.recipe
-        deferral: Deferral = ctx.deferral
-        params: Params = ctx.params
+        how: tuple[_Recipe, Deferral, Params] = ctx.how
+        recipe, deferral, params = how
         wanted = ctx.needs_input_grad[1 : 1 + len(params)]
         input_grad = recipe.input_grad(x, weight, grad) if ctx.needs_input_grad[0] else None
         if not any(wanted):

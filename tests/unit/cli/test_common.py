@@ -10,7 +10,7 @@ from plait.cli import common
 from plait.cli.compare import loss_error
 from plait.cli.parser import Parser
 from plait.config import Config, load
-from plait.errors import ConfigError, NotAvailable, PlanError, WorldSizeError
+from plait.errors import ConfigError, NotAvailable, PlanError, ScheduleError, WorldSizeError
 
 TABLES = {
     "model": {"name": "mlp", "in_features": 8, "hidden_size": 8, "num_hidden_layers": 1, "out_features": 4},
@@ -33,6 +33,21 @@ def test_the_plan_is_the_texts_else_the_configs(config: Config) -> None:
 def test_auto_is_a_plan_for_the_ranks_there_are(config: Config) -> None:
     assert common.plan_of(config, "auto").world_size == 2
     assert common.plan_of(config, "auto", 1).world_size == 1
+
+
+def test_a_schedule_file_is_verified_and_fits_the_plan_before_any_rank_starts(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.txt"
+    mine.write_text("name mine\nmicro-batches 2\nplacement 0 1\n0: 0F0 0F1 0B0 0B1\n1: 1F0 1B0 1F1 1B1\n")
+    tables = {**TABLES, "plan": {"text": "pp2 mb2", "schedule": str(mine)}}
+    assert common.plan_of(load(tables), None).pp.size == 2
+    assert str(common.plan_of(load(tables), "dp2")) == "dp2"  # it is of no pipeline
+    with pytest.raises(ScheduleError, match="of 2 ranks and 2 micro-batches, the plan of 2 and 4"):
+        common.plan_of(load(tables), "pp2 mb4")
+    mine.write_text("name mine\nmicro-batches 1\nplacement 0 1\n0: 0F0 0B0\n1: 1B0 1F0\n")
+    with pytest.raises(ScheduleError, match=">1B0<"):
+        common.plan_of(load(tables), "pp2 mb1")
+    with pytest.raises(ScheduleError, match=r"nowhere\.txt"):
+        common.plan_of(load({**tables, "plan": {"text": "pp2 mb1", "schedule": "nowhere.txt"}}), None)
 
 
 @pytest.mark.parametrize(
