@@ -75,24 +75,24 @@ def accuracies(overrides: Sequence[str], num_bad: int) -> list[float]:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
-    """Mean accuracies over seeds, by partition and strategy."""
-    found: dict[str, dict[str, list[float]]] = {}
+    """Mean accuracies over seeds, by partition and strategy; kept as they come, and what is there is not run again."""
+    path = None if arguments.out is None else arguments.out / "accuracy.json"
+    found: dict[str, dict[str, list[float]]] = json.loads(path.read_text()) if path is not None and path.exists() else {}
     for partition, words in PARTITIONS.items():
         for strategy, numbers in SERVER.items():
             if arguments.only and not any(word in f"{partition} {strategy}" for word in arguments.only):
+                continue
+            if strategy in found.get(partition, {}):
                 continue
             common = [*words, *numbers, f"federated.strategy={strategy}", f"federated.rounds={arguments.rounds}"]
             common += ["federated.evaluate_every=1000"]
             runs = [accuracies([*common, f"train.seed={seed}"], arguments.bad) for seed in range(arguments.seeds)]
             found.setdefault(partition, {})[strategy] = [statistics.fmean(values) for values in zip(*runs, strict=True)]
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(json.dumps(found, indent=1) + "\n")
             print(partition, strategy, *(f"{value:.3f}" for value in found[partition][strategy]), flush=True)
     return found
-
-
-def before(out: Path | None) -> dict[str, dict[str, list[float]]]:
-    """What earlier runs have left in the folder: partitions may be run one at a time."""
-    path = None if out is None else out / "accuracy.json"
-    return json.loads(path.read_text()) if path is not None and path.exists() else {}
 
 
 def table(found: dict[str, dict[str, list[float]]], rounds: int) -> str:
@@ -114,11 +114,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    found = {**before(arguments.out), **run(arguments)}
+    found = run(arguments)
     print(table(found, arguments.rounds))
     if arguments.out is not None:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        (arguments.out / "accuracy.json").write_text(json.dumps(found, indent=1) + "\n")
         for partition, strategies in found.items():
             series: dict[str, Any] = {
                 strategy: [(number + 1, 100 * value) for number, value in enumerate(values)]

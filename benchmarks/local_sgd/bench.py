@@ -47,14 +47,12 @@ class Variant:
 
 
 def variants(ranks: int) -> list[Variant]:
+    plans = {every: f"dp{ranks}:local,every{every}" for every in (1, 8, 64)}
     found = [Variant("all-reduce", f"dp{ranks}")]
-    for every in (1, 8, 64):
-        plan = f"dp{ranks}:local,every{every}"
-        found.append(Variant(f"average, H = {every}", plan))
-        found.append(Variant(f"DiLoCo, H = {every}", plan, Asynchrony(**DILOCO)))
-    for every in (8, 64):
-        plan = f"dp{ranks}:local,every{every}"
-        found.append(Variant(f"DiLoCo, H = {every}, int8", plan, Asynchrony(**DILOCO, compress="int8")))
+    found += [Variant(f"DiLoCo, H = {every}", plan, Asynchrony(**DILOCO)) for every, plan in plans.items()]
+    eight_bits = Asynchrony(**DILOCO, compress="int8")
+    found += [Variant(f"DiLoCo, H = {every}, int8", plans[every], eight_bits) for every in (8, 64)]
+    found += [Variant(f"average, H = {every}", plan) for every, plan in plans.items()]
     return found
 
 
@@ -118,14 +116,18 @@ def main(words: Sequence[str] | None = None) -> None:
     for variant in variants(arguments.ranks):
         if arguments.only and not any(word in variant.name for word in arguments.only):
             continue
+        if variant.name in found:
+            continue
         seen, sent = launch(train, variant, arguments.steps, arguments.lr, nproc=arguments.ranks)[0]
         found[variant.name] = {"seen": seen, "sent_bytes": sent}
+        if kept is not None:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_text(json.dumps(found, indent=1) + "\n")
         print(variant.name, *(f"{loss:.3f}" for _, loss in seen), sent, flush=True)
     print(table(found))
     if arguments.out is not None:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        (arguments.out / "loss.json").write_text(json.dumps(found, indent=1) + "\n")
-        series = {name: [(tokens / 1e3, loss) for tokens, loss in one["seen"][1:]] for name, one in found.items()}
+        ordered = {variant.name: found[variant.name] for variant in variants(arguments.ranks) if variant.name in found}
+        series = {name: [(tokens / 1e3, loss) for tokens, loss in one["seen"][1:]] for name, one in ordered.items()}
         (arguments.out / "loss.svg").write_text(
             lines(series, "a small GPT on Python's source", "tokens of all ranks, thousands", "held-out loss")
         )

@@ -2,7 +2,7 @@
 
     python -m benchmarks.planner.local probe                     (measures the machine; seconds)
     python -m benchmarks.planner.local run [--from A] [--to B]   (runs plans A to B of the 30, a few seconds each)
-    python -m benchmarks.planner.local table                     (prints prediction beside measurement of what was run)
+    python -m benchmarks.planner.local table [--work]            (prints prediction beside measurement of what was run)
 
 Plans are drawn once from a seed; what was measured is kept in a file, so a run can be cut into slices and repeated. Of all
 repetitions the fastest step counts, and of all probes the best of each number: what else runs on a machine only adds. Nothing
@@ -15,17 +15,21 @@ import argparse
 import json
 import random
 import statistics
+import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks.planner.validate import spearman
 from plait.cluster import Cluster, read_probe
 from plait.cost import Estimate, estimate
+from plait.cost.door import config_tables, job_of
+from plait.cost.machine import machine_of
+from plait.cost.step import work_seconds
 from plait.errors import PlaitError
 from plait.launcher import launch
 from plait.plan import Plan
 
-SEED, NUM_PLANS, STEPS, WARM = 7, 30, 10, 3
+SEED, NUM_PLANS, STEPS, WARM = 7, 30, 8, 2
 TEXT = {"name": "stdlib", "seq_len": 128}
 GPT = {"name": "gpt", "num_hidden_layers": 4, "hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 512}
 GPT |= {"vocab_size": 256, "max_position_embeddings": 128}
@@ -107,18 +111,20 @@ def predict(family: str, text: str, cluster: Cluster) -> Estimate:
 def measure(family: str, text: str) -> dict[str, Any]:
     """Run some steps: median seconds of a step, peak memory of the fullest rank, traffic of the busiest by axis."""
     found = launch(rank_of_run, family, text, nproc=Plan.parse(text).world_size)
-    axes = {axis for _, _, sent in found for axis in sent}
+    axes = {axis for *_, sent in found for axis in sent}
     return {
         "family": family,
         "plan": text,
-        "seconds": max(seconds for seconds, _, _ in found),
-        "peak": max(peak for _, peak, _ in found),
-        "traffic": {axis: max(sent.get(axis, 0) for _, _, sent in found) for axis in sorted(axes)},
+        "seconds": max(seconds for seconds, _, _, _ in found),
+        "work": sum(work for _, work, _, _ in found),
+        "peak": max(peak for _, _, peak, _ in found),
+        "traffic": {axis: max(sent.get(axis, 0) for *_, sent in found) for axis in sorted(axes)},
     }
 
 
-def rank_of_run(family: str, text: str) -> tuple[float, int, dict[str, int]]:
-    """What `plait train` does in a rank; the traffic is that of the last step, as a pipeline tells shapes once."""
+def rank_of_run(family: str, text: str) -> tuple[float, float, int, dict[str, int]]:
+    """What `plait train` does in a rank: seconds of the fastest step, the processor's seconds in the median step, peak memory,
+    and the traffic of the last step, as a pipeline tells shapes once."""
     from plait.config import load
     from plait.engine.assemble import assemble
     from plait.engine.build import join_world
@@ -128,10 +134,14 @@ def rank_of_run(family: str, text: str) -> tuple[float, int, dict[str, int]]:
     world = join_world(plan)
     training = assemble(load(CONFIGS[family]), plan, world)
     batches = iter(training.loader)
-    results = [training.engine.step(next(batches)) for _ in range(STEPS)]
+    results, work = [], []
+    for _ in range(STEPS):
+        batch, began = next(batches), time.process_time()
+        results.append(training.engine.step(batch))
+        work.append(time.process_time() - began)
     seconds = min(result.seconds for result in results[WARM:])
     world.close()
-    return seconds, peak_memory_bytes(), results[-1].ledger.by_axis()
+    return seconds, statistics.median(work[WARM:]), peak_memory_bytes(), results[-1].ledger.by_axis()
 
 
 RATES = ("peak_flops", "memory_bandwidth", "link_bandwidth")
@@ -148,31 +158,40 @@ def best_of(one: Any, other: Any, name: str = "") -> Any:
     return (max if name in RATES else min)(one, other)
 
 
-def table(measured: list[dict[str, Any]], cluster: Cluster) -> None:
-    """Prediction beside measurement, and what they have in common."""
-    print(f"{'model':8} {'plan':44} {'ms':>7} {'pred.':>7} {'error':>7} {'MB':>5} {'pred.':>5} {'error':>7}  traffic")
+def work(family: str, text: str, cluster: Cluster) -> float:
+    """Predicted seconds of work of all ranks in a step."""
+    tables, plan = config_tables(CONFIGS[family]), Plan.parse(text)
+    return work_seconds(job_of(tables, plan), plan, machine_of(cluster))
+
+
+def table(measured: list[dict[str, Any]], cluster: Cluster, by_work: bool = False) -> None:
+    """Prediction beside measurement, and what they have in common: of step times, or of the processor's time of all ranks."""
+    what = "work, ms" if by_work else "step, ms"
+    print(f"{'model':8} {'plan':44} {what:>8} {'pred.':>7} {'error':>7} {'MB':>5} {'pred.':>5} {'error':>7}  traffic")
     times, memories, equal = [], [], 0
     by_family: dict[str, list[tuple[float, float]]] = {}
     for row in measured:
         guess = predict(row["family"], row["plan"], cluster)
-        time, memory = guess.step_seconds / row["seconds"] - 1, guess.memory.total / row["peak"] - 1
+        seconds = work(row["family"], row["plan"], cluster) if by_work else guess.step_seconds
+        found = row["work"] if by_work else row["seconds"]
+        off, memory = seconds / found - 1, guess.memory.total / row["peak"] - 1
         axes = [axis for axis in guess.traffic if round(guess.traffic[axis]) != round(row["traffic"].get(axis, 0))]
-        times.append(time)
+        times.append(off)
         memories.append(abs(memory))
         equal += not axes
-        by_family.setdefault(row["family"], []).append((guess.step_seconds, row["seconds"]))
+        by_family.setdefault(row["family"], []).append((seconds, found))
         said = (
             "equal"
             if not axes
             else " ".join(f"{a} {guess.traffic[a] / max(1, row['traffic'].get(a, 0)) - 1:+.1%}" for a in axes)
         )
         print(
-            f"{row['family']:8} {row['plan']:44} {row['seconds'] * 1e3:7.1f} {guess.step_seconds * 1e3:7.1f} {time:7.1%} "
+            f"{row['family']:8} {row['plan']:44} {found * 1e3:8.1f} {seconds * 1e3:7.1f} {off:7.1%} "
             f"{row['peak'] / 1e6:5.0f} {guess.memory.total / 1e6:5.0f} {memory:7.1%}  {said}"
         )
     everything = [pair for pairs in by_family.values() for pair in pairs]
     print(
-        f"\n{len(measured)} plans: step time median error {statistics.median(map(abs, times)):.1%} "
+        f"\n{len(measured)} plans: {what} median error {statistics.median(map(abs, times)):.1%} "
         f"(bias {statistics.median(times):+.1%}), Spearman {spearman(everything):.2f}; "
         f"peak memory median error {statistics.median(memories):.1%}, worst {max(memories):.1%}; traffic equal in {equal}"
     )
@@ -185,6 +204,9 @@ def main() -> None:
     parser.add_argument("what", choices=("probe", "run", "table", "list"))
     parser.add_argument("--from", dest="first", type=int, default=0)
     parser.add_argument("--to", dest="last", type=int, default=NUM_PLANS)
+    parser.add_argument(
+        "--work", action="store_true", help="compare the processor's time, which others on the machine do not change"
+    )
     parser.add_argument("--folder", type=Path, default=Path("/tmp/plait-local"))
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
@@ -207,7 +229,8 @@ def main() -> None:
             file.write_text(json.dumps(measured, indent=1))
             print(index, family, text, f"{measured[str(index)]['seconds'] * 1e3:.1f} ms", flush=True)
     else:
-        table([measured[key] for key in sorted(measured, key=int)], Cluster.local(read_probe(probe)))
+        rows = [measured[key] for key in sorted(measured, key=int)]
+        table(rows, Cluster.local(read_probe(probe)), arguments.work)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,10 @@ def test_the_plan_and_the_batch_of_a_config(capsys: pytest.CaptureFixture[str], 
 def test_what_is_no_longer_the_plan_is_a_no(capsys: pytest.CaptureFixture[str]) -> None:
     code, data = answer(capsys, "plan", "tp4:2d dp2", "--to", "megatron-lm")
     assert code == 1 and "tp4:2d: Megatron-LM splits layers in one dimension only" in str(data["missing"])
+    assert main(["export", "plan", "tp2:1d,sp dp8:zero1 mb4 precision:bf16", "--to", "megatron-lm"]) == 0
+    assert capsys.readouterr().out.rstrip("\n").endswith("--overlap-param-gather --bf16")  # one line, whole
+    assert main(["export", "plan", "dp2:zero3", "--to", "torchtitan"]) == 0
+    assert "[parallelism]\n" in capsys.readouterr().out
     assert main(["export", "plan", "pp2:zb-h2 mb4", "--to", "megatron-lm"]) == 0
     assert "megatron-lm cannot express: pp2:zb-h2" in capsys.readouterr().out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from plait import models
 from plait.comm import World
 from plait.engine.build import Options, build
+from plait.engine.engine import Engine
 from plait.engine.init import Initializer, derive_seed, place_holders
 from plait.mesh import Mesh
 from plait.models import losses
@@ -19,6 +21,8 @@ from plait.plan import Plan
 from plait.verify.compare import largest, relative_error
 from plait.verify.observation import Record
 from plait.verify.reference import Recipe, Slice, run_reference
+from plait.verify.run import _nudged as nudged
+from tests.parity.generator import odd
 
 TOLERANCE = 1e-10  # float64, relative (plait.verify.compare says to what); never relaxed
 SEED, STEPS = 5, 3
@@ -35,16 +39,22 @@ class Family:
     tokens: bool = False
     by_slice: bool = False
     by_micro_batch: bool = False  # a loss of its own, of all slices of a micro-batch together
+    frozen: tuple[str, ...] = ()  # patterns of parameters that do not train
+    num_steps: int = STEPS
 
     def model(self) -> nn.Module:
         """On the meta device."""
+        make = odd.Odd if self.name == "odd" else functools.partial(models.make, self.name)
         with torch.device("meta"):
-            return models.make(self.name, **self.keys)
+            model: nn.Module = make(**self.keys)
+        for name, param in model.named_parameters():
+            param.requires_grad_(not any(models.match(pattern, name) for pattern in self.frozen))
+        return model
 
     def batches(self, num_samples: int) -> list[tuple[Tensor, Tensor]]:
         """The same global batches in every process; some targets are masked, unevenly, where targets are tokens."""
         generator = torch.Generator().manual_seed(7)
-        return [self._batch(num_samples, generator) for _ in range(STEPS)]
+        return [self._batch(num_samples, generator) for _ in range(self.num_steps)]
 
     def _batch(self, num_samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         if not self.tokens:
@@ -241,8 +251,10 @@ class Outcome:
         return max(self.loss, self.grad, self.param, self.norm)
 
 
-def family_of(name: str) -> Family:
-    """A family by its name in any table; those of `SPLIT_FAMILIES` are called split-NAME."""
+def family_of(name: str | Family) -> Family:
+    """A family by its name in any table; those of `SPLIT_FAMILIES` are called split-NAME. A family is itself."""
+    if isinstance(name, Family):
+        return name
     if name.startswith("hf-"):
         from tests.parity.hugging_face import HUGGING_FACE
 
@@ -265,7 +277,9 @@ def optimizer(params: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(params, lr=1e-2, weight_decay=0.1, eps=1e-6)
 
 
-def check(run: Callable[..., list[Any]], plan_text: str, family: str, num_samples: int = 12, **options: Any) -> Outcome:
+def check(
+    run: Callable[..., list[Any]], plan_text: str, family: str | Family, num_samples: int = 12, **options: Any
+) -> Outcome:
     """Run one cell of the parity table; `run` is the `ranks` fixture. `node` is the number of ranks of a node."""
     plan = Plan.parse(plan_text)
     mesh = replace(Mesh.of(plan), node=options.pop("node", 0))
@@ -273,24 +287,32 @@ def check(run: Callable[..., list[Any]], plan_text: str, family: str, num_sample
     return compare(results, reference(family, plan, num_samples, options), options.get("clip_grad_norm"))
 
 
-def run_engine(world: World, plan_text: str, family_name: str, num_samples: int, options: dict[str, Any]) -> list[Any]:
-    """Train STEPS steps on this rank; every rank returns its parts, the test joins them."""
+def run_engine(world: World, plan_text: str, family_name: str | Family, num_samples: int, options: dict[str, Any]) -> list[Any]:
+    """Train the family's steps on this rank; every rank returns its parts, the test joins them."""
     family = family_of(family_name)
-    return train(world, family.model(), plan_text, family.batches(num_samples), options)
+    return train(make_engine(world, plan_text, family, options), family, num_samples)
 
 
-def train(
-    world: World, model: nn.Module, plan_text: str, batches: list[tuple[Tensor, Tensor]], options: dict[str, Any]
-) -> list[Any]:
-    """The steps of `run_engine` with any model."""
-    plan = Plan.parse(plan_text)
-    engine = build(
-        model, plan, loss=losses.cross_entropy, optimizer=optimizer, options=Options(seed=SEED, **options), world=world
+def make_engine(
+    world: World, plan_text: str, family: Family, options: dict[str, Any], model: nn.Module | None = None
+) -> Engine:
+    """The engine of this rank, of the family's model or one that is given."""
+    return build(
+        model or family.model(),
+        Plan.parse(plan_text),
+        loss=losses.cross_entropy,
+        optimizer=optimizer,
+        options=Options(seed=SEED, **options),
+        world=world,
     )
-    axis, seen = world.axis("dp"), []
+
+
+def train(engine: Engine, family: Family, num_samples: int) -> list[Any]:
+    """(loss, norm, gradients, parameters) after every step, as this rank has them."""
+    axis, seen = engine.world.axis("dp"), []
     grads: list[Any] = []
     engine.before_update.append(lambda e: grads.append(e.local_gradients()))
-    for inputs, targets in batches:
+    for inputs, targets in family.batches(num_samples):
         batch = inputs.tensor_split(axis.size)[axis.rank], targets.tensor_split(axis.size)[axis.rank]
         result = engine.step(batch, trace=False)
         seen.append((result.loss, result.grad_norm, grads.pop(), engine.local_parameters()))
@@ -330,14 +352,17 @@ def whole_model(family: Family) -> nn.Module:
 _REFERENCES: dict[Any, Record] = {}
 
 
-def reference(family_name: str, plan: Plan, num_samples: int, options: dict[str, Any]) -> Record:
-    """One device, plain PyTorch; remembered, as many plans share it."""
+def reference(
+    family_name: str | Family, plan: Plan, num_samples: int, options: dict[str, Any], *, aside: bool = False
+) -> Record:
+    """One device, plain PyTorch; remembered, as many plans share it. `aside`: started about one bit away."""
     family = family_of(family_name)
     by_micro_batch = family.by_micro_batch and plan.micro_batches > 1
     cut = (plan.dp.size, plan.micro_batches) if family.by_slice or by_micro_batch else None
-    key = (family_name, cut, num_samples, options.get("clip_grad_norm"))
+    key = (repr(family_name), cut, num_samples, options.get("clip_grad_norm"), aside)
     if key not in _REFERENCES:
         model = whole_model(family)
+        model = nudged(model) if aside else model
         recipe = Recipe(losses.cross_entropy, optimizer, clip_grad_norm=options.get("clip_grad_norm"))
 
         def slices(step: int, batch: tuple[Tensor, Tensor]) -> list[Slice]:

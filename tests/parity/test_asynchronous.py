@@ -6,75 +6,20 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor, nn
 
 from plait.comm import World
 from plait.engine.build import Options, build
-from plait.engine.init import Initializer, place_holders
 from plait.errors import ModelError, PlanError
 from plait.models.losses import cross_entropy
 from plait.pipeline.schedules import make
 from plait.pipeline.simulate import simulate
-from plait.pipeline.weights import stage_weights
 from plait.plan import Plan
 from plait.verify.compare import largest, relative_error
-from plait.verify.delayed import DelayedRecord, run_delayed
-from plait.verify.reference import Recipe
 from tests.parity import harness
-from tests.parity.harness import SEED, TOLERANCE
+from tests.parity.delayed import STEPS, reference, run_engine
+from tests.parity.harness import TOLERANCE
 
 Run = Callable[..., list[Any]]
-STEPS, SAMPLES = 5, 12
-
-
-def untied(name: str) -> harness.Family:
-    family = harness.family_of(name)
-    keys = {**family.keys, "tie_word_embeddings": False} if name.startswith("gpt") else family.keys
-    return harness.Family(family.name, keys, family.sample, family.classes, family.tokens)
-
-
-def batches(family: harness.Family) -> list[tuple[Tensor, Tensor]]:
-    generator = torch.Generator().manual_seed(3)
-    return [family._batch(SAMPLES, generator) for _ in range(STEPS)]
-
-
-def run_engine(world: World, plan: str, name: str, flush_every: int) -> dict[str, Any]:
-    family = untied(name)
-    engine = build(
-        family.model(), plan, loss=cross_entropy, optimizer=harness.optimizer, options=Options(seed=SEED), world=world
-    )
-    axis, losses = world.axis("dp"), []
-    for step, (inputs, targets) in enumerate(batches(family)):
-        if flush_every and step and step % flush_every == 0:
-            engine.flush()
-        share = inputs.tensor_split(axis.size)[axis.rank], targets.tensor_split(axis.size)[axis.rank]
-        losses.append(engine.step(share, trace=False).loss)
-    engine.flush()
-    params = [(part.name, part.value.view(part.global_shape).clone()) for part in engine.local_parameters()]
-    versions, stage = engine._delayed.versions, engine._pipeline.parts[world.axis("pp").rank].stage
-    return {"losses": losses, "params": params, "versions": versions.peak, "live": stage.peak_live}
-
-
-def reference(plan_text: str, name: str, stages: list[list[str]]) -> DelayedRecord:
-    plan, family = Plan.parse(plan_text), untied(name)
-    model = family.model()
-    place_holders(model, torch.float64, torch.device("cpu"))
-
-    def take(param: nn.Parameter, value: Tensor) -> None:
-        param.data = value.clone()
-
-    Initializer(model, SEED, torch.float64, torch.device("cpu")).run(take)
-    m, dp = plan.micro_batches, plan.dp.size
-
-    def cut(batch: tuple[Tensor, Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Micro-batch j of all data ranks together."""
-        ranks = [[part.tensor_split(m) for part in share] for share in zip(*(t.tensor_split(dp) for t in batch), strict=True)]
-        return [tuple(torch.cat([rank[side][j] for rank in ranks]) for side in (0, 1)) for j in range(m)]  # type: ignore[misc]
-
-    weights = stage_weights(make(plan.pp.schedule, plan.pp.size, m, num_steps=STEPS))
-    stream = [cut(batch) for batch in batches(family)]
-    return run_delayed(model, stream, Recipe(cross_entropy, harness.optimizer), list(zip(stages, weights, strict=True)))
 
 
 @pytest.mark.parametrize("plan", ["pp2:pipedream mb1", "pp2:pipedream mb3", "pp4:pipedream mb2", "pp3:pipedream dp2 mb2"])

@@ -18,7 +18,7 @@ from plait import models
 from plait.comm import World
 from plait.engine.build import Options, build
 from plait.engine.cut import Cutting
-from plait.errors import ModelError, RankFailed, ScheduleError
+from plait.errors import ModelError, NotAvailable, RankFailed, ScheduleError
 from plait.models.losses import cross_entropy
 from plait.pipeline.actions import Kind
 from plait.pipeline.schedules import SCHEDULES, make
@@ -104,6 +104,31 @@ def test_only_the_own_stage_has_memory(ranks: Run) -> None:
     assert max(own for own, _ in found) < 0.5 * found[0][1]
 
 
+class Nest(nn.Module):
+    """Takes and returns tensors in dictionaries, tuples and lists, and None among them."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.linear, self.index = nn.Linear(6, 6 if index < 2 else 5), index
+
+    def forward(self, value: Any) -> Any:
+        if self.index == 0:
+            return {"y": (self.linear(value), None), "skip": [value.detach() * 2]}
+        y, skip = value["y"][0], value["skip"][0]
+        return {"y": (self.linear(y), None), "skip": [skip]} if self.index == 1 else self.linear(y + skip)
+
+
+def nested(world: World, plan: str) -> list[float]:
+    engine = make_engine(world, plan, nn.Sequential(*(Nest(index) for index in range(3))))
+    return [engine.step(batch(size), trace=False).loss for size in (16, 6, 16)]
+
+
+def test_what_a_stage_returns_may_be_nested_and_vary_in_shape(ranks: Run) -> None:
+    one = ranks(1, nested, "dp1", plan="dp1")[0]
+    for plan in ("pp3:1f1b mb2", "pp3:zb-h1 mb4"):
+        assert ranks(3, nested, plan, plan=plan)[0] == pytest.approx(one, rel=1e-5)
+
+
 class Branch(nn.Module):
     """Returns what cannot be sent."""
 
@@ -135,6 +160,16 @@ def refused(world: World, what: str) -> str:
             engine = make_engine(world, "pp2 mb1", model)
             engine.step(batch())
     return str(caught.value)
+
+
+def server(world: World) -> str:
+    with pytest.raises(NotAvailable) as caught:
+        make_engine(world, "pp2 dp2:server mb2")
+    return str(caught.value)
+
+
+def test_a_parameter_server_with_a_pipeline_is_refused_with_the_reason(ranks: Run) -> None:
+    assert "copies of a tied parameter would lie on different servers" in ranks(4, server, plan="pp2 dp2")[0]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,11 +14,15 @@ import torch
 from plait import datasets
 from plait.comm import World
 from plait.engine.build import Options, build
+from plait.engine.precision import LossScale, Precision
+from plait.errors import NonFiniteLoss, PlanError
 from plait.models.losses import cross_entropy
-from tests.parity.harness import FAMILIES, SEED, Family
+from plait.plan import Plan
+from tests.parity.harness import FAMILIES, SEED, SPLIT_FAMILIES, Family
 
 Run = Callable[..., list[Any]]
 PLANS = ["dp2", "dp2:ring", "dp2:server", "dp2:zero1", "dp2:zero2", "dp2:zero3", "dp4:zero3", "dp2:zero1,offload"]
+SPLIT = SPLIT_FAMILIES["llama"]
 GPT = Family("gpt", {**FAMILIES["gpt"].keys, "vocab_size": 256, "max_position_embeddings": 32}, (32,), 256, tokens=True)
 
 
@@ -76,3 +83,69 @@ def test_bf16_model_state_is_that_of_mixed_precision(ranks: Run) -> None:
         numel = memory["parameters"] / 2
         assert memory["optimizer"] == pytest.approx(12 * numel / 2, rel=0.02)
         assert memory["gradients"] == pytest.approx(4 * numel / 2, rel=0.02)
+
+
+HALF = [
+    "dp2", "dp2:zero3 mb2", "tp2", "tp2:1d,sp mb2", "pp2:zb-h1 mb2", "pp2:interleaved,v2 mb2", "cp2:ring", "tp4:2d",
+    "pp2 tp2 dp2:zero1 mb2",
+]  # fmt: skip
+
+
+def in_float16(world: World, plan: str, family: Family, steps: int) -> list[Any]:
+    """(loss, norm, scale, skipped, sum of the parameters) of each step."""
+    engine = build(
+        family.model(),
+        plan,
+        loss=cross_entropy,
+        optimizer=lambda params: torch.optim.AdamW(params, lr=1e-3),
+        options=Options(seed=SEED, float16=True),
+        world=world,
+    )
+    assert engine._scale is not None
+    engine._scale.value = 2.0**18  # far too large: the first steps must be dropped
+    axis, seen = world.axis("dp"), []
+    for inputs, targets in family.batches(8):
+        share = inputs.tensor_split(axis.size)[axis.rank], targets.tensor_split(axis.size)[axis.rank]
+        result = engine.step(share, trace=False)
+        total = sum(float(part.value.double().sum()) for part in engine.local_parameters())
+        seen.append((result.loss, result.grad_norm, result.loss_scale, result.skipped, total))
+    assert engine.scale_state()["loss_scale"][0] == engine._scale.value
+    return seen
+
+
+@pytest.mark.parametrize("plan", HALF)
+def test_float16_finds_a_scale_that_all_ranks_agree_on(ranks: Run, plan: str) -> None:
+    family = replace(SPLIT, num_steps=14)
+    results = ranks(Plan.parse(plan).world_size, in_float16, plan, family, 14, plan=plan)
+    for mine in results:
+        assert [step[:4] for step in mine] == [step[:4] for step in results[0]] or not math.isfinite(mine[0][1])
+        assert [step[2:4] for step in mine] == [step[2:4] for step in results[0]]
+    steps = results[0]
+    dropped = [step[3] for step in steps]
+    assert dropped[0] and not dropped[-1]
+    for (_, _, scale, skipped, total), (_, _, later, dropped_later, after) in pairwise(steps):
+        assert later == (scale / 2 if skipped else scale)
+        assert (after == total) == dropped_later  # only a step that counts moves the weights
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [("dp2:local,every2", "do not step together"), ("pp2:2bw mb2", "updates each stage"), ("dp2 precision:bf16", "masters")],
+)
+def test_float16_is_refused_where_no_scale_can_be_agreed_on(plan: str, reason: str) -> None:
+    with pytest.raises(PlanError, match=reason):
+        Precision.of(Plan.parse(plan), float16=True)
+
+
+def test_a_scale_halves_on_overflow_doubles_after_many_good_steps_and_gives_up() -> None:
+    scale = LossScale(4.0, growth_interval=2)
+    for norm, value in [(1.0, 4.0), (1.0, 8.0), (math.inf, 4.0), (math.nan, 2.0), (1.0, 2.0), (1.0, 4.0)]:
+        assert scale.judge(norm, 1) == math.isfinite(norm)
+        scale.adapt()
+        assert scale.value == value
+    other = LossScale()
+    other.load(scale.state())
+    assert other.state() == scale.state()
+    scale.value = LossScale.LEAST
+    with pytest.raises(NonFiniteLoss, match="use bf16"):
+        scale.judge(math.inf, 3)

@@ -17,6 +17,7 @@ from tests.parity.harness import (
     check,
     compare,
     family_of,
+    make_engine,
     reference,
     train,
     whole_model,
@@ -60,7 +61,7 @@ def as_threads(ranks: int, plan: str, family: str, num_samples: int) -> None:
     copies = [whole_model(made) for _ in range(ranks)]
 
     def rank(world: World) -> list[Any]:
-        return train(world, copies[world.rank], text, made.batches(num_samples), {})
+        return train(make_engine(world, text, made, {}, copies[world.rank]), made, num_samples)
 
     outcome = compare(threaded(ranks, rank, plan=plan), reference(family, Plan.parse(text), num_samples, {}))
     assert outcome.largest <= TOLERANCE, outcome

@@ -84,7 +84,7 @@ def test_the_door_starts_ranks_of_its_own():
 
 @pytest.mark.parametrize(
     ("keys", "words"),
-    [({"dtype": "bf16"}, "a proof needs"), ({"probes": ["sdg"]}, "did you mean 'sgd'"), ({"steps": 0}, "at least one step")],
+    [({"dtype": "float16"}, "a proof needs"), ({"probes": ["sdg"]}, "did you mean 'sgd'"), ({"steps": 0}, "at least one step")],
 )
 def test_what_cannot_be_asked(keys, words):
     with pytest.raises(PlanError, match=words):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plait.cli import common, job
+from plait.cli import common, comparison, job
 from plait.cli.answer import Answer
 from plait.cli.train import launched
 
@@ -18,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_config(parser)
     parser.add_argument("--plans", nargs="+", required=True, metavar="TEXT", help="the plans; errors are against the first")
     common.add_steps(parser)
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write one page with the table, bars and timelines")
 
 
 def run(arguments: argparse.Namespace) -> Answer:
@@ -25,10 +27,16 @@ def run(arguments: argparse.Namespace) -> Answer:
     config = common.read_config(arguments)
     plans = [common.plan_of(config, text) for text in arguments.plans]
     rows: list[dict[str, Any]] = []
+    timelines = []
     for number, plan in enumerate(plans, start=1):
         common.say(f"plait compare: {plan} ({number} of {len(plans)})")
-        result = launched(job.Job(config, str(plan)), plan.world_size)
+        result = launched(job.Job(config, str(plan), keeps_timeline=True), plan.world_size)
+        timelines.append(result.pop("timeline", None))
         rows.append({**result, "loss_error": loss_error(result, rows[0] if rows else result)})
+    if arguments.html is not None and common.speaks():
+        arguments.html.parent.mkdir(parents=True, exist_ok=True)
+        arguments.html.write_text(comparison.html(f"Plans compared: {Path(arguments.config).stem}", rows, timelines))
+        common.say(f"plait compare: {arguments.html}")
     return Answer({"rows": rows}, view(rows)) if common.speaks() else Answer(None)
 
 
@@ -46,17 +54,9 @@ def view(rows: list[dict[str, Any]]) -> Table:
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("plan", overflow="fold")
-    for name in ("loss", "error", "ms/step", "tokens/s", "peak MB", "MB sent"):
+    table.add_column(comparison.HEAD[0], overflow="fold")
+    for name in comparison.HEAD[1:]:
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(
-            row["plan"],
-            "-" if row["final_loss"] is None else f"{row['final_loss']:.4f}",
-            "-" if row["loss_error"] is None else f"{row['loss_error']:.1e}",
-            f"{(row['step_seconds_median'] or 0) * 1e3:,.1f}",
-            f"{row['tokens_per_second']:,.0f}",
-            f"{max(row['peak_memory']) / 1e6:,.0f}",
-            f"{sum(row['traffic'].values()) / 1e6:,.1f}",
-        )
+        table.add_row(*comparison.cells(row))
     return table

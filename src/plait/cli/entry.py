@@ -95,8 +95,10 @@ def _print(answer: Answer, json_to: TextIO | None) -> None:
             print(to_json(answer.data), file=json_to, flush=True)
         elif json_to is None and answer.view is not None:
             from rich.console import Console
+            from rich.text import Text
 
-            Console(highlight=False).print(answer.view)
+            # Running text is left to the terminal to wrap, and whole where it is piped into a file.
+            Console(highlight=False).print(answer.view, soft_wrap=isinstance(answer.view, (str, Text)))
     except BrokenPipeError:  # the reader of stdout, such as head, has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 

@@ -110,12 +110,11 @@ def _checkpoint(arguments: argparse.Namespace) -> Answer:
 
 
 def _plan_view(data: dict[str, Any]) -> RenderableType:
-    from rich.console import Group
     from rich.text import Text
 
     lines = [f"# {data['framework']} cannot express: {line}" for line in data["missing"]]
     body = data["text"].rstrip("\n") if data["out"] is None else f"written to {data['out']}"
-    return Group(*(Text(line, overflow="fold", no_wrap=True) for line in [*body.splitlines(), *lines]))
+    return Text("\n".join([body, *lines]))
 
 
 def _write(out: Path, text: str) -> None:

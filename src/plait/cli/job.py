@@ -24,13 +24,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """What to train and where to put what comes of it; without a folder nothing is written."""
+    """What to train and where to put what comes of it; without a folder nothing is written.
+
+    With `keeps_timeline` rank 0's numbers hold the last step of all ranks as `timeline`, which is no JSON.
+    """
 
     config: Config
     plan: str
     folder: Path | None = None
     checkpoint: Path | None = None
     shows_progress: bool = True
+    keeps_timeline: bool = False
 
 
 def run(job: Job) -> dict[str, Any]:
@@ -41,6 +45,7 @@ def run(job: Job) -> dict[str, Any]:
     from plait.engine.metrics import Tally
     from plait.pipeline.text import dumps
     from plait.plan import Plan
+    from plait.trace import Timeline
 
     plan = Plan.parse(job.plan)
     world = join_world(plan)
@@ -58,11 +63,13 @@ def run(job: Job) -> dict[str, Any]:
             folder.schedule.write_text(dumps(own))
     tally = Tally()
     fit(training.engine, training.loader, job.config.train.steps, [tally, *_hooks(job, world, folder, training)])
+    timeline = tally.timelines[-1] if tally.timelines else Timeline(world.rank)
+    kept = world.axis("world").gather_objects(timeline) if job.keeps_timeline else []
     result = {"out": None if folder is None else str(folder.path), **_numbers(world, training, tally, folder), "plan": job.plan}
     if folder is not None and world.rank == 0:
         folder.summary.write_text(json.dumps(result, indent=2) + "\n")
     world.close()
-    return result
+    return {**result, "timeline": Timeline.merge(kept)} if job.keeps_timeline and world.rank == 0 else result
 
 
 def _agreed_folder(world: World, job: Job) -> RunFolder | None:
@@ -91,15 +98,21 @@ def _hooks(job: Job, world: World, folder: RunFolder | None, training: Training)
 def _numbers(world: World, training: Training, tally: Tally, folder: RunFolder | None) -> dict[str, Any]:
     """The summary over all ranks; rank 0 writes the trace of all into the folder."""
     from plait.engine.metrics import peak_memory_bytes, summary
-    from plait.trace import Timeline
+    from plait.trace import Timeline, breakdown
 
     engine = training.engine
     own = (peak_memory_bytes(), tally.traffic(), engine.memory(), tally.timeline(), engine.strategy.staleness())
-    gathered = zip(*world.axis("world").gather_objects(own), strict=True)
-    peaks, traffic, states, timelines, ages = (list(part) for part in gathered)
+    gathered = zip(*world.axis("world").gather_objects((*own, tally.breakdown())), strict=True)
+    peaks, traffic, states, timelines, ages, parts = (list(part) for part in gathered)
     if folder is not None and world.rank == 0:
         folder.trace.write_text(json.dumps(Timeline.merge(timelines).to_chrome()))
-    numbers = {**summary(tally, peaks, traffic), "state_memory": states}
+    where = breakdown.mean(parts)
+    numbers = {
+        **summary(tally, peaks, traffic),
+        "state_memory": states,
+        "bubble_fraction": where.bubble_fraction,
+        "breakdown": where.as_dict(),
+    }
     applied: Counter[int] = sum(ages, Counter())
     if applied:
         numbers["staleness"] = {str(age): applied[age] for age in sorted(applied)}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.cli import common
 from plait.cli.answer import Answer
-from plait.cluster import DEFAULT_PROBE_PATH
+from plait.cluster import DEFAULT_PROBE_PATH, read_probe
 from plait.errors import ConfigError
 from plait.launcher import joined_world, launch
 
@@ -58,9 +58,13 @@ def measure_here(out: Path, num_ranks: int | None = None) -> dict[str, Any]:
 
 
 def ensure_probe() -> None:
-    """Measure this machine if nobody has: what cluster `local` means from then on."""
+    """Measure this machine if nobody has: what cluster `local` means from then on.
+
+    A world of torchrun could not measure how ranks share the cores of a processor; that is made up for here.
+    """
     path = DEFAULT_PROBE_PATH.expanduser()
-    if not path.exists():
+    probe = read_probe(path)
+    if probe is None or (probe.get("is_cpu", True) and "host" not in probe):
         _check_writable(path)
         measure_here(path)
 

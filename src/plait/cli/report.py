@@ -43,7 +43,12 @@ def view(result: dict[str, Any], why_no_prediction: str = "") -> str:
     return "\n".join(
         [
             line("predicted", result["predicted_step_seconds"], result["predicted_bubble_fraction"], where),
-            line("simulated", result["simulated_step_seconds"], result["simulated_bubble_fraction"], "this run's own times"),
+            line(
+                "simulated",
+                result["simulated_step_seconds"],
+                result["simulated_bubble_fraction"],
+                "that step's own times, waits left out",
+            ),
             line("measured", result["measured_step_seconds"], result["measured_bubble_fraction"], "median traced step"),
             f"written to {result['out']}",
         ]

@@ -50,7 +50,7 @@ def _summary(data: RunData) -> Section:
     return Section("The step in numbers", parts)
 
 
-OWN_TIMES = "the schedule with the median times of this run's own actions, waits left out"
+OWN_TIMES = "the schedule with the mean times of that step's own actions, waits left out"
 
 
 def _traced(data: RunData) -> str:

@@ -32,7 +32,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class RunData:
-    """`steps` are the traced steps by number; `simulated` is the schedule with the median times of its own actions."""
+    """`steps` are the traced steps by number; `simulated`: the schedule, with the mean times of the shown step's actions."""
 
     folder: Path
     plan: Plan
@@ -87,7 +87,9 @@ def read_run(path: Path) -> RunData:
     metrics = tuple(json.loads(line) for line in _text(folder.metrics).splitlines() if line.strip())
     own = load(folder.schedule) if folder.schedule.exists() else None
     prediction, why = predict(folder.config, plan) if own is None else (None, "the cost model knows no schedule of your own")
-    simulated = simulated_step(schedule_of(plan, len(steps)) if own is None else lower(own), observed_costs(steps.values()))
+    schedule = schedule_of(plan, len(steps)) if own is None else lower(own)
+    seen = list(steps.values()) if schedule.asynchronous else [median_step(list(steps.values()))]
+    simulated = simulated_step(schedule, observed_costs(seen, statistics.fmean))
     return RunData(path, plan, _json(folder.summary), metrics, steps, simulated, prediction, why)
 
 

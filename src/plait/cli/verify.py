@@ -14,7 +14,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plan", required=True, metavar="TEXT", help="the plan to prove, as 'dp2:zero3 mb2'")
     parser.add_argument("--steps", type=int, default=3, metavar="K", help="updates that are compared (default: 3)")
     parser.add_argument(
-        "--dtype", default="float64", choices=("float64", "float32"), help="what both compute in (default: float64)"
+        "--dtype",
+        default="float64",
+        choices=("float64", "float32", "bf16"),
+        help="what both compute in (default: float64); bf16: how far it drifts",
     )
     parser.add_argument(
         "--tolerance", type=float, metavar="X", help="the largest relative error that passes (default: by dtype)"

@@ -1,4 +1,4 @@
-"""Split a sequence: ring attention and Ulysses.
+"""Split a sequence: ring attention and Ulysses; split space: strips that borrow their neighbours' edges.
 
 `apply` puts a parallel form in the place of every module of role `attention`, tells those of role `position` where this
 rank's tokens stand, and gives what cuts a batch. Everything else of a model sees each token alone and stays as it is.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from plait.context.apply import apply
 from plait.context.group import ContextGroup
+from plait.context.halo import HaloConv2d, with_halo
 from plait.context.ring import RingAttention
 from plait.context.ulysses import UlyssesAttention
 
-__all__ = ["ContextGroup", "RingAttention", "UlyssesAttention", "apply"]
+__all__ = ["ContextGroup", "HaloConv2d", "RingAttention", "UlyssesAttention", "apply", "with_halo"]

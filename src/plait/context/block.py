@@ -23,6 +23,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None
 
     A query that sees nothing has out 0 and lse -inf.
     """
+    q, k, v = (_rows(x) for x in (q, k, v))
     if mask is None and q.device.type == "cpu":
         out, lse = _flash_cpu(q, k, v, 0.0, causal)
         return out, lse
@@ -39,7 +40,7 @@ def attend_backward(
     grad: Tensor, qkv: tuple[Tensor, Tensor, Tensor], out: Tensor, lse: Tensor, *, causal: bool, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """This block's part of the gradients of q, k, v; `out` and `lse` are those over all blocks."""
-    q, k, v = qkv
+    q, k, v, grad, out = (_rows(x) for x in (*qkv, grad, out))
     if mask is None and q.device.type == "cpu":
         dq, dk, dv = _flash_cpu_backward(grad, q, k, v, out, lse, 0.0, causal)
         return dq, dk, dv
@@ -53,6 +54,11 @@ def attend_backward(
     inner = weights * ((grad @ v.transpose(-1, -2)).to(weights.dtype) - delta) / math.sqrt(q.shape[-1])
     inner = inner.to(q.dtype)
     return inner @ k, inner.transpose(-1, -2) @ q, weights.to(q.dtype).transpose(-1, -2) @ grad
+
+
+def _rows(x: Tensor) -> Tensor:
+    """With the elements of a head side by side: the kernels take that for granted, and read others' memory where it is not."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,6 +23,9 @@ BUBBLE = {
 }
 """Bubble of a schedule over 1F1B's."""
 
+CHAIN = 2 / 3
+"""The part of a micro-batch's work that the next stage waits for: forward and input gradient of forward and backward."""
+
 ASYNCHRONOUS = frozenset({"pipedream", "2bw"})
 
 
@@ -57,7 +60,12 @@ def closed_seconds(name: str, sizes: tuple[int, int, int], slowest: float, total
         return micro_batches * slowest
     if name == "interleaved":
         return micro_batches * slowest + (total - slowest + sends) / virtual
-    return micro_batches * slowest + BUBBLE.get(name, 1.0) * (total - slowest + sends)
+    bubble = BUBBLE.get(name, 1.0)
+    seconds = micro_batches * slowest + bubble * (total - slowest + sends)
+    if bubble >= 1.0:
+        return seconds
+    # Few micro-batches cannot fill a pipeline: forward and input gradients still go through all ranks one after the other.
+    return max(seconds, CHAIN * (total + (micro_batches - 1) * slowest) + (1 - CHAIN) * slowest + sends)
 
 
 def closed_live(name: str, num_ranks: int, micro_batches: int, virtual: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -163,9 +163,12 @@ def _need(model: Mapping[str, Any], key: str, family: str) -> Any:
 def describe_module(module: Any, seq_len: int = 1) -> Model:
     """The description of a torch module, usually on the meta device: children of the longest ModuleList are its blocks.
 
-    Only weights and matrix products of Linear, Embedding and Conv layers are seen (attention needs a config), so time is a
-    lower bound.
+    A Hugging Face model is described by its own config. Of others only weights and matrix products of Linear, Embedding and
+    Conv layers are seen (attention needs a config), so time is a lower bound.
     """
+    table = _own_config(module)
+    if table is not None:
+        return describe_keys(table, seq_len)
     lists = [
         child for _, child in module.named_modules() if type(child).__name__ in {"ModuleList", "Sequential"} and len(child) > 1
     ]
@@ -190,6 +193,18 @@ def describe_module(module: Any, seq_len: int = 1) -> Model:
     counted = sum(block.parameters * count for block, count in runs)
     tied = max(0, counted - sum(p.numel() for p in module.parameters()))  # a shared weight is met twice and stored once
     return Model(type(module).__name__, tuple(runs), seq_len=seq_len, tied_parameters=tied, hidden=hidden)
+
+
+def _own_config(module: Any) -> Mapping[str, Any] | None:
+    """The config.json of a Hugging Face model, or of one that a wrapper holds as `model`, if it has the sizes."""
+    for holder in (module, getattr(module, "model", None)):
+        to_dict = getattr(getattr(holder, "config", None), "to_dict", None)
+        if callable(to_dict):
+            table = dict(to_dict())
+            sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+            if all(_get(table, key) is not None for key in sizes):
+                return {**table, "name": str(table.get("model_type", "llama"))}
+    return None
 
 
 def _describe_leaves(name: str, leaves: list[Any]) -> Block:

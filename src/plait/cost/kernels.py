@@ -115,7 +115,7 @@ def _matmul(op: Matmul, setting: Setting) -> tuple[float, float, float]:
     copies = 1.0
     if op.copies > 1:  # experts: the copies on this rank share the rows of all the ranks of its expert line
         copies = max(1.0, op.copies / shard.ep)
-        rows /= copies
+        rows *= shard.imbalance / copies
     if op.split in {"column", "row", "heads"}:
         if shard.mode == "1d":
             outputs, inputs = (outputs, inputs / shard.tp) if op.split == "row" else (outputs / shard.tp, inputs)

@@ -28,6 +28,8 @@ class Runtime:
     """Selective recomputation repeats the communication between the products that it keeps."""
     balanced_stages: bool = True
     """Stages are cut by cost, not by equal numbers of layers."""
+    expert_imbalance: float = 1.0
+    """Tokens of the busiest expert rank over the mean: a step waits for it, and it receives as many more."""
     reduces_whole: bool = False
     """ZeRO-1 all-reduces gradients, although each rank needs only a part of them."""
     fused_accumulation: bool = False

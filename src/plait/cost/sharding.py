@@ -24,6 +24,8 @@ class Sharding:
     """Samples of a micro-batch."""
     regather: bool = False
     """Sequence parallelism keeps the sharded input of a product and gathers it again in backward."""
+    imbalance: float = 1.0
+    """`Runtime.expert_imbalance`, where experts are divided."""
     skew: float = 0.0
     """`Runtime.skew_seconds`, where there are stages."""
     resend: bool = True
@@ -67,6 +69,7 @@ def sharding(plan: Any, seq_len: int, samples: float, runtime: Any = None) -> Sh
         seq_len=seq_len,
         samples=samples,
         regather=runtime is not None and not runtime.keep_gathered,
+        imbalance=runtime.expert_imbalance if runtime is not None and plan.ep > 1 else 1.0,
         skew=runtime.skew_seconds if runtime is not None and plan.pp.size > 1 else 0.0,
         resend=runtime is None or runtime.selective_sends,
     )

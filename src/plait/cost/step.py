@@ -185,9 +185,22 @@ def _crowded_seconds(plan: Any, machine: Machine, pipeline: PipelineTime, tails:
     """What the cores need for the work of all ranks, where ranks share them."""
     if machine.host is None or plan.world_size <= machine.cores:
         return 0.0
-    lines = plan.world_size // plan.pp.size
+    return shared_cores(machine, _work(plan, machine, pipeline, tails), plan.world_size)
+
+
+def _work(plan: Any, machine: Machine, pipeline: PipelineTime, tails: list[tuple[float, float]]) -> float:
     work = sum(busy + sum(tail) + machine.efficiency.step_seconds for busy, tail in zip(pipeline.busy, tails, strict=True))
-    return shared_cores(machine, lines * work, plan.world_size)
+    return plan.world_size // plan.pp.size * work
+
+
+def work_seconds(job: Job, plan: Any, machine: Machine) -> float:
+    """Seconds that all ranks compute and communicate in a step, added up: waiting is no work."""
+    layout = lay_out(job, plan, closed=False)
+    passes = [stage_pass(stage, machine, layout.shard, (plan.precision, plan.compile, plan.remat)) for stage in layout.stages]
+    sharded = [_sharded_seconds(machine, layout, passes, rank) for rank in range(plan.pp.size)]
+    costs = _stage_costs(job, plan, machine, layout, passes=passes, sharded=sharded)
+    pipeline = pipeline_time(plan.pp.schedule, plan.pp.size, plan.micro_batches, costs)
+    return _work(plan, machine, pipeline, [_tail(job, machine, layout, passes, rank) for rank in range(plan.pp.size)])
 
 
 def _stage_costs(

@@ -8,6 +8,9 @@ S. Stich, Local SGD Converges Fast and Communicates Little (ICLR 2019); A. Douil
 
 With lr 1 and no momentum the outer step is the average, and with `every` 1 and plain SGD inside, all-reduce SGD. Between
 two outer steps nothing is sent: no gradient, no loss.
+
+Ranks leave and join between two rounds through a checkpoint: saving ends the round, and any number of ranks goes on from it.
+The ranks of a running group are fixed, as everywhere in torch.distributed; one that dies ends the run.
 """
 
 from __future__ import annotations

@@ -216,6 +216,8 @@ class Zero3(DataStrategy):
         self._masters.bind_gradients(self._gradients.shards)
 
     def publish(self) -> None:
+        for unit in self._units:  # a module that another stage of this rank runs too has had its unit gathered for that
+            unit.reshard()
         self._masters.publish()
 
     @property

@@ -109,6 +109,7 @@ def make_options(config: Any, plan: Plan | None = None) -> Options:
         asynchrony=Asynchrony(
             **{key: getattr(train, key) for key in ASYNCHRONY_KEYS if hasattr(train, key)},
         ),
+        float16=getattr(train, "float16", False),
         placing=Placing(getattr(train, "place_experts_every", 0), getattr(train, "spare_expert_slots", 0)),
         grouped_product=getattr(train, "grouped_product", "rule"),
         cutting=make_cutting(config) if plan is not None and plan.pp.size > 1 else Cutting(),

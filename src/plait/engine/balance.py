@@ -83,15 +83,15 @@ class Balance:
         product.fix(list(layers.values()), how)
         self._to_measure = layers if how == product.MEASURE else {}
 
-    def begin(self, micro_batches: Sequence[MicroBatch]) -> None:
-        """A step begins. Collective."""
+    def begin(self, micro_batches: Sequence[MicroBatch], loss_scale: float = 1.0) -> None:
+        """A step begins, whose gradients are those of `loss_scale` times the loss. Collective."""
         samples = torch.tensor([float(micro.num_samples) for micro in micro_batches], dtype=torch.float64)
         count = samples.sum() if self._count is None else sum(self._counted(micro) for micro in micro_batches)
         scalars = torch.cat((torch.as_tensor(count, dtype=torch.float64).reshape(1).cpu(), samples))
         scalars = scalars.to(self._device())
         self._tokens.all_reduce(scalars, control=True).wait()
         total, *by_micro_batch = scalars.tolist()
-        self._around.begin_step(total, by_micro_batch)
+        self._around.begin_step(total, by_micro_batch, loss_scale)
 
     def _device(self) -> torch.device:
         return next(iter(self.routers.values())).weight.device

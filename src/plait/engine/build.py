@@ -16,8 +16,8 @@ from plait import comm, context, data, expert, models, tensor
 from plait.comm import World
 from plait.context import ContextGroup
 from plait.data import Asynchrony, DataGroup, DataStrategy, Unit
-from plait.engine import recompute, update
-from plait.engine.axes import data_axis
+from plait.engine import compiling, recompute, update
+from plait.engine.axes import data_axis, within_stage
 from plait.engine.balance import Balance
 from plait.engine.batch import BatchSplitter, call
 from plait.engine.cut import Cut, Cutting, cut
@@ -25,6 +25,7 @@ from plait.engine.delayed import Delayed
 from plait.engine.engine import Engine, EngineParts
 from plait.engine.loss import LossFunction
 from plait.engine.pipeline import Part, Pipeline
+from plait.engine.precision import LossScale, Precision
 from plait.engine.staged import Staged
 from plait.engine.stages import make_stages
 from plait.engine.tied import TiedSum
@@ -44,9 +45,6 @@ from plait.pipeline.versions import WeightVersions
 from plait.plan import Plan, check_available
 from plait.tensor import TensorGroup, TensorSplit
 
-DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "float64": torch.float64}
-MASTER_DTYPES = {"float32": torch.float32, "bf16": torch.float32, "float64": torch.float64}
-
 
 @dataclass(frozen=True)
 class Options:
@@ -63,6 +61,8 @@ class Options:
         aggregate: what servers make of the workers' gradients: `sum` (the global mean loss) or `mean` (the mean of the
             workers' means; the same where every worker counts as many tokens).
         cutting: where a pipeline cuts the model; balanced by estimated cost where it says nothing.
+        compile_backend: of torch.compile, where the plan says compile.
+        float16: compute in float16 where the plan says float32, with a dynamic scale of the loss.
         placing: whether experts are placed anew between steps, with copies of the busiest.
         grouped_product: of experts: `rule`, `measure` (after the first step), or one of `models.grouped.METHODS`.
     """
@@ -76,6 +76,8 @@ class Options:
     aggregate: str = "sum"
     asynchrony: Asynchrony = field(default_factory=Asynchrony)
     cutting: Cutting = field(default_factory=Cutting)
+    float16: bool = False
+    compile_backend: str = "inductor"
     schedule: Schedule | None = None
     placing: Placing = field(default_factory=Placing)
     grouped_product: str = "rule"
@@ -100,6 +102,7 @@ def build(
     """
     options = options or Options()
     plan = _checked(plan)
+    precision = Precision.of(plan, float16=options.float16)
     if plan.dp.strategy in data.ELEMENTWISE_ONLY:
         data.require_elementwise(lambda params: optimizer(_unnamed(params)), str(plan))
 
@@ -115,19 +118,20 @@ def build(
     whole = replace(whole, originals=_originals(experts, split))
     if split is not None:
         loss = split.loss(loss, IGNORE if loss is cross_entropy else None)
+    if plan.compile:
+        compiling.apply(model, blocks, backend=options.compile_backend, device=world.device)
     recompute.apply(model, blocks, plan.remat)
     schedule = _schedule(plan, options.schedule)
     stages_of_model = cut(model, blocks, schedule.num_stages, options.cutting)
     _check_delayed(schedule, stages_of_model, options, balance)
-    dtype, master = DTYPES[plan.precision], MASTER_DTYPES[plan.precision]
-    values = prepare(model, options.seed, dtype, master, world=world, whole=whole)
+    values = prepare(model, options.seed, precision.compute, precision.master, world=world, whole=whole)
     if balance is not None:
         balance.use_product(model, options.grouped_product)
     axis = world.axis("pp")
     own = make_stages(model, blocks, stages_of_model, schedule, rank=axis.rank, call=call)
     own.holding = own.holding.split(placements(experts, split))
-    make = _StrategyMaker(plan, _data_group(plan, world, options), schedule, experts, world)
-    strategies = {stage: make(own.units[stage], own.secondary[stage]) for stage in own.stages}
+    make = _StrategyMaker(plan, _data_group(plan, world, options, precision), schedule, experts, world)
+    strategies = {stage: own.strategy(stage, make) for stage in own.stages}
     for stage, part in own.stages.items():
         part.add_into(strategies[stage].sinks())
     strategy = Staged(strategies) if len(strategies) > 1 else strategies[next(iter(strategies))]
@@ -153,7 +157,7 @@ def build(
             split=split,
             update=updater,
             splitter=BatchSplitter(
-                model, plan.micro_batches, DTYPES[plan.precision], world.device, None if sequence is None else sequence.cut
+                model, plan.micro_batches, precision.compute, world.device, None if sequence is None else sequence.cut
             ),
             balance=balance,
             actions=schedule.ranks[axis.rank],
@@ -162,6 +166,7 @@ def build(
             tied=TiedSum(axis, schedule.placement, stages_of_model.tied, strategies),
             holding=own.holding,
             seed=options.seed,
+            scale=LossScale() if precision.scaled else None,
             mean_of_workers=options.aggregate == "mean" and strategy.lockstep,
         )
     )
@@ -211,13 +216,13 @@ def _split_sequences(model: nn.Module, plan: Plan, world: World, options: Option
     return context.apply(model, named, world.axis("cp"), plan.cp.strategy)
 
 
-def _data_group(plan: Plan, world: World, options: Options) -> DataGroup:
+def _data_group(plan: Plan, world: World, options: Options, precision: Precision) -> DataGroup:
     return DataGroup(
         axis=data_axis(world),
         shard=data_axis(world, "dp_shard" if plan.dp.replicate > 1 else "dp"),
         replicate=world.axis("dp_replicate"),
-        param_dtype=DTYPES[plan.precision],
-        master_dtype=MASTER_DTYPES[plan.precision],
+        param_dtype=precision.compute,
+        master_dtype=precision.master,
         device=world.device,
         offload=plan.dp.offload,
         num_servers=options.num_servers,
@@ -243,7 +248,7 @@ def _check_composition(plan: Plan) -> None:
             f"parameter would lie on different servers; take dp{plan.dp.size} or dp{plan.dp.size}:zero1 with pipelines"
         )
 
-    if plan.pp.schedule in ("pipedream", "2bw") and (plan.dp.strategy not in ("allreduce", "ring") or plan.tp.size > 1):
+    if plan.pp.schedule in ("pipedream", "2bw") and plan.dp.strategy not in ("allreduce", "ring"):
         raise NotAvailable(
             f"'{plan}': {plan.pp.schedule} keeps several versions of whole weights, so it goes with dpN and dpN:ring alone; "
             "take one of these, or a schedule that flushes (1f1b)"
@@ -315,4 +320,4 @@ def _delayed(pipeline: Pipeline, updater: Update, schedule: Schedule, world: Wor
     strategy: Any = next(iter(pipeline.parts.values())).strategy
     versions = WeightVersions(strategy, 1 if schedule.delay is None else m, schedule.delay)
     stream = Stream(schedule.name, axis.size, m, axis.rank)
-    return Delayed(pipeline, updater, stream, versions, axes=(data_axis(world), axis))
+    return Delayed(pipeline, updater, stream, versions, axes=(within_stage(world), axis))

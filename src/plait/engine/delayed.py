@@ -35,7 +35,7 @@ class Delayed:
     ) -> None:
         self.versions = versions
         self._pipeline, self._update, self._stream = pipeline, update, stream
-        self._data, self._stages = axes
+        self._ranks, self._stages = axes  # those of the stage, and those of the pipeline
         self._stage, self._part = next(iter(pipeline.parts.items()))
         self._counts: dict[int, Tensor] = {}  # of micro-batches whose backward is to come
         self._gathered = LossSum(self._part.strategy.group.device)  # of the update to come
@@ -81,7 +81,8 @@ class Delayed:
         """The loss of the window, known to the last stage and told to all. Collective."""
         loss = self._pipeline.loss
         sums = torch.stack([loss.loss_sum, loss.count])
-        self._data.all_reduce(sums, control=True).wait()
+        sums /= self._update.loss_copies
+        self._ranks.all_reduce(sums, control=True).wait()
         self._stages.broadcast(sums, self._stages.size - 1).wait()
         return LossTotals(float(sums[0]), float(sums[1]), 0.0)
 
@@ -109,7 +110,8 @@ class Delayed:
     def _apply(self, action: Action) -> None:
         strategy = self._part.strategy
         strategy.reduce()
-        totals = self._update.totals(self._gathered, self._data, None)
+        self._update.sum_partial()
+        totals = self._update.totals(self._gathered, self._ranks, None)
         self.versions.before_update()
         if totals.count > 0:
             self._update.apply(totals, self._first_step + self._newest // self._per_step, totals.count)

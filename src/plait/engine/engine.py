@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from plait.engine.init import derive_seed
 from plait.engine.loss import LossTotals
 from plait.engine.parts import LocalPart, local_gradients, local_parameters
 from plait.engine.pipeline import Pipeline, Step
+from plait.engine.precision import LossScale
 from plait.engine.step import StepResult
 from plait.engine.tied import TiedSum
 from plait.engine.update import Update
@@ -57,6 +58,7 @@ class EngineParts:
     split: TensorSplit | None = None
     delayed: Delayed | None = None
     balance: Balance | None = None
+    scale: LossScale | None = None
 
 
 class Engine:
@@ -70,7 +72,7 @@ class Engine:
         self._splitter, self._seed = parts.splitter, parts.seed
         self._mean_of_workers = parts.mean_of_workers
         self._axis, self._stages = parts.world.axis("dp"), parts.world.axis("pp")
-        self._balance = parts.balance
+        self._balance, self._scale = parts.balance, parts.scale
         self._split, self._everyone = parts.split, within_stage(parts.world)
         self._pipeline, self._tied = parts.pipeline, parts.tied
         self._totals = LossTotals(0.0, 1.0, 0.0)
@@ -103,6 +105,7 @@ class Engine:
             micro_batches, actions = self._delayed.begin(step.micro_batches, self.step_index)
             offset = max(micro_batches) + 1 - len(step.micro_batches)
             step = Step(micro_batches, lambda index: self._seed_of(first + index - offset))
+        self._pipeline.loss_scale = 1.0 if self._scale is None else self._scale.value
         self._pipeline.begin(step)
         self._run(actions, timeline)
         if self._delayed is not None:
@@ -113,15 +116,20 @@ class Engine:
         self.step_index += 1
         if trace:
             timeline.mark_memory(self.memory())
+        norm = self._grad_norm()
+        if self._scale is not None:
+            self._scale.adapt()
         return StepResult(
             loss=told.loss_sum / told.count if told.count else math.nan,
-            grad_norm=self._grad_norm(),
+            grad_norm=norm,
             tokens=told.tokens,
             seconds=time.perf_counter() - began,
             timeline=timeline,
             ledger=world.ledger.since(earlier),
             details={**self.strategy.details(), **({} if self._split is None else self._split.details())},
             load=None if self._balance is None else self._balance.load,
+            loss_scale=None if self._scale is None else self._pipeline.loss_scale,
+            skipped=self._scale is not None and self._scale.skipped,
         )
 
     def flush(self) -> None:
@@ -180,9 +188,18 @@ class Engine:
         """What this rank holds of each gradient of the mean loss, before clipping; for use in `before_update`."""
         return local_gradients(self.strategy, self._divisor(), self.holding)
 
+    def scale_state(self) -> dict[str, list[float]]:
+        """The dynamic scale of the loss, for the meta data of a checkpoint; nothing where there is none."""
+        return {} if self._scale is None else {"loss_scale": self._scale.state()}
+
+    def load_scale(self, meta: Mapping[str, Any]) -> None:
+        """The inverse; a checkpoint of another precision has none."""
+        if self._scale is not None and "loss_scale" in meta:
+            self._scale.load(meta["loss_scale"])
+
     @property
     def gradient_divisor(self) -> float:
-        """What the gradients that `before_update` sees will be divided by: the global count."""
+        """What the gradients that `before_update` sees will be divided by: the global count, times the scale of float16."""
         return self._divisor()
 
     # -- what the schedule calls ----------------------------------------------------------------------------------
@@ -220,17 +237,19 @@ class Engine:
         self._tied.sum()
         self.update.sum_partial()
         self._totals = self.update.totals(self._pipeline.loss, self._everyone, self._stages)
+        dropped = self._scale is not None and not self._scale.judge(self._totals.squared_norm, self.step_index + 1)
         if self.strategy.lockstep or self._totals.count:
-            self._totals.check(self.step_index + 1)
-        for observe in self.before_update:
-            observe(self)
-        self.update.apply(self._totals, self.step_index, self._divisor())
+            self._totals.check(self.step_index + 1, norm=not dropped)
+        if not dropped:
+            for observe in self.before_update:
+                observe(self)
+            self.update.apply(self._totals, self.step_index, self._divisor())
         self.strategy.end_step()
         if self._balance is not None:
             self._balance.after_update(self._stages)
 
     def _divisor(self) -> float:
-        return 1.0 if self._mean_of_workers else self._totals.count
+        return (1.0 if self._mean_of_workers else self._totals.count) * self._pipeline.loss_scale
 
     def _grad_norm(self) -> float:
         return float(self._totals.squared_norm**0.5) / (self._divisor() or 1.0)

@@ -23,6 +23,7 @@ class Holding:
         shapes: of every parameter and persistent buffer of the model, on every rank.
         buffer_names: the persistent buffers held here.
         secondary: names that an earlier stage holds too, and saves.
+        copies: of frozen parameters that several stages of this rank use, those beside the one in `params`.
         placements: where in the whole parameters those of this rank lie, by name; empty when layers are not split.
     """
 
@@ -32,6 +33,7 @@ class Holding:
     buffer_names: frozenset[str]
     secondary: frozenset[str] = frozenset()
     placements: Mapping[str, Placement] = field(default_factory=dict)
+    copies: Mapping[str, list[nn.Parameter]] = field(default_factory=dict)
 
     @classmethod
     def whole(cls, model: nn.Module) -> Holding:

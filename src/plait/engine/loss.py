@@ -38,11 +38,11 @@ class LossTotals:
         """The norm of the gradient of the mean loss."""
         return float(self.squared_norm**0.5) / self.count
 
-    def check(self, step: int) -> None:
-        """Refuse to update the weights by something that is no number."""
+    def check(self, step: int, *, norm: bool = True) -> None:
+        """Refuse to update the weights by something that is no number; without `norm` the gradient will not be used."""
         if self.count == 0:
             raise DataError(f"step {step}: every target of the batch is masked; a mean over nothing is undefined")
-        for what, value in (("loss", self.loss), ("gradient norm", self.squared_norm)):
+        for what, value in (("loss", self.loss), ("gradient norm", self.squared_norm if norm else 0.0)):
             if not math.isfinite(value):
                 raise NonFiniteLoss(
                     f"step {step}: the {what} is {value}; the parameters are still those of step {step - 1}. "

@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from plait.engine.hooks import Hook, Start, StepDone
 from plait.trace import Timeline
+from plait.trace.breakdown import Breakdown, of_steps
 
 TRACED_STEPS = 5
 
@@ -84,6 +85,11 @@ class Tally(Hook):
         start = 1 if len(self.seconds) > 1 else 0
         seconds = sum(self.seconds[start:])
         return sum(self.tokens[start:]) / seconds if seconds > 0 else 0.0
+
+    def breakdown(self) -> Breakdown:
+        """Where the time of the last steps went on this rank."""
+        seconds = self.seconds[len(self.seconds) - len(self.timelines) :]
+        return of_steps(list(zip(self.timelines, seconds, strict=True)))
 
     def timeline(self) -> Timeline:
         """The last steps of this rank as one timeline; every span says its `step`."""

@@ -58,6 +58,7 @@ class Pipeline:
         device = next(iter(self.parts.values())).strategy.group.device
         self.loss = LossSum(device)
         self._loss_function = loss
+        self.loss_scale = 1.0  # of the gradients of this step; the loss itself is reported as it is
         self._random = RandomState(device)
         self._step = Step({}, lambda micro_batch: 0)
 
@@ -81,7 +82,7 @@ class Pipeline:
         self._step = step
         self.loss.reset()
         if self._balance is not None:
-            self._balance.begin(list(step.micro_batches.values()))
+            self._balance.begin(list(step.micro_batches.values()), self.loss_scale)
         self.transport.begin(lambda micro_batch: step.micro_batches[micro_batch].shapes)
 
     def end(self) -> None:
@@ -133,7 +134,7 @@ class Pipeline:
             if self._balance is not None:
                 self._balance.check(found)
             loss = self.loss.add(found, micro.num_samples)
-            self.parts[stage].stage.keep(micro_batch, [loss])
+            self.parts[stage].stage.keep(micro_batch, [loss if self.loss_scale == 1.0 else loss * self.loss_scale])
 
     def _tell_routers(self, micro_batch: int, *, recording: bool) -> None:
         if self._balance is not None:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from plait import data
-from plait.data import Unit
+from plait.data import DataStrategy, Unit
 from plait.engine.cut import Cut
 from plait.engine.holding import Holding, shapes_of
 from plait.pipeline.actions import Kind, Schedule
@@ -30,6 +30,17 @@ class Stages:
     stages: dict[int, Stage] = field(default_factory=dict)
     units: dict[int, list[Unit]] = field(default_factory=dict)
     secondary: dict[int, frozenset[str]] = field(default_factory=dict)
+    swaps: dict[int, list[Swap]] = field(default_factory=dict)
+
+    def strategy(self, stage: int, make: Callable[[Sequence[Unit], frozenset[str]], DataStrategy]) -> DataStrategy:
+        """What `make` makes of a stage's units, while its own copies of parameters are where its modules look for them."""
+        kept = [(module, key, module._parameters[key]) for module, key, _ in self.swaps[stage]]
+        for module, key, param in self.swaps[stage]:
+            module._parameters[key] = param
+        made = make(self.units[stage], self.secondary[stage])
+        for module, key, original in kept:
+            module._parameters[key] = original
+        return made
 
 
 def make_stages(model: nn.Module, blocks: Sequence[str], plan: Cut, schedule: Schedule, *, rank: int, call: Call) -> Stages:
@@ -42,6 +53,7 @@ def make_stages(model: nn.Module, blocks: Sequence[str], plan: Cut, schedule: Sc
     own_products = schedule.num_stages > 1 or any(action.kind is Kind.WEIGHT_GRAD for action in schedule)
     guide = Guide(plan.flow, plan.stage_of) if plan.flow is not None else None
     held: dict[str, nn.Parameter] = {}
+    copies: dict[str, list[nn.Parameter]] = {}
     made = Stages(Holding(model, held, shapes, frozenset()))
     for stage in own:
         modules = {module for name in plan.links[stage] for module in model.get_submodule(name).modules()}
@@ -49,15 +61,19 @@ def make_stages(model: nn.Module, blocks: Sequence[str], plan: Cut, schedule: Sc
         if deferral is not None:
             deferral.install(modules)
         local = params[stage]
+        made.swaps[stage] = [swap for swap in swaps[stage] if swap[0] in modules]
         made.stages[stage] = Stage(_module(model, plan, stage, swaps=swaps[stage], guide=guide, call=call), stage, deferral)
         made.secondary[stage] = frozenset(name for name in local if plan.holders(name)[0] < stage)
         tied = frozenset(name for name in local if len(plan.holders(name)) > 1)
         made.units[stage] = stage_units(units, local, tied, modules)
+        for name in local.keys() & held.keys():
+            if not local[name].requires_grad:
+                copies.setdefault(name, []).append(local[name])
         held.update({name: param for name, param in local.items() if name not in held})
     if guide is not None:
         guide.install(model)
     secondary = frozenset(name for name in held if plan.holders(name)[0] not in own)
-    made.holding = Holding(model, held, shapes, _buffers(model, plan, own, buffers), secondary)
+    made.holding = Holding(model, held, shapes, _buffers(model, plan, own, buffers), secondary, copies=copies)
     return made
 
 

@@ -47,6 +47,7 @@ def save(engine: Engine, path: Path, meta: dict[str, Any]) -> None:
             "step": engine.step_index,
             "plan": str(engine.plan),
             "optimizer": type(engine.update.optimizer).__name__,
+            **engine.scale_state(),
         },
         rank=world.rank,
         world_size=world.size,
@@ -73,6 +74,7 @@ def load(engine: Engine, path: Path) -> dict[str, Any]:
             _fill(checkpoint, part)
         engine.strategy.publish()
     engine.step_index = int(checkpoint.meta["step"])
+    engine.load_scale(checkpoint.meta)
     return checkpoint.meta
 
 

@@ -23,6 +23,8 @@ class StepResult:
         ledger: what this rank sent, by axis and operation.
         details: what the strategy adds, by name, as the staleness of this rank's gradient.
         load: where the tokens went, for a model with experts.
+        loss_scale: what the loss was multiplied by in backward, where float16 needs that.
+        skipped: whether that was too much, so that nothing was updated.
 
     Under `local` and `async-server`, whose ranks do not step together, loss and norm are this rank's own; where it hears of
     the others (an outer step, an answer of the server), loss and tokens are of all that it had not heard of.
@@ -36,3 +38,5 @@ class StepResult:
     ledger: Ledger
     details: Mapping[str, float] = field(default_factory=dict)
     load: Load | None = None
+    loss_scale: float | None = None
+    skipped: bool = False

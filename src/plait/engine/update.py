@@ -61,6 +61,11 @@ class Update:
             piece.value.dtype == torch.float32 for piece in strategy.pieces
         )
 
+    @property
+    def loss_copies(self) -> int:
+        """On how many ranks of the tensor axis each sample's loss is computed."""
+        return 1 if self._split is None else self._split.loss_copies
+
     def sum_partial(self) -> None:
         """Sum what the ranks of the tensor axis have of gradients that they share. Collective."""
         if self._split is not None:
@@ -75,7 +80,7 @@ class Update:
         strategy = self._strategy
         used = [float(index in state.touched) for state, index in strategy.slots()]
         scalars = torch.tensor([0.0, 0.0, 0.0, *used], dtype=torch.float64, device=loss.count.device)
-        copies = 1 if self._split is None else self._split.loss_copies
+        copies = self.loss_copies
         weight = None if self._split is None else self._split.weight
         scalars[0], scalars[1], scalars[2] = loss.loss_sum / copies, loss.count / copies, strategy.squared_norm(weight)
         strategy.total(scalars, axis)

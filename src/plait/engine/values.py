@@ -51,6 +51,8 @@ class Values:
             if name not in places and name in holding.params:  # frozen, and not sharded by the strategy
                 param = holding.params[name]
                 param.data = value.to(param.device, param.dtype, copy=True)
+                for same in holding.copies.get(name, ()):  # never updated, so one memory does
+                    same.data = param.data
 
         def take(param: nn.Parameter, value: Tensor) -> None:
             if id(param) in self._name_of:  # else a copy for another stage: its value comes under the name of the first

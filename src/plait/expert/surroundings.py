@@ -37,7 +37,7 @@ class RankSurroundings(Surroundings):
     def __init__(self, tokens: Axis, sequence: SequenceCut | None = None) -> None:
         self._tokens, self._sequence = tokens, sequence
         self._samples: list[float] = [1.0]
-        self._count = 1.0
+        self._count = self._loss_scale = 1.0
         self._index = 0
         self.auxiliary_sum = torch.zeros((), dtype=torch.float64)
 
@@ -46,8 +46,12 @@ class RankSurroundings(Surroundings):
         """Of this step."""
         return len(self._samples)
 
-    def begin_step(self, count: float, samples: list[float]) -> None:
-        """`count`: what the loss of this step will be divided by; `samples` of each micro-batch; both summed over `tokens`."""
+    def begin_step(self, count: float, samples: list[float], loss_scale: float = 1.0) -> None:
+        """`count`: what the loss of this step will be divided by; `samples` of each micro-batch; both summed over `tokens`.
+
+        Gradients are those of `loss_scale` times the loss.
+        """
+        self._loss_scale = loss_scale
         ranks_a_sample = 1 if self._sequence is None else self._sequence.axis.size
         self._count, self._samples = count, [number / ranks_a_sample for number in samples]
 
@@ -93,7 +97,7 @@ class RankSurroundings(Surroundings):
         scale = self._count * self._samples[self._index] / max(sum(self._samples), 1.0)
         if self.recording:
             self.auxiliary_sum = self.auxiliary_sum + auxiliary.detach().double().cpu() * scale
-        attached: Tensor = _Attach.apply(output, auxiliary, scale)
+        attached: Tensor = _Attach.apply(output, auxiliary, scale * self._loss_scale)
         return attached
 
 

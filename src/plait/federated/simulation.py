@@ -20,7 +20,8 @@ from torch import Tensor
 from plait import datasets
 from plait.comm import World
 from plait.engine import assemble, optimizers
-from plait.engine.build import MASTER_DTYPES, build, join_world
+from plait.engine.build import build, join_world
+from plait.engine.precision import MASTER_DTYPES
 from plait.errors import NonFiniteLoss, RunError
 from plait.federated.client import Client, Local, get_weights
 from plait.federated.judge import Judge
@@ -205,7 +206,7 @@ class PoolFleet:
         return self._own.initial()
 
     def train(self, task: Task, clients: Sequence[int]) -> list[Reply]:
-        futures = {client: self._pool.submit(_train, task, client, self._controls.get(client)) for client in clients}
+        futures = {client: self._submit(_train, task, client, self._controls.get(client)) for client in clients}
         replies, broken = [], False
         for client, future in futures.items():
             try:
@@ -216,16 +217,26 @@ class PoolFleet:
             except BrokenProcessPool:  # a worker died, and with it those that had not answered
                 broken = True
         if broken:
-            self._pool.shutdown()
-            self._pool = self._start()
+            self._restart()
         return replies
+
+    def _submit(self, work: Callable[..., Any], *words: object) -> Any:
+        try:
+            return self._pool.submit(work, *words)
+        except BrokenProcessPool:  # since the last round
+            self._restart()
+            return self._pool.submit(work, *words)
+
+    def _restart(self) -> None:
+        self._pool.shutdown()
+        self._pool = self._start()
 
     def secret(self, phase: str, contents: Mapping[int, Said]) -> dict[int, Said]:
         """The clients' secrets are kept here, since any worker may train any client."""
         return answer(self._desk, phase, contents, self.train)
 
     def accuracies(self, weights: Tensor) -> dict[int, float]:
-        futures = {client: self._pool.submit(_judge, weights, client) for client in range(self.num_clients)}
+        futures = {client: self._submit(_judge, weights, client) for client in range(self.num_clients)}
         return {client: future.result() for client, future in futures.items()}
 
     def accuracy(self, weights: Tensor) -> float:

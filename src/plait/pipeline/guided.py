@@ -85,12 +85,16 @@ class GuidedStage(StageModule):
         self._leaving = () if self._is_last else flow.crossing(stage_of, stage)
         self._now: _Run | None = None
 
+    def enter(self) -> None:
+        """Put this stage's copies of shared parameters where the modules look for them."""
+        for module, key, param in self._swaps:
+            module._parameters[key] = param
+
     def forward(self, inputs: Any, received: Payload | None) -> Any:
         arrived = {} if received is None else dict(zip(self._arriving, received.tensors, strict=True))
         templates = [] if received is None else list(received.note)
         self._now = now = _Run(arrived, templates, received.restore if received is not None else _nothing)
-        for module, key, param in self._swaps:
-            module._parameters[key] = param
+        self.enter()
         self._guide.running = self
         try:
             output = self._model(inputs)

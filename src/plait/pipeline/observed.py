@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from plait.errors import ScheduleError
 from plait.pipeline.actions import COMPUTE, Action, Kind, Schedule
@@ -39,13 +39,15 @@ def working_seconds(step: Timeline) -> list[tuple[Action, int, float]]:
     return found
 
 
-def observed_costs(steps: Iterable[Timeline]) -> dict[tuple[Kind, int], float]:
-    """The median time of each kind of action on each stage, over all steps and ranks."""
+def observed_costs(
+    steps: Iterable[Timeline], average: Callable[[Sequence[float]], float] = statistics.median
+) -> dict[tuple[Kind, int], float]:
+    """The median (or another average) time of each kind of action on each stage, over all steps and ranks."""
     times: dict[tuple[Kind, int], list[float]] = defaultdict(list)
     for step in steps:
         for action, _, seconds in working_seconds(step):
             times[action.kind, action.stage].append(seconds)
-    return {key: statistics.median(seconds) for key, seconds in times.items()}
+    return {key: average(seconds) for key, seconds in times.items()}
 
 
 def observed_bubble(step: Timeline) -> float:

@@ -32,6 +32,9 @@ class StageModule(ABC):
         Returns a Payload, or on the last stage the output of the model.
         """
 
+    def enter(self) -> None:  # noqa: B027  # most stages share no module with another
+        """A backward begins, which may run parts of the forward again: they must find this stage's parameters."""
+
 
 @dataclass
 class _Live:
@@ -98,8 +101,8 @@ class Stage:
         """Forget a micro-batch that will have no backward."""
         self._live.pop(micro_batch, None)
 
-    @staticmethod
-    def _run(live: _Live, grads: Sequence[Tensor] | None) -> list[Tensor]:
+    def _run(self, live: _Live, grads: Sequence[Tensor] | None) -> list[Tensor]:
+        self.module.enter()
         if live.roots:
             torch.autograd.backward(live.roots, None if grads is None else list(grads))
         leaves = [tensor for tensor in live.received if tensor.requires_grad]

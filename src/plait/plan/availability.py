@@ -22,8 +22,10 @@ BUILT: Final[dict[str, frozenset[str]]] = {
     "cp": frozenset({"ring", "ulysses"}),
     "remat": frozenset({"none", "selective", "full"}),
     "precision": frozenset({"float32", "bf16", "float64"}),
-    "options": frozenset({"replicate", "offload", "sp"}),  # known: replicate, offload, sp, compile
+    "options": frozenset({"replicate", "offload", "sp", "compile"}),
 }
+
+SPLIT_BACKWARD: Final = ("zb-h1", "zb-h2", "zbv", "v-half", "v-min", "dualpipev")
 
 _NAMES: Final = {
     "dp": "data parallel",
@@ -81,3 +83,21 @@ def _missing(plan: Plan) -> Iterator[tuple[str, str, str]]:
     for option, (used, term, what) in options.items():
         if used and option not in BUILT["options"]:
             yield term, what, ""
+    if plan.compile and "compile" in BUILT["options"]:
+        yield from _not_compiled(plan)
+
+
+def _not_compiled(plan: Plan) -> Iterator[tuple[str, str, str]]:
+    """Where blocks are no pure functions of tensors, which is what torch.compile takes them for."""
+    talks = "whose blocks talk to other ranks,"
+    refused = {
+        f"compile with {plan.tp}": (plan.tp.size > 1 or plan.tp.mode != "1d", talks),
+        f"compile with {plan.cp}": (plan.cp.size > 1, talks),
+        f"compile with ep{plan.ep}": (plan.ep > 1, talks),
+        f"compile with {plan.pp}": (
+            plan.pp.size > 1 and plan.pp.schedule in SPLIT_BACKWARD,
+            "whose backward leaves weight gradients for later,",
+        ),
+        f"compile with remat:{plan.remat}": (plan.remat == "selective", "which looks at single operations,"),
+    }
+    yield from ((term, f"compiling a plan {why}", "; leave compile out") for term, (here, why) in refused.items() if here)

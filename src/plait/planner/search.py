@@ -39,6 +39,8 @@ class Settings:
     """Only plans that this version of plait runs."""
     keep: int = 10
     """Plans whose schedules are replayed at the end."""
+    most: int = 60
+    """And at most so many, where guesses were too good."""
 
 
 @dataclass
@@ -82,12 +84,27 @@ def search(job: Job, machine: Machine, num_devices: int, settings: Settings) -> 
             break
         guesses += open_degrees(job, machine, combination, settings, found)
     guesses.sort(key=lambda guess: score(guess, settings.objective))
-    replayed = [estimate_job(job, guess.plan, machine) for guess in guesses[: settings.keep]]
+    replayed = list(_replayed(job, machine, guesses, settings))
     key = "memory" if settings.objective == "memory" else "time"
     found.best = sorted(
         (one for one in replayed if one.fits), key=lambda one: one.memory.total if key == "memory" else one.step_seconds
     )
     return found
+
+
+def _replayed(job: Job, machine: Machine, guesses: list[Guess], settings: Settings) -> Iterator[Estimate]:
+    """The full estimates of the best guesses, and of more where a guess was too good: until the next one promises less than
+    the best that was replayed."""
+    best, count = float("inf"), 0
+    for guess in guesses[: settings.most]:
+        if count >= settings.keep and score(guess, settings.objective) > best:
+            return
+        estimate = estimate_job(job, guess.plan, machine)
+        count += estimate.fits
+        if estimate.fits:
+            reached = Guess(guess.plan, estimate.step_seconds, 0.0, estimate.memory.total)
+            best = min(best, score(reached, settings.objective))
+        yield estimate
 
 
 def fits_somehow(job: Job, machine: Machine, num_devices: int, settings: Settings) -> bool:

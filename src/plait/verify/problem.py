@@ -19,9 +19,10 @@ from torch.utils.data import Subset
 from plait import datasets, models
 from plait.datasets import Loader, Masked
 from plait.engine import assemble, optimizers
-from plait.engine.build import DTYPES, MASTER_DTYPES, Options
+from plait.engine.build import Options
 from plait.engine.init import Initializer, derive_seed, is_meta, place_holders
 from plait.engine.loss import LossFunction
+from plait.engine.precision import DTYPES, MASTER_DTYPES
 from plait.errors import ModelError
 from plait.plan import Plan
 from plait.verify.reference import Batch, Recipe, Slice

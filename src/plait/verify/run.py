@@ -30,6 +30,7 @@ from plait.plan import Plan, check_available
 from plait.verify.asynchronous import SKIPPED, is_asynchronous, join_stream, record_stream, reference_stream
 from plait.verify.bisect import bisect
 from plait.verify.compare import TOLERANCE, differences
+from plait.verify.drift import DriftReport, drift
 from plait.verify.external import judge
 from plait.verify.finding import Facts, Finding
 from plait.verify.observation import Record
@@ -65,17 +66,18 @@ def run(
     dtype: str = "float64",
     tolerance: float | None = None,
     probes: Sequence[str] | None = None,
-) -> Report:
+) -> Report | DriftReport:
     """Prove that `plan` trains what `config` describes as one device does.
 
     `config` is a `Config`, a mapping of the same shape, or a TOML path. The ranks of the plan are started here, or those
     of torchrun are joined. `dtype` (float64 or float32) stands in for the plan's precision; the `tolerance` is by default
     1e-10 or 1e-4. `probes` are names of `PROBES`; all by default. Errors: `PlanError`, `ConfigError` and what `build`
-    raises; a difference is no error but a report whose `ok` is false.
+    raises; a difference is no error but a report whose `ok` is false. With `dtype` bf16 no equality is asked for: the answer
+    is how far the plan gets from float32, as a distribution beside that of one device in bf16 (see `drift`).
     """
     names = chosen(probes)
-    if dtype not in PRECISIONS:
-        raise PlanError(f"dtype '{dtype}': a proof needs float64, or float32; the rounding of others hides what it looks for")
+    if dtype not in (*PRECISIONS, "bf16"):
+        raise PlanError(f"dtype '{dtype}': a proof needs float64, or float32; bf16 shows how far rounding gets")
     if steps < 1:
         raise PlanError(f"steps = {steps}: at least one step is needed")
     parsed = Plan.parse(plan) if isinstance(plan, str) else plan
@@ -88,6 +90,8 @@ def run(
     own = assemble.make_schedule(config) if parsed.pp.size > 1 else None
     if own is not None:
         adopt(own, parsed.pp.size, parsed.micro_batches)
+    if dtype == "bf16":
+        return drift(problem, parsed, steps)
     report = verify(Task(problem, str(parsed), steps, tolerance, names))
     if wanted in ("float32", dtype):
         return report

@@ -7,7 +7,7 @@ import pytest
 import plait
 from plait.cost import Efficiency, Runtime
 from plait.errors import ClusterError, ConfigError, PlanError, WorldSizeError
-from tests.unit.cost.shapes import GPT3, LLAMA_8B, config
+from tests.unit.cost.shapes import GPT3, LLAMA_8B, MIXTRAL, config
 
 KEYS = {
     *("plan", "fits", "step_seconds", "tokens_per_second", "tokens_per_second_per_device", "tflops_per_device", "mfu"),
@@ -88,3 +88,14 @@ def test_bad_input(change, error, message):
 def test_an_estimate_takes_plan_and_cluster_from_the_config():
     asked = {**config(LLAMA_8B), "plan": {"text": "dp8:zero3 precision:bf16"}, "cluster": {"name": "h100x8"}}
     assert str(plait.estimate(asked).plan) == "dp8:zero3 precision:bf16"
+
+
+def test_a_step_waits_for_the_busiest_experts():
+    asked = config(MIXTRAL, seq_len=4096, global_batch=64)
+    even, uneven, whole = (
+        plait.estimate(asked, f"dp8:zero3 ep{ep} precision:bf16", "h200x8", runtime=Runtime(expert_imbalance=busy))
+        for ep, busy in ((8, 1.0), (8, 1.5), (1, 1.5))
+    )
+    assert uneven.step_seconds > 1.1 * even.step_seconds
+    assert uneven.traffic["ep"] == pytest.approx(1.5 * even.traffic["ep"])
+    assert whole.breakdown.compute < uneven.breakdown.compute  # undivided, nobody is busier than the others

@@ -52,3 +52,18 @@ def test_sends_delay_the_neighbour_and_keep_no_rank_busy():
     step = pipeline_time("1f1b", 4, 8, slow)
     assert step.seconds > 33
     assert step.busy == (24.0,) * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "virtual"),
+    [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("zb-h2", 1), ("zbv", 2), ("v-half", 2), ("v-min", 2)],
+)
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_closed_forms_are_near_the_replay_for_few_and_many_micro_batches(name: str, virtual: int, num_ranks: int) -> None:
+    """A guess that promised a pipeline without bubbles to a single micro-batch once hid every good plan of a search."""
+    for micro_batches in (1, 2, 4, 8, 16, 32):
+        if name == "interleaved" and micro_batches % num_ranks:
+            continue
+        stages = [StageSeconds(1 / virtual, 1 / virtual, 1 / virtual)] * (num_ranks * virtual)
+        closed = closed_time(name, num_ranks, micro_batches, stages).seconds
+        assert closed == pytest.approx(pipeline_time(name, num_ranks, micro_batches, stages).seconds, rel=0.2)

@@ -7,7 +7,10 @@ from typing import Any
 import torch
 
 from plait import datasets, models
+from plait.config import Config
 from plait.datasets import Loader
+from plait.engine.assemble import make_options
+from plait.expert import Placing
 from plait.models.losses import cross_entropy
 from plait.models.routing import Router
 
@@ -44,3 +47,11 @@ def test_the_busiest_expert_falls_to_the_mean() -> None:
     balanced, free = busiest(SPEED), busiest(0.0)
     assert balanced[0] > LIMIT and free[0] > LIMIT
     assert balanced[-1] < LIMIT < free[-1]
+
+
+def test_a_config_says_how_experts_are_placed_and_multiplied() -> None:
+    train = {"place_experts_every": 3, "spare_expert_slots": 1, "grouped_product": "loop"}
+    config = Config.load({"model": {"name": "llama", **MODEL}, "data": {"name": "stdlib"}, "train": train})
+    options = make_options(config)
+    assert options.placing == Placing(every=3, spare_slots=1) and options.grouped_product == "loop"
+    assert make_options(Config.load({"model": {"name": "llama", **MODEL}, "data": {"name": "stdlib"}})).placing == Placing()

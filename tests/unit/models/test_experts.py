@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from plait.errors import ModelError
-from plait.models.experts import Experts, MixtureOfExperts
+from plait.models.experts import Exchange, Experts, MixtureOfExperts, Trip
 from plait.models.grouped import METHODS, grouped_product, kernel_takes, measure
+from plait.models.permute import add_up, inverse, permute, to_rows
 from plait.models.routing import Router, RouterSettings, place_in_group
 
 D, E, K = 6, 4, 2
@@ -109,6 +110,40 @@ def test_overflow_is_dropped_counted_and_adds_nothing(drop_by: str) -> None:
             mine.sort(key=lambda t: -float(scores[t, expert]) if drop_by == "score" else t)
             assert {t for t, e in kept if e == expert and t // 8 == sample} == set(mine[:capacity])
     assert made.load is not None and made.load[-2:].tolist() == [len(pairs) - len(kept), len(pairs)]
+
+
+def test_shared_experts_compute_while_tokens_travel() -> None:
+    told: list[str] = []
+
+    class Told(Trip):
+        def arrive(self) -> tuple[Tensor, list[int]]:
+            told.append("arrive")
+            return super().arrive()
+
+    class Telling(Exchange):
+        def dispatch(self, rows: Tensor, counts: Tensor) -> Trip:
+            told.append("depart")
+            return Told(rows, counts.tolist())
+
+    layer = mixture()
+    layer.shared = nn.Linear(D, D).double()
+    layer.shared.register_forward_hook(lambda *_: told.append("shared"))
+    layer.exchange = Telling()
+    layer(tokens())
+    assert told == ["depart", "shared", "arrive"]
+
+
+def test_gathers_have_the_gradients_of_indexing() -> None:
+    order = torch.tensor([3, 0, 5, 1, 4, 2])  # of 3 tokens with 2 experts each
+    x, rows = (torch.randn(n, D, dtype=torch.float64, requires_grad=True) for n in (3, 6))
+    weight = torch.rand(3, 2, dtype=torch.float64, requires_grad=True)
+    back = inverse(order)
+    assert torch.equal(to_rows(x, order, back), x[order // 2]) and torch.equal(permute(rows, order), rows[order])
+    pairs = rows[back].view(3, 2, D) * weight[..., None]
+    torch.testing.assert_close(add_up(rows, weight, order, back), pairs.sum(1))
+    assert torch.autograd.gradcheck(lambda x: to_rows(x, order, back), (x,))
+    assert torch.autograd.gradcheck(lambda rows: permute(rows, order), (rows,))
+    assert torch.autograd.gradcheck(lambda rows, weight: add_up(rows, weight, order, back), (rows, weight))
 
 
 def test_groups_limit_the_experts() -> None:

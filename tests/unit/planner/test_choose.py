@@ -14,7 +14,7 @@ from plait.planner.explain import explain, explain_plan
 from plait.planner.pareto import pareto_front
 from plait.planner.search import REMATS
 from plait.planner.space import data_axes, degrees, divisors, micro_batch_counts, schedules
-from tests.unit.cost.shapes import GPT, LLAMA_8B, MIXTRAL, config
+from tests.unit.cost.shapes import GPT, GPT3, LLAMA_8B, MIXTRAL, config
 
 
 def test_plans_are_best_first_fit_and_use_every_device():
@@ -44,6 +44,16 @@ def test_nothing_in_the_space_beats_the_choice():
     fitting = [estimate for estimate in every if estimate.fits]
     assert len(fitting) > 50
     assert best.step_seconds <= min(estimate.step_seconds for estimate in fitting) * 1.02
+
+
+def test_a_large_model_on_few_samples_is_given_what_an_engineer_would_try():
+    """175 B parameters, 64 samples, 128 devices: tensor parallel in a node, a pipeline across, data parallel for the rest."""
+    asked = config(GPT3, global_batch=64)
+    best = plait.choose(asked, cluster="h100x128")[0]
+    for text in ("tp8:1d,sp pp8 dp2:zero1 mb32", "tp8:1d,sp pp16:interleaved,v3 mb64", "tp4:1d,sp pp16:zbv dp2:zero1 mb32"):
+        for remat in ("none", "full"):
+            tried = plait.estimate(asked, f"{text} remat:{remat} precision:bf16", "h100x128")
+            assert not tried.fits or best.step_seconds <= tried.step_seconds * 1.01
 
 
 def test_a_model_that_fits_nowhere_says_by_how_much_and_from_where_on():

@@ -1,0 +1,75 @@
+"""The page of `plait compare`: one self-contained HTML file of a table, bars and a timeline a plan, on one time scale."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from plait.trace import Timeline
+from plait.trace.page import Grid, Picture, Section, page
+from plait.trace.picture import Bar, Frame, bars, lanes, timeline_lanes
+
+HEAD = ("plan", "loss", "error", "ms/step", "tokens/s", "bubble", "peak MB", "MB sent")
+
+
+def cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """One row of the table, as the terminal and the page show it."""
+    return (
+        row["plan"],
+        "-" if row["final_loss"] is None else f"{row['final_loss']:.4f}",
+        "-" if row["loss_error"] is None else f"{row['loss_error']:.1e}",
+        f"{(row['step_seconds_median'] or 0) * 1e3:,.1f}",
+        f"{row['tokens_per_second']:,.0f}",
+        f"{row['bubble_fraction']:.1%}",
+        f"{max(row['peak_memory']) / 1e6:,.0f}",
+        f"{sum(row['traffic'].values()) / 1e6:,.1f}",
+    )
+
+
+def html(title: str, rows: Sequence[dict[str, Any]], timelines: Sequence[Timeline]) -> str:
+    """The whole page; everything on it was measured in the runs of the rows."""
+    sections = [
+        Section("Side by side", (Grid(HEAD, tuple(cells(row) for row in rows)),)),
+        Section(
+            "Where a step goes",
+            ("The mean over ranks and the last steps: computing, standing still for messages of an axis, and the rest.",
+             Picture(bars([Bar(row["plan"], _parts(row["breakdown"])) for row in rows], "ms"))),
+        ),
+        Section("Traffic", ("Sent in a step, by axis.", Picture(bars([_bar(row, "traffic", 1e6) for row in rows], "MB")))),
+        Section(
+            "Memory",
+            ("The state of the fullest rank between steps.", Picture(bars([_memory(row) for row in rows], "MB"))),
+        ),
+        Section("Timelines", tuple(_pictures(rows, timelines))),
+    ]  # fmt: skip
+    return page(title, sections)
+
+
+def _parts(breakdown: dict[str, Any]) -> tuple[tuple[str, float], ...]:
+    waiting = [(f"waiting for {axis}", seconds * 1e3) for axis, seconds in sorted(breakdown["waiting_seconds"].items())]
+    return (
+        ("computing", breakdown["compute_seconds"] * 1e3),
+        *(part for part in waiting if part[1] > 0),
+        ("other", breakdown["other_seconds"] * 1e3),
+    )
+
+
+def _bar(row: dict[str, Any], key: str, unit: float) -> Bar:
+    return Bar(row["plan"], tuple((name, value / unit) for name, value in row[key].items()))
+
+
+def _memory(row: dict[str, Any]) -> Bar:
+    fullest = max(row["state_memory"], key=lambda kinds: sum(kinds.values()))
+    return Bar(row["plan"], tuple((kind, value / 1e6) for kind, value in fullest.items()))
+
+
+def _pictures(rows: Sequence[dict[str, Any]], timelines: Sequence[Timeline]) -> list[str | Picture]:
+    """One time scale for all, so that lengths can be compared by eye."""
+    pictures = [(row["plan"], timeline) for row, timeline in zip(rows, timelines, strict=True) if timeline.spans]
+    if not pictures:
+        return ["No step was traced."]
+    longest = max(timeline.seconds for _, timeline in pictures) * 1e3
+    return [
+        Picture(lanes(timeline_lanes(timeline), Frame(length=longest, unit="ms", row_height=20)), plan)
+        for plan, timeline in pictures
+    ]

@@ -1,0 +1,97 @@
+"""Space in strips: each rank holds some rows of a field, and borrows its neighbours' edges where a stencil reaches over.
+
+`with_halo` lengthens a strip by `width` rows on both sides; its backward gives the gradients of what was borrowed back to
+their owners and adds them, so that a convolution on strips has the gradients of one on the whole field. A convolution's
+weights are used on every strip: their gradients are summed over the axis, as over any axis whose ranks have other data.
+Shapes: fields [B, C, H, W]; H is cut.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from plait.comm import Axis
+from plait.errors import DataError
+
+
+def with_halo(x: Tensor, axis: Axis, width: int, *, dim: int = -2, periodic: bool = True) -> Tensor:
+    """`x` with `width` rows of the neighbours before and after its own along `dim`; differentiable.
+
+    `periodic`: the first and the last rank are neighbours; else zeros stand beyond the field. Raises DataError where a strip
+    is thinner than what its neighbour borrows.
+    """
+    if x.shape[dim] < width:
+        raise DataError(
+            f"a strip of {x.shape[dim]} rows cannot lend {width}; take fewer ranks on {axis.name}, or a larger field"
+        )
+    if width == 0:
+        return x
+    longer: Tensor = _Halo.apply(x, axis, width, (dim, periodic))
+    return longer
+
+
+class _Halo(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis, width: int, how: tuple[int, bool]) -> Tensor:
+        ctx.axis, ctx.width, (ctx.dim, ctx.periodic) = axis, width, how
+        dim, length = ctx.dim, x.shape[ctx.dim]
+        above, below = _swap(axis, x.narrow(dim, 0, width), x.narrow(dim, length - width, width))
+        if not ctx.periodic:
+            above, below = _inside(axis, above, below)
+        return torch.cat((above, x, below), dim)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grad, dim, width = grads[0], ctx.dim, ctx.width
+        length = grad.shape[dim] - 2 * width
+        above, below = grad.narrow(dim, 0, width), grad.narrow(dim, length + width, width)
+        if not ctx.periodic:
+            above, below = _inside(ctx.axis, above, below)
+        from_above, from_below = _swap(ctx.axis, above, below)
+        own = grad.narrow(dim, width, length).clone()
+        own.narrow(dim, 0, width).add_(from_above)
+        own.narrow(dim, length - width, width).add_(from_below)
+        return own, None, None, None
+
+
+def _swap(axis: Axis, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+    """Give `first` to the rank before and `last` to the rank after; what those two gave."""
+    first, last = first.contiguous(), last.contiguous()
+    before, after = torch.empty_like(last), torch.empty_like(first)
+    works = [axis.shift(before, last, 1), axis.shift(after, first, -1)]
+    for work in works:
+        work.wait()
+    return before, after
+
+
+def _inside(axis: Axis, above: Tensor, below: Tensor) -> tuple[Tensor, Tensor]:
+    """Zeros where there is no neighbour."""
+    return (
+        torch.zeros_like(above) if axis.rank == 0 else above,
+        torch.zeros_like(below) if axis.rank == axis.size - 1 else below,
+    )
+
+
+class HaloConv2d(nn.Conv2d):
+    """A convolution of a periodic field that lies in strips over `axis`: [B, in, H, W] -> [B, out, H, W], odd square kernels.
+
+    Without an axis the field is whole.
+    """
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: int, *, axis: Axis | None = None, groups: int = 1
+    ) -> None:
+        super().__init__(in_channels, out_channels, kernel_size, groups=groups)
+        self._axis, self._reach = axis, kernel_size // 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Rows come from the neighbours, columns from the other side of the field."""
+        reach = self._reach
+        if self._axis is None:
+            return super().forward(F.pad(x, (reach,) * 4, mode="circular"))
+        x = with_halo(x, self._axis, reach)
+        return super().forward(F.pad(x, (reach, reach, 0, 0), mode="circular"))

@@ -1,0 +1,86 @@
+"""What is computed in and what is kept in; and the scale of the loss that float16 needs.
+
+bf16 has the range of float32, so master weights and sums in float32 are all it needs. float16 has not: small gradients would
+vanish, so backward starts from a multiple of the loss (P. Micikevicius et al., Mixed Precision Training, 2018, section 3.2).
+The multiple is found by trying: a step whose gradient overflows is dropped and the scale halved, many good steps double it.
+What it looks at is the global norm, one number that all ranks have, so they agree without asking each other.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from plait import data
+from plait.errors import NonFiniteLoss, PlanError
+from plait.pipeline.schedules import SCHEDULES
+from plait.plan import Plan
+
+DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "float64": torch.float64}
+MASTER_DTYPES = {"float32": torch.float32, "bf16": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Precision:
+    """`compute`: parameters and activations. `master`: what the optimizer updates, and the sums of gradients."""
+
+    compute: torch.dtype
+    master: torch.dtype
+    scaled: bool = False
+
+    @staticmethod
+    def of(plan: Plan, *, float16: bool = False) -> Precision:
+        """That of a plan. `float16` computes in float16 where the plan says float32. Raises PlanError where that cannot be."""
+        if not float16:
+            return Precision(DTYPES[plan.precision], MASTER_DTYPES[plan.precision])
+        reason = _no_scale(plan)
+        if reason:
+            raise PlanError(f"'{plan}': float16 {reason}")
+        return Precision(torch.float16, torch.float32, scaled=True)
+
+
+def _no_scale(plan: Plan) -> str | None:
+    if plan.precision != "float32":
+        return f"keeps its masters in float32, and the plan says precision:{plan.precision}; leave that out"
+    if plan.dp.size > 1 and plan.dp.strategy in data.OUT_OF_STEP:
+        return f"needs ranks that agree on every step's scale, and those of {plan.dp} do not step together; use bf16"
+    if plan.pp.size > 1 and SCHEDULES[plan.pp.schedule].asynchronous:
+        return f"needs steps that can be dropped as a whole, and {plan.pp.schedule} updates each stage by itself; use bf16"
+    return None
+
+
+class LossScale:
+    """The dynamic scale: `value` multiplies the loss sum of the step under way."""
+
+    LEAST = 2.0**-20
+
+    def __init__(self, value: float = 2.0**8, growth_interval: int = 200) -> None:
+        self.value, self._interval, self._good = value, growth_interval, 0
+        self.skipped = False  # whether the last step was dropped
+
+    def judge(self, squared_norm: float, step: int) -> bool:
+        """Whether the step counts. Raises NonFiniteLoss where no scale helps."""
+        self.skipped = not math.isfinite(squared_norm)
+        if self.skipped and self.value <= self.LEAST:
+            what = f"the gradient is {squared_norm} in float16 whatever the loss is scaled by"
+            raise NonFiniteLoss(f"step {step}: {what}; use bf16")
+        return not self.skipped
+
+    def adapt(self) -> None:
+        """The step has ended."""
+        if self.skipped:
+            self.value, self._good = self.value / 2, 0
+            return
+        self._good += 1
+        if self._good >= self._interval:
+            self.value, self._good = self.value * 2, 0
+
+    def state(self) -> list[float]:
+        """What a checkpoint keeps."""
+        return [self.value, float(self._good)]
+
+    def load(self, state: list[float]) -> None:
+        """The inverse of `state`."""
+        self.value, self._good = state[0], int(state[1])

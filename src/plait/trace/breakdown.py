@@ -1,0 +1,69 @@
+"""Where the time of a step goes on one rank: computing, waiting for each axis, and what is neither.
+
+Waiting is what a rank stood still for a message (`exposed_seconds`), also inside an action; so the parts add up to the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from plait.trace.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Seconds of one step. `other_seconds`: outside all actions, as slicing the batch or reading the loss."""
+
+    step_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    waiting_seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def other_seconds(self) -> float:
+        """What is neither computing nor waiting."""
+        return max(0.0, self.step_seconds - self.compute_seconds - sum(self.waiting_seconds.values()))
+
+    @property
+    def bubble_fraction(self) -> float:
+        """The share of the step in which the rank waited for other stages of the pipeline."""
+        return self.waiting_seconds.get("pp", 0.0) / self.step_seconds if self.step_seconds else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for `--json`."""
+        return {
+            "step_seconds": self.step_seconds,
+            "compute_seconds": self.compute_seconds,
+            "waiting_seconds": dict(self.waiting_seconds),
+            "other_seconds": self.other_seconds,
+        }
+
+
+def of_steps(steps: Sequence[tuple[Timeline, float]]) -> Breakdown:
+    """The mean over the steps of one rank: (timeline, seconds) each; nothing of no step."""
+    return mean([_of_step(timeline, seconds) for timeline, seconds in steps])
+
+
+def _of_step(timeline: Timeline, seconds: float) -> Breakdown:
+    waiting: dict[str, float] = {}
+    for comm in timeline.comms:
+        if comm.rank == timeline.rank:
+            waiting[comm.axis] = waiting.get(comm.axis, 0.0) + comm.exposed_seconds
+    inside = sum(
+        comm.exposed_seconds
+        for comm in timeline.comms
+        if any(span.start_seconds <= comm.stop_seconds <= span.stop_seconds for span in timeline.spans)
+    )
+    return Breakdown(seconds, max(0.0, timeline.busy_seconds(timeline.rank) - inside), waiting)
+
+
+def mean(parts: Iterable[Breakdown]) -> Breakdown:
+    """Of several steps, or of several ranks."""
+    found = list(parts)
+    if not found:
+        return Breakdown()
+    axes = sorted({axis for part in found for axis in part.waiting_seconds})
+    waiting = {axis: sum(part.waiting_seconds.get(axis, 0.0) for part in found) / len(found) for axis in axes}
+    step = sum(part.step_seconds for part in found) / len(found)
+    return Breakdown(step, sum(part.compute_seconds for part in found) / len(found), waiting)

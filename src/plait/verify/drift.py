@@ -1,0 +1,201 @@
+"""How far a plan in bf16 gets from float32, as a distribution: rounding has no single right answer, so none is asked for.
+
+Three runs start alike: one device in float32, one device in bf16, and the plan in bf16. The drift of a tensor is the 2-norm
+of its difference from float32's, relative to float32's. What one device drifts is the yardstick: a plan rounds in other
+places, but not more often, so its distribution must not lie far above. A wrong factor or a missing sum does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait import comm
+from plait.comm import World
+from plait.comm.simulated import simulate
+from plait.engine.build import build
+from plait.errors import PlanError
+from plait.launcher import launch
+from plait.mesh import Mesh
+from plait.plan import Plan
+from plait.verify.asynchronous import is_asynchronous
+from plait.verify.observation import Record
+from plait.verify.observe import join, record_rank
+from plait.verify.problem import Problem
+from plait.verify.reference import pooled_losses, run_reference, slicing_reasons
+
+KINDS = ("loss", "grad", "param")
+QUANTILES = (0.1, 0.5, 0.9, 0.99, 1.0)
+ALLOWED = 3.0  # times what one device drifts, at the median and at the 99th hundredth
+LEAST = 2.0**-9  # a relative error that one rounding to bf16 makes is no drift
+
+
+@dataclass(frozen=True)
+class Drift:
+    """The drifts of one kind over all tensors and steps, by quantile, of the plan and of one device in bf16."""
+
+    quantiles: Mapping[float, float]
+    one_device: Mapping[float, float]
+    worst: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether the plan drifts as one device does."""
+        return all(self.quantiles[q] <= max(ALLOWED * self.one_device[q], LEAST) for q in (0.5, 0.99))
+
+
+@dataclass(frozen=True)
+class DriftReport:
+    """What `plait verify --dtype bf16` says; `kinds` are loss, grad and param."""
+
+    kinds: Mapping[str, Drift]
+    plan: str
+    world_size: int
+    num_steps: int
+    notes: Sequence[str] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether no kind drifts much further than one device."""
+        return all(drift.ok for drift in self.kinds.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        """The keys of every verification, errors being the largest drifts, and the distributions."""
+        kind = max(self.kinds, key=lambda kind: self.kinds[kind].quantiles[1.0])
+        errors = {f"{kind}_error": drift.quantiles[1.0] for kind, drift in self.kinds.items()}
+        drifts = {
+            kind: {
+                "plan": {_name(q): value for q, value in drift.quantiles.items()},
+                "one_device": {_name(q): value for q, value in drift.one_device.items()},
+                "ok": drift.ok,
+            }
+            for kind, drift in self.kinds.items()
+        }
+        worst = {"name": self.kinds[kind].worst, "kind": kind, "error": self.kinds[kind].quantiles[1.0]}
+        return {
+            "ok": self.ok, **errors, "worst": worst, "plan": self.plan, "world_size": self.world_size,
+            "steps": self.num_steps, "dtype": "bf16", "drift": drifts, "allowed": ALLOWED, "notes": list(self.notes),
+        }  # fmt: skip
+
+    def text(self) -> str:
+        """For people: a table of quantiles, the plan above one device."""
+        verdict = "drifts from float32 as one device in bf16 does" if self.ok else "DRIFTS FURTHER than one device in bf16"
+        lines = [f"{self.plan}: {verdict} ({self.num_steps} steps, {self.world_size} ranks)"]
+        lines.append(f"  {'relative to float32':<22}" + "".join(f"{_name(q):>10}" for q in QUANTILES))
+        for kind, drift in self.kinds.items():
+            lines.append(f"  {kind + ', the plan':<22}" + "".join(f"{drift.quantiles[q]:>10.1e}" for q in QUANTILES))
+            lines.append(f"  {'  one device in bf16':<22}" + "".join(f"{drift.one_device[q]:>10.1e}" for q in QUANTILES))
+            if not drift.ok:
+                lines.append(f"  -> {kind} is more than {ALLOWED:g} times as far off; worst: {drift.worst}")
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+
+@dataclass(frozen=True)
+class DriftTask:
+    """What the ranks are asked; `plan` says bf16."""
+
+    problem: Problem
+    plan: str
+    steps: int
+
+
+def drift(problem: Problem, plan: Plan, steps: int) -> DriftReport:
+    """Measure the drift of a plan. Raises PlanError for plans whose steps cannot be set beside those of one device."""
+    plan = replace(plan, precision="bf16").check()
+    if is_asynchronous(plan):
+        raise PlanError(f"{plan.pp}: its updates are delayed, so what it drifts is not rounding; measure pp{plan.pp.size}:1f1b")
+    reports: list[DriftReport] = launch(_rank_main, DriftTask(problem, str(plan), steps), nproc=plan.world_size)
+    return reports[0]
+
+
+def _rank_main(task: DriftTask) -> DriftReport:
+    world = comm.init(Mesh.of(Plan.parse(task.plan)))
+    together = False
+    try:
+        report = in_world(world, task)
+        together = True
+        return report
+    finally:
+        world.close(together=together)
+
+
+def in_world(world: World, task: DriftTask) -> DriftReport:
+    """The same on the ranks of `world`; every rank returns the same report. Collective."""
+    records = world.axis("world").gather_objects(_observe(world, task))
+    report = _judge(world, task, records) if world.rank == 0 else None
+    told: DriftReport = world.axis("world").gather_objects(report)[0]
+    return told
+
+
+def _observe(world: World, task: DriftTask) -> Any:
+    problem, axis = task.problem, world.axis("dp")
+    engine = build(
+        problem.make_model(),
+        task.plan,
+        loss=problem.loss,
+        optimizer=problem.make_optimizer,
+        options=problem.options(Plan.parse(task.plan)),
+        world=world,
+    )
+    return record_rank(engine, islice(problem.loader(axis.rank, axis.size), task.steps), task.steps)
+
+
+def _judge(world: World, task: DriftTask, records: Sequence[Any]) -> DriftReport:
+    problem, plan = task.problem, Plan.parse(task.plan)
+    model, batches = problem.make_whole_model(torch.float32), problem.batches(task.steps, torch.float32)
+    notes = slicing_reasons(model, batches[0])
+    pooled = bool(pooled_losses(model)) and plan.micro_batches > 1 and not notes
+    how = {"by_slice": bool(notes), "by_micro_batch": pooled}
+    truth = run_reference(model, batches, problem.recipe(), problem.slices(plan), **how)
+    alone = replace(task, plan="precision:bf16")
+    one_device = join(simulate(Mesh.of(Plan.parse(alone.plan)), _observe, alone))
+    return compared(join(records), one_device, truth, (str(plan), world.size, task.steps), notes)
+
+
+def compared(
+    mine: Record, one_device: Record, truth: Record, run: tuple[str, int, int], notes: Sequence[str] = ()
+) -> DriftReport:
+    """The distributions of two runs in bf16 around one in float32; `run` is (plan, world size, steps)."""
+    found, yardstick = _drifts(mine, truth), _drifts(one_device, truth)
+    kinds = {}
+    for kind in KINDS:
+        worst = max(found[kind], key=lambda name: found[kind][name])
+        kinds[kind] = Drift(_quantiles(found[kind].values()), _quantiles(yardstick[kind].values()), worst)
+    return DriftReport(kinds, *run, notes)
+
+
+def _drifts(mine: Record, truth: Record) -> dict[str, dict[str, float]]:
+    """Of each tensor in each step, by kind."""
+    found: dict[str, dict[str, float]] = {kind: {} for kind in KINDS}
+    for step, (seen, known) in enumerate(zip(mine.steps, truth.steps, strict=True)):
+        found["loss"][f"step {step}"] = abs(seen.loss - known.loss) / max(abs(known.loss), 1e-30)
+        pairs: dict[str, tuple[Mapping[str, Tensor | None], Mapping[str, Tensor | None]]] = {
+            "grad": (seen.grads, known.grads),
+            "param": (seen.params, known.params),
+        }
+        for kind, (own, other) in pairs.items():
+            for name, value in other.items():
+                if value is not None and value.numel():
+                    found[kind][f"{name} in step {step}"] = _distance(own.get(name), value)
+    return found
+
+
+def _distance(value: Tensor | None, truth: Tensor) -> float:
+    size = float(truth.double().norm())
+    gap = size if value is None else float((value.double() - truth.double()).norm())
+    return gap / size if size else (0.0 if gap == 0.0 else math.inf)
+
+
+def _quantiles(values: Any) -> dict[float, float]:
+    ordered = sorted(values)
+    return {q: ordered[min(len(ordered) - 1, math.ceil(q * len(ordered)) - 1 if q else 0)] for q in QUANTILES}
+
+
+def _name(quantile: float) -> str:
+    return "max" if quantile == 1.0 else "median" if quantile == 0.5 else f"p{quantile * 100:g}"
