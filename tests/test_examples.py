@@ -1,4 +1,4 @@
-"""Examples in their small setting: each holds its own reference and fails where it does not meet it."""
+"""Every example in its small setting: each holds its own reference and fails where it does not meet it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent.parent / "examples"
-EXAMPLES = ("finetune", "language", "moe")  # simulation and vision are run by hand so far
+EXAMPLES = ("finetune", "language", "moe", "simulation", "vision")
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
