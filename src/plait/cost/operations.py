@@ -29,8 +29,8 @@ class Matmul:
     copies: int = 1
     """Weights of this shape (experts); each token uses `rows` of them."""
     parts: tuple[int, ...] = ()
-    """Outputs of the layers that take the same input (query, key and value), where it is not one matrix: a grid moves the
-    input for each of them."""
+    """Outputs of the layers that take the same input (query, key and value), where it is not one matrix. The input moves
+    once for all of them."""
     raw: bool = False
     """The input is data, which needs no gradient."""
 

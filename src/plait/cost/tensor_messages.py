@@ -89,7 +89,7 @@ def _two_d(op: Matmul, shard: Sharding, tokens: float, width: int, add: Add) -> 
         add("reduce_scatter", moved, "forward", size=q)
         add("all_gather", moved, "backward", size=q)
     else:
-        moved = tokens * op.inputs * width * max(1, len(op.parts))
+        moved = tokens * op.inputs * width
         add("all_gather", moved, "forward", size=q)
         add("all_gather", moved, "backward", size=q)
     if not op.raw:
@@ -101,7 +101,7 @@ def _two_d(op: Matmul, shard: Sharding, tokens: float, width: int, add: Add) -> 
 def _three_d(op: Matmul, shard: Sharding, tokens: float, width: int, add: Add) -> None:
     q = shard.q
     lines = (q, q * q) if op.split == "column" else (q * q, q)  # j gathers X and l scatters Y, or the other way round
-    x, y = tokens * op.inputs * width * max(1, len(op.parts)), tokens * op.outputs * width
+    x, y = tokens * op.inputs * width, tokens * op.outputs * width
     weight = op.inputs * op.outputs / (q * q) * width
     add("all_gather", x, "forward", stride=lines[0], size=q)
     add("all_gather", weight, "forward", size=q)
