@@ -22,7 +22,7 @@ from typing import Any
 
 from plait.mesh import Mesh
 
-TIMEOUT_SECONDS = 60.0
+TIMEOUT_SECONDS = 180.0
 GRACE_SECONDS = 3.0  # for the other ranks, once one has failed
 PRELOAD = ["torch", "torch.distributed", "plait.comm.functional", "plait.comm.world", "pytest"]
 

@@ -15,4 +15,4 @@ from tests.helpers.pool import mesh_of
 
 def threaded(n: int, fn: Callable[..., Any], *args: Any, plan: str | Mesh | None = None) -> list[Any]:
     """The results of `fn(world, *args)` on n threads, by rank. `fn` may be a closure."""
-    return simulate(mesh_of(plan, n), fn, *args, timeout_seconds=20.0)
+    return simulate(mesh_of(plan, n), fn, *args, timeout_seconds=60.0)
