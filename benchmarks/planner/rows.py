@@ -34,7 +34,7 @@ class Practice:
 def runtime(gradient_bytes: float, **habits: Any) -> Runtime:
     """A framework that is not plait: what sequence parallelism gathered is gathered again, and selective recomputation only
     repeats the attention itself."""
-    return Runtime(gradient_bytes, **{"keep_gathered": False, "selective_sends": False, **habits})
+    return Runtime(gradient_bytes, **{"keep_gathered": False, "selective_sends": False, "fused_rows": False, **habits})
 
 
 MEGATRON_2021 = Practice(

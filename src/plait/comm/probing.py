@@ -30,7 +30,7 @@ def probe(world: World, axes: Iterable[AxisName] = ("world",)) -> dict[str, Any]
         "axes": {name: {"size", "ops": {op: {"latency_seconds", "bytes_per_second", "points": [[bytes_sent, seconds]]}}}}}`.
         `bytes_sent` are those of one rank, so `latency + bytes_sent / bytes_per_second` predicts an operation.
     """
-    return {"device": probe_device(world.device), "axes": probe_links(world, axes)}
+    return {"device": probe_device(world.device), "axes": probe_links(world, axes, SIZES_BYTES)}
 
 
 def probe_links(

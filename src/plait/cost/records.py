@@ -22,10 +22,13 @@ class Runtime:
     """Gradients are reduced while the last backward runs."""
     overlap_sends: bool = True
     """A stage computes on while it sends to its neighbour."""
-    keep_gathered: bool = True
+    keep_gathered: bool = False
     """Sequence parallelism keeps what it gathered, instead of gathering again in backward."""
     selective_sends: bool = True
     """Selective recomputation repeats the communication between the products that it keeps."""
+    fused_rows: bool = True
+    """The product of a row and its sum over the ranks are one step, which recomputation repeats as a whole, at the end of a
+    block too."""
     balanced_stages: bool = True
     """Stages are cut by cost, not by equal numbers of layers."""
     expert_imbalance: float = 1.0

@@ -30,6 +30,8 @@ class Sharding:
     """`Runtime.skew_seconds`, where there are stages."""
     resend: bool = True
     """Selective recomputation runs the communication between products again."""
+    fused_rows: bool = True
+    """`Runtime.fused_rows`."""
 
     @property
     def tokens(self) -> float:
@@ -72,4 +74,5 @@ def sharding(plan: Any, seq_len: int, samples: float, runtime: Any = None) -> Sh
         imbalance=runtime.expert_imbalance if runtime is not None and plan.ep > 1 else 1.0,
         skew=runtime.skew_seconds if runtime is not None and plan.pp.size > 1 else 0.0,
         resend=runtime is None or runtime.selective_sends,
+        fused_rows=runtime is None or runtime.fused_rows,
     )

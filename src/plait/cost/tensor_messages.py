@@ -24,7 +24,7 @@ Add = Callable[..., None]
 
 
 def line(block: Block, shard: Sharding, width: int, add: Add) -> None:
-    """1D. What the last row of a block sums is not needed again by recomputation (`last`)."""
+    """1D. What the last row of a block sums is not needed again by recomputation (`last`), where they are two steps."""
     full, sp = shard.tokens * width, shard.sequence_parallel
     inside = [op for op in block.operations if op.name != "residual"]
     for op in block.operations:
@@ -38,7 +38,8 @@ def line(block: Block, shard: Sharding, width: int, add: Add) -> None:
                 add("reduce_scatter" if sp else "all_reduce", payload, "backward")
         elif (isinstance(op, Matmul) and op.split == "row") or isinstance(op, Lookup):
             payload = full * (op.outputs * op.rows if isinstance(op, Matmul) else op.width)
-            add("reduce_scatter" if sp else "all_reduce", payload, "forward", last=op is inside[-1] and not _is_expert(op))
+            last = op is inside[-1] and not _is_expert(op) and not shard.fused_rows
+            add("reduce_scatter" if sp else "all_reduce", payload, "forward", last=last)
             if sp:
                 add("all_gather", payload, "backward")
         if isinstance(op, Matmul) and op.name == "head":

@@ -11,8 +11,8 @@ from tests.unit.cost.shapes import GPT, MIXTRAL, config
 N, M = 4, 8
 
 
-def traffic(plan, **keys):
-    return plait.estimate(config(GPT, seq_len=256, **keys), plan=plan, cluster="h100x64").traffic
+def traffic(plan, runtime=None, **keys):
+    return plait.estimate(config(GPT, seq_len=256, **keys), plan=plan, cluster="h100x64", runtime=runtime or Runtime()).traffic
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,8 @@ def test_tensor_1d_reduces_two_activations_a_layer_each_way_and_the_embedding_an
 
 
 def test_sequence_parallel_moves_the_same_bytes_and_what_its_ranks_share_once_a_step():
-    plain, sharded = traffic("tp4", global_batch=8)["tp"], traffic("tp4:1d,sp", global_batch=8)["tp"]
+    kept = Runtime(keep_gathered=True)
+    plain, sharded = traffic("tp4", kept, global_batch=8)["tp"], traffic("tp4:1d,sp", kept, global_batch=8)["tp"]
     positions, norms, biases = 1024 * 512, 17 * 2 * 512, 8 * 2 * 512  # of rows; biases of columns are cut
     assert sharded - plain == pytest.approx(2 * 3 / 4 * 4 * (positions + norms + biases), rel=1e-6)
 
@@ -55,9 +56,11 @@ def test_a_framework_that_gathers_again_moves_one_more_for_each_kept_input():
     assert again - once == pytest.approx((4 - 1) / 4 * 4 * 8 * 256 * 512 * (2 * 8 + 1), rel=1e-6)
 
 
-def test_full_recomputation_repeats_the_forward_communication_of_blocks_but_for_the_last_sum():
-    once, again = traffic("tp4", global_batch=8)["tp"], traffic("tp4 remat:full", global_batch=8)["tp"]
-    assert again - once == pytest.approx(2 * 3 / 4 * 4 * 8 * 256 * 512 * 8, rel=1e-6)
+@pytest.mark.parametrize(("fused", "sums"), [(True, 2), (False, 1)])
+def test_full_recomputation_repeats_the_forward_communication_of_blocks_but_for_a_last_sum_apart(fused, sums):
+    runtime = Runtime(fused_rows=fused)
+    once, again = traffic("tp4", runtime, global_batch=8)["tp"], traffic("tp4 remat:full", runtime, global_batch=8)["tp"]
+    assert again - once == pytest.approx(sums * 2 * 3 / 4 * 4 * 8 * 256 * 512 * 8, rel=1e-6)
 
 
 def test_a_pipeline_rank_sends_activations_on_and_gradients_back():
