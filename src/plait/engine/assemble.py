@@ -112,6 +112,8 @@ def make_options(config: Any, plan: Plan | None = None) -> Options:
         float16=getattr(train, "float16", False),
         placing=Placing(getattr(train, "place_experts_every", 0), getattr(train, "spare_expert_slots", 0)),
         grouped_product=getattr(train, "grouped_product", "rule"),
+        linear_product=getattr(train, "linear_product", "rule"),
+        weight_grad_group=getattr(getattr(config, "plan", None), "weight_grad_group", 1),
         cutting=make_cutting(config) if plan is not None and plan.pp.size > 1 else Cutting(),
         schedule=make_schedule(config) if plan is not None and plan.pp.size > 1 else None,
     )

@@ -38,7 +38,8 @@ from plait.mesh import Mesh
 from plait.models.losses import IGNORE, cross_entropy
 from plait.pipeline import schedules
 from plait.pipeline.actions import Kind, Schedule
-from plait.pipeline.lower import lower
+from plait.pipeline.lower import group_weight_grads, joined_weight_grads, lower
+from plait.pipeline.products import Products
 from plait.pipeline.stream import Stream
 from plait.pipeline.transport import Transport
 from plait.pipeline.versions import WeightVersions
@@ -65,6 +66,10 @@ class Options:
         float16: compute in float16 where the plan says float32, with a dynamic scale of the loss.
         placing: whether experts are placed anew between steps, with copies of the busiest.
         grouped_product: of experts: `rule`, `measure` (after the first step), or one of `models.grouped.METHODS`.
+        schedule: of the pipeline, in place of the plan's.
+        linear_product: of layers in a pipeline: `rule` (the quicker of torch's libraries), or `torch`.
+        weight_grad_group: of a schedule that splits backwards: the micro-batches whose weight gradients are made at once,
+            which is quicker, and keeps what they are made from for longer.
     """
 
     seed: int = 0
@@ -81,6 +86,8 @@ class Options:
     schedule: Schedule | None = None
     placing: Placing = field(default_factory=Placing)
     grouped_product: str = "rule"
+    linear_product: str = "rule"
+    weight_grad_group: int = 1
 
 
 def build(
@@ -121,14 +128,16 @@ def build(
     if plan.compile:
         compiling.apply(model, blocks, backend=options.compile_backend, device=world.device)
     recompute.apply(model, blocks, plan.remat)
-    schedule = _schedule(plan, options.schedule)
+    schedule = _schedule(plan, options)
     stages_of_model = cut(model, blocks, schedule.num_stages, options.cutting)
     _check_delayed(schedule, stages_of_model, options, balance)
     values = prepare(model, options.seed, precision.compute, precision.master, world=world, whole=whole)
     if balance is not None:
         balance.use_product(model, options.grouped_product)
     axis = world.axis("pp")
-    own = make_stages(model, blocks, stages_of_model, schedule, rank=axis.rank, call=call)
+    own = make_stages(
+        model, blocks, stages_of_model, schedule, rank=axis.rank, call=call, products=Products(options.linear_product)
+    )
     own.holding = own.holding.split(placements(experts, split))
     make = _StrategyMaker(plan, _data_group(plan, world, options, precision), schedule, experts, world)
     strategies = {stage: own.strategy(stage, make) for stage in own.stages}
@@ -147,7 +156,9 @@ def build(
     world.at_close(strategy.rest, strategy.close)
     transport = Transport(axis, schedule.placement, world.device)
     parts = {stage: Part(own.stages[stage], strategies[stage]) for stage in strategies}
+    actions = schedule.ranks[axis.rank]
     pipeline = Pipeline(parts, schedule.num_stages, transport, loss, balance)
+    pipeline.joined = joined_weight_grads(actions)
     return Engine(
         EngineParts(
             plan=plan,
@@ -160,7 +171,7 @@ def build(
                 model, plan.micro_batches, precision.compute, world.device, None if sequence is None else sequence.cut
             ),
             balance=balance,
-            actions=schedule.ranks[axis.rank],
+            actions=actions,
             pipeline=pipeline,
             delayed=_delayed(pipeline, updater, schedule, world),
             tied=TiedSum(axis, schedule.placement, stages_of_model.tied, strategies),
@@ -172,12 +183,13 @@ def build(
     )
 
 
-def _schedule(plan: Plan, own: Schedule | None) -> Schedule:
+def _schedule(plan: Plan, options: Options) -> Schedule:
     """The plan's, or the user's own; with all that a runtime needs, unless it is a stream, which is cut into steps first."""
-    if own is not None:
-        return lower(schedules.adopt(own, plan.pp.size, plan.micro_batches))
-    schedule = schedules.make(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual)
-    return schedule if schedule.asynchronous else lower(schedule)
+    if options.schedule is not None:
+        schedule = schedules.adopt(options.schedule, plan.pp.size, plan.micro_batches)
+    else:
+        schedule = schedules.make(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual)
+    return schedule if schedule.asynchronous else lower(group_weight_grads(schedule, options.weight_grad_group))
 
 
 def join_world(plan: Plan) -> World:

@@ -17,6 +17,7 @@ from plait.pipeline.actions import Kind, Schedule
 from plait.pipeline.chain import ChainStage, WholeModel
 from plait.pipeline.deferred import Deferral
 from plait.pipeline.guided import Guide, GuidedStage, Swap
+from plait.pipeline.products import Products
 from plait.pipeline.stage import Stage, StageModule
 
 Call = Callable[[nn.Module, Any], Any]
@@ -43,8 +44,20 @@ class Stages:
         return made
 
 
-def make_stages(model: nn.Module, blocks: Sequence[str], plan: Cut, schedule: Schedule, *, rank: int, call: Call) -> Stages:
-    """The stages that `rank` (a coordinate on the pp axis) holds. Parameters have their place-holders already."""
+def make_stages(
+    model: nn.Module,
+    blocks: Sequence[str],
+    plan: Cut,
+    schedule: Schedule,
+    *,
+    rank: int,
+    call: Call,
+    products: Products | None = None,
+) -> Stages:
+    """The stages that `rank` (a coordinate on the pp axis) holds. Parameters have their place-holders already.
+
+    `products` multiplies for their layers.
+    """
     own = schedule.stages(rank)
     shapes, buffers = shapes_of(model)
     units = data.split_units(model, blocks)
@@ -57,7 +70,7 @@ def make_stages(model: nn.Module, blocks: Sequence[str], plan: Cut, schedule: Sc
     made = Stages(Holding(model, held, shapes, frozenset()))
     for stage in own:
         modules = {module for name in plan.links[stage] for module in model.get_submodule(name).modules()}
-        deferral = Deferral() if own_products else None
+        deferral = Deferral(products) if own_products else None
         if deferral is not None:
             deferral.install(modules)
         local = params[stage]
