@@ -67,14 +67,14 @@ def _timed(pipeline: Any, handler: Any, action: Action) -> float:
 
 def _deliver(pipeline: Any, action: Action) -> None:
     """The message that the action would find, were its neighbours at work."""
-    transport, stage = pipeline.transport, action.stage
+    transport, stage, index = pipeline.transport, action.stage, action.micro_batch
     shapes = transport._shapes(0)
     if action.kind is Kind.FORWARD and stage > 0:
         form = transport._forms[stage - 1, shapes]
-        transport._incoming["F", stage, 0] = _Arrival([_made_up(one) for one in form.tensors], [], form)
+        transport._incoming["F", stage, index] = _Arrival([_made_up(one) for one in form.tensors], [], form)
     elif action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD) and stage + 1 < pipeline.num_stages:
         form = transport._forms[stage, shapes]
-        transport._incoming["B", stage, 0] = _Arrival([_made_up(one) for one in form.gradients], [], form)
+        transport._incoming["B", stage, index] = _Arrival([_made_up(one) for one in form.gradients], [], form)
 
 
 def _made_up(form: TensorForm) -> Tensor:

@@ -104,7 +104,7 @@ def plait(name: str, size: int, product: str) -> Callable[[Case, World], Step]:
 
 
 def _ungrouped(name: str) -> tuple[str, int]:
-    """`zb-h2 W4`: zb-h2, with weight gradients made four micro-batches at once."""
+    """`zb-h2 W3`: zb-h2, with weight gradients made three micro-batches at once."""
     plain, _, group = name.partition(" W")
     return plain, int(group or 1)
 
@@ -191,8 +191,8 @@ def ddp(case: Case, world: World) -> Step:
 
 
 OURS = (
-    *("gpipe", "1f1b", "interleaved,v2", LOOPED_BFS, "zb-h1", "zb-h2", "zb-h2 W4", "zbv", "v-half", "dualpipev"),
-    *("pipedream", "2bw"),
+    *("gpipe", "1f1b", "interleaved,v2", LOOPED_BFS, "zb-h1", "zb-h2", "zb-h2 W3", "zbv", "zbv W4", "v-half"),
+    *("dualpipev", "pipedream", "2bw"),
 )
 
 

@@ -78,6 +78,15 @@ def test_recomputes(ranks: Run, plan: str, remat: str) -> None:
     assert outcome.largest <= TOLERANCE, outcome
 
 
+@pytest.mark.parametrize("family", ["gpt-deep", "resnet"])
+@pytest.mark.parametrize(
+    ("plan", "group"), [("pp2:zb-h1 mb7", 2), ("pp2:zbv mb4", 9), ("pp2:zb-h1 dp2:zero3 mb3", 2), ("pp1:zb-h1 mb3", 3)]
+)
+def test_weight_gradients_of_several_micro_batches_at_once(ranks: Run, plan: str, group: int, family: str) -> None:
+    outcome = check(ranks, f"{plan} precision:float64", family, weight_grad_group=group)
+    assert outcome.largest <= TOLERANCE, outcome
+
+
 @pytest.mark.parametrize("num_samples", [3, 5, 13])
 def test_batches_that_do_not_divide(ranks: Run, num_samples: int) -> None:
     outcome = check(ranks, "pp2:1f1b dp2:zero1 mb3 precision:float64", "gpt-deep", num_samples)

@@ -75,8 +75,10 @@ def _joined(made_from: Sequence[MadeFrom]) -> list[MadeFrom]:
     for parts in by_layer.values():
         recipe, params = parts[0][:2]
         if len(parts) > 1 and recipe.joins:
-            x, grad = (torch.cat([part[side].reshape(-1, part[side].shape[-1]) for part in parts]) for side in (2, 3))
-            result.append((recipe, params, x, grad))
+            x, grad = zip(
+                *((x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])) for _, _, x, grad in parts), strict=True
+            )
+            result.append((recipe, params, torch.cat(x), torch.cat(grad)))
         else:
             result += parts
     return result
