@@ -85,8 +85,9 @@ class PlanSection(Section):
     """The plan's text, or `auto` for the planner's choice.
 
     Where a pipeline cuts the model: `counts` of layers, one a stage, or `splits`, the layer that begins each later stage;
-    without either, balanced. `schedule`: a text file with the pipeline's schedule, in place of the plan's.
-    `weight_grad_group`: under schedules that split backwards, the micro-batches whose weight gradients are made at once.
+    without either, balanced: by estimated work, or `measure`d on a sample, within `stage_memory_gb`. `schedule`: a text file
+    with the pipeline's schedule, in place of the plan's. `weight_grad_group`: under schedules that split backwards, the
+    micro-batches whose weight gradients are made at once.
     """
 
     text: str = "dp1"
@@ -94,6 +95,8 @@ class PlanSection(Section):
     splits: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] | None = None
     schedule: str | None = None
     weight_grad_group: Count = 1
+    measure: bool = False
+    stage_memory_gb: Positive | None = None
 
 
 class ClusterSection(Section):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -127,6 +128,8 @@ def make_cutting(config: Any) -> Cutting:
     return Cutting(
         counts=getattr(section, "counts", None),
         splits=getattr(section, "splits", None),
+        measure=getattr(section, "measure", False),
+        memory_bytes=(getattr(section, "stage_memory_gb", None) or math.inf) * 1e9,
         example=tree_map_only(Tensor, lambda tensor: tensor[:1], inputs),
     )
 

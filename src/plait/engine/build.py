@@ -39,7 +39,9 @@ from plait.models.losses import IGNORE, cross_entropy
 from plait.pipeline import schedules
 from plait.pipeline.actions import Kind, Schedule
 from plait.pipeline.lower import group_weight_grads, joined_weight_grads, lower
+from plait.pipeline.partition import Layer
 from plait.pipeline.products import Products
+from plait.pipeline.simulate import peak_activations
 from plait.pipeline.stream import Stream
 from plait.pipeline.transport import Transport
 from plait.pipeline.versions import WeightVersions
@@ -129,7 +131,7 @@ def build(
         compiling.apply(model, blocks, backend=options.compile_backend, device=world.device)
     recompute.apply(model, blocks, plan.remat)
     schedule = _schedule(plan, options)
-    stages_of_model = cut(model, blocks, schedule.num_stages, options.cutting)
+    stages_of_model = _cut(model, blocks, schedule, options.cutting, world)
     _check_delayed(schedule, stages_of_model, options, balance)
     values = prepare(model, options.seed, precision.compute, precision.master, world=world, whole=whole)
     if balance is not None:
@@ -190,6 +192,17 @@ def _schedule(plan: Plan, options: Options) -> Schedule:
     else:
         schedule = schedules.make(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual)
     return schedule if schedule.asynchronous else lower(group_weight_grads(schedule, options.weight_grad_group))
+
+
+def _cut(model: nn.Module, blocks: Sequence[str], schedule: Schedule, cutting: Cutting, world: World) -> Cut:
+    """Collective, if layers are measured: all ranks take what the first has measured."""
+
+    def agree(layers: list[Layer]) -> list[Layer]:
+        for axis in (within_stage(world), world.axis("pp")):
+            layers = axis.gather_objects(layers)[0]
+        return layers
+
+    return cut(model, blocks, schedule.num_stages, cutting, live=peak_activations(schedule), agree=agree)
 
 
 def join_world(plan: Plan) -> World:
