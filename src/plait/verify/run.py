@@ -35,6 +35,7 @@ from plait.verify.external import judge
 from plait.verify.finding import Facts, Finding
 from plait.verify.observation import Record
 from plait.verify.observe import join, record_rank
+from plait.verify.outputs import locate
 from plait.verify.probes import PROBES
 from plait.verify.problem import Problem, plan_dtype, reference_dtype
 from plait.verify.reference import Slice, pooled_losses, run_reference, slicing_reasons
@@ -156,7 +157,8 @@ def _rank_main(task: Task) -> Report:
 
 def in_world(world: World, task: Task) -> Report:
     """Run all probes of a task on the ranks of `world`; every rank returns the same report. Collective."""
-    parts, skipped, plan = [], [], Plan.parse(task.plan)
+    plan, skipped = Plan.parse(task.plan), []
+    parts: list[Report] = []
     for name in task.probes:
         changed = PROBES[name].apply(task.problem, plan, task.steps)
         if is_asynchronous(plan) and name in SKIPPED:
@@ -164,7 +166,11 @@ def in_world(world: World, task: Task) -> Report:
         if isinstance(changed, str):
             skipped.append(f"probe {name} does not apply: {changed}")
         else:
-            parts.append(replace(_compare(world, changed[0], plan if task.final else changed[1], task), title=name))
+            part = replace(_compare(world, changed[0], plan if task.final else changed[1], task), title=name)
+            if not part.ok and not task.final and all(earlier.ok for earlier in parts):
+                where = locate(world, changed[0], changed[1])
+                part = replace(part, findings=[*([where] if where else []), *part.findings])
+            parts.append(part)
     refused = [] if parts else ["no probe applies to this model: nothing was compared"]
     tolerance = parts[0].tolerance if parts else TOLERANCE[plan_dtype(plan)]
     found = _only(parts)
