@@ -15,11 +15,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from plait.comm import World
-from plait.engine.build import build
 from plait.plan import Plan
 from plait.tensor import Stream, TensorSplit
 from plait.verify.finding import Finding, list_names
 from plait.verify.problem import Problem, reference_dtype
+from plait.verify.ranks import make_engine
 from plait.verify.reference import call, random_from
 
 SAME = 1e-8  # relative; rounding of float64 in one forward is far below, a wrong role far above
@@ -46,14 +46,7 @@ def locate(world: World, problem: Problem, plan: Plan) -> Finding | None:
     (part,) = [one for one in problem.slices(plan)(0, batch) if (one.rank, one.micro_batch) == (dp.rank, 0)]
     with watched(whole) as expected, random_from(part.seed):
         call(whole, part.batch[0])
-    engine = build(
-        problem.make_model(),
-        plan,
-        loss=problem.loss,
-        optimizer=problem.make_optimizer,
-        options=problem.options(plan),
-        world=world,
-    )
+    engine = make_engine(problem, plan, world)
     assert engine.split is not None
     with watched(engine.model, engine.split) as found:
         engine.step(next(iter(problem.loader(dp.rank, dp.size))), trace=False)
