@@ -56,32 +56,34 @@ class Deferred:
 
         A layer's rows of several micro-batches make one product.
         """
-        made_from, self._made_from = _joined(self._made_from), []
+        by_layer, self._made_from = _by_layer(self._made_from), []
+        made: list[tuple[Params, list[Tensor]]] = []
         with torch.no_grad():
-            left = [one for one in made_from if not self._deferral.deposit(*one)]
-            made = [(one[1], one[0].weight_grads(*one[1:])) for one in left]
+            while by_layer:
+                for one in _joined(by_layer.pop()):
+                    if not self._deferral.deposit(*one):
+                        made.append((one[1], one[0].weight_grads(*one[1:])))
         for params, grads in made:
             pairs = [(p, g) for p, g in zip(params, grads, strict=False) if p.requires_grad]
             if pairs:
                 torch.autograd.backward([p for p, _ in pairs], [g for _, g in pairs])
 
 
-def _joined(made_from: Sequence[MadeFrom]) -> list[MadeFrom]:
-    """What one layer left more than once, as one where its recipe allows."""
-    by_layer: dict[tuple[int, ...], list[MadeFrom]] = {}
+def _by_layer(made_from: Sequence[MadeFrom]) -> list[list[MadeFrom]]:
+    """What each layer left, the last layer first."""
+    found: dict[tuple[int, ...], list[MadeFrom]] = {}
     for one in made_from:
-        by_layer.setdefault((id(one[0]), *map(id, one[1])), []).append(one)
-    result: list[MadeFrom] = []
-    for parts in by_layer.values():
-        recipe, params = parts[0][:2]
-        if len(parts) > 1 and recipe.joins:
-            x, grad = zip(
-                *((x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])) for _, _, x, grad in parts), strict=True
-            )
-            result.append((recipe, params, torch.cat(x), torch.cat(grad)))
-        else:
-            result += parts
-    return result
+        found.setdefault((id(one[0]), *map(id, one[1])), []).append(one)
+    return list(found.values())[::-1]
+
+
+def _joined(parts: list[MadeFrom]) -> list[MadeFrom]:
+    """What one layer left of several micro-batches, as one where its recipe allows."""
+    recipe, params = parts[0][:2]
+    if len(parts) == 1 or not recipe.joins:
+        return parts
+    rows = [(x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])) for _, _, x, grad in parts]
+    return [(recipe, params, torch.cat([x for x, _ in rows]), torch.cat([grad for _, grad in rows]))]
 
 
 class Deferral:
