@@ -66,7 +66,7 @@ def measure(case_name: str, names: Sequence[str], rounds: int, size: int, produc
                 (taken.traces if round_index >= WARM else taken.warm)[name].append(result.timeline)
             if name.startswith("plait") and name not in STREAMS and round_index >= WARM:
                 world.barrier()
-                for key, spent in probe(step.engine, step.batch, 1, group_of(name)).items():
+                for key, spent in probe(step.engine, step.batch, 3, group_of(name)).items():
                     probed[name][key].append(spent)
         gc.collect()
     medians = {name: {key: statistics.median(spent) for key, spent in costs.items()} for name, costs in probed.items()}
