@@ -157,7 +157,7 @@ def replay(
                         load(model, {k: v for s, b in bases[step].items() for k, v in live[s].versions[b].items()})
                         count = mean_gradient(model, shares[step[0]][step[1]], clip)
                         gradients[step] = count, {n: p.grad.clone() for n, p in model.named_parameters()}  # type: ignore[union-attr]
-                _apply(server, [gradients[step] for step in steps], lr * len(steps) / len(shares))
+                _apply(server, [gradients[step] for step in steps], lr * (len(steps) / len(shares)))
                 done[index] += 1
         assert done != before, "the record has no beginning: an update needs weights that come after it"
     return {name: value for server in live for name, value in server.versions[-1].items()}
@@ -176,7 +176,7 @@ def _known(step: tuple[int, int], bases: dict[tuple[int, int], dict[int, int]], 
 def _apply(server: _Server, pushed: list[tuple[float, Values]], lr: float) -> None:
     total = sum(count for count, _ in pushed)
     for name, param in server.params.items():
-        param.grad = sum((count * grads[name] for count, grads in pushed), torch.zeros_like(param)) / total
+        param.grad = sum((count * grads[name] for count, grads in pushed), torch.zeros_like(param)) * (1.0 / total)
     for group in server.optimizer.param_groups:
         group["lr"] = lr
     server.optimizer.step()
