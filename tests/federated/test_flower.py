@@ -1,4 +1,4 @@
-"""The server's and the clients' apps on Flower's own grid, in memory: secure rounds, drop-outs, and clients that are parallel."""
+"""The server's and the clients' apps on Flower's own grid, in memory: secure rounds, drop-outs, clients that are parallel."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ pytestmark = [
 
 Run = Callable[..., list[Any]]
 DROPS, IN_ROUND = 1, 2  # the client that is lost between its shares and its change, and when
-PLANS = {0: "dp2", 1: "tp2", 2: "dp1", 3: "dp1"}
 
 
 class Shared(Resident):
