@@ -22,8 +22,9 @@ from plait.config import Config
 from plait.engine.build import join_world
 from plait.federated.resident import SOCKET, Resident, attend
 from plait.federated.secret_round import Said
-from plait.federated.simulation import LocalFleet
+from plait.federated.simulation import Bench, LocalFleet, make_server
 from plait.plan import Plan
+from tests.federated.test_resident import samples_as_bytes
 from tests.federated.test_simulation import config, rounds_on
 
 pytestmark = [
@@ -43,6 +44,24 @@ class Shared(Resident):
     def answer(self, kind: str, said: Said) -> Said:
         with self.lock:
             return super().answer(kind, said)
+
+
+class Overheard:
+    """Every answer of every node, as the bytes that Flower sends for it."""
+
+    def __init__(self) -> None:
+        self.said: list[bytes] = []
+
+    def __call__(self, client: int, message: Any) -> None:
+        from flwr.common.serde import message_to_proto
+
+        if message.metadata.reply_to_message_id:
+            self.said.append(message_to_proto(message).SerializeToString())
+
+    def samples_in(self, settings: Config) -> list[bytes]:
+        """The samples that can be found in what was said."""
+        secrets = [found for samples in Bench(settings).samples for found in samples_as_bytes(samples)]
+        return [secret for secret in secrets if any(secret in said for said in self.said)]
 
 
 def hang_up(room: Path) -> None:
@@ -127,6 +146,27 @@ def test_secure_rounds_on_flower_give_the_plain_sum_and_bear_a_drop_out(rooms: d
     assert (flat(weights) - plain).abs().max() < 1e-6
     assert len(seen) == 11 and all(looks_uniform(masked) for masked in seen)
     assert not looks_uniform(torch.stack(seen[:4]).sum(dim=0).clamp(-(2**40), 2**40))  # the test can tell a sum from a mask
+
+
+def test_a_rule_in_flowers_own_loop_gives_what_it_gives_in_ours(rooms: dict[int, Path]) -> None:
+    from plait.federated.flower_strategy import FlowerStrategy, from_arrays, to_arrays
+    from tests.federated.nodes import grid_of
+
+    settings, heard = config("federated.rounds=2", "federated.strategy=scaffold"), Overheard()
+    world = join_world(Plan.parse("dp1"))
+    try:
+        ours, rounds = rounds_on(world, settings)
+        with residents(settings, world, rooms), grid_of(rooms, heard) as grid:
+            server = make_server(settings, Bench(settings).judge.initial())
+            result = FlowerStrategy(server.strategy).start(grid, to_arrays(server.weights), num_rounds=2)
+    finally:
+        world.close()
+    assert torch.equal(from_arrays(result.arrays), ours)
+    told = [result.evaluate_metrics_clientapp[done.number]["worst"] for done in rounds]
+    assert told == [min(done.client_accuracy.values()) for done in rounds]
+    assert not heard.samples_in(settings) and len(heard.said) == 2 * 2 * len(rooms)
+    heard.said.append(samples_as_bytes(Bench(settings).samples[0])[0])
+    assert heard.samples_in(settings)  # the search finds a sample that does leave
 
 
 def parallel(world: World, settings: Config, plan: str, client: int, room: str) -> None:

@@ -1,7 +1,7 @@
 """Write what a real deployment on Flower needs: one folder for the server, one for each client, and the scripts in them.
 
 The certificates are a private authority's own, made here with OpenSSL's command: the server proves itself to clients by TLS,
-and each client to the server by a key that is registered there. Flower's telemetry is off in every script.
+and each client to the server by a key that is registered there. Nothing in the scripts speaks to anybody else.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ SCRIPT = """\
 # {what}
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
-export FLWR_TELEMETRY_ENABLED=0 FLWR_HOME="$here/flower"
+# Nothing is said to anybody outside: neither that Flower is used, nor which version of what it runs on.
+export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_HOME="$here/flower"
 export FLWR_SUPEREXEC_TASK_POLL_INTERVAL="${{FLWR_SUPEREXEC_TASK_POLL_INTERVAL:-0.2}}"
 mkdir -p "$FLWR_HOME"
 # A shell's background jobs ignore interrupts, and so does all that they start; but Flower's processes end by one.
@@ -247,5 +248,6 @@ Begin, on the server's machine:
 {scripts["begin"]}
 
 What the rounds gave is in {rounds}. `authority/ca.key` signs
-further certificates: keep it where neither the server nor a client is. Flower's telemetry is off in every script.
+further certificates: keep it where neither the server nor a client is. Flower's telemetry and its search for
+updates are off in every script.
 """

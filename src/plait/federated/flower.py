@@ -209,7 +209,8 @@ def server_app(config: str | Path, out: str | Path | None = None) -> ServerApp:
             rounds.append(done.as_dict())
             print(f"plait round {done.number} accuracy {done.accuracy:.4f} answered {list(done.answered)}", flush=True)
             if out is not None:
-                save_file(bench.judge.named(server.weights), new := Path(out).with_name("weights.new"))
+                new = Path(out).with_name("weights.new")
+                save_file(bench.judge.named(server.weights), new, {"round": str(done.number)})
                 new.replace(new.with_suffix(".safetensors"))
                 new = Path(out).with_suffix(".new")
                 new.write_text(json.dumps({"rounds": rounds, **totals(rounds)}, indent=2) + "\n")
