@@ -1,10 +1,10 @@
-"""A secure federation deployed on loopback, run by hand: a client that is two ranks, one that is killed outright and comes back.
+"""A secure federation deployed on loopback, run by hand: one client is two ranks, one is killed outright and comes back.
 
     python -m tests.federated.secure_deployment
 
-It takes minutes (Flower starts a process for each of a round's four questions to each client, and lets a node that was killed in
-again after up to one), so the suite runs the same apps on a grid in memory instead (`test_flower`). The weights that the server
-has at last are compared with those of a plain simulation of the same rounds, with the clients that answered.
+It takes minutes: Flower starts a process for each of a round's four questions to each client, and lets a node that was killed in
+again after up to a minute. So the suite runs the same apps on a grid in memory (`test_flower`). The weights that the server has at
+last are compared with those of a plain simulation of the same rounds, with the clients that answered.
 """
 
 from __future__ import annotations
