@@ -2,9 +2,9 @@
 
     python -m tests.federated.secure_deployment
 
-It takes minutes: Flower starts a process for each of a round's four questions to each client, and lets a node that was killed in
-again after up to a minute. So the suite runs the same apps on a grid in memory (`test_flower`). The weights that the server has at
-last are compared with those of a plain simulation of the same rounds, with the clients that answered.
+It takes minutes: Flower starts a process for each of a round's four questions to each client, and lets a node that was killed
+in again after up to a minute. So the suite runs the same apps on a grid in memory (`test_flower`). The weights that the server
+has at last are compared with those of a plain simulation of the same rounds, with the clients that answered.
 """
 
 from __future__ import annotations
