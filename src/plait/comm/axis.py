@@ -7,17 +7,17 @@ backend moves the bytes. On an axis of size one every operation is its local mea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from plait.comm.backends.base import Backend, Handle
+from plait.comm.backends.base import Backend, Handle, Shown
 from plait.comm.ledger import CONTROL, Ledger
 from plait.comm.transitions import bytes_sent
-from plait.comm.work import Label, Recorder, Work, naming_failure
+from plait.comm.work import Label, Recorder, Work, naming_failure, no_modes
 from plait.errors import PlanError
 
 
@@ -143,6 +143,44 @@ class Axis:
         to, source = (self.rank + by) % self.size, (self.rank - by) % self.size
         return self._issue("shift", _Payload.of(tensor), lambda b: b.exchange(out, tensor, to, source))
 
+    def tour(self, tensor: Tensor) -> Iterator[Tensor]:
+        """Round the ring: the own tensor, then that of coordinate `rank - 1`, `rank - 2` and so on, until all have been seen.
+
+        Every rank goes all the way. What is yielded is to be read only, until the next is asked for, which is under way
+        meanwhile; or lies where its rank has it, in memory that all can read. Counted as the shifts that it stands for.
+        """
+        tensor = self._checked(tensor)
+        shown = self._show(tensor)
+        if shown is None:
+            yield from self._travel(tensor)
+            return
+        yield tensor
+        work, exhibit = shown
+        work.wait()
+        for step in range(1, self.size):
+            with naming_failure(self._label("shift", 0), self._recorder.rank):
+                theirs = exhibit.of((self.rank - step) % self.size)
+            yield theirs
+        exhibit.leave()
+
+    def _show(self, tensor: Tensor) -> tuple[Work, Shown] | None:
+        backend = self._backend
+        exhibit = None if backend is None else backend.show(tensor)
+        if exhibit is None:
+            return None
+        size = _Payload(_num_bytes(tensor) * (self.size - 1))
+        return self._issue("shift", size, lambda b: exhibit, exact=True), exhibit
+
+    def _travel(self, tensor: Tensor) -> Iterator[Tensor]:
+        """By shifts, each under way while what came by the one before is read."""
+        for step in range(1, self.size + 1):
+            arriving = torch.empty_like(tensor)
+            work = self.shift(arriving, tensor) if step < self.size else None
+            yield tensor
+            if work is not None:
+                work.wait()
+            tensor = arriving
+
     def barrier(self) -> None:
         """Return when every rank of the axis has called it."""
         if self._backend is not None:
@@ -173,7 +211,8 @@ class Axis:
         numel = math.prod(shape)
         if self._backend is None:
             return like.new_empty(tuple(shape))
-        return self._backend.lend(numel, like.dtype, like.device)[:numel].view(tuple(shape))
+        with no_modes():
+            return self._backend.lend(numel, like.dtype, like.device)[:numel].view(tuple(shape))
 
     def close(self) -> None:
         """Give back what the backend owns; the axis is not used afterwards."""

@@ -1,7 +1,8 @@
 """Ring attention: queries stay, keys and values travel round the ring, and each rank adds up what it meets.
 
 Liu, Zaharia, Abbeel, "Ring Attention with Blockwise Transformers" (2023), section 3; zig-zag order: see `group`. In step s
-rank r meets the keys and values of rank j = r - s, while those of the next step are under way:
+rank r meets the keys and values of rank j = r - s, while those of the next step are under way, or where they lie if it can
+read the memory of rank j:
 
     j = r    causal, as on one device: the own two chunks are in order
     j < r    all queries see the first chunk of j, and nothing of its second
@@ -13,6 +14,7 @@ them and end at home. Sent by a rank, in units of its keys and values: n-1 forwa
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -56,7 +58,7 @@ class _Ring(torch.autograd.Function):
         wide = torch.float32 if q.dtype in (torch.bfloat16, torch.float16) else q.dtype
         out = torch.zeros(q.shape, dtype=wide, device=q.device)
         lse = torch.full(q.shape[:3], -torch.inf, dtype=wide, device=q.device)
-        for step, keys_values in _travel(torch.stack((k, v)), group.axis):
+        for step, keys_values in _tour(k, v, group.axis):
             visit = visits.of(step)
             part, part_lse = attend(visit.queries(q), *visit.keys_values(keys_values), causal=visit.causal, mask=visit.mask)
             here = visit.rows
@@ -70,9 +72,9 @@ class _Ring(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         axis, grad = ctx.axis, grads[0]
-        dq, own = torch.zeros_like(q), torch.zeros_like(torch.stack((k, v)))
+        dq, own = torch.zeros_like(q), k.new_zeros((2, *k.shape))
         guest = _Guest(axis, own)
-        for step, keys_values in _travel(torch.stack((k, v)), axis):
+        for step, keys_values in _tour(k, v, axis):
             visit = ctx.visits.of(step)
             here = visit.rows
             parts = attend_backward(
@@ -91,17 +93,11 @@ class _Ring(torch.autograd.Function):
         return dq, own[0], own[1], None, None
 
 
-def _travel(keys_values: Tensor, axis: Axis) -> Any:
-    """(step, keys and values of rank - step), the next ones under way while the caller computes."""
-    for step in range(axis.size):
-        work, arriving = None, keys_values
-        if step + 1 < axis.size:
-            arriving = torch.empty_like(keys_values)
-            work = axis.shift(arriving, keys_values)
-        yield step, keys_values
-        if work is not None:
-            work.wait()
-        keys_values = arriving
+def _tour(k: Tensor, v: Tensor, axis: Axis) -> Iterator[tuple[int, Tensor]]:
+    """(step, keys and values of rank - step)."""
+    keys_values = axis.lend((2, *k.shape), k)
+    torch.stack((k.detach(), v.detach()), out=keys_values)
+    return enumerate(axis.tour(keys_values))
 
 
 class _Guest:
