@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -49,7 +50,7 @@ class Counted(TorchDispatchMode):
 
 def operations(world: World, policy: str) -> tuple[int, int]:
     """Of one step: products of the way forward, and activations."""
-    family = harness.replace(harness.FAMILIES["gpt"], num_steps=1)
+    family = replace(harness.FAMILIES["gpt"], num_steps=1)
     engine = harness.make_engine(world, f"dp1 remat:{policy} precision:float64", family, {})
     with Counted() as counted:
         harness.train(engine, family, 4)

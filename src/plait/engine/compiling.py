@@ -80,7 +80,7 @@ def _run_alone(module: nn.Module) -> None:
 
 
 @functools.cache
-def _alone(kind: type[nn.Module], own: bool) -> type[nn.Module]:
+def _alone(kind: Any, own: bool) -> Any:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         return self.own_forward(*args, **kwargs) if own else kind.forward(self, *args, **kwargs)
 
@@ -95,5 +95,5 @@ def _hooks_alone(module: nn.Module) -> None:
 
 
 def _untraced(function: Callable[..., Any]) -> Callable[..., Any]:
-    plain: Callable[..., Any] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    plain: Callable[..., Any] = torch.compiler.disable(function)
     return plain
