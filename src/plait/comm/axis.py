@@ -147,7 +147,8 @@ class Axis:
         """Round the ring: the own tensor, then that of coordinate `rank - 1`, `rank - 2` and so on, until all have been seen.
 
         Every rank goes all the way. What is yielded is to be read only, until the next is asked for, which is under way
-        meanwhile; or lies where its rank has it, in memory that all can read. Counted as the shifts that it stands for.
+        meanwhile; or lies where its rank has it, in memory that all can read. `tensor` may be overwritten on the way. Counted
+        as the shifts that it stands for.
         """
         tensor = self._checked(tensor)
         shown = self._show(tensor)
@@ -172,14 +173,14 @@ class Axis:
         return self._issue("shift", size, lambda b: exhibit, exact=True), exhibit
 
     def _travel(self, tensor: Tensor) -> Iterator[Tensor]:
-        """By shifts, each under way while what came by the one before is read."""
-        for step in range(1, self.size + 1):
-            arriving = torch.empty_like(tensor)
-            work = self.shift(arriving, tensor) if step < self.size else None
-            yield tensor
-            if work is not None:
-                work.wait()
-            tensor = arriving
+        """By shifts, each under way while what came by the one before is read; in two buffers however long the way."""
+        here, other = tensor, torch.empty_like(tensor)
+        for _ in range(self.size - 1):
+            work = self.shift(other, here)
+            yield here
+            work.wait()
+            here, other = other, here
+        yield here
 
     def barrier(self) -> None:
         """Return when every rank of the axis has called it."""

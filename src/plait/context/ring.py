@@ -101,28 +101,26 @@ def _tour(k: Tensor, v: Tensor, axis: Axis) -> Iterator[tuple[int, Tensor]]:
 
 
 class _Guest:
-    """The gradients of keys and values that travel with them: of rank - step, and after the last step back at home."""
+    """The gradients of keys and values that travel with them: of rank - step, and after the last step back at home.
+
+    In two buffers as well: one is added to while the other is under way.
+    """
 
     def __init__(self, axis: Axis, own: Tensor) -> None:
         self._axis, self._own = axis, own
-        self._here: Tensor | None = None
-        self._leaving: Tensor | None = None
+        self._here, self._other = torch.zeros_like(own), torch.empty_like(own)
         self._work: Work | None = None
 
     def receive(self) -> Tensor:
         """What the ranks before have added up for the keys and values that are here now; zeros at the first."""
-        if self._work is None:
-            self._here = torch.zeros_like(self._own)
-        else:
+        if self._work is not None:
             self._work.wait()
-        assert self._here is not None
+            self._here, self._other = self._other, self._here
         return self._here
 
     def send(self) -> None:
         """On to the next rank."""
-        assert self._here is not None
-        self._leaving, self._here = self._here, torch.empty_like(self._own)
-        self._work = self._axis.shift(self._here, self._leaving)
+        self._work = self._axis.shift(self._other, self._here)
 
     def come_home(self) -> None:
         """Add what the others made of the own keys and values."""
