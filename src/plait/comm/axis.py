@@ -17,7 +17,7 @@ from torch import Tensor
 from plait.comm.backends.base import Backend, Handle, Shown
 from plait.comm.ledger import CONTROL, Ledger
 from plait.comm.transitions import bytes_sent
-from plait.comm.work import Label, Recorder, Work, naming_failure, no_modes
+from plait.comm.work import Label, Recorder, Work, naming_failure
 from plait.errors import PlanError
 
 
@@ -212,8 +212,7 @@ class Axis:
         numel = math.prod(shape)
         if self._backend is None:
             return like.new_empty(tuple(shape))
-        with no_modes():
-            return self._backend.lend(numel, like.dtype, like.device)[:numel].view(tuple(shape))
+        return self._backend.lend(numel, like.dtype, like.device)[:numel].view(tuple(shape))
 
     def close(self) -> None:
         """Give back what the backend owns; the axis is not used afterwards."""

@@ -14,7 +14,6 @@ them and end at home. Sent by a rank, in units of its keys and values: n-1 forwa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -58,7 +57,7 @@ class _Ring(torch.autograd.Function):
         wide = torch.float32 if q.dtype in (torch.bfloat16, torch.float16) else q.dtype
         out = torch.zeros(q.shape, dtype=wide, device=q.device)
         lse = torch.full(q.shape[:3], -torch.inf, dtype=wide, device=q.device)
-        for step, keys_values in _tour(k, v, group.axis):
+        for step, keys_values in enumerate(group.axis.tour(torch.stack((k, v)))):
             visit = visits.of(step)
             part, part_lse = attend(visit.queries(q), *visit.keys_values(keys_values), causal=visit.causal, mask=visit.mask)
             here = visit.rows
@@ -74,7 +73,7 @@ class _Ring(torch.autograd.Function):
         axis, grad = ctx.axis, grads[0]
         dq, own = torch.zeros_like(q), k.new_zeros((2, *k.shape))
         guest = _Guest(axis, own)
-        for step, keys_values in _tour(k, v, axis):
+        for step, keys_values in enumerate(axis.tour(torch.stack((k, v)))):
             visit = ctx.visits.of(step)
             here = visit.rows
             parts = attend_backward(
@@ -91,13 +90,6 @@ class _Ring(torch.autograd.Function):
                 guest.send()
         guest.come_home()
         return dq, own[0], own[1], None, None
-
-
-def _tour(k: Tensor, v: Tensor, axis: Axis) -> Iterator[tuple[int, Tensor]]:
-    """(step, keys and values of rank - step)."""
-    keys_values = axis.lend((2, *k.shape), k)
-    torch.stack((k.detach(), v.detach()), out=keys_values)
-    return enumerate(axis.tour(keys_values))
 
 
 class _Guest:
