@@ -15,7 +15,6 @@ from plait.comm.ledger import Ledger
 from plait.errors import RankFailed, RunError
 from plait.trace import CommEvent, Timeline
 
-
 _NOTHING = nullcontext()
 
 
