@@ -33,7 +33,7 @@ def batch(samples: int, step: int) -> tuple[Any, Any]:
 
 def main() -> int:
     given = options()
-    width, samples, steps = (4, 16, 6) if given.small else (8, 64, 240)
+    width, samples, steps = (4, 16, 6) if given.small else (8, 64, 150)
     from plait.models.losses import cross_entropy
 
     task = Task(partial(model, width), partial(batch, samples), cross_entropy, steps)
@@ -41,7 +41,7 @@ def main() -> int:
     truth = plain(task)
     found = plait.launch(parallel, task, plan, nproc=plait.Plan.parse(plan).world_size)[0]
     show("vision", {"one device, plain PyTorch": truth, plan: found}, given.out)
-    print(f"largest difference {equal(found, truth, 1e-9):.1e}")
+    print(f"largest difference {equal(found, truth, 1e-8):.1e}")
     assert given.small or sum(truth[-20:]) / 20 < truth[0] / 2, "it has not learnt"
     return 0
 
