@@ -67,7 +67,8 @@ def without_warnings(world: World, fn: Callable[..., Any], *args: Any) -> Any:
         warnings.simplefilter("ignore")
         found = fn(world, *args)
     captured = counters["stats"]["calls_captured"] - before
-    assert world.mesh.pp > 1 or captured >= 4, captured
+    least = 1 if "remat:selective" in args[0] else 4  # a block that selects is one call of its own
+    assert world.mesh.pp > 1 or captured >= least, captured
     return found
 
 

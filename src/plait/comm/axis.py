@@ -166,11 +166,16 @@ class Axis:
 
     def _show(self, tensor: Tensor) -> tuple[Work, Shown] | None:
         backend = self._backend
-        exhibit = None if backend is None else backend.show(tensor)
-        if exhibit is None:
+        if backend is None or not backend.can_show:
             return None
+        exhibits: list[Shown] = []
+
+        def start(backend: Backend) -> Handle:
+            exhibits.append(backend.show(tensor))
+            return exhibits[0]
+
         size = _Payload(_num_bytes(tensor) * (self.size - 1))
-        return self._issue("shift", size, lambda b: exhibit, exact=True), exhibit
+        return self._issue("shift", size, start, exact=True), exhibits[0]
 
     def _travel(self, tensor: Tensor) -> Iterator[Tensor]:
         """By shifts, each under way while what came by the one before is read; in two buffers however long the way."""

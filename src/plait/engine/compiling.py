@@ -76,7 +76,8 @@ def _run_alone(module: nn.Module) -> None:
     own = vars(module).pop("forward", None)
     if own is not None:
         module.own_forward = own
-    module.__class__ = _alone(type(module), own is not None)
+    kind: Any = type(module)
+    module.__class__ = _alone(kind, own is not None)
 
 
 @functools.cache

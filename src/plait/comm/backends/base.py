@@ -118,9 +118,14 @@ class Backend(ABC):
     def exchange(self, out: Tensor, tensor: Tensor, to: int, source: int) -> Handle:
         """Send to one rank and receive from another at once."""
 
-    def show(self, tensor: Tensor) -> Shown | None:
-        """Let every rank read the own `tensor`, and read theirs, of the same shape; None where memory cannot be read."""
-        return None
+    @property
+    def can_show(self) -> bool:
+        """Whether ranks can read each other's memory where it lies."""
+        return False
+
+    def show(self, tensor: Tensor) -> Shown:
+        """Let every rank read the own `tensor`, and read theirs, of the same shape; only where `can_show`."""
+        raise NotImplementedError
 
     @abstractmethod
     def barrier(self) -> None:

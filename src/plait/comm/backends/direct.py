@@ -171,9 +171,14 @@ class Direct(Backend):
         side = _Side(self, "shift", tensor.view(-1))
         return side.swap(to, source, lambda: out.view(-1).copy_(side.of(source)))
 
-    def show(self, tensor: Tensor) -> Shown | None:
-        """Not for more ranks than half of the operations that may be under way: readers may issue one for each rank."""
-        return None if self.size > RING // 2 else _Exhibit(self, tensor)
+    @property
+    def can_show(self) -> bool:
+        """Not to more ranks than half of the operations that may be under way: readers may issue one a rank meanwhile."""
+        return self.size <= RING // 2
+
+    def show(self, tensor: Tensor) -> Shown:
+        """Once for all; everyone reads at its own pace."""
+        return _Exhibit(self, tensor)
 
     def barrier(self) -> None:
         """Everyone has arrived."""
