@@ -16,8 +16,7 @@ class Runtime:
     """How the framework behaves that runs a plan. The defaults are plait's; published runs of others set what they do."""
 
     gradient_bytes: float | None = None
-    """Width of a gradient, kept and sent; None: kept as wide as the weights (as the ZeRO paper counts) and sent in float32 or
-    wider."""
+    """Width of a gradient, kept and sent; None: float32 or wider, whatever the weights are. The ZeRO paper counts 2."""
     overlap_gradients: bool = True
     """Gradients are reduced while the last backward runs."""
     overlap_sends: bool = True
@@ -54,11 +53,7 @@ class Job:
     runtime: Runtime = field(default_factory=Runtime)
 
     def gradient_width(self, precision: str) -> float:
-        """Bytes of a gradient that is kept."""
-        return self.runtime.gradient_bytes or BYTES[precision]
-
-    def reduced_width(self, precision: str) -> float:
-        """Bytes of a gradient that is sent."""
+        """Bytes of a gradient, kept and sent."""
         return self.runtime.gradient_bytes or max(4, BYTES[precision])
 
 

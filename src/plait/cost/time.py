@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from plait.comm.transitions import bytes_sent
+from plait.cost import processor
 from plait.cost.collectives import collective_seconds, group
 from plait.cost.kernels import BYTES, Setting, block_seconds
 from plait.cost.machine import Machine
@@ -65,7 +67,7 @@ def block_pass(block: Block, machine: Machine, shard: Sharding, numerics: tuple[
     seconds = {"tp": [0.0, 0.0], "cp": [0.0, 0.0], "ep": [0.0, 0.0]}
     calls, again_sent = [0.0, 0.0], dict.fromkeys(seconds, 0.0)
     for message in block_messages(block, shard, precision):
-        spent = message_seconds(machine, message)
+        spent = message_seconds(machine, message, shard.mode)
         seconds[message.axis][message.when == "backward"] += spent
         calls[message.when == "backward"] += message.count
         if sent_again(block, message, shard, remat):
@@ -78,7 +80,7 @@ def block_pass(block: Block, machine: Machine, shard: Sharding, numerics: tuple[
     if again_sent["cp"]:
         again_sent["cp"] = context[0]
     inner = block.name not in {"head", "embedding"}
-    again = compute.forward if remat == "full" and inner else compute.selective if remat == "selective" and inner else 0.0
+    again = {"full": compute.full, "selective": compute.selective}.get(remat, 0.0) if inner else 0.0
     efficiency = machine.efficiency
     call = efficiency.call_seconds
     if machine.num_devices > machine.devices_per_node:
@@ -107,8 +109,12 @@ def sent_again(block: Block, message: Message, shard: Sharding, remat: str) -> b
     return remat == "full" or (remat == "selective" and shard.resend)
 
 
-def message_seconds(machine: Machine, message: Message) -> float:
-    """Seconds of one message on its group."""
+def message_seconds(machine: Machine, message: Message, mode: str = "1d") -> float:
+    """Seconds of one message on its group, of a tensor axis in this mode."""
+    if machine.host is not None:
+        each = bytes_sent(message.op, round(message.payload_bytes), message.size)
+        name = "" if message.op == "shift" else "call" if mode == "1d" or message.axis != "tp" else "grid"
+        return message.count * processor.inside_block(machine, message.op, each, message.size, name)
     ranks = group(message.size, message.stride, machine.devices_per_node)
     return message.count * collective_seconds(machine, message.op, message.payload_bytes, ranks)
 
@@ -119,8 +125,9 @@ def send_seconds(machine: Machine, shard: Sharding, width: int, precision: str, 
     return collective_seconds(machine, "send", payload, group(2, stride, machine.devices_per_node))
 
 
-def update_seconds(machine: Machine, state_bytes: float) -> float:
-    """Seconds of clipping and updating the weights whose optimizer state takes `state_bytes`: all is read and written once."""
+def update_seconds(machine: Machine, state_bytes: float, gradient_bytes: float = 0.0) -> float:
+    """Seconds of clipping and updating the weights whose optimizer state takes `state_bytes`: all is read and written once.
+    A processor's gradients are new memory in each step."""
     if machine.host is not None:
-        return state_bytes / STATE_BYTES * machine.host.seconds["update"]
+        return state_bytes / STATE_BYTES * machine.host.seconds["update"] + gradient_bytes * machine.host.seconds["fresh"]
     return 3.0 * state_bytes / machine.streaming_rate
