@@ -8,12 +8,14 @@ is counted by itself (`plait.cli.probe_engine`). All seconds are the processor's
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from statistics import median
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+Calls = Sequence[tuple[Tensor, ...]]
 COPIES, REPEATS = 6, 5
 TOKENS, WIDTH = 1024, 512
 LARGE_BYTES = 30 << 20
@@ -21,14 +23,15 @@ HEADS, LENGTH = 4, 128
 HEAD_DIMS = (16, 64)
 PRODUCTS = ((256, 64, 64), (32, 512, 512), (512, 192, 512), (2048, 128, 512), (2048, 512, 128), (1024, 384, 384))
 """(rows, inputs, outputs) of linear layers."""
-CONVOLUTIONS = ((32, 32, 8), (32, 64, 2), (16, 128, 1), (32, 128, 2), (8, 256, 1))
+CONVOLUTIONS = ((32, 32, 8), (64, 64, 2), (16, 128, 1), (64, 128, 2), (16, 256, 1), (64, 256, 1))
 """(samples, channels, side in pixels) of 3 x 3 convolutions."""
 
 
 def operation_seconds() -> dict[str, float]:
     """All of `plait.cluster.host.SECONDS`, in this rank."""
-    torch.empty(LARGE_BYTES, dtype=torch.uint8)  # freed at once: from then on the C library keeps what is freed, as in training
-    return {**elementwise_seconds(), **attention_seconds(), **product_seconds(), **convolution_seconds(), **update_seconds()}
+    convolutions = convolution_seconds()  # first: their gradients are new memory each time, as in training
+    torch.empty(LARGE_BYTES, dtype=torch.uint8)  # freed at once: from then on the C library keeps what is freed
+    return {**elementwise_seconds(), **attention_seconds(), **product_seconds(), **convolutions, **update_seconds()}
 
 
 def elementwise_seconds() -> dict[str, float]:
@@ -53,7 +56,7 @@ def elementwise_seconds() -> dict[str, float]:
         "gate": lambda x: F.silu(x) * x,
         "relu": F.relu,
         "rotary": rotary,
-        "permute": lambda x: x.index_select(0, torch.arange(len(x)).flip(0)),
+        "permute": lambda x: x.index_select(0, torch.arange(len(x)).flip(0)) * torch.ones(len(x), 1),
         "lookup": lookup,
         "loss": lambda x: cross_entropy(x, torch.zeros(len(x), dtype=torch.long))[0],
     }
@@ -84,26 +87,24 @@ def product_seconds() -> dict[str, float]:
     three matrices."""
     rows = []
     for m, k, n in PRODUCTS:
-        x, w, grad = (torch.randn(COPIES, *shape) for shape in ((m, k), (n, k), (m, n)))
-        for call in (
-            lambda i, x=x, w=w: torch.mm(x[i], w[i].t()),
-            lambda i, w=w, grad=grad: torch.mm(grad[i], w[i]),
-            lambda i, x=x, grad=grad: torch.mm(grad[i].t(), x[i]),
-        ):
-            rows.append(((2.0 * m * n * k, float(m * n + n * k + m * k)), _each(call)))
+        x, w, grad = ([torch.randn(shape) for _ in range(COPIES)] for shape in ((m, k), (n, k), (m, n)))
+        sizes = (2.0 * m * n * k, float(m * n + n * k + m * k))
+        forward = _each(lambda x, w: torch.mm(x, w.t()), list(zip(x, w, strict=True)))
+        input_grad = _each(torch.mm, list(zip(grad, w, strict=True)))
+        weight_grad = _each(lambda grad, x: torch.mm(grad.t(), x), list(zip(grad, x, strict=True)))
+        rows += [(sizes, seconds) for seconds in (forward, input_grad, weight_grad)]
     flop, number = _fit(rows)
     return {"product_flop": flop, "product_number": number}
 
 
 def convolution_seconds() -> dict[str, float]:
-    """Convolutions, for each flop, input or output number, and weight: small images are dominated by the weights."""
+    """Convolutions, for each flop and for each weight: small images are dominated by the weights."""
     found: dict[str, float] = {}
     forward, backward = [], []
     for samples, channels, side in CONVOLUTIONS:
-        images = [torch.randn(samples, channels, side, side, requires_grad=True) for _ in range(COPIES)]
-        kernels = [torch.randn(channels, channels, 3, 3, requires_grad=True) for _ in range(COPIES)]
-        gradient = torch.ones(samples, channels, side, side)
-        ahead, back = _passes(lambda i, x=images, w=kernels: F.conv2d(x[i], w[i], padding=1), gradient, [*images, *kernels])
+        shapes = (samples, channels, side, side), (channels, channels, 3, 3)
+        calls = [tuple(torch.randn(shape, requires_grad=True) for shape in shapes) for _ in range(COPIES)]
+        ahead, back = _passes(lambda x, kernel: F.conv2d(x, kernel, padding=1), calls, torch.ones(shapes[0]))
         sizes = (2.0 * samples * side**2 * channels**2 * 9, 9.0 * channels**2)
         forward.append((sizes, ahead))
         backward.append((sizes, back))
@@ -118,12 +119,12 @@ def update_seconds() -> dict[str, float]:
     weight.grad = torch.randn_like(weight)
     optimizer = torch.optim.AdamW([weight], fused=True)
 
-    def update(_: int) -> Tensor:
+    def update() -> Tensor:
         optimizer.step()
         assert weight.grad is not None
         return weight.grad.dot(weight.grad)
 
-    return {"update": _each(update) / weight.numel(), "fresh": fresh_seconds()}
+    return {"update": _each(update, [()] * COPIES) / weight.numel(), "fresh": fresh_seconds()}
 
 
 def fresh_seconds() -> float:
@@ -136,7 +137,7 @@ def fresh_seconds() -> float:
         middle = time.process_time()
         memory.zero_()
         times.append((middle - began) - (time.process_time() - middle))
-    return max(min(times), 0.0) / (2 * LARGE_BYTES)
+    return max(median(times), 0.0) / (2 * LARGE_BYTES)
 
 
 def _both_ways(
@@ -145,37 +146,36 @@ def _both_ways(
     """Seconds forward and backward of tensors of a shape, less those of the `least` (one row)."""
     times = []
     for size in (shape, least or (1, *shape[1:])):
-        leaves = [torch.randn(size, requires_grad=True) for _ in range(COPIES)]
-        times.append(_passes(lambda i, x=leaves: function(x[i]), torch.ones_like(function(leaves[0])), leaves))
+        calls = [(torch.randn(size, requires_grad=True),) for _ in range(COPIES)]
+        times.append(_passes(function, calls, torch.ones_like(function(*calls[0]))))
     (forward, backward), (start, start_back) = times
     return max(forward - start, 0.0), max(backward - start_back, 0.0)
 
 
-def _passes(call: Callable[[int], Tensor], gradient: Tensor, leaves: list[Tensor]) -> tuple[float, float]:
-    """The shortest seconds of a forward and of a backward, all copies in a row."""
+def _passes(function: Callable[..., Tensor], calls: Calls, gradient: Tensor) -> tuple[float, float]:
+    """The median seconds of a forward and of a backward, all calls in a row."""
     ahead, back = [], []
     for _ in range(REPEATS):
         start = time.process_time()
-        outs = [call(index) for index in range(COPIES)]
+        outs = [function(*given) for given in calls]
         middle = time.process_time()
-        for out in outs:
-            out.backward(gradient)
+        torch.autograd.backward(outs, [gradient] * len(outs))
         back.append(time.process_time() - middle)
         ahead.append(middle - start)
-        for leaf in leaves:
+        for leaf in (leaf for given in calls for leaf in given):
             leaf.grad = None
-    return min(ahead) / COPIES, min(back) / COPIES
+    return median(ahead) / len(calls), median(back) / len(calls)
 
 
-def _each(call: Callable[[int], Tensor]) -> float:
-    """The shortest seconds of a call, all copies in a row, results kept."""
+def _each(function: Callable[..., Tensor], calls: Calls) -> float:
+    """The median seconds of a call, all in a row, results kept."""
     times = []
     for _ in range(REPEATS):
         start = time.process_time()
-        kept = [call(index) for index in range(COPIES)]
+        kept = [function(*given) for given in calls]
         times.append(time.process_time() - start)
         del kept
-    return min(times) / COPIES
+    return median(times) / len(calls)
 
 
 def _fit(rows: list[tuple[tuple[float, float], float]]) -> tuple[float, float]:

@@ -103,7 +103,7 @@ def _on_processor(block: Block, setting: Setting, host: Host) -> ComputeSeconds:
         weight_grad=total.weight_grad,
         attention=core,
         full=total.forward + max(0.0, full - alone) + share * always,
-        selective=core + cheap + max(0.0, selective - alone) + share * always,
+        selective=core + cheap + max(0.0, selective - alone) + share * always * processor.dispatched(host),
     )
 
 

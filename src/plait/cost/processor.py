@@ -8,12 +8,17 @@ own, and `step` sees to it that no more work is done at once than there are core
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from plait.cluster.host import Host
+from plait.comm.transitions import bytes_sent
 from plait.cost.machine import Machine
 from plait.cost.operations import Attention, Block, Elementwise, Matmul, Operation
 from plait.cost.shapes import products
 from plait.cost.sharding import Sharding
+
+if TYPE_CHECKING:
+    from plait.cost.messages import Message
 
 REFERENCE_LAUNCHES = 45.0
 """Kernels, forward and backward, of the GPT block whose overhead the probe measured; others are counted in the same way."""
@@ -74,6 +79,11 @@ def overhead(block: Block, launches: float, host: Host, remat: str = "none") -> 
     return host.blocks["llama" if any(op.name == "rotary" for op in block.operations) else "gpt"][remat]
 
 
+def dispatched(host: Host) -> float:
+    """How many times as long Python takes while selective recomputation looks at every operator."""
+    return max(1.0, host.blocks["gpt"]["selective"] / max(host.blocks["gpt"]["none"], 1e-9))
+
+
 def experts(block: Block, shard: Sharding, host: Host) -> float:
     """The same of the experts that a rank holds, beside those of the block that the probe measured."""
     from_probe = 2
@@ -84,7 +94,7 @@ def ring(block: Block, shard: Sharding, host: Host) -> float:
     """The same of the steps of ring attention, forward and backward."""
     if shard.cp == 1 or shard.context != "ring":
         return 0.0
-    return meeting_seconds(host, "visit", shard.cp) * shard.cp * sum(isinstance(op, Attention) for op in block.operations)
+    return meeting_seconds(host, "visit", shard.ranks) * shard.cp * sum(isinstance(op, Attention) for op in block.operations)
 
 
 def collective(machine: Machine, op: str, sent_bytes: float, size: int) -> float:
@@ -98,27 +108,32 @@ def collective(machine: Machine, op: str, sent_bytes: float, size: int) -> float
     return (latency + sent_bytes / rate) * min(1.0, machine.cores / count)
 
 
-def inside_block(machine: Machine, op: str, sent_bytes: float, size: int, name: str) -> float:
-    """The same in the midst of a block, where it was measured (`name`) with all that the engine does for it. The steps of a
-    ring are counted by themselves (`ring`): only their bytes are left."""
+def inside_block(machine: Machine, message: Message, ranks: int, name: str) -> float:
+    """The same in the midst of a block, where it was measured (`name`) with all that the engine does for it, among `ranks` on
+    the machine. The steps of a ring are counted by themselves (`ring`): only their bytes are left."""
     host = machine.host
     assert host is not None
+    sent_bytes = bytes_sent(message.op, round(message.payload_bytes), message.size)
     if not host.links:
         return sent_bytes / machine.link_bandwidth
-    count = min((n for n in host.links if n >= size), default=max(host.links))
-    bytes_alone = sent_bytes / host.links[count][LIKE.get(op, op)][1] * min(1.0, machine.cores / count)
-    return bytes_alone + (meeting_seconds(host, name, size) if name else 0.0)
+    count = min((n for n in host.links if n >= message.size), default=max(host.links))
+    bytes_alone = sent_bytes / host.links[count][LIKE.get(message.op, message.op)][1] * min(1.0, machine.cores / count)
+    return bytes_alone + (meeting_seconds(host, name, ranks) if name else 0.0)
 
 
-def meeting_seconds(host: Host, name: str, size: int) -> float:
-    """What a rank loses when `size` ranks meet, beside the work: the nearest measured, further ones in a straight line."""
+def meeting_seconds(host: Host, name: str, ranks: int) -> float:
+    """What a rank loses when it meets others, beside the work, where so many `ranks` share the cores: in a straight line from
+    the two numbers that were measured, or one that grows as a collective on a line does."""
     known = sorted(host.meetings[name].items())
     if not known:
         return 0.0
-    if len(known) == 1 or size <= known[0][0]:
-        return known[0][1]
-    (few, first), (many, second) = known[:2]
-    return first + max(0.0, second - first) * (size - few) / (many - few)
+    few, first = known[0]
+    if len(known) > 1:
+        many, second = known[1]
+        return first + max(0.0, second - first) * max(0, ranks - few) / (many - few)
+    if name == "call":
+        return first
+    return first * max(1.0, meeting_seconds(host, "call", ranks) / max(meeting_seconds(host, "call", few), 1e-9))
 
 
 def shared_cores(machine: Machine, work: float, num_ranks: int) -> float:

@@ -39,8 +39,14 @@ class Runtime:
     skew_seconds: float = 0.0
     """What each rank of a tensor group adds to the start of a collective of the group where stages on several nodes exchange by
     blocking sends: hosts that waited for a send go on out of step, and a collective waits for the last of them."""
+    late_seconds: float = 0.0
+    """The same where each send is followed by waiting for the device: then what ranks are late by stands in its way, however
+    much work is queued."""
     overlap_tensor: float = 0.0
     """The part of tensor-parallel communication that is split and hidden behind its own matrix product."""
+    overlap_expert: float = 0.0
+    """The part of dispatch and combine that is hidden behind the compute of another micro-batch, as DualPipe does (DeepSeek-V3,
+    section 3.2.1)."""
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,14 @@ class Sharding:
     """`Runtime.expert_imbalance`, where experts are divided."""
     skew: float = 0.0
     """`Runtime.skew_seconds`, where there are stages."""
+    late: float = 0.0
+    """`Runtime.late_seconds`, where there are stages."""
     resend: bool = True
     """Selective recomputation runs the communication between products again."""
     fused_rows: bool = True
     """`Runtime.fused_rows`."""
+    ranks: int = 1
+    """Of the whole plan: on a processor they share its cores."""
 
     @property
     def tokens(self) -> float:
@@ -73,6 +77,8 @@ def sharding(plan: Any, seq_len: int, samples: float, runtime: Any = None) -> Sh
         regather=runtime is not None and not runtime.keep_gathered,
         imbalance=runtime.expert_imbalance if runtime is not None and plan.ep > 1 else 1.0,
         skew=runtime.skew_seconds if runtime is not None and plan.pp.size > 1 else 0.0,
+        late=runtime.late_seconds if runtime is not None and plan.pp.size > 1 else 0.0,
         resend=runtime is None or runtime.selective_sends,
         fused_rows=runtime is None or runtime.fused_rows,
+        ranks=plan.world_size,
     )

@@ -164,7 +164,7 @@ def step_seconds(job: Job, plan: Any, machine: Machine, layout: Layout, closed: 
         "recompute": m * sum(p.recompute for p in own),
         "tensor": m * sum(p.tensor for p in own) * (1.0 - job.runtime.overlap_tensor),
         "context": m * sum(p.context for p in own),
-        "expert": m * sum(p.expert for p in own),
+        "expert": m * sum(p.expert for p in own) * (1.0 - job.runtime.overlap_expert),
         "data": exposed + m * sum(sharded[worst]),
         "update": update,
         "host": m * sum(sum(p.waits) for p in own),
@@ -195,7 +195,7 @@ def _crowded_seconds(
         return whole
     cores, stretch = max(1, machine.cores // lines), max(1.0, lines / machine.cores)
     slower = [
-        StageSeconds(*(stretch * part for part in (one.forward, one.input_grad, one.weight_grad)), one.send) for one in costs
+        StageSeconds(stretch * one.forward, stretch * one.input_grad, stretch * one.weight_grad, one.send) for one in costs
     ]
     after = lines * sum(sum(tail) + machine.efficiency.step_seconds for tail in tails) / machine.cores
     return max(whole, crowded_seconds(plan.pp.schedule, size, plan.micro_batches, slower, cores) + after)
@@ -223,7 +223,6 @@ def _stage_costs(
     stride = plan.dp.size * plan.cp.size * plan.tp.size
     send = send_seconds(machine, layout.shard, job.model.hidden, plan.precision, stride) if plan.pp.size > 1 else 0.0
     blocking = 0.0 if job.runtime.overlap_sends else send
-    shown = 1.0 - job.runtime.overlap_tensor
     action = machine.host.engine["micro_batch"] / 2 if machine.host is not None else 0.0
     costs: list[StageSeconds] = [StageSeconds(0.0, 0.0, 0.0)] * len(passes)
     for rank, own in enumerate(layout.held):
@@ -232,14 +231,10 @@ def _stage_costs(
         for stage in own:
             one = passes[stage]
             wait_forward, wait_backward = one.waits
+            sent_forward, sent_backward = one.shown(job.runtime.overlap_tensor, job.runtime.overlap_expert)
             costs[stage] = StageSeconds(
-                forward=one.forward + shown * one.communication_forward + forward + wait_forward + action,
-                input_grad=one.input_grad
-                + one.recompute
-                + shown * one.communication_backward
-                + backward
-                + wait_backward
-                + action,
+                forward=one.forward + sent_forward + forward + wait_forward + action,
+                input_grad=one.input_grad + one.recompute + sent_backward + backward + wait_backward + action,
                 weight_grad=one.weight_grad + add,
                 send=send,
             )
@@ -280,6 +275,10 @@ def _sharded_seconds(machine: Machine, layout: Layout, passes: list[PassSeconds]
     forward, backward = messages_seconds(machine, data.forward), messages_seconds(machine, data.backward)
     if not forward and not backward:
         return 0.0, 0.0
+    if machine.host is not None:  # what is gathered, and gradients that are scattered at once, are new memory each time
+        fresh = machine.host.seconds["fresh"]
+        gathered = sum(one.payload_bytes for one in data.forward) * fresh
+        return forward + gathered, backward + sum(one.payload_bytes for one in data.backward) * fresh
     own = [passes[stage] for stage in layout.held[rank]]
     extra = []
     for sent, compute in (
