@@ -32,6 +32,9 @@ class Runtime:
     """Stages are cut by cost, not by equal numbers of layers."""
     expert_imbalance: float = 1.0
     """Tokens of the busiest expert rank over the mean: a step waits for it, and it receives as many more."""
+    expert_traffic: float = 1.0
+    """Of the bytes of a token for each of its experts, what is sent: less where routing is limited to a few nodes, to each of
+    which a token goes once (DeepSeek-V3, section 2.1.2), or where tokens travel in eight bits."""
     reduces_whole: bool = False
     """ZeRO-1 all-reduces gradients, although each rank needs only a part of them."""
     fused_accumulation: bool = False
