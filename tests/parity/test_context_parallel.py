@@ -135,6 +135,5 @@ def ring_peak(world: World, positions_a_rank: int) -> int:
 
 
 def test_memory_of_a_rank_stays_when_sequence_and_ranks_double(ranks: Run) -> None:
-    """From 4 ranks on; 2 have no step in the middle, in which two more blocks of keys and values are under way."""
-    peaks = {size: max(ranks(size, ring_peak, 128, plan=Mesh(cp=size))) for size in (4, 8)}
-    assert peaks[8] <= 1.05 * peaks[4], peaks
+    peaks = {size: max(ranks(size, ring_peak, 128, plan=Mesh(cp=size))) for size in (2, 4, 8)}
+    assert peaks[4] <= 1.05 * peaks[2] and peaks[8] <= 1.05 * peaks[4], peaks

@@ -92,41 +92,40 @@ class _Ring(torch.autograd.Function):
 
 
 def _travel(keys_values: Tensor, axis: Axis) -> Any:
-    """(step, keys and values of rank - step), the next ones under way while the caller computes."""
-    for step in range(axis.size):
-        work, arriving = None, keys_values
-        if step + 1 < axis.size:
-            arriving = torch.empty_like(keys_values)
-            work = axis.shift(arriving, keys_values)
-        yield step, keys_values
-        if work is not None:
-            work.wait()
-        keys_values = arriving
+    """(step, keys and values of rank - step), the next ones under way while the caller computes.
+
+    Two buffers, whatever the number of ranks: `keys_values` is one of them, and is overwritten.
+    """
+    here, other = keys_values, torch.empty_like(keys_values)
+    for step in range(axis.size - 1):
+        work = axis.shift(other, here)
+        yield step, here
+        work.wait()
+        here, other = other, here
+    yield axis.size - 1, here
 
 
 class _Guest:
-    """The gradients of keys and values that travel with them: of rank - step, and after the last step back at home."""
+    """The gradients of keys and values that travel with them: of rank - step, and after the last step back at home.
+
+    In two buffers as well: one is added to while the other is under way.
+    """
 
     def __init__(self, axis: Axis, own: Tensor) -> None:
         self._axis, self._own = axis, own
-        self._here: Tensor | None = None
-        self._leaving: Tensor | None = None
+        self._here, self._other = torch.zeros_like(own), torch.empty_like(own)
         self._work: Work | None = None
 
     def receive(self) -> Tensor:
         """What the ranks before have added up for the keys and values that are here now; zeros at the first."""
-        if self._work is None:
-            self._here = torch.zeros_like(self._own)
-        else:
+        if self._work is not None:
             self._work.wait()
-        assert self._here is not None
+            self._here, self._other = self._other, self._here
         return self._here
 
     def send(self) -> None:
         """On to the next rank."""
-        assert self._here is not None
-        self._leaving, self._here = self._here, torch.empty_like(self._own)
-        self._work = self._axis.shift(self._here, self._leaving)
+        self._work = self._axis.shift(self._other, self._here)
 
     def come_home(self) -> None:
         """Add what the others made of the own keys and values."""

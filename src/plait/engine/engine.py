@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -69,11 +69,11 @@ class Engine:
         self.strategy, self.update, self.holding = parts.strategy, parts.update, parts.holding
         self.step_index = 0
         self.before_update: list[Callable[[Engine], None]] = []
-        self._splitter, self._seed = parts.splitter, parts.seed
+        self.splitter, self._seed = parts.splitter, parts.seed
         self._mean_of_workers = parts.mean_of_workers
         self._axis, self._stages = parts.world.axis("dp"), parts.world.axis("pp")
         self._balance, self._scale = parts.balance, parts.scale
-        self._split, self._everyone = parts.split, within_stage(parts.world)
+        self.split, self._everyone = parts.split, within_stage(parts.world)
         self._pipeline, self._tied = parts.pipeline, parts.tied
         self._totals = LossTotals(0.0, 1.0, 0.0)
         self._actions = parts.actions
@@ -126,7 +126,7 @@ class Engine:
             seconds=time.perf_counter() - began,
             timeline=timeline,
             ledger=world.ledger.since(earlier),
-            details={**self.strategy.details(), **({} if self._split is None else self._split.details())},
+            details={**self.strategy.details(), **({} if self.split is None else self.split.details())},
             load=None if self._balance is None else self._balance.load,
             loss_scale=None if self._scale is None else self._pipeline.loss_scale,
             skipped=self._scale is not None and self._scale.skipped,
@@ -147,7 +147,7 @@ class Engine:
         self.model.eval()
         with _own_random_state(self.world.device):
             loss = self._pipeline.evaluate(self._step_of(batch))
-        sums = torch.stack([loss.loss_sum, loss.count]) / (1 if self._split is None else self._split.loss_copies)
+        sums = torch.stack([loss.loss_sum, loss.count]) / (1 if self.split is None else self.split.loss_copies)
         for axis in (self._everyone, self._stages):
             axis.all_reduce(sums, control=True).wait()
         return float(sums[0] / sums[1])
@@ -205,7 +205,7 @@ class Engine:
     # -- what the schedule calls ----------------------------------------------------------------------------------
 
     def _step_of(self, batch: Any) -> Step:
-        micro_batches = [self._own(micro) for micro in self._splitter.split(batch)]
+        micro_batches = [self._own(micro) for micro in self.splitter.split(batch)]
         first = self._axis.rank * len(micro_batches)
         return Step(dict(enumerate(micro_batches)), lambda index: self._seed_of(first + index), first)
 
@@ -214,15 +214,16 @@ class Engine:
 
     def _run(self, actions: Sequence[Action], timeline: Timeline) -> None:
         self._updates_left = sum(action.kind is Kind.UPDATE for action in actions)
-        with _own_random_state(self.world.device):
+        explained = nullcontext() if self.split is None else self.split.explained(self.model)
+        with _own_random_state(self.world.device), explained:
             Runtime(actions, self._handlers, timeline, optional=frozenset({Kind.RESHARD})).run()
         self._pipeline.end()
 
     def _own(self, micro: MicroBatch) -> MicroBatch:
         """What this rank of the tensor axis takes of a micro-batch."""
-        if self._split is None:
+        if self.split is None:
             return micro
-        share = self._split.share(micro.inputs, micro.targets, micro.num_samples)
+        share = self.split.share(micro.inputs, micro.targets, micro.num_samples)
         return MicroBatch(share.inputs, share.targets, share.num_samples)
 
     def _reduce(self, action: Action) -> None:

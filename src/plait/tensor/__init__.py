@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 from plait.tensor.apply import apply
-from plait.tensor.group import TensorGroup
+from plait.tensor.group import Stream, TensorGroup
 from plait.tensor.placement import Placement
 from plait.tensor.roles import ROLES
 from plait.tensor.split import TensorSplit
 
-__all__ = ["ROLES", "Placement", "TensorGroup", "TensorSplit", "apply"]
+__all__ = ["ROLES", "Placement", "Stream", "TensorGroup", "TensorSplit", "apply"]

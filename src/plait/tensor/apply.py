@@ -48,6 +48,7 @@ def apply(model: nn.Module, roles: Mapping[str, str], group: TensorGroup) -> Ten
         group=group,
         mode=mode,
         run=splitter.run,
+        roles=found,
         placements=splitter.placements_by_name(),
         originals=splitter.originals,
         outputs=mode.inner if has_head else mode.residual,
@@ -106,7 +107,11 @@ class _Splitter:
             known = _Local(nn.Parameter(data, requires_grad=param.requires_grad), placement)
             self._local[id(param)] = known
         if known.placement.box != placement.box:
-            raise ModelError(f"a shared {key} of shape {placement.shape} is cut in two ways by the roles of its modules")
+            owners = [
+                name for name, module in self.originals.items() if any(one is param for one in module._parameters.values())
+            ]
+            roles = " and ".join(f"'{name}' ({self._found.get(name, 'none')})" for name in owners)
+            raise ModelError(f"{roles} share a {key} of shape {placement.shape}, and their roles cut it in two ways")
         return known.param
 
     def _place(self, param: Tensor, cuts: list[Cut], partial: Cut, fused: dict[int, int] | None = None) -> Placement:

@@ -32,18 +32,19 @@ class Stream:
     def whole_shape(self, shape: torch.Size, feature_dim: int = -1) -> list[int]:
         """The shape, on one device, of a tensor of this stream."""
         whole = list(shape)
-        for axis, dim in self._cuts(feature_dim):
+        for axis, dim in self.cuts(feature_dim):
             whole[dim] *= axis.size
         return whole
 
     def own(self, whole: Tensor, feature_dim: int = -1) -> Tensor:
         """This rank's part of a tensor that has the shape of one device."""
-        for axis, dim in self._cuts(feature_dim):
+        for axis, dim in self.cuts(feature_dim):
             length = whole.shape[dim] // axis.size
             whole = whole.narrow(dim, axis.rank * length, length)
         return whole
 
-    def _cuts(self, feature_dim: int) -> list[tuple[Axis, int]]:
+    def cuts(self, feature_dim: int = -1) -> list[tuple[Axis, int]]:
+        """The axes that cut such a tensor, each with the dim that it cuts."""
         pairs = ((self.samples, 0), (self.sequence, 1), (self.features, feature_dim))
         return [(axis, dim) for axis, dim in pairs if axis is not None and axis.size > 1]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +13,12 @@ from torch.utils._pytree import tree_map
 
 from plait.comm import Axis
 from plait.comm.functional import transition
+from plait.errors import ModelError
 from plait.mesh.layouts import INVARIANT, Sharded
 from plait.tensor.group import Run, Stream, TensorGroup
 from plait.tensor.mode import Mode
 from plait.tensor.placement import Placement
+from plait.tensor.roles import LINEAR
 from plait.tensor.vocabulary import cross_entropy
 
 ALONE_NUMEL = 1 << 16  # gradients from here on are summed where they lie; smaller ones travel together
@@ -41,6 +44,7 @@ class TensorSplit:
         originals: the modules that own parameters, as they were: they know how to make whole values.
         outputs: the stream that the model's outputs are in.
         sharded_logits: whether each rank has a range of the vocabulary.
+        roles: of the modules that have one, by name.
     """
 
     group: TensorGroup
@@ -50,6 +54,7 @@ class TensorSplit:
     originals: Mapping[str, nn.Module]
     outputs: Stream
     sharded_logits: bool
+    roles: Mapping[str, str]
 
     @property
     def loss_copies(self) -> int:
@@ -84,6 +89,7 @@ class TensorSplit:
 
         def loss(output: Any, targets: Any) -> Any:
             self.run.forget()
+            self._check_output()
             rows = _first(targets).shape[0]
             output = tree_map(lambda leaf: leaf[:rows] if isinstance(leaf, Tensor) and leaf.shape[0] > rows else leaf, output)
             if not self.sharded_logits or axis is None or axis.size == 1:
@@ -93,6 +99,35 @@ class TensorSplit:
             return function(transition(output, axis, Sharded(-1), INVARIANT), targets)
 
         return loss
+
+    def _check_output(self) -> None:
+        """Parts of features that only a head may leave."""
+        if self.run.where.features not in (None, self.outputs.features):
+            last = [name for name, role in self.roles.items() if role in LINEAR][-1]
+            raise ModelError(
+                f"under {self.group} the model's output is parts of features, which '{last}' ({self.roles[last]}) leaves: a "
+                "column is followed by a row, and the last layer of a model that ends in parts has the role head"
+            )
+
+    @contextmanager
+    def explained(self, model: nn.Module) -> Iterator[None]:
+        """What a misfit of shapes inside the split model means: an error that names the module, and the roles there."""
+        try:
+            yield
+        except (RuntimeError, IndexError, ValueError) as error:
+            name = None if isinstance(error, torch.OutOfMemoryError) else _where_raised(model, error)
+            if name is None:
+                raise
+            raise ModelError(f"under {self.group} '{name}' fails: {error}; {self._suspects(name)}") from error
+
+    def _suspects(self, name: str) -> str:
+        """The roles inside a module, or inside the nearest that holds it and has some."""
+        inside: list[str] = []
+        while not inside:
+            inside = [f"'{one}' ({role})" for one, role in self.roles.items() if not name or f"{one}.".startswith(f"{name}.")]
+            name = name.rpartition(".")[0]
+        shown = ", ".join(inside[:12]) + (" ..." if len(inside) > 12 else "")
+        return f"if it runs under dp1, a role is wrong there: {shown} (a column is followed by a row)"
 
     def weight(self, name: str) -> float:
         """What the elements of a parameter count on this rank, in a sum over the tensor axis that counts each once."""
@@ -130,6 +165,15 @@ def _sum_together(tensors: Sequence[Tensor], axis: Axis) -> None:
             tensor.copy_(part.view_as(tensor))
     for work in works:
         work.wait()
+
+
+def _where_raised(model: nn.Module, error: BaseException) -> str | None:
+    """The innermost module of the model whose code an error has come through; None if it came through none."""
+    names, found, frame = {id(module): name for name, module in model.named_modules()}, None, error.__traceback__
+    while frame is not None:
+        found = names.get(id(frame.tb_frame.f_locals.get("self")), found)
+        frame = frame.tb_next
+    return found or None
 
 
 def _size(axis: Axis | None) -> int:

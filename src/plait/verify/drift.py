@@ -16,18 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait import comm
 from plait.comm import World
 from plait.comm.simulated import simulate
-from plait.engine.build import build
 from plait.errors import PlanError
-from plait.launcher import launch
 from plait.mesh import Mesh
 from plait.plan import Plan
 from plait.verify.asynchronous import is_asynchronous
 from plait.verify.observation import Record
 from plait.verify.observe import join, record_rank
 from plait.verify.problem import Problem
+from plait.verify.ranks import in_new_world, make_engine
 from plait.verify.reference import pooled_losses, run_reference, slicing_reasons
 
 KINDS = ("loss", "grad", "param")
@@ -110,19 +108,8 @@ def drift(problem: Problem, plan: Plan, steps: int) -> DriftReport:
     plan = replace(plan, precision="bf16").check()
     if is_asynchronous(plan):
         raise PlanError(f"{plan.pp}: its updates are delayed, so what it drifts is not rounding; measure pp{plan.pp.size}:1f1b")
-    reports: list[DriftReport] = launch(_rank_main, DriftTask(problem, str(plan), steps), nproc=plan.world_size)
-    return reports[0]
-
-
-def _rank_main(task: DriftTask) -> DriftReport:
-    world = comm.init(Mesh.of(Plan.parse(task.plan)))
-    together = False
-    try:
-        report = in_world(world, task)
-        together = True
-        return report
-    finally:
-        world.close(together=together)
+    report: DriftReport = in_new_world(in_world, DriftTask(problem, str(plan), steps))
+    return report
 
 
 def in_world(world: World, task: DriftTask) -> DriftReport:
@@ -135,14 +122,7 @@ def in_world(world: World, task: DriftTask) -> DriftReport:
 
 def _observe(world: World, task: DriftTask) -> Any:
     problem, axis = task.problem, world.axis("dp")
-    engine = build(
-        problem.make_model(),
-        task.plan,
-        loss=problem.loss,
-        optimizer=problem.make_optimizer,
-        options=problem.options(Plan.parse(task.plan)),
-        world=world,
-    )
+    engine = make_engine(problem, Plan.parse(task.plan), world)
     return record_rank(engine, islice(problem.loader(axis.rank, axis.size), task.steps), task.steps)
 
 

@@ -130,7 +130,7 @@ def _accumulate(model: nn.Module, loss: Loss, parts: Sequence[Slice], *, seeded:
     for part in parts:
         if not num_samples(part.batch):
             continue
-        with _random(part.seed, seeded):
+        with random_from(part.seed, seeded):
             value, number = loss_sum(loss, call(model, part.batch[0]), part.batch)
         auxiliary.add(num_samples(part.batch))
         value.backward()
@@ -144,7 +144,7 @@ def _contribution(model: nn.Module, loss: Loss, part: Slice) -> Contribution:
     if not num_samples(part.batch):
         return Contribution(part.rank, part.micro_batch, 0.0, {})
     kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    with _random(part.seed, True):
+    with random_from(part.seed):
         value, count = loss_sum(loss, call(model, part.batch[0]), part.batch)
     grads = torch.autograd.grad(value, list(named.values()), allow_unused=True)
     for name, buffer in model.named_buffers():
@@ -189,7 +189,7 @@ def _after_update(model: nn.Module) -> None:
 
 
 @contextmanager
-def _random(seed: int, wanted: bool) -> Iterator[None]:
+def random_from(seed: int, wanted: bool = True) -> Iterator[None]:
     """Random numbers start from `seed`; nothing changes outside."""
     with torch.random.fork_rng(devices=[]):
         if wanted:

@@ -7,6 +7,7 @@ of every slice, for the diagnosis, and smaller plans are tried, to name the axis
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,14 +17,12 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from plait import comm
 from plait.comm import World
 from plait.config import Config, load
 from plait.data import OUT_OF_STEP
 from plait.engine import assemble
-from plait.engine.build import build
 from plait.errors import PlaitError, PlanError, nearest
-from plait.launcher import joined_world, launch
+from plait.launcher import joined_world
 from plait.mesh import Mesh
 from plait.pipeline.schedules import adopt
 from plait.plan import Plan, check_available
@@ -35,8 +34,10 @@ from plait.verify.external import judge
 from plait.verify.finding import Facts, Finding
 from plait.verify.observation import Record
 from plait.verify.observe import join, record_rank
+from plait.verify.outputs import locate
 from plait.verify.probes import PROBES
 from plait.verify.problem import Problem, plan_dtype, reference_dtype
+from plait.verify.ranks import in_new_world, make_engine
 from plait.verify.reference import Slice, pooled_losses, run_reference, slicing_reasons
 from plait.verify.report import Report
 
@@ -111,7 +112,7 @@ def _check_steps_together(plan: Plan) -> None:
 def verify(task: Task, runner: Runner | None = None, *, blame: bool = True) -> Report:
     """Run a task, and on failure smaller plans too. `runner` runs a task on the ranks of its plan; default: new local ranks."""
     alone = runner is None and joined_world() is not None  # in a world that is there, smaller ones cannot be made
-    runner = runner or in_new_world
+    runner = runner or functools.partial(in_new_world, in_world)
     report = runner(task)
     if report.ok or not blame or report.refusals:
         return report
@@ -138,25 +139,10 @@ def _with_blame(report: Report, task: Task, probe: str, runner: Runner) -> Repor
     return replace(report, findings=[*report.findings, Finding("bisected", axis, found.text(), 0.9)])
 
 
-def in_new_world(task: Task) -> Report:
-    """Start the ranks of the plan (or join those that torchrun started) and run the task there."""
-    return launch(_rank_main, task, nproc=Plan.parse(task.plan).world_size)[0]
-
-
-def _rank_main(task: Task) -> Report:
-    world = comm.init(Mesh.of(Plan.parse(task.plan)))
-    together = False  # a rank that fails leaves alone: the others may never reach the door
-    try:
-        report = in_world(world, task)
-        together = True
-        return report
-    finally:
-        world.close(together=together)
-
-
 def in_world(world: World, task: Task) -> Report:
     """Run all probes of a task on the ranks of `world`; every rank returns the same report. Collective."""
-    parts, skipped, plan = [], [], Plan.parse(task.plan)
+    plan, skipped = Plan.parse(task.plan), []
+    parts: list[Report] = []
     for name in task.probes:
         changed = PROBES[name].apply(task.problem, plan, task.steps)
         if is_asynchronous(plan) and name in SKIPPED:
@@ -164,7 +150,11 @@ def in_world(world: World, task: Task) -> Report:
         if isinstance(changed, str):
             skipped.append(f"probe {name} does not apply: {changed}")
         else:
-            parts.append(replace(_compare(world, changed[0], plan if task.final else changed[1], task), title=name))
+            part = replace(_compare(world, changed[0], plan if task.final else changed[1], task), title=name)
+            if not part.ok and not task.final and all(earlier.ok for earlier in parts):
+                where = locate(world, changed[0], changed[1])
+                part = replace(part, findings=[*([where] if where else []), *part.findings])
+            parts.append(part)
     refused = [] if parts else ["no probe applies to this model: nothing was compared"]
     tolerance = parts[0].tolerance if parts else TOLERANCE[plan_dtype(plan)]
     found = _only(parts)
@@ -182,14 +172,7 @@ def _only(parts: Sequence[Report]) -> list[Finding]:
 
 def _compare(world: World, problem: Problem, plan: Plan, task: Task) -> Report:
     """One problem under one plan against one device; the first rank does the reference and tells the others."""
-    engine = build(
-        problem.make_model(),
-        plan,
-        loss=problem.loss,
-        optimizer=problem.make_optimizer,
-        options=problem.options(plan),
-        world=world,
-    )
+    engine = make_engine(problem, plan, world)
     axis = world.axis("dp")
     record = record_stream if is_asynchronous(plan) else record_rank
     own = record(engine, problem.loader(axis.rank, axis.size), task.steps)
