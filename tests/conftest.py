@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import settings
@@ -12,6 +13,15 @@ from tests.helpers.pool import Pool
 
 settings.register_profile("plait", deadline=None)  # a shared machine may be slow at any moment
 settings.load_profile("plait")
+
+
+def pytest_sessionstart() -> None:
+    """A session that is asked to end takes down what its tests have started, as one that is interrupted does."""
+
+    def interrupt(number: int, frame: object) -> NoReturn:
+        raise KeyboardInterrupt(signal.Signals(number).name)
+
+    signal.signal(signal.SIGTERM, interrupt)
 
 
 @pytest.fixture(scope="session")

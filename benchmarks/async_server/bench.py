@@ -98,7 +98,7 @@ def train(problem: Problem, plan_text: str, steps: int, slow_seconds: float, rat
     parts = [(p.name, p.global_shape, p.index(), p.value.clone()) for p in engine.local_parameters()]
     record = None
     if server is not None:
-        record = Recorded(tuple(dict.fromkeys(p.name for p in strategy.pieces)), tuple(server.log or ()))
+        record = Recorded(tuple(dict.fromkeys(p.name for p in strategy.pieces)), tuple(server.log or ()), axis.rank)
     world.close()
     return parts, record
 

@@ -122,9 +122,9 @@ def main() -> None:
                 strategy: [(number + 1, 100 * value) for number, value in enumerate(values)]
                 for strategy, values in strategies.items()
             }
-            name = partition.lower().replace(" ", "-")
+            name, liars = partition.lower().replace(" ", "-"), f", {arguments.bad} of them lie" if arguments.bad else ""
             (arguments.out / f"{name}.svg").write_text(
-                lines(series, f"digits, 10 clients, {partition}", "round", "accuracy, %")
+                lines(series, f"digits, 10 clients{liars}, {partition}", "round", "accuracy, %")
             )
 
 

@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reference": {"errors"},  # "module:function" of a config
     "models": {"errors", "reference"},
     "datasets": {"errors", "reference"},
-    "launcher": {"errors"},
+    "launcher": {"errors", "comm"},  # of comm, the roster of ranks that come and go
     "engine": ENGINE,
     "verify": {*ENGINE, "engine", "launcher"},
     "federated": {*ENGINE, "engine", "launcher", "verify"},

@@ -1,7 +1,7 @@
 """What `plait federated --deploy` writes, run as it is: a server and three clients as processes of their own, over TLS.
 
 One client is killed and comes back, one comes with a key that nobody registered, one trusts another authority. Nothing is
-timed: rounds go on until what is looked for has been seen, and `LIMIT_SECONDS` only ends a test that hangs.
+timed: rounds go on until what is looked for has been seen, and the limits of `machines` only end a test that hangs.
 """
 
 from __future__ import annotations
@@ -11,12 +11,7 @@ import json
 import os
 import random
 import shutil
-import signal
 import socket
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +19,8 @@ import pytest
 
 from plait.config import load
 from plait.federated import deploy
-from tests.fault.processes import children, is_running, wait_until_gone
+from tests.federated.machines import Machines
 
-LIMIT_SECONDS = 240.0
 NEEDED = ("openssl", "ssh-keygen")
 CONFIG: dict[str, Any] = {
     "model": {"name": "mlp", "in_features": 64, "hidden_size": 8, "num_hidden_layers": 1, "out_features": 10},
@@ -40,77 +34,6 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="needs plait[federated]"),
     pytest.mark.skipif(not all(map(shutil.which, NEEDED)), reason=f"needs {' and '.join(NEEDED)}"),
 ]
-
-
-class Machines:
-    """Scripts that run, each with its log. All are gone when it is closed."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._pids: set[int] = set()
-        self._path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-
-    def start(self, name: str, *words: str, path: str = "", rejoin: int = 75) -> subprocess.Popen[bytes]:
-        variables = {**os.environ, "PATH": path + self._path, "OMP_NUM_THREADS": "1", "PLAIT_REJOIN_SECONDS": str(rejoin)}
-        with (self._folder / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(words, stdout=log, stderr=log, env=variables, start_new_session=True)
-        self._running[name] = process
-        return process
-
-    def code(self, name: str) -> int | None:
-        """How the script has ended: None while it runs."""
-        return self._running[name].poll()
-
-    def log(self, name: str) -> str:
-        return (self._folder / f"{name}.log").read_text(errors="replace")
-
-    def until(self, condition: Callable[[], Any], *needed: str) -> Any:
-        """What the condition gives, once it is true; fails when one of `needed` ends, and after the limit."""
-        deadline = time.monotonic() + LIMIT_SECONDS
-        while not (found := condition()):
-            ended = [name for name in needed if self._running[name].poll() is not None]
-            if ended or time.monotonic() > deadline:
-                logs = "\n".join(f"== {name}\n{self.log(name)[-3000:]}" for name in self._running)
-                raise AssertionError(f"{f'ended: {ended}' if ended else 'not seen in time'}\n{logs}")
-            time.sleep(0.1)
-        return found
-
-    def kill(self, name: str) -> None:
-        """The script, and all that it has started."""
-        process = self._running.pop(name)
-        pids = [process.pid, *children(process.pid)]
-        for pid in pids:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        process.wait()
-        self._pids.update(pids)
-
-    def stop(self, name: str) -> None:
-        """Ask the script to end, and kill what it leaves."""
-        process = self._running[name]
-        started = children(process.pid)
-        process.terminate()
-        process.wait(LIMIT_SECONDS)
-        for pid in started:
-            if is_running(pid):
-                os.kill(pid, signal.SIGKILL)
-        self._pids.update((process.pid, *started))
-        del self._running[name]
-
-    def close(self) -> None:
-        for name in list(self._running):
-            self.kill(name)
-        wait_until_gone(self._pids, 30.0)
-
-
-@pytest.fixture
-def machines(tmp_path: Path) -> Iterator[Machines]:
-    made = Machines(tmp_path)
-    yield made
-    made.close()
 
 
 def free_port(count: int) -> int:

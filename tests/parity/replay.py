@@ -6,7 +6,7 @@ that was recorded, from gradients computed at the versions that were recorded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,21 +65,34 @@ class Outer:
 
 
 def local_rounds(
-    family: Family, shares: Sequence[Sequence[tuple[Tensor, Tensor]]], outer: Outer, make: MakeOptimizer
+    family: Family,
+    shares: Sequence[Any],
+    outer: Outer,
+    make: MakeOptimizer,
+    *,
+    away: Mapping[int, tuple[int, int]] | None = None,
+    num_steps: int | None = None,
 ) -> list[Values]:
-    """`shares[rank][step]`; the anchor after every round, a last short one included."""
+    """`shares[rank][step]`; the anchor after every round, a last short one included.
+
+    `away`: the rounds (from, up to) that a rank is missing from, by rank; it comes back with the anchor and a new optimizer.
+    """
     models = [fresh(family) for _ in shares]
     optimizers = [make(model.parameters()) for model in models]
     anchor, anchors = values(models[0]), []
     momentum = {name: torch.zeros_like(value) for name, value in anchor.items()}
     tokens = [0.0] * len(models)
-    num_steps = len(shares[0])
+    num_steps = len(shares[0]) if num_steps is None else num_steps
     for step in range(num_steps):
-        for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+        for rank, model in enumerate(models):
+            first, back = (away or {}).get(rank, (num_steps, num_steps))
+            if first <= step // outer.every < back:
+                optimizers[rank] = make(model.parameters())
+                continue
             count = mean_gradient(model, shares[rank][step])
             tokens[rank] += count
             if count:
-                optimizer.step()
+                optimizers[rank].step()
         if (step + 1) % outer.every == 0 or step + 1 == num_steps:
             now = [values(model) for model in models]
             for name in anchor:
@@ -95,10 +108,16 @@ def local_rounds(
 
 @dataclass(frozen=True)
 class Recorded:
-    """What one server did: its keys, and its updates in order."""
+    """What one server did: its keys, and its updates in order. It adds the gradients of its own worker, `own`, first."""
 
     keys: tuple[str, ...]
     log: tuple[Applied, ...]
+    own: int = 0
+
+    def steps(self, applied: Applied) -> list[tuple[int, int]]:
+        """(worker, step) of the gradients in an update, in the order in which they were added."""
+        ordered = sorted(applied.pushes, key=lambda push: (push.worker != self.own, push.worker))
+        return [(push.worker, push.step) for push in ordered]
 
 
 @dataclass
@@ -130,8 +149,7 @@ def replay(
         before = list(done)
         for index, server in enumerate(live):
             while done[index] < len(server.recorded.log):
-                applied = server.recorded.log[done[index]]
-                steps = [(push.worker, push.step) for push in applied.pushes]
+                steps = server.recorded.steps(server.recorded.log[done[index]])
                 if not all(_known(step, bases, live) for step in steps):
                     break
                 for step in steps:
@@ -139,7 +157,7 @@ def replay(
                         load(model, {k: v for s, b in bases[step].items() for k, v in live[s].versions[b].items()})
                         count = mean_gradient(model, shares[step[0]][step[1]], clip)
                         gradients[step] = count, {n: p.grad.clone() for n, p in model.named_parameters()}  # type: ignore[union-attr]
-                _apply(server, [gradients[step] for step in steps], lr * len(steps) / len(shares))
+                _apply(server, [gradients[step] for step in steps], lr * (len(steps) / len(shares)))
                 done[index] += 1
         assert done != before, "the record has no beginning: an update needs weights that come after it"
     return {name: value for server in live for name, value in server.versions[-1].items()}
@@ -158,7 +176,7 @@ def _known(step: tuple[int, int], bases: dict[tuple[int, int], dict[int, int]], 
 def _apply(server: _Server, pushed: list[tuple[float, Values]], lr: float) -> None:
     total = sum(count for count, _ in pushed)
     for name, param in server.params.items():
-        param.grad = sum((count * grads[name] for count, grads in pushed), torch.zeros_like(param)) / total
+        param.grad = sum((count * grads[name] for count, grads in pushed), torch.zeros_like(param)) * (1.0 / total)
     for group in server.optimizer.param_groups:
         group["lr"] = lr
     server.optimizer.step()

@@ -59,7 +59,7 @@ def train(world: World, plan: str, family_name: str, optimizer: Any, options: di
     parts = [(p.name, p.global_shape, p.index(), p.value.clone()) for p in engine.local_parameters()]
     record = None
     if server is not None:
-        record = Recorded(tuple(dict.fromkeys(p.name for p in strategy.pieces)), tuple(server.log or ()))
+        record = Recorded(tuple(dict.fromkeys(p.name for p in strategy.pieces)), tuple(server.log or ()), axis.rank)
     return parts, record, [(r.loss, r.tokens, r.details, r.ledger.by_axis()) for r in results]
 
 

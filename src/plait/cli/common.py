@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.errors import NotAvailable, PlanError
 from plait.launcher import joined_world
-from plait.plan import Plan, check_available, check_batch, check_world
+from plait.plan import Plan, check_available, check_batch, check_restarts, check_world
 from plait.plan.fit import check_config
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ def plan_of(config: Config, text: str | None, num_ranks: int | None = None) -> P
     check_world(plan, plan.world_size if num_ranks is None else num_ranks)
     check_batch(plan, config.train.global_batch)
     check_config(plan, sizes(config))
+    if config.train.restarts:
+        check_restarts(plan, config.train.num_servers)
     if config.plan.schedule is not None and plan.pp.size > 1:
         from plait.pipeline.schedules import adopt
         from plait.pipeline.text import load

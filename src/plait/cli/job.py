@@ -53,7 +53,7 @@ def run(job: Job) -> dict[str, Any]:
     training = assemble(job.config, plan, world)
     if world.rank == 0 and plan.dp.offload and world.device.type == "cpu":
         print("offload saves nothing here: on the CPU optimizer state is in host memory already", file=sys.stderr, flush=True)
-    if job.checkpoint is not None:
+    if job.checkpoint is not None and not training.engine.step_index:  # else it was brought in by ranks that go on from it
         training.loader.load_state_dict(training.engine.load(job.checkpoint)["loader"])
     if folder is not None and world.rank == 0:
         folder.config.write_text(job.config.to_toml())

@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> Answer:
 def launched(task: job.Job, num_ranks: int) -> dict[str, Any]:
     """The job's numbers, from its ranks; a bar that a failed rank left behind gives the cursor back."""
     try:
-        return launch(job.run, task, nproc=num_ranks)[0]
+        return launch(job.run, task, nproc=num_ranks, restarts=task.config.train.restarts)[0]
     finally:
         if sys.stderr.isatty():
             sys.stderr.write("\x1b[?25h")

@@ -175,6 +175,10 @@ class Axis:
             return like.new_empty(tuple(shape))
         return self._backend.lend(numel, like.dtype, like.device)[:numel].view(tuple(shape))
 
+    def become(self, ranks: tuple[int, ...], rank: int, backend: Backend | None) -> None:
+        """Be another line of ranks from here on, where ranks come and go."""
+        self.ranks, self.rank, self.size, self._backend = ranks, rank, len(ranks), backend
+
     def close(self) -> None:
         """Give back what the backend owns; the axis is not used afterwards."""
         if self._backend is not None:

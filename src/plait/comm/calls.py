@@ -47,6 +47,16 @@ class Address:
     port: int
     secret: bytes
 
+    def as_text(self) -> str:
+        """As one word."""
+        return f"{self.host}:{self.port}:{self.secret.hex()}"
+
+    @staticmethod
+    def of_text(text: str) -> Address:
+        """The inverse."""
+        host, port, secret = text.rsplit(":", 2)
+        return Address(host, int(port), bytes.fromhex(secret))
+
 
 Handler = Callable[[int, Message], Message]
 """(caller, question) -> answer; called in the caller's thread, and may block it. The question's tensor is bytes (uint8)."""

@@ -24,6 +24,7 @@ from plait.comm.backends.gloo import Gloo
 from plait.comm.backends.memory import Memory
 from plait.comm.backends.native import Native
 from plait.comm.backends.shared import connect as connect_shared
+from plait.comm.crew import Crew, Place
 from plait.comm.ledger import Ledger
 from plait.comm.work import Recorder
 from plait.errors import PlanError, RankFailed, WorldSizeError, nearest
@@ -50,6 +51,7 @@ class World:
         self._connect = connect
         self._leave = leave
         self._axes: dict[AxisName, Axis] = {}
+        self.crew: Crew | None = None  # where ranks come and go
         self._closings: list[tuple[Callable[[], None], Callable[[], None]]] = []
 
     @property
@@ -78,13 +80,33 @@ class World:
             PlanError: an unknown name, or a product that is not in mesh order.
         """
         if name not in self._axes:
-            line = self.mesh.line(self.rank, name)
+            line = self.mesh.line(self._rank_in_mesh, name)
             text = name if isinstance(name, str) else "*".join(name)
             if list(line) != sorted(line):
                 raise PlanError(f"the product {text} is not in mesh order; write the outer axis first (pp, dp, cp, tp)")
             backend = self._connect(name) if len(line) > 1 else None
-            self._axes[name] = Axis(text, line, line.index(self.rank), backend, self.recorder)
+            self._axes[name] = Axis(text, line, line.index(self._rank_in_mesh), backend, self.recorder)
         return self._axes[name]
+
+    @property
+    def seat(self) -> tuple[int, int]:
+        """(own, of how many) places on the data axis, whoever is there: which samples are this rank's."""
+        if self.crew is not None:
+            return self.crew.seat, self.crew.num_seats
+        axis = self.axis("dp")
+        return axis.rank, axis.size
+
+    @property
+    def _rank_in_mesh(self) -> int:
+        """The own rank; 0 in a mesh of one, whose rank has met nobody yet and goes by its seat."""
+        return min(self.rank, self.mesh.size - 1)
+
+    def regroup(self, mesh: Mesh, rank: int, connect: Callable[[AxisName], Backend]) -> None:
+        """Be rank `rank` of another mesh from here on. Axes that have been given out become those of the new one."""
+        self.mesh, self.rank, self._connect = mesh, rank, connect
+        for name, axis in self._axes.items():
+            line = mesh.line(rank, name)
+            axis.become(line, line.index(rank), connect(name) if len(line) > 1 else None)
 
     def barrier(self) -> None:
         """Return when every rank of the world has called it."""
@@ -141,6 +163,9 @@ def init(
     """
     if backend not in BACKENDS:
         raise PlanError(f"no backend {backend!r}; {nearest(backend, BACKENDS)}")
+    place = Place.told() if store is None else None
+    if place is not None:
+        return _apart(mesh, place, timeout_seconds, torch.device(device or "cpu"))
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     made = not dist.is_initialized()
     if made:
@@ -165,6 +190,24 @@ def init(
             dist.destroy_process_group()
 
     return World(mesh, own, device, links.connect, leave)
+
+
+def _apart(mesh: Mesh, place: Place, timeout_seconds: float, device: torch.device) -> World:
+    """A world whose ranks come and go: each begins by itself (see `crew`)."""
+    if mesh.size != mesh.dp or mesh.size != place.num_seats:
+        raise WorldSizeError(f"ranks come and go on the data axis alone: {place.num_seats} seats do not fit {mesh}")
+
+    def alone(name: AxisName) -> Backend:
+        raise PlanError(f"axis {name}: this rank has met nobody yet")
+
+    def regroup(members: tuple[int, ...]) -> None:
+        rank, met = members.index(place.seat), Mesh(dp=len(members))
+        world.regroup(met, rank, _Links(Groups(met, rank, timeout_seconds), "gloo", timeout_seconds).connect)
+
+    crew = Crew(place, timeout_seconds, regroup)
+    world = World(Mesh(), place.seat, device, alone, crew.close)
+    world.crew = crew
+    return world
 
 
 def _ranks_a_node() -> int:

@@ -45,6 +45,7 @@ class Train(Section):
     gradients are summed to the global mean loss or averaged worker by worker.
     `outer_lr` and `outer_momentum` are of the outer step of `local` (DiLoCo: 0.7 and 0.9), `compress` how its differences
     travel; `staleness_rate` whether `async-server` trusts old gradients less: 1, or 1 / (1 + updates missed).
+    `restarts`: how often, in all, a rank that is lost is started again while the others go on (`local`, `async-server`).
     `float16` computes in float16 where the plan says float32, with a dynamic scale of the loss and float32 masters.
     `place_experts_every`: steps after which experts are placed anew over the ranks of `ep`, by the load seen since (0: they
     stay); `spare_expert_slots`: of each rank, for copies of the busiest. Neither changes what is computed.
@@ -73,6 +74,7 @@ class Train(Section):
     outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     compress: Literal["none", "int8"] = "none"
     staleness_rate: Literal["constant", "inverse"] = "constant"
+    restarts: Annotated[int, Field(ge=0)] = 0
     float16: bool = False
     place_experts_every: Annotated[int, Field(ge=0)] = 0
     spare_expert_slots: Annotated[int, Field(ge=0)] = 0

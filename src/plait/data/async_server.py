@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from plait.comm import Axis
-from plait.comm.calls import Line, Message, Service, own_host
+from plait.comm.calls import Address, Line, Message, Service, own_host
+from plait.comm.crew import Crew
 from plait.data.asynchrony import Change
 from plait.data.bucket import Bucket
 from plait.data.gradients import BucketState, Collector, PersistentGradients
@@ -28,7 +29,7 @@ from plait.data.key_server import REFUSED, KeyServer, Push, Receipt
 from plait.data.server import ParameterServer, keys_by_server
 from plait.data.strategy import DataGroup, DataStrategy, Replicas, Told, Weight, bind, make_piece, squared_norm
 from plait.data.units import Unit
-from plait.errors import RankFailed
+from plait.errors import RankFailed, RunError
 
 PUSH, JOIN, REST, WEIGHTS = range(4)
 
@@ -40,7 +41,10 @@ class AsyncServer(DataStrategy):
 
     def __init__(self, units: Sequence[Unit], group: DataGroup) -> None:
         super().__init__(group)
-        self._num_servers = min(group.num_servers or group.axis.size, group.axis.size)
+        self._own, self._num_workers = group.axis.rank, group.axis.size
+        if group.crew is not None:
+            self._own, self._num_workers = group.crew.seat, group.crew.num_seats
+        self._num_servers = min(group.num_servers or self._num_workers, self._num_workers)
         params = [named for unit in reversed(units) for named in unit.trainable]
         self._rank_of_server: list[int] = []
         self._flats: list[Tensor] = []
@@ -54,7 +58,7 @@ class AsyncServer(DataStrategy):
         self.server: KeyServer | None = None
         self._service: Service | None = None
         self._lines: list[Line | None] = []
-        self._addresses: list[Any] = []
+        self._addresses: list[Address] = []
         self._begin_serving_keys()
         self._resting = False
         self._scalars = (0.0, 0.0)
@@ -74,27 +78,32 @@ class AsyncServer(DataStrategy):
         """The pieces of the keys that this rank serves. Their memory is the server's own: its threads write there."""
         group = self.group
         for state, rank in zip(self.states, self._rank_of_server, strict=True):
-            if rank == group.axis.rank:
+            if rank == self._own:
                 bucket = state.bucket
                 self._master = torch.zeros(bucket.numel, dtype=group.master_dtype, device=group.device)
                 grad = torch.zeros_like(self._master)
                 self.pieces = [make_piece(state, part, self._master) for part in bucket.parts(0, bucket.numel)]
                 self._grads = [piece.part.view(grad) for piece in self.pieces]
-                self.server = KeyServer(group.axis.size, group.axis.rank, group.asynchrony, grad)
+                self.server = KeyServer(self._num_workers, self._own, group.asynchrony, grad)
 
     def write(self, state: BucketState, index: int, value: Tensor) -> None:
         slot = state.bucket.slots[index]
-        mine = [] if self._master is None or self._rank_of_server[state.index] != self.group.axis.rank else [self._master]
+        mine = [] if self._master is None or self._rank_of_server[state.index] != self._own else [self._master]
         for flat in (self._flats[state.index], *mine):
             flat[slot.offset : slot.stop].view(slot.shape).copy_(value)
 
     def publish(self) -> None:
-        """All workers get the servers' weights at once. Collective; nobody is in a step."""
+        """All workers get the servers' weights at once. Collective; nobody is in a step.
+
+        Where ranks come and go a worker fetches them when its next step begins: they may not be all there.
+        """
         works = []
         for rank, flat in zip(self._rank_of_server, self._flats, strict=True):
-            if rank == self.group.axis.rank and self._master is not None:
+            if rank == self._own and self._master is not None:
                 flat.copy_(self._master)
-            works.append(self.group.axis.broadcast(flat, rank))
+            if self.group.crew is None:
+                works.append(self.group.axis.broadcast(flat, rank))
+        self._resting = self._resting or (self.group.crew is not None and bool(self._addresses))
         for work in works:
             work.wait()
 
@@ -102,8 +111,6 @@ class AsyncServer(DataStrategy):
 
     def start(self, apply: Callable[[Change], None]) -> None:
         """Serve, with `apply` as the optimizer of the pieces, and call the other servers. Collective."""
-        axis = self.group.axis
-        hosts = axis.gather_objects(own_host(same_host=False))
         if self.server is not None:
 
             def update(change: Change) -> None:
@@ -112,9 +119,35 @@ class AsyncServer(DataStrategy):
                 apply(change)
 
             self.server.apply = update
-            self._service = Service(self._answer, self.server.leave, own_host(same_host=len(set(hosts)) == 1))
-        self._addresses = axis.gather_objects(None if self._service is None else self._service.address)
+        if self.group.crew is not None:
+            self._come_in(self.group.crew)
+            return
+        axis = self.group.axis
+        hosts = axis.gather_objects(own_host(same_host=False))
+        self._serve(own_host(same_host=len(set(hosts)) == 1))
+        addresses = axis.gather_objects(None if self._service is None else self._service.address)
+        self._addresses = [addresses[rank] for rank in self._rank_of_server]
         self._call()
+
+    def _serve(self, host: str) -> None:
+        if self.server is not None:
+            self._service = Service(self._answer, self.server.leave, host)
+
+    def _come_in(self, crew: Crew) -> None:
+        """Servers leave word where they are; a worker that was there before begins where the others are now."""
+        came, told = f"rank {self._own} came", "server {}"
+        if crew.knows(came) and self.server is not None:
+            raise RunError(f"rank {self._own} served keys, which were lost with it; go on from a checkpoint")
+        self._serve(own_host(same_host=True))
+        if self._service is not None:
+            crew.tell(told.format(self._own), self._service.address.as_text())
+        self._addresses = [Address.of_text(crew.learn(told.format(rank))) for rank in self._rank_of_server]
+        crew.here()
+        self._call()
+        if crew.knows(came):
+            self._ask_all(Message(JOIN))
+            self.steps_before = max(receipt.steps for receipt in self._receipts)
+        crew.tell(came, "")
 
     def _answer(self, worker: int, question: Message) -> Message:
         """What a worker's thread is told. Called in threads of the service."""
@@ -177,25 +210,25 @@ class AsyncServer(DataStrategy):
         except RankFailed:
             self._call()  # raises it again where a server is gone
             if self.server is not None:
-                self.server.leave(self.group.axis.rank)
-                self.server.forget(self.group.axis.rank)
+                self.server.leave(self._own)
+                self.server.forget(self._own)
             self._ask_all(Message(JOIN))
             self._receipts = [replace(receipt, staleness=REFUSED) for receipt in self._receipts]
 
     def _call(self) -> None:
         """A line to every other server; who had one before comes back."""
-        axis, patience_seconds = self.group.axis, 2 * self.group.asynchrony.patience_seconds + 60
+        patience_seconds = 2 * self.group.asynchrony.patience_seconds + 60
         for line in self._lines:
             if line is not None:
                 line.close()
         self._lines = [
-            None if rank == axis.rank else Line(self._addresses[rank], axis.rank, patience_seconds)
-            for rank in self._rank_of_server
+            None if rank == self._own else Line(address, self._own, patience_seconds)
+            for rank, address in zip(self._rank_of_server, self._addresses, strict=True)
         ]
 
     def _ask_all(self, question: Message) -> None:
         """Ask every server before any is waited for: two servers that wait for each other's worker would wait for ever."""
-        axis, worker = self.group.axis, self.group.axis.rank
+        axis, worker = self.group.axis, self._own
         grads = [state.grad if question.kind == PUSH else None for state in self.states]
         for line, grad in zip(self._lines, grads, strict=True):
             if line is None and grad is not None:
@@ -245,12 +278,15 @@ class AsyncServer(DataStrategy):
             if line is not None:
                 line.answer()
         if self.server is not None:
-            self.server.leave(self.group.axis.rank)
+            self.server.leave(self._own)
 
     def settle(self) -> None:
         """Rest, and wait until all do. Collective."""
         self.rest()
-        self.group.axis.barrier()
+        if self.group.crew is not None:
+            self.group.crew.together(lambda meeting: None)
+        else:
+            self.group.axis.barrier()
 
     def staleness(self) -> Counter[int]:
         return Counter() if self.server is None else self.server.histogram
@@ -276,7 +312,8 @@ class AsyncServer(DataStrategy):
 
 def async_server(units: Sequence[Unit], group: DataGroup) -> DataStrategy:
     """`dpN:async-server,staleK`. With K = 0, or alone, all wait for all: that is the synchronous server."""
-    if group.asynchrony.stale == 0 or group.axis.size == 1:
+    num_workers = group.axis.size if group.crew is None else group.crew.num_seats
+    if group.asynchrony.stale == 0 or num_workers == 1:
         return ParameterServer(units, group)
     return AsyncServer(units, group)
 
@@ -286,9 +323,9 @@ def _stays(state: BucketState) -> None:
 
 
 def _weights(receipt: Receipt, weights: Tensor) -> Message:
-    return Message(WEIGHTS, (receipt.version, receipt.staleness, receipt.loss_sum, receipt.tokens), weights)
+    return Message(WEIGHTS, (receipt.version, receipt.staleness, receipt.loss_sum, receipt.tokens, receipt.steps), weights)
 
 
 def _receipt(answer: Message) -> Receipt:
-    version, staleness, loss_sum, tokens = answer.numbers[:4]
-    return Receipt(int(version), int(staleness), loss_sum, tokens)
+    version, staleness, loss_sum, tokens, steps = answer.numbers[:5]
+    return Receipt(int(version), int(staleness), loss_sum, tokens, int(steps))

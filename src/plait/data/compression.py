@@ -39,40 +39,57 @@ def _blocks(values: Tensor) -> Tensor:
 
 
 class Int8Sum:
-    """Sums one flat buffer of `numel` elements (a multiple of the axis) over the axis, again and again."""
+    """Sums one flat buffer of `numel` elements over the axis, again and again.
+
+    What it keeps is replaced, never written into: a copy of this object is a way back to where it was.
+    """
 
     def __init__(self, axis: Axis, numel: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._axis = axis
-        self.worker_error = torch.zeros(numel, dtype=dtype, device=device)
-        self.shard_error = torch.zeros(numel // axis.size, dtype=dtype, device=device)
+        self._axis, self._numel = axis, numel
+        self._begin(torch.zeros(numel, dtype=dtype, device=device))
+
+    def _begin(self, kept: Tensor) -> None:
+        """Keep back `kept` (numel,), in the shards of the axis as it is now."""
+        self._size, self._rank = self._axis.size, self._axis.rank
+        self.worker_error = torch.nn.functional.pad(kept, (0, -self._numel % self._size))
+        self.shard_error = self.worker_error.new_zeros(self.worker_error.numel() // self._size)
+
+    def regroup(self) -> None:
+        """The axis has become one of other ranks: what this one kept back of its shard becomes its own error again."""
+        if (self._size, self._rank) != (self._axis.size, self._axis.rank):
+            self._begin(self._kept()[: self._numel])
 
     def flush(self) -> Tensor:
         """What rounding has kept back on all ranks, summed exactly; nothing is kept back from here on. Collective."""
-        axis, kept = self._axis, self.worker_error.clone()
-        kept.view(axis.size, -1)[axis.rank] += self.shard_error
-        axis.all_reduce(kept).wait()
-        self.worker_error.zero_()
-        self.shard_error.zero_()
+        kept = self._kept()
+        self._axis.all_reduce(kept).wait()
+        self._begin(torch.zeros_like(kept[: self._numel]))
+        return kept[: self._numel]
+
+    def _kept(self) -> Tensor:
+        kept = self.worker_error.clone()
+        kept.view(self._size, -1)[self._rank] += self.shard_error
         return kept
 
     def sum(self, flat: Tensor) -> None:
         """Replace `flat` by the sum over the axis, up to rounding that the next sum makes good. Collective."""
-        axis, dtype = self._axis, flat.dtype
-        self.worker_error += flat
-        parts = [quantize(part) for part in self.worker_error.tensor_split(axis.size)]
+        axis, dtype, size = self._axis, flat.dtype, self._size
+        wanted = self.worker_error + torch.nn.functional.pad(flat, (0, -self._numel % size))
+        parts = [quantize(part) for part in wanted.tensor_split(size)]
         codes, scales = (torch.cat(column) for column in zip(*parts, strict=True))
-        sent = torch.cat([dequantize(*part, dtype) for part in parts])
-        self.worker_error -= sent
+        worker_error = wanted - torch.cat([dequantize(*part, dtype) for part in parts])
         arrived_codes, arrived_scales = torch.empty_like(codes), torch.empty_like(scales)
         works = [axis.all_to_all(arrived_codes, codes), axis.all_to_all(arrived_scales, scales)]
         for work in works:
             work.wait()
-        for part_codes, part_scales in zip(arrived_codes.chunk(axis.size), arrived_scales.chunk(axis.size), strict=True):
-            self.shard_error += dequantize(part_codes, part_scales, dtype)
-        own_codes, own_scales = quantize(self.shard_error)
-        self.shard_error -= dequantize(own_codes, own_scales, dtype)
+        shard_error = self.shard_error
+        for part_codes, part_scales in zip(arrived_codes.chunk(size), arrived_scales.chunk(size), strict=True):
+            shard_error = shard_error + dequantize(part_codes, part_scales, dtype)
+        own_codes, own_scales = quantize(shard_error)
+        shard_error = shard_error - dequantize(own_codes, own_scales, dtype)
         works = [axis.all_gather(codes, own_codes), axis.all_gather(scales, own_scales)]
         for work in works:
             work.wait()
-        pairs = zip(codes.chunk(axis.size), scales.chunk(axis.size), strict=True)
-        flat.copy_(torch.cat([dequantize(part_codes, part_scales, dtype) for part_codes, part_scales in pairs]))
+        self.worker_error, self.shard_error = worker_error, shard_error
+        pairs = zip(codes.chunk(size), scales.chunk(size), strict=True)
+        flat.copy_(torch.cat([dequantize(*pair, dtype) for pair in pairs])[: self._numel])

@@ -36,13 +36,14 @@ class Receipt:
     """What a worker is told with the new weights.
 
     `staleness` is that of its own gradient, -1 when it was too late and not used; `loss_sum` and `tokens` are those of all
-    updates so far.
+    updates so far; `steps` is how many the furthest worker has made.
     """
 
     version: int
     staleness: int
     loss_sum: float
     tokens: float
+    steps: int
 
 
 class KeyServer:
@@ -61,7 +62,7 @@ class KeyServer:
         self.log: list[Applied] | None = None  # every update, for replays; a list when somebody wants it
         self._pushes: dict[int, Push] = {}
         self._dealt_with: dict[int, int] = {}  # the staleness of each gradient, until its worker asks
-        self._loss_sum, self._tokens = 0.0, 0.0
+        self._loss_sum, self._tokens, self._steps = 0.0, 0.0, 0
         self._changed = threading.Condition()
 
     def push(self, worker: int, push: Push) -> None:
@@ -70,6 +71,7 @@ class KeyServer:
         The gradient of a worker that was given up as lost is not used: it may be too old. The worker is in again.
         """
         with self._changed:
+            self._steps = max(self._steps, push.step + 1)
             if self.versions.holds(worker):
                 self._pushes[worker] = push
                 self._applied(self.versions.push(worker, push.step))
@@ -117,7 +119,7 @@ class KeyServer:
         self._applied(self.versions.leave(worker))
 
     def _receipt(self, version: int, staleness: int) -> Receipt:
-        return Receipt(version, staleness, self._loss_sum, self._tokens)
+        return Receipt(version, staleness, self._loss_sum, self._tokens, self._steps)
 
     @torch.no_grad()
     def _applied(self, applied: Applied | None) -> None:

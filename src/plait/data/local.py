@@ -9,19 +9,23 @@ S. Stich, Local SGD Converges Fast and Communicates Little (ICLR 2019); A. Douil
 With lr 1 and no momentum the outer step is the average, and with `every` 1 and plain SGD inside, all-reduce SGD. Between
 two outer steps nothing is sent: no gradient, no loss.
 
-Ranks leave and join between two rounds through a checkpoint: saving ends the round, and any number of ranks goes on from it.
-The ranks of a running group are fixed, as everywhere in torch.distributed; one that dies ends the run.
+Where ranks come and go (`comm.crew`) they meet anew for every outer step: one that has left or died is simply missing from the
+sum, one that comes is given anchor, momentum and step by one that was there, and begins with the next round. Where one dies in
+the outer step itself, the others make it again. Elsewhere ranks are fixed, and come and go through a checkpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from plait.comm import Axis, Waitable, Work, wait_all
+from plait.comm.roster import Meeting
+from plait.data.asynchrony import Change
 from plait.data.compression import Int8Sum
 from plait.data.gradients import BucketState
 from plait.data.replicated import Replicated
@@ -41,12 +45,19 @@ class Local(Replicated):
         momentum = self._options.outer_momentum > 0
         self._momenta = [torch.zeros_like(master) for master in self._masters] if momentum else []
         self._sums: list[Int8Sum] = []
-        if self._options.compress == "int8" and group.axis.size > 1:
+        if self._options.compress == "int8" and (group.axis.size > 1 or group.crew is not None):
             self._sums = [Int8Sum(group.axis, m.numel(), m.dtype, m.device) for m in self._masters]
         self._steps_in_round = 0
         self._tokens_in_round = 0.0
+        self._last = (0.0, 0.0)  # loss sum and tokens of this step
         self._untold = 0.0
+        self._told = Told(0.0, 0.0, 0)
         self._met = False
+
+    def start(self, apply: Callable[[Change], None]) -> None:
+        super().start(apply)
+        if self.group.crew is not None:
+            self._meet()
 
     def _launch(self, state: BucketState) -> None:
         """Gradients stay here."""
@@ -57,7 +68,12 @@ class Local(Replicated):
 
     def total(self, scalars: Tensor, axis: Axis) -> None:
         """They stay here too; the count is this rank's weight in the round."""
-        self._tokens_in_round += float(scalars[1])
+        self._last = float(scalars[0]), float(scalars[1])
+        self._tokens_in_round += self._last[1]
+
+    def update(self, change: Change) -> None:
+        super().update(change)
+        self.steps_before = change.step + 1
 
     def end_step(self) -> None:
         super().publish()
@@ -68,15 +84,11 @@ class Local(Replicated):
 
     def tell(self, loss_sum: float, count: float) -> Told:
         """Of this rank inside a round; at its end, of all ranks, with the tokens of the round that were not yet told."""
+        if self._met:
+            self._untold = 0.0
+            return self._told
         self._untold += count
-        if not self._met:
-            return Told(loss_sum, count, int(count))
-        own = self._untold - count  # what this rank has told by itself
-        self._untold = 0.0
-        scalars = torch.tensor([loss_sum, count, own + count], dtype=torch.float64, device=self.group.device)
-        self.group.axis.all_reduce(scalars, control=True).wait()
-        totals = scalars.tolist()
-        return Told(totals[0], totals[1], int(totals[2] - own))
+        return Told(loss_sum, count, int(count))
 
     def details(self) -> dict[str, float]:
         return {"outer_step": float(self._met)}
@@ -87,11 +99,12 @@ class Local(Replicated):
     def settle(self) -> None:
         """End the round early, and send what eight bits have kept back: what is saved is one model and nothing beside it.
 
-        Ranks must have done equally many steps.
+        Ranks must have done equally many steps. Nobody comes in here, who would not know that a round has ended early.
         """
         if self._steps_in_round:
-            self._meet()
-        self._flush()
+            self._meet(opens=False)
+        if self._sums or self.group.crew is not None:
+            self._flush()
         self._untold = 0.0
 
     def publish(self) -> None:
@@ -102,14 +115,9 @@ class Local(Replicated):
             anchor.copy_(master)
 
     @torch.no_grad()
-    def _meet(self) -> None:
+    def _meet(self, opens: bool = True) -> None:
         """The outer step. Collective."""
-        axis, weight = self.group.axis, self._tokens_in_round
-        tokens = torch.tensor([weight], dtype=torch.float64, device=self.group.device)
-        axis.all_reduce(tokens, control=True).wait()
-        share = weight / max(float(tokens), 1.0)
-        differences = [anchor.sub(master).mul_(share) for anchor, master in zip(self._anchors, self._masters, strict=True)]
-        self._sum(differences)
+        differences = self._together(self._differences, opens)
         lr, momentum = self._options.outer_lr, self._options.outer_momentum
         for index, difference in enumerate(differences):
             if self._momenta:
@@ -118,16 +126,29 @@ class Local(Replicated):
             self._masters[index].copy_(self._anchors[index].sub_(difference, alpha=lr))
         self.publish()
 
+    def _differences(self) -> list[Tensor]:
+        """d of every bucket, and on the way what results tell of this round."""
+        axis, (loss_sum, count) = self.group.axis, self._last
+        own = [self._tokens_in_round, loss_sum, count, self._untold + count]
+        scalars = torch.tensor(own, dtype=torch.float64, device=self.group.device)
+        axis.all_reduce(scalars, control=True).wait()
+        tokens, loss_sum, count, untold = scalars.tolist()
+        self._told = Told(loss_sum, count, int(untold - self._untold))
+        share = self._tokens_in_round / max(tokens, 1.0)
+        differences = [anchor.sub(master).mul_(share) for anchor, master in zip(self._anchors, self._masters, strict=True)]
+        self._sum(differences)
+        return differences
+
     @torch.no_grad()
     def _flush(self) -> None:
         """Make good what eight bits have kept back, as if the last outer step had known it: a saved model has no residuals."""
         lr, momentum = self._options.outer_lr, self._options.outer_momentum
-        for index, compressed in enumerate(self._sums):
-            missing = compressed.flush()
+        kept_back = self._together(lambda: [compressed.flush() for compressed in self._sums], opens=False)
+        for index, missing in enumerate(kept_back):
             if self._momenta:
                 self._momenta[index].add_(missing)
             self._masters[index].copy_(self._anchors[index].sub_(missing, alpha=lr * (1 + momentum)))
-        if self._sums:
+        if kept_back:
             self.publish()
 
     def _sum(self, differences: list[Tensor]) -> None:
@@ -140,6 +161,34 @@ class Local(Replicated):
             for difference, state in zip(differences, self.states, strict=True)
         ]
         wait_all(works)
+
+    def _together(self, exchange: Callable[[], list[Tensor]], opens: bool) -> list[Tensor]:
+        """What `exchange` gives among those that are in: again without those that are lost in it. Nothing where all begin."""
+        crew = self.group.crew
+        if crew is None:
+            return exchange()
+        before = [copy(compressed) for compressed in self._sums]
+
+        def undo() -> None:
+            self._sums = [copy(compressed) for compressed in before]
+
+        return crew.together(lambda meeting: exchange() if self._bring_in(meeting) else [], opens, undo)
+
+    def _bring_in(self, meeting: Meeting) -> bool:
+        """Give those that have come what one that was there has; False where all are new, and alike by their seed."""
+        elders = [seat for seat in meeting.members if seat not in meeting.newcomers]
+        for compressed in self._sums:
+            compressed.regroup()
+        if not elders or not meeting.newcomers:
+            return bool(elders)
+        axis, root = self.group.axis, meeting.members.index(elders[0])
+        steps = torch.tensor([float(self.steps_before)], dtype=torch.float64)
+        wait_all([axis.broadcast(tensor, root) for tensor in (steps, *self._anchors, *self._momenta)])
+        self.steps_before = int(steps)
+        if axis.rank != root and meeting.members[axis.rank] in meeting.newcomers:
+            for anchor, master in zip(self._anchors, self._masters, strict=True):
+                master.copy_(anchor)
+        return True
 
     def live_tensors(self) -> dict[str, list[Tensor]]:
         tensors = super().live_tensors()

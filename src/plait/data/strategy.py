@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.comm import Axis
+from plait.comm.crew import Crew
 from plait.data.asynchrony import Asynchrony, Change
 from plait.data.bucket import Bucket, Part
 from plait.data.gradients import BucketState, Collector, Sink
@@ -55,6 +56,7 @@ class DataGroup:
     offload: bool = False
     num_servers: int | None = None
     asynchrony: Asynchrony = field(default_factory=Asynchrony)
+    crew: Crew | None = None  # where ranks come and go
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,7 @@ class DataStrategy(ABC):
     """
 
     lockstep: ClassVar[bool] = True
+    steps_before: int = 0  # that the others had made when this rank came
 
     def __init__(self, group: DataGroup) -> None:
         self.group = group

@@ -51,6 +51,11 @@ class Loader:
         """Batches in an epoch that is read from its beginning, a short last one included."""
         return -(-len(self.dataset) // self.global_batch)
 
+    def skip(self, num_batches: int) -> None:
+        """Be where a new stream is after that many batches."""
+        self.epoch, index = divmod(num_batches, self.batches_per_epoch)
+        self.position = index * self.global_batch
+
     def order(self) -> Tensor:
         """The permutation of the current epoch, made once an epoch."""
         if self._order is None or self._order[0] != self.epoch:

@@ -52,8 +52,9 @@ def assemble(config: Any, plan: Plan, world: World) -> Training:
         options=make_options(config, plan),
         world=world,
     )
-    axis = world.axis("dp")
-    return Training(engine, make_loader(config, axis.rank, axis.size))
+    loader = make_loader(config, *world.seat)
+    loader.skip(engine.step_index)
+    return Training(engine, loader)
 
 
 def model_keys(config: Any) -> Mapping[str, Any]:

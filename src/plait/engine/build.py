@@ -42,7 +42,7 @@ from plait.pipeline.lower import lower
 from plait.pipeline.stream import Stream
 from plait.pipeline.transport import Transport
 from plait.pipeline.versions import WeightVersions
-from plait.plan import Plan, check_available
+from plait.plan import Plan, check_available, check_restarts
 from plait.tensor import TensorGroup, TensorSplit
 
 
@@ -107,6 +107,8 @@ def build(
         data.require_elementwise(lambda params: optimizer(_unnamed(params)), str(plan))
 
     world = world or join_world(plan)
+    if world.crew is not None:
+        check_restarts(plan, options.num_servers)
     blocks = _blocks(model, options.blocks)
     sequence = _split_sequences(model, plan, world, options)
     whole = Whole.of(model)
@@ -227,6 +229,7 @@ def _data_group(plan: Plan, world: World, options: Options, precision: Precision
         offload=plan.dp.offload,
         num_servers=options.num_servers,
         asynchrony=replace(options.asynchrony, stale=plan.dp.stale or 0, every=plan.dp.every or 1),
+        crew=world.crew,
     )
 
 

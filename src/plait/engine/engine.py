@@ -67,7 +67,7 @@ class Engine:
     def __init__(self, parts: EngineParts) -> None:
         self.plan, self.world, self.model = parts.plan, parts.world, parts.model
         self.strategy, self.update, self.holding = parts.strategy, parts.update, parts.holding
-        self.step_index = 0
+        self.step_index = parts.strategy.steps_before
         self.before_update: list[Callable[[Engine], None]] = []
         self.splitter, self._seed = parts.splitter, parts.seed
         self._mean_of_workers = parts.mean_of_workers
@@ -206,7 +206,7 @@ class Engine:
 
     def _step_of(self, batch: Any) -> Step:
         micro_batches = [self._own(micro) for micro in self.splitter.split(batch)]
-        first = self._axis.rank * len(micro_batches)
+        first = self.world.seat[0] * len(micro_batches)
         return Step(dict(enumerate(micro_batches)), lambda index: self._seed_of(first + index), first)
 
     def _seed_of(self, slice_index: int) -> int:

@@ -1,7 +1,7 @@
 """Write what a real deployment on Flower needs: one folder for the server, one for each client, and the scripts in them.
 
 The certificates are a private authority's own, made here with OpenSSL's command: the server proves itself to clients by TLS,
-and each client to the server by a key that is registered there. Flower's telemetry is off in every script.
+and each client to the server by a key that is registered there. Nothing in the scripts speaks to anybody else.
 """
 
 from __future__ import annotations
@@ -67,26 +67,35 @@ SCRIPT = """\
 # {what}
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
-export FLWR_TELEMETRY_ENABLED=0 FLWR_HOME="$here/flower"
+# Nothing is said to anybody outside: neither that Flower is used, nor which version of what it runs on.
+export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_HOME="$here/flower"
 export FLWR_SUPEREXEC_TASK_POLL_INTERVAL="${{FLWR_SUPEREXEC_TASK_POLL_INTERVAL:-0.2}}"
 mkdir -p "$FLWR_HOME"
+# A shell's background jobs ignore interrupts, and so does all that they start; but Flower's processes end by one.
+heeding() {{
+  exec python3 -c 'import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execvp(sys.argv[1], sys.argv[1:])' "$@"
+}}
 """
 
 
 CLIENT_BODY = """\
 room=$(mktemp -d)
-plait federated "$here/config.toml" --serve "$room" --client {number} --kept "$here/kept.safetensors" &
-node=
-trap '[ -z "$node" ] || kill "$node"; wait $node; exit 143' TERM INT
+heeding plait federated "$here/config.toml" --serve "$room" --client {number} --kept "$here/kept.safetensors" &
+resident=$! node=
+end() {{ kill $resident $node 2>/dev/null || :; wait $resident $node || :; rm -rf "$room"; exit "$1"; }}
+trap 'end 143' TERM
+trap 'end 130' INT
 began=$(date +%s)
 while :; do
-  flower-supernode --superlink {address} --root-certificates "$here/ca.crt" \\
+  heeding flower-supernode --superlink {address} --root-certificates "$here/ca.crt" \\
     --auth-supernode-private-key "$here/key" --port {port} "$@" \\
     --node-config "partition-id={number} num-partitions={num_clients} resident=\\"$room/{socket}\\"" &
   node=$! status=0
   wait "$node" || status=$?
   # Flower counts a node that was killed outright as there for up to a minute, and turns its successor away until then.
-  [ $(($(date +%s) - began)) -lt "${{PLAIT_REJOIN_SECONDS:-75}}" ] || exit "$status"
+  [ $(($(date +%s) - began)) -lt "${{PLAIT_REJOIN_SECONDS:-75}}" ] || end "$status"
   sleep 2
 done
 """
@@ -149,7 +158,7 @@ def _server(folder: Path, host: str, port: int) -> None:
     _script(
         folder / "server.sh",
         "The server: Flower's SuperLink, over TLS, for registered clients only.",
-        f"exec flower-superlink --host {host} --port {port} --enable-supernode-auth \\\n"
+        f"heeding flower-superlink --host {host} --port {port} --enable-supernode-auth \\\n"
         '  --ssl-ca-certfile "$here/ca.crt" --ssl-certfile "$here/server.pem" --ssl-keyfile "$here/server.key" \\\n'
         '  --disable-runtime-dependency-installation "$@"\n',
     )
@@ -158,7 +167,7 @@ def _server(folder: Path, host: str, port: int) -> None:
         "Once: the server learns the clients' public keys.",
         'for key in "$here"/client-*.pub; do\n  flwr supernode register "$key" plait\ndone\n',
     )
-    _script(folder / "begin.sh", "Begin the rounds, and show what they say.", 'exec flwr run "$here/app" plait --stream\n')
+    _script(folder / "begin.sh", "Begin the rounds, and show what they say.", 'heeding flwr run "$here/app" plait --stream\n')
 
 
 def _script(path: Path, what: str, body: str) -> None:
@@ -239,5 +248,6 @@ Begin, on the server's machine:
 {scripts["begin"]}
 
 What the rounds gave is in {rounds}. `authority/ca.key` signs
-further certificates: keep it where neither the server nor a client is. Flower's telemetry is off in every script.
+further certificates: keep it where neither the server nor a client is. Flower's telemetry and its search for
+updates are off in every script.
 """

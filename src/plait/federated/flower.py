@@ -185,11 +185,16 @@ class NodeFleet:
 
 
 def server_app(config: str | Path, out: str | Path | None = None) -> ServerApp:
-    """The server: waits for `min_replies` clients, runs the rounds of the config, prints and writes their numbers."""
+    """The server: waits for `min_replies` clients and runs the rounds of the config.
+
+    It prints what each gave and writes it to `out`, and the weights beside that, as `weights.safetensors`.
+    """
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        from safetensors.torch import save_file
+
         from plait.config import load
         from plait.federated.simulation import Bench, make_server, totals
 
@@ -204,6 +209,9 @@ def server_app(config: str | Path, out: str | Path | None = None) -> ServerApp:
             rounds.append(done.as_dict())
             print(f"plait round {done.number} accuracy {done.accuracy:.4f} answered {list(done.answered)}", flush=True)
             if out is not None:
+                new = Path(out).with_name("weights.new")
+                save_file(bench.judge.named(server.weights), new, {"round": str(done.number)})
+                new.replace(new.with_suffix(".safetensors"))
                 new = Path(out).with_suffix(".new")
                 new.write_text(json.dumps({"rounds": rounds, **totals(rounds)}, indent=2) + "\n")
                 new.replace(out)

@@ -23,20 +23,24 @@ class Judge:
 
             Initializer(model, seed, dtype, cpu).run(take)
         self._model = model.to(dtype)
-        self._params = [param for _, param in sorted(model.named_parameters()) if param.requires_grad]
+        self._named = {name: param for name, param in sorted(model.named_parameters()) if param.requires_grad}
+        self._params = list(self._named.values())
         self._start = torch.cat([param.detach().reshape(-1) for param in self._params])
 
     def initial(self) -> Tensor:
         """The weights that training begins with under any plan, end to end in the order of their names."""
         return self._start.clone()
 
+    def named(self, weights: Tensor) -> dict[str, Tensor]:
+        """The flat vector cut into the model's parameters, by name."""
+        parts = weights.split([param.numel() for param in self._params])
+        return {name: part.view(param.shape) for (name, param), part in zip(self._named.items(), parts, strict=True)}
+
     @torch.no_grad()
     def accuracy(self, weights: Tensor, test: Part) -> float:
         """The share of targets that are predicted right, unmasked ones only."""
-        offset = 0
-        for param in self._params:
-            param.copy_(weights[offset : offset + param.numel()].view(param.shape))
-            offset += param.numel()
+        for name, value in self.named(weights).items():
+            self._named[name].copy_(value)
         self._model.eval()
         inputs, targets = test.batch(torch.arange(len(test)))
         output = call(self._model, inputs.to(self._params[0].dtype) if inputs.is_floating_point() else inputs)

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import torch
 from safetensors.torch import load_file, save_file
 
+from plait.comm import World
 from plait.engine.build import join_world
 from plait.errors import PlaitError, RunError
 from plait.federated import wire
@@ -78,13 +79,19 @@ def serve(config: Any, client: int, room: str, kept: str) -> None:
     """Answer at the socket `room`/resident, until the process ends. Every rank of the client's plan calls it."""
     plan = Plan.parse(config.plan.text)
     world = join_world(plan)
-    resident = Resident(LocalFleet(config, plan, world), client, Path(kept), keeps=world.rank == 0)
+    attend(Resident(LocalFleet(config, plan, world), client, Path(kept), keeps=world.rank == 0), world, Path(room))
+
+
+def attend(resident: Resident, world: World, room: Path, until: Callable[[], bool] = lambda: False) -> None:
+    """Answer whoever asks at the socket in `room`, until rank 0 finds `until` true. Collective."""
     axis = world.axis("world")
-    listener = _listen(Path(room) / SOCKET) if world.rank == 0 else None
-    while True:
+    listener = _listen(room / SOCKET) if world.rank == 0 else None
+    over = False
+    while not over:
         line, asked = _next(listener)
+        over = listener is not None and until()
         if axis.size > 1:  # also when nobody asked, so that no rank waits for longer than its backend bears
-            asked = axis.gather_objects(asked)[0]
+            asked, over = axis.gather_objects((asked, over))[0]
         if asked is None:
             continue
         head, vectors = asked
@@ -95,6 +102,8 @@ def serve(config: Any, client: int, room: str, kept: str) -> None:
         if line is not None:
             with line, suppress(OSError):  # who asked may be gone: its answer is nobody's
                 wire.send(line, told, {name: vector.numpy() for name, vector in sent.items()})
+    if listener is not None:
+        listener.close()
 
 
 def _listen(path: Path) -> socket.socket:

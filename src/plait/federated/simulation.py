@@ -31,6 +31,7 @@ from plait.federated.rounds import Rules, Server
 from plait.federated.samples import Part, Samples
 from plait.federated.secret_round import Desk, Said, answer
 from plait.federated.strategies import Settings, make
+from plait.launcher.rank import die_with_parent
 from plait.plan import Plan
 
 HELD_OUT = 0.2  # of all samples, at the server; and of each client's, for its own test
@@ -174,6 +175,7 @@ _FLEET: LocalFleet | None = None  # of this worker process
 
 def _begin(config: Any, plan: str) -> None:
     global _FLEET  # noqa: PLW0603 - a worker process is one client after the other, and has one engine
+    die_with_parent()
     torch.set_num_threads(1)
     _FLEET = LocalFleet(config, Plan.parse(plan), join_world(Plan.parse(plan)))
 

@@ -34,7 +34,7 @@ _AGENT_BEGINNINGS = ("TORCHELASTIC_",)
 
 def run_ranks(main: Callable[..., T], args: tuple[object, ...], nproc: int, monitor_seconds: float) -> dict[int, T]:
     """Results by rank; raises the first error of any rank (see `launch`)."""
-    start_method = _start_server()
+    start_method = start_server()
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -58,7 +58,7 @@ def run_ranks(main: Callable[..., T], args: tuple[object, ...], nproc: int, moni
         }
         known = {field.name for field in fields(LaunchConfig)}  # shutdown_timeout is younger than torch 2.6
         agent = elastic_launch(LaunchConfig(**{key: value for key, value in config.items() if key in known}), run_rank)
-        settings = RankSettings(failures, num_threads(nproc), _environment())
+        settings = RankSettings(failures, num_threads(nproc), free_environment())
         try:
             return dict(agent(settings, main, args))
         except ChildFailedError as error:
@@ -89,7 +89,7 @@ def _first_error(error: Any, failures: Path) -> BaseException:
     return died_silently(rank, process.exitcode)
 
 
-def _environment() -> dict[str, str]:
+def free_environment() -> dict[str, str]:
     """This process's variables, without those by which the agent tells each rank who it is."""
     return {
         name: value
@@ -98,7 +98,7 @@ def _environment() -> dict[str, str]:
     }
 
 
-def _start_server() -> str:
+def start_server() -> str:
     """Set the fork server to loading torch and say which start method to use."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return "spawn"

@@ -42,13 +42,19 @@ def joined_world(environment: Mapping[str, str] | None = None) -> JoinedWorld | 
     )
 
 
-def launch(main: Callable[..., T], *args: object, nproc: int | None = None, monitor_seconds: float = 0.05) -> list[T]:
+def launch(
+    main: Callable[..., T], *args: object, nproc: int | None = None, monitor_seconds: float = 0.05, restarts: int = 0
+) -> list[T]:
     """Run `main(*args)` in `nproc` local ranks and return their results, rank by rank.
 
     `main` and `args` travel by pickle, so `main` is a function at the top level of a module. Each rank finds torchrun's
     variables (RANK, WORLD_SIZE, MASTER_ADDR ...) and computes with cores // nproc threads unless OMP_NUM_THREADS is set.
     Inside a world that is already running (torchrun, or a rank of `launch`) nothing is started: `main(*args)` runs here,
     and the list holds this rank's own result.
+
+    With `restarts` a rank that dies (a signal, a lost connection) is started again while the others go on, that many times
+    in all, for plans whose ranks need not be there together (`local`, `async-server`); a rank that is lost for good has no
+    result.
 
     Errors: the first rank to fail ends the run; the others are stopped within seconds. A `PlaitError` is raised here as
     the same class with the same message; anything else becomes `RankFailed` with the rank, its signal or exit code, and
@@ -65,6 +71,12 @@ def launch(main: Callable[..., T], *args: object, nproc: int | None = None, moni
     if nproc is None or nproc < 1:
         raise WorldSizeError(f"launch needs the number of ranks to start, 1 or more: launch(main, nproc=2), not {nproc}")
     _check_can_travel(main, args)
+
+    if restarts:
+        from plait.launcher.supervisor import supervise  # imports torch
+
+        found = supervise(main, args, nproc, restarts)
+        return [found[rank] for rank in sorted(found)]
 
     from plait.launcher.agent import run_ranks  # imports torch
 

@@ -40,7 +40,7 @@ class RankSettings:
 
 def run_rank(settings: RankSettings, main: Callable[..., T], args: tuple[object, ...]) -> T:
     """Run `main(*args)` in this process, which is a rank; does not return when it fails."""
-    _die_with_launcher()
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches every rank: end at once, the launcher speaks for all
     os.environ.update(settings.environment)  # the fork server keeps the variables of the moment it was started
 
@@ -65,8 +65,8 @@ def _leave(settings: RankSettings, error: BaseException) -> NoReturn:
     os._exit(error.exit_code if isinstance(error, PlaitError) else 1)
 
 
-def _die_with_launcher() -> None:
-    """End this process when the launcher is gone, even by SIGKILL: the fork server, its parent, would keep it alive."""
+def die_with_parent() -> None:
+    """End this process when the one that asked for it is gone, even by SIGKILL: a fork server would keep it alive."""
     launcher = multiprocessing.parent_process()
     if launcher is None:
         return

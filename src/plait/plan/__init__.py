@@ -6,7 +6,7 @@ whether it fits, `check_available` asks whether this version runs it.
 
 from plait.plan.availability import check_available
 from plait.plan.axes import ContextAxis, DataAxis, PipelineAxis, TensorAxis
-from plait.plan.fit import check_batch, check_config, check_model, check_world
+from plait.plan.fit import check_batch, check_config, check_model, check_restarts, check_world
 from plait.plan.plan import Plan
 
 __all__ = [
@@ -19,5 +19,6 @@ __all__ = [
     "check_batch",
     "check_config",
     "check_model",
+    "check_restarts",
     "check_world",
 ]

@@ -32,6 +32,17 @@ def check_world(plan: Plan, world_size: int) -> None:
     raise WorldSizeError(f"plan '{plan}' needs {need} ranks ({world_text(plan)}) but {world_size} were started; {cure}")
 
 
+def check_restarts(plan: Plan, num_servers: int | None = None) -> None:
+    """Raises `PlanError` unless ranks of the plan can be started again while the others go on."""
+    dp = plan.dp
+    if dp.strategy == "local" or (dp.strategy == "async-server" and dp.stale and (num_servers or dp.size) < dp.size):
+        return
+    cure = f"take dp{dp.size}:local,everyH or dp{dp.size}:async-server,staleK with K above 0, or no restarts"
+    if dp.strategy == "async-server" and dp.stale:
+        cure = f"a server that is lost takes its keys with it; with num_servers below {dp.size} the others can come back"
+    raise PlanError(f"plan '{plan}': no rank that is lost can be started again; {cure}")
+
+
 def check_batch(plan: Plan, global_batch: int) -> None:
     """Raises `PlanError` unless every micro-batch of every data rank gets at least one sample.
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from plait.errors import PlanError, WorldSizeError
-from plait.plan import Plan, check_batch, check_config, check_model, check_world
+from plait.plan import Plan, check_batch, check_config, check_model, check_restarts, check_world
 
 
 def test_world_names_the_product_and_the_cure() -> None:
@@ -98,3 +98,22 @@ def test_check_config_reads_model_keys() -> None:
     check_config(Plan.parse("tp2 pp2"), {"num_attention_heads": 4, "num_hidden_layers": 2, "rope_theta": 10000})
     with pytest.raises(PlanError, match="cuts the model into 9 stages"):
         check_config(Plan.parse("pp9"), {"num_hidden_layers": 2})
+
+
+@pytest.mark.parametrize("text", ["dp4:local,every8", "dp4:async-server,stale2"])
+def test_ranks_that_do_not_step_together_can_be_started_again(text: str) -> None:
+    check_restarts(Plan.parse(text), num_servers=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "num_servers", "cure"),
+    [
+        ("dp4:zero1", None, "take dp4:local,everyH"),
+        ("dp4:async-server,stale0", 1, "with K above 0"),
+        ("dp4:async-server,stale2", None, "with num_servers below 4 the others can come back"),
+        ("dp4:async-server,stale2", 4, "with num_servers below 4 the others can come back"),
+    ],
+)
+def test_who_cannot_be_started_again_is_told_the_cure(text: str, num_servers: int | None, cure: str) -> None:
+    with pytest.raises(PlanError, match=cure):
+        check_restarts(Plan.parse(text), num_servers)

@@ -1,0 +1,116 @@
+"""Ranks that are started again when they die, while the others go on; the counterpart of `agent`, which ends them all.
+
+torch's agent restarts the whole group when one of its ranks dies: the group is broken. Here the ranks need no group to live
+(`plait.comm.crew`), so each is a process of its own, and this process keeps what outlives any of them: the roster of who is
+in, and a store.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch._C._distributed_c10d import TCPStore
+
+from plait.comm.crew import Place
+from plait.comm.roster import Roster
+from plait.errors import PlaitError, RankFailed
+from plait.launcher.agent import free_environment, num_threads, start_server
+from plait.launcher.failure import died_silently, read_failures
+from plait.launcher.rank import RankSettings, run_rank
+
+T = TypeVar("T")
+HOST = "127.0.0.1"
+
+
+@dataclass
+class _Rank:
+    """One rank's process, and where its result comes from."""
+
+    process: Any
+    results: Connection
+
+
+def supervise(main: Callable[..., T], args: tuple[object, ...], nproc: int, restarts: int) -> dict[int, T]:
+    """Results of the ranks that came to an end, by rank; raises what cannot be cured by starting a rank again."""
+    context: Any = multiprocessing.get_context(start_server())
+    roster = Roster(nproc, host=HOST)
+    store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+    place = Place(0, nproc, roster.address, (HOST, store.port))
+    ranks: dict[int, _Rank] = {}
+    results: dict[int, T] = {}
+    with tempfile.TemporaryDirectory(prefix="plait-launch-") as folder:
+        failures = Path(folder)
+
+        def start(rank: int) -> None:
+            told = {**free_environment(), **replace(place, seat=rank).as_variables()}
+            ours, theirs = context.Pipe(duplex=False)
+            settings = RankSettings(failures, num_threads(nproc), told)
+            process = context.Process(target=_live, args=(theirs, settings, main, args), name=f"rank {rank}")
+            process.start()
+            theirs.close()
+            ranks[rank] = _Rank(process, ours)
+
+        try:
+            for rank in range(nproc):
+                start(rank)
+            while ranks:
+                for rank in _ended(ranks):
+                    ended = ranks.pop(rank)
+                    found, code = _result(ended)
+                    if found is not None:
+                        results[rank] = found[0]
+                        continue
+                    roster.attendance.lost(rank)
+                    error = _error(failures, rank, code)
+                    if not isinstance(error, RankFailed) or (not results and not ranks):
+                        raise error
+                    if restarts and not results:
+                        restarts -= 1
+                        start(rank)
+        finally:
+            for one in ranks.values():
+                one.process.kill()
+                _result(one)
+            roster.close()
+    return results
+
+
+def _live(results: Connection, settings: RankSettings, main: Callable[..., T], args: tuple[object, ...]) -> None:
+    """The life of a rank."""
+    results.send_bytes(pickle.dumps(run_rank(settings, main, args)))  # whole: the memory of a rank ends with it
+    results.close()
+    os._exit(0)
+
+
+def _ended(ranks: dict[int, _Rank]) -> list[int]:
+    """The ranks that have a result, or are gone. Waits for one."""
+    ready = wait([one.results for one in ranks.values()])
+    return [rank for rank, one in ranks.items() if one.results in ready]
+
+
+def _result(rank: _Rank) -> tuple[tuple[Any] | None, int]:
+    """(the result in a tuple, or None; the exit code) of a rank that has ended or is about to."""
+    found: tuple[Any] | None = None
+    with suppress(EOFError, ConnectionResetError):
+        found = (pickle.loads(rank.results.recv_bytes()),)
+    rank.results.close()
+    rank.process.join()
+    return found, int(rank.process.exitcode)
+
+
+def _error(failures: Path, rank: int, code: int) -> PlaitError:
+    """What the rank has said, or how it died."""
+    told = [failure for failure in read_failures(failures) if failure.rank == rank]
+    if not told:
+        return died_silently(rank, code)
+    (failures / f"rank{rank}.json").unlink()
+    return told[0].as_error()

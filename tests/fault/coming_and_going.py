@@ -1,0 +1,117 @@
+"""What ranks do in `test_coming_and_going`: functions that a new process can import. Rank `DIES` is killed and comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from plait.comm import World
+from plait.data.async_server import AsyncServer
+from plait.engine.build import Options, build, join_world
+from plait.engine.engine import Engine
+from plait.models import losses
+from plait.plan import Plan
+from tests.parity.harness import FAMILIES, SEED
+from tests.parity.replay import Recorded
+from tests.parity.test_local import sgd, shares
+
+DIES, AT_STEP, AFTERWARDS, LIMIT = 1, 7, 6, 100_000
+Weights = list[tuple[str, tuple[int, ...], Any, Tensor]]
+
+
+class Batches:
+    """One rank's batches, without end."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self._own = shares(FAMILIES["mlp"], size)[rank]
+
+    def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
+        return self._own[step % len(self._own)]
+
+
+def engine_of(world: World, plan: str, options: Options) -> Engine:
+    return build(FAMILIES["mlp"].model(), plan, loss=losses.cross_entropy, optimizer=sgd, options=options, world=world)
+
+
+def weights_of(engine: Engine) -> Weights:
+    return [(p.name, p.global_shape, p.index(), p.value.clone()) for p in engine.local_parameters()]
+
+
+def dies_once(folder: str) -> None:
+    """Be killed, in the first life."""
+    mark = Path(folder) / "died"
+    if not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def local(plan: str, folder: str, options: dict[str, Any]) -> Any:
+    """(the first step of this life, the steps after which ranks had come or gone, weights). All end at the same step.
+
+    When one is lost the others make no step before it lives again, and then meet it: how long that takes does not matter.
+    """
+    world = join_world(Plan.parse(plan))
+    crew = world.crew
+    assert crew is not None
+    if (Path(folder) / "died").exists():
+        crew.here()
+        crew.tell("alive", "")
+    engine = engine_of(world, plan, Options(seed=SEED, **options))
+    seat, size = world.seat
+    batches, first, changes, last = Batches(seat, size), engine.step_index, [], LIMIT
+    if first:
+        last = first + AFTERWARDS
+    while engine.step_index < last:
+        if seat == DIES and engine.step_index == AT_STEP:
+            dies_once(folder)
+        before = world.size
+        engine.step(batches[engine.step_index], trace=False)
+        if world.size != before:
+            changes.append((engine.step_index, world.size))
+        if world.size < before:
+            crew.learn("alive")
+        if world.size > before:
+            last = engine.step_index + AFTERWARDS
+    engine.strategy.settle()
+    weights = weights_of(engine)
+    world.close()
+    return first, changes, weights
+
+
+def served(plan: str, folder: str) -> Any:
+    """(the steps of this life, the record of the server, weights). Rank 0 serves; each goes on until the lost one is back."""
+    world = join_world(Plan.parse(plan))
+    crew = world.crew
+    assert crew is not None
+    engine = engine_of(world, plan, Options(seed=SEED, num_servers=1))
+    strategy = engine.strategy
+    assert isinstance(strategy, AsyncServer)
+    if strategy.server is not None:
+        strategy.server.log = []
+        crew.tell("recording", "")
+    crew.learn("recording")
+    batches, steps, last = Batches(*world.seat), [], LIMIT
+    if engine.step_index:
+        crew.tell("back", "")
+    while engine.step_index < last:
+        if crew.seat == DIES and engine.step_index == AT_STEP:
+            dies_once(folder)
+        steps.append(engine.step_index)
+        engine.step(batches[engine.step_index], trace=False)
+        if last == LIMIT and crew.knows("back"):
+            last = engine.step_index + AFTERWARDS
+    strategy.settle()
+    record = None
+    if strategy.server is not None:
+        record = Recorded(tuple(dict.fromkeys(p.name for p in strategy.pieces)), tuple(strategy.server.log or ()))
+    weights, met = weights_of(engine), world.size
+    world.close()
+    return steps, record, weights, met
