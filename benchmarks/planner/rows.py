@@ -37,13 +37,17 @@ def runtime(gradient_bytes: float, **habits: Any) -> Runtime:
     return Runtime(gradient_bytes, **{"keep_gathered": False, "selective_sends": False, "fused_rows": False, **habits})
 
 
+LATE = 0.15e-3
+"""Of `Runtime.late_seconds`; the second of two constants of frameworks, beside nanotron's skew."""
+
 MEGATRON_2021 = Practice(
     "eager", 0.1, True, runtime=runtime(4.0, overlap_gradients=False, overlap_sends=False, balanced_stages=False)
 )
 """Unfused attention with dropout, fused bias-gelu and softmax, float32 gradients, reduction after the last backward,
 blocking sends."""
-MEGATRON_DEEPSPEED = Practice("eager", 0.1, True, runtime=replace(MEGATRON_2021.runtime, reduces_whole=True))
-"""DeepSpeed's optimizer for bf16 under pipelines: float32 gradients are all-reduced whole, weights gathered."""
+MEGATRON_DEEPSPEED = Practice("eager", 0.1, True, runtime=replace(MEGATRON_2021.runtime, reduces_whole=True, late_seconds=LATE))
+"""DeepSpeed's optimizer for bf16 under pipelines: float32 gradients are all-reduced whole, weights gathered. Its pipeline waits
+for the device at every send."""
 MEGATRON_2022 = replace(MEGATRON_2021, runtime=replace(MEGATRON_2021.runtime, fused_accumulation=True))
 """The same, with gradients added up inside the products that make them."""
 MEGATRON_CORE = Practice(

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from plait.cli import common
 from plait.cli.answer import Answer
-from plait.cluster import DEFAULT_PROBE_PATH, read_probe
-from plait.errors import ConfigError
+from plait.cluster import DEFAULT_PROBE_PATH, Cluster, read_probe
+from plait.errors import ClusterError, ConfigError
 from plait.launcher import joined_world, launch
 
 if TYPE_CHECKING:
@@ -64,9 +64,17 @@ def ensure_probe() -> None:
     """
     path = DEFAULT_PROBE_PATH.expanduser()
     probe = read_probe(path)
-    if probe is None or (probe.get("is_cpu", True) and "host" not in probe):
+    if probe is None or (probe.get("is_cpu", True) and not is_complete(probe)):
         _check_writable(path)
         measure_here(path)
+
+
+def is_complete(probe: dict[str, Any]) -> bool:
+    """Whether it holds what this version asks of a processor."""
+    try:
+        return Cluster.local(probe).host is not None
+    except ClusterError:
+        return False
 
 
 def ensure_probe_together(meeting: Axis) -> None:
@@ -83,11 +91,11 @@ CROWDED = (2, 4)
 
 def _host(measured: list[dict[str, Any]], num_ranks: int) -> dict[str, Any]:
     """What a processor's cost model needs beside a cluster's numbers: see `plait.cluster.Host`."""
-    from plait.cli.probe_engine import engine_in_world
+    from plait.cli.probe_engine import measure_engine
 
     operations = [one["operations"] for one in measured]
     seconds = {name: statistics.median(one[name] for one in operations) for name in operations[0]}
-    engine = launch(engine_in_world, num_ranks, nproc=num_ranks)[0]
+    engine = measure_engine()
     links = {str(num_ranks): _fits(measured[0])} if num_ranks > 1 else {}
     for times in CROWDED:
         if num_ranks * times <= 16:
@@ -164,14 +172,15 @@ def _measure(num_ranks: int) -> dict[str, Any]:
     import torch
 
     from plait import comm
-    from plait.comm.probing import probe, probe_operations
+    from plait.cli.probe_operations import operation_seconds
+    from plait.comm.probing import probe
     from plait.mesh import Mesh
 
     world = comm.init(Mesh(dp=num_ranks))
     on_gpu = world.device.type == "cuda"
     measured = probe(world)
     if not on_gpu:
-        measured["operations"] = probe_operations()
+        measured["operations"] = operation_seconds()
         world.axis("world").barrier()
     name = torch.cuda.get_device_name(world.device) if on_gpu else _processor()
     memory_bytes = (

@@ -13,30 +13,36 @@ from typing import Any, Final
 from plait.cluster.build import Bounds, number_faults
 from plait.errors import ClusterError
 
+KINDS: Final = ("add", "norm", "rms", "group", "activation", "gate", "relu", "rotary", "permute", "lookup", "loss")
+"""Operations bound by memory."""
 SECONDS: Final = (
     *(
         f"{kind}_{way}"
-        for kind in ("add", "norm", "activation", "gate", "loss", "attention")
+        for kind in (*KINDS, "attention", "score", "convolution_flop", "convolution_weight")
         for way in ("forward", "backward")
     ),
-    "update",
+    *("product_flop", "product_number", "update", "fresh"),
 )
-ENGINE: Final = ("step", "micro_batch", "block")
+ENGINE: Final = ("step", "micro_batch", "expert")
+MEETINGS: Final = ("call", "grid", "visit")
+FAMILIES: Final = ("gpt", "llama", "experts")
+REMAT: Final = ("none", "full", "selective")
 OPS: Final = ("all_reduce", "all_gather", "reduce_scatter", "send")
 _TIME, _RATE = Bounds(0, 1e3, "seconds"), Bounds(1e3, 1e15, "bytes/s")
 
 
 @dataclass(frozen=True, eq=False)
 class Host:
-    """`seconds`: for each number (attention: each flop of the whole square), one rank on one core. `step_seconds`,
-    `micro_batch_seconds`, `block_seconds`: what the engine takes where there is nothing to compute. `memory_bytes`: of a rank
-    that holds no model. `links`: by number of ranks, by operation, (seconds of a small message, bytes/s sent by a rank), all
-    ranks at work at once."""
+    """`seconds`: for each number, flop, weight, or score of attention's whole square, one rank on one core. `engine`: seconds
+    that the engine takes where there is nothing to compute, of a step, a micro-batch, an expert of a block. `meetings`: beside
+    the work, of a collective on a line and on a grid, and of a step of ring attention, by number of ranks. `blocks`: what the
+    engine takes for a block forward and backward, by family and recomputation. `memory_bytes`: of a rank that holds no model.
+    `links`: by number of ranks, by operation, (seconds of a small message, bytes/s sent by a rank), all at work at once."""
 
     seconds: Mapping[str, float]
-    step_seconds: float
-    micro_batch_seconds: float
-    block_seconds: float
+    engine: Mapping[str, float]
+    meetings: Mapping[str, Mapping[int, float]]
+    blocks: Mapping[str, Mapping[str, float]]
     memory_bytes: float
     links: Mapping[int, Mapping[str, tuple[float, float]]]
 
@@ -60,6 +66,15 @@ def host_of_probe(probe: Mapping[str, Any]) -> Host | None:
         for name in names:
             wrong += number_faults(f"host.{prefix}.{name}", numbers.get(name), _TIME)
     wrong += number_faults("host.engine.memory", engine.get("memory"), Bounds(1e6, 1e13, "bytes"))
+    blocks = table("engine.blocks", engine.get("blocks"))
+    for family in FAMILIES:
+        by_remat = table(f"engine.blocks.{family}", blocks.get(family))
+        for remat in REMAT:
+            wrong += number_faults(f"host.engine.blocks.{family}.{remat}", by_remat.get(remat), _TIME)
+    meetings = {name: table(f"engine.{name}", engine.get(name)) for name in MEETINGS}
+    for name, by_ranks in meetings.items():
+        for count, spent in by_ranks.items():
+            wrong += number_faults(f"host.engine.{name}.{count}", spent, _TIME)
     links: dict[int, dict[str, tuple[float, float]]] = {}
     for count, ops in table("links", whole.get("links")).items():
         for op in OPS:
@@ -72,5 +87,7 @@ def host_of_probe(probe: Mapping[str, Any]) -> Host | None:
     if wrong:
         raise ClusterError("\n  ".join(["cluster 'local': the measurements are wrong; run plait probe again", *wrong]))
     times = {name: float(seconds[name]) for name in SECONDS}
-    step, micro_batch, block, memory = (float(engine[name]) for name in (*ENGINE, "memory"))
-    return Host(times, step, micro_batch, block, memory, links)
+    own = {name: float(engine[name]) for name in ENGINE}
+    by_family = {family: {remat: float(blocks[family][remat]) for remat in REMAT} for family in FAMILIES}
+    met = {name: {int(count): float(spent) for count, spent in by_ranks.items()} for name, by_ranks in meetings.items()}
+    return Host(times, own, met, by_family, float(engine["memory"]), links)

@@ -63,48 +63,6 @@ def probe_device(device: torch.device) -> dict[str, Any]:
     }
 
 
-def probe_operations() -> dict[str, float]:
-    """Seconds of what a processor does beside matrix products, forward and backward, in this rank.
-
-    For each number written: an addition, a norm, an activation, a loss; for each flop of attention (the whole square of the
-    sequence); for each parameter of a fused optimizer step. On sizes that leave the caches, as activations do.
-    """
-    rows, width = 1024, 512
-    x = torch.randn(rows, width)
-    kinds: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-        "add": lambda x: x + x,
-        "norm": lambda x: torch.nn.functional.layer_norm(x, (width,)),
-        "activation": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-        "gate": lambda x: torch.nn.functional.silu(x) * x,
-        "loss": lambda x: torch.nn.functional.log_softmax(x, -1),
-    }
-    found: dict[str, float] = {}
-    for name, function in kinds.items():
-        forward, backward = _both_ways(function, x)
-        found[f"{name}_forward"], found[f"{name}_backward"] = forward / x.numel(), backward / x.numel()
-    samples, heads, length, head_dim = 4, 4, 128, 32
-
-    def attention(x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
-
-    forward, backward = _both_ways(attention, torch.randn(samples, heads, length, head_dim))
-    flops = 4.0 * samples * heads * length * length * head_dim
-    found["attention_forward"], found["attention_backward"] = forward / flops, backward / flops
-    weight = torch.randn(1 << 20, requires_grad=True)
-    weight.grad = torch.randn_like(weight)
-    optimizer = torch.optim.AdamW([weight], fused=True)
-    found["update"] = _least_seconds(optimizer.step, 7, weight.device) / weight.numel()
-    return found
-
-
-def _both_ways(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> tuple[float, float]:
-    leaf = x.clone().requires_grad_()
-    gradient = torch.ones_like(function(x))
-    forward = _least_seconds(lambda: function(leaf), 9, x.device)
-    both = _least_seconds(lambda: function(leaf).backward(gradient), 9, x.device)
-    return forward, max(both - forward, 0.0)
-
-
 def _links(axis: Axis, device: torch.device, sizes_bytes: Sequence[int]) -> dict[str, Any]:
     """Each operation at each size."""
     result = {}

@@ -7,11 +7,12 @@ Describing allocates nothing, so a trillion parameters take as long as a thousan
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from plait.cost.operations import Block, Elementwise, Lookup, Matmul, Model, Operation, Saved
+from plait.cost.operations import Model
 from plait.cost.transformer import Transformer, transformer_model
 from plait.cost.vision import mlp_model, resnet_model
 from plait.errors import ModelError
@@ -160,39 +161,25 @@ def _need(model: Mapping[str, Any], key: str, family: str) -> Any:
     return value
 
 
-def describe_module(module: Any, seq_len: int = 1) -> Model:
-    """The description of a torch module, usually on the meta device: children of the longest ModuleList are its blocks.
+def describe_module(module: Any, seq_len: int = 1, roles: Mapping[str, str] | None = None) -> Model:
+    """The description of a torch module, usually on the meta device.
 
-    A Hugging Face model is described by its own config. Of others only weights and matrix products of Linear, Embedding and
-    Conv layers are seen (attention needs a config), so time is a lower bound.
+    A Hugging Face model is described by its own config, any other from a forward on the meta device (`plait.cost.modules`),
+    and one that cannot run there, because what it does depends on values, from its layers alone (`plait.cost.leaves`).
     """
     table = _own_config(module)
     if table is not None:
         return describe_keys(table, seq_len)
-    lists = [
-        child for _, child in module.named_modules() if type(child).__name__ in {"ModuleList", "Sequential"} and len(child) > 1
-    ]
-    repeated = max(lists, key=lambda child: sum(p.numel() for p in child.parameters()), default=None)
-    blocks = list(repeated) if repeated is not None else []
-    inside = {id(child) for block in blocks for child in block.modules()}
-    outer = [child for child in module.modules() if id(child) not in inside and not list(child.children())]
-    before = [child for child in outer if type(child).__name__ == "Embedding"]
-    after = [child for child in outer if type(child).__name__ != "Embedding"]
-    described = [_describe_leaves("embedding", before)] if before else []
-    described += [
-        _describe_leaves("block", [leaf for leaf in block.modules() if not list(leaf.children())]) for block in blocks
-    ]
-    described += [_describe_leaves("head", after)] if after else []
-    runs: list[tuple[Block, int]] = []
-    for block in described:
-        if runs and runs[-1][0] == block:
-            runs[-1] = (block, runs[-1][1] + 1)
-        else:
-            runs.append((block, 1))
-    hidden = max((block.width for block, _ in runs), default=1)
-    counted = sum(block.parameters * count for block, count in runs)
-    tied = max(0, counted - sum(p.numel() for p in module.parameters()))  # a shared weight is met twice and stored once
-    return Model(type(module).__name__, tuple(runs), seq_len=seq_len, tied_parameters=tied, hidden=hidden)
+    from plait.cost.leaves import describe_by_leaves
+    from plait.cost.modules import describe_by_running
+
+    torch = sys.modules.get("torch")  # whoever made the module has loaded it
+    if torch is None or not isinstance(module, torch.nn.Module):
+        return describe_by_leaves(module, seq_len)
+    try:
+        return describe_by_running(module, seq_len, roles)
+    except ModelError:
+        return describe_by_leaves(module, seq_len)
 
 
 def _own_config(module: Any) -> Mapping[str, Any] | None:
@@ -205,29 +192,3 @@ def _own_config(module: Any) -> Mapping[str, Any] | None:
             if all(_get(table, key) is not None for key in sizes):
                 return {**table, "name": str(table.get("model_type", "llama"))}
     return None
-
-
-def _describe_leaves(name: str, leaves: list[Any]) -> Block:
-    operations: list[Operation] = []
-    kept, width = 0.0, 1
-    for leaf in leaves:
-        kind = type(leaf).__name__
-        if kind == "Linear":
-            operations.append(Matmul(kind, leaf.in_features, leaf.out_features, "none", bias=leaf.bias is not None))
-            kept, width = kept + leaf.in_features, leaf.out_features
-        elif kind == "Embedding":
-            operations.append(Lookup(kind, leaf.num_embeddings, leaf.embedding_dim))
-            width = leaf.embedding_dim
-        elif kind.startswith("Conv"):
-            outputs, inputs, *kernel = leaf.weight.shape
-            area = 1
-            for side in kernel:
-                area *= side
-            operations.append(Matmul(kind, inputs * area, outputs, "none", bias=leaf.bias is not None))
-            kept, width = kept + inputs, outputs
-        else:
-            count = sum(p.numel() for p in leaf.parameters(recurse=False))
-            if count:
-                operations.append(Elementwise(kind, width, width, "none", count))
-                kept += width
-    return Block(name, tuple(operations), Saved(sequence=kept), width)

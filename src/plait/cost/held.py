@@ -37,6 +37,8 @@ def _of(op: object, shard: Sharding) -> Iterator[Held]:
     vector, weight, inner = _groups(shard)
     cut = shard.q if grid else 1  # features of the residual stream
     if isinstance(op, Matmul):
+        if op.weightless:
+            return
         experts = shard.ep if op.copies > 1 else 1
         column = op.split in {"column", "heads"}
         whole = op.split == "none" and op.copies == 1

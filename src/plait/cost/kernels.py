@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from plait.cluster.host import Host
+from plait.cluster.host import REMAT, Host
 from plait.cost import processor
 from plait.cost.machine import Machine
 from plait.cost.operations import Attention, Block, Elementwise, Matmul, Operation
+from plait.cost.shapes import products
 from plait.cost.sharding import Sharding
 
 BYTES = {"float64": 8, "float32": 4, "bf16": 2}
@@ -28,8 +29,10 @@ class ComputeSeconds:
     weight_grad: float
     attention: float
     """The part of forward inside attention cores."""
+    full: float
+    """What full recomputation repeats inside backward."""
     selective: float
-    """The part of forward that selective recomputation repeats: see `plait.cost.memory.block_activations`."""
+    """What selective recomputation repeats: see `plait.cost.memory.block_activations`."""
     launches_forward: float = 0.0
     launches_backward: float = 0.0
     """Kernels that the host has to start."""
@@ -53,7 +56,7 @@ def block_seconds(block: Block, setting: Setting) -> ComputeSeconds:
 @lru_cache(maxsize=65536)
 def _block_seconds(block: Block, machine: Machine, shard: Sharding, precision: str, compiled: bool) -> ComputeSeconds:
     setting = Setting(machine, shard, precision, compiled)
-    forward = input_grad = weight_grad = attention = elementwise = 0.0
+    forward = input_grad = weight_grad = attention = elementwise = grouped = 0.0
     fused = all(op.fused for op in block.operations if isinstance(op, Attention))
     if machine.host is not None:
         return _on_processor(block, setting, machine.host)
@@ -61,6 +64,7 @@ def _block_seconds(block: Block, machine: Machine, shard: Sharding, precision: s
         if isinstance(op, Matmul):
             f, i, w = _matmul(op, setting)
             forward, input_grad, weight_grad = forward + f, input_grad + i, weight_grad + w
+            grouped += f if op.copies > 1 else 0.0
         elif isinstance(op, Attention):
             f, b = _attention(op, setting)
             forward, input_grad, attention = forward + f, input_grad + b, attention + f
@@ -73,29 +77,34 @@ def _block_seconds(block: Block, machine: Machine, shard: Sharding, precision: s
         input_grad=input_grad,
         weight_grad=weight_grad,
         attention=attention,
-        selective=attention + (elementwise if fused else 0.0),
+        full=forward,
+        selective=attention + (elementwise + grouped if fused else 0.0),
         launches_forward=sum(f for f, _ in starts),
         launches_backward=sum(b for _, b in starts),
     )
 
 
 def _on_processor(block: Block, setting: Setting, host: Host) -> ComputeSeconds:
-    """The same, from measured seconds; what Python takes for each kernel is in the way, as nothing runs beside it."""
-    forward = input_grad = weight_grad = core = cheap = 0.0
-    each = processor.launch_seconds(host)
+    """The same, from measured seconds, with what Python takes for each kernel."""
+    shard, total, core, cheap = setting.shard, processor.Seconds(), 0.0, 0.0
     for op in block.operations:
-        f = i = w = 0.0
-        if isinstance(op, Matmul):
-            f, i, w = _matmul(op, setting)
-        elif isinstance(op, Attention):
-            f, i = processor.attention(op, setting.shard, host)
-            core += f
-        elif isinstance(op, Elementwise):
-            f, i = processor.elementwise(op, setting.shard, host)
-            cheap += f
-        starts = _launches(op, setting.compiled)
-        forward, input_grad, weight_grad = forward + f + each * starts[0], input_grad + i + each * starts[1], weight_grad + w
-    return ComputeSeconds(forward, input_grad, weight_grad, core, core + cheap)
+        one = processor.operation(op, shard, host)
+        total = total.plus(one)
+        core += one.forward if isinstance(op, Attention) else 0.0
+        grouped = isinstance(op, Matmul) and op.copies > 1  # experts: not kept
+        cheap += one.forward if isinstance(op, Elementwise) or grouped else 0.0
+    launches = sum(sum(_launches(op, setting.compiled)) for op in block.operations)
+    always = processor.experts(block, shard, host) + processor.ring(block, shard, host)
+    alone, full, selective = (processor.overhead(block, launches, host, remat) for remat in REMAT)
+    share = processor.FORWARD_SHARE
+    return ComputeSeconds(
+        forward=total.forward + share * (alone + always),
+        input_grad=total.input_grad + (1 - share) * (alone + always),
+        weight_grad=total.weight_grad,
+        attention=core,
+        full=total.forward + max(0.0, full - alone) + share * always,
+        selective=core + cheap + max(0.0, selective - alone) + share * always * processor.dispatched(host),
+    )
 
 
 def _launches(op: Operation, compiled: bool) -> tuple[float, float]:
@@ -110,33 +119,14 @@ def _launches(op: Operation, compiled: bool) -> tuple[float, float]:
 
 
 def _matmul(op: Matmul, setting: Setting) -> tuple[float, float, float]:
-    shard = setting.shard
-    rows, inputs, outputs = shard.tokens * op.rows, float(op.inputs), float(op.outputs)
-    copies = 1.0
-    if op.copies > 1:  # experts: the copies on this rank share the rows of all the ranks of its expert line
-        copies = max(1.0, op.copies / shard.ep)
-        rows *= shard.imbalance / copies
-    if op.split in {"column", "row", "heads"}:
-        if shard.mode == "1d":
-            outputs, inputs = (outputs, inputs / shard.tp) if op.split == "row" else (outputs / shard.tp, inputs)
-        else:
-            rows, inputs, outputs = rows / (shard.q * shard.depth), inputs / shard.q, outputs / shard.q
-            if shard.mode != "3d":
-                copies *= shard.q  # SUMMA: q products of this size; 3D makes one of its gathered blocks
-    elif shard.mode != "1d":
-        rows /= shard.tp
-
-    def seconds(m: float, n: float, k: float) -> float:
-        return copies * gemm_seconds(setting, m, n, k)
-
-    return seconds(rows, outputs, inputs), seconds(rows, inputs, outputs), seconds(inputs, outputs, rows)
+    made = products(op, setting.shard)
+    forward, input_grad, weight_grad = (made.copies * gemm_seconds(setting, m, n, k) for m, n, k in made.each())
+    return forward, input_grad, weight_grad
 
 
 def gemm_seconds(setting: Setting, m: float, n: float, k: float) -> float:
     """One `m x k @ k x n`: the roofline, with the depth that tile edges cost."""
     machine, efficiency = setting.machine, setting.machine.efficiency
-    if machine.host is not None:  # one core reaches its rate on small products too; what it writes leaves the caches
-        return 2.0 * m * n * k / machine.matmul_rate(setting.precision) + m * n * machine.host.seconds["add_forward"]
     depth, rows = k + efficiency.matmul_depth, m + efficiency.matmul_rows
     compute = 2.0 * rows * n * depth / machine.matmul_rate(setting.precision)
     memory = (m * n + n * k + m * k) * BYTES[setting.precision] / machine.streaming_rate

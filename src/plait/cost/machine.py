@@ -136,7 +136,7 @@ def machine_of(cluster: Any, efficiency: Efficiency | None = None) -> Machine:
     device, measured = cluster.device, getattr(cluster.device, "is_cpu", False)
     chosen = efficiency or (MEASURED if measured else Efficiency())
     if cluster.host is not None and efficiency is None:
-        chosen = replace(MEASURED, matmul=1.0, kernel_seconds=0.0, step_seconds=cluster.host.step_seconds)
+        chosen = replace(MEASURED, matmul=1.0, kernel_seconds=0.0, step_seconds=cluster.host.engine["step"])
     return Machine(
         name=cluster.name,
         num_devices=cluster.num_devices,

@@ -165,9 +165,12 @@ def stage_activations(stage: Stage, shard: Sharding, numerics: Numerics) -> tupl
 
 @lru_cache(maxsize=4096)
 def products_kept(block: Block) -> tuple[float, float]:
-    """Numbers for each token of the outputs of a block's matrix products, in the sequence region and in the tensor region."""
+    """Numbers for each token of the outputs of a block's matrix products, in the sequence region and in the tensor region.
+    Those of experts, one grouped product, are not kept."""
     sequence = tensor = 0.0
     for op in block.operations:
+        if isinstance(op, Matmul) and op.copies > 1:
+            continue
         if isinstance(op, Matmul) and op.split == "column":
             tensor += op.rows * op.outputs
         elif isinstance(op, Matmul):

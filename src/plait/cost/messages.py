@@ -76,5 +76,6 @@ def _context(block: Block, shard: Sharding, width: int) -> list[Message]:
 
 def _expert(block: Block, shard: Sharding, width: int) -> list[Message]:
     """Dispatch and combine: each token goes to top_k experts and returns; backward the same way round."""
-    rows = shard.tokens / (shard.tp if shard.sequence_parallel else 1) * block.top_k * block.width * width * shard.imbalance
+    rows = shard.tokens / (shard.tp if shard.sequence_parallel else 1) * block.top_k * block.width * width
+    rows *= shard.imbalance * shard.expert_traffic
     return [Message("ep", "all_to_all", rows, when, shard.ep, shard.tp, 2) for when in ("forward", "backward")]

@@ -33,10 +33,16 @@ class Matmul:
     once for all of them."""
     raw: bool = False
     """The input is data, which needs no gradient."""
+    convolution: bool = False
+    """Runs as a convolution, `rows` being its output pixels."""
+    weightless: bool = False
+    """Both factors are activations."""
 
     @property
     def parameters(self) -> int:
         """Weights and biases, all copies."""
+        if self.weightless:
+            return 0
         return self.copies * (self.inputs * self.outputs + (self.outputs if self.bias else 0))
 
     def flops(self) -> float:

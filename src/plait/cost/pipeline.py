@@ -125,6 +125,33 @@ def _run(name: str, num_ranks: int, micro_batches: int, virtual: int, stages: Se
     return PipelineTime(max(clocks), tuple(clocks), tuple(busy))
 
 
+def crowded_seconds(name: str, num_ranks: int, micro_batches: int, stages: Sequence[StageSeconds], cores: int) -> float:
+    """The step of a schedule whose ranks share fewer `cores`: one that could go on waits for a core, the earliest first."""
+    replay = compiled(name, num_ranks, micro_batches, len(stages) // num_ranks)
+    durations = [[getattr(stage, part) for stage in stages] for part in ("forward", "backward", "input_grad", "weight_grad")]
+    queues: list[list[int]] = [[] for _ in range(num_ranks)]
+    for index, (rank, *_) in enumerate(replay.events):
+        queues[rank].append(index)
+    ends: dict[int, float] = {}
+    clocks, free, heads = [0.0] * num_ranks, [0.0] * cores, [0] * num_ranks
+    for _ in replay.events:
+        ready = []
+        for rank, queue in enumerate(queues):
+            if heads[rank] == len(queue):
+                continue
+            _, _, stage, producers = replay.events[queue[heads[rank]]]
+            if all(index in ends for index, _ in producers):
+                arrivals = (ends[index] + (stages[stage].send if crosses else 0.0) for index, crosses in producers)
+                ready.append((max(clocks[rank], *arrivals, 0.0), rank))
+        start, rank = min(ready)
+        core = free.index(min(free))
+        index = queues[rank][heads[rank]]
+        _, code, stage, _ = replay.events[index]
+        ends[index] = clocks[rank] = free[core] = max(start, free[core]) + durations[code][stage]
+        heads[rank] += 1
+    return max(clocks)
+
+
 @lru_cache(maxsize=512)
 def compiled(name: str, num_ranks: int, num_micro_batches: int, virtual: int) -> Replay:
     """The lists of a schedule as integers, in an order in which every producer comes first."""

@@ -84,7 +84,7 @@ def quick(job: Job, plan: Any, machine: Machine) -> Guess:
             own
         )
         busy += _sharded(machine, state.data, own) + accumulation_seconds(machine, job, plan, state)
-        busy += machine.host.micro_batch_seconds * len(own) if machine.host is not None else 0.0
+        busy += machine.host.engine["micro_batch"] * len(own) if machine.host is not None else 0.0
         slowest, total = max(slowest, busy), total + busy * kind.count
         tail = max(tail, _tail(machine, state, own))
         memory = max(memory, process + _memory(plan, job, kind, state, shard, is_cpu=process > 0))
@@ -122,7 +122,7 @@ def _tail(machine: Machine, state: Any, own: list[Any]) -> float:
     hidden = efficiency.overlap * sum(p.input_grad + p.weight_grad for p in own)
     exposed = max(reduce - hidden, efficiency.tail * reduce)
     sums = messages_seconds(machine, state.data.gather) + messages_seconds(machine, state.data.shared)
-    return exposed + sums + update_seconds(machine, state.states.optimizer)
+    return exposed + sums + update_seconds(machine, state.states.optimizer, state.gradient_bytes)
 
 
 def _memory(plan: Any, job: Job, kind: Kind, state: Any, shard: Any, *, is_cpu: bool) -> float:

@@ -16,8 +16,7 @@ class Runtime:
     """How the framework behaves that runs a plan. The defaults are plait's; published runs of others set what they do."""
 
     gradient_bytes: float | None = None
-    """Width of a gradient, kept and sent; None: kept as wide as the weights (as the ZeRO paper counts) and sent in float32 or
-    wider."""
+    """Width of a gradient, kept and sent; None: float32 or wider, whatever the weights are. The ZeRO paper counts 2."""
     overlap_gradients: bool = True
     """Gradients are reduced while the last backward runs."""
     overlap_sends: bool = True
@@ -33,6 +32,9 @@ class Runtime:
     """Stages are cut by cost, not by equal numbers of layers."""
     expert_imbalance: float = 1.0
     """Tokens of the busiest expert rank over the mean: a step waits for it, and it receives as many more."""
+    expert_traffic: float = 1.0
+    """Of the bytes of a token for each of its experts, what is sent: less where routing is limited to a few nodes, to each of
+    which a token goes once (DeepSeek-V3, section 2.1.2), or where tokens travel in eight bits."""
     reduces_whole: bool = False
     """ZeRO-1 all-reduces gradients, although each rank needs only a part of them."""
     fused_accumulation: bool = False
@@ -40,8 +42,14 @@ class Runtime:
     skew_seconds: float = 0.0
     """What each rank of a tensor group adds to the start of a collective of the group where stages on several nodes exchange by
     blocking sends: hosts that waited for a send go on out of step, and a collective waits for the last of them."""
+    late_seconds: float = 0.0
+    """The same where each send is followed by waiting for the device: then what ranks are late by stands in its way, however
+    much work is queued."""
     overlap_tensor: float = 0.0
     """The part of tensor-parallel communication that is split and hidden behind its own matrix product."""
+    overlap_expert: float = 0.0
+    """The part of dispatch and combine that is hidden behind the compute of another micro-batch, as DualPipe does (DeepSeek-V3,
+    section 3.2.1)."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +62,7 @@ class Job:
     runtime: Runtime = field(default_factory=Runtime)
 
     def gradient_width(self, precision: str) -> float:
-        """Bytes of a gradient that is kept."""
-        return self.runtime.gradient_bytes or BYTES[precision]
-
-    def reduced_width(self, precision: str) -> float:
-        """Bytes of a gradient that is sent."""
+        """Bytes of a gradient, kept and sent."""
         return self.runtime.gradient_bytes or max(4, BYTES[precision])
 
 

@@ -26,12 +26,18 @@ class Sharding:
     """Sequence parallelism keeps the sharded input of a product and gathers it again in backward."""
     imbalance: float = 1.0
     """`Runtime.expert_imbalance`, where experts are divided."""
+    expert_traffic: float = 1.0
+    """`Runtime.expert_traffic`."""
     skew: float = 0.0
     """`Runtime.skew_seconds`, where there are stages."""
+    late: float = 0.0
+    """`Runtime.late_seconds`, where there are stages."""
     resend: bool = True
     """Selective recomputation runs the communication between products again."""
     fused_rows: bool = True
     """`Runtime.fused_rows`."""
+    ranks: int = 1
+    """Of the whole plan: on a processor they share its cores."""
 
     @property
     def tokens(self) -> float:
@@ -72,7 +78,10 @@ def sharding(plan: Any, seq_len: int, samples: float, runtime: Any = None) -> Sh
         samples=samples,
         regather=runtime is not None and not runtime.keep_gathered,
         imbalance=runtime.expert_imbalance if runtime is not None and plan.ep > 1 else 1.0,
+        expert_traffic=runtime.expert_traffic if runtime is not None else 1.0,
         skew=runtime.skew_seconds if runtime is not None and plan.pp.size > 1 else 0.0,
+        late=runtime.late_seconds if runtime is not None and plan.pp.size > 1 else 0.0,
         resend=runtime is None or runtime.selective_sends,
         fused_rows=runtime is None or runtime.fused_rows,
+        ranks=plan.world_size,
     )

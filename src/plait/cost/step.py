@@ -16,7 +16,7 @@ from plait.cost.kernels import BYTES
 from plait.cost.machine import Machine
 from plait.cost.memory import PROCESS_BYTES_CPU, Memory, Weights, model_states, rank_activations, stage_weights, usable_bytes
 from plait.cost.operations import Model
-from plait.cost.pipeline import PipelineTime, StageSeconds, live_micro_batches, pipeline_time
+from plait.cost.pipeline import PipelineTime, StageSeconds, crowded_seconds, live_micro_batches, pipeline_time
 from plait.cost.processor import shared_cores
 from plait.cost.records import Breakdown, Estimate, Job
 from plait.cost.sharding import Sharding, sharding
@@ -32,6 +32,8 @@ class RankState:
     weights: Weights
     data: DataMessages
     states: Memory
+    gradient_bytes: float
+    """Before any data axis divides them."""
 
 
 @dataclass(frozen=True)
@@ -105,14 +107,14 @@ def rank_state(stages: tuple[Stage, ...], plan: Any, job: Job) -> RankState:
     """What a rank with these stages holds."""
     shard = sharding(plan, 1, 1.0)
     weights = stage_weights(stages, shard, job.model.tied_parameters)
-    kept, sent = job.gradient_width(plan.precision), job.reduced_width(plan.precision)
+    width = job.gradient_width(plan.precision)
     parts = plan.dp.size // plan.dp.replicate * plan.cp.size if plan.dp.strategy in {"zero1", "zero2", "zero3"} else 1
     blocks = tuple(run for stage in stages for run in stage.runs)
     if plan.dp.strategy == "server" and not job.model.tied_parameters:
         weights = replace(weights, least_keys=least_keys(blocks, shard, plan.dp.size * plan.cp.size))
-    shared = shared_sums(blocks, shard, parts, sent)
-    messages = data_messages(plan, weights, sent, shared, reduces_whole=job.runtime.reduces_whole)
-    return RankState(weights, messages, model_states(weights, plan, job.optimizer, kept))
+    shared = shared_sums(blocks, shard, parts, width)
+    messages = data_messages(plan, weights, width, shared, reduces_whole=job.runtime.reduces_whole)
+    return RankState(weights, messages, model_states(weights, plan, job.optimizer, width), weights.total * width)
 
 
 def rank_memory(job: Job, plan: Any, layout: Layout, rank: int, process_bytes: float = 0.0) -> Memory:
@@ -148,7 +150,7 @@ def step_seconds(job: Job, plan: Any, machine: Machine, layout: Layout, closed: 
     tails = [_tail(job, machine, layout, passes, rank) for rank in range(plan.pp.size)]
     end, last = max((pipeline.rank_ends[rank] + sum(tail), rank) for rank, tail in enumerate(tails))
     seconds = end + machine.efficiency.step_seconds
-    crowded = _crowded_seconds(plan, machine, pipeline, tails)
+    crowded = _crowded_seconds(plan, machine, costs, pipeline, tails)
     if crowded > seconds:  # more ranks than cores: while one waits another works, and all work must be done
         seconds, waiting = crowded, crowded - seconds
     else:
@@ -162,7 +164,7 @@ def step_seconds(job: Job, plan: Any, machine: Machine, layout: Layout, closed: 
         "recompute": m * sum(p.recompute for p in own),
         "tensor": m * sum(p.tensor for p in own) * (1.0 - job.runtime.overlap_tensor),
         "context": m * sum(p.context for p in own),
-        "expert": m * sum(p.expert for p in own),
+        "expert": m * sum(p.expert for p in own) * (1.0 - job.runtime.overlap_expert),
         "data": exposed + m * sum(sharded[worst]),
         "update": update,
         "host": m * sum(sum(p.waits) for p in own),
@@ -181,11 +183,22 @@ def pass_costs(job: Job, plan: Any, machine: Machine) -> tuple[list[StageSeconds
     return _stage_costs(job, plan, machine, layout, passes=passes, sharded=sharded), tails
 
 
-def _crowded_seconds(plan: Any, machine: Machine, pipeline: PipelineTime, tails: list[tuple[float, float]]) -> float:
-    """What the cores need for the work of all ranks, where ranks share them."""
+def _crowded_seconds(
+    plan: Any, machine: Machine, costs: list[StageSeconds], pipeline: PipelineTime, tails: list[tuple[float, float]]
+) -> float:
+    """What the cores need for the work of all ranks, where ranks share them: each pipeline has its share of the cores."""
     if machine.host is None or plan.world_size <= machine.cores:
         return 0.0
-    return shared_cores(machine, _work(plan, machine, pipeline, tails), plan.world_size)
+    whole = shared_cores(machine, _work(plan, machine, pipeline, tails), plan.world_size)
+    lines, size = plan.world_size // plan.pp.size, plan.pp.size
+    if size == 1:
+        return whole
+    cores, stretch = max(1, machine.cores // lines), max(1.0, lines / machine.cores)
+    slower = [
+        StageSeconds(stretch * one.forward, stretch * one.input_grad, stretch * one.weight_grad, one.send) for one in costs
+    ]
+    after = lines * sum(sum(tail) + machine.efficiency.step_seconds for tail in tails) / machine.cores
+    return max(whole, crowded_seconds(plan.pp.schedule, size, plan.micro_batches, slower, cores) + after)
 
 
 def _work(plan: Any, machine: Machine, pipeline: PipelineTime, tails: list[tuple[float, float]]) -> float:
@@ -210,8 +223,7 @@ def _stage_costs(
     stride = plan.dp.size * plan.cp.size * plan.tp.size
     send = send_seconds(machine, layout.shard, job.model.hidden, plan.precision, stride) if plan.pp.size > 1 else 0.0
     blocking = 0.0 if job.runtime.overlap_sends else send
-    shown = 1.0 - job.runtime.overlap_tensor
-    action = machine.host.micro_batch_seconds / 2 if machine.host is not None else 0.0
+    action = machine.host.engine["micro_batch"] / 2 if machine.host is not None else 0.0
     costs: list[StageSeconds] = [StageSeconds(0.0, 0.0, 0.0)] * len(passes)
     for rank, own in enumerate(layout.held):
         forward, backward = (part / len(own) + blocking for part in sharded[rank])
@@ -219,14 +231,10 @@ def _stage_costs(
         for stage in own:
             one = passes[stage]
             wait_forward, wait_backward = one.waits
+            sent_forward, sent_backward = one.shown(job.runtime.overlap_tensor, job.runtime.overlap_expert)
             costs[stage] = StageSeconds(
-                forward=one.forward + shown * one.communication_forward + forward + wait_forward + action,
-                input_grad=one.input_grad
-                + one.recompute
-                + shown * one.communication_backward
-                + backward
-                + wait_backward
-                + action,
+                forward=one.forward + sent_forward + forward + wait_forward + action,
+                input_grad=one.input_grad + one.recompute + sent_backward + backward + wait_backward + action,
                 weight_grad=one.weight_grad + add,
                 send=send,
             )
@@ -241,7 +249,7 @@ def _tail(job: Job, machine: Machine, layout: Layout, passes: list[PassSeconds],
     hidden = efficiency.overlap * backward if job.runtime.overlap_gradients else 0.0
     exposed = max(reduce - hidden, efficiency.tail * reduce)
     exposed += messages_seconds(machine, state.data.gather) + messages_seconds(machine, state.data.shared)
-    return exposed, update_seconds(machine, state.states.optimizer)
+    return exposed, update_seconds(machine, state.states.optimizer, state.gradient_bytes)
 
 
 def accumulation_seconds(machine: Machine, job: Job, plan: Any, state: RankState) -> float:
@@ -251,7 +259,7 @@ def accumulation_seconds(machine: Machine, job: Job, plan: Any, state: RankState
     numbers = state.states.gradients / job.gradient_width(plan.precision)
     if machine.host is not None:
         return numbers * machine.host.seconds["add_forward"]
-    return 2.0 * numbers * job.reduced_width(plan.precision) / machine.streaming_rate
+    return 2.0 * numbers * job.gradient_width(plan.precision) / machine.streaming_rate
 
 
 def process_bytes(machine: Machine) -> float:
@@ -267,6 +275,10 @@ def _sharded_seconds(machine: Machine, layout: Layout, passes: list[PassSeconds]
     forward, backward = messages_seconds(machine, data.forward), messages_seconds(machine, data.backward)
     if not forward and not backward:
         return 0.0, 0.0
+    if machine.host is not None:  # what is gathered, and gradients that are scattered at once, are new memory each time
+        fresh = machine.host.seconds["fresh"]
+        gathered = sum(one.payload_bytes for one in data.forward) * fresh
+        return forward + gathered, backward + sum(one.payload_bytes for one in data.backward) * fresh
     own = [passes[stage] for stage in layout.held[rank]]
     extra = []
     for sent, compute in (

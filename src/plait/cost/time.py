@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from plait.cost import processor
 from plait.cost.collectives import collective_seconds, group
 from plait.cost.kernels import BYTES, Setting, block_seconds
 from plait.cost.machine import Machine
@@ -34,6 +35,11 @@ class PassSeconds:
     expert: float = 0.0
     communication_forward: float = 0.0
     communication_backward: float = 0.0
+    tensor_forward: float = 0.0
+    tensor_backward: float = 0.0
+    expert_forward: float = 0.0
+    expert_backward: float = 0.0
+    """The parts of it on the tensor and the expert axis."""
     host_forward: float = 0.0
     host_backward: float = 0.0
 
@@ -47,6 +53,14 @@ class PassSeconds:
         forward = self.forward + self.communication_forward
         backward = self.input_grad + self.weight_grad + self.recompute + self.communication_backward
         return max(0.0, self.host_forward - forward), max(0.0, self.host_backward - backward)
+
+    def shown(self, tensor: float, expert: float) -> tuple[float, float]:
+        """Communication forward and backward where these parts of what the tensor and the expert axis send are hidden, as far
+        as there is compute to hide it."""
+        backward = self.input_grad + self.weight_grad + self.recompute
+        hidden_forward = min(self.forward, tensor * self.tensor_forward + expert * self.expert_forward)
+        hidden_backward = min(backward, tensor * self.tensor_backward + expert * self.expert_backward)
+        return self.communication_forward - hidden_forward, self.communication_backward - hidden_backward
 
     @property
     def compute(self) -> float:
@@ -65,7 +79,7 @@ def block_pass(block: Block, machine: Machine, shard: Sharding, numerics: tuple[
     seconds = {"tp": [0.0, 0.0], "cp": [0.0, 0.0], "ep": [0.0, 0.0]}
     calls, again_sent = [0.0, 0.0], dict.fromkeys(seconds, 0.0)
     for message in block_messages(block, shard, precision):
-        spent = message_seconds(machine, message)
+        spent = message_seconds(machine, message, shard)
         seconds[message.axis][message.when == "backward"] += spent
         calls[message.when == "backward"] += message.count
         if sent_again(block, message, shard, remat):
@@ -78,11 +92,14 @@ def block_pass(block: Block, machine: Machine, shard: Sharding, numerics: tuple[
     if again_sent["cp"]:
         again_sent["cp"] = context[0]
     inner = block.name not in {"head", "embedding"}
-    again = compute.forward if remat == "full" and inner else compute.selective if remat == "selective" and inner else 0.0
+    again = {"full": compute.full, "selective": compute.selective}.get(remat, 0.0) if inner else 0.0
     efficiency = machine.efficiency
     call = efficiency.call_seconds
+    late = 0.0
     if machine.num_devices > machine.devices_per_node:
         call += shard.skew * shard.tp
+        late = shard.late * shard.tp
+    late_forward, late_backward = late * calls[0], late * (calls[1] + (calls[0] if again else 0.0))
     host_forward = efficiency.launch_seconds * compute.launches_forward + call * calls[0]
     host_backward = efficiency.launch_seconds * compute.launches_backward + call * calls[1]
     return PassSeconds(
@@ -90,11 +107,15 @@ def block_pass(block: Block, machine: Machine, shard: Sharding, numerics: tuple[
         input_grad=compute.input_grad,
         weight_grad=compute.weight_grad,
         recompute=again,
-        tensor=sum(seconds["tp"]) + again_sent["tp"],
+        tensor=sum(seconds["tp"]) + again_sent["tp"] + late_forward + late_backward,
         context=sum(context) + again_sent["cp"],
         expert=sum(seconds["ep"]) + again_sent["ep"],
-        communication_forward=forward,
-        communication_backward=backward + sum(again_sent.values()),
+        communication_forward=forward + late_forward,
+        communication_backward=backward + sum(again_sent.values()) + late_backward,
+        tensor_forward=seconds["tp"][0],
+        tensor_backward=seconds["tp"][1] + again_sent["tp"],
+        expert_forward=seconds["ep"][0],
+        expert_backward=seconds["ep"][1] + again_sent["ep"],
         host_forward=host_forward,
         host_backward=host_backward + (host_forward if again and remat == "full" else 0.0),
     )
@@ -107,8 +128,11 @@ def sent_again(block: Block, message: Message, shard: Sharding, remat: str) -> b
     return remat == "full" or (remat == "selective" and shard.resend)
 
 
-def message_seconds(machine: Machine, message: Message) -> float:
+def message_seconds(machine: Machine, message: Message, shard: Sharding) -> float:
     """Seconds of one message on its group."""
+    if machine.host is not None:
+        name = "" if message.op == "shift" else "call" if shard.mode == "1d" or message.axis != "tp" else "grid"
+        return message.count * processor.inside_block(machine, message, shard.ranks, name)
     ranks = group(message.size, message.stride, machine.devices_per_node)
     return message.count * collective_seconds(machine, message.op, message.payload_bytes, ranks)
 
@@ -119,8 +143,9 @@ def send_seconds(machine: Machine, shard: Sharding, width: int, precision: str, 
     return collective_seconds(machine, "send", payload, group(2, stride, machine.devices_per_node))
 
 
-def update_seconds(machine: Machine, state_bytes: float) -> float:
-    """Seconds of clipping and updating the weights whose optimizer state takes `state_bytes`: all is read and written once."""
+def update_seconds(machine: Machine, state_bytes: float, gradient_bytes: float = 0.0) -> float:
+    """Seconds of clipping and updating the weights whose optimizer state takes `state_bytes`: all is read and written once.
+    A processor's gradients are new memory in each step."""
     if machine.host is not None:
-        return state_bytes / STATE_BYTES * machine.host.seconds["update"]
+        return state_bytes / STATE_BYTES * machine.host.seconds["update"] + gradient_bytes * machine.host.seconds["fresh"]
     return 3.0 * state_bytes / machine.streaming_rate

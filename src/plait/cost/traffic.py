@@ -63,5 +63,5 @@ def _pipeline_bytes(job: Job, plan: Any, shard: Sharding, own: tuple[int, ...], 
     tied = job.model.tied_parameters
     if tied and (0 in mine or last in mine) and placement[0] != placement[last]:
         parts = plan.dp.size // plan.dp.replicate * plan.cp.size if plan.dp.strategy in {"zero1", "zero2", "zero3"} else 1
-        sent += -(-tied // (shard.weight_split * parts)) * job.reduced_width(plan.precision)
+        sent += -(-tied // (shard.weight_split * parts)) * job.gradient_width(plan.precision)
     return sent

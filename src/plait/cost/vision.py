@@ -86,7 +86,7 @@ def _convolutions(name: str, shapes: list[tuple[int, int, int]], width: int) -> 
     side = shapes[-1][2]
     for index, (inputs, outputs, pixels) in enumerate(shapes):
         area = float(pixels * pixels)
-        operations.append(Matmul(f"{name}{index}", inputs, outputs, "none", rows=area))
+        operations.append(Matmul(f"{name}{index}", inputs, outputs, "none", rows=area, convolution=True))
         operations.append(Elementwise(f"norm{index}", 2 * area * outputs, 2 * area * outputs, "none", 2 * outputs))
         kept += 2.0 * area * outputs  # the input of the norm and the input of the next convolution
     return Block(name, tuple(operations), Saved(sequence=kept), width * side * side)

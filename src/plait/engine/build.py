@@ -27,7 +27,7 @@ from plait.engine.loss import LossFunction
 from plait.engine.pipeline import Part, Pipeline
 from plait.engine.precision import LossScale, Precision
 from plait.engine.staged import Staged
-from plait.engine.stages import make_stages
+from plait.engine.stages import LayerProducts, make_stages
 from plait.engine.tied import TiedSum
 from plait.engine.update import LearningRate, Parameters, Update
 from plait.engine.values import Whole, prepare
@@ -129,9 +129,7 @@ def build(
     whole = replace(whole, originals=_originals(experts, split))
     if split is not None:
         loss = split.loss(loss, IGNORE if loss is cross_entropy else None)
-    if plan.compile:
-        compiling.apply(model, blocks, backend=options.compile_backend, device=world.device)
-    recompute.apply(model, blocks, plan.remat)
+    _wrap_blocks(model, blocks, plan, options.compile_backend, world.device)
     schedule = _schedule(plan, options)
     stages_of_model = _cut(model, blocks, schedule, options.cutting, world)
     _check_delayed(schedule, stages_of_model, options, balance)
@@ -139,9 +137,13 @@ def build(
     if balance is not None:
         balance.use_product(model, options.grouped_product)
     axis = world.axis("pp")
-    own = make_stages(
-        model, blocks, stages_of_model, schedule, rank=axis.rank, call=call, products=Products(options.linear_product)
+    products = LayerProducts(
+        add=precision.compute == precision.master and not plan.compile and plan.dp.strategy not in data.POOLED,
+        by=Products(options.linear_product if schedule.num_stages > 1 else "torch"),
     )
+    own = make_stages(model, blocks, stages_of_model, schedule, rank=axis.rank, call=call, products=products)
+    if plan.compile:
+        compiling.leave_out(model, blocks)
     own.holding = own.holding.split(placements(experts, split))
     make = _StrategyMaker(plan, _data_group(plan, world, options, precision), schedule, experts, world)
     strategies = {stage: own.strategy(stage, make) for stage in own.stages}
@@ -291,6 +293,16 @@ def _split_layers(model: nn.Module, plan: Plan, world: World, options: Options) 
         raise PlanError(f"aggregate 'mean' weighs whole batches, and {plan.tp} splits the batch of a data rank; use 'sum'")
     roles = models.roles_for(model) if options.roles is None else options.roles
     return tensor.apply(model, roles, TensorGroup(world, plan.tp.mode, plan.tp.sequence_parallel, str(plan.tp)))
+
+
+def _wrap_blocks(model: nn.Module, blocks: Sequence[str], plan: Plan, backend: str, device: torch.device) -> None:
+    """What is kept of single operations is decided inside a graph; a block that is forgotten as a whole is one around it."""
+    if plan.remat == "selective":
+        recompute.apply(model, blocks, plan.remat)
+    if plan.compile:
+        compiling.apply(model, blocks, backend=backend, device=device, as_one=plan.remat == "selective")
+    if plan.remat == "full":
+        recompute.apply(model, blocks, plan.remat)
 
 
 def _originals(experts: ExpertSplit | None, split: TensorSplit | None) -> dict[str, nn.Module]:

@@ -44,6 +44,17 @@ class Stages:
         return made
 
 
+@dataclass(frozen=True)
+class LayerProducts:
+    """How layers multiply: `by` what, and whether they `add` the gradients of their weights where these belong.
+
+    Where a backward is split they do that anyway.
+    """
+
+    add: bool
+    by: Products
+
+
 def make_stages(
     model: nn.Module,
     blocks: Sequence[str],
@@ -52,25 +63,22 @@ def make_stages(
     *,
     rank: int,
     call: Call,
-    products: Products | None = None,
+    products: LayerProducts,
 ) -> Stages:
-    """The stages that `rank` (a coordinate on the pp axis) holds. Parameters have their place-holders already.
-
-    `products` multiplies for their layers.
-    """
+    """The stages that `rank` (a coordinate on the pp axis) holds. Parameters have their place-holders already."""
     own = schedule.stages(rank)
     shapes, buffers = shapes_of(model)
     units = data.split_units(model, blocks)
     params = _params_by_stage(model, plan, own)
     swaps = _swaps(model, params)
-    own_products = schedule.num_stages > 1 or any(action.kind is Kind.WEIGHT_GRAD for action in schedule)
+    own_products = products.add or any(action.kind is Kind.WEIGHT_GRAD for action in schedule)
     guide = Guide(plan.flow, plan.stage_of) if plan.flow is not None else None
     held: dict[str, nn.Parameter] = {}
     copies: dict[str, list[nn.Parameter]] = {}
     made = Stages(Holding(model, held, shapes, frozenset()))
     for stage in own:
         modules = {module for name in plan.links[stage] for module in model.get_submodule(name).modules()}
-        deferral = Deferral(products) if own_products else None
+        deferral = Deferral(products.by) if own_products else None
         if deferral is not None:
             deferral.install(modules)
         local = params[stage]

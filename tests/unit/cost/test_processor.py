@@ -8,12 +8,19 @@ import pytest
 
 import plait
 from plait.cluster import Cluster
-from plait.cluster.host import OPS, SECONDS
+from plait.cluster.host import FAMILIES, MEETINGS, OPS, SECONDS
+from plait.cost.machine import machine_of
+from plait.cost.pipeline import StageSeconds, crowded_seconds, pipeline_time
+from plait.cost.processor import meeting_seconds
 from plait.errors import ClusterError, WorldSizeError
 
 HOST: dict[str, Any] = {
-    "seconds": dict.fromkeys(SECONDS, 1e-9) | {"attention_forward": 2e-11, "attention_backward": 1e-10},
-    "engine": {"step": 1e-3, "micro_batch": 5e-4, "block": 4e-4, "memory": 3e8},
+    "seconds": dict.fromkeys(SECONDS, 1e-9) | dict.fromkeys(("attention_forward", "attention_backward", "product_flop"), 2e-11),
+    "engine": {
+        **{"step": 1e-3, "micro_batch": 5e-4, "expert": 5e-5, "memory": 3e8},
+        **{name: {"2": 1e-4, "4": 2e-4} for name in MEETINGS},
+        "blocks": {family: {"none": 4e-4, "full": 6e-4, "selective": 1e-3} for family in FAMILIES},
+    },
     "links": {str(n): {op: [2e-5 * n, 4e9] for op in OPS} for n in (2, 4, 8)},
 }
 PROBE: dict[str, Any] = {
@@ -33,6 +40,10 @@ def seconds(plan: str, **changes: Any) -> float:
     return plait.estimate(CONFIG, plan, Cluster.local({**PROBE, **changes})).step_seconds
 
 
+def seconds_of(model: dict[str, Any], plan: str) -> float:
+    return plait.estimate({**CONFIG, "model": model}, plan, Cluster.local(PROBE)).step_seconds
+
+
 def test_two_ranks_on_two_cores_halve_the_work_and_eight_do_not() -> None:
     two, eight = seconds("dp2"), seconds("dp8")
     assert 0.5 * seconds("dp1") < two < 0.7 * seconds("dp1")
@@ -44,6 +55,30 @@ def test_ranks_that_wait_leave_their_core_to_others() -> None:
     guess = plait.estimate(CONFIG, "pp4:gpipe mb4", Cluster.local(PROBE))
     assert guess.breakdown.cores > 0
     assert guess.step_seconds < 1.3 * seconds("pp2:gpipe mb4")
+
+
+def test_a_pipeline_on_fewer_cores_takes_at_least_its_work_and_its_longest_way() -> None:
+    stages = [StageSeconds(1.0, 1.0, 1.0)] * 4
+    alone = pipeline_time("1f1b", 4, 8, stages)
+    times = [crowded_seconds("1f1b", 4, 8, stages, cores) for cores in (1, 2, 3, 4)]
+    assert times[0] == pytest.approx(sum(alone.busy))  # one core is never idle
+    assert times[1] >= max(sum(alone.busy) / 2, alone.seconds) and times == sorted(times, reverse=True)
+    assert times[3] == pytest.approx(alone.seconds)
+
+
+def test_recomputation_and_experts_cost_what_the_engine_takes_for_them() -> None:
+    moe = {**GPT, "name": "llama", "num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    times = [seconds_of(moe, f"remat:{remat}") for remat in ("none", "full", "selective")]
+    assert times[0] < times[2] and times[0] < times[1]
+    dear = {**HOST, "engine": HOST["engine"] | {"expert": 5e-3}}
+    more = plait.estimate({**CONFIG, "model": moe}, "dp1", Cluster.local({**PROBE, "host": dear})).step_seconds
+    assert more - times[0] == pytest.approx(4 * (8 - 2) * (5e-3 - 5e-5))
+
+
+def test_ranks_that_meet_lose_more_the_more_of_them_there_are() -> None:
+    machine = machine_of(Cluster.local(PROBE))
+    assert machine.host is not None
+    assert [meeting_seconds(machine.host, "call", size) for size in (2, 3, 4, 8)] == pytest.approx([1e-4, 1.5e-4, 2e-4, 4e-4])
 
 
 def test_the_parts_of_a_step_add_up() -> None:
@@ -71,6 +106,8 @@ def test_the_probe_may_hold_no_more_than_a_cluster_and_then_ranks_do_not_share()
         ({"seconds": {}}, "host.seconds.add_forward"),
         ({"seconds": HOST["seconds"] | {"update": -1.0}}, "host.seconds.update is -1 seconds"),
         ({"engine": HOST["engine"] | {"memory": "much"}}, "host.engine.memory must be a number"),
+        ({"engine": HOST["engine"] | {"blocks": {}}}, "host.engine.blocks.gpt is missing"),
+        ({"engine": HOST["engine"] | {"call": {"2": -1.0}}}, "host.engine.call.2 is -1 seconds"),
         ({"links": {"2": {"all_reduce": [1e-5]}}}, "host.links.2.all_reduce"),
         ({"links": 3}, "host.links is missing"),
     ],
