@@ -21,3 +21,15 @@ def test_meets_its_reference(name: str, tmp_path: Path) -> None:
     assert "largest difference" in done.stdout
     pictures = list(tmp_path.glob("*.svg"))
     assert pictures and "<polyline" in pictures[0].read_text()
+
+
+def test_the_checker_of_another_framework_names_what_is_wrong() -> None:
+    """The one example that trains nothing."""
+    command = [sys.executable, str(FOLDER / "check_torch_pipelining.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=dict(os.environ), check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("== ") == 3
+
+
+def test_every_example_runs_here() -> None:
+    assert {path.stem for path in FOLDER.glob("*.py")} == {*EXAMPLES, "common", "check_torch_pipelining"}

@@ -1,8 +1,8 @@
 """What each pipeline stage keeps for backward, measured and by formula: `python -m benchmarks.hybrid.activations`.
 
-Measured are the bytes that autograd saves in the forward of one micro-batch, each memory once, parameters left out; times
-the micro-batches that the stage had under way at most. The formula is the cost model's (`plait.cost.memory`), times what
-the schedule keeps when it is simulated.
+Measured are the bytes that the forward of one micro-batch has made and that still live when it is over, with what the stage
+received and without what it sends on; times the micro-batches that the stage had under way at most. The formula is the cost
+model's (`plait.cost.memory`), times what the schedule keeps when it is simulated.
 """
 
 from __future__ import annotations
@@ -10,30 +10,25 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import plait
-from plait import models
+from benchmarks.hybrid.subject import Subject
 from plait.cost.describe import describe_keys
 from plait.cost.memory import stage_activations
 from plait.cost.sharding import sharding
 from plait.cost.stages import Stage
-from plait.engine.build import Options, build, join_world
-from plait.models.losses import cross_entropy
 from plait.pipeline import schedules
+from plait.pipeline.payload import Payload
 from plait.pipeline.simulate import simulate
 from plait.plan import Plan
 
-MODEL = {
-    "num_hidden_layers": 8,
-    "hidden_size": 64,
-    "num_attention_heads": 4,
-    "intermediate_size": 256,
-    "vocab_size": 256,
-    "max_position_embeddings": 128,
-}
-SEQ_LEN, SAMPLES = 64, 2
+MICRO_BATCH = 2  # samples
+NUM_MICRO_BATCHES = 8
+SUBJECT = Subject(hidden_size=64, seq_len=64, num_samples=MICRO_BATCH * NUM_MICRO_BATCHES)
 PLANS = (
     "pp4:1f1b mb8",
     "pp4:gpipe mb8",
@@ -46,16 +41,12 @@ PLANS = (
 
 def measure(text: str) -> dict[int, tuple[int, int, tuple[str, ...]]]:
     """For each stage of this rank: bytes saved by one micro-batch, micro-batches under way at most, names of its links."""
-    plan = Plan.parse(text)
-    world = join_world(plan)
-    with torch.device("meta"):
-        model = models.make("gpt", **MODEL)
-    engine = build(model, plan, loss=cross_entropy, optimizer=torch.optim.AdamW, options=Options(), world=world)
-    tokens = torch.randint(0, 256, (SAMPLES * plan.micro_batches, SEQ_LEN + 1))
+    world = SUBJECT.join(text)
+    engine = SUBJECT.engine(text, world)
     saved: dict[int, int] = {}
     for number, part in engine._pipeline.parts.items():
         part.stage.module.forward = _counting(part.stage.module.forward, saved, number, engine.model)  # type: ignore[method-assign]
-    engine.step((tokens[:, :-1], tokens[:, 1:]), trace=False)
+    engine.step(SUBJECT.share(world), trace=False)
     world.close()
     return {number: (saved[number], part.stage.peak_live, _links(part)) for number, part in engine._pipeline.parts.items()}
 
@@ -64,19 +55,39 @@ def _links(part: Any) -> tuple[str, ...]:
     return tuple(name for name, _ in part.stage.module._links)
 
 
+class _Made(TorchDispatchMode):
+    """The memory of every tensor that is made inside, as long as somebody holds it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        for tensor in tensors(output):
+            storage = tensor.untyped_storage()
+            self._made[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+        return output
+
+    def living(self) -> dict[int, int]:
+        """Bytes by storage."""
+        return {key: num_bytes for key, (storage, num_bytes) in self._made.items() if not storage.expired()}
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    """What a stage receives or returns, as a list."""
+    return [leaf for leaf in tree_leaves(tree.tensors if isinstance(tree, Payload) else tree) if isinstance(leaf, Tensor)]
+
+
 def _counting(forward: Any, saved: dict[int, int], number: int, model: Any) -> Any:
-    def counted(*args: Any) -> Any:
-        own = {param.untyped_storage().data_ptr() for param in model.parameters()}
-        seen: dict[int, int] = {}
-
-        def pack(tensor: Tensor) -> Tensor:
-            if tensor.untyped_storage().data_ptr() not in own:
-                seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            output = forward(*args)
-        saved[number] = sum(seen.values())
+    def counted(inputs: Any, received: Payload | None) -> Any:
+        with _Made() as made:
+            output = forward(inputs, received)
+        living = made.living() | {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in tensors(received)}
+        others = [*tensors(output), *model.parameters()]
+        for tensor in others:
+            living.pop(tensor.untyped_storage()._cdata, None)
+        saved[number] = sum(living.values())
         return output
 
     return counted
@@ -85,11 +96,11 @@ def _counting(forward: Any, saved: dict[int, int], number: int, model: Any) -> A
 def formula(text: str, stage: int, links: tuple[str, ...]) -> tuple[float, int]:
     """(bytes of one micro-batch, micro-batches kept) of one stage, without the head's logits, which the loss keeps."""
     plan = Plan.parse(text)
-    model = describe_keys({"name": "gpt", **MODEL}, SEQ_LEN)
+    model = describe_keys({"name": "gpt", **SUBJECT.keys}, SUBJECT.seq_len)
     blocks = {block.name: block for block in model.blocks()}
     inner = next(block for name, block in blocks.items() if name not in ("embedding", "head"))
     count = sum(link.startswith("blocks.") for link in links)
-    shard = sharding(plan, SEQ_LEN, SAMPLES)
+    shard = sharding(plan, SUBJECT.seq_len, MICRO_BATCH)
     _, each, _ = stage_activations(Stage(((inner, count),)), shard, (plan.precision, plan.compile, plan.remat))
     schedule = schedules.make(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual)
     return each, simulate(schedule).peak_activations[stage]

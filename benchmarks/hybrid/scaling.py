@@ -1,8 +1,9 @@
 """What 2, 4 and 8 ranks cost over the step of one process, by axis, and where it goes: `python -m benchmarks.hybrid.scaling`.
 
-The ranks share this machine's cores, so the work of the whole step is the same under every plan, and its processor time is
-what an axis adds: overhead = (ranks' processor seconds) / (one process's) - 1. The wall clock says it only where the
-ranks do not outnumber the cores. Waiting is by the timeline: what a rank stood still for the messages of an axis.
+The ranks share this machine's cores, so the wall clock says little; the work of a whole step is the same under every plan, and
+the processor time of all ranks together is what an axis adds: overhead = (ranks' processor seconds) / (one process's) - 1.
+It is broken down by item with the engine's own timeline, whose clock is set to processor time: a rank that waits for another
+sleeps, so what an axis costs there is the work of its messages alone.
 """
 
 from __future__ import annotations
@@ -11,91 +12,87 @@ import argparse
 import json
 import statistics
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import plait
-from plait import models
-from plait.engine.build import Options, build, join_world
-from plait.models.losses import cross_entropy
+from benchmarks.hybrid.subject import Subject
 from plait.plan import Plan
-from plait.trace import breakdown
+from plait.trace import Timeline
 
-MODEL = {
-    "num_hidden_layers": 8,
-    "hidden_size": 128,
-    "num_attention_heads": 8,
-    "intermediate_size": 512,
-    "vocab_size": 256,
-    "max_position_embeddings": 128,
-}
-SEQ_LEN, SAMPLES = 128, 16
+SUBJECT = Subject(hidden_size=128, seq_len=128, num_samples=16)
 PLANS = (
     "mb2", "mb4", "mb8", "dp2", "dp4", "dp8", "dp2:zero3", "dp4:zero3", "dp8:zero3", "tp2", "tp4", "tp8", "pp2 mb4", "pp4 mb4",
     "pp8 mb8", "cp2", "cp4", "cp8", "pp2 tp2 mb4", "pp2 tp2 dp2 mb4",
 )  # fmt: skip
+ITEMS = {"F": "forward", "B": "backward", "I": "backward", "W": "backward", "U": "update"}
+COLUMNS = ("forward", "backward", "update", "messages", "rest")
 
 
 def measure(text: str, steps: int) -> dict[str, Any]:
-    """Medians over steps of wall and processor seconds, and the parts of a traced step, of this rank."""
-    world = join_world(Plan.parse(text))
-    with torch.device("meta"):
-        model = models.make("gpt", **MODEL)
-    engine = build(
-        model,
-        text,
-        loss=cross_entropy,
-        optimizer=lambda params: torch.optim.AdamW(params, lr=1e-3, fused=True),
-        options=Options(),
-        world=world,
-    )
-    axis = world.axis("dp")
-    tokens = torch.randint(0, 256, (SAMPLES, SEQ_LEN + 1), generator=torch.Generator().manual_seed(0))
-    share = tokens.tensor_split(axis.size)[axis.rank]
-    batch, walls, works, traced = (share[:, :-1], share[:, 1:]), [], [], []
+    """Medians over steps of this rank's wall and processor seconds, and of its processor seconds by item."""
+    world = SUBJECT.join(text)
+    engine, batch = SUBJECT.engine(text, world), SUBJECT.share(world)
+    Timeline.now = lambda self: time.process_time()  # type: ignore[method-assign]
+    walls, works, items = [], [], []
     for step in range(steps + 2):
         world.axis("world").barrier()
         wall, work = time.perf_counter(), time.process_time()
-        result = engine.step(batch, trace=step % 2 == 1)
+        result = engine.step(batch)
+        wall, work = time.perf_counter() - wall, time.process_time() - work
         if step >= 2:
-            walls.append(time.perf_counter() - wall)
-            works.append(time.process_time() - work)
-            if step % 2 == 1:
-                traced.append((result.timeline, walls[-1]))
-    parts = breakdown.of_steps(traced).as_dict()
+            walls.append(wall)
+            works.append(work)
+            items.append(by_item(result.timeline, work))
     world.close()
-    return {"wall": statistics.median(walls), "work": statistics.median(works), "parts": parts}
+    names = {name for item in items for name in item}
+    medians = {name: statistics.median(item[name] for item in items) for name in sorted(names)}
+    return {"wall": statistics.median(walls), "work": statistics.median(works), "items": medians}
+
+
+def by_item(told: Timeline, total: float) -> dict[str, float]:
+    """Seconds of one step: forward, backward, update, each axis's messages, and what lies outside all of them."""
+    found: defaultdict[str, float] = defaultdict(float)
+    for span in told.spans:
+        inside = sum(c.exposed_seconds for c in told.comms if span.start_seconds <= c.stop_seconds <= span.stop_seconds)
+        found[ITEMS.get(span.kind, "messages")] += span.seconds - inside
+    found["messages"] += sum(comm.exposed_seconds for comm in told.comms)
+    found["rest"] = total - sum(found.values())
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--plans", nargs="+", default=PLANS)
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--out", type=Path, help="the raw numbers, as JSON")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--out", type=Path, help="the raw numbers, as JSON; plans that are there are not run again")
     given = parser.parse_args()
-    rows = {}
+    rows = json.loads(given.out.read_text()) if given.out is not None and given.out.exists() else {}
     for text in ("mb1", *given.plans):
-        rows[text] = plait.launch(measure, text, given.steps, nproc=Plan.parse(text).world_size)
-    if given.out is not None:
-        given.out.write_text(json.dumps(rows))
+        if text not in rows:
+            rows[text] = plait.launch(measure, text, given.steps, nproc=Plan.parse(text).world_size)
+        if given.out is not None:
+            given.out.write_text(json.dumps(rows))
+    print(table(rows))
+
+
+def table(rows: dict[str, Any]) -> str:
+    """The first row is one process; below it, what each plan adds to it."""
     alone = rows["mb1"][0]
-    print("| plan | ranks | wall ms | processor ms, all ranks | overhead | computing ms | waiting ms by axis | other ms |")
-    print("|---|---|---|---|---|---|---|---|")
+    lines = [
+        f"| plan | ranks | wall ms | processor ms, all ranks | overhead | {' | '.join(f'{name} ms' for name in COLUMNS)} |",
+        "|---|---|---|---|---|" + "---|" * len(COLUMNS),
+    ]
     for text, ranks in rows.items():
-        work = sum(rank["work"] for rank in ranks)
-        parts = breakdown.mean(_parts(rank["parts"]) for rank in ranks)
-        waiting = ", ".join(f"{axis} {seconds * 1e3:.0f}" for axis, seconds in parts.waiting_seconds.items()) or "-"
-        print(
-            f"| {text} | {len(ranks)} | {max(rank['wall'] for rank in ranks) * 1e3:.0f} | {work * 1e3:.0f} "
-            f"| {work / alone['work'] - 1:+.0%} | {parts.compute_seconds * 1e3:.0f} | {waiting} "
-            f"| {parts.other_seconds * 1e3:.0f} |"
-        )
-
-
-def _parts(told: dict[str, Any]) -> breakdown.Breakdown:
-    return breakdown.Breakdown(told["step_seconds"], told["compute_seconds"], told["waiting_seconds"])
+        work, wall = sum(rank["work"] for rank in ranks), max(rank["wall"] for rank in ranks)
+        spent = [sum(rank["items"].get(name, 0.0) for rank in ranks) for name in COLUMNS]
+        told = [f"{1e3 * (own - alone['items'].get(name, 0.0)):+.0f}" for name, own in zip(COLUMNS, spent, strict=True)]
+        first = text == "mb1"
+        shown = [f"{1e3 * own:.0f}" for own in spent] if first else told
+        overhead = "" if first else f"{work / alone['work'] - 1:+.0%}"
+        lines.append(f"| {text} | {len(ranks)} | {1e3 * wall:.0f} | {1e3 * work:.0f} | {overhead} | {' | '.join(shown)} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

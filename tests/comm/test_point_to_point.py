@@ -53,6 +53,32 @@ def _shifts(world):
         assert out.tolist() == [(axis.rank - by) % axis.size] * 5
 
 
+def _tours(world):
+    """Memory is used again at once, and other operations are issued while the own tensor is still being looked at."""
+    axis = world.axis("world")
+    for turn in range(60):
+        value, seen = torch.full((2, 300), float(100 * turn + axis.rank)), []
+        for step, shown in enumerate(axis.tour(value)):
+            seen.append(float(shown[1, step % 300]))
+            axis.shift(torch.empty(3), torch.full((3,), float(step))).wait()
+            assert torch.equal(shown, torch.full((2, 300), 100.0 * turn + (axis.rank - step) % axis.size))
+        assert seen == [100 * turn + (axis.rank - step) % axis.size for step in range(axis.size)]
+        if turn % 7 == axis.rank:
+            axis.all_reduce(torch.ones(2), control=True)
+        elif turn % 7 < axis.size:
+            axis.all_reduce(torch.ones(2), control=True).wait()
+    return world.ledger.bytes(op="shift")
+
+
+@pytest.mark.parametrize("backend", ["gloo", "shared", "threads"])
+def test_tours(ranks, backend):
+    for n in (1, 2, 4):
+        run = threaded if backend == "threads" else ranks
+        options = {} if backend == "threads" else {"backend": backend}
+        shifts = 60 * (n - 1) * 2 * 300 * 4 + (60 * n * 12 if n > 1 else 0)
+        assert run(n, _tours, plan=Mesh(pp=n), **options) == [shifts] * n
+
+
 @pytest.mark.parametrize("backend", ["gloo", "shared", "threads"])
 def test_point_to_point(ranks, backend):
     def run(n, fn):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from plait.comm import World
 from plait.data.async_server import AsyncServer
+from plait.data.local import Local
 from plait.engine.build import Options, build, join_world
 from plait.engine.engine import Engine
 from plait.models import losses
@@ -20,6 +22,7 @@ from tests.parity.replay import Recorded
 from tests.parity.test_local import sgd, shares
 
 DIES, AT_STEP, AFTERWARDS, LIMIT = 1, 7, 6, 100_000
+PAUSE_SECONDS = 0.01
 Weights = list[tuple[str, tuple[int, ...], Any, Tensor]]
 
 
@@ -53,7 +56,19 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def local(plan: str, folder: str, options: dict[str, Any]) -> Any:
+def dies_in_outer_step(strategy: Local, folder: str) -> None:
+    """Be killed when the others wait for this rank's share of the sum, in the round of `AT_STEP`."""
+    give, calls = strategy._sum, iter(range(LIMIT))
+
+    def die(differences: list[Tensor]) -> None:
+        if next(calls) == AT_STEP // strategy._options.every:
+            dies_once(folder)
+        give(differences)
+
+    strategy._sum = die  # type: ignore[method-assign]
+
+
+def local(plan: str, folder: str, options: dict[str, Any], in_outer_step: bool = False) -> Any:
     """(the first step of this life, the steps after which ranks had come or gone, weights). All end at the same step.
 
     When one is lost the others make no step before it lives again, and then meet it: how long that takes does not matter.
@@ -66,11 +81,14 @@ def local(plan: str, folder: str, options: dict[str, Any]) -> Any:
         crew.tell("alive", "")
     engine = engine_of(world, plan, Options(seed=SEED, **options))
     seat, size = world.seat
+    if seat == DIES and in_outer_step:
+        assert isinstance(engine.strategy, Local)
+        dies_in_outer_step(engine.strategy, folder)
     batches, first, changes, last = Batches(seat, size), engine.step_index, [], LIMIT
     if first:
         last = first + AFTERWARDS
     while engine.step_index < last:
-        if seat == DIES and engine.step_index == AT_STEP:
+        if seat == DIES and engine.step_index == AT_STEP and not in_outer_step:
             dies_once(folder)
         before = world.size
         engine.step(batches[engine.step_index], trace=False)
@@ -108,6 +126,8 @@ def served(plan: str, folder: str) -> Any:
         engine.step(batches[engine.step_index], trace=False)
         if last == LIMIT and crew.knows("back"):
             last = engine.step_index + AFTERWARDS
+        elif last == LIMIT and crew.seat != DIES:
+            time.sleep(PAUSE_SECONDS)  # so that there is less to be replayed
     strategy.settle()
     record = None
     if strategy.server is not None:

@@ -23,10 +23,12 @@ def error(weights: Values, expected: Values) -> float:
     return max(relative_error(weights[n].view_as(v), v, largest(expected)) for n, v in expected.items())
 
 
-def test_a_rank_of_local_sgd_leaves_and_joins_between_rounds(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_outer_step", [False, True], ids=["between", "in the outer step"])
+def test_a_rank_of_local_sgd_leaves_and_joins_between_rounds(in_outer_step: bool, tmp_path: Path) -> None:
+    """Where it dies while the others sum, these sum again without it."""
     asynchrony = Asynchrony(outer_lr=0.7, outer_momentum=0.9)
     plan = f"dp{SIZE}:local,every{EVERY} precision:float64"
-    results = launch(ranks.local, plan, str(tmp_path), {"asynchrony": asynchrony}, nproc=SIZE, restarts=1)
+    results = launch(ranks.local, plan, str(tmp_path), {"asynchrony": asynchrony}, in_outer_step, nproc=SIZE, restarts=1)
     assert len(results) == SIZE
     left = AT_STEP // EVERY  # the round that it dies in is the first that it is missing from
     back = (left + 2) * EVERY

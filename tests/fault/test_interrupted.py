@@ -63,4 +63,4 @@ def test_a_session_that_is_asked_to_end_takes_down_what_its_tests_have_started(t
 
 def test_a_simulation_that_is_asked_to_end_takes_its_workers_along(tmp_path: Path) -> None:
     (tmp_path / "federation.toml").write_text(FEDERATION)
-    assert asked_to_end(["plait", "federated", str(tmp_path / "federation.toml")], 5) == 143
+    assert asked_to_end(["plait", "federated", str(tmp_path / "federation.toml")], 6) == 143

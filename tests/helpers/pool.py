@@ -24,7 +24,7 @@ from plait.mesh import Mesh
 
 TIMEOUT_SECONDS = 180.0
 GRACE_SECONDS = 3.0  # for the other ranks, once one has failed
-PRELOAD = ["torch", "torch.distributed", "plait.comm.functional", "plait.comm.world", "pytest"]
+PRELOAD = ["torch", "torch.distributed", "torch._dynamo", "plait.engine.build", "pytest"]
 
 
 class RanksFailed(AssertionError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ STEPS, SAMPLES = 5, 12
 def untied(name: str | harness.Family) -> harness.Family:
     family = harness.family_of(name)
     keys = {**family.keys, "tie_word_embeddings": False} if family.name == "gpt" else family.keys
-    return harness.Family(family.name, keys, family.sample, family.classes, family.tokens, frozen=family.frozen)
+    return replace(family, keys=keys, by_slice=False, by_micro_batch=False)
 
 
 def batches(family: harness.Family) -> list[tuple[Tensor, Tensor]]:

@@ -55,6 +55,19 @@ def mean_gradient(model: nn.Module, batch: tuple[Tensor, Tensor], clip: float | 
     return float(count)
 
 
+def sum_gradient(model: nn.Module, batch: tuple[Tensor, Tensor], clip: float | None = None) -> float:
+    """Leave the gradient of the summed loss in the parameters, that of the mean clipped before; the number of tokens."""
+    if clip is not None:
+        count = mean_gradient(model, batch, clip)
+        for param in model.parameters():
+            param.grad = None if param.grad is None else param.grad * count
+        return count
+    model.zero_grad()
+    total, count = losses.cross_entropy(model(batch[0]), batch[1])
+    total.backward()
+    return float(count)
+
+
 @dataclass(frozen=True)
 class Outer:
     """The outer step of local SGD."""
@@ -155,7 +168,7 @@ def replay(
                 for step in steps:
                     if step not in gradients:
                         load(model, {k: v for s, b in bases[step].items() for k, v in live[s].versions[b].items()})
-                        count = mean_gradient(model, shares[step[0]][step[1]], clip)
+                        count = sum_gradient(model, shares[step[0]][step[1]], clip)
                         gradients[step] = count, {n: p.grad.clone() for n, p in model.named_parameters()}  # type: ignore[union-attr]
                 _apply(server, [gradients[step] for step in steps], lr * (len(steps) / len(shares)))
                 done[index] += 1
@@ -176,7 +189,7 @@ def _known(step: tuple[int, int], bases: dict[tuple[int, int], dict[int, int]], 
 def _apply(server: _Server, pushed: list[tuple[float, Values]], lr: float) -> None:
     total = sum(count for count, _ in pushed)
     for name, param in server.params.items():
-        param.grad = sum((count * grads[name] for count, grads in pushed), torch.zeros_like(param)) * (1.0 / total)
+        param.grad = sum((grads[name] for _, grads in pushed), torch.zeros_like(param)) * (1.0 / total)
     for group in server.optimizer.param_groups:
         group["lr"] = lr
     server.optimizer.step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,13 +13,15 @@ import pytest
 import torch
 
 from plait import datasets
-from plait.comm import World
+from plait.comm import Axis, World
 from plait.engine.build import Options, build
 from plait.engine.precision import LossScale, Precision
+from plait.engine.tied import TiedSum
 from plait.errors import NonFiniteLoss, PlanError
 from plait.models.losses import cross_entropy
 from plait.plan import Plan
-from tests.parity.harness import FAMILIES, SEED, SPLIT_FAMILIES, Family
+from plait.tensor import TensorSplit
+from tests.parity.harness import FAMILIES, SEED, SPLIT_FAMILIES, Family, family_of, make_engine
 
 Run = Callable[..., list[Any]]
 PLANS = ["dp2", "dp2:ring", "dp2:server", "dp2:zero1", "dp2:zero2", "dp2:zero3", "dp4:zero3", "dp2:zero1,offload"]
@@ -83,6 +86,108 @@ def test_bf16_model_state_is_that_of_mixed_precision(ranks: Run) -> None:
         numel = memory["parameters"] / 2
         assert memory["optimizer"] == pytest.approx(12 * numel / 2, rel=0.02)
         assert memory["gradients"] == pytest.approx(4 * numel / 2, rel=0.02)
+
+
+class Weights(torch.nn.Module):
+    """Its gradient is the sum of its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)
+
+
+def total(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return output.float().sum(), torch.tensor(float(len(output)))
+
+
+def summed_gradient(world: World, plan: str) -> float:
+    """Of 16 samples, one of which is 2^9 times as large as the others: bf16 would lose these one by one."""
+    engine = build(Weights(), plan, loss=total, optimizer=torch.optim.SGD, options=Options(seed=SEED), world=world)
+    grads: list[Any] = []
+    engine.before_update.append(lambda e: grads.extend(part.value.clone() for part in e.local_gradients()))
+    axis, x = world.axis("dp"), torch.full((16, 3), 2.0**-9)
+    x[0] = 1.0
+    share = x.tensor_split(axis.size)[axis.rank]
+    engine.step((share, torch.zeros(len(share))), trace=False)
+    return max((float(grad.max()) for grad in grads if grad.numel()), default=0.0)
+
+
+@pytest.mark.parametrize("plan", ["mb16", *(f"{plan} mb{8 if plan[2] == '2' else 4}" for plan in PLANS)])
+def test_sums_over_micro_batches_and_ranks_lose_nothing_in_bf16(ranks: Run, plan: str) -> None:
+    found = ranks(Plan.parse(plan).world_size, summed_gradient, f"{plan} precision:bf16", plan=plan)
+    assert max(found) == (1 + 15 * 2.0**-9) / 16
+
+
+EVERY_AXIS = {
+    "dp2:zero1": ("split-gpt", "dp"),
+    "dp2:ring": ("split-gpt", "dp"),
+    "dp2:server": ("split-gpt", "dp"),
+    "dp4:zero3,replicate2": ("split-gpt", "dp"),
+    "dp4 ep2": ("mixtral-plain", "dp"),
+    "tp2": ("split-gpt", None),
+    "tp2:1d,sp": ("split-gpt", "tensor"),
+    "tp4:2d": ("split-gpt", "tensor"),
+    "tp4:2.5d,depth1": ("split-llama", "tensor"),
+    "tp8:3d": ("split-llama", "tensor"),
+    "pp2:1f1b": ("split-gpt", "tied"),
+    "pp2:zb-h1 mb2": ("split-gpt", "tied"),
+    "pp2:2bw dp2": ("split-llama", "dp"),
+    "cp2:ring": ("long-llama", "dp"),
+    "cp2:ulysses dp2:zero2": ("long-llama", "dp"),
+}
+
+
+def reductions(world: World, plan: str, family: Family) -> tuple[set[str], set[tuple[str, str]]]:
+    """(dtypes of masters, gradients and moments; what gradients were summed over, in which dtype)."""
+    where, seen, kept = ["dp"], set(), []
+
+    def watch(owner: type, name: str, act: Callable[..., Any]) -> None:
+        original = getattr(owner, name)
+        kept.append((owner, name, original))
+        setattr(owner, name, functools.partialmethod(act, original))
+
+    def told(axis: Axis, original: Any, tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+        if not options.get("control") and (where[-1] != "dp" or "dp" in axis.name):
+            seen.add((where[-1], str(tensor.dtype)))
+        return original(axis, tensor, *args, **options)
+
+    def inside(place: str) -> Callable[..., Any]:
+        def act(self: Any, original: Any, *args: Any) -> None:
+            where.append(place)
+            original(self, *args)
+            where.pop()
+
+        return act
+
+    for name in ("all_reduce", "reduce_scatter", "reduce", "shift", "send"):
+        watch(Axis, name, told)
+    watch(TensorSplit, "sum_partial", inside("tensor"))
+    watch(TiedSum, "sum", inside("tied"))
+    try:
+        engine = make_engine(world, f"{plan} precision:bf16", family, {})
+        axis = world.axis("dp")
+        for batch in replace(family, num_steps=2).batches(8):
+            engine.step(tuple(part.tensor_split(axis.size)[axis.rank] for part in batch), trace=False)
+    finally:
+        for owner, name, original in kept:
+            setattr(owner, name, original)
+    pieces = engine.strategy.pieces
+    states = [values["exp_avg"] for values in engine.update.optimizer.state.values()]
+    wide = [*(p.value for p in pieces), *(p.value.grad for p in pieces if p.value.grad is not None), *states]
+    assert all(param.dtype == torch.bfloat16 for param in engine.model.parameters())
+    return {str(tensor.dtype) for tensor in wide}, seen
+
+
+@pytest.mark.parametrize("plan", EVERY_AXIS)
+def test_bf16_keeps_masters_and_sums_gradients_in_float32_on_every_axis(ranks: Run, plan: str) -> None:
+    family, place = EVERY_AXIS[plan]
+    for wide, seen in ranks(Plan.parse(plan).world_size, reductions, plan, family_of(family), plan=plan):
+        assert wide <= {"torch.float32"}
+        assert {dtype for _, dtype in seen} <= {"torch.float32"}
+        assert place is None or (place, "torch.float32") in seen
 
 
 HALF = [

@@ -9,7 +9,7 @@ from plait.trace import Timeline
 from plait.trace.page import Grid, Picture, Section, page
 from plait.trace.picture import Bar, Frame, bars, lanes, timeline_lanes
 
-HEAD = ("plan", "loss", "error", "ms/step", "tokens/s", "bubble", "peak MB", "MB sent")
+HEAD = ("plan", "loss", "error", "ms/step", "tokens/s", "bubble", "peak MB", "MB sent by axis")
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -22,7 +22,7 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
         f"{row['tokens_per_second']:,.0f}",
         f"{row['bubble_fraction']:.1%}",
         f"{max(row['peak_memory']) / 1e6:,.0f}",
-        f"{sum(row['traffic'].values()) / 1e6:,.1f}",
+        ", ".join(f"{axis} {sent / 1e6:,.1f}" for axis, sent in row["traffic"].items()) or "-",
     )
 
 

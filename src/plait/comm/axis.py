@@ -7,14 +7,14 @@ backend moves the bytes. On an axis of size one every operation is its local mea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from plait.comm.backends.base import Backend, Handle
+from plait.comm.backends.base import Backend, Handle, Shown
 from plait.comm.ledger import CONTROL, Ledger
 from plait.comm.transitions import bytes_sent
 from plait.comm.work import Label, Recorder, Work, naming_failure
@@ -142,6 +142,50 @@ class Axis:
             return self._local("shift", lambda: _copy(out, tensor))
         to, source = (self.rank + by) % self.size, (self.rank - by) % self.size
         return self._issue("shift", _Payload.of(tensor), lambda b: b.exchange(out, tensor, to, source))
+
+    def tour(self, tensor: Tensor) -> Iterator[Tensor]:
+        """Round the ring: the own tensor, then that of coordinate `rank - 1`, `rank - 2` and so on, until all have been seen.
+
+        Every rank goes all the way. What is yielded is to be read only, until the next is asked for, which is under way
+        meanwhile; or lies where its rank has it, in memory that all can read. `tensor` may be overwritten on the way. Counted
+        as the shifts that it stands for.
+        """
+        tensor = self._checked(tensor)
+        shown = self._show(tensor)
+        if shown is None:
+            yield from self._travel(tensor)
+            return
+        yield tensor
+        work, exhibit = shown
+        work.wait()
+        for step in range(1, self.size):
+            with naming_failure(self._label("shift", 0), self._recorder.rank):
+                theirs = exhibit.of((self.rank - step) % self.size)
+            yield theirs
+        exhibit.leave()
+
+    def _show(self, tensor: Tensor) -> tuple[Work, Shown] | None:
+        backend = self._backend
+        if backend is None or not backend.can_show:
+            return None
+        exhibits: list[Shown] = []
+
+        def start(backend: Backend) -> Handle:
+            exhibits.append(backend.show(tensor))
+            return exhibits[0]
+
+        size = _Payload(_num_bytes(tensor) * (self.size - 1))
+        return self._issue("shift", size, start, exact=True), exhibits[0]
+
+    def _travel(self, tensor: Tensor) -> Iterator[Tensor]:
+        """By shifts, each under way while what came by the one before is read; in two buffers however long the way."""
+        here, other = tensor, torch.empty_like(tensor)
+        for _ in range(self.size - 1):
+            work = self.shift(other, here)
+            yield here
+            work.wait()
+            here, other = other, here
+        yield here
 
     def barrier(self) -> None:
         """Return when every rank of the axis has called it."""

@@ -64,7 +64,7 @@ class Crew:
         self._member: Member | None = None
         self._kept: Store | None = None
         self._members: tuple[int, ...] = ()
-        self._has_met = False
+        self._is_in = False
 
     def here(self) -> None:
         """Have others wait for this rank when they meet."""
@@ -85,6 +85,7 @@ class Crew:
                 self._leave()  # whoever still waits in the group for a rank that is gone is set free by that
                 self._members = ()
             if self._known().agree(bool(done)):
+                self._is_in = True
                 return done[0]
             undo()
 
@@ -119,9 +120,8 @@ class Crew:
 
     def _meet(self, opens: bool) -> Meeting:
         meeting = self._known().meet(opens)
-        if self._has_met and self.seat in meeting.newcomers:
+        if self._is_in and self.seat in meeting.newcomers:
             raise RankFailed(f"rank {self.seat} came too late; the others have gone on without it")
-        self._has_met = True
         return meeting
 
     def _join(self, meeting: Meeting) -> None:

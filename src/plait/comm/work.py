@@ -15,6 +15,8 @@ from plait.comm.ledger import Ledger
 from plait.errors import RankFailed, RunError
 from plait.trace import CommEvent, Timeline
 
+_NOTHING = nullcontext()
+
 
 @dataclass
 class Recorder:
@@ -58,9 +60,12 @@ def naming_failure(label: Label, rank: int) -> Iterator[None]:
 def no_modes() -> AbstractContextManager[object]:
     """What is done inside is hidden from torch's dispatch modes."""
     import torch
+
+    if not torch._C._len_torch_dispatch_stack():
+        return _NOTHING
     from torch.utils._python_dispatch import _disable_current_modes
 
-    return _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext()
+    return _disable_current_modes()
 
 
 class Waitable(Protocol):

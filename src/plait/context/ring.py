@@ -1,7 +1,8 @@
 """Ring attention: queries stay, keys and values travel round the ring, and each rank adds up what it meets.
 
 Liu, Zaharia, Abbeel, "Ring Attention with Blockwise Transformers" (2023), section 3; zig-zag order: see `group`. In step s
-rank r meets the keys and values of rank j = r - s, while those of the next step are under way:
+rank r meets the keys and values of rank j = r - s, while those of the next step are under way, or where they lie if it can
+read the memory of rank j:
 
     j = r    causal, as on one device: the own two chunks are in order
     j < r    all queries see the first chunk of j, and nothing of its second
@@ -56,7 +57,7 @@ class _Ring(torch.autograd.Function):
         wide = torch.float32 if q.dtype in (torch.bfloat16, torch.float16) else q.dtype
         out = torch.zeros(q.shape, dtype=wide, device=q.device)
         lse = torch.full(q.shape[:3], -torch.inf, dtype=wide, device=q.device)
-        for step, keys_values in _travel(torch.stack((k, v)), group.axis):
+        for step, keys_values in enumerate(group.axis.tour(torch.stack((k, v)))):
             visit = visits.of(step)
             part, part_lse = attend(visit.queries(q), *visit.keys_values(keys_values), causal=visit.causal, mask=visit.mask)
             here = visit.rows
@@ -70,9 +71,9 @@ class _Ring(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         axis, grad = ctx.axis, grads[0]
-        dq, own = torch.zeros_like(q), torch.zeros_like(torch.stack((k, v)))
+        dq, own = torch.zeros_like(q), k.new_zeros((2, *k.shape))
         guest = _Guest(axis, own)
-        for step, keys_values in _travel(torch.stack((k, v)), axis):
+        for step, keys_values in enumerate(axis.tour(torch.stack((k, v)))):
             visit = ctx.visits.of(step)
             here = visit.rows
             parts = attend_backward(
@@ -89,20 +90,6 @@ class _Ring(torch.autograd.Function):
                 guest.send()
         guest.come_home()
         return dq, own[0], own[1], None, None
-
-
-def _travel(keys_values: Tensor, axis: Axis) -> Any:
-    """(step, keys and values of rank - step), the next ones under way while the caller computes.
-
-    Two buffers, whatever the number of ranks: `keys_values` is one of them, and is overwritten.
-    """
-    here, other = keys_values, torch.empty_like(keys_values)
-    for step in range(axis.size - 1):
-        work = axis.shift(other, here)
-        yield step, here
-        work.wait()
-        here, other = other, here
-    yield axis.size - 1, here
 
 
 class _Guest:

@@ -120,9 +120,7 @@ def build(
     whole = replace(whole, originals=_originals(experts, split))
     if split is not None:
         loss = split.loss(loss, IGNORE if loss is cross_entropy else None)
-    if plan.compile:
-        compiling.apply(model, blocks, backend=options.compile_backend, device=world.device)
-    recompute.apply(model, blocks, plan.remat)
+    _wrap_blocks(model, blocks, plan, options.compile_backend, world.device)
     schedule = _schedule(plan, options.schedule)
     stages_of_model = cut(model, blocks, schedule.num_stages, options.cutting)
     _check_delayed(schedule, stages_of_model, options, balance)
@@ -130,7 +128,10 @@ def build(
     if balance is not None:
         balance.use_product(model, options.grouped_product)
     axis = world.axis("pp")
-    own = make_stages(model, blocks, stages_of_model, schedule, rank=axis.rank, call=call)
+    add_products = precision.compute == precision.master and not plan.compile and plan.dp.strategy not in data.POOLED
+    own = make_stages(model, blocks, stages_of_model, schedule, rank=axis.rank, call=call, add_products=add_products)
+    if plan.compile:
+        compiling.leave_out(model, blocks)
     own.holding = own.holding.split(placements(experts, split))
     make = _StrategyMaker(plan, _data_group(plan, world, options, precision), schedule, experts, world)
     strategies = {stage: own.strategy(stage, make) for stage in own.stages}
@@ -266,6 +267,16 @@ def _split_layers(model: nn.Module, plan: Plan, world: World, options: Options) 
         raise PlanError(f"aggregate 'mean' weighs whole batches, and {plan.tp} splits the batch of a data rank; use 'sum'")
     roles = models.roles_for(model) if options.roles is None else options.roles
     return tensor.apply(model, roles, TensorGroup(world, plan.tp.mode, plan.tp.sequence_parallel, str(plan.tp)))
+
+
+def _wrap_blocks(model: nn.Module, blocks: Sequence[str], plan: Plan, backend: str, device: torch.device) -> None:
+    """What is kept of single operations is decided inside a graph; a block that is forgotten as a whole is one around it."""
+    if plan.remat == "selective":
+        recompute.apply(model, blocks, plan.remat)
+    if plan.compile:
+        compiling.apply(model, blocks, backend=backend, device=device, as_one=plan.remat == "selective")
+    if plan.remat == "full":
+        recompute.apply(model, blocks, plan.remat)
 
 
 def _originals(experts: ExpertSplit | None, split: TensorSplit | None) -> dict[str, nn.Module]:

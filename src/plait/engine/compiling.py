@@ -1,26 +1,43 @@
 """`compile`: torch.compile of each repeated block, and of nothing around it.
 
 A block is what repeats, so one graph serves all of them; what the engine hangs around a block (gathering its parameters,
-recomputing it) stays outside of the graph. What happens *inside* a block must be a pure function of tensors: a block that
-talks to other ranks, whose weight gradients are left for later, or that draws random numbers is refused.
+recomputing it) stays outside of the graph. Inside a block, a graph must be a pure function of tensors. Modules that are none
+run as they are, between two graphs: those that talk to other ranks, that draw random numbers, that choose by the values they
+see, and products whose weight gradients are left for later.
 """
 
 from __future__ import annotations
 
+import functools
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from plait.context.ring import RingAttention
+from plait.context.ulysses import UlyssesAttention
 from plait.errors import ModelError, NotAvailable
+from plait.models.experts import MixtureOfExperts
+from plait.tensor import layers
 
 COMPILERS = ("c++", "g++", "clang++")
+TALKING = (layers.ParallelLinear, layers.ParallelEmbedding, layers.ParallelNorm, layers.Whole, RingAttention, UlyssesAttention)
 
 
-def apply(model: nn.Module, blocks: Sequence[str], *, backend: str = "inductor", device: torch.device | None = None) -> None:
-    """Compile the forward of each block. Raises ModelError or NotAvailable where that cannot be done rightly."""
+def apply(
+    model: nn.Module,
+    blocks: Sequence[str],
+    *,
+    backend: str = "inductor",
+    device: torch.device | None = None,
+    as_one: bool = False,
+) -> None:
+    """Compile the forward of each block, at its first call; `as_one`, where a block must not be several graphs.
+
+    Raises ModelError or NotAvailable where that cannot be done.
+    """
     if not blocks:
         raise ModelError("compile works block by block, and this model names none; pass blocks='layers.*'")
     on_cpu = device is None or device.type == "cpu"
@@ -28,11 +45,56 @@ def apply(model: nn.Module, blocks: Sequence[str], *, backend: str = "inductor",
         raise NotAvailable(f"compile on the CPU needs a C++ compiler, and none of {', '.join(COMPILERS)} is here; leave it out")
     for name in blocks:
         block = model.get_submodule(name)
-        for inner, module in block.named_modules():
-            if isinstance(module, nn.Dropout) and module.p > 0:
-                raise ModelError(
-                    f"compile draws other random numbers than one device does, and '{name}.{inner}' drops out {module.p:g}; "
-                    "set its rate to 0, or leave compile out"
-                )
+        alone = [inner for inner, module in block.named_modules() if as_one and _is_alone(module)]
+        if alone:
+            raise ModelError(
+                f"compile takes remat:selective as part of one graph, and '{name}.{alone[0]}' cannot be in a graph (it draws "
+                "or chooses by values); take remat:full, or leave compile out"
+            )
         forward: Any = torch.compile(block.forward, backend=backend)
         block.forward = forward
+
+
+def _is_alone(module: nn.Module) -> bool:
+    """Whether a module talks to other ranks, draws random numbers, or chooses by the values that it sees."""
+    rate = module.p if isinstance(module, nn.Dropout | layers.Dropout) else 0.0
+    return rate > 0 or isinstance(module, (*TALKING, layers.AttentionWithDropout, MixtureOfExperts))
+
+
+def leave_out(model: nn.Module, blocks: Sequence[str]) -> None:
+    """Keep out of the graphs what is no function of tensors: to be called when every module is what it will be."""
+    for name in blocks:
+        for inner, module in model.get_submodule(name).named_modules():
+            if inner and ("forward" in vars(module) or _is_alone(module)):
+                _run_alone(module)
+            if inner:
+                _hooks_alone(module)
+
+
+def _run_alone(module: nn.Module) -> None:
+    """The compiler is told by the class, which all blocks share: by the module, every block would be a graph of its own."""
+    own = vars(module).pop("forward", None)
+    if own is not None:
+        module.own_forward = own
+    kind: Any = type(module)
+    module.__class__ = _alone(kind, own is not None)
+
+
+@functools.cache
+def _alone(kind: Any, own: bool) -> Any:
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.own_forward(*args, **kwargs) if own else kind.forward(self, *args, **kwargs)
+
+    return type(kind.__name__, (kind,), {"forward": _untraced(forward), "__module__": kind.__module__})
+
+
+def _hooks_alone(module: nn.Module) -> None:
+    """What hangs on a module (a gathering of the sequence, positions) is not traced either."""
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        for key, hook in hooks.items():
+            hooks[key] = _untraced(hook)
+
+
+def _untraced(function: Callable[..., Any]) -> Callable[..., Any]:
+    plain: Callable[..., Any] = torch.compiler.disable(function)
+    return plain

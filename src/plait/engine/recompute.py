@@ -8,7 +8,7 @@ keeps the outputs of matrix products, and recomputes attention, norms and activa
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -43,4 +43,11 @@ def apply(model: nn.Module, blocks: Sequence[str], policy: str) -> None:
         options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _keep_products)
     for name in blocks:
         block = model.get_submodule(name)
-        block.forward = functools.partial(checkpoint, block.forward, **options)
+        block.forward = _checkpointed(block.forward, options)
+
+
+def _checkpointed(forward: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+    def recomputing(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(forward, *args, **options, **kwargs)
+
+    return recomputing

@@ -43,14 +43,19 @@ class Stages:
         return made
 
 
-def make_stages(model: nn.Module, blocks: Sequence[str], plan: Cut, schedule: Schedule, *, rank: int, call: Call) -> Stages:
-    """The stages that `rank` (a coordinate on the pp axis) holds. Parameters have their place-holders already."""
+def make_stages(
+    model: nn.Module, blocks: Sequence[str], plan: Cut, schedule: Schedule, *, rank: int, call: Call, add_products: bool
+) -> Stages:
+    """The stages that `rank` (a coordinate on the pp axis) holds. Parameters have their place-holders already.
+
+    With `add_products` layers add the gradients of their weights where these belong; where a backward is split they do anyway.
+    """
     own = schedule.stages(rank)
     shapes, buffers = shapes_of(model)
     units = data.split_units(model, blocks)
     params = _params_by_stage(model, plan, own)
     swaps = _swaps(model, params)
-    own_products = schedule.num_stages > 1 or any(action.kind is Kind.WEIGHT_GRAD for action in schedule)
+    own_products = add_products or any(action.kind is Kind.WEIGHT_GRAD for action in schedule)
     guide = Guide(plan.flow, plan.stage_of) if plan.flow is not None else None
     held: dict[str, nn.Parameter] = {}
     copies: dict[str, list[nn.Parameter]] = {}

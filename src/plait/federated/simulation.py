@@ -31,6 +31,7 @@ from plait.federated.rounds import Rules, Server
 from plait.federated.samples import Part, Samples
 from plait.federated.secret_round import Desk, Said, answer
 from plait.federated.strategies import Settings, make
+from plait.launcher.agent import start_server
 from plait.launcher.rank import die_with_parent
 from plait.plan import Plan
 
@@ -199,7 +200,7 @@ class PoolFleet:
         self.num_clients = self._own.num_clients
         self._controls: dict[int, Tensor | None] = {}
         self._desk = Desk(config.federated.clip)
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context(start_server())
         self._start = lambda: ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(config, str(plan)))
         self._pool = self._start()
 

@@ -26,7 +26,9 @@ from plait.launcher.rank import RankSettings, run_rank
 T = TypeVar("T")
 
 SHUTDOWN_SECONDS = 5
-_PRELOADED = ["torch", "torch.distributed", "torch.distributed.elastic.multiprocessing", "plait.engine"]
+_PRELOADED = [  # torch's compiler is loaded by the first optimizer that is made
+    "torch", "torch.distributed", "torch.distributed.elastic.multiprocessing", "torch._dynamo", "plait.engine.build",
+]  # fmt: skip
 _AGENT_VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT")
 _AGENT_ENDINGS = ("WORLD_SIZE",)
 _AGENT_BEGINNINGS = ("TORCHELASTIC_",)

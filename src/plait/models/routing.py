@@ -244,7 +244,7 @@ class Router(nn.Module):
         chosen, scores = self.surroundings.whole_sequence(chosen), self.surroundings.whole_sequence(scores)
         experts, num_chosen = chosen.flatten(1), chosen.shape[-1]
         if self.settings.drop_by == "score":
-            order = scores.flatten(1).argsort(dim=1, descending=True, stable=True)
+            order = best_first(scores.flatten(1))
         else:
             order = torch.arange(experts.shape[1], device=experts.device).expand_as(experts)
         place = torch.empty_like(experts).scatter_(1, order, place_in_group(experts.gather(1, order)))
@@ -256,7 +256,7 @@ class Router(nn.Module):
     def _experts_choose(self, scores: Tensor) -> Routing:
         """Each expert takes the same number of tokens of a sequence, those with the best scores."""
         whole = self.surroundings.whole_sequence(scores.detach())
-        taken = whole.topk(self.settings.capacity(whole.shape[1]), dim=1).indices
+        taken = best_first(whole)[:, : self.settings.capacity(whole.shape[1])]
         mask = self.surroundings.own_positions(torch.zeros_like(whole, dtype=torch.bool).scatter_(1, taken, True))
         token, expert = mask.flatten(0, 1).nonzero(as_tuple=True)
         if self.training:
@@ -291,6 +291,18 @@ class Router(nn.Module):
         seen = torch.cat((counts.double(), counts.new_tensor([num_dropped, num_pairs], dtype=torch.float64)))
         seen = seen * self.surroundings.present
         self.load = seen if self.load is None else self.load + seen
+
+
+def best_first(scores: Tensor) -> Tensor:
+    """[B, L, ...] -> the indices along L, best score first; of scores that differ by rounding alone, the first in order.
+
+    Tokens that have seen the same (a sequence that begins with one token twice) score alike in exact arithmetic, and which of
+    them comes out above by the last bit depends on how the work was split. So the upper half of the digits decides (Dekker,
+    A floating-point technique for extending the available precision, 1971, section 4), and then the position.
+    """
+    digits = 1 - round(math.log2(torch.finfo(scores.dtype).eps))
+    scaled = scores * (2.0 ** (digits - digits // 2) + 1)
+    return (scaled - (scaled - scores)).argsort(dim=1, descending=True, stable=True)
 
 
 def place_in_group(groups: Tensor) -> Tensor:

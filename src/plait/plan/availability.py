@@ -88,16 +88,15 @@ def _missing(plan: Plan) -> Iterator[tuple[str, str, str]]:
 
 
 def _not_compiled(plan: Plan) -> Iterator[tuple[str, str, str]]:
-    """Where blocks are no pure functions of tensors, which is what torch.compile takes them for."""
-    talks = "whose blocks talk to other ranks,"
-    refused = {
-        f"compile with {plan.tp}": (plan.tp.size > 1 or plan.tp.mode != "1d", talks),
-        f"compile with {plan.cp}": (plan.cp.size > 1, talks),
-        f"compile with ep{plan.ep}": (plan.ep > 1, talks),
-        f"compile with {plan.pp}": (
-            plan.pp.size > 1 and plan.pp.schedule in SPLIT_BACKWARD,
-            "whose backward leaves weight gradients for later,",
-        ),
-        f"compile with remat:{plan.remat}": (plan.remat == "selective", "which looks at single operations,"),
+    """Where torch.compile has no form: it takes selective recomputation as part of one graph, and these blocks are several."""
+    if plan.remat != "selective":
+        return
+    several = {
+        str(plan.tp): plan.tp.size > 1 or plan.tp.mode != "1d",
+        str(plan.cp): plan.cp.size > 1,
+        f"ep{plan.ep}": plan.ep > 1,
+        str(plan.pp): plan.pp.size > 1 and plan.pp.schedule in SPLIT_BACKWARD,
     }
-    yield from ((term, f"compiling a plan {why}", "; leave compile out") for term, (here, why) in refused.items() if here)
+    for term in (term for term, here in several.items() if here):
+        why = f"operations selected inside one graph, and {term} cuts each block into several,"
+        yield "compile with remat:selective", why, "; take remat:full, or leave compile out"

@@ -27,6 +27,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--at-most-seconds", type=float, default=float("inf"), help="stop then; the next call goes on")
     parser.add_argument("--results", type=Path, default=Path("runs/parity.jsonl"), help="one line a cell that has run")
     parser.add_argument("--out", type=Path, default=Path("docs/parity.md"), help="the report")
+    parser.add_argument("--note", default="", help="a sentence for the report: of which version, on what machine")
     parser.add_argument("--only", type=int, nargs="+", help="numbers of cells to run now, whether they have run or not")
     parser.add_argument("--cell", help="one cell, as the JSON of a report, to run now")
     return parser.parse_args()
@@ -43,7 +44,7 @@ def main() -> int:
         rows = _rows(given, pool)
     finally:
         pool.close()
-    given.out.write_text(report(rows, given.plans, given.seed))
+    given.out.write_text(report(rows, given.plans, given.seed, given.note))
     failed = [row for row in rows if row.verdict.status == "failed"]
     print(f"{len(rows)} of {given.plans} cells have run, {len(failed)} failed; {given.out}")
     return 1 if failed else 0

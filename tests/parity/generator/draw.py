@@ -117,7 +117,7 @@ def _data(choose: Choose, dp: int) -> str:
 
 def _parts(plan: Plan) -> int:
     """What the dims of a layer must be multiples of."""
-    return plan.tp.size if plan.tp.mode == "1d" else plan.tp.q
+    return {"1d": plan.tp.size, "3d": plan.tp.q**2}.get(plan.tp.mode, plan.tp.q)
 
 
 def _layers(choose: Choose, plan: Plan) -> int:

@@ -39,7 +39,7 @@ def _cell(given: dict[str, Any]) -> Cell:
     return Cell(**{**given, "frozen": tuple(given["frozen"])})
 
 
-def report(rows: Sequence[Row], wanted: int, seed: int) -> str:
+def report(rows: Sequence[Row], wanted: int, seed: int, note: str = "") -> str:
     by = {status: [row for row in rows if row.verdict.status == status] for status in ("ok", "refused", "undecided", "failed")}
     ran = [*by["ok"], *by["failed"]]
     worst = max(ran, key=lambda row: row.verdict.error, default=None)
@@ -51,6 +51,7 @@ def report(rows: Sequence[Row], wanted: int, seed: int) -> str:
         "batch that need not divide, sometimes clipping and frozen parameters. Loss, norm, every gradient and every parameter",
         f"of two steps are compared with one device in float64; {TOLERANCE:.0e} passes. Asynchronous pipelines are compared",
         "with one device that applies the same delayed gradients, over five steps and a flush.",
+        *(["", note] if note else []),
         "",
         "| cells | number |",
         "|---|---|",

@@ -24,7 +24,7 @@ def row(plan: str) -> dict[str, Any]:
 
 
 def test_a_row_is_one_cell_a_column() -> None:
-    assert cells(row("pp2")) == ("pp2", "2.5000", "1.0e-07", "12.0", "12,346", "25.0%", "2", "4.0")
+    assert cells(row("pp2")) == ("pp2", "2.5000", "1.0e-07", "12.0", "12,346", "25.0%", "2", "dp 3.0, pp 1.0")
     assert len(HEAD) == 8
 
 

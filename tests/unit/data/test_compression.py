@@ -40,3 +40,26 @@ def test_errors_are_fed_back_and_the_running_sum_stays_true() -> None:
     true = sum(result[0] for result in results)
     assert all(torch.equal(result[1], results[0][1]) for result in results)
     assert (results[0][1] - true).abs().max() < 0.002
+
+
+def test_nothing_that_was_kept_back_is_lost_when_the_ranks_change() -> None:
+    """Two pairs have summed, each for itself, a length that divides by neither 2 nor 4; then all four sum together."""
+    numel = 601
+
+    def live(world) -> tuple[torch.Tensor, ...]:  # type: ignore[no-untyped-def]
+        pair, all_four = world.axis("dp"), world.axis("world")
+        compressed = Int8Sum(pair, numel, torch.float64, torch.device("cpu"))
+        generator = torch.Generator().manual_seed(world.rank)
+        own = torch.randn(numel, dtype=torch.float64, generator=generator)
+        true = own.clone()
+        all_four.all_reduce(true).wait()
+        compressed.sum(own)
+        told = own / pair.size  # a pair's sum, which both of its ranks have
+        all_four.all_reduce(told).wait()
+        compressed._axis = all_four
+        compressed.regroup()
+        return true, told, compressed.flush(), compressed._kept()[:numel]
+
+    for true, told, missing, left in simulate(Mesh(dp=2, tp=2), live):
+        assert float(missing.abs().max()) > 1e-4 and not left.any()
+        assert torch.allclose(told + missing, true, rtol=0, atol=1e-12)

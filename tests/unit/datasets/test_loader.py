@@ -119,3 +119,13 @@ def test_errors() -> None:
     ragged = [(torch.zeros(index + 1), 0) for index in range(3)]
     with pytest.raises(DataError, match="cannot be stacked"):
         next(Loader(ragged, 3))
+
+
+@settings(deadline=None, max_examples=40)
+@given(num_samples=st.integers(1, 23), global_batch=st.integers(1, 9), skipped=st.integers(0, 12))
+def test_skipping_is_taking_without_looking(num_samples: int, global_batch: int, skipped: int) -> None:
+    data = Squares(num_samples)
+    late = Loader(data, global_batch, dp_size=2, dp_rank=1, seed=5)
+    late.skip(skipped)
+    for batch in take(skipped + 9, data, global_batch, dp_size=2, dp_rank=1, seed=5)[skipped:]:
+        assert_equal(next(late), batch)

@@ -13,7 +13,7 @@ from plait.errors import ModelError
 from plait.models.experts import Exchange, Experts, MixtureOfExperts, Trip
 from plait.models.grouped import METHODS, grouped_product, kernel_takes, measure
 from plait.models.permute import add_up, inverse, permute, to_rows
-from plait.models.routing import Router, RouterSettings, place_in_group
+from plait.models.routing import Router, RouterSettings, best_first, place_in_group
 
 D, E, K = 6, 4, 2
 
@@ -110,6 +110,25 @@ def test_overflow_is_dropped_counted_and_adds_nothing(drop_by: str) -> None:
             mine.sort(key=lambda t: -float(scores[t, expert]) if drop_by == "score" else t)
             assert {t for t, e in kept if e == expert and t // 8 == sample} == set(mine[:capacity])
     assert made.load is not None and made.load[-2:].tolist() == [len(pairs) - len(kept), len(pairs)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_scores_that_differ_by_rounding_alone_are_taken_in_order(dtype: torch.dtype) -> None:
+    """And only these: a choice by the last bit would depend on how the work was split."""
+    bit = torch.finfo(dtype).eps
+    scores = torch.tensor([0.3, 0.7, 0.3 * (1 + 2 * bit), 0.7 * (1 - 2 * bit), 0.31], dtype=dtype)
+    assert best_first(scores[None])[0].tolist() == [1, 3, 4, 0, 2]
+    assert best_first(scores.flip(0)[None])[0].tolist() == [1, 3, 0, 2, 4]
+
+
+@pytest.mark.parametrize("keys", [{"method": "expert_choice"}, {"capacity_factor": 0.5}], ids=["expert choice", "capacity"])
+def test_of_tokens_that_are_equal_the_first_is_taken(keys: dict[str, Any]) -> None:
+    one = tokens(1, 1)
+    aside = 1 + torch.finfo(one.dtype).eps * torch.tensor([0, 3, -1, 2, 0, 1, 4, -2], dtype=one.dtype)
+    routing = router(**keys)(one * aside[None, :, None])
+    for expert in routing.expert.unique():
+        mine = routing.token[routing.expert == expert]
+        assert sorted(mine.tolist()) == list(range(len(mine)))
 
 
 def test_shared_experts_compute_while_tokens_travel() -> None:

@@ -49,6 +49,18 @@ class Then(Handle):
             last()
 
 
+class Shown(Handle):
+    """What every rank shows, once it has been waited for, until this rank leaves."""
+
+    @abstractmethod
+    def of(self, peer: int) -> Tensor:
+        """The tensor of a rank, where it lies: to be read only."""
+
+    @abstractmethod
+    def leave(self) -> None:
+        """This rank reads nothing of it any more."""
+
+
 class Backend(ABC):
     """The operations of one line of ranks. `rank` is the own coordinate, `size` the number of ranks."""
 
@@ -105,6 +117,15 @@ class Backend(ABC):
     @abstractmethod
     def exchange(self, out: Tensor, tensor: Tensor, to: int, source: int) -> Handle:
         """Send to one rank and receive from another at once."""
+
+    @property
+    def can_show(self) -> bool:
+        """Whether ranks can read each other's memory where it lies."""
+        return False
+
+    def show(self, tensor: Tensor) -> Shown:
+        """Let every rank read the own `tensor`, and read theirs, of the same shape; only where `can_show`."""
+        raise NotImplementedError
 
     @abstractmethod
     def barrier(self) -> None:

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.comm.backends.base import Backend, Handle
-from plait.comm.backends.fabric import Fabric, Notice, Signal, Staged
+from plait.comm.backends.base import Backend, Handle, Shown
+from plait.comm.backends.fabric import RING, Fabric, Notice, Signal, Staged
 from plait.comm.backends.mail import Mail
 from plait.comm.backends.steps import Engine, Operation, Step
 from plait.comm.backends.sums import HALVES, sum_into
@@ -171,6 +171,15 @@ class Direct(Backend):
         side = _Side(self, "shift", tensor.view(-1))
         return side.swap(to, source, lambda: out.view(-1).copy_(side.of(source)))
 
+    @property
+    def can_show(self) -> bool:
+        """Not to more ranks than half of the operations that may be under way: readers may issue one a rank meanwhile."""
+        return self.size <= RING // 2
+
+    def show(self, tensor: Tensor) -> Shown:
+        """Once for all; everyone reads at its own pace."""
+        return _Exhibit(self, tensor)
+
     def barrier(self) -> None:
         """Everyone has arrived."""
         _Side(self, "barrier", torch.empty(0)).collective(lambda: None).wait()
@@ -196,6 +205,28 @@ class Direct(Backend):
     def close(self) -> None:
         """Leave."""
         self.fabric.close()
+
+
+class _Exhibit(Shown):
+    """Tensors that lie still while the ranks look at each other's, at their own pace."""
+
+    def __init__(self, direct: Direct, tensor: Tensor) -> None:
+        self._shape, self._direct = tensor.shape, direct
+        self._side = _Side(direct, "show", tensor, always_stage=True)
+        self._operation = self._side.exhibit()
+
+    def wait(self) -> None:
+        self._operation.wait()
+
+    def advance(self) -> None:
+        self._operation.advance()
+
+    def of(self, peer: int) -> Tensor:
+        return self._side.of(peer).view(self._shape)
+
+    def leave(self) -> None:
+        for peer in self._direct._others:
+            self._direct.fabric.post(Signal.LEFT, peer)
 
 
 class _Side:
@@ -267,6 +298,12 @@ class _Side:
         self._arrive((to,))
         read = Step(Signal.ARRIVE, (source,), act, Signal.EXIT, (source,))
         return self._issue([read, Step(Signal.EXIT, (to,), self._release)])
+
+    def exhibit(self) -> Operation:
+        """Show to everyone until all have left; ready when everyone shows."""
+        others = self._direct._others
+        self._arrive(others)
+        return self._issue([Step(Signal.ARRIVE, others), Step(Signal.LEFT, others, self._release)])
 
     def _arrive(self, readers: tuple[int, ...]) -> None:
         for peer in readers:

@@ -40,6 +40,7 @@ class Signal(IntEnum):
     EXIT = 2  # I read nothing of this operation any more
     MESSAGE = 3  # a message lies in the box
     TAKEN = 4  # a message was copied out of the box
+    LEFT = 5  # I read nothing any more of what you show
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,10 @@ from plait.comm.backends.semaphores import SEMAPHORE_BYTES, Semaphores, availabl
 from plait.errors import RankFailed
 
 LOOK_SECONDS = 0.5
-OPS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "shift", "barrier", "gather_objects")
+OPS = (
+    "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "shift", "show", "barrier",
+    "gather_objects",
+)  # fmt: skip
 _PLAIN_WORDS = 8  # number, op, numel, dtype, segment, descriptor, segment bytes, offset; then size + 1 offsets
 _BOX_WORDS = 8  # full, tag, numel, dtype, segment, descriptor, segment bytes, offset
 
