@@ -42,12 +42,15 @@ def working_seconds(step: Timeline) -> list[tuple[Action, int, float]]:
 def observed_costs(
     steps: Iterable[Timeline], average: Callable[[Sequence[float]], float] = statistics.median
 ) -> dict[tuple[Kind, int], float]:
-    """The median (or another average) time of each kind of action on each stage, over all steps and ranks."""
+    """The median (or another average) time of each kind of action on each stage, over all steps and ranks.
+
+    Of weight gradients the mean: where several stand together the last makes them all.
+    """
     times: dict[tuple[Kind, int], list[float]] = defaultdict(list)
     for step in steps:
         for action, _, seconds in working_seconds(step):
             times[action.kind, action.stage].append(seconds)
-    return {key: average(seconds) for key, seconds in times.items()}
+    return {key: (statistics.fmean if key[0] is Kind.WEIGHT_GRAD else average)(spent) for key, spent in times.items()}
 
 
 def observed_bubble(step: Timeline) -> float:

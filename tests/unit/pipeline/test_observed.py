@@ -29,6 +29,13 @@ def test_costs_are_medians_over_micro_batches_and_steps() -> None:
     assert observed_costs([step])[Kind.BACKWARD, 0] == 2.0
 
 
+def test_weight_gradients_that_the_last_of_them_makes_cost_their_mean() -> None:
+    step = Timeline(origin_seconds=0.0)
+    for index, seconds in enumerate((0.0, 0.0, 6.0)):
+        step.add(Span(f"0W{index}", "W", 0, 10.0 * index, seconds))
+    assert observed_costs([step])[Kind.WEIGHT_GRAD, 0] == 2.0
+
+
 @pytest.mark.parametrize(("name", "virtual"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("zbv", 1)])
 def test_it_is_the_simulator_s_step_for_equal_costs(name: str, virtual: int) -> None:
     schedule = make(name, 3, 6, virtual)
