@@ -31,6 +31,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "experts": {**LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     "mlp": {"name": "mlp", "in_features": 16, "hidden_size": 32, "num_hidden_layers": 4, "out_features": 8},
+    "odd": {"name": "mlp", "in_features": 5, "hidden_size": 7, "num_hidden_layers": 3, "out_features": 3},
 }
 TRANSFORMERS = [
     "dp4:ring mb2", "dp4:server", "dp2:zero1 mb2 precision:bf16", "dp4:zero3,replicate2 mb2", "dp2:zero3 mb2 remat:full",
@@ -40,7 +41,7 @@ TRANSFORMERS = [
 CASES = [(family, plan) for family in ("gpt", "llama") for plan in TRANSFORMERS]
 CASES += [("experts", plan) for plan in ("dp2:zero2 mb2", "tp2 dp2:zero1", "tp2 remat:full", "cp2 tp2")]
 CASES += [("mlp", plan) for plan in ("tp2", "tp2:1d,sp remat:full", "tp4:2d dp2:zero2 mb2", "tp8:3d", "dp4:server")]
-CASES += [("gpt", "dp2:local,every2")]
+CASES += [("gpt", "dp2:local,every2"), ("odd", "dp4:ring"), ("odd", "dp2:ring mb2")]
 PIPELINES = [
     ("gpt", "pp2:1f1b tp2:1d,sp dp2:zero1 mb2"), ("tied", "pp2:gpipe dp2:zero2 mb2"), ("llama", "pp2:interleaved,v2 tp2 mb4"),
     ("tied", "pp2:zbv mb4"), ("mlp", "pp4:1f1b mb4"), ("gpt", "pp4:pipedream mb8"), ("gpt", "pp2:2bw dp2 mb4"),
@@ -70,7 +71,7 @@ def counted(world: World, family: str, text: str) -> dict[str, float]:
     keys = sizes(family, plan)
     with torch.device("meta"):
         model = models.make(keys["name"], **{key: value for key, value in keys.items() if key != "name"})
-    loss = class_loss if family == "mlp" else cross_entropy
+    loss = class_loss if family in {"mlp", "odd"} else cross_entropy
     engine = build(model, plan, loss=loss, optimizer=lambda p: torch.optim.AdamW(p, lr=1e-3), world=world)
     data, steps = batches(keys, world), plan.dp.every or 1
     if plan.pp.size > 1 or steps > 1:  # the shapes of a pipeline's tensors travel once; `local` counts from a synchronisation
@@ -86,13 +87,13 @@ def counted(world: World, family: str, text: str) -> dict[str, float]:
 
 def sizes(family: str, plan: Plan) -> dict[str, Any]:
     """The keys of the model that a plan is tried on."""
-    short = {} if plan.pp.size > 1 or family == "mlp" else {"num_hidden_layers": FIRST_MIDDLE_LAST}
+    short = {} if plan.pp.size > 1 or family in {"mlp", "odd"} else {"num_hidden_layers": FIRST_MIDDLE_LAST}
     return {**MODELS[family], **short}
 
 
 def check(family: str, text: str, found: list[dict[str, float]]) -> None:
     config = {"model": sizes(family, Plan.parse(text)), "data": {"seq_len": SEQ_LEN}, "train": {"global_batch": BATCH}}
-    if family == "mlp":
+    if family in {"mlp", "odd"}:
         config["data"] = {}
     predicted = plait.estimate(config, text, "h100x64").traffic
     most = {axis: max(rank.get(axis, 0.0) for rank in found) for axis in predicted}

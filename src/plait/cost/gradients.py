@@ -43,7 +43,7 @@ def data_messages(
     """The collectives of a plan's data axis for a rank that holds `weights`; `shared` are those of the tensor axis."""
     size = plan.dp.size * plan.cp.size
     keys = weights.least_keys if weights.least_keys is not None else weights.total / size
-    parts = [_part(plan, weights.dense, gradient_bytes, size, plan.tp.size, keys=keys)]
+    parts = [_part(plan, weights.dense + weights.padding, gradient_bytes, size, plan.tp.size, keys=keys)]
     if weights.experts:
         ranks = max(1, plan.dp.size * plan.cp.size // plan.ep)
         parts.append(_part(plan, weights.experts, gradient_bytes, ranks, plan.tp.size * plan.ep))

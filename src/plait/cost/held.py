@@ -26,6 +26,15 @@ class Held:
     stride: int = 1
 
 
+def ring_padding(runs: tuple[tuple[Block, int], ...], shard: Sharding, size: int) -> float:
+    """Numbers that a ring of `size` ranks sends beyond 2(N-1)/N of the weights: each block is cut into N chunks, the last one
+    shorter; of 2(N-1) steps the busiest rank meets the short chunk once."""
+    numbers = [(sum(one.numbers for one in held(block, shard)), count) for block, count in runs]
+    return (
+        sum(count * (-round(number) % size) for number, count in numbers) * (size - 2) / (2 * (size - 1)) if size > 1 else 0.0
+    )
+
+
 @lru_cache(maxsize=65536)
 def held(block: Block, shard: Sharding) -> tuple[Held, ...]:
     """The parameters of a block, in order."""

@@ -69,6 +69,8 @@ class Weights:
     experts: float
     largest_block: float
     """The largest block's weights: what ZeRO-3 gathers at once."""
+    padding: float = 0.0
+    """What a ring adds to the blocks that its ranks do not divide."""
     least_keys: float | None = None
     """What the parameter server owns that has least; None: an equal share."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from plait.cost.closed import closed_live, closed_time
 from plait.cost.gradients import DataMessages, data_messages, messages_seconds
-from plait.cost.held import least_keys, shared_sums
+from plait.cost.held import least_keys, ring_padding, shared_sums
 from plait.cost.kernels import BYTES
 from plait.cost.machine import Machine
 from plait.cost.memory import PROCESS_BYTES_CPU, Memory, Weights, model_states, rank_activations, stage_weights, usable_bytes
@@ -112,6 +112,8 @@ def rank_state(stages: tuple[Stage, ...], plan: Any, job: Job) -> RankState:
     blocks = tuple(run for stage in stages for run in stage.runs)
     if plan.dp.strategy == "server" and not job.model.tied_parameters:
         weights = replace(weights, least_keys=least_keys(blocks, shard, plan.dp.size * plan.cp.size))
+    if plan.dp.strategy == "ring":
+        weights = replace(weights, padding=ring_padding(blocks, shard, plan.dp.size * plan.cp.size))
     shared = shared_sums(blocks, shard, parts, width)
     messages = data_messages(plan, weights, width, shared, reduces_whole=job.runtime.reduces_whole)
     return RankState(weights, messages, model_states(weights, plan, job.optimizer, width), weights.total * width)

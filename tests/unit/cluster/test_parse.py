@@ -23,7 +23,13 @@ NAMES = [
     "mi300x",
     "l40s",
     "rtx4090",
+    "tpu-v4",
+    "tpu-v5e",
+    "tpu-v5p",
 ]
+
+
+OTHER_NODES = {"gb200": 72, "gb300": 72, "tpu-v4": 64, "tpu-v5e": 256, "tpu-v5p": 64}
 
 
 def refused(text: str) -> str:
@@ -39,7 +45,7 @@ def test_the_presets_are_those_of_the_contract() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_each_preset_is_a_whole_machine(name: str) -> None:
     cluster = Cluster.parse(name)
-    assert cluster.num_devices == cluster.node.devices == (72 if name in ("gb200", "gb300") else 8)
+    assert cluster.num_devices == cluster.node.devices == OTHER_NODES.get(name, 8)
     assert cluster.num_nodes == 1
     for precision in ("bf16", "float32", "float64"):
         assert 1e12 <= cluster.device.peak_flops(precision) < 1e16
@@ -87,8 +93,8 @@ def test_an_uneven_count_fills_the_last_node_partly() -> None:
         ("a100", "unknown preset 'a100'; did you mean a100-40gb or a100-80gb?"),
         ("A100x8", "did you mean a100-40gb or a100-80gb?"),
         ("H100x8", "did you mean 'h100'?"),
-        ("tpu", "known: a100-40gb, a100-80gb"),
-        ("tpu", "a cluster is PRESETxCOUNT, the path of a TOML file, or local"),
+        ("abacus", "known: a100-40gb, a100-80gb"),
+        ("abacus", "a cluster is PRESETxCOUNT, the path of a TOML file, or local"),
         ("h100x", "'' is no number of devices; write h100x8 for eight"),
         ("h100x-8", "'-8' is no number of devices"),
         ("h100xmany", "'many' is no number of devices"),
