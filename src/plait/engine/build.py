@@ -128,7 +128,7 @@ def build(
     if balance is not None:
         balance.use_product(model, options.grouped_product)
     axis = world.axis("pp")
-    add_products = precision.compute == precision.master and not plan.compile and plan.dp.strategy not in data.POOLED
+    add_products = schedule.num_stages > 1 and not plan.compile
     own = make_stages(model, blocks, stages_of_model, schedule, rank=axis.rank, call=call, add_products=add_products)
     if plan.compile:
         compiling.leave_out(model, blocks)
