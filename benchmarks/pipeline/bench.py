@@ -1,11 +1,13 @@
 """Step time and memory of pipelines: plait's schedules beside torch's; simulated beside measured time of the same run.
 
     python -m benchmarks.pipeline.bench [--ranks 2] [--cases compute communication] [--rounds 9] [--only WORD ...] [--memory]
+        [--product torch]
 
 All systems live in the same ranks, one thread each, and take turns, one step each round; the tables show medians and
 ratios taken round by round. A simulated step is the schedule walked with costs that are probed on each rank's stages alone,
 between the rounds (see `probe`), and with the updates, posts and sends of the steps that warmed up.
-With --memory the peak of each system is taken instead, in ranks of its own.
+With --memory the peak of each system is taken instead, in ranks of its own. With `--product torch` plait's layers multiply with
+the library that torch's own take (see `plait.pipeline.products`), so that only the pipelines differ.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import torch
 
 from benchmarks.data_parallel.bench import PeakOfShares
 from benchmarks.pipeline.probe import Costs, others, probe
-from benchmarks.pipeline.systems import BASE, CASES, COUNTERPART, STREAMS, Case, schedule_of, systems
+from benchmarks.pipeline.systems import BASE, CASES, COUNTERPART, STREAMS, Case, group_of, schedule_of, systems
 from plait import comm
 from plait.launcher import launch
 from plait.mesh import Mesh
@@ -43,11 +45,11 @@ class Taken:
     probed: dict[str, Costs] = field(default_factory=dict)  # the medians over the rounds
 
 
-def measure(case_name: str, names: Sequence[str], rounds: int, size: int) -> Taken:
+def measure(case_name: str, names: Sequence[str], rounds: int, size: int, product: str) -> Taken:
     """Runs in every rank."""
     torch.set_num_threads(1)
     world = comm.init(Mesh(pp=size))
-    steps: dict[str, Any] = {name: systems(size)[name](CASES[case_name], world) for name in names}
+    steps: dict[str, Any] = {name: systems(size, product)[name](CASES[case_name], world) for name in names}
     taken = Taken()
     probed: dict[str, Any] = defaultdict(lambda: defaultdict(list))
     gc.disable()
@@ -64,7 +66,7 @@ def measure(case_name: str, names: Sequence[str], rounds: int, size: int) -> Tak
                 (taken.traces if round_index >= WARM else taken.warm)[name].append(result.timeline)
             if name.startswith("plait") and name not in STREAMS and round_index >= WARM:
                 world.barrier()
-                for key, spent in probe(step.engine, step.batch, 1).items():
+                for key, spent in probe(step.engine, step.batch, 3, group_of(name)).items():
                     probed[name][key].append(spent)
         gc.collect()
     medians = {name: {key: statistics.median(spent) for key, spent in costs.items()} for name, costs in probed.items()}
@@ -127,34 +129,35 @@ def rows(case: Case, size: int, names: Sequence[str], ranks: Sequence[Taken]) ->
     return found
 
 
-def measure_memory(case_name: str, name: str, size: int) -> float:
+def measure_memory(case_name: str, name: str, size: int, product: str) -> float:
     """Peak bytes of a rank beyond those before the model, pages shared with other ranks in shares."""
     torch.set_num_threads(1)
     world = comm.init(Mesh(pp=size))
     with PeakOfShares() as shares:
-        step = systems(size)[name](CASES[case_name], world)
+        step = systems(size, product)[name](CASES[case_name], world)
         for _ in range(4):
             step()
     return shares.peak_bytes
 
 
-def memory_table(case: Case, size: int, names: Sequence[str]) -> None:
+def memory_table(case: Case, size: int, names: Sequence[str], product: str) -> None:
     print(f"\n### {case.name}: peak MB of the fullest rank; {size} ranks, {case.num_micro_batches} micro-batches\n")
     print("| system | peak MB | / torch's own |\n|---|---|---|")
     peaks: dict[str, float] = {}
     for name in names:
-        peaks[name] = max(launch(measure_memory, case.name, name, size, nproc=size)) / 1e6
+        peaks[name] = max(launch(measure_memory, case.name, name, size, product, nproc=size)) / 1e6
         peer = peaks.get(COUNTERPART.get(name, ""))
         print(f"| {name} | {peaks[name]:.1f} | {_cell(None if peer is None else peaks[name] / peer, '.3f')} |", flush=True)
 
 
-def table(case: Case, size: int, rounds: int, names: Sequence[str]) -> None:
+def table(case: Case, size: int, rounds: int, names: Sequence[str], product: str) -> None:
     alone = [name for name in names if name in STREAMS]  # a stream has messages under way between its steps
     found: list[Row] = []
     for group in [[name for name in names if name not in alone], *([BASE, name] for name in alone)]:
-        ranks = launch(measure, case.name, group, rounds, size, nproc=size)
+        ranks = launch(measure, case.name, group, rounds, size, product, nproc=size)
         found += [row for row in rows(case, size, group, ranks) if row.name not in {row.name for row in found}]
-    print(f"\n### {case.name}: {case.why}; {size} ranks, {case.num_micro_batches} micro-batches, {rounds} rounds\n")
+    print(f"\n### {case.name}: {case.why}; {size} ranks, {case.num_micro_batches} micro-batches")
+    print(f"\n{rounds} rounds; linear_product = {product}\n")
     print(f"{HEAD}\n{'|---' * HEAD.count(' | ')}|---|")
     for row in found:
         print(row.cells(), flush=True)
@@ -184,15 +187,16 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--product", default="rule", choices=["rule", "torch"])
     parser.add_argument("--memory", action="store_true", help="take peak memory instead of time")
     arguments = parser.parse_args()
     for size in arguments.ranks:
         for case in arguments.cases:
             names = [name for name in systems(size) if name == BASE or any(word in name for word in arguments.only or [""])]
             if arguments.memory:
-                memory_table(CASES[case], size, names)
+                memory_table(CASES[case], size, names, arguments.product)
             else:
-                table(CASES[case], size, arguments.rounds, names)
+                table(CASES[case], size, arguments.rounds, names, arguments.product)
 
 
 if __name__ == "__main__":

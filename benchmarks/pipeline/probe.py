@@ -22,23 +22,31 @@ from plait.trace import Timeline
 Costs = dict[tuple[Kind, int], float]
 
 
-def probe(engine: Any, batch: Any, repeats: int = 5) -> Costs:
-    """Median seconds of F, B (or I and W) on the stages of this rank. The engine has done a step before."""
+def probe(engine: Any, batch: Any, repeats: int = 5, group: int = 1) -> Costs:
+    """Median seconds of F, B (or I and W) on the stages of this rank. The engine has done a step before.
+
+    Weight gradients that are made `group` micro-batches at once are measured so, in equal parts.
+    """
     pipeline, found = engine._pipeline, {}
     kinds = {action.kind for action in engine._actions}
     passes = (Kind.INPUT_GRAD, Kind.WEIGHT_GRAD) if Kind.WEIGHT_GRAD in kinds else ()
     passes = (Kind.FORWARD, *passes, *((Kind.BACKWARD,) if Kind.BACKWARD in kinds else ()))
     engine.model.train()
+    joined = pipeline.joined
     pipeline.begin(engine._step_of(batch))
     for stage in pipeline.parts:
         times: dict[Kind, list[float]] = {kind: [] for kind in passes}
         for _ in range(repeats):
             for backward in [kinds & {Kind.BACKWARD}, kinds & {Kind.INPUT_GRAD, Kind.WEIGHT_GRAD}]:
-                if backward:
-                    for kind in (kind for kind in passes if kind is Kind.FORWARD or kind in backward):
-                        times[kind].append(_timed(pipeline, engine._handlers[kind], Action(kind, stage, 0)))
+                for kind in (kind for kind in passes if backward and (kind is Kind.FORWARD or kind in backward)):
+                    micro_batches = range(group if Kind.WEIGHT_GRAD in backward else 1)
+                    actions = [Action(kind, stage, index) for index in micro_batches]
+                    pipeline.joined = frozenset(actions[:-1])
+                    seconds = [_timed(pipeline, engine._handlers[kind], action) for action in actions]
+                    times[kind] += [sum(seconds) / group] if kind is Kind.WEIGHT_GRAD else seconds
         found.update({(kind, stage): statistics.median(seconds) for kind, seconds in times.items()})
     pipeline.transport.clear()
+    pipeline.joined = joined
     return found
 
 
@@ -59,14 +67,14 @@ def _timed(pipeline: Any, handler: Any, action: Action) -> float:
 
 def _deliver(pipeline: Any, action: Action) -> None:
     """The message that the action would find, were its neighbours at work."""
-    transport, stage = pipeline.transport, action.stage
+    transport, stage, index = pipeline.transport, action.stage, action.micro_batch
     shapes = transport._shapes(0)
     if action.kind is Kind.FORWARD and stage > 0:
         form = transport._forms[stage - 1, shapes]
-        transport._incoming["F", stage, 0] = _Arrival([_made_up(one) for one in form.tensors], [], form)
+        transport._incoming["F", stage, index] = _Arrival([_made_up(one) for one in form.tensors], [], form)
     elif action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD) and stage + 1 < pipeline.num_stages:
         form = transport._forms[stage, shapes]
-        transport._incoming["B", stage, 0] = _Arrival([_made_up(one) for one in form.gradients], [], form)
+        transport._incoming["B", stage, index] = _Arrival([_made_up(one) for one in form.gradients], [], form)
 
 
 def _made_up(form: TensorForm) -> Tensor:

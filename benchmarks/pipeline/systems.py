@@ -18,7 +18,7 @@ from plait.engine.engine import Engine
 from plait.engine.step import StepResult
 from plait.models.losses import cross_entropy
 from plait.pipeline.actions import Schedule, backward, forward, looped, vee
-from plait.pipeline.lower import lower
+from plait.pipeline.lower import group_weight_grads, lower
 from plait.pipeline.schedules import make
 
 Step = Callable[[], Any]
@@ -90,15 +90,28 @@ class PlaitStep:
         return self.engine.step(self.batch)
 
 
-def plait(name: str, size: int) -> Callable[[Case, World], Step]:
+def plait(name: str, size: int, product: str) -> Callable[[Case, World], Step]:
     def start(case: Case, world: World) -> Step:
         m = case.num_micro_batches
+        plain, group = _ungrouped(name)
         own = looped_bfs(size, m, 2) if name == LOOPED_BFS else None
-        plan, options = f"pp{size}:{'interleaved,v2' if own else name} mb{m}", Options(schedule=own)
+        plan = f"pp{size}:{'interleaved,v2' if own else plain} mb{m}"
+        options = Options(schedule=own, linear_product=product, weight_grad_group=group)
         engine = build(case.model(), plan, loss=cross_entropy, optimizer=adamw, options=options, world=world)
         return PlaitStep(engine, case.batch())
 
     return start
+
+
+def _ungrouped(name: str) -> tuple[str, int]:
+    """`zb-h2 W3`: zb-h2, with weight gradients made three micro-batches at once."""
+    plain, _, group = name.partition(" W")
+    return plain, int(group or 1)
+
+
+def group_of(name: str) -> int:
+    """Of a system of plait."""
+    return _ungrouped(name)[1]
 
 
 def looped_bfs(num_ranks: int, num_micro_batches: int, virtual: int) -> Schedule:
@@ -116,9 +129,11 @@ def looped_bfs(num_ranks: int, num_micro_batches: int, virtual: int) -> Schedule
 
 def schedule_of(name: str, size: int, num_micro_batches: int) -> Schedule:
     """What a system of plait executes."""
-    plain, _, virtual = name.removeprefix("plait ").partition(",v")
+    plain, group = _ungrouped(name.removeprefix("plait "))
+    plain, _, virtual = plain.partition(",v")
     own = plain == LOOPED_BFS
-    return lower(looped_bfs(size, num_micro_batches, 2) if own else make(plain, size, num_micro_batches, int(virtual or 1)))
+    made = looped_bfs(size, num_micro_batches, 2) if own else make(plain, size, num_micro_batches, int(virtual or 1))
+    return lower(group_weight_grads(made, group))
 
 
 class Links(nn.Module):
@@ -175,8 +190,14 @@ def ddp(case: Case, world: World) -> Step:
     return step
 
 
-def systems(size: int) -> dict[str, Callable[[Case, World], Step]]:
-    """By name; DDP on as many ranks comes first and is what ratios refer to."""
+OURS = (
+    *("gpipe", "1f1b", "interleaved,v2", LOOPED_BFS, "zb-h1", "zb-h2", "zb-h2 W3", "zbv", "zbv W4", "v-half"),
+    *("dualpipev", "pipedream", "2bw"),
+)
+
+
+def systems(size: int, product: str = "rule") -> dict[str, Callable[[Case, World], Step]]:
+    """By name; DDP on as many ranks comes first and is what ratios refer to. `product`: see `Options.linear_product`."""
     straight = tuple(range(size))
     theirs = {
         "ScheduleGPipe": straight,
@@ -186,9 +207,8 @@ def systems(size: int) -> dict[str, Callable[[Case, World], Step]]:
         "ScheduleZBVZeroBubble": vee(size),
         "ScheduleDualPipeV": vee(size),
     }
-    ours = ("gpipe", "1f1b", "interleaved,v2", LOOPED_BFS, "zb-h1", "zb-h2", "zbv", "v-half", "dualpipev", "pipedream", "2bw")
     return {
         BASE: ddp,
         **{f"torch {name.removeprefix('Schedule')}": torch_pipeline(name, where) for name, where in theirs.items()},
-        **{f"plait {name}": plait(name, size) for name in ours},
+        **{f"plait {name}": plait(name, size, product) for name in OURS},
     }

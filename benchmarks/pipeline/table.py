@@ -1,38 +1,43 @@
-"""What every schedule holds and wastes, measured from runs: 4 ranks, 8 micro-batches, equal times of F, I and W.
+"""What every schedule holds and wastes, measured from runs: 4 ranks, 8 micro-batches.
 
-    python -m benchmarks.pipeline.table [--ranks 4] [--micro-batches 8] [--unit-ms 20]
+    python -m benchmarks.pipeline.table [--ranks 4] [--micro-batches 8] [--cpu] [--only NAME ...]
 
-A real engine runs a small model; after each action its rank sleeps for the action's share of a unit, so that four ranks on
-fewer cores keep the times of the literature (F 1, B 2, I 1, W 1 of a rank's whole share). Live activations and weight versions
-are counted by the runtime, bubbles come from the timeline: idle time in the period (from a rank's first pass to its last;
-in the steady state, from its first backward to its last forward, where steps overlap).
+A real engine runs on real ranks, each with a clock that goes on by what its actions cost and is told with the messages
+(`clocked`), so that ranks may outnumber the cores. An action costs what the literature says (F 1, B 2, I 1, W 1 of a rank's
+whole share), with --cpu the CPU time that it took, of a GPT. Live activations and weight versions are counted by the
+runtime; the bubble is idle time in the period (from a rank's first pass to its last; in the steady state, from its first
+backward to its last forward, where steps overlap), by those clocks.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from benchmarks.pipeline.clocked import put_on_clock
+from benchmarks.pipeline.systems import CASES
 from plait import comm, models
+from plait.comm import World
 from plait.engine.build import build
 from plait.launcher import launch
 from plait.mesh import Mesh
 from plait.models.losses import cross_entropy
-from plait.pipeline.actions import COMPUTE, Action
+from plait.pipeline.actions import Schedule
 from plait.pipeline.clock import unit
-from plait.pipeline.observed import COMPUTING
+from plait.pipeline.lower import lower
+from plait.pipeline.observed import COMPUTING, observed_costs, simulated_step
 from plait.pipeline.schedules import SCHEDULES, make
 from plait.pipeline.simulate import simulate
 from plait.trace import Span, Timeline
 
-STEPS = 4
+STEPS, WARM = 4, 2
 
 
 def closed_forms(p: int, m: int) -> dict[str, tuple[Fraction | None, str]]:
@@ -60,66 +65,73 @@ def closed_forms(p: int, m: int) -> dict[str, tuple[Fraction | None, str]]:
 
 @dataclass(frozen=True)
 class Counted:
-    """Of one rank."""
+    """Of one rank and schedule."""
 
     live: dict[int, int]
     versions: int
     steps: list[Timeline]
 
 
-def run(name: str, size: int, num_micro_batches: int, unit_seconds: float) -> Counted:
-    """Runs in every rank."""
+def run(names: Sequence[str], size: int, num_micro_batches: int, cpu: bool) -> list[Counted]:
+    """Every schedule in turn, in every rank."""
     torch.set_num_threads(1)
     world = comm.init(Mesh(pp=size))
-    with torch.device("meta"):
-        model = models.make("mlp", in_features=8, hidden_size=8, num_hidden_layers=3 * size, out_features=4)
-    plan = f"pp{size}:{'interleaved,v2' if name == 'interleaved' else name} mb{num_micro_batches}"
+    found = [run_one(world, name, num_micro_batches, cpu) for name in names]
+    world.close()
+    return found
+
+
+def run_one(world: World, name: str, num_micro_batches: int, cpu: bool) -> Counted:
+    plan = f"pp{world.size}:{'interleaved,v2' if name == 'interleaved' else name} mb{num_micro_batches}"
+    model, batch = gpt(num_micro_batches) if cpu else mlp(world.size, num_micro_batches)
     engine = build(model, plan, loss=cross_entropy, optimizer=lambda params: torch.optim.SGD(params, lr=0.01), world=world)
-    share = unit_seconds * size / make(name, size, num_micro_batches, 2 if name == "interleaved" else 1).num_stages
-    for kind in {action.kind for action in (*engine._actions, *steps_of(engine))} & COMPUTE:
-        engine._handlers[kind] = _as_long_as(engine._handlers[kind], share)
-    inputs, targets = torch.randn(num_micro_batches, 8), torch.zeros(num_micro_batches, dtype=torch.int64)
-    steps = [engine.step((inputs, targets)).timeline for _ in range(STEPS)]
+    clock = put_on_clock(engine, (lambda action, seconds: seconds) if cpu else (lambda action, seconds: unit(action)))
+    steps = []
+    for _ in range(WARM + STEPS):
+        engine.step(batch, trace=False)
+        steps.append(clock.take_step(restart=not SCHEDULES[name].asynchronous))
     live = {stage: part.stage.peak_live for stage, part in engine._pipeline.parts.items()}
     versions = 1 if engine._delayed is None else engine._delayed.versions.peak
     engine.flush()
-    world.close()
-    return Counted(live, versions, steps)
+    return Counted(live, versions, steps if SCHEDULES[name].asynchronous else steps[WARM:])
 
 
-def steps_of(engine: Any) -> list[Action]:
-    """The actions of a stream, which an engine has no list of."""
-    return [] if engine._delayed is None else [action for part in engine._delayed._stream._parts for action in part]
+def mlp(size: int, num_micro_batches: int) -> tuple[Any, tuple[Tensor, Tensor]]:
+    """A model of next to no work, and a batch."""
+    with torch.device("meta"):
+        model = models.make("mlp", in_features=8, hidden_size=8, num_hidden_layers=3 * size, out_features=4)
+    return model, (torch.randn(num_micro_batches, 8), torch.zeros(num_micro_batches, dtype=torch.int64))
 
 
-def _as_long_as(handler: Callable[[Action], None], share: float) -> Callable[[Action], None]:
-    def slept(action: Action) -> None:
-        handler(action)
-        time.sleep(unit(action) * share)
+def gpt(num_micro_batches: int) -> tuple[Any, tuple[Tensor, Tensor]]:
+    """That of the compute case."""
+    case = CASES["compute"]
+    inputs, targets = case.batch()
+    repeats = -(-num_micro_batches // len(inputs))
+    return case.model(), (inputs.repeat(repeats, 1)[:num_micro_batches], targets.repeat(repeats, 1)[:num_micro_batches])
 
-    return slept
 
-
-def bubble(spans: Sequence[Span], name: str, share: float) -> float:
-    """Idle part of the period, or of the steady state; work is what the actions were made to take."""
-    passes = [span for span in spans if span.kind in COMPUTING]
-    by_rank = [[span for span in passes if span.rank == rank] for rank in sorted({span.rank for span in passes})]
-    if SCHEDULES[name].asynchronous:
-        windows = [
-            (min(s.start_seconds for s in own if s.kind == "B"), max(s.stop_seconds for s in own if s.kind == "F"))
-            for own in by_rank
-        ]
-    else:
-        windows = [(min(s.start_seconds for s in own), max(s.stop_seconds for s in own)) for own in by_rank]
+def bubble(spans: Sequence[Span], *, steady: bool) -> float:
+    """Idle part of the period, or of the steady state."""
+    by_rank = [[span for span in spans if span.rank == rank] for rank in sorted({span.rank for span in spans})]
+    windows = [window(own, steady=steady) for own in by_rank]
     lengths = [stop - start for start, stop in windows]
-    whole = sum(lengths) if SCHEDULES[name].asynchronous else max(lengths) * len(by_rank)
+    whole = sum(lengths) if steady else max(lengths) * len(by_rank)
     inside = [
-        unit(Action.parse(span.name)) * share
+        span.seconds
         for own, (start, stop) in zip(by_rank, windows, strict=True)
         for span in own
         if span.start_seconds >= start - 1e-9 and span.stop_seconds <= stop + 1e-9
     ]
     return max(0.0, 1 - sum(inside) / whole)
+
+
+def window(spans: Sequence[Span], *, steady: bool) -> tuple[float, float]:
+    """From a rank's first pass to its last; of the steady state, from its first backward to its last forward."""
+    passes = [span for span in spans if span.kind in COMPUTING]
+    first = [span for span in passes if span.kind == "B"] if steady else passes
+    last = [span for span in passes if span.kind == "F"] if steady else passes
+    return min(span.start_seconds for span in first), max(span.stop_seconds for span in last)
 
 
 def semantics(name: str, staleness: Sequence[int]) -> str:
@@ -128,32 +140,39 @@ def semantics(name: str, staleness: Sequence[int]) -> str:
     return "gradients " + " ".join(map(str, staleness)) + " updates old"
 
 
+def simulated_bubble(schedule: Schedule, steps: Sequence[Timeline], *, cpu: bool) -> float:
+    """Of the same costs: the literature's, or the medians of what the actions took."""
+    if not cpu:
+        return simulate(schedule).bubble_fraction
+    return bubble(simulated_step(lower(schedule), observed_costs(steps)).spans, steady=schedule.asynchronous)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--micro-batches", type=int, default=8)
-    parser.add_argument("--unit-ms", type=float, default=20.0)
+    parser.add_argument("--cpu", action="store_true", help="actions cost the CPU time that they take")
+    parser.add_argument("--only", nargs="+", default=list(SCHEDULES), choices=list(SCHEDULES))
     arguments = parser.parse_args()
-    p, m, unit_seconds = arguments.ranks, arguments.micro_batches, arguments.unit_ms / 1e3
-    print(f"{p} ranks, {m} micro-batches, unit {arguments.unit_ms:g} ms, {STEPS} steps\n")
+    p, m, cpu = arguments.ranks, arguments.micro_batches, arguments.cpu
+    print(f"{p} ranks, {m} micro-batches, {STEPS} steps; {'CPU times' if cpu else 'times of the literature'}\n")
+    ranks = launch(run, arguments.only, p, m, cpu, nproc=p)
     print(f"{HEAD}\n{'|---' * HEAD.count(' | ')}|---|")
-    for name in SCHEDULES:
-        print(row(name, p, m, unit_seconds), flush=True)
+    for index, name in enumerate(arguments.only):
+        print(row(name, p, m, [rank[index] for rank in ranks], cpu=cpu), flush=True)
 
 
 HEAD = "| schedule | live a stage | of a rank's share | versions | update | bubble % | simulated % | literature |"
 
 
-def row(name: str, p: int, m: int, unit_seconds: float) -> str:
-    schedule = make(name, p, m, 2 if name == "interleaved" else 1)
-    result = simulate(make(name, p, m, num_steps=STEPS) if schedule.asynchronous else schedule)
-    ranks = launch(run, name, p, m, unit_seconds, nproc=p)
+def row(name: str, p: int, m: int, ranks: Sequence[Counted], *, cpu: bool) -> str:
+    asynchronous = SCHEDULES[name].asynchronous
+    schedule = make(name, p, m, 2 if name == "interleaved" else 1, num_steps=WARM + STEPS if asynchronous else 1)
+    result = simulate(schedule)
     live = {stage: peak for rank in ranks for stage, peak in rank.live.items()}
-    share = unit_seconds * p / schedule.num_stages
-    merged = [Timeline.merge(steps) for steps in zip(*(rank.steps for rank in ranks), strict=True)]
-    if schedule.asynchronous:
-        merged = [Timeline.merge(merged)]
-    measured = statistics.median(bubble(step.spans, name, share) for step in merged)
+    steps = [Timeline.merge(parts) for parts in zip(*(rank.steps for rank in ranks), strict=True)]
+    steps = [Timeline.merge(steps)] if asynchronous else steps
+    measured = statistics.median(bubble(step.spans, steady=asynchronous) for step in steps)
     form, text = closed_forms(p, m)[name]
     wrong = any(live[stage] != peak for stage, peak in enumerate(result.peak_activations))
     cells = [
@@ -163,7 +182,7 @@ def row(name: str, p: int, m: int, unit_seconds: float) -> str:
         " ".join(str(rank.versions) for rank in ranks),
         semantics(name, result.staleness),
         f"{measured * 100:.1f}",
-        f"{result.bubble_fraction * 100:.1f}",
+        f"{simulated_bubble(schedule, steps, cpu=cpu) * 100:.1f}",
         text if form is None else f"{float(form) * 100:.1f}: {text}",
     ]
     return f"| {' | '.join(cells)} |"

@@ -41,11 +41,16 @@ LATE = 0.15e-3
 """Of `Runtime.late_seconds`; the second of two constants of frameworks, beside nanotron's skew."""
 
 MEGATRON_2021 = Practice(
-    "eager", 0.1, True, runtime=runtime(4.0, overlap_gradients=False, overlap_sends=False, balanced_stages=False)
+    "eager",
+    0.1,
+    True,
+    runtime=runtime(4.0, overlap_gradients=False, overlap_sends=False, balanced_stages=False, scatters_sends=True),
 )
 """Unfused attention with dropout, fused bias-gelu and softmax, float32 gradients, reduction after the last backward,
 blocking sends."""
-MEGATRON_DEEPSPEED = Practice("eager", 0.1, True, runtime=replace(MEGATRON_2021.runtime, reduces_whole=True, late_seconds=LATE))
+MEGATRON_DEEPSPEED = Practice(
+    "eager", 0.1, True, runtime=replace(MEGATRON_2021.runtime, reduces_whole=True, scatters_sends=False, late_seconds=LATE)
+)
 """DeepSpeed's optimizer for bf16 under pipelines: float32 gradients are all-reduced whole, weights gathered. Its pipeline waits
 for the device at every send."""
 MEGATRON_2022 = replace(MEGATRON_2021, runtime=replace(MEGATRON_2021.runtime, fused_accumulation=True))
@@ -61,7 +66,7 @@ NANOTRON = Practice(family="llama", runtime=runtime(4.0, overlap_sends=False, ke
 ZERO_BUBBLE = Practice(
     "eager", 0.1, True, runtime=runtime(4.0, overlap_sends=False, balanced_stages=False, fused_accumulation=True)
 )
-SAILOR = Practice("eager", precision="float32", runtime=MEGATRON_2021.runtime)
+SAILOR = Practice("eager", precision="float32", runtime=replace(MEGATRON_2021.runtime, scatters_sends=False))
 """No half precision in its launch script; published memory agrees: four-byte scores, no dropout masks."""
 
 PRACTICE = {  # by table: what its framework's code of that time does
@@ -85,7 +90,7 @@ PRACTICE = {  # by table: what its framework's code of that time does
 FRAMEWORKS = (  # for other tables, by the words of their framework column, first match
     ("zero-bubble", ZERO_BUBBLE),
     ("sailor", SAILOR),
-    ("deepspeed", MEGATRON_2021),
+    ("deepspeed", MEGATRON_DEEPSPEED),
     ("core", MEGATRON_CORE),
     ("bridge", MEGATRON_CORE),
     ("nemo", MEGATRON_CORE),

@@ -78,15 +78,36 @@ def test_recomputes(ranks: Run, plan: str, remat: str) -> None:
     assert outcome.largest <= TOLERANCE, outcome
 
 
+@pytest.mark.parametrize(
+    ("plan", "group", "family"),
+    [
+        ("pp2:zb-h1 mb7", 2, "gpt-deep"),
+        ("pp2:zbv mb4", 9, "gpt-deep"),
+        ("pp2:zb-h1 dp2:zero3 mb3", 2, "gpt-deep"),
+        ("pp2:zbv mb4", 2, "resnet"),
+    ],
+)
+def test_weight_gradients_of_several_micro_batches_at_once(ranks: Run, plan: str, group: int, family: str) -> None:
+    outcome = check(ranks, f"{plan} precision:float64", family, weight_grad_group=group)
+    assert outcome.largest <= TOLERANCE, outcome
+
+
 @pytest.mark.parametrize("num_samples", [3, 5, 13])
 def test_batches_that_do_not_divide(ranks: Run, num_samples: int) -> None:
     outcome = check(ranks, "pp2:1f1b dp2:zero1 mb3 precision:float64", "gpt-deep", num_samples)
     assert outcome.largest <= TOLERANCE, outcome
 
 
-@pytest.mark.parametrize("cutting", [Cutting(counts=(1, 7, 1)), Cutting(splits=("blocks.1", "norm"))])
+@pytest.mark.parametrize(
+    "cutting",
+    [
+        Cutting(counts=(1, 7, 1)),
+        Cutting(splits=("blocks.1", "norm")),
+        Cutting(measure=True, example=torch.zeros(2, 6, dtype=torch.int64), memory_bytes=1e9),
+    ],
+)
 def test_cuts_where_it_is_told(ranks: Run, cutting: Cutting) -> None:
-    """Also between embedding and position, and with the head alone."""
+    """Also between embedding and position, and with the head alone; where layers are measured, alike on every rank."""
     outcome = check(ranks, "pp3:1f1b mb3 precision:float64", "gpt-deep", cutting=cutting)
     assert outcome.largest <= TOLERANCE, outcome
 

@@ -50,6 +50,7 @@ class Train(Section):
     `place_experts_every`: steps after which experts are placed anew over the ranks of `ep`, by the load seen since (0: they
     stay); `spare_expert_slots`: of each rank, for copies of the busiest. Neither changes what is computed.
     `grouped_product`: of experts, by rule, by measurement after the first step (recorded in the metrics), or by name.
+    `linear_product`: of layers in a pipeline, by the quicker of torch's libraries for CPUs, or as torch itself would.
     """
 
     steps: Count = 100
@@ -79,19 +80,25 @@ class Train(Section):
     place_experts_every: Annotated[int, Field(ge=0)] = 0
     spare_expert_slots: Annotated[int, Field(ge=0)] = 0
     grouped_product: Literal["rule", "measure", "kernel", "loop", "padded"] = "rule"
+    linear_product: Literal["rule", "torch"] = "rule"
 
 
 class PlanSection(Section):
     """The plan's text, or `auto` for the planner's choice.
 
     Where a pipeline cuts the model: `counts` of layers, one a stage, or `splits`, the layer that begins each later stage;
-    without either, balanced. `schedule`: a text file with the pipeline's schedule, in place of the plan's.
+    without either, balanced: by estimated work, or `measure`d on a sample, within `stage_memory_gb`. `schedule`: a text file
+    with the pipeline's schedule, in place of the plan's. `weight_grad_group`: under schedules that split backwards, the
+    micro-batches whose weight gradients are made at once.
     """
 
     text: str = "dp1"
     counts: Annotated[tuple[Count, ...], BeforeValidator(_as_tuple)] | None = None
     splits: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] | None = None
     schedule: str | None = None
+    weight_grad_group: Count = 1
+    measure: bool = False
+    stage_memory_gb: Positive | None = None
 
 
 class ClusterSection(Section):

@@ -21,6 +21,9 @@ class Runtime:
     """Gradients are reduced while the last backward runs."""
     overlap_sends: bool = True
     """A stage computes on while it sends to its neighbour."""
+    scatters_sends: bool = False
+    """What a stage hands to the next, which all ranks of a tensor group hold, is sent in parts, one a rank, and gathered there
+    (Narayanan et al., Megatron-LM 2021, section 4.1)."""
     keep_gathered: bool = False
     """Sequence parallelism keeps what it gathered, instead of gathering again in backward."""
     selective_sends: bool = True

@@ -36,6 +36,8 @@ class Sharding:
     """Selective recomputation runs the communication between products again."""
     fused_rows: bool = True
     """`Runtime.fused_rows`."""
+    scatters_sends: bool = False
+    """`Runtime.scatters_sends`."""
     ranks: int = 1
     """Of the whole plan: on a processor they share its cores."""
 
@@ -83,5 +85,6 @@ def sharding(plan: Any, seq_len: int, samples: float, runtime: Any = None) -> Sh
         late=runtime.late_seconds if runtime is not None and plan.pp.size > 1 else 0.0,
         resend=runtime is None or runtime.selective_sends,
         fused_rows=runtime is None or runtime.fused_rows,
+        scatters_sends=runtime is not None and runtime.scatters_sends,
         ranks=plan.world_size,
     )

@@ -140,7 +140,11 @@ def message_seconds(machine: Machine, message: Message, shard: Sharding) -> floa
 def send_seconds(machine: Machine, shard: Sharding, width: int, precision: str, stride: int) -> float:
     """Seconds to hand one micro-batch to the next stage, whose rank is `stride` away."""
     payload = shard.tokens * width * BYTES[precision] / shard.sequence_split
-    return collective_seconds(machine, "send", payload, group(2, stride, machine.devices_per_node))
+    there = group(2, stride, machine.devices_per_node)
+    if shard.scatters_sends and shard.sequence_split < shard.tp:
+        gathered = collective_seconds(machine, "all_gather", payload, group(shard.tp, 1, machine.devices_per_node))
+        return collective_seconds(machine, "send", payload / shard.tp, there) + gathered
+    return collective_seconds(machine, "send", payload, there)
 
 
 def update_seconds(machine: Machine, state_bytes: float, gradient_bytes: float = 0.0) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -113,6 +114,8 @@ def make_options(config: Any, plan: Plan | None = None) -> Options:
         float16=getattr(train, "float16", False),
         placing=Placing(getattr(train, "place_experts_every", 0), getattr(train, "spare_expert_slots", 0)),
         grouped_product=getattr(train, "grouped_product", "rule"),
+        linear_product=getattr(train, "linear_product", "rule"),
+        weight_grad_group=getattr(getattr(config, "plan", None), "weight_grad_group", 1),
         cutting=make_cutting(config) if plan is not None and plan.pp.size > 1 else Cutting(),
         schedule=make_schedule(config) if plan is not None and plan.pp.size > 1 else None,
     )
@@ -126,6 +129,8 @@ def make_cutting(config: Any) -> Cutting:
     return Cutting(
         counts=getattr(section, "counts", None),
         splits=getattr(section, "splits", None),
+        measure=getattr(section, "measure", False),
+        memory_bytes=(getattr(section, "stage_memory_gb", None) or math.inf) * 1e9,
         example=tree_map_only(Tensor, lambda tensor: tensor[:1], inputs),
     )
 

@@ -27,7 +27,7 @@ from plait.engine.loss import LossFunction
 from plait.engine.pipeline import Part, Pipeline
 from plait.engine.precision import LossScale, Precision
 from plait.engine.staged import Staged
-from plait.engine.stages import make_stages
+from plait.engine.stages import LayerProducts, make_stages
 from plait.engine.tied import TiedSum
 from plait.engine.update import LearningRate, Parameters, Update
 from plait.engine.values import Whole, prepare
@@ -38,7 +38,10 @@ from plait.mesh import Mesh
 from plait.models.losses import IGNORE, cross_entropy
 from plait.pipeline import schedules
 from plait.pipeline.actions import Kind, Schedule
-from plait.pipeline.lower import lower
+from plait.pipeline.lower import group_weight_grads, joined_weight_grads, lower
+from plait.pipeline.partition import Layer
+from plait.pipeline.products import Products
+from plait.pipeline.simulate import peak_activations
 from plait.pipeline.stream import Stream
 from plait.pipeline.transport import Transport
 from plait.pipeline.versions import WeightVersions
@@ -65,6 +68,10 @@ class Options:
         float16: compute in float16 where the plan says float32, with a dynamic scale of the loss.
         placing: whether experts are placed anew between steps, with copies of the busiest.
         grouped_product: of experts: `rule`, `measure` (after the first step), or one of `models.grouped.METHODS`.
+        schedule: of the pipeline, in place of the plan's.
+        linear_product: of layers in a pipeline: `rule` (the quicker of torch's libraries), or `torch`.
+        weight_grad_group: of a schedule that splits backwards: the micro-batches whose weight gradients are made at once,
+            which is quicker, and keeps what they are made from for longer.
     """
 
     seed: int = 0
@@ -81,6 +88,8 @@ class Options:
     schedule: Schedule | None = None
     placing: Placing = field(default_factory=Placing)
     grouped_product: str = "rule"
+    linear_product: str = "rule"
+    weight_grad_group: int = 1
 
 
 def build(
@@ -121,15 +130,18 @@ def build(
     if split is not None:
         loss = split.loss(loss, IGNORE if loss is cross_entropy else None)
     _wrap_blocks(model, blocks, plan, options.compile_backend, world.device)
-    schedule = _schedule(plan, options.schedule)
-    stages_of_model = cut(model, blocks, schedule.num_stages, options.cutting)
+    schedule = _schedule(plan, options)
+    stages_of_model = _cut(model, blocks, schedule, options.cutting, world)
     _check_delayed(schedule, stages_of_model, options, balance)
     values = prepare(model, options.seed, precision.compute, precision.master, world=world, whole=whole)
     if balance is not None:
         balance.use_product(model, options.grouped_product)
     axis = world.axis("pp")
-    add_products = precision.compute == precision.master and not plan.compile and plan.dp.strategy not in data.POOLED
-    own = make_stages(model, blocks, stages_of_model, schedule, rank=axis.rank, call=call, add_products=add_products)
+    products = LayerProducts(
+        add=precision.compute == precision.master and not plan.compile and plan.dp.strategy not in data.POOLED,
+        by=Products(options.linear_product if schedule.num_stages > 1 else "torch"),
+    )
+    own = make_stages(model, blocks, stages_of_model, schedule, rank=axis.rank, call=call, products=products)
     if plan.compile:
         compiling.leave_out(model, blocks)
     own.holding = own.holding.split(placements(experts, split))
@@ -150,7 +162,9 @@ def build(
     world.at_close(strategy.rest, strategy.close)
     transport = Transport(axis, schedule.placement, world.device)
     parts = {stage: Part(own.stages[stage], strategies[stage]) for stage in strategies}
+    actions = schedule.ranks[axis.rank]
     pipeline = Pipeline(parts, schedule.num_stages, transport, loss, balance)
+    pipeline.joined = joined_weight_grads(actions)
     return Engine(
         EngineParts(
             plan=plan,
@@ -163,7 +177,7 @@ def build(
                 model, plan.micro_batches, precision.compute, world.device, None if sequence is None else sequence.cut
             ),
             balance=balance,
-            actions=schedule.ranks[axis.rank],
+            actions=actions,
             pipeline=pipeline,
             delayed=_delayed(pipeline, updater, schedule, world),
             tied=TiedSum(axis, schedule.placement, stages_of_model.tied, strategies),
@@ -175,12 +189,24 @@ def build(
     )
 
 
-def _schedule(plan: Plan, own: Schedule | None) -> Schedule:
+def _schedule(plan: Plan, options: Options) -> Schedule:
     """The plan's, or the user's own; with all that a runtime needs, unless it is a stream, which is cut into steps first."""
-    if own is not None:
-        return lower(schedules.adopt(own, plan.pp.size, plan.micro_batches))
-    schedule = schedules.make(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual)
-    return schedule if schedule.asynchronous else lower(schedule)
+    if options.schedule is not None:
+        schedule = schedules.adopt(options.schedule, plan.pp.size, plan.micro_batches)
+    else:
+        schedule = schedules.make(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual)
+    return schedule if schedule.asynchronous else lower(group_weight_grads(schedule, options.weight_grad_group))
+
+
+def _cut(model: nn.Module, blocks: Sequence[str], schedule: Schedule, cutting: Cutting, world: World) -> Cut:
+    """Collective, if layers are measured: all ranks take what the first has measured."""
+
+    def agree(layers: list[Layer]) -> list[Layer]:
+        for axis in (within_stage(world), world.axis("pp")):
+            layers = axis.gather_objects(layers)[0]
+        return layers
+
+    return cut(model, blocks, schedule.num_stages, cutting, live=peak_activations(schedule), agree=agree)
 
 
 def join_world(plan: Plan) -> World:

@@ -7,8 +7,9 @@ unless counts or the first links of the stages are given.
 from __future__ import annotations
 
 import inspect
+import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -20,7 +21,8 @@ from plait import models
 from plait.engine.batch import accepted, call
 from plait.errors import ModelError
 from plait.pipeline.dataflow import Flow, discover
-from plait.pipeline.partition import Layer, Partition, balanced, by_counts, by_names
+from plait.pipeline.partition import Layer, Limits, Partition, balanced, by_counts, by_names
+from plait.pipeline.weigh import STATE_COPIES, weigh
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,17 @@ class Cutting:
         splits: the first link of each stage but the first; instead of counts.
         chain: patterns of the modules that compose to the forward, where the model's file has no `CHAIN`.
         example: inputs of the model, of any batch size.
+        measure: balance by the time that each layer takes on the example, not by its estimated work.
+        memory_bytes: of a stage, for its weights, gradients and optimizer state (as Adam has it), and its live micro-batches
+            of activations, if layers are measured: of the size of the example.
     """
 
     counts: tuple[int, ...] | None = None
     splits: tuple[str, ...] | None = None
     chain: tuple[str, ...] | None = None
     example: Any = None
+    measure: bool = False
+    memory_bytes: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -70,31 +77,65 @@ class Cut:
         return tuple(stage for stage, names in enumerate(self.params) if name in names)
 
 
-def cut(model: nn.Module, blocks: Sequence[str], num_stages: int, cutting: Cutting) -> Cut:
-    """Cut a model (on any device). Raises ModelError: more stages than layers, counts or splits that do not fit."""
+Agree = Callable[[list[Layer]], list[Layer]]
+
+
+def cut(
+    model: nn.Module,
+    blocks: Sequence[str],
+    num_stages: int,
+    cutting: Cutting,
+    *,
+    live: Sequence[float] = (),
+    agree: Agree = list,
+) -> Cut:
+    """Cut a model (on any device). `live` micro-batches of each stage; `agree` makes measured costs the same on every rank.
+
+    Raises ModelError: more stages than layers, counts or splits that do not fit, no cut that fits into the memory.
+    """
     names = [name for name, _ in model.named_parameters()]
     if num_stages == 1:
         return Cut(None, (("",),), (frozenset(names),))
     links = find_chain(model, cutting.chain)
     if not links:
-        return _cut_by_flow(model, blocks, num_stages, cutting)
-    layers = [Layer(name, cost(model.get_submodule(name))) for name in links]
-    partition = partition_layers(layers, num_stages, cutting)
+        return _cut_by_flow(model, blocks, num_stages, cutting, live=live, agree=agree)
+    layers = agree(_weighed(model, links, cutting)) if cutting.measure else _estimated(model, links)
+    partition = partition_layers(layers, num_stages, cutting, live)
     stages = tuple(tuple(links[start:stop]) for start, stop in pairwise(partition.bounds))
     return Cut(partition, stages, params_of(model, stages))
 
 
-def _cut_by_flow(model: nn.Module, blocks: Sequence[str], num_stages: int, cutting: Cutting) -> Cut:
+def _cut_by_flow(
+    model: nn.Module, blocks: Sequence[str], num_stages: int, cutting: Cutting, *, live: Sequence[float], agree: Agree
+) -> Cut:
     """Between any two calls of units in the model's own forward, which is run on an example to find them."""
     example = cutting.example if cutting.example is not None else _example_of(model)
     flow = discover(model, blocks, lambda: call(model, accepted(model, example)))
-    layers = [Layer(name, cost(model.get_submodule(name))) for name in flow.calls]
-    partition = partition_layers(layers, num_stages, cutting)
+    layers = agree(_weighed(model, flow.calls, cutting)) if cutting.measure else _estimated(model, flow.calls)
+    partition = partition_layers(layers, num_stages, cutting, live)
     stages = tuple(flow.calls[start:stop] for start, stop in pairwise(partition.bounds))
     bounds = [*pairwise(partition.bounds)]
     glue = [frozenset[str]().union(*flow.weights[start:stop]) for start, stop in bounds[:-1]]
     glue.append(frozenset[str]().union(*flow.weights[bounds[-1][0] :]))
     return Cut(partition, stages, params_of(model, stages, glue), flow)
+
+
+def _estimated(model: nn.Module, names: Sequence[str]) -> list[Layer]:
+    """By the sizes of weights alone; those of one that is called twice are counted where it is called first."""
+    sizes = [sum(p.numel() * p.element_size() for p in model.get_submodule(name).parameters()) for name in names]
+    return [
+        Layer(name, cost(model.get_submodule(name)), STATE_COPIES * size * (name not in names[:index]))
+        for index, (name, size) in enumerate(zip(names, sizes, strict=True))
+    ]
+
+
+def _weighed(model: nn.Module, names: Sequence[str], cutting: Cutting) -> list[Layer]:
+    """By what their calls take on the example."""
+    example = cutting.example if cutting.example is not None else _example_of(model)
+    layers = weigh(model, tuple(dict.fromkeys(names)), lambda: call(model, accepted(model, example)))
+    if [layer.name for layer in layers] != list(names):
+        raise ModelError("the layers to be measured are not called in their order by the model's forward; leave measure out")
+    return layers
 
 
 def _example_of(model: nn.Module) -> Any:
@@ -108,7 +149,7 @@ def _example_of(model: nn.Module) -> Any:
     )
 
 
-def partition_layers(layers: Sequence[Layer], num_stages: int, cutting: Cutting) -> Partition:
+def partition_layers(layers: Sequence[Layer], num_stages: int, cutting: Cutting, live: Sequence[float] = ()) -> Partition:
     """As the user says, else balanced."""
     if cutting.counts is not None and cutting.splits is not None:
         raise ModelError("counts and splits both say where the model is cut; give one of them")
@@ -118,7 +159,7 @@ def partition_layers(layers: Sequence[Layer], num_stages: int, cutting: Cutting)
     if cutting.splits is not None:
         _expect(len(cutting.splits) + 1, num_stages, "splits make")
         return by_names(layers, cutting.splits)
-    return balanced(layers, num_stages)
+    return balanced(layers, num_stages, Limits(memory_bytes=cutting.memory_bytes, live=tuple(live)))
 
 
 def _expect(given: int, num_stages: int, what: str) -> None:

@@ -54,6 +54,7 @@ class Pipeline:
     ) -> None:
         """`balance`: the routers of a model with experts."""
         self._balance = balance
+        self.joined: frozenset[Action] = frozenset()  # weight gradients to be made with the next of their stage
         self.parts, self.num_stages, self.transport = dict(parts), num_stages, transport
         device = next(iter(self.parts.values())).strategy.group.device
         self.loss = LossSum(device)
@@ -160,8 +161,10 @@ class Pipeline:
 
     def _weight_grad(self, action: Action) -> None:
         part = self.parts[action.stage]
-        part.stage.weight_grad(index_of(action))
-        part.strategy.end_backward()
+        later = action in self.joined
+        part.stage.weight_grad(index_of(action), later=later)
+        if not later:
+            part.strategy.end_backward()
 
 
 def index_of(action: Action) -> int:

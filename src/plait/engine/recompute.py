@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from plait.errors import ModelError
+from plait.pipeline import products
 
 _KEPT = frozenset(
     {
@@ -24,6 +25,7 @@ _KEPT = frozenset(
         torch.ops.aten.bmm.default,
         torch.ops.aten.baddbmm.default,
         torch.ops.aten.convolution.default,
+        *products.operations(),
     }
 )
 

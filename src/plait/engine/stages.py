@@ -17,6 +17,7 @@ from plait.pipeline.actions import Kind, Schedule
 from plait.pipeline.chain import ChainStage, WholeModel
 from plait.pipeline.deferred import Deferral
 from plait.pipeline.guided import Guide, GuidedStage, Swap
+from plait.pipeline.products import Products
 from plait.pipeline.stage import Stage, StageModule
 
 Call = Callable[[nn.Module, Any], Any]
@@ -43,26 +44,41 @@ class Stages:
         return made
 
 
-def make_stages(
-    model: nn.Module, blocks: Sequence[str], plan: Cut, schedule: Schedule, *, rank: int, call: Call, add_products: bool
-) -> Stages:
-    """The stages that `rank` (a coordinate on the pp axis) holds. Parameters have their place-holders already.
+@dataclass(frozen=True)
+class LayerProducts:
+    """How layers multiply: `by` what, and whether they `add` the gradients of their weights where these belong.
 
-    With `add_products` layers add the gradients of their weights where these belong; where a backward is split they do anyway.
+    Where a backward is split they do that anyway.
     """
+
+    add: bool
+    by: Products
+
+
+def make_stages(
+    model: nn.Module,
+    blocks: Sequence[str],
+    plan: Cut,
+    schedule: Schedule,
+    *,
+    rank: int,
+    call: Call,
+    products: LayerProducts,
+) -> Stages:
+    """The stages that `rank` (a coordinate on the pp axis) holds. Parameters have their place-holders already."""
     own = schedule.stages(rank)
     shapes, buffers = shapes_of(model)
     units = data.split_units(model, blocks)
     params = _params_by_stage(model, plan, own)
     swaps = _swaps(model, params)
-    own_products = add_products or any(action.kind is Kind.WEIGHT_GRAD for action in schedule)
+    own_products = products.add or any(action.kind is Kind.WEIGHT_GRAD for action in schedule)
     guide = Guide(plan.flow, plan.stage_of) if plan.flow is not None else None
     held: dict[str, nn.Parameter] = {}
     copies: dict[str, list[nn.Parameter]] = {}
     made = Stages(Holding(model, held, shapes, frozenset()))
     for stage in own:
         modules = {module for name in plan.links[stage] for module in model.get_submodule(name).modules()}
-        deferral = Deferral() if own_products else None
+        deferral = Deferral(products.by) if own_products else None
         if deferral is not None:
             deferral.install(modules)
         local = params[stage]

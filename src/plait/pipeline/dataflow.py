@@ -136,7 +136,7 @@ def discover(model: nn.Module, blocks: Iterable[str], run: Callable[[], Any]) ->
             needs.append(watch.of((args, kwargs)))
             watch.inside_unit = True
             try:
-                with _in_memory(module):
+                with in_memory(module):
                     output = forward(*args, **kwargs)
                 output = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, output)
             finally:
@@ -149,14 +149,15 @@ def discover(model: nn.Module, blocks: Iterable[str], run: Callable[[], Any]) ->
         return call
 
     units = {name: model.get_submodule(name) for name in find_units(model, blocks)}
-    with _replaced(units, observed), _glue_in_memory(model, units), torch.random.fork_rng(devices=[]), torch.no_grad(), watch:
+    with replaced(units, observed), glue_in_memory(model, units), torch.random.fork_rng(devices=[]), torch.no_grad(), watch:
         output = run()
     needs.append(watch.of(output))
     return Flow(tuple(calls), tuple(frozenset(one.results) for one in needs), tuple(frozenset(one.weights) for one in needs))
 
 
 @contextmanager
-def _replaced(units: dict[str, nn.Module], wrap: Callable[[str, nn.Module], Callable[..., Any]]) -> Iterator[None]:
+def replaced(units: dict[str, nn.Module], wrap: Callable[[str, nn.Module], Callable[..., Any]]) -> Iterator[None]:
+    """`wrap(name, module)` as the forward of each unit, for a while."""
     before: dict[str, Any] = {name: vars(module).get("forward") for name, module in units.items()}
     for name, module in units.items():
         module.forward = wrap(name, module)
@@ -171,13 +172,13 @@ def _replaced(units: dict[str, nn.Module], wrap: Callable[[str, nn.Module], Call
 
 
 @contextmanager
-def _in_memory(module: nn.Module) -> Iterator[None]:
+def in_memory(module: nn.Module) -> Iterator[None]:
     """Zeros for the meta parameters and buffers of a module and all inside it, for a while."""
     tables: list[Any] = [table for part in module.modules() for table in (part._buffers, part._parameters)]
     held = [(table, key, value) for table in tables for key, value in table.items() if value is not None and value.is_meta]
     for table, key, value in held:
         zeros = torch.zeros(value.shape, dtype=value.dtype)
-        table[key] = nn.Parameter(zeros, requires_grad=False) if isinstance(value, nn.Parameter) else zeros
+        table[key] = nn.Parameter(zeros, value.requires_grad) if isinstance(value, nn.Parameter) else zeros
     try:
         yield
     finally:
@@ -186,7 +187,7 @@ def _in_memory(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _glue_in_memory(model: nn.Module, units: dict[str, nn.Module]) -> Iterator[None]:
+def glue_in_memory(model: nn.Module, units: dict[str, nn.Module]) -> Iterator[None]:
     """Zeros for the meta buffers outside the units."""
     inside = {part for unit in units.values() for part in unit.modules()}
     held = [

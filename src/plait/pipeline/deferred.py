@@ -12,10 +12,13 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from plait.pipeline.products import Products
+
 Params = tuple[Tensor, ...]
+MadeFrom = tuple["_Recipe", Params, Tensor, Tensor]
+"""A layer, its parameters, its input, the gradient of its output."""
 
 
 class Sink(Protocol):
@@ -37,28 +40,57 @@ class Deferred:
 
     def __init__(self, deferral: Deferral) -> None:
         self._deferral = deferral
-        self._made_from: list[tuple[_Recipe, Params, Tensor, Tensor]] = []
+        self._made_from: list[MadeFrom] = []
 
     def add(self, recipe: _Recipe, params: Params, source: Tensor, grad: Tensor) -> None:
         """What a gradient will be made from."""
         self._made_from.append((recipe, params, source, grad))
 
+    def take(self, other: Deferred) -> None:
+        """Take over what another micro-batch of the same stage has left, to be made with the own."""
+        self._made_from = other._made_from + self._made_from
+        other._made_from = []
+
     def run(self) -> None:
-        """Make them: into their sinks, or as backward would have, so that hooks on the parameters see nothing else."""
-        made_from, self._made_from = self._made_from, []
+        """Make them: into their sinks, or as backward would have, so that hooks on the parameters see nothing else.
+
+        A layer's rows of several micro-batches make one product.
+        """
+        by_layer, self._made_from = _by_layer(self._made_from), []
+        made: list[tuple[Params, list[Tensor]]] = []
         with torch.no_grad():
-            left = [one for one in made_from if not self._deferral.deposit(*one)]
-            made = [(one[1], one[0].weight_grads(*one[1:])) for one in left]
+            while by_layer:
+                for one in _joined(by_layer.pop()):
+                    if not self._deferral.deposit(*one):
+                        made.append((one[1], one[0].weight_grads(*one[1:])))
         for params, grads in made:
             pairs = [(p, g) for p, g in zip(params, grads, strict=False) if p.requires_grad]
             if pairs:
                 torch.autograd.backward([p for p, _ in pairs], [g for _, g in pairs])
 
 
+def _by_layer(made_from: Sequence[MadeFrom]) -> list[list[MadeFrom]]:
+    """What each layer left, the last layer first."""
+    found: dict[tuple[int, ...], list[MadeFrom]] = {}
+    for one in made_from:
+        found.setdefault((id(one[0]), *map(id, one[1])), []).append(one)
+    return list(found.values())[::-1]
+
+
+def _joined(parts: list[MadeFrom]) -> list[MadeFrom]:
+    """What one layer left of several micro-batches, as one where its recipe allows."""
+    recipe, params = parts[0][:2]
+    if len(parts) == 1 or not recipe.joins:
+        return parts
+    rows = [(x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])) for _, _, x, grad in parts]
+    return [(recipe, params, torch.cat([x for x, _ in rows]), torch.cat([grad for _, grad in rows]))]
+
+
 class Deferral:
     """The switch of one stage: inside `collect`, weight gradients are noted. `sinks`, by id of the parameter, take them."""
 
-    def __init__(self) -> None:
+    def __init__(self, products: Products | None = None) -> None:
+        self.products = Products() if products is None else products
         self.open: Deferred | None = None
         self.sinks: Mapping[int, Sink] = {}
 
@@ -86,7 +118,7 @@ class Deferral:
         """Let the layers that can be deferred run through here; how many they are."""
         num = 0
         for module in modules:
-            recipe = _recipe(module)
+            recipe = _recipe(module, self.products)
             if recipe is not None:
                 module.forward = _forward(recipe, self)
                 num += 1
@@ -94,16 +126,22 @@ class Deferral:
 
 
 class _Recipe:
-    """A layer that is a product with a weight: its forward, its input's gradient, its weights' gradients."""
+    """A layer that is a product with a weight: its forward, its input's gradient, its weights' gradients.
 
-    def __init__(self, module: nn.Module) -> None:
+    `joins`: rows of several inputs may be laid under each other.
+    """
+
+    joins = True
+
+    def __init__(self, module: nn.Module, products: Products) -> None:
         self.module: Any = module
+        self.products = products
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return F.linear(x, weight, bias)
+        return self.products.linear(x, weight, bias)
 
     def input_grad(self, x: Tensor, weight: Tensor, grad: Tensor) -> Tensor:
-        return grad @ weight
+        return self.products.product(grad, weight)
 
     def factors(self, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
         """Two matrices whose product is the weight's gradient."""
@@ -117,7 +155,12 @@ class _Recipe:
     def deposit(self, params: Params, made_from: tuple[Tensor, Tensor], sinks: Sequence[Sink]) -> None:
         """Add what `weight_grads` gives to a sink each."""
         x, grad = made_from
-        sinks[0].add_product(*self.factors(x, grad))
+        factors = self.factors(x, grad)
+        summed = self.products.summed(*factors)
+        if summed is None:
+            sinks[0].add_product(*factors)
+        else:
+            sinks[0].add(summed)
         if len(params) > 1:
             sinks[1].add(grad.reshape(-1, grad.shape[-1]).sum(0))
 
@@ -126,17 +169,18 @@ class _Transposed(_Recipe):
     """`x @ weight + bias`, as Hugging Face's GPT-2 has it."""
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        product = x @ weight
-        return product if bias is None else product + bias
+        return self.products.linear(x, weight.t(), bias)
 
     def input_grad(self, x: Tensor, weight: Tensor, grad: Tensor) -> Tensor:
-        return grad @ weight.t()
+        return self.products.product(grad, weight.t())
 
     def factors(self, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
         return x.reshape(-1, x.shape[-1]).t(), grad.reshape(-1, grad.shape[-1])
 
 
 class _Convolution(_Recipe):
+    joins = False
+
     def _backward(self, x: Tensor, weight: Tensor, grad: Tensor, mask: list[bool]) -> tuple[Tensor, ...]:
         conv = self.module
         bias_sizes = None if conv.bias is None else [conv.out_channels]
@@ -172,17 +216,17 @@ class _Convolution(_Recipe):
             sink.add(made)
 
 
-def _recipe(module: nn.Module) -> _Recipe | None:
+def _recipe(module: nn.Module, products: Products) -> _Recipe | None:
     """How a module is a product with its weight; None where it is not, or not by torch's own forward."""
     if "forward" in vars(module):
         return None
     own = type(module).forward
     if own is nn.Linear.forward:
-        return _Recipe(module)
+        return _Recipe(module, products)
     if own in (nn.Conv1d.forward, nn.Conv2d.forward) and module.padding_mode == "zeros" and not isinstance(module.padding, str):
-        return _Convolution(module)
+        return _Convolution(module, products)
     if type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers."):
-        return _Transposed(module)
+        return _Transposed(module, products)
     return None
 
 

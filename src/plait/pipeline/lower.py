@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from plait.pipeline.actions import COMPUTE, TRANSFER, Action, Kind, Schedule, update
 from plait.pipeline.clock import Event, walk
@@ -24,6 +25,39 @@ def lower(schedule: Schedule, max_unsharded: int | None = None) -> Schedule:
     schedule = schedule if Kind.REDUCE in has else add_reduce(schedule)
     schedule = schedule if has & TRANSFER else add_send_recv(schedule)
     return schedule if Kind.UNSHARD in has else add_unshard(schedule, max_unsharded)
+
+
+def group_weight_grads(schedule: Schedule, size: int) -> Schedule:
+    """Put off weight gradients until `size` of a stage stand together, which the runtime then makes as one.
+
+    They wait for nobody and nobody waits for them, so no order is broken; `size` - 1 more micro-batches of a stage live.
+    """
+
+    def grouped(actions: Sequence[Action]) -> list[Action]:
+        result: list[Action] = []
+        held: dict[int, list[Action]] = {}
+        for action in actions:
+            if action.kind is Kind.WEIGHT_GRAD:
+                group = held.setdefault(action.stage, [])
+                group.append(action)
+                result += held.pop(action.stage) if len(group) >= size else ()
+                continue
+            if action.kind is Kind.UPDATE:
+                result += held.pop(action.stage, ())
+            result.append(action)
+        return [*result, *(action for group in held.values() for action in group)]
+
+    return schedule.with_ranks([grouped(actions) for actions in schedule.ranks]) if size > 1 else schedule
+
+
+def joined_weight_grads(actions: Sequence[Action]) -> frozenset[Action]:
+    """The weight gradients right before another of their stage: made with that one."""
+    passes = [action for action in actions if action.kind is not Kind.REDUCE]
+    return frozenset(
+        action
+        for action, following in pairwise(passes)
+        if action.kind is following.kind is Kind.WEIGHT_GRAD and action.stage == following.stage
+    )
 
 
 def add_update(schedule: Schedule) -> Schedule:

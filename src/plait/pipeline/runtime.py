@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping
 
 from plait.errors import ScheduleError
 from plait.pipeline.actions import Action, Kind
-from plait.trace import Timeline
+from plait.trace import Span, Timeline
 
 Handler = Callable[[Action], None]
 
 
 class Runtime:
-    """Executes `actions` in order, each under a span of its text and kind.
+    """Executes `actions` in order, each under a span of its text and kind. A span begins where the one before ended.
 
     `current` names the action under way, and after an exception the one that raised it. Kinds in `optional` may lack a
     handler: they are left out of the list (a rank without sharded weights has nothing to unshard).
@@ -37,17 +37,25 @@ class Runtime:
             )
         self.timeline = Timeline(enabled=False) if timeline is None else timeline
         self.current: Action | None = None
-        self._program = [(action, handlers[action.kind], str(action)) for action in listed if action.kind in handlers]
+        self._program = [(action, handlers[action.kind]) for action in listed if action.kind in handlers]
 
     @property
     def actions(self) -> tuple[Action, ...]:
         """What will be executed."""
-        return tuple(action for action, _, _ in self._program)
+        return tuple(action for action, _ in self._program)
 
     def run(self) -> None:
         """Once through the list; an exception of a handler passes through, and `current` says where."""
-        for action, handler, name in self._program:
+        timeline = self.timeline
+        began = timeline.now()
+        for action, handler in self._program:
             self.current = action
-            with self.timeline.span(name, action.kind.value, stage=action.stage, micro_batch=action.micro_batch):
+            try:
                 handler(action)
+            finally:
+                if timeline.enabled:
+                    args = {"stage": action.stage, "micro_batch": action.micro_batch}
+                    now = timeline.now()
+                    timeline.add(Span(str(action), action.kind.value, timeline.rank, began, now - began, args))
+                    began = now
         self.current = None

@@ -53,6 +53,7 @@ class Stage:
         self.module, self.index = module, index
         self._deferral = deferral
         self._live: dict[int, _Live] = {}
+        self._waiting: Deferred | None = None  # weight gradients that go with those of the next micro-batch
         self.peak_live = 0
 
     def add_into(self, sinks: Mapping[int, Sink]) -> None:
@@ -91,11 +92,16 @@ class Stage:
         live.received, live.roots = [], []
         return found
 
-    def weight_grad(self, micro_batch: int) -> None:
-        """The weight gradients that `input_grad` has left."""
-        live = self._live.pop(micro_batch)
-        if live.deferred is not None:
-            live.deferred.run()
+    def weight_grad(self, micro_batch: int, *, later: bool = False) -> None:
+        """The weight gradients that `input_grad` has left; with `later` they are made by the next call, as one with its own."""
+        deferred = self._live.pop(micro_batch).deferred
+        if deferred is None:
+            return
+        if self._waiting is not None:
+            deferred.take(self._waiting)
+        self._waiting = deferred if later else None
+        if not later:
+            deferred.run()
 
     def drop(self, micro_batch: int) -> None:
         """Forget a micro-batch that will have no backward."""

@@ -114,3 +114,24 @@ def test_a_module_that_computes_otherwise_is_left_alone() -> None:
     wrapped.forward = lambda x: x  # type: ignore[method-assign]
     reflecting = nn.Conv1d(1, 1, 3, padding=1, padding_mode="reflect")
     assert Deferral().install([Own(2, 2), wrapped, reflecting, nn.LayerNorm(2)]) == 0
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_what_two_micro_batches_left_may_be_made_as_one(name: str) -> None:
+    layer, twin, x = made(name)
+    deferral = Deferral()
+    deferral.install([layer])
+    sinks = {id(param): Adds(param) for param in layer.parameters()}
+    deferral.sinks = sinks
+    left = []
+    for scale in (1.0, 0.5):
+        with deferral.collect() as later:
+            passed(layer, x * scale)[1].backward()
+        left.append(later)
+        passed(twin, x * scale)[1].backward()
+    left[1].take(left[0])
+    left[1].run()
+    left[0].run()  # nothing is left there
+    assert sinks[id(layer.weight)].products == (0 if "Conv" in type(layer).__name__ else 1)
+    for param, other in zip(layer.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(sinks[id(param)].total, other.grad)

@@ -9,8 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.pipeline.actions import COMPUTE, Action, Kind
-from plait.pipeline.lower import add_reduce, add_send_recv, add_unshard, add_update, lower, strip
+from plait.pipeline.lower import (
+    add_reduce,
+    add_send_recv,
+    add_unshard,
+    add_update,
+    group_weight_grads,
+    joined_weight_grads,
+    lower,
+    strip,
+)
 from plait.pipeline.schedules import SCHEDULES, make
+from plait.pipeline.simulate import peak_activations
+from plait.pipeline.verify import verify
 
 
 def words(actions: tuple[Action, ...]) -> str:
@@ -91,3 +102,27 @@ def test_updated_weights_are_gathered_again_before_they_are_used() -> None:
 @pytest.mark.parametrize("name", ["naive", "1f1b", "gpipe"])
 def test_lowering_twice_changes_nothing_but_transfers(name: str) -> None:
     assert strip(lower(strip(lower(make(name, 3, 4))))) == strip(lower(make(name, 3, 4)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(["zb-h1", "zb-h2", "zbv", "v-half", "v-min"]), st.integers(1, 4), st.integers(1, 9), st.integers(2, 4))
+def test_grouped_weight_gradients_stand_together_and_nothing_else_moves(name: str, p: int, m: int, size: int) -> None:
+    plain = schedule(name, p, m)
+    grouped = group_weight_grads(plain, size)
+    verify(grouped)
+    for before, after in zip(plain.ranks, grouped.ranks, strict=True):
+        assert [a for a in before if a.kind is not Kind.WEIGHT_GRAD] == [a for a in after if a.kind is not Kind.WEIGHT_GRAD]
+        joined = joined_weight_grads(after)
+        for stage in {a.stage for a in after}:
+            own = [a for a in after if a.stage == stage and a.kind is Kind.WEIGHT_GRAD]
+            assert own == [a for a in before if a.stage == stage and a.kind is Kind.WEIGHT_GRAD]
+            alone = sum(a not in joined for a in own)
+            assert alone <= -(-len(own) // size) if own else not alone
+    for before, after in zip(peak_activations(plain), peak_activations(grouped), strict=True):
+        assert before <= after <= before + size - 1
+
+
+def test_joined_weight_gradients_are_those_before_another_of_their_stage() -> None:
+    actions = tuple(map(Action.parse, ["0F0", "0F1", "0I0", "0W0", "0I1", "0W1", "1W0", "1W1", "1REDUCE", "1W2", "0W2"]))
+    assert sorted(map(str, joined_weight_grads(actions))) == ["1W0", "1W1"]
+    assert group_weight_grads(schedule("zb-h1", 2, 4), 1) == schedule("zb-h1", 2, 4)
