@@ -118,7 +118,7 @@ def mean_of_micro_batches() -> list[Any]:
         return add
 
     def divisor(self: Any) -> float:
-        return float(self._splitter.num_micro_batches)
+        return float(self.splitter.num_micro_batches)
 
     return [wrap(loss.LossSum, "add", make), patch.object(engine.Engine, "_divisor", divisor)]
 
@@ -132,7 +132,7 @@ def local_divisor() -> list[Any]:
 
 
 def micro_batches_too_large() -> list[Any]:
-    return [patch.object(engine.Engine, "_divisor", lambda self: self._totals.count / self._splitter.num_micro_batches)]
+    return [patch.object(engine.Engine, "_divisor", lambda self: self._totals.count / self.splitter.num_micro_batches)]
 
 
 def masked_counted() -> list[Any]:
