@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plait import models
+from benchmarks.gpt import Case, adamw
 from plait.comm import World
 from plait.engine.build import Options, build
 from plait.models.losses import cross_entropy
@@ -22,44 +21,10 @@ from plait.models.losses import cross_entropy
 Step = Callable[[Tensor, Tensor], Any]
 
 
-@dataclass(frozen=True)
-class Case:
-    """A model and a batch; `why` says what the case is about."""
-
-    name: str
-    why: str
-    num_hidden_layers: int
-    hidden_size: int
-    seq_len: int
-    global_batch: int
-    vocab_size: int = 1024
-
-    def model(self, device: str = "cpu") -> nn.Module:
-        torch.manual_seed(0)
-        with torch.device(device):
-            return models.make(
-                "gpt",
-                num_hidden_layers=self.num_hidden_layers,
-                hidden_size=self.hidden_size,
-                num_attention_heads=self.hidden_size // 64,
-                vocab_size=self.vocab_size,
-                max_position_embeddings=self.seq_len,
-            )
-
-    def batch(self, rank: int, size: int) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator().manual_seed(1 + rank)
-        tokens = torch.randint(0, self.vocab_size, (self.global_batch // size, self.seq_len + 1), generator=generator)
-        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-
-
 CASES = {
     "compute": Case("compute", "8 layers, width 256: computing dominates", 8, 256, 128, 16),
     "communication": Case("communication", "4 layers, width 768, few tokens: gradients dominate", 4, 768, 32, 4),
 }
-
-
-def adamw(params: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(params, lr=1e-4, fused=True)
 
 
 def mean_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from plait import models
+from benchmarks import gpt
+from benchmarks.gpt import adamw
 from plait.comm import World
 from plait.engine.build import Options, build
 from plait.engine.cut import Cutting, cut
@@ -36,44 +37,16 @@ COUNTERPART = {
 
 
 @dataclass(frozen=True)
-class Case:
-    """A model, a batch and its micro-batches; `why` says what the case is about."""
+class Case(gpt.Case):
+    """A model, a batch and its micro-batches."""
 
-    name: str
-    why: str
-    num_hidden_layers: int
-    hidden_size: int
-    seq_len: int
-    global_batch: int
     num_micro_batches: int = 8
-    vocab_size: int = 1024
-
-    def model(self, device: str = "meta") -> nn.Module:
-        torch.manual_seed(0)
-        with torch.device(device):
-            return models.make(
-                "gpt",
-                num_hidden_layers=self.num_hidden_layers,
-                hidden_size=self.hidden_size,
-                num_attention_heads=self.hidden_size // 64,
-                vocab_size=self.vocab_size,
-                max_position_embeddings=self.seq_len,
-            )
-
-    def batch(self) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator().manual_seed(1)
-        tokens = torch.randint(0, self.vocab_size, (self.global_batch, self.seq_len + 1), generator=generator)
-        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
 CASES = {
     "compute": Case("compute", "8 layers, width 256, 1 x 64 tokens a micro-batch", 8, 256, 64, 8),
     "communication": Case("communication", "8 layers, width 512, 1 x 8 tokens: small and frequent messages", 8, 512, 8, 8),
 }
-
-
-def adamw(params: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(params, lr=1e-4, fused=True)
 
 
 def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -97,7 +70,7 @@ def plait(name: str, size: int, product: str) -> Callable[[Case, World], Step]:
         own = looped_bfs(size, m, 2) if name == LOOPED_BFS else None
         plan = f"pp{size}:{'interleaved,v2' if own else plain} mb{m}"
         options = Options(schedule=own, linear_product=product, weight_grad_group=group)
-        engine = build(case.model(), plan, loss=cross_entropy, optimizer=adamw, options=options, world=world)
+        engine = build(case.model("meta"), plan, loss=cross_entropy, optimizer=adamw, options=options, world=world)
         return PlaitStep(engine, case.batch())
 
     return start
@@ -154,7 +127,7 @@ def torch_pipeline(name: str, placement: tuple[int, ...]) -> Callable[[Case, Wor
         from torch.distributed import pipelining
 
         model, num_stages = case.model("cpu"), len(placement)
-        plan = cut(case.model(), [], num_stages, Cutting())
+        plan = cut(case.model("meta"), [], num_stages, Cutting())
         parts = [Links([(name, model.get_submodule(name)) for name in links]) for links in plan.links]
         own = [stage for stage, rank in enumerate(placement) if rank == world.rank]
         device = torch.device("cpu")

@@ -108,7 +108,7 @@ def gpt(num_micro_batches: int) -> tuple[Any, tuple[Tensor, Tensor]]:
     case = CASES["compute"]
     inputs, targets = case.batch()
     repeats = -(-num_micro_batches // len(inputs))
-    return case.model(), (inputs.repeat(repeats, 1)[:num_micro_batches], targets.repeat(repeats, 1)[:num_micro_batches])
+    return case.model("meta"), (inputs.repeat(repeats, 1)[:num_micro_batches], targets.repeat(repeats, 1)[:num_micro_batches])
 
 
 def bubble(spans: Sequence[Span], *, steady: bool) -> float:

@@ -10,52 +10,31 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
+from benchmarks.gpt import Case, adamw
 from benchmarks.tensor_parallel.megatron import megatron
-from plait import models
 from plait.comm import World
 from plait.engine.build import Options, build
 from plait.models.losses import cross_entropy
 
 Step = Callable[[], Any]
-LAYERS, WIDTH, SEQUENCE, BATCH, VOCABULARY = 8, 256, 128, 16, 1024
-SIZES = (LAYERS, WIDTH, SEQUENCE, VOCABULARY)
-
-
-def model() -> nn.Module:
-    torch.manual_seed(0)
-    return models.make(
-        "gpt",
-        num_hidden_layers=LAYERS,
-        hidden_size=WIDTH,
-        num_attention_heads=WIDTH // 64,
-        vocab_size=VOCABULARY,
-        max_position_embeddings=SEQUENCE,
-    )
-
-
-def batch() -> tuple[Tensor, Tensor]:
-    tokens = torch.randint(0, VOCABULARY, (BATCH, SEQUENCE + 1), generator=torch.Generator().manual_seed(1))
-    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-
-
-def adamw(params: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(params, lr=1e-4, fused=True)
+CASE = Case("compute", "8 layers, width 256: computing dominates", 8, 256, 128, 16)
+SIZES = (CASE.num_hidden_layers, CASE.hidden_size, CASE.seq_len, CASE.vocab_size)
 
 
 def plait(plan: str) -> Callable[[World], Step]:
     def make(world: World) -> Step:
-        engine = build(model(), plan, loss=cross_entropy, optimizer=adamw, options=Options(blocks="blocks.*"), world=world)
-        whole = batch()
+        engine = build(CASE.model(), plan, loss=cross_entropy, optimizer=adamw, options=Options(blocks="blocks.*"), world=world)
+        whole = CASE.batch()
         return lambda: engine.step(whole, trace=False)
 
     return make
 
 
 def ddp(world: World) -> Step:
-    made = nn.parallel.DistributedDataParallel(model(), gradient_as_bucket_view=True)
-    inputs, targets = (part.tensor_split(world.size)[world.rank] for part in batch())
+    made = nn.parallel.DistributedDataParallel(CASE.model(), gradient_as_bucket_view=True)
+    inputs, targets = (part.tensor_split(world.size)[world.rank] for part in CASE.batch())
     optimizer = adamw(made.parameters())
 
     def step() -> None:
@@ -79,7 +58,7 @@ def dtensor(*, sequence: bool, loss: bool) -> Callable[[World], Step]:
             parallelize_module,
         )
 
-        made: Any = model()
+        made: Any = CASE.model()
         mesh = init_device_mesh("cpu", (world.size,))
         between = Shard(1) if sequence else Replicate()
         row = RowwiseParallel(output_layouts=between)
@@ -104,7 +83,7 @@ def dtensor(*, sequence: bool, loss: bool) -> Callable[[World], Step]:
                 gather = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
                 inner |= {"norm1": SequenceParallel(), "norm2": SequenceParallel(), "attention": gather, "mlp": gather}
             parallelize_module(block, mesh, inner)
-        inputs, targets = batch()
+        inputs, targets = CASE.batch()
         optimizer = torch.optim.AdamW(made.parameters(), lr=1e-4, foreach=False)
 
         def run() -> None:
@@ -133,8 +112,8 @@ def systems(size: int) -> dict[str, Callable[[World], Step]]:
         "torch DTensor, loss parallel": dtensor(sequence=False, loss=True),
         "torch DTensor, sequence parallel": dtensor(sequence=True, loss=False),
         "torch DTensor, sequence and loss parallel": dtensor(sequence=True, loss=True),
-        "megatron-core": megatron(sequence=False, sizes=SIZES, batch=batch, adamw=adamw),
-        "megatron-core, sequence parallel": megatron(sequence=True, sizes=SIZES, batch=batch, adamw=adamw),
+        "megatron-core": megatron(sequence=False, sizes=SIZES, batch=CASE.batch, adamw=adamw),
+        "megatron-core, sequence parallel": megatron(sequence=True, sizes=SIZES, batch=CASE.batch, adamw=adamw),
         f"plait tp{size}": plait(f"tp{size}"),
         f"plait tp{size}:1d,sp": plait(f"tp{size}:1d,sp"),
     }

@@ -19,7 +19,7 @@ BAD_INPUT = {
     "wrong world size": (["--nproc", "3"], "plan 'dp2:zero1' needs 2 ranks (dp2) but 3 were started"),
     "batch that does not divide": (["--plan", "dp16"], "global_batch 8 leaves some of its dp16 x mb1 = 16 micro-batches"),
     "plan that cannot be read": (["--plan", "dp2:zreo1"], "did you mean"),
-    "strategy that is not built": (["--plan", "tp2 compile"], "not available yet"),
+    "strategy that is not built": (["--plan", "tp2 remat:selective compile"], "not available yet"),
     "unknown key": (["--set", "train.stpes=3"], "unknown key train.stpes; did you mean 'steps'?"),
     "unknown section": (["--set", "trian.steps=3"], "unknown section 'trian'; did you mean 'train'?"),
     "unknown option": (["--stpes", "3"], "unknown option --stpes; did you mean '--steps'?"),

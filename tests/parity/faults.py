@@ -118,7 +118,7 @@ def mean_of_micro_batches() -> list[Any]:
         return add
 
     def divisor(self: Any) -> float:
-        return float(self._splitter.num_micro_batches)
+        return float(self.splitter.num_micro_batches)
 
     return [wrap(loss.LossSum, "add", make), patch.object(engine.Engine, "_divisor", divisor)]
 
@@ -132,7 +132,7 @@ def local_divisor() -> list[Any]:
 
 
 def micro_batches_too_large() -> list[Any]:
-    return [patch.object(engine.Engine, "_divisor", lambda self: self._totals.count / self._splitter.num_micro_batches)]
+    return [patch.object(engine.Engine, "_divisor", lambda self: self._totals.count / self.splitter.num_micro_batches)]
 
 
 def masked_counted() -> list[Any]:
@@ -176,37 +176,24 @@ def micro_batch_dropped() -> list[Any]:
 
 
 def only_the_last_micro_batch() -> list[Any]:
-    return _added_up(lambda view, grad: view.copy_(grad))
+    def take(self: Any, state: Any, index: int, param: Any) -> None:
+        grad, param.grad = param.grad, None
+        state.fresh.discard(index)
+        state.views[index].copy_(grad)
+
+    return [patch.object(gradients.PersistentGradients, "take", take)]
 
 
 def later_micro_batches_twice() -> list[Any]:
-    return _added_up(lambda view, grad: view.add_(grad, alpha=2))
-
-
-def _added_up(later: Callable[[Any, Any], object]) -> list[Any]:
-    """What becomes of the gradients of the micro-batches after the first, by either of their two ways."""
-
-    def put(state: Any, index: int, grad: Any) -> None:
+    def take(self: Any, state: Any, index: int, param: Any) -> None:
+        grad, param.grad = param.grad, None
         if index in state.fresh:
             state.fresh.discard(index)
             state.views[index].copy_(grad)
         else:
-            later(state.views[index], grad)
+            state.views[index].add_(grad, alpha=2)
 
-    def take(self: Any, state: Any, index: int, param: Any) -> None:
-        grad, param.grad = param.grad, None
-        put(state, index, grad)
-
-    def add(self: Any, grad: Any) -> None:
-        put(self._state, self._index, grad)
-        self._state.direct.add(self._index)
-        self._state.touched.add(self._index)
-
-    return [
-        patch.object(gradients.PersistentGradients, "take", take),
-        patch.object(gradients.Sink, "add", add),
-        patch.object(gradients.Sink, "add_product", lambda self, left, right: self.add(left @ right)),
-    ]
+    return [patch.object(gradients.PersistentGradients, "take", take)]
 
 
 def remainder_dropped() -> list[Any]:

@@ -33,9 +33,6 @@ STRATEGIES: dict[str, Callable[[Sequence[Unit], DataGroup], DataStrategy]] = {
 # Their optimizers see flat shards, so they need one whose update of an element looks at that element alone.
 ELEMENTWISE_ONLY = frozenset({"zero1", "zero2", "zero3"})
 
-# Their gradients are let go as soon as they are reduced: there is no place where those of several micro-batches add up.
-POOLED = frozenset({"zero2", "zero3"})
-
 # Their ranks do not step together, so no step of one device equals theirs: they are proven by replays.
 OUT_OF_STEP = frozenset({"async-server", "local"})
 
@@ -50,7 +47,6 @@ def make(name: str, units: Sequence[Unit], group: DataGroup) -> DataStrategy:
 __all__ = [
     "ELEMENTWISE_ONLY",
     "OUT_OF_STEP",
-    "POOLED",
     "STRATEGIES",
     "Asynchrony",
     "Change",

@@ -138,7 +138,7 @@ def build(
         balance.use_product(model, options.grouped_product)
     axis = world.axis("pp")
     products = LayerProducts(
-        add=precision.compute == precision.master and not plan.compile and plan.dp.strategy not in data.POOLED,
+        add=schedule.num_stages > 1 and not plan.compile,
         by=Products(options.linear_product if schedule.num_stages > 1 else "torch"),
     )
     own = make_stages(model, blocks, stages_of_model, schedule, rank=axis.rank, call=call, products=products)

@@ -12,10 +12,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plait.models.grouped import default_method, grouped_product
+from plait.models.gated import gated_experts
+from plait.models.grouped import default_method
 from plait.models.permute import add_up, inverse, to_rows
 from plait.models.routing import Router, Routing
 
@@ -100,9 +100,7 @@ class Experts(ExpertWeights):
         """rows [R, D] sorted by expert -> [R, D]."""
         weights: Sequence[Tensor] = (self.gate, self.up, self.down)
         gate, up, down = weights if self.spread is None else self.spread(weights)
-        method = self.method or default_method(gate)
-        inner = F.silu(grouped_product(rows, gate, counts, method)) * grouped_product(rows, up, counts, method)
-        return grouped_product(inner, down, counts, method)
+        return gated_experts(rows, (gate, up, down), counts, self.method or default_method(gate))
 
 
 class MixtureOfExperts(nn.Module):

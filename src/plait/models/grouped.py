@@ -28,10 +28,8 @@ def grouped_product(rows: Tensor, weight: Tensor, counts: Sequence[int], method:
 
 
 def default_method(weight: Tensor) -> str:
-    """The kernel where it takes the dtype and sizes and is the faster one."""
-    if not kernel_takes(weight):
-        return "loop"
-    return "kernel" if weight.device.type == "cuda" or weight.dtype == torch.float32 else "loop"
+    """The kernel where to start a product costs more than a small one takes; the loop elsewhere, which gated experts chunk."""
+    return "kernel" if weight.device.type == "cuda" and kernel_takes(weight) else "loop"
 
 
 def kernel_takes(weight: Tensor) -> bool:

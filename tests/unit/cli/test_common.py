@@ -56,7 +56,7 @@ def test_a_schedule_file_is_verified_and_fits_the_plan_before_any_rank_starts(tm
         (None, 3, WorldSizeError),
         ("dp16", None, PlanError),  # a batch of 8
         ("dp2:zero3,replicate3", None, PlanError),
-        ("tp2 compile", None, NotAvailable),
+        ("tp2 remat:selective compile", None, NotAvailable),
         ("dp2:", None, PlanError),
     ],
 )

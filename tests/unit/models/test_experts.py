@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.errors import ModelError
+from plait.models import gated
 from plait.models.experts import Exchange, Experts, MixtureOfExperts, Trip
 from plait.models.grouped import METHODS, grouped_product, kernel_takes, measure
 from plait.models.permute import add_up, inverse, permute, to_rows
@@ -221,6 +222,20 @@ def test_nothing_is_counted_in_evaluation() -> None:
     made = router(balance_coef=1.0, z_coef=1.0, method="noisy").eval()
     first, again = made(tokens()), made(tokens())
     assert made.load is None and made.auxiliary is None and torch.equal(first.weight, again.weight)
+
+
+@pytest.mark.parametrize("counts", [(7, 0, 12, 3), (0, 0, 0, 22), (0, 0, 0, 0), (1, 1, 1, 1)])
+def test_experts_chunk_by_chunk_compute_the_same(counts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gated, "CHUNK_ROWS", 5)
+    torch.manual_seed(0)
+    rows = torch.randn(sum(counts), 6, dtype=torch.float64, requires_grad=True)
+    weights = [torch.randn(4, *shape, dtype=torch.float64, requires_grad=True) for shape in ((8, 6), (8, 6), (6, 8))]
+    grad, found = torch.randn(sum(counts), 6, dtype=torch.float64), []
+    for method in ("padded", "loop"):
+        out = gated.gated_experts(rows, weights, counts, method)
+        found.append([out, *torch.autograd.grad(out, [rows, *weights], grad)])
+    for expected, value in zip(*found, strict=True):
+        torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
