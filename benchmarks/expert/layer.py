@@ -23,11 +23,12 @@ from torch import Tensor, nn
 
 from benchmarks.expert.turns import table, take_turns
 from plait.models.experts import Experts, MixtureOfExperts
-from plait.models.grouped import METHODS, measure
+from plait.models.gated import measure
+from plait.models.grouped import METHODS
 from plait.models.routing import Router, RouterSettings
 
 NUM_EXPERTS, CHOSEN = 8, 2
-BOUND = "the matrix products alone"
+BOUND = "torch's matrix products alone"
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ def bench(name: str, case: Case, rounds: int, with_deepspeed: bool) -> None:
     print("\nshares of the experts: " + " ".join(f"{100 * share:.0f}%" for share in (counts / counts.sum()).tolist()) + "\n")
     print(table(take_turns(passes, rounds), "plait"))
     found = measure(layer.experts.gate, [int(count) for count in counts.tolist()], rounds)
-    print("\none grouped product: " + ", ".join(f"{method} {1e3 * found[method]:.2f} ms" for method in METHODS) + "\n")
+    print("\nthe experts by method: " + ", ".join(f"{method} {1e3 * found[method]:.2f} ms" for method in METHODS) + "\n")
 
 
 def _products_alone(layer: MixtureOfExperts, counts: list[int]) -> Callable[[], None]:

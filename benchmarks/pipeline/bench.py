@@ -7,7 +7,7 @@ All systems live in the same ranks, one thread each, and take turns, one step ea
 ratios taken round by round. A simulated step is the schedule walked with costs that are probed on each rank's stages alone,
 between the rounds (see `probe`), and with the updates, posts and sends of the steps that warmed up.
 With --memory the peak of each system is taken instead, in ranks of its own. With `--product torch` plait's layers multiply with
-the library that torch's own take (see `plait.pipeline.products`), so that only the pipelines differ.
+the library that torch's own take (see `plait.products`), so that only the pipelines differ.
 """
 
 from __future__ import annotations

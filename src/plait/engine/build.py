@@ -40,12 +40,12 @@ from plait.pipeline import schedules
 from plait.pipeline.actions import Kind, Schedule
 from plait.pipeline.lower import group_weight_grads, joined_weight_grads, lower
 from plait.pipeline.partition import Layer
-from plait.pipeline.products import Products
 from plait.pipeline.simulate import peak_activations
 from plait.pipeline.stream import Stream
 from plait.pipeline.transport import Transport
 from plait.pipeline.versions import WeightVersions
 from plait.plan import Plan, check_available, check_restarts
+from plait.products import Products
 from plait.tensor import TensorGroup, TensorSplit
 
 

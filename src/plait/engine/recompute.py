@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from plait import products
 from plait.errors import ModelError
-from plait.pipeline import products
 
 _KEPT = frozenset(
     {

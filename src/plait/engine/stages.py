@@ -17,8 +17,8 @@ from plait.pipeline.actions import Kind, Schedule
 from plait.pipeline.chain import ChainStage, WholeModel
 from plait.pipeline.deferred import Deferral
 from plait.pipeline.guided import Guide, GuidedStage, Swap
-from plait.pipeline.products import Products
 from plait.pipeline.stage import Stage, StageModule
+from plait.products import Products
 
 Call = Callable[[nn.Module, Any], Any]
 

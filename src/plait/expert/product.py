@@ -15,14 +15,15 @@ import torch
 from plait.errors import PlanError, nearest
 from plait.expert.dispatch import ExpertExchange
 from plait.models.experts import MixtureOfExperts
-from plait.models.grouped import METHODS, default_method, kernel_takes, measure
+from plait.models.gated import measure
+from plait.models.grouped import METHODS, default_method, kernel_takes
 
 RULE, MEASURE = "rule", "measure"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The method of one layer, and what was measured: seconds forward and backward of one product, by method."""
+    """The method of one layer, and what was measured: seconds forward and backward of the experts, by method."""
 
     method: str
     seconds: dict[str, float]

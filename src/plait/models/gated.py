@@ -3,12 +3,13 @@
 The plain way is three grouped products with elementwise steps between, each over all rows at once: what is between goes to
 memory and back, and most of it stays for backward. `_ByChunk` takes the rows of one expert a few hundred at a time, so that
 what lies between the products stays in cache, and keeps the outputs of gate and up alone, 2 of the 5 tensors [R, I]: silu and
-the products with it are computed again, without a matrix product.
+the products with it are computed again, without a matrix product. It multiplies with the quicker library (`plait.products`).
 Shapes: R rows sorted by expert, D features, I inner features, E experts.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,9 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plait.models.grouped import grouped_product
+from plait.models.grouped import METHODS, grouped_product, kernel_takes
+from plait.products import Products
 
 CHUNK_ROWS = 512  # 1 MiB of 512 inner features in float32: about a second-level cache, and enough rows for a full-speed product
+PRODUCTS = Products()
 
 
 def gated_experts(rows: Tensor, weights: Sequence[Tensor], counts: Sequence[int], method: str) -> Tensor:
@@ -35,43 +38,55 @@ def gated_experts(rows: Tensor, weights: Sequence[Tensor], counts: Sequence[int]
     return grouped_product(inner, down, counts, method)
 
 
+def measure(weight: Tensor, counts: Sequence[int], repeats: int = 3) -> dict[str, float]:
+    """Seconds of each method that can run, forward and backward, on experts like `weight` [E, I, D]: the best of `repeats`."""
+    inputs = [weight.new_empty(sum(counts), weight.shape[2]), *(torch.empty_like(weight) for _ in range(2)), weight.mT]
+    rows, *weights = (torch.randn_like(one, memory_format=torch.contiguous_format).requires_grad_() for one in inputs)
+    found = {}
+    for method in METHODS:
+        if method == "kernel" and not kernel_takes(weight):
+            continue
+        seconds = []
+        for _ in range(repeats + 1):
+            began = time.perf_counter()
+            gated_experts(rows, weights, counts, method).sum().backward()
+            if weight.device.type == "cuda":
+                torch.cuda.synchronize(weight.device)
+            seconds.append(time.perf_counter() - began)
+        found[method] = min(seconds[1:])
+    return found
+
+
 class _ByChunk(torch.autograd.Function):
     @staticmethod
     def forward(  # noqa: PLR0917  # as autograd calls it
         ctx: Any, rows: Tensor, gate: Tensor, up: Tensor, down: Tensor, counts: tuple[int, ...]
     ) -> Tensor:
-        gated, raised = (rows.new_empty(len(rows), gate.shape[1]) for _ in range(2))
-        out, room = rows.new_empty(len(rows), down.shape[1]), _room(gated, counts, 1)
+        out, kept = rows.new_empty(len(rows), down.shape[1]), []
         for expert, part in _chunks(counts):
-            torch.mm(rows[part], gate[expert].t(), out=gated[part])
-            torch.mm(rows[part], up[expert].t(), out=raised[part])
-            (inner,) = _of(room, part)
-            torch.ops.aten.silu.out(gated[part], out=inner)
-            torch.mm(inner.mul_(raised[part]), down[expert].t(), out=out[part])
-        ctx.save_for_backward(rows, gate, up, down, gated, raised)
+            gated, raised = (PRODUCTS.linear(rows[part], weight[expert], None) for weight in (gate, up))
+            out[part] = PRODUCTS.linear(F.silu(gated).mul_(raised), down[expert], None)
+            kept += [gated, raised]
+        ctx.save_for_backward(rows, gate, up, down, *kept)
         ctx.counts = counts
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        rows, gate, up, down, gated, raised = ctx.saved_tensors
-        grad, counts = grads[0].contiguous(), ctx.counts
-        of_rows = torch.empty_like(rows) if ctx.needs_input_grad[0] else None
-        of_weights = [_Sums(w, counts) if ctx.needs_input_grad[1 + i] else None for i, w in enumerate((gate, up, down))]
-        room = _room(gated, counts, 4)
-        for expert, part in _chunks(counts):
-            inner, of_inner, of_gated, of_raised = _of(room, part)
-            torch.mm(grad[part], down[expert], out=of_inner)
-            torch.ops.aten.silu.out(gated[part], out=inner)
-            torch.mul(of_inner, inner, out=of_raised)
-            inner.mul_(raised[part])
-            of_inner.mul_(raised[part])
-            torch.ops.aten.silu_backward.grad_input(of_inner, gated[part], grad_input=of_gated)
+        rows, gate, up, down, *kept = ctx.saved_tensors
+        grad, counts, wanted = grads[0].contiguous(), ctx.counts, ctx.needs_input_grad
+        of_rows = torch.empty_like(rows) if wanted[0] else None
+        of_weights = [_Sums(weight, counts) if wanted[1 + i] else None for i, weight in enumerate((gate, up, down))]
+        for (expert, part), gated, raised in zip(_chunks(counts), kept[::2], kept[1::2], strict=True):
+            of_inner, inner = PRODUCTS.product(grad[part], down[expert]), F.silu(gated)
+            of_raised = of_inner * inner
+            of_gated = torch.ops.aten.silu_backward(of_inner.mul_(raised), gated)
+            inner.mul_(raised)
             if of_rows is not None:
-                torch.mm(of_gated, gate[expert], out=of_rows[part])
-                of_rows[part].addmm_(of_raised, up[expert])
-            pairs = ((of_gated, rows[part]), (of_raised, rows[part]), (grad[part], inner))
-            for sums, (left, right) in zip(of_weights, pairs, strict=True):
+                of_rows[part] = PRODUCTS.product(of_gated, gate[expert]).add_(PRODUCTS.product(of_raised, up[expert]))
+            for sums, left, right in zip(
+                of_weights, (of_gated, of_raised, grad[part]), (rows[part], rows[part], inner), strict=True
+            ):
                 if sums is not None:
                     sums.add(expert, left, right)
         return of_rows, *(None if sums is None else sums.total for sums in of_weights), None
@@ -88,10 +103,14 @@ class _Sums:
                 self.total[expert].zero_()
 
     def add(self, expert: int, left: Tensor, right: Tensor) -> None:
-        if self._begun[expert]:
-            self.total[expert].addmm_(left.t(), right)
+        total, begun = self.total[expert], self._begun[expert]
+        made = PRODUCTS.summed(left.t(), right)
+        if made is not None:
+            total.add_(made) if begun else total.copy_(made)
+        elif begun:
+            total.addmm_(left.t(), right)
         else:
-            torch.mm(left.t(), right, out=self.total[expert])
+            torch.mm(left.t(), right, out=total)
         self._begun[expert] = True
 
 
@@ -103,13 +122,3 @@ def _chunks(counts: Sequence[int]) -> Iterator[tuple[int, slice]]:
         for index in range(number):
             yield expert, slice(start + count * index // number, start + count * (index + 1) // number)
         start += count
-
-
-def _room(like: Tensor, counts: Sequence[int], number: int) -> list[Tensor]:
-    """Buffers that all chunks share, each [longest chunk, I]."""
-    longest = min(max(counts, default=0), CHUNK_ROWS)
-    return [like.new_empty(longest, like.shape[1]) for _ in range(number)]
-
-
-def _of(room: Sequence[Tensor], part: slice) -> list[Tensor]:
-    return [buffer[: part.stop - part.start] for buffer in room]

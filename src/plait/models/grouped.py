@@ -2,12 +2,11 @@
 
 Three ways to the same numbers: torch's own kernel, a loop over the groups, and one batched product over groups padded to
 the longest. Which is fastest depends on device, dtype, sizes and skew; `default_method` is a rule of thumb, and whoever wants
-to know measures (`measure`) and sets it. Shapes: R rows, I inputs, O outputs, E groups.
+to know measures (`gated.measure`) and sets it. Shapes: R rows, I inputs, O outputs, E groups.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,25 +38,6 @@ def kernel_takes(weight: Tensor) -> bool:
     if weight.dtype not in (torch.float32, torch.bfloat16) or (weight.device.type == "cuda" and weight.dtype != torch.bfloat16):
         return False
     return all(size * weight.element_size() % 16 == 0 for size in weight.shape[1:])
-
-
-def measure(weight: Tensor, counts: Sequence[int], repeats: int = 3) -> dict[str, float]:
-    """Seconds of each method that can run, forward and backward, on random rows: the best of `repeats`."""
-    rows = torch.randn(sum(counts), weight.shape[2], dtype=weight.dtype, device=weight.device, requires_grad=True)
-    weight = weight.detach().requires_grad_()
-    found = {}
-    for method in METHODS:
-        if method == "kernel" and not kernel_takes(weight):
-            continue
-        seconds = []
-        for _ in range(repeats + 1):
-            began = time.perf_counter()
-            grouped_product(rows, weight, counts, method).sum().backward()
-            if weight.device.type == "cuda":
-                torch.cuda.synchronize(weight.device)
-            seconds.append(time.perf_counter() - began)
-        found[method] = min(seconds[1:])
-    return found
 
 
 class _GroupedProduct(torch.autograd.Function):

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from plait.pipeline.products import Products
+from plait.products import Products
 
 Params = tuple[Tensor, ...]
 MadeFrom = tuple["_Recipe", Params, Tensor, Tensor]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from plait.errors import ModelError
 from plait.models import gated
 from plait.models.experts import Exchange, Experts, MixtureOfExperts, Trip
-from plait.models.grouped import METHODS, grouped_product, kernel_takes, measure
+from plait.models.grouped import METHODS, grouped_product, kernel_takes
 from plait.models.permute import add_up, inverse, permute, to_rows
 from plait.models.routing import Router, RouterSettings, best_first, place_in_group
 
@@ -257,8 +257,8 @@ def test_every_method_of_the_grouped_product_agrees(counts: tuple[int, ...], dty
 
 
 def test_measuring_names_a_time_for_each_method_that_runs() -> None:
-    assert measure(torch.randn(2, 4, 8), (3, 2), repeats=1).keys() == set(METHODS)
-    assert measure(torch.randn(2, 4, 8).double(), (3, 2), repeats=1).keys() == {"loop", "padded"}
+    assert gated.measure(torch.randn(2, 4, 8), (3, 2), repeats=1).keys() == set(METHODS)
+    assert gated.measure(torch.randn(2, 4, 8).double(), (3, 2), repeats=1).keys() == {"loop", "padded"}
 
 
 def test_places_in_groups() -> None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from plait.errors import PlanError
-from plait.pipeline.products import FEWEST_ROWS, FEWEST_SUMMED, Products, operations
+from plait.products import FEWEST_ROWS, FEWEST_SUMMED, Products, operations
 
 
 def counted(products: Products) -> list[tuple[int, ...]]:
