@@ -6,6 +6,7 @@ does not. Products of a few rows read the weight and do little with it: there me
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -29,12 +30,12 @@ class Products:
     def __init__(self, rule: str = "rule") -> None:
         if rule not in RULES:
             raise PlanError(f"linear_product '{rule}' is unknown; there are {', '.join(RULES)}")
-        self._onednn: Any = _onednn() if rule == "rule" else None
+        self._by_rule = rule == "rule"
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """x (.., K) times the transpose of weight (N, K), plus bias (N,)."""
         if self._is_quicker(x):
-            found: Tensor = self._onednn(x, weight, bias, "none", [], "")
+            found: Tensor = _onednn()(x, weight, bias, "none", [], "")
             return found
         return F.linear(x, weight, bias)
 
@@ -46,18 +47,20 @@ class Products:
         """left (N, rows) times right (rows, K) as a new tensor; None where adding the product in place is as quick."""
         if right.shape[0] < FEWEST_SUMMED or not self._is_quicker(right):
             return None
-        found: Tensor = self._onednn(left, right.t(), None, "none", [], "")
+        found: Tensor = _onednn()(left, right.t(), None, "none", [], "")
         return found
 
     def _is_quicker(self, x: Tensor) -> bool:
         return (
-            self._onednn is not None
+            self._by_rule
+            and _onednn() is not None
             and x.dtype == torch.float32
             and x.device.type == "cpu"
             and x.numel() >= FEWEST_ROWS * x.shape[-1]
         )
 
 
+@functools.cache
 def _onednn() -> Any:
     """torch's door to oneDNN's product, the one that compiled models use; None where torch was built without."""
     if not torch.backends.mkldnn.is_available():

@@ -21,6 +21,7 @@ from plait.errors import ModelError
 from plait.expert import Choice, Placer, RankSurroundings, SequenceCut, product
 from plait.models.experts import MixtureOfExperts, mixtures
 from plait.models.routing import Router
+from plait.products import Products
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,11 @@ class Balance:
             router.surroundings = around
         return cls(routers, around, tokens, loss)
 
-    def use_product(self, model: nn.Module, how: str) -> None:
+    def use_product(self, model: nn.Module, how: str, products: Products) -> None:
         """How to choose the grouped product of the experts: by rule, by measurement after the first step, or this one."""
         layers = mixtures(model)
+        for layer in layers.values():
+            layer.experts.products = products
         product.fix(list(layers.values()), how)
         self._to_measure = layers if how == product.MEASURE else {}
 

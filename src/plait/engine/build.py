@@ -69,7 +69,7 @@ class Options:
         placing: whether experts are placed anew between steps, with copies of the busiest.
         grouped_product: of experts: `rule`, `measure` (after the first step), or one of `models.grouped.METHODS`.
         schedule: of the pipeline, in place of the plan's.
-        linear_product: of layers in a pipeline: `rule` (the quicker of torch's libraries), or `torch`.
+        linear_product: of layers in a pipeline, and of experts: `rule` (the quicker of torch's libraries), or `torch`.
         weight_grad_group: of a schedule that splits backwards: the micro-batches whose weight gradients are made at once,
             which is quicker, and keeps what they are made from for longer.
     """
@@ -135,7 +135,7 @@ def build(
     _check_delayed(schedule, stages_of_model, options, balance)
     values = prepare(model, options.seed, precision.compute, precision.master, world=world, whole=whole)
     if balance is not None:
-        balance.use_product(model, options.grouped_product)
+        balance.use_product(model, options.grouped_product, Products(options.linear_product))
     axis = world.axis("pp")
     products = LayerProducts(
         add=schedule.num_stages > 1 and not plan.compile,

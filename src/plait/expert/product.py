@@ -63,6 +63,6 @@ def choose(layer: MixtureOfExperts, rows: Sequence[float]) -> Choice:
     if not sum(counts):
         return Choice(layer.experts.method or default_method(weight), {})
     like = torch.randn(len(counts), *weight.shape[1:], dtype=weight.dtype, device=weight.device)
-    seconds = measure(like, counts)
+    seconds = measure(like, counts, products=layer.experts.products)
     layer.experts.method = min(seconds, key=seconds.__getitem__)
     return Choice(layer.experts.method, seconds)

@@ -18,6 +18,7 @@ from plait.models.gated import gated_experts
 from plait.models.grouped import default_method
 from plait.models.permute import add_up, inverse, to_rows
 from plait.models.routing import Router, Routing
+from plait.products import Products
 
 Spread = Callable[[Sequence[Tensor]], tuple[Tensor, ...]]
 Door = Callable[[Tensor], Tensor]
@@ -56,12 +57,14 @@ class ExpertWeights(nn.Module, ABC):
 
     Attributes:
         method: of the grouped product; None for the rule of thumb.
+        products: which library multiplies, where the method leaves a choice.
         spread: from the weights at home here to those that compute here; None where that is the same.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.method: str | None = None
+        self.products = Products()
         self.spread: Spread | None = None
 
     @property
@@ -100,7 +103,7 @@ class Experts(ExpertWeights):
         """rows [R, D] sorted by expert -> [R, D]."""
         weights: Sequence[Tensor] = (self.gate, self.up, self.down)
         gate, up, down = weights if self.spread is None else self.spread(weights)
-        return gated_experts(rows, (gate, up, down), counts, self.method or default_method(gate))
+        return gated_experts(rows, (gate, up, down), counts, self.method or default_method(gate), self.products)
 
 
 class MixtureOfExperts(nn.Module):

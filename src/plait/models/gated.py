@@ -21,24 +21,25 @@ from plait.models.grouped import METHODS, grouped_product, kernel_takes
 from plait.products import Products
 
 CHUNK_ROWS = 512  # 1 MiB of 512 inner features in float32: about a second-level cache, and enough rows for a full-speed product
-PRODUCTS = Products()
 
 
-def gated_experts(rows: Tensor, weights: Sequence[Tensor], counts: Sequence[int], method: str) -> Tensor:
+def gated_experts(
+    rows: Tensor, weights: Sequence[Tensor], counts: Sequence[int], method: str, products: Products | None = None
+) -> Tensor:
     """rows [R, D], weights gate and up [E, I, D] and down [E, D, I], counts (E numbers that sum to R) -> [R, D].
 
     `method`: of the grouped product (see `grouped`). `loop` goes chunk by chunk, but for half precision, in which sums over
-    chunks would be rounded between them.
+    chunks would be rounded between them, and multiplies by `products`; by rule where that is None.
     """
     gate, up, down = weights
     if method == "loop" and rows.element_size() >= 4:
-        output: Tensor = _ByChunk.apply(rows, gate, up, down, tuple(counts))
+        output: Tensor = _ByChunk.apply(rows, gate, up, down, tuple(counts), products or Products())
         return output
     inner = F.silu(grouped_product(rows, gate, counts, method)) * grouped_product(rows, up, counts, method)
     return grouped_product(inner, down, counts, method)
 
 
-def measure(weight: Tensor, counts: Sequence[int], repeats: int = 3) -> dict[str, float]:
+def measure(weight: Tensor, counts: Sequence[int], repeats: int = 3, products: Products | None = None) -> dict[str, float]:
     """Seconds of each method that can run, forward and backward, on experts like `weight` [E, I, D]: the best of `repeats`."""
     inputs = [weight.new_empty(sum(counts), weight.shape[2]), *(torch.empty_like(weight) for _ in range(2)), weight.mT]
     rows, *weights = (torch.randn_like(one, memory_format=torch.contiguous_format).requires_grad_() for one in inputs)
@@ -49,7 +50,7 @@ def measure(weight: Tensor, counts: Sequence[int], repeats: int = 3) -> dict[str
         seconds = []
         for _ in range(repeats + 1):
             began = time.perf_counter()
-            gated_experts(rows, weights, counts, method).sum().backward()
+            gated_experts(rows, weights, counts, method, products).sum().backward()
             if weight.device.type == "cuda":
                 torch.cuda.synchronize(weight.device)
             seconds.append(time.perf_counter() - began)
@@ -60,36 +61,37 @@ def measure(weight: Tensor, counts: Sequence[int], repeats: int = 3) -> dict[str
 class _ByChunk(torch.autograd.Function):
     @staticmethod
     def forward(  # noqa: PLR0917  # as autograd calls it
-        ctx: Any, rows: Tensor, gate: Tensor, up: Tensor, down: Tensor, counts: tuple[int, ...]
+        ctx: Any, rows: Tensor, gate: Tensor, up: Tensor, down: Tensor, counts: tuple[int, ...], products: Products
     ) -> Tensor:
         out, kept = rows.new_empty(len(rows), down.shape[1]), []
         for expert, part in _chunks(counts):
-            gated, raised = (PRODUCTS.linear(rows[part], weight[expert], None) for weight in (gate, up))
-            out[part] = PRODUCTS.linear(F.silu(gated).mul_(raised), down[expert], None)
+            gated, raised = (products.linear(rows[part], weight[expert], None) for weight in (gate, up))
+            out[part] = products.linear(F.silu(gated).mul_(raised), down[expert], None)
             kept += [gated, raised]
         ctx.save_for_backward(rows, gate, up, down, *kept)
-        ctx.counts = counts
+        ctx.counts, ctx.products = counts, products
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         rows, gate, up, down, *kept = ctx.saved_tensors
         grad, counts, wanted = grads[0].contiguous(), ctx.counts, ctx.needs_input_grad
+        products: Products = ctx.products
         of_rows = torch.empty_like(rows) if wanted[0] else None
         of_weights = [_Sums(weight, counts) if wanted[1 + i] else None for i, weight in enumerate((gate, up, down))]
         for (expert, part), gated, raised in zip(_chunks(counts), kept[::2], kept[1::2], strict=True):
-            of_inner, inner = PRODUCTS.product(grad[part], down[expert]), F.silu(gated)
+            of_inner, inner = products.product(grad[part], down[expert]), F.silu(gated)
             of_raised = of_inner * inner
             of_gated = torch.ops.aten.silu_backward(of_inner.mul_(raised), gated)
             inner.mul_(raised)
             if of_rows is not None:
-                of_rows[part] = PRODUCTS.product(of_gated, gate[expert]).add_(PRODUCTS.product(of_raised, up[expert]))
+                of_rows[part] = products.product(of_gated, gate[expert]).add_(products.product(of_raised, up[expert]))
             for sums, left, right in zip(
                 of_weights, (of_gated, of_raised, grad[part]), (rows[part], rows[part], inner), strict=True
             ):
                 if sums is not None:
-                    sums.add(expert, left, right)
-        return of_rows, *(None if sums is None else sums.total for sums in of_weights), None
+                    sums.add(expert, products.summed(left.t(), right), left, right)
+        return of_rows, *(None if sums is None else sums.total for sums in of_weights), None, None
 
 
 class _Sums:
@@ -102,9 +104,9 @@ class _Sums:
             if not count:
                 self.total[expert].zero_()
 
-    def add(self, expert: int, left: Tensor, right: Tensor) -> None:
+    def add(self, expert: int, made: Tensor | None, left: Tensor, right: Tensor) -> None:
+        """`made` is the product, if it has been made; else it is added in place."""
         total, begun = self.total[expert], self._begun[expert]
-        made = PRODUCTS.summed(left.t(), right)
         if made is not None:
             total.add_(made) if begun else total.copy_(made)
         elif begun:

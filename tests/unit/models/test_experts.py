@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import pickle
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from plait.errors import ModelError
 from plait.models import gated
@@ -15,6 +17,7 @@ from plait.models.experts import Exchange, Experts, MixtureOfExperts, Trip
 from plait.models.grouped import METHODS, grouped_product, kernel_takes
 from plait.models.permute import add_up, inverse, permute, to_rows
 from plait.models.routing import Router, RouterSettings, best_first, place_in_group
+from plait.products import Products, operations
 
 D, E, K = 6, 4, 2
 
@@ -236,6 +239,28 @@ def test_experts_chunk_by_chunk_compute_the_same(counts: tuple[int, ...], monkey
         found.append([out, *torch.autograd.grad(out, [rows, *weights], grad)])
     for expected, value in zip(*found, strict=True):
         torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-12)
+
+
+class Seen(TorchDispatchMode):
+    """The operations that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: set[Any] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations.add(func)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("rule", ["rule", "torch"])
+def test_experts_multiply_as_they_are_told_also_after_a_journey(rule: str) -> None:
+    experts = Experts(2, 64, 64, std=0.1, std_residual=0.1)
+    experts.products = Products(rule)
+    arrived = pickle.loads(pickle.dumps(experts))
+    with Seen() as seen:
+        arrived(torch.randn(400, 64), (300, 100)).sum().backward()
+    assert seen.operations & operations() == (operations() if rule == "rule" else set())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
