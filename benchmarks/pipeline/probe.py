@@ -77,43 +77,41 @@ def _made_up(form: TensorForm) -> Tensor:
 
 @dataclass(frozen=True)
 class _Turn:
-    """One message as one rank saw it: when its send, or its receive, was begun and over; clocks of one host are one."""
+    """One exchange as one rank saw it: when its message had left and when the other had been taken. One host has one clock."""
 
-    sends: bool
-    began: float
-    ended: float
+    sent_seconds: float
+    taken_seconds: float
 
 
-def probe_messages(axis: Axis, engine: Any, repeats: int = 6) -> Messages:
+def probe_messages(axis: Axis, engine: Any, repeats: int = 8) -> Messages:
     """What a message costs between two ranks that compute: medians over pairs of neighbours, both ways. Collective.
 
-    Every second one is waited for, so that its receiver has to wake up; the others have come before they are taken.
+    Ranks exchange messages after different amounts of work: who has less must wait and wake up, who has more finds it there.
     """
     form = next(iter(engine._pipeline.transport._forms.values())).tensors[0]
     message, weights = _made_up(form), [param for param in engine.model.parameters() if param.dim() == 2 and not param.is_meta]
-    turns = [_turn(axis, number, message, weights) for number in range(4 * repeats)]
-    pairs = [
-        (number, (one, other) if one.sends else (other, one))
-        for first, second in zip(*[iter(axis.gather_objects(turns))] * 2, strict=False)
-        for number, (one, other) in enumerate(zip(first, second, strict=True))
-    ]
-    waited = statistics.median(receive.ended - send.ended for number, (send, receive) in pairs if number % 2 == 0)
-    taking = statistics.median(receive.ended - receive.began for number, (_, receive) in pairs if number % 2)
-    return Messages(max(0.0, waited - taking), taking)
+    turns = axis.gather_objects([_turn(axis, number, message, weights) for number in range(2 * repeats)])
+    waiting, taking = [], []
+    for pair in zip(turns[::2], turns[1::2], strict=False):
+        for number, exchange in enumerate(zip(*pair, strict=True)):
+            early, late = exchange[number % 2], exchange[1 - number % 2]
+            waiting.append(early.taken_seconds - late.sent_seconds)
+            taking.append(late.taken_seconds - late.sent_seconds)
+    return Messages(max(0.0, statistics.median(waiting) - statistics.median(taking)), statistics.median(taking))
 
 
 def _turn(axis: Axis, number: int, message: Tensor, weights: list[Tensor]) -> _Turn:
-    """Message `number`: of ranks 2k and 2k + 1 one sends and one receives."""
-    is_waited_for, sends, peer = number % 2 == 0, (axis.rank + number // 2) % 2 == 0, axis.rank ^ 1
+    """Exchange `number`, between ranks 2k and 2k + 1; of an odd number of ranks the last has no peer."""
+    peer = axis.rank ^ 1
     axis.barrier()
     if peer >= axis.size:
-        return _Turn(sends, 0.0, 0.0)
-    receive = None if sends else axis.receive(message, peer)
-    _work(weights, times=2 if sends == is_waited_for else 1)
-    began = time.perf_counter()
-    work = axis.send(message, peer) if receive is None else receive
-    work.wait()
-    return _Turn(sends, began, time.perf_counter())
+        return _Turn(0.0, 0.0)
+    receive = axis.receive(torch.empty_like(message), peer)
+    _work(weights, times=1 if number % 2 == axis.rank % 2 else 2)
+    axis.send(message, peer).wait()
+    sent = time.perf_counter()
+    receive.wait()
+    return _Turn(sent, time.perf_counter())
 
 
 @torch.no_grad()
