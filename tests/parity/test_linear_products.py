@@ -1,4 +1,4 @@
-"""`linear_product` holds for every plan: large float32 products are by rule oneDNN's, by torch none is; the step is the same."""
+"""`linear_product` holds for every plan: by rule large float32 products are oneDNN's, by torch none is; steps are the same."""
 
 from __future__ import annotations
 
