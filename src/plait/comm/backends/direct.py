@@ -15,7 +15,7 @@ Tensors outside readable memory are copied into borrowed memory first; then nobo
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -169,7 +169,18 @@ class Direct(Backend):
     def exchange(self, out: Tensor, tensor: Tensor, to: int, source: int) -> Handle:
         """Copy from `source`, let `to` copy; all ranks of the axis call it together."""
         side = _Side(self, "shift", tensor.view(-1))
-        return side.swap(to, source, lambda: out.view(-1).copy_(side.of(source)))
+        return side.swap((to,), (source,), lambda: out.view(-1).copy_(side.of(source)))
+
+    def add_exchanged(self, out: Tensor, parts: Tensor, peers: Sequence[tuple[int, int]]) -> Handle:
+        """Add the others' parts up where they lie."""
+        side, flat = _Side(self, "shift", parts), out.view(-1)
+        to, sources = zip(*peers, strict=True)
+
+        def add() -> None:
+            rows = [side.of(source).view(len(peers), -1)[index] for index, source in enumerate(sources)]
+            sum_into(flat, [flat, *rows])
+
+        return side.swap(to, sources, add)
 
     @property
     def can_show(self) -> bool:
@@ -293,11 +304,11 @@ class _Side:
         """Only read."""
         return self._issue([Step(Signal.ARRIVE, sources, act, Signal.EXIT, sources)])
 
-    def swap(self, to: int, source: int, act: Callable[[], object]) -> Operation:
-        """Show to one, read from another."""
-        self._arrive((to,))
-        read = Step(Signal.ARRIVE, (source,), act, Signal.EXIT, (source,))
-        return self._issue([read, Step(Signal.EXIT, (to,), self._release)])
+    def swap(self, to: tuple[int, ...], sources: tuple[int, ...], act: Callable[[], object]) -> Operation:
+        """Show to some, read from others."""
+        self._arrive(to)
+        read = Step(Signal.ARRIVE, sources, act, Signal.EXIT, sources)
+        return self._issue([read, Step(Signal.EXIT, to, self._release)])
 
     def exhibit(self) -> Operation:
         """Show to everyone until all have left; ready when everyone shows."""
