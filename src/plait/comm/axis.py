@@ -17,7 +17,7 @@ from torch import Tensor
 from plait.comm.backends.base import Backend, Handle, Shown
 from plait.comm.ledger import CONTROL, Ledger
 from plait.comm.transitions import bytes_sent
-from plait.comm.work import Label, Recorder, Work, naming_failure
+from plait.comm.work import Label, Recorder, Work, naming_failure, no_modes
 from plait.errors import PlanError
 
 
@@ -144,9 +144,9 @@ class Axis:
         return self._issue("shift", _Payload.of(tensor), lambda b: b.exchange(out, tensor, to, source))
 
     def add_shifted(self, out: Tensor, parts: Tensor, by: Sequence[int]) -> Work:
-        """Several shifts at once, added up: send `parts[i]` to coordinate `rank + by[i]`, add what comes to `out`, of its shape.
+        """Several shifts at once, added up: send `parts[i]` to coordinate `rank + by[i]`, and add to `out` what comes.
 
-        No part is the own; all ranks give the same `by`. Counted as the shifts that it stands for.
+        Each part is of the shape of `out`, for another rank, and `by` is alike on all ranks. Counted as the shifts that it is.
         """
         out, parts = self._checked(out), self._checked(parts)
         self._check_shapes("add_shifted", parts.shape, (len(by), *out.shape))
@@ -231,7 +231,8 @@ class Axis:
         numel = math.prod(shape)
         if self._backend is None:
             return like.new_empty(tuple(shape))
-        return self._backend.lend(numel, like.dtype, like.device)[:numel].view(tuple(shape))
+        with no_modes():  # memory is lent again or made new, as others come: see `naming_failure`
+            return self._backend.lend(numel, like.dtype, like.device)[:numel].view(tuple(shape))
 
     def become(self, ranks: tuple[int, ...], rank: int, backend: Backend | None) -> None:
         """Be another line of ranks from here on, where ranks come and go."""

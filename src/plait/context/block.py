@@ -62,7 +62,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """Make (out, lse) the attention to their keys and those of the part: exp(part_lse - total) is a sigmoid of the difference."""
+    """Make (out, lse) the attention to their keys and those of the part: exp(part_lse - total) is a sigmoid."""
     share = torch.sigmoid(part_lse - lse).nan_to_num_(0.0)  # where both see nothing
     out.lerp_(part.to(out.dtype), share[..., None])
     torch.logaddexp(lse, part_lse, out=lse)
