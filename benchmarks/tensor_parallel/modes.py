@@ -27,6 +27,7 @@ from plait.comm import World
 from plait.launcher import launch
 from plait.mesh import Mesh
 from plait.plan import Plan
+from plait.products import Products
 from plait.tensor import TensorGroup, apply
 
 MODES = {
@@ -64,7 +65,7 @@ class Case:
             nn.Sequential(nn.Linear(width, 4 * width), nn.Linear(4 * width, width)) if kind == "linear" else _gpt(width)
         )
         roles = {"0": "column", "1": "row"} if kind == "linear" else models.roles_for(self.model)
-        group = TensorGroup(self.world, plan.tp.mode, plan.tp.sequence_parallel, plan_text)
+        group = TensorGroup(self.world, plan.tp.mode, plan.tp.sequence_parallel, plan_text, products=Products("torch"))
         self.split = apply(self.model, roles, group)
         for name, param in self.model.named_parameters():
             param.data = torch.randn(self.split.placements[name].local_shape) * 0.02

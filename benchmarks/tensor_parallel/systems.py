@@ -25,7 +25,8 @@ SIZES = (CASE.num_hidden_layers, CASE.hidden_size, CASE.seq_len, CASE.vocab_size
 
 def plait(plan: str) -> Callable[[World], Step]:
     def make(world: World) -> Step:
-        engine = build(CASE.model(), plan, loss=cross_entropy, optimizer=adamw, options=Options(blocks="blocks.*"), world=world)
+        options = Options(blocks="blocks.*", linear_product="torch")  # who multiplies is not what is compared
+        engine = build(CASE.model(), plan, loss=cross_entropy, optimizer=adamw, options=options, world=world)
         whole = CASE.batch()
         return lambda: engine.step(whole, trace=False)
 

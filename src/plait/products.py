@@ -1,7 +1,8 @@
 """The product of a linear layer, by the quicker of the two libraries that torch brings for CPUs.
 
 torch multiplies float32 matrices with MKL, which leaves the widest vectors of processors that are not Intel's unused; oneDNN
-does not. Products of a few rows read the weight and do little with it: there memory sets the pace, and MKL stays.
+does not. It takes longer to begin, so a small product stays with MKL; and so does one of a few rows, which reads the weight
+and does little with it: there memory sets the pace.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from torch import Tensor
 from plait.errors import PlanError
 
 RULES = ("rule", "torch")
-FEWEST_ROWS = 32
+FEWEST_ROWS = 16
+FEWEST_MULTIPLICATIONS = 1 << 21
 FEWEST_SUMMED = 128
 
 
 class Products:
-    """`rule`: oneDNN for float32 on a CPU, from `FEWEST_ROWS` rows on. `torch`: what torch itself would take.
+    """`rule`: oneDNN for float32 on a CPU, from `FEWEST_ROWS` and `FEWEST_MULTIPLICATIONS` on. `torch`: as torch itself would.
 
-    A weight's gradient sums over the rows, into a matrix as large as the weight: oneDNN cannot add to it in place, which pays
-    from `FEWEST_SUMMED` rows on.
+    Only torch's own products have derivatives: where autograd records, as for a gradient's gradient, it multiplies.
     """
 
     def __init__(self, rule: str = "rule") -> None:
@@ -32,32 +33,60 @@ class Products:
             raise PlanError(f"linear_product '{rule}' is unknown; there are {', '.join(RULES)}")
         self._by_rule = rule == "rule"
 
+    def serves(self, dtype: torch.dtype, device: torch.device) -> bool:
+        """Whether there is anything to choose for such tensors."""
+        return self._by_rule and dtype == torch.float32 and device.type == "cpu" and _onednn() is not None
+
+    def gains(self, x: Tensor, num_outputs: int) -> bool:
+        """Whether oneDNN is the quicker for x (.., K) times (K, num_outputs)."""
+        numel = x.numel()
+        return (
+            numel * num_outputs >= FEWEST_MULTIPLICATIONS
+            and numel >= FEWEST_ROWS * x.shape[-1]
+            and self.serves(x.dtype, x.device)
+        )
+
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """x (.., K) times the transpose of weight (N, K), plus bias (N,)."""
-        if self._is_quicker(x):
-            found: Tensor = _onednn()(x, weight, bias, "none", [], "")
-            return found
+        if self.gains(x, weight.shape[0]) and not _recorded(x, weight):
+            return _by_onednn(x, weight, bias)
         return F.linear(x, weight, bias)
 
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
         """x (.., N) times weight (N, K)."""
-        return self.linear(x, weight.t(), None) if self._is_quicker(x) else x @ weight
+        gains = self.gains(x, weight.shape[1]) and not _recorded(x, weight)
+        return _by_onednn(x, weight.t()) if gains else x @ weight
+
+    def weight_grad(self, left: Tensor, right: Tensor) -> Tensor:
+        """left (N, rows) times right (rows, K): a sum over the rows, as a new tensor."""
+        gains = self.gains(right, left.shape[0]) and not _recorded(left, right)
+        return _by_onednn(left, right.t()) if gains else left @ right
 
     def summed(self, left: Tensor, right: Tensor) -> Tensor | None:
-        """left (N, rows) times right (rows, K) as a new tensor; None where adding the product in place is as quick."""
-        if right.shape[0] < FEWEST_SUMMED or not self._is_quicker(right):
-            return None
-        found: Tensor = _onednn()(left, right.t(), None, "none", [], "")
-        return found
+        """The same, to be added elsewhere; None where adding the product in place is as quick, which oneDNN cannot do.
 
-    def _is_quicker(self, x: Tensor) -> bool:
-        return (
-            self._by_rule
-            and _onednn() is not None
-            and x.dtype == torch.float32
-            and x.device.type == "cpu"
-            and x.numel() >= FEWEST_ROWS * x.shape[-1]
-        )
+        It is as quick below `FEWEST_SUMMED` rows, as the sum is as large as the weight.
+        """
+        if right.shape[0] < FEWEST_SUMMED or not self.gains(right, left.shape[0]):
+            return None
+        return _by_onednn(left, right.t())
+
+    def into(self, out: Tensor, x: Tensor, weight: Tensor, *, add: bool = False) -> None:
+        """Write, or add, x (rows, K) times the transpose of weight (N, K) to `out` (rows, N). Records nothing."""
+        made = self.summed(x, weight.t()) if x.shape[0] >= FEWEST_ROWS else None
+        if made is None:
+            torch.addmm(out, x, weight.t(), beta=int(add), out=out)
+        else:
+            out.add_(made) if add else out.copy_(made)
+
+
+def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    found: Tensor = _onednn()(x, weight, bias, "none", [], "")
+    return found
+
+
+def _recorded(x: Tensor, weight: Tensor) -> bool:
+    return torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
 
 
 @functools.cache

@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "comm": WORDS - {"config"},
     **dict.fromkeys(STRATEGIES, {*WORDS, "comm"} - {"config"}),
     "expert": {*WORDS, "comm", "models"} - {"config"},  # it fills the seams that a router and its experts leave open
-    "pipeline": {*WORDS, "comm", "products"} - {"config"},
+    **dict.fromkeys(("pipeline", "tensor"), {*WORDS, "comm", "products"} - {"config"}),
     "products": {"errors"},  # which library multiplies
     "reference": {"errors"},  # "module:function" of a config
     "models": {"errors", "products", "reference"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -85,3 +86,57 @@ def test_an_answer_of_another_length_is_refused(desk: Desk) -> None:
     with pytest.raises(RankFailed, match="8 bytes came"):
         line.answer(torch.empty(2, dtype=torch.float64))
     line.close()
+
+
+@pytest.mark.parametrize("breaks", [True, False])
+def test_who_calls_anew_is_answered_after_the_old_call_is_done_with(breaks: bool) -> None:
+    heard: list[str] = []
+    entered, set_free = threading.Event(), threading.Event()
+
+    def answer(caller: int, question: Message) -> Message:
+        if question.kind == 0:
+            entered.set()
+            assert set_free.wait(20)
+        heard.append(f"asked {question.kind}")
+        return Message(question.kind)
+
+    def lost(caller: int) -> None:
+        set_free.set()
+        time.sleep(0.05)  # time for the new connection's thread to be first, if nothing keeps it
+        heard.append("lost")
+
+    service = Service(answer, lost)
+    old = Line(service.address, 1)
+    old.ask(Message(0))
+    assert entered.wait(20)
+    if breaks:
+        old.close()
+    new = Line(service.address, 1)
+    new.ask(Message(1))
+    assert new.answer().kind == 1
+    assert heard.index("asked 0") < heard.index("asked 1") and heard.index("lost") < heard.index("asked 1")
+    assert heard.count("lost") == 1
+    old.close()
+    new.close()
+    service.close()
+
+
+def test_an_ended_call_is_lost_before_its_caller_is_in_again() -> None:
+    heard: list[str] = []
+
+    def answer(caller: int, question: Message) -> Message:
+        heard.append("asked")
+        return Message(0)
+
+    def lost(caller: int) -> None:
+        time.sleep(0.05)
+        heard.append("lost")
+
+    service = Service(answer, lost)
+    for _ in range(3):
+        line = Line(service.address, 1)
+        line.ask(Message(0))
+        line.answer()
+        line.close()
+    service.close()
+    assert heard[:5] == ["asked", "lost", "asked", "lost", "asked"]

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from plait.comm.world import init
 from plait.errors import RankFailed, RunError
+from plait.mesh import Mesh
 from tests.helpers.threaded import threaded
 
 
@@ -99,3 +103,41 @@ def test_a_simulated_rank_that_raises_ends_the_others():
 
     with pytest.raises(ValueError, match="this one"):
         threaded(4, run)
+
+
+class _LateStore(dist.Store):
+    """Tells this rank late where the others are."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self._inner = inner
+
+    def get(self, key):
+        found = self._inner.get(key)
+        time.sleep(0.1)
+        return found
+
+    def set(self, key, value):
+        self._inner.set(key, value)
+
+    def wait(self, *args):
+        self._inner.wait(*args)
+
+    def add(self, key, value):
+        return self._inner.add(key, value)
+
+    def check(self, keys):
+        return self._inner.check(keys)
+
+
+def _join_and_leave(world, path, late):
+    rank, size = world.rank, world.size
+    world.close()
+    store = dist.FileStore(path, size)
+    init(Mesh(dp=size), rank=rank, store=_LateStore(store) if rank == late else store).close()
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_who_leaves_at_once_leaves_no_one_behind(ranks, tmp_path: Path, late):
+    """Who joins last finds the others, though they used no axis and closed."""
+    ranks(3, _join_and_leave, str(tmp_path / "store"), late)

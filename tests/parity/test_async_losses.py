@@ -47,9 +47,9 @@ def train(world: World, plan: str, num_applied: int, event: str) -> Any:
     strategy.rest()
     if strategy.server is None:
         return ages, None, None
-    deadline = time.monotonic() + LIMIT_SECONDS
-    while sum(strategy.server.histogram.values()) < num_applied:
-        assert time.monotonic() < deadline, strategy.server.histogram
+    deadline, server = time.monotonic() + LIMIT_SECONDS, strategy.server
+    while sum(server.histogram.values()) < num_applied or any(map(server.versions.holds, range(world.size))):
+        assert time.monotonic() < deadline, server.histogram
         time.sleep(0.01)
     weights = {piece.name: piece.value.detach().clone() for piece in strategy.pieces}
     record = Recorded(tuple(weights), tuple(strategy.server.log or ()))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from plait.cli import common
 from plait.cli.answer import Answer
 from plait.cluster import DEFAULT_PROBE_PATH, Cluster, read_probe
+from plait.cluster.host import VERSION
 from plait.errors import ClusterError, ConfigError
 from plait.launcher import joined_world, launch
 
@@ -71,16 +72,23 @@ def ensure_probe() -> None:
 
 def is_complete(probe: dict[str, Any]) -> bool:
     """Whether it holds what this version asks of a processor."""
+    return is_usable(probe) and probe.get("host") is not None
+
+
+def is_usable(probe: dict[str, Any]) -> bool:
+    """Whether a cluster can be made of it."""
     try:
-        return Cluster.local(probe).host is not None
+        Cluster.local(probe)
     except ClusterError:
         return False
+    return True
 
 
 def ensure_probe_together(meeting: Axis) -> None:
-    """The same in a world that has begun: all ranks measure where one of them has no measurements. Collective."""
+    """The same in a world that has begun: all ranks measure where one has no measurements that can be used. Collective."""
     path = DEFAULT_PROBE_PATH.expanduser()
-    if any(meeting.gather_objects(not path.exists())):
+    probe = read_probe(path)
+    if any(meeting.gather_objects(probe is None or not is_usable(probe))):
         _check_writable(path)
         measure_here(path, meeting.size)
 
@@ -92,6 +100,7 @@ CROWDED = (2, 4)
 def _host(measured: list[dict[str, Any]], num_ranks: int) -> dict[str, Any]:
     """What a processor's cost model needs beside a cluster's numbers: see `plait.cluster.Host`."""
     from plait.cli.probe_engine import measure_engine
+    from plait.products import FEWEST_MULTIPLICATIONS, FEWEST_ROWS
 
     operations = [one["operations"] for one in measured]
     seconds = {name: statistics.median(one[name] for one in operations) for name in operations[0]}
@@ -100,7 +109,8 @@ def _host(measured: list[dict[str, Any]], num_ranks: int) -> dict[str, Any]:
     for times in CROWDED:
         if num_ranks * times <= 16:
             links[str(num_ranks * times)] = _fits(launch(_measure_links, num_ranks * times, nproc=num_ranks * times)[0])
-    return {"seconds": seconds, "engine": engine, "links": links}
+    rule = {"rows": FEWEST_ROWS, "multiplications": FEWEST_MULTIPLICATIONS}
+    return {"version": VERSION, "seconds": seconds, "engine": engine, "links": links, "rule": rule}
 
 
 def _fits(measured: dict[str, Any]) -> dict[str, list[float]]:

@@ -15,14 +15,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from plait.products import Products
+
 Calls = Sequence[tuple[Tensor, ...]]
+Rows = list[tuple[tuple[float, ...], float]]
+"""Sizes, and the seconds that they took."""
 COPIES, REPEATS = 6, 5
 TOKENS, WIDTH = 1024, 512
 LARGE_BYTES = 30 << 20
 HEADS, LENGTH = 4, 128
 HEAD_DIMS = (16, 64)
-PRODUCTS = ((256, 64, 64), (32, 512, 512), (512, 192, 512), (2048, 128, 512), (2048, 512, 128), (1024, 384, 384))
-"""(rows, inputs, outputs) of linear layers."""
+SMALL_PRODUCTS = ((256, 64, 64), (64, 128, 128))
+PRODUCTS = ((256, 128, 128), (32, 512, 512), (512, 192, 512), (2048, 128, 512), (2048, 512, 128), (1024, 384, 384))
+"""(rows, inputs, outputs) of linear layers. `plait.products` has a choice for the large ones."""
 CONVOLUTIONS = ((32, 32, 8), (64, 64, 2), (16, 128, 1), (64, 128, 2), (16, 256, 1), (64, 256, 1))
 """(samples, channels, side in pixels) of 3 x 3 convolutions."""
 
@@ -84,23 +89,31 @@ def attention_seconds() -> dict[str, float]:
 
 def product_seconds() -> dict[str, float]:
     """Matrix products of a linear layer, its forward and the two of its backward: for each flop, and for each number of the
-    three matrices."""
-    rows = []
-    for m, k, n in PRODUCTS:
+    three matrices. `product` by rule, with what it takes to begin, and `plain` as torch makes them."""
+    start, *product = _fit([((1.0, *sizes), spent) for sizes, spent in _product_rows(PRODUCTS, Products())])
+    plain = _fit(_product_rows(SMALL_PRODUCTS + PRODUCTS, Products("torch")))
+    names = ("product_start", "product_flop", "product_number", "plain_flop", "plain_number")
+    return dict(zip(names, (start, *product, *plain), strict=True))
+
+
+def _product_rows(shapes: Sequence[tuple[int, int, int]], made: Products) -> Rows:
+    """((flops, numbers), seconds) of each product."""
+    rows: Rows = []
+    for m, k, n in shapes:
         x, w, grad = ([torch.randn(shape) for _ in range(COPIES)] for shape in ((m, k), (n, k), (m, n)))
+        forward = _each(lambda x, w: made.linear(x, w, None), list(zip(x, w, strict=True)))
+        input_grad = _each(made.product, list(zip(grad, w, strict=True)))
+        weight_grad = _each(lambda grad, x: made.weight_grad(grad.t(), x), list(zip(grad, x, strict=True)))
         sizes = (2.0 * m * n * k, float(m * n + n * k + m * k))
-        forward = _each(lambda x, w: torch.mm(x, w.t()), list(zip(x, w, strict=True)))
-        input_grad = _each(torch.mm, list(zip(grad, w, strict=True)))
-        weight_grad = _each(lambda grad, x: torch.mm(grad.t(), x), list(zip(grad, x, strict=True)))
         rows += [(sizes, seconds) for seconds in (forward, input_grad, weight_grad)]
-    flop, number = _fit(rows)
-    return {"product_flop": flop, "product_number": number}
+    return rows
 
 
 def convolution_seconds() -> dict[str, float]:
     """Convolutions, for each flop and for each weight: small images are dominated by the weights."""
     found: dict[str, float] = {}
-    forward, backward = [], []
+    forward: Rows = []
+    backward: Rows = []
     for samples, channels, side in CONVOLUTIONS:
         shapes = (samples, channels, side, side), (channels, channels, 3, 3)
         calls = [tuple(torch.randn(shape, requires_grad=True) for shape in shapes) for _ in range(COPIES)]
@@ -178,13 +191,17 @@ def _each(function: Callable[..., Tensor], calls: Calls) -> float:
     return median(times) / len(calls)
 
 
-def _fit(rows: list[tuple[tuple[float, float], float]]) -> tuple[float, float]:
-    """(a, b), neither negative, of `seconds = a x + b y`, least squares of the relative errors."""
-    parts = [(x / seconds, y / seconds) for (x, y), seconds in rows]
-    xx, xy, yy = (sum(one[i] * one[j] for one in parts) for i, j in ((0, 0), (0, 1), (1, 1)))
-    x, y = (sum(one[i] for one in parts) for i in (0, 1))
-    under = xx * yy - xy * xy
-    a, b = (x * yy - y * xy) / under, (y * xx - x * xy) / under
-    if a < 0:
-        return 0.0, y / yy
-    return (a, b) if b >= 0 else (x / xx, 0.0)
+def _fit(rows: Rows) -> list[float]:
+    """The factors, none negative, of `seconds = sum of factor x size`, least squares of the relative errors."""
+    parts = torch.tensor([[size / seconds for size in sizes] for sizes, seconds in rows], dtype=torch.float64)
+    scale = parts.norm(dim=0)
+    kept = list(range(parts.shape[1]))
+    while True:
+        found = torch.linalg.lstsq((parts / scale)[:, kept], torch.ones(len(rows), 1, dtype=torch.float64)).solution.flatten()
+        if found.min() >= 0:
+            break
+        del kept[int(found.argmin())]
+    factors = [0.0] * parts.shape[1]
+    for index, factor in zip(kept, (found / scale[kept]).tolist(), strict=True):
+        factors[index] = factor
+    return factors

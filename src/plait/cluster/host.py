@@ -21,19 +21,23 @@ SECONDS: Final = (
         for kind in (*KINDS, "attention", "score", "convolution_flop", "convolution_weight")
         for way in ("forward", "backward")
     ),
-    *("product_flop", "product_number", "update", "fresh"),
+    *("product_start", "product_flop", "product_number", "plain_flop", "plain_number", "update", "fresh"),
 )
+RULE: Final = ("rows", "multiplications")
+VERSION: Final = 2
+"""Of what is measured: a probe of another version is no probe."""
 ENGINE: Final = ("step", "micro_batch", "expert")
 MEETINGS: Final = ("call", "grid", "visit")
 FAMILIES: Final = ("gpt", "llama", "experts")
 REMAT: Final = ("none", "full", "selective")
 OPS: Final = ("all_reduce", "all_gather", "reduce_scatter", "send")
-_TIME, _RATE = Bounds(0, 1e3, "seconds"), Bounds(1e3, 1e15, "bytes/s")
+_TIME, _RATE, _COUNT = Bounds(0, 1e3, "seconds"), Bounds(1e3, 1e15, "bytes/s"), Bounds(0, 1e15, "")
 
 
 @dataclass(frozen=True, eq=False)
 class Host:
-    """`seconds`: for each number, flop, weight, or score of attention's whole square, one rank on one core. `engine`: seconds
+    """`seconds`: for each number, flop, weight, or score of attention's whole square, one rank on one core; a `product` is one
+    that has at least the `rule`'s rows and multiplications, others are `plain`, and all are without a rule. `engine`: seconds
     that the engine takes where there is nothing to compute, of a step, a micro-batch, an expert of a block. `meetings`: beside
     the work, of a collective on a line and on a grid, and of a step of ring attention, by number of ranks. `blocks`: what the
     engine takes for a block forward and backward, by family and recomputation. `memory_bytes`: of a rank that holds no model.
@@ -45,6 +49,7 @@ class Host:
     blocks: Mapping[str, Mapping[str, float]]
     memory_bytes: float
     links: Mapping[int, Mapping[str, tuple[float, float]]]
+    rule: Mapping[str, float] | None = None
 
 
 def host_of_probe(probe: Mapping[str, Any]) -> Host | None:
@@ -52,6 +57,8 @@ def host_of_probe(probe: Mapping[str, Any]) -> Host | None:
     given = probe.get("host")
     if given is None:
         return None
+    if isinstance(given, Mapping) and given.get("version") != VERSION:
+        raise ClusterError("cluster 'local': it was measured by another version of plait; run plait probe again")
     wrong: list[str] = []
 
     def table(name: str, of: Any) -> Mapping[str, Any]:
@@ -61,10 +68,10 @@ def host_of_probe(probe: Mapping[str, Any]) -> Host | None:
         return of
 
     whole = table("", given)
-    seconds, engine = table("seconds", whole.get("seconds")), table("engine", whole.get("engine"))
-    for prefix, numbers, names in (("seconds", seconds, SECONDS), ("engine", engine, ENGINE)):
+    seconds, engine, rule = (table(prefix, whole.get(prefix)) for prefix in ("seconds", "engine", "rule"))
+    for prefix, numbers, names in (("seconds", seconds, SECONDS), ("engine", engine, ENGINE), ("rule", rule, RULE)):
         for name in names:
-            wrong += number_faults(f"host.{prefix}.{name}", numbers.get(name), _TIME)
+            wrong += number_faults(f"host.{prefix}.{name}", numbers.get(name), _COUNT if prefix == "rule" else _TIME)
     wrong += number_faults("host.engine.memory", engine.get("memory"), Bounds(1e6, 1e13, "bytes"))
     blocks = table("engine.blocks", engine.get("blocks"))
     for family in FAMILIES:
@@ -90,4 +97,4 @@ def host_of_probe(probe: Mapping[str, Any]) -> Host | None:
     own = {name: float(engine[name]) for name in ENGINE}
     by_family = {family: {remat: float(blocks[family][remat]) for remat in REMAT} for family in FAMILIES}
     met = {name: {int(count): float(spent) for count, spent in by_ranks.items()} for name, by_ranks in meetings.items()}
-    return Host(times, own, met, by_family, float(engine["memory"]), links)
+    return Host(times, own, met, by_family, float(engine["memory"]), links, {name: float(rule[name]) for name in RULE})

@@ -3,7 +3,7 @@
 Collectives and matched sends need both sides to agree on an order; a server that waits for whoever comes first has none.
 So these are plain TCP connections beside the process group, one for each pair, with a header of numbers and one flat tensor;
 nothing is pickled. A caller proves by a secret, which the ranks share through the process group, that it is one of them. A
-connection that breaks is a caller that is lost; it may come back by a new one.
+connection that breaks is a caller that is lost; it may come back by a new one, which is answered when the old one is done with.
 """
 
 from __future__ import annotations
@@ -62,15 +62,27 @@ Handler = Callable[[int, Message], Message]
 """(caller, question) -> answer; called in the caller's thread, and may block it. The question's tensor is bytes (uint8)."""
 
 
+@dataclass(frozen=True)
+class _Caller:
+    """A connection, and the thread that answers it."""
+
+    connection: socket.socket
+    thread: threading.Thread
+
+
 class Service:
-    """Answers calls, each caller in a thread of its own. `lost(caller)` is told when a connection ends."""
+    """Answers calls, each caller in a thread of its own. `lost(caller)` is told when a connection ends.
+
+    A caller that calls anew is lost first: `lost` must have a handler that still waits for that caller's sake return or
+    raise `ConnectionError`. So nothing of the old connection happens after the first question of the new one.
+    """
 
     def __init__(self, handler: Handler, lost: Callable[[int], None], host: str = "127.0.0.1") -> None:
         self._handler, self._lost = handler, lost
         self._listener = socket.create_server((host, 0), backlog=128)
         self.address = Address(host, self._listener.getsockname()[1], secrets.token_bytes(SECRET_BYTES))
         self._lock = threading.Lock()
-        self._connections: dict[int, socket.socket] = {}
+        self._callers: dict[int, _Caller] = {}
         self._sent_bytes = 0
         self._closed = False
         threading.Thread(target=self._accept, name="plait-service", daemon=True).start()
@@ -85,7 +97,7 @@ class Service:
         """Stop listening and end every connection."""
         self._closed = True
         with self._lock:
-            connections = list(self._connections.values())
+            connections = [caller.connection for caller in self._callers.values()]
         for connection in (self._listener, *connections):
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
@@ -102,25 +114,19 @@ class Service:
     def _serve(self, connection: socket.socket) -> None:
         """The life of one connection."""
         with connection:
-            caller = self._welcome(connection)
-            if caller is None:
+            number = self._welcome(connection)
+            if number is None:
                 return
-            try:
-                buffer = torch.empty(0, dtype=torch.uint8)
-                while True:
-                    question, buffer = _receive_any(connection, buffer)
-                    answer = self._handler(caller, question)
-                    _send(connection, answer)
-                    with self._lock:
-                        self._sent_bytes += _num_bytes(answer.data)
-            except OSError:
-                pass
+            caller = _Caller(connection, threading.current_thread())
+            self._take_over(number, caller)
+            with suppress(OSError):
+                self._converse(number, connection)
             with self._lock:
-                latest = self._connections.get(caller) is connection
-                if latest:
-                    del self._connections[caller]
-        if latest and not self._closed:  # one that has come back by a new connection is not lost
-            self._lost(caller)
+                if self._callers.get(number) is not caller:  # whoever took over has said so
+                    return
+                if not self._closed:
+                    self._lost(number)  # under the lock: whoever calls anew is not in before
+                del self._callers[number]
 
     def _welcome(self, connection: socket.socket) -> int | None:
         """The caller's number; None for a stranger."""
@@ -130,14 +136,33 @@ class Service:
             _fill(connection, memoryview(hello))
         except OSError:
             return None
-        secret, caller = _HELLO.unpack(hello)
+        secret, number = _HELLO.unpack(hello)
         if not hmac.compare_digest(secret, self.address.secret):
             return None
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return int(number)
+
+    def _take_over(self, number: int, caller: _Caller) -> None:
+        """From the caller's connection before this one, if it has not ended."""
         with self._lock:
-            self._connections[caller] = connection
-        return int(caller)
+            before = self._callers.get(number)
+            self._callers[number] = caller
+        if before is not None:
+            with suppress(OSError):
+                before.connection.shutdown(socket.SHUT_RDWR)
+            self._lost(number)
+            before.thread.join()
+
+    def _converse(self, number: int, connection: socket.socket) -> None:
+        """Answer until the connection ends."""
+        buffer = torch.empty(0, dtype=torch.uint8)
+        while True:
+            question, buffer = _receive_any(connection, buffer)
+            answer = self._handler(number, question)
+            _send(connection, answer)
+            with self._lock:
+                self._sent_bytes += _num_bytes(answer.data)
 
 
 class Line:

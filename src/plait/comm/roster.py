@@ -50,6 +50,7 @@ class Attendance:
         self._said: dict[int, bool] = {}
         self._meetings: dict[int, Meeting | None] = {}  # answers that their seats have not taken yet
         self._verdicts: dict[int, bool] = {}
+        self._lives = [0] * num_seats  # how often each seat was lost: who waits for one of an earlier life waits no more
         self._changed = threading.Condition()
 
     def here(self, seat: int) -> None:
@@ -64,33 +65,44 @@ class Attendance:
                 known.pop(seat, None)
             self._awaited.discard(seat)
             self._members.discard(seat)
+            self._lives[seat] += 1
             self._look()
 
     def meet(self, seat: int, opens: bool = True) -> Meeting | None:
         """Wait for the others. Where one of the last meeting says not `opens`, newcomers wait for the next one.
 
-        None when nobody of the last meeting is left: what they knew is lost.
+        None when nobody of the last meeting is left: what they knew is lost. Raises `ConnectionError` when the seat is lost.
         """
         with self._changed:
+            life = self._lives[seat]
             self._awaited.add(seat)
             self._come[seat] = opens
             deadline = time.monotonic() + self._patience_seconds
             self._look()
             while seat not in self._meetings:
-                self._changed.wait(LOOK_SECONDS)
+                self._wait(seat, life)
                 if time.monotonic() > deadline and (seat in self._members or not self._number):
                     self._awaited &= self._come.keys()
                     self._look()
             return self._meetings.pop(seat)
 
     def agree(self, seat: int, well: bool) -> bool:
-        """Wait for the others of the last meeting; whether all of those that are left say that it went well."""
+        """Wait for the others of the last meeting; whether all of those that are left say that it went well.
+
+        Raises `ConnectionError` when the seat is lost.
+        """
         with self._changed:
+            life = self._lives[seat]
             self._said[seat] = well
             self._look()
             while seat not in self._verdicts:
-                self._changed.wait(LOOK_SECONDS)
+                self._wait(seat, life)
             return self._verdicts.pop(seat)
+
+    def _wait(self, seat: int, life: int) -> None:
+        self._changed.wait(LOOK_SECONDS)
+        if self._lives[seat] != life:
+            raise ConnectionError(f"seat {seat} is lost")
 
     def _look(self) -> None:
         """Answer whom one can."""

@@ -26,7 +26,7 @@ from plait.comm.backends.native import Native
 from plait.comm.backends.shared import connect as connect_shared
 from plait.comm.crew import Crew, Place
 from plait.comm.ledger import Ledger
-from plait.comm.work import Recorder
+from plait.comm.work import Label, Recorder, naming_failure
 from plait.errors import PlanError, RankFailed, WorldSizeError, nearest
 from plait.mesh import AxisName, Mesh
 from plait.mesh.groups import Groups
@@ -84,7 +84,10 @@ class World:
             text = name if isinstance(name, str) else "*".join(name)
             if list(line) != sorted(line):
                 raise PlanError(f"the product {text} is not in mesh order; write the outer axis first (pp, dp, cp, tp)")
-            backend = self._connect(name) if len(line) > 1 else None
+            backend = None
+            if len(line) > 1:
+                with naming_failure(Label(text, "connect", 0, line), self.rank):
+                    backend = self._connect(name)
             self._axes[name] = Axis(text, line, line.index(self._rank_in_mesh), backend, self.recorder)
         return self._axes[name]
 
@@ -271,3 +274,5 @@ def _make_group(mesh: Mesh, rank: int | None, store: Store | None, timeout_secon
         raise PlanError("a store was given without a rank; give both, or neither under torchrun")
     else:
         dist.init_process_group(kind, store=store, rank=rank, world_size=mesh.size, timeout=timeout)
+    if kind == "gloo":
+        dist.barrier()  # a rank has joined once it has its own connections: if it left then, others would still be joining

@@ -50,7 +50,7 @@ class Train(Section):
     `place_experts_every`: steps after which experts are placed anew over the ranks of `ep`, by the load seen since (0: they
     stay); `spare_expert_slots`: of each rank, for copies of the busiest. Neither changes what is computed.
     `grouped_product`: of experts, by rule, by measurement after the first step (recorded in the metrics), or by name.
-    `linear_product`: of layers in a pipeline and of experts, by the quicker of torch's CPU libraries, or as torch itself would.
+    `linear_product`: of float32 layers and experts on CPUs, by the quicker of torch's two libraries, or as torch itself would.
     """
 
     steps: Count = 100

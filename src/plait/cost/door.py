@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,10 +131,13 @@ def plan_of(tables: Mapping[str, Any], plan: Plan | str | None) -> Plan:
 
 
 def cluster_of(tables: Mapping[str, Any], cluster: Cluster | str | None) -> Cluster:
-    """The cluster asked for, or the config's own."""
+    """The cluster asked for, or the config's own; its processors multiply as the config says."""
     if cluster is None:
         cluster = cluster_name(tables)
-    return Cluster.parse(cluster) if isinstance(cluster, str) else cluster
+    found = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
+    if found.host is not None and tables.get("train", {}).get("linear_product") == "torch":
+        return replace(found, host=replace(found.host, rule=None))
+    return found
 
 
 def cluster_name(tables: Mapping[str, Any]) -> str:

@@ -87,8 +87,9 @@ def _block_seconds(block: Block, machine: Machine, shard: Sharding, precision: s
 def _on_processor(block: Block, setting: Setting, host: Host) -> ComputeSeconds:
     """The same, from measured seconds, with what Python takes for each kernel."""
     shard, total, core, cheap = setting.shard, processor.Seconds(), 0.0, 0.0
+    by_rule = setting.precision == "float32" and not setting.compiled
     for op in block.operations:
-        one = processor.operation(op, shard, host)
+        one = processor.operation(op, shard, host, by_rule=by_rule)
         total = total.plus(one)
         core += one.forward if isinstance(op, Attention) else 0.0
         grouped = isinstance(op, Matmul) and op.copies > 1  # experts: not kept

@@ -46,8 +46,8 @@ class Seconds:
         return Seconds(self.forward + other.forward, self.input_grad + other.input_grad, self.weight_grad + other.weight_grad)
 
 
-def operation(op: Operation, shard: Sharding, host: Host) -> Seconds:
-    """What an operation takes on one rank and micro-batch."""
+def operation(op: Operation, shard: Sharding, host: Host, *, by_rule: bool = True) -> Seconds:
+    """What an operation takes on one rank and micro-batch. `by_rule`: layers may take the quicker library (see `product`)."""
     if isinstance(op, Matmul):
         if op.convolution:
             return _convolution(op, shard, host)
@@ -55,7 +55,7 @@ def operation(op: Operation, shard: Sharding, host: Host) -> Seconds:
         share = made.outputs / op.outputs  # query, key and value are a product each
         parts = [replace(made, outputs=share * part) for part in op.parts] or [made]
         ways = zip(*(part.each() for part in parts), strict=True)
-        return Seconds(*(made.copies * sum(product(host, m, n, k) for m, n, k in way) for way in ways))
+        return Seconds(*(made.copies * sum(product(host, m, n, k, by_rule=by_rule) for m, n, k in way) for way in ways))
     if isinstance(op, Attention):
         return _attention(op, shard, host)
     if isinstance(op, Elementwise):
@@ -63,9 +63,13 @@ def operation(op: Operation, shard: Sharding, host: Host) -> Seconds:
     return _of_kind("lookup", shard.tokens * op.width, host)
 
 
-def product(host: Host, m: float, n: float, k: float) -> float:
-    """One `m x k @ k x n`."""
-    return 2.0 * m * n * k * host.seconds["product_flop"] + (m * n + n * k + m * k) * host.seconds["product_number"]
+def product(host: Host, m: float, n: float, k: float, *, by_rule: bool = True) -> float:
+    """One `m x k @ k x n`, as `plait.products` makes it where it holds (`by_rule`), else as torch does."""
+    flops, numbers, rule = 2.0 * m * n * k, m * n + n * k + m * k, host.rule
+    if by_rule and rule is not None and m >= rule["rows"] and m * n * k >= rule["multiplications"]:
+        start = host.seconds["product_start"]
+        return start + flops * host.seconds["product_flop"] + numbers * host.seconds["product_number"]
+    return flops * host.seconds["plain_flop"] + numbers * host.seconds["plain_number"]
 
 
 def overhead(block: Block, launches: float, host: Host, remat: str = "none") -> float:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import ClassVar
 
@@ -267,15 +268,19 @@ class AsyncServer(DataStrategy):
         return {"staleness": float(min(ages) if min(ages) < 0 else max(ages))} if ages else {}
 
     def rest(self) -> None:
-        """Nobody need wait for this worker; its next step begins by fetching the weights."""
+        """Nobody need wait for this worker; its next step begins by fetching the weights.
+
+        A server that is gone waits for nobody: that is for the next step to say.
+        """
         if self._resting:
             return
         self._resting = True
-        for line in self._lines:
-            if line is not None:
+        lines = [line for line in self._lines if line is not None]
+        for line in lines:
+            with suppress(RankFailed):
                 line.ask(Message(REST))
-        for line in self._lines:
-            if line is not None:
+        for line in lines:
+            with suppress(RankFailed):
                 line.answer()
         if self.server is not None:
             self.server.leave(self._own)

@@ -69,7 +69,7 @@ class Options:
         placing: whether experts are placed anew between steps, with copies of the busiest.
         grouped_product: of experts: `rule`, `measure` (after the first step), or one of `models.grouped.METHODS`.
         schedule: of the pipeline, in place of the plan's.
-        linear_product: of layers in a pipeline, and of experts: `rule` (the quicker of torch's libraries), or `torch`.
+        linear_product: of layers and experts: `rule` (the quicker of torch's libraries), or `torch`; `compile`d are torch's.
         weight_grad_group: of a schedule that splits backwards: the micro-batches whose weight gradients are made at once,
             which is quicker, and keeps what they are made from for longer.
     """
@@ -137,17 +137,14 @@ def build(
     if balance is not None:
         balance.use_product(model, options.grouped_product, Products(options.linear_product))
     axis = world.axis("pp")
-    products = LayerProducts(
-        add=schedule.num_stages > 1 and not plan.compile,
-        by=Products(options.linear_product if schedule.num_stages > 1 else "torch"),
-    )
+    products = _layer_products(plan, schedule, options, precision, world)
     own = make_stages(model, blocks, stages_of_model, schedule, rank=axis.rank, call=call, products=products)
     if plan.compile:
         compiling.leave_out(model, blocks)
     own.holding = own.holding.split(placements(experts, split))
     make = _StrategyMaker(plan, _data_group(plan, world, options, precision), schedule, experts, world)
     strategies = {stage: own.strategy(stage, make) for stage in own.stages}
-    for stage, part in own.stages.items():
+    for stage, part in own.stages.items() if products.add else ():
         part.add_into(strategies[stage].sinks())
     strategy = Staged(strategies) if len(strategies) > 1 else strategies[next(iter(strategies))]
     values.fill(strategies, own.holding)
@@ -292,7 +289,17 @@ def _split_layers(model: nn.Module, plan: Plan, world: World, options: Options) 
     if options.aggregate == "mean" and plan.tp.mode != "1d":
         raise PlanError(f"aggregate 'mean' weighs whole batches, and {plan.tp} splits the batch of a data rank; use 'sum'")
     roles = models.roles_for(model) if options.roles is None else options.roles
-    return tensor.apply(model, roles, TensorGroup(world, plan.tp.mode, plan.tp.sequence_parallel, str(plan.tp)))
+    products = Products("torch" if plan.compile else options.linear_product)
+    group = TensorGroup(world, plan.tp.mode, plan.tp.sequence_parallel, str(plan.tp), products=products)
+    return tensor.apply(model, roles, group)
+
+
+def _layer_products(plan: Plan, schedule: Schedule, options: Options, precision: Precision, world: World) -> LayerProducts:
+    """A pipeline's layers add their weights' gradients themselves, which a backward that is split needs."""
+    pipelined, split = schedule.num_stages > 1, any(action.kind is Kind.WEIGHT_GRAD for action in schedule)
+    by, compiles = Products(options.linear_product), plan.compile
+    add = split or (pipelined and not compiles)
+    return LayerProducts(by, own=add or (not compiles and by.serves(precision.compute, world.device)), add=add)
 
 
 def _wrap_blocks(model: nn.Module, blocks: Sequence[str], plan: Plan, backend: str, device: torch.device) -> None:

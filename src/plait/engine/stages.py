@@ -13,7 +13,7 @@ from plait import data
 from plait.data import DataStrategy, Unit
 from plait.engine.cut import Cut
 from plait.engine.holding import Holding, shapes_of
-from plait.pipeline.actions import Kind, Schedule
+from plait.pipeline.actions import Schedule
 from plait.pipeline.chain import ChainStage, WholeModel
 from plait.pipeline.deferred import Deferral
 from plait.pipeline.guided import Guide, GuidedStage, Swap
@@ -46,13 +46,11 @@ class Stages:
 
 @dataclass(frozen=True)
 class LayerProducts:
-    """How layers multiply: `by` what, and whether they `add` the gradients of their weights where these belong.
+    """How layers multiply: `by` what, where that is `own`; whether they `add` gradients of weights where these belong."""
 
-    Where a backward is split they do that anyway.
-    """
-
-    add: bool
     by: Products
+    own: bool
+    add: bool
 
 
 def make_stages(
@@ -71,16 +69,15 @@ def make_stages(
     units = data.split_units(model, blocks)
     params = _params_by_stage(model, plan, own)
     swaps = _swaps(model, params)
-    own_products = products.add or any(action.kind is Kind.WEIGHT_GRAD for action in schedule)
     guide = Guide(plan.flow, plan.stage_of) if plan.flow is not None else None
     held: dict[str, nn.Parameter] = {}
     copies: dict[str, list[nn.Parameter]] = {}
     made = Stages(Holding(model, held, shapes, frozenset()))
     for stage in own:
         modules = {module for name in plan.links[stage] for module in model.get_submodule(name).modules()}
-        deferral = Deferral(products.by) if own_products else None
+        deferral = Deferral(products.by) if products.own else None
         if deferral is not None:
-            deferral.install(modules)
+            deferral.install(modules, quicker_only=not products.add)
         local = params[stage]
         made.swaps[stage] = [swap for swap in swaps[stage] if swap[0] in modules]
         made.stages[stage] = Stage(_module(model, plan, stage, swaps=swaps[stage], guide=guide, call=call), stage, deferral)

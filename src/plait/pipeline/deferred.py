@@ -114,13 +114,13 @@ class Deferral:
         recipe.deposit(params, (x, grad), sinks)
         return True
 
-    def install(self, modules: Iterable[nn.Module]) -> int:
-        """Let the layers that can be deferred run through here; how many they are."""
+    def install(self, modules: Iterable[nn.Module], *, quicker_only: bool = False) -> int:
+        """Let the layers that can be deferred, or that `products` may make quicker, run through here; how many they are."""
         num = 0
         for module in modules:
             recipe = _recipe(module, self.products)
-            if recipe is not None:
-                module.forward = _forward(recipe, self)
+            if recipe is not None and (recipe.by_products or not quicker_only):
+                module.forward = _forward(recipe, self, quicker_only)
                 num += 1
         return num
 
@@ -128,14 +128,18 @@ class Deferral:
 class _Recipe:
     """A layer that is a product with a weight: its forward, its input's gradient, its weights' gradients.
 
-    `joins`: rows of several inputs may be laid under each other.
+    `joins`: rows of several inputs may be laid under each other. `by_products`: `products` multiply.
     """
 
-    joins = True
+    joins = by_products = True
 
     def __init__(self, module: nn.Module, products: Products) -> None:
         self.module: Any = module
         self.products = products
+
+    def gains(self, x: Tensor, weight: Tensor) -> bool:
+        """Whether `products` multiply quicker than the layer itself would."""
+        return self.products.gains(x, weight.shape[0])
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return self.products.linear(x, weight, bias)
@@ -150,7 +154,7 @@ class _Recipe:
     def weight_grads(self, params: Params, x: Tensor, grad: Tensor) -> list[Tensor]:
         """One for each of `params`: the weight, and the bias if there is one."""
         left, right = self.factors(x, grad)
-        return [left @ right, *([grad.reshape(-1, grad.shape[-1]).sum(0)] if len(params) > 1 else [])]
+        return [self.products.weight_grad(left, right), *([grad.reshape(-1, grad.shape[-1]).sum(0)] if len(params) > 1 else [])]
 
     def deposit(self, params: Params, made_from: tuple[Tensor, Tensor], sinks: Sequence[Sink]) -> None:
         """Add what `weight_grads` gives to a sink each."""
@@ -168,6 +172,9 @@ class _Recipe:
 class _Transposed(_Recipe):
     """`x @ weight + bias`, as Hugging Face's GPT-2 has it."""
 
+    def gains(self, x: Tensor, weight: Tensor) -> bool:
+        return self.products.gains(x, weight.shape[1])
+
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return self.products.linear(x, weight.t(), bias)
 
@@ -179,7 +186,7 @@ class _Transposed(_Recipe):
 
 
 class _Convolution(_Recipe):
-    joins = False
+    joins = by_products = False
 
     def _backward(self, x: Tensor, weight: Tensor, grad: Tensor, mask: list[bool]) -> tuple[Tensor, ...]:
         conv = self.module
@@ -230,10 +237,14 @@ def _recipe(module: nn.Module, products: Products) -> _Recipe | None:
     return None
 
 
-def _forward(recipe: _Recipe, deferral: Deferral) -> Callable[[Tensor], Tensor]:
-    module = recipe.module
+def _forward(recipe: _Recipe, deferral: Deferral, quicker_only: bool) -> Callable[[Tensor], Tensor]:
+    """Through a function of ours. With `quicker_only` the layer's own forward stays where nothing would be gained."""
+    module, original = recipe.module, recipe.module.forward
 
     def forward(x: Tensor) -> Tensor:
+        if quicker_only and (not recipe.gains(x, module.weight) or torch._C._are_functorch_transforms_active()):
+            plain: Tensor = original(x)
+            return plain
         output: Tensor = _Product.apply(x, module.weight, module.bias, (recipe, deferral))
         return output
 

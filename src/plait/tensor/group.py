@@ -14,6 +14,7 @@ from plait.comm import Axis, World
 from plait.comm.functional import transition
 from plait.mesh import AxisName
 from plait.mesh.layouts import REPLICATED, Layout, Sharded
+from plait.products import Products
 
 
 @dataclass(frozen=True)
@@ -74,12 +75,14 @@ class Kept:
 class Run:
     """What the modules of one model tell each other during a forward.
 
-    `where` is the stream that the last layer left; `choices` counts the products of a grid that streamed and that gathered.
+    `where` is the stream that the last layer left; `products` how layers multiply; `choices` counts the products of a grid
+    that streamed and that gathered.
     `_source` and `_entered` are the last tensor that entered a layer, and what became of it: q, k and v take the same tensor,
     and one collective serves the three, forward and backward.
     """
 
     where: Stream
+    products: Products = field(default_factory=Products)
     choices: Counter[str] = field(default_factory=Counter)
     _key: tuple[Any, ...] = ()
     _source: Tensor | None = None
@@ -113,6 +116,7 @@ class TensorGroup:
     sequence_parallel: bool = False
     name: str = ""
     gather_limit_bytes: int = 64 << 20  # of panels that a product of a grid may gather; beyond, they are streamed
+    products: Products = field(default_factory=Products)
 
     @property
     def size(self) -> int:

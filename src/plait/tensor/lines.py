@@ -5,11 +5,12 @@
 
 With sequence parallel a column keeps its shard of X and gathers it again in backward (V. Korthikanti et al., Reducing
 Activation Recomputation in Large Transformer Models, section 4.2.2). The product of a row is written into memory that the
-peers read, so it is copied by none but the sum.
+peers read, so it is copied by none but the sum. Which library multiplies is the run's to say (`plait.products`).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,43 +21,59 @@ from torch.autograd.function import once_differentiable
 from plait.comm import Axis
 from plait.comm.functional import transition
 from plait.mesh.layouts import REPLICATED, Layout, Sharded
+from plait.products import Products
 from plait.tensor.group import Kept, Run
+
+
+@dataclass(frozen=True)
+class Line:
+    """The ranks over which a row adds up, and what becomes of the sum: I or S(dim)."""
+
+    axis: Axis
+    target: Layout
 
 
 def column(x: Tensor, weight: Tensor, bias: Tensor | None, run: Run) -> Tensor:
     """x W^T + b: `x` [..., in] whole, `weight` [out, in] and `bias` [out] in parts."""
     kept = run.kept(x)
-    if kept is None or not torch.is_grad_enabled():
+    if kept is not None and torch.is_grad_enabled():
+        kept.users += int(weight.requires_grad)
+    elif not run.products.serves(x.dtype, x.device):
         return F.linear(x, weight, bias)
-    kept.users += int(weight.requires_grad)
-    y: Tensor = _Column.apply(x, kept.shard, weight, bias, kept)
+    y: Tensor = _Column.apply(x, x if kept is None else kept.shard, weight, bias, (kept, run.products))
     return y
 
 
-def row(x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, target: Layout) -> Tensor:
-    """Sum of x W^T over the axis, as `target` (I or S(dim)), and the bias: `x` [..., in] and `weight` [out, in] in parts."""
-    if axis.size == 1:
+def row(x: Tensor, weight: Tensor, bias: Tensor | None, run: Run, line: Line) -> Tensor:
+    """Sum of x W^T over the line, and the bias: `x` [..., in] and `weight` [out, in] in parts."""
+    if line.axis.size == 1:
         return F.linear(x, weight, bias)
-    y: Tensor = _Row.apply(x, weight, bias, axis, target)
+    y: Tensor = _Row.apply(x, weight, bias, line, run.products)
     return y
+
+
+_How = tuple["Kept | None", Products]
+"""From what an input was gathered, and who multiplies."""
 
 
 class _Column(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, shard: Tensor, weight: Tensor, bias: Tensor | None, kept: Kept) -> Tensor:  # noqa: PLR0917  # autograd's
+    def forward(ctx: Any, x: Tensor, shard: Tensor, weight: Tensor, bias: Tensor | None, how: _How) -> Tensor:  # noqa: PLR0917  # autograd's
         ctx.save_for_backward(shard, weight)
-        ctx.kept, ctx.shape = kept, x.shape
-        return F.linear(x, weight, bias)
+        ctx.how, ctx.shape = how, x.shape
+        return how[1].linear(x, weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         shard, weight = ctx.saved_tensors
+        how: _How = ctx.how
+        kept, products = how
         dy, dx, dw, db = _rows(gradients[0]), None, None, None
         if ctx.needs_input_grad[0]:
-            dx = (dy @ weight).view(ctx.shape)
+            dx = products.product(dy, weight).view(ctx.shape)
         if ctx.needs_input_grad[2]:
-            dw = _weight_gradient(dy, _rows(ctx.kept.whole(shard)), weight)
+            dw = _weight_gradient(products, dy, _rows(shard if kept is None else kept.whole(shard)), weight)
         if ctx.needs_input_grad[3]:
             db = dy.sum(0)
         return dx, None, dw, db, None
@@ -64,10 +81,11 @@ class _Column(torch.autograd.Function):
 
 class _Row(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, target: Layout) -> Tensor:  # noqa: PLR0917  # autograd's
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, line: Line, products: Products) -> Tensor:  # noqa: PLR0917  # autograd's
         ctx.save_for_backward(x, weight)
-        ctx.axis, ctx.target = axis, target
-        y = _product(x, weight, axis)
+        ctx.line, ctx.products = line, products
+        axis, target = line.axis, line.target
+        y = _product(x, weight, axis, products)
         if isinstance(target, Sharded):
             dim = target.dim % y.dim()
             parts = y.unflatten(dim, (axis.size, y.shape[dim] // axis.size)).movedim(dim, 0)
@@ -82,24 +100,25 @@ class _Row(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
+        line: Line = ctx.line
         own, dx, dw = gradients[0], None, None
-        whole = transition(own, ctx.axis, ctx.target, REPLICATED) if isinstance(ctx.target, Sharded) else own
+        whole = transition(own, line.axis, line.target, REPLICATED) if isinstance(line.target, Sharded) else own
         dy = _rows(whole)
         if ctx.needs_input_grad[0]:
-            dx = (dy @ weight).view(x.shape)
+            dx = ctx.products.product(dy, weight).view(x.shape)
         if ctx.needs_input_grad[1]:
-            dw = _weight_gradient(dy, _rows(x), weight)
+            dw = _weight_gradient(ctx.products, dy, _rows(x), weight)
         db = _rows(own).sum(0) if ctx.needs_input_grad[2] else None
         return dx, dw, db, None, None
 
 
-def _product(x: Tensor, weight: Tensor, axis: Axis) -> Tensor:
+def _product(x: Tensor, weight: Tensor, axis: Axis, products: Products) -> Tensor:
     """x W^T, where peers can read it. Selective recomputation counts products by their plain form: it gets that."""
     shape = (*x.shape[:-1], weight.shape[0])
     if torch._C._len_torch_dispatch_stack():
-        return F.linear(x, weight)
+        return products.linear(x, weight, None)
     y = axis.lend(shape, x)
-    torch.mm(_rows(x), weight.t(), out=y.view(-1, shape[-1]))
+    products.into(y.view(-1, shape[-1]), _rows(x), weight)
     return y
 
 
@@ -107,6 +126,6 @@ def _rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
-def _weight_gradient(dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+def _weight_gradient(products: Products, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """dy^T x, in the order in which the weight lies in memory."""
-    return dy.t() @ x if weight.is_contiguous() else (x.t() @ dy).t()
+    return products.weight_grad(dy.t(), x) if weight.is_contiguous() else products.weight_grad(x.t(), dy).t()

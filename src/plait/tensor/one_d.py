@@ -32,7 +32,7 @@ def one_d(group: TensorGroup, *, has_sequence: bool) -> Mode:
         return lines.column(run.enter(x, tp, between, REPLICATED), weight, bias, run)
 
     def row(x: Tensor, weight: Tensor, bias: Tensor | None, run: Run) -> Tensor:
-        return lines.row(x, weight, bias, tp, between)
+        return lines.row(x, weight, bias, run, lines.Line(tp, between))
 
     inner = Stream(features=tp)
     columns = LinearRule(residual, inner, out=(tp,), into=(), product=column)

@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from plait.comm import Axis
 from plait.comm.functional import transition
 from plait.mesh.layouts import PARTIAL, REPLICATED, Sharded
+from plait.products import Products
 from plait.tensor.group import Kept, Run
 
 
@@ -55,7 +56,7 @@ class Gathered:
         kept = run.kept(whole)
         if kept is not None and torch.is_grad_enabled():
             kept.users += int(weight.requires_grad)
-        product: Tensor = _Product.apply(whole, x, weight, self, kept)
+        product: Tensor = _Product.apply(whole, x, weight, self, (kept, run.products))
         return product if bias is None else product + bias
 
 
@@ -67,23 +68,30 @@ def _scatter(move: Move | None, partial: Tensor) -> Tensor:
     return partial if move is None else move.scatter(partial)
 
 
+_How = tuple["Kept | None", Products]
+"""From what the input was gathered, and who multiplies."""
+
+
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, whole: Tensor, part: Tensor, weight: Tensor, moves: Gathered, kept: Kept | None) -> Tensor:  # noqa: PLR0917  # autograd's
+    def forward(ctx: Any, whole: Tensor, part: Tensor, weight: Tensor, moves: Gathered, how: _How) -> Tensor:  # noqa: PLR0917  # autograd's
         ctx.save_for_backward(part, weight)
-        ctx.moves, ctx.kept = moves, kept
-        return _scatter(moves.y, whole @ _gather(moves.weight, weight).t())
+        ctx.moves, ctx.how = moves, how
+        return _scatter(moves.y, how[1].linear(whole, _gather(moves.weight, weight), None))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         part, weight = ctx.saved_tensors
         moves: Gathered = ctx.moves
+        how: _How = ctx.how
+        kept, products = how
         dy = _gather(moves.y, gradients[0])
         dx = dw = None
         if ctx.needs_input_grad[0]:
-            dx = dy @ _gather(moves.weight, weight)
+            dx = products.product(dy, _gather(moves.weight, weight))
         if ctx.needs_input_grad[2]:
-            whole = part if ctx.kept is None else ctx.kept.whole(part)
-            dw = _scatter(moves.weight, dy.reshape(-1, dy.shape[-1]).t() @ whole.reshape(-1, whole.shape[-1]))
+            whole = part if kept is None else kept.whole(part)
+            dw = products.weight_grad(dy.reshape(-1, dy.shape[-1]).t(), whole.reshape(-1, whole.shape[-1]))
+            dw = _scatter(moves.weight, dw)
         return dx, None, dw, None, None

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from plait.comm import Axis, Work
+from plait.products import Products
 from plait.tensor.group import Run
 from plait.tensor.products import Gathered, Move
 
@@ -41,7 +42,7 @@ class Summa:
         run.choices["streamed" if streams else "gathered"] += 1
         if not streams:
             return Gathered(self.x, self.weight, self.y)(x, weight, bias, run)
-        product: Tensor = _Streamed.apply(x, weight, self)
+        product: Tensor = _Streamed.apply(x, weight, self, run.products)
         return product if bias is None else product + bias
 
 
@@ -91,19 +92,19 @@ def _rows(x: Tensor) -> Tensor:
 
 class _Streamed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, product: Summa) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, product: Summa, products: Products) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.product = product
+        ctx.product, ctx.products = product, products
         rows, own = _rows(x), weight.contiguous()
         if product.x is not None:
             y = rows.new_zeros(rows.shape[0], own.shape[0])
             for _, (x_t, w_t) in panels([(product.x.axis, rows), (product.weight.axis, own)]):
-                y.addmm_(x_t, w_t.t())
+                products.into(y, x_t, w_t, add=True)
         else:
             assert product.y is not None
             sums = Sums(product.y.axis)
             for t, (w_t,) in panels([(product.weight.axis, own)]):
-                sums.add(t, rows @ w_t.t())
+                sums.add(t, products.linear(rows, w_t, None))
             y = sums.finish()
         return y.view(*x.shape[:-1], -1)
 
@@ -112,18 +113,19 @@ class _Streamed(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         product: Summa = ctx.product
+        products: Products = ctx.products
         rows, own, dy = _rows(x), weight.contiguous(), _rows(gradients[0])
         weights = Sums(product.weight.axis)
         if product.x is not None:
             inputs = Sums(product.x.axis)
             for t, (w_t, x_t) in panels([(product.weight.axis, own), (product.x.axis, rows)]):
-                inputs.add(t, dy @ w_t)
-                weights.add(t, dy.t() @ x_t)
+                inputs.add(t, products.product(dy, w_t))
+                weights.add(t, products.weight_grad(dy.t(), x_t))
             dx = inputs.finish()
         else:
             assert product.y is not None
             dx = torch.zeros_like(rows)
             for t, (w_t, dy_t) in panels([(product.weight.axis, own), (product.y.axis, dy)]):
-                dx.addmm_(dy_t, w_t)
-                weights.add(t, dy_t.t() @ rows)
-        return dx.view_as(x), weights.finish(), None
+                products.into(dx, dy_t, w_t.t(), add=True)
+                weights.add(t, products.weight_grad(dy_t.t(), rows))
+        return dx.view_as(x), weights.finish(), None, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -15,14 +16,21 @@ from plait.errors import RankFailed
 
 
 class Seats:
-    """Attendance whose questions are asked from a thread each."""
+    """Attendance whose questions are asked from a thread each. A question has been heard when the next one is asked."""
 
     def __init__(self, num_seats: int, patience_seconds: float = 60.0) -> None:
         self.attendance = Attendance(num_seats, patience_seconds)
         self._pool = ThreadPoolExecutor(16)
 
     def __getattr__(self, name: str) -> Callable[..., Future[Any]]:
-        return lambda *words: self._pool.submit(getattr(self.attendance, name), *words)
+        return lambda seat, *words: self._ask(name, seat, *words)
+
+    def _ask(self, name: str, seat: int, *words: bool) -> Future[Any]:
+        future = self._pool.submit(getattr(self.attendance, name), seat, *words)
+        waits = {"meet": self.attendance._come, "agree": self.attendance._said}.get(name, {})
+        while not future.done() and seat not in waits:
+            time.sleep(0.001)
+        return future
 
     def met(self, *seats: int) -> Meeting:
         """The meeting that all of these get."""
@@ -47,6 +55,20 @@ def test_who_comes_back_is_new_and_waits_for_the_others() -> None:
     back = seats.meet(1)
     assert not back.done()
     assert seats.meet(0).result(20) == back.result(20) == Meeting(2, (0, 1), frozenset({1}))
+
+
+@pytest.mark.parametrize("question", ["meet", "agree"])
+def test_what_a_lost_seat_waited_for_is_not_taken_from_its_next_life(question: str) -> None:
+    seats = Seats(2)
+    seats.met(0, 1)
+    waiting = seats.agree(1, True) if question == "agree" else seats.meet(1)
+    assert not waiting.done()
+    seats.lost(1).result(20)
+    with pytest.raises(ConnectionError, match="seat 1"):
+        waiting.result(20)
+    assert seats.meet(0).result(20) == Meeting(2, (0,), frozenset())
+    seats.here(1).result(20)
+    assert seats.met(0, 1) == Meeting(3, (0, 1), frozenset({1}))
 
 
 def test_who_has_said_that_it_is_here_is_waited_for() -> None:

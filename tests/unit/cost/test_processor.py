@@ -8,14 +8,17 @@ import pytest
 
 import plait
 from plait.cluster import Cluster
-from plait.cluster.host import FAMILIES, MEETINGS, OPS, SECONDS
+from plait.cluster.host import FAMILIES, MEETINGS, OPS, SECONDS, VERSION
 from plait.cost.machine import machine_of
 from plait.cost.pipeline import StageSeconds, crowded_seconds, pipeline_time
-from plait.cost.processor import meeting_seconds
+from plait.cost.processor import meeting_seconds, product
 from plait.errors import ClusterError, WorldSizeError
 
+FLOPS = ("attention_forward", "attention_backward", "product_flop", "plain_flop")
 HOST: dict[str, Any] = {
-    "seconds": dict.fromkeys(SECONDS, 1e-9) | dict.fromkeys(("attention_forward", "attention_backward", "product_flop"), 2e-11),
+    "version": VERSION,
+    "seconds": dict.fromkeys(SECONDS, 1e-9) | dict.fromkeys(FLOPS, 2e-11),
+    "rule": {"rows": 16, "multiplications": 1 << 21},
     "engine": {
         **{"step": 1e-3, "micro_batch": 5e-4, "expert": 5e-5, "memory": 3e8},
         **{name: {"2": 1e-4, "4": 2e-4} for name in MEETINGS},
@@ -110,8 +113,30 @@ def test_the_probe_may_hold_no_more_than_a_cluster_and_then_ranks_do_not_share()
         ({"engine": HOST["engine"] | {"call": {"2": -1.0}}}, "host.engine.call.2 is -1 seconds"),
         ({"links": {"2": {"all_reduce": [1e-5]}}}, "host.links.2.all_reduce"),
         ({"links": 3}, "host.links is missing"),
+        ({"rule": {"rows": 16}}, "host.rule.multiplications"),
     ],
 )
 def test_wrong_measurements_are_all_named(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ClusterError, match=f"run plait probe again(.|\n)*{message}"):
         Cluster.local({**PROBE, "host": {**HOST, **change}})
+
+
+def test_measurements_of_another_version_are_none() -> None:
+    with pytest.raises(ClusterError, match="by another version of plait; run plait probe again"):
+        Cluster.local({**PROBE, "host": {**HOST, "version": VERSION - 1}})
+
+
+def test_large_products_cost_what_the_rule_makes_of_them() -> None:
+    """Where the rule does not hold, or a product is small, torch's own seconds count."""
+    slow = {**HOST, "seconds": HOST["seconds"] | {"plain_flop": 1e-9}}
+    machine = machine_of(Cluster.local({**PROBE, "host": slow}))
+    assert machine.host is not None
+    small, large = (2 * 128 * 127 * 128, 2 * 128 * 128 * 128)
+    assert product(machine.host, 128, 127, 128) > small * 1e-9
+    assert product(machine.host, 128, 128, 128) < 0.1 * large * 1e-9 < product(machine.host, 128, 128, 128, by_rule=False)
+    assert product(machine.host, 15, 1024, 1024) > 1e-9 * 2 * 15 * 1024**2
+    plain = {**CONFIG, "train": {"global_batch": 16, "linear_product": "torch"}}
+    changed = Cluster.local({**PROBE, "host": slow})
+    by_rule, by_torch = (plait.estimate(config, "dp1", changed).step_seconds for config in (CONFIG, plain))
+    compiled, double = (plait.estimate(CONFIG, f"dp1 {how}", changed).step_seconds for how in ("compile", "precision:float64"))
+    assert 5 * by_rule < min(by_torch, compiled, double)

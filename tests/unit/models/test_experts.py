@@ -255,11 +255,11 @@ class Seen(TorchDispatchMode):
 
 @pytest.mark.parametrize("rule", ["rule", "torch"])
 def test_experts_multiply_as_they_are_told_also_after_a_journey(rule: str) -> None:
-    experts = Experts(2, 64, 64, std=0.1, std_residual=0.1)
+    experts = Experts(2, 96, 96, std=0.1, std_residual=0.1)
     experts.products = Products(rule)
     arrived = pickle.loads(pickle.dumps(experts))
     with Seen() as seen:
-        arrived(torch.randn(400, 64), (300, 100)).sum().backward()
+        arrived(torch.randn(400, 96), (300, 100)).sum().backward()
     assert seen.operations & operations() == (operations() if rule == "rule" else set())
 
 

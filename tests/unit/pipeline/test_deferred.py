@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.pipeline.deferred import Deferral
+from plait.products import operations
 
 
 class Adds:
@@ -135,3 +136,25 @@ def test_what_two_micro_batches_left_may_be_made_as_one(name: str) -> None:
     assert sinks[id(layer.weight)].products == (0 if "Conv" in type(layer).__name__ else 1)
     for param, other in zip(layer.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(sinks[id(param)].total, other.grad)
+
+
+@pytest.mark.parametrize("rows", [7, 512])
+def test_only_what_is_quicker_leaves_the_layers_own_forward(rows: int) -> None:
+    """Large products go through here and small ones do not; both give torch's gradients, and those of gradients."""
+    torch.manual_seed(0)
+    layer, twin = nn.Linear(64, 64), nn.Linear(64, 64)
+    twin.load_state_dict(layer.state_dict())
+    assert Deferral().install([layer, nn.Conv1d(1, 1, 1)], quicker_only=True) == 1
+    found = []
+    for module in (layer, twin):
+        x = torch.linspace(-1, 1, rows * 64).view(rows, 64).requires_grad_()
+        y = module(x)
+        (slope,) = torch.autograd.grad(y.square().mean(), x, create_graph=True)
+        slope.square().sum().backward()
+        found.append((y, slope, *(param.grad for param in module.parameters())))
+    names = [type(y.grad_fn).__name__ for y, *_ in found]
+    assert names[1] == "AddmmBackward0" and (names[0] == names[1]) == (rows == 7 or not operations())
+    for value, expected in zip(*found, strict=True):
+        torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-5)
+    rows_apart = torch.func.vmap(layer)(torch.ones(rows, 512, 64))
+    torch.testing.assert_close(rows_apart, twin(torch.ones(rows, 512, 64)), rtol=1e-4, atol=1e-5)
