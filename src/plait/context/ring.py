@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from plait.comm import Axis, Work
 from plait.context.block import attend, attend_backward, merge
 from plait.context.group import ContextGroup
-from plait.context.rounds import Visit, Way
+from plait.context.rounds import Round, Visit, Way
 
 
 class RingAttention(nn.Module):
@@ -73,16 +73,12 @@ class _Ring(torch.autograd.Function):
         way, axis, saved = ctx.way, ctx.axis, (grads[0], q, out, lse)
         with closing(axis.tour(_pair(axis, k, v))) as shown:
             own = way.own
-            dq, *rest = _gradients(own, saved, own.collect(shown))
-            total = torch.stack([own.by_rank(grad)[0] for grad in rest])
+            dq, dk, dv = _gradients(own, saved, own.collect(shown))
+            total = torch.stack([own.by_rank(grad)[0] for grad in (dk, dv)])
+            del dk, dv
             home = _Homeward(axis, total)
             for stretch in way.rounds():
-                parts = axis.lend((len(stretch.steps), *total.shape), total)
-                for visit, pair in stretch.meet(shown):
-                    part, *rest = _gradients(visit, saved, pair)
-                    visit.queries(dq).add_(part)
-                    stretch.gather(parts, visit, rest)
-                home.send(parts, stretch.steps)
+                home.send(stretch, [_add(dq, visit, _gradients(visit, saved, pair)) for visit, pair in stretch.meet(shown)])
             home.wait()
         return dq, total[0], total[1], None, None
 
@@ -99,6 +95,12 @@ def _gradients(visit: Visit, saved: tuple[Tensor, ...], pair: Tensor) -> tuple[T
     return attend_backward(grad, qkv, out, lse.contiguous(), causal=visit.causal, mask=visit.mask)
 
 
+def _add(dq: Tensor, visit: Visit, grads: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Add a visit's part to the gradient of the queries; those of its keys and values are left."""
+    visit.queries(dq).add_(grads[0])
+    return grads[1:]
+
+
 class _Homeward:
     """Gradients of others' keys and values on their way to their owners, those of one round while the next is met.
 
@@ -109,10 +111,12 @@ class _Homeward:
         self._axis, self._total = axis, total
         self._work: Work | None = None
 
-    def send(self, parts: Tensor, steps: range) -> None:
-        """`parts[i]` to whom `steps[i]` steps of the ring lead."""
+    def send(self, stretch: Round, grads: list[tuple[Tensor, Tensor]]) -> None:
+        """The gradients of keys and values of each visit of a round. Those of the round before have arrived then."""
         self.wait()
-        self._work = self._axis.add_shifted(self._total, parts, [-step for step in steps])
+        parts = self._axis.lend((len(stretch.steps), *self._total.shape), self._total)
+        stretch.gather(parts, grads)
+        self._work = self._axis.add_shifted(self._total, parts, [-step for step in stretch.steps])
 
     def wait(self) -> None:
         """Until what the others sent is added."""

@@ -63,7 +63,7 @@ class Visit:
 
 @dataclass(frozen=True)
 class Round:
-    """The visits of some steps; `steps` are in the order in which `gradients` lie."""
+    """The visits of some steps, which count down: by ascending rank, those after this one first."""
 
     steps: range
     visits: tuple[Visit, ...]
@@ -73,14 +73,16 @@ class Round:
         for visit in self.visits:
             yield visit, visit.collect(shown)
 
-    def gather(self, parts: Tensor, visit: Visit, grads: Sequence[Tensor]) -> None:
-        """Put the gradients of a visit's keys and values to those of the round, `parts` [steps, 2, B, G, S here, K]."""
-        first = 0 if visit is self.visits[-1] else len(self.steps) - len(visit.ranks)
-        place = parts[first : first + len(visit.ranks)]
-        for index, grad in enumerate(grads):
-            place[:, index, :, :, visit.cols].copy_(visit.by_rank(grad))
-        if visit.cols.stop is not None:  # nobody sees the rest
-            place[:, :, :, :, visit.cols.stop :].zero_()
+    def gather(self, parts: Tensor, grads: Sequence[Sequence[Tensor]]) -> None:
+        """The gradients of each visit's keys and values, by rank: `parts` [steps, 2, B, G, S here, K]."""
+        stop = len(self.steps)
+        for visit, both in zip(self.visits, grads, strict=True):
+            place = parts[stop - len(visit.ranks) : stop]
+            stop -= len(visit.ranks)
+            for index, grad in enumerate(both):
+                place[:, index, :, :, visit.cols].copy_(visit.by_rank(grad))
+            if visit.cols.stop is not None:  # nobody sees the rest
+                place[:, :, :, :, visit.cols.stop :].zero_()
 
 
 class Way:

@@ -123,7 +123,7 @@ class Backend(ABC):
     def add_exchanged(self, out: Tensor, parts: Tensor, peers: Sequence[tuple[int, int]]) -> Handle:
         """Send `parts[i]` to the first of `peers[i]`, add what comes from the second to `out`; all ranks call it together."""
         taken = torch.empty_like(parts)
-        works = [self.exchange(*both, *pair) for *both, pair in zip(taken, parts, peers, strict=True)]
+        works = [self.exchange(into, part, *pair) for into, part, pair in zip(taken, parts, peers, strict=True)]
         return Then(works, lambda: sum_into(out.view(-1), [out.view(-1), *taken.flatten(1)]))
 
     @property

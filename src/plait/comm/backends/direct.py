@@ -172,7 +172,7 @@ class Direct(Backend):
         return side.swap((to,), (source,), lambda: out.view(-1).copy_(side.of(source)))
 
     def add_exchanged(self, out: Tensor, parts: Tensor, peers: Sequence[tuple[int, int]]) -> Handle:
-        """Add the others' parts up where they lie."""
+        """Add the others' parts up where they lie. Over when the own have been read, so that no rank lends more and more."""
         side, flat = _Side(self, "shift", parts), out.view(-1)
         to, sources = zip(*peers, strict=True)
 
@@ -180,7 +180,7 @@ class Direct(Backend):
             rows = [side.of(source).view(len(peers), -1)[index] for index, source in enumerate(sources)]
             sum_into(flat, [flat, *rows])
 
-        return side.swap(to, sources, add)
+        return side.swap(to, sources, add, early=False)
 
     @property
     def can_show(self) -> bool:
@@ -304,11 +304,13 @@ class _Side:
         """Only read."""
         return self._issue([Step(Signal.ARRIVE, sources, act, Signal.EXIT, sources)])
 
-    def swap(self, to: tuple[int, ...], sources: tuple[int, ...], act: Callable[[], object]) -> Operation:
+    def swap(
+        self, to: tuple[int, ...], sources: tuple[int, ...], act: Callable[[], object], *, early: bool = True
+    ) -> Operation:
         """Show to some, read from others."""
         self._arrive(to)
         read = Step(Signal.ARRIVE, sources, act, Signal.EXIT, sources)
-        return self._issue([read, Step(Signal.EXIT, to, self._release)])
+        return self._issue([read, Step(Signal.EXIT, to, self._release)], early)
 
     def exhibit(self) -> Operation:
         """Show to everyone until all have left; ready when everyone shows."""
@@ -320,8 +322,8 @@ class _Side:
         for peer in readers:
             self._fabric.post(Signal.ARRIVE, peer)
 
-    def _issue(self, steps: list[Step]) -> Operation:
-        return self._engine.issue(steps, early=self.staged is not None)
+    def _issue(self, steps: list[Step], early: bool = True) -> Operation:
+        return self._engine.issue(steps, early=early and self.staged is not None)
 
     def _look(self, peer: int) -> tuple[Notice, Tensor]:
         if peer not in self._seen:
