@@ -236,8 +236,7 @@ class _Exhibit(Shown):
         return self._side.of(peer).view(self._shape)
 
     def leave(self) -> None:
-        for peer in self._direct._others:
-            self._direct.fabric.post(Signal.LEFT, peer)
+        self._direct.fabric.post(Signal.LEFT, *self._direct._others)
 
 
 class _Side:
@@ -319,8 +318,7 @@ class _Side:
         return self._issue([Step(Signal.ARRIVE, others), Step(Signal.LEFT, others, self._release)])
 
     def _arrive(self, readers: tuple[int, ...]) -> None:
-        for peer in readers:
-            self._fabric.post(Signal.ARRIVE, peer)
+        self._fabric.post(Signal.ARRIVE, *readers)
 
     def _issue(self, steps: list[Step], early: bool = True) -> Operation:
         return self._engine.issue(steps, early=early and self.staged is not None)
