@@ -55,7 +55,7 @@ class _Ring(torch.autograd.Function):
         way = Way(group, q.shape[1] // k.shape[1], documents)
         wide = torch.float32 if q.dtype in (torch.bfloat16, torch.float16) else q.dtype
         with closing(group.axis.tour(_pair(group.axis, k, v))) as shown:
-            own = way.own
+            own = way.own()
             out, lse = attend(q, *own.by_head(own.collect(shown)), causal=own.causal, mask=own.mask)
             out = out.to(wide)
             for stretch in way.rounds():
@@ -72,7 +72,7 @@ class _Ring(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         way, axis, saved = ctx.way, ctx.axis, (grads[0], q, out, lse)
         with closing(axis.tour(_pair(axis, k, v))) as shown:
-            own = way.own
+            own = way.own()
             dq, dk, dv = _gradients(own, saved, own.collect(shown))
             total = torch.stack([own.by_rank(grad)[0] for grad in (dk, dv)])
             del dk, dv

@@ -86,13 +86,16 @@ class Round:
 
 
 class Way:
-    """All visits of one rank: `own`, then round by round."""
+    """All visits of one rank: `own`, then round by round. Masks are made where they are used, and not kept."""
 
     def __init__(self, group: ContextGroup, repeats: int, documents: Tensor | None) -> None:
         self._group, self._repeats, self._documents = group, repeats, documents
         self._rank, self._size = group.axis.rank, group.axis.size
         self._length = group.seq_len // self._size
-        self.own = self._visit(range(self._rank, self._rank + 1), slice(None), slice(None))
+
+    def own(self) -> Visit:
+        """What comes first."""
+        return self._visit(range(self._rank, self._rank + 1), slice(None), slice(None))
 
     def rounds(self) -> Iterator[Round]:
         """Of as many steps each; the last may have fewer."""
