@@ -31,10 +31,12 @@ from typing import Any
 
 from torch import nn
 
-from plait.errors import ModelError, NotAvailable, nearest
+from plait.errors import ModelError, nearest
 
-CLASSES = {"mlp": "MLP", "gpt": "GPT", "llama": "Llama", "resnet": "ResNet"}
-SPECIAL = ("hf", "fno")
+CLASSES = {"mlp": "MLP", "gpt": "GPT", "llama": "Llama", "resnet": "ResNet", "fno": "FNO"}
+SPECIAL = ("hf",)
+OF_FIELDS = frozenset({"fno"})
+"""Whose output is a field of numbers, and whose targets are such fields: they minimise the squared error."""
 
 
 def make(name: str, **keys: Any) -> nn.Module:
@@ -103,8 +105,6 @@ def links(model: nn.Module, chain: tuple[str, ...]) -> list[str]:
 
 
 def _module(name: str) -> ModuleType:
-    if name == "fno":
-        raise NotAvailable("model 'fno' is not available yet")
     if name not in CLASSES:
         raise ModelError(f"there is no model {name!r}; {nearest(name, [*CLASSES, *SPECIAL])}")
     return importlib.import_module(f"plait.models.{name}")
