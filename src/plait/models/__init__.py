@@ -66,6 +66,11 @@ def roles_for(model: nn.Module) -> dict[str, str]:
         return dict(derive(model))
     table = getattr(home, "ROLES", None)
     if not isinstance(table, Mapping):
+        if home.__name__.startswith("transformers."):
+            raise ModelError(
+                f"a {type(model).__name__} gets its table of roles from plait.models.hf.HuggingFace(model), which takes token "
+                "numbers and gives logits; pass that, or Options(roles=...)"
+            )
         raise ModelError(
             f"this plan needs a table of roles for {type(model).__name__}: [model] roles = {{...}}, Options(roles=...), "
             f"or ROLES = {{...}} beside the class in {home.__name__}"
