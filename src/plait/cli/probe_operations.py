@@ -20,7 +20,8 @@ from plait.products import Products
 Calls = Sequence[tuple[Tensor, ...]]
 Rows = list[tuple[tuple[float, ...], float]]
 """Sizes, and the seconds that they took."""
-COPIES, REPEATS = 6, 5
+COPIES, REPEATS, FEWEST_REPEATS, SPREAD = 6, 5, 3, 1.02
+"""Of different tensors in a row; how often: fewer are enough where all came within so much."""
 TOKENS, WIDTH = 1024, 512
 LARGE_BYTES = 30 << 20
 HEADS, LENGTH = 4, 128
@@ -167,8 +168,9 @@ def _both_ways(
 
 def _passes(function: Callable[..., Tensor], calls: Calls, gradient: Tensor) -> tuple[float, float]:
     """The median seconds of a forward and of a backward, all calls in a row."""
-    ahead, back = [], []
-    for _ in range(REPEATS):
+    ahead: list[float] = []
+    back: list[float] = []
+    while not (_settled(ahead) and _settled(back)):
         start = time.process_time()
         outs = [function(*given) for given in calls]
         middle = time.process_time()
@@ -182,13 +184,17 @@ def _passes(function: Callable[..., Tensor], calls: Calls, gradient: Tensor) -> 
 
 def _each(function: Callable[..., Tensor], calls: Calls) -> float:
     """The median seconds of a call, all in a row, results kept."""
-    times = []
-    for _ in range(REPEATS):
+    times: list[float] = []
+    while not _settled(times):
         start = time.process_time()
         kept = [function(*given) for given in calls]
         times.append(time.process_time() - start)
         del kept
     return median(times) / len(calls)
+
+
+def _settled(times: list[float]) -> bool:
+    return len(times) >= (FEWEST_REPEATS if times and max(times) <= SPREAD * min(times) else REPEATS)
 
 
 def _fit(rows: Rows) -> list[float]:
