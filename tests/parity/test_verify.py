@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from plait.plan import Plan
 from plait.verify import Report, run
 from plait.verify.probes import PROBES
 from plait.verify.run import Task, in_world, verify
-from tests.parity.verify_problems import problem
+from tests.parity.verify_problems import MODELS, problem
 
 
 def run_task(world: Any, task: Task) -> Report:
@@ -27,6 +28,28 @@ def test_every_probe_passes(ranks, plan):
     assert all(report.ok for report in reports), reports[0].text()
     assert reports[0].text() == reports[-1].text()
     assert {part.title for part in reports[0].parts} == set(PROBES)
+
+
+def prove(ranks, plan, *probes):
+    even = replace(problem("gpt"), model={**MODELS["gpt"], "vocab_size": 32}, data={"name": "random", "seq_len": 8})
+    task = Task(even, f"{plan} precision:float64", 2, None, probes)
+    report = ranks(Plan.parse(plan).world_size, run_task, task, plan=plan)[0]
+    assert report.ok, report.text()
+    return {part.title for part in report.parts}
+
+
+def test_every_probe_passes_under_a_tensor_axis(ranks):
+    assert prove(ranks, "tp2:1d,sp", *PROBES) == set(PROBES)
+
+
+def test_a_context_axis_leaves_dropout_out(ranks):
+    assert prove(ranks, "cp2", *PROBES) == set(PROBES) - {"dropout"}
+
+
+@pytest.mark.parametrize("plan", ["pp2:zb-h1 tp4:2d mb4", "tp4:2d mb4 remat:full"])
+def test_what_fills_a_micro_batch_up_draws_no_random_numbers(ranks, plan):
+    """Three samples a micro-batch, on two rows of the grid."""
+    assert prove(ranks, plan, "sgd", "dropout") == {"sgd", "dropout"}
 
 
 @pytest.mark.parametrize("model", ["mlp", "llama", "resnet"])

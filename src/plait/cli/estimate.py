@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from plait.cli import common
 from plait.cli.answer import Answer
+from plait.errors import PlanError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from plait.cost import Estimate
+    from plait.plan import Plan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,14 +43,27 @@ def run(arguments: argparse.Namespace) -> Answer:
     tables = read_config(arguments.config, arguments.set)
     common.measured(arguments.cluster or cluster_name(tables))
     guess = estimate(tables, arguments.plan, arguments.cluster)
-    return Answer(guess.as_dict(), _view(guess), ok=guess.fits)
+    data = {**guess.as_dict(), "notes": notes(tables, guess.plan)}
+    return Answer(data, _view(data), ok=guess.fits)
 
 
-def _view(guess: Estimate) -> RenderableType:
+def notes(tables: Mapping[str, Any], plan: Plan) -> list[str]:
+    """Why `plait train` would refuse the plan for this model: others fill up what does not divide, so it has a price here."""
+    from plait.plan.fit import check_config
+
+    keys = {**tables.get("model", {}), "seq_len": tables.get("data", {}).get("seq_len")}
+    try:
+        check_config(plan, {key: value for key, value in keys.items() if isinstance(value, int)})
+    except PlanError as error:
+        return [f"plait train would refuse this: {error}"]
+    return []
+
+
+def _view(data: dict[str, Any]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    return Group(*(Text(line) for line in lines(guess.as_dict())))
+    return Group(*(Text(line) for line in [*lines(data), *(f"note       {note}" for note in data["notes"])]))
 
 
 def lines(data: dict[str, Any]) -> list[str]:

@@ -20,11 +20,15 @@ from plait.errors import DataError
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one forward sees. `num_samples` is 0 for a placeholder that keeps this rank in step with the others."""
+    """What one forward sees. `num_samples` is 0 for a placeholder that keeps this rank in step with the others.
+
+    `num_rows`: of the inputs of all ranks of a tensor axis together; 0 without one.
+    """
 
     inputs: Any
     targets: Any
     num_samples: int
+    num_rows: int = 0
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:

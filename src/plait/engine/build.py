@@ -160,7 +160,7 @@ def build(
     transport = Transport(axis, schedule.placement, world.device)
     parts = {stage: Part(own.stages[stage], strategies[stage]) for stage in strategies}
     actions = schedule.ranks[axis.rank]
-    pipeline = Pipeline(parts, schedule.num_stages, transport, loss, balance)
+    pipeline = Pipeline(parts, schedule.num_stages, transport, loss, balance=balance, split=split)
     pipeline.joined = joined_weight_grads(actions)
     return Engine(
         EngineParts(

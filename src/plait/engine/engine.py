@@ -224,7 +224,7 @@ class Engine:
         if self.split is None:
             return micro
         share = self.split.share(micro.inputs, micro.targets, micro.num_samples)
-        return MicroBatch(share.inputs, share.targets, share.num_samples)
+        return MicroBatch(share.inputs, share.targets, share.num_samples, share.num_rows)
 
     def _reduce(self, action: Action) -> None:
         weight = self._pipeline.loss.worker_weight(self._axis.size) if self._mean_of_workers else None

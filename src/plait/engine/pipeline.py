@@ -22,6 +22,7 @@ from plait.pipeline.random import RandomState
 from plait.pipeline.runtime import Handler
 from plait.pipeline.stage import Stage
 from plait.pipeline.transport import Transport
+from plait.tensor import TensorSplit
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,12 @@ class Pipeline:
         num_stages: int,
         transport: Transport,
         loss: LossFunction,
+        *,
         balance: Balance | None = None,
+        split: TensorSplit | None = None,
     ) -> None:
-        """`balance`: the routers of a model with experts."""
-        self._balance = balance
+        """`balance`: the routers of a model with experts; `split`: what a tensor axis made of it."""
+        self._balance, self._split = balance, split
         self.joined: frozenset[Action] = frozenset()  # weight gradients to be made with the next of their stage
         self.parts, self.num_stages, self.transport = dict(parts), num_stages, transport
         device = next(iter(self.parts.values())).strategy.group.device
@@ -98,7 +101,7 @@ class Pipeline:
         if stage > 0:
             received = self.transport.take_input(stage, micro_batch)
             self._random.unpack(received)
-        self._tell_routers(micro_batch, recording=True)
+        self._enter(micro_batch, recording=True)
         part.strategy.begin_forward()
         output = part.stage.forward(micro_batch, micro.inputs, received)
         part.strategy.end_forward()
@@ -137,7 +140,10 @@ class Pipeline:
             loss = self.loss.add(found, micro.num_samples)
             self.parts[stage].stage.keep(micro_batch, [loss if self.loss_scale == 1.0 else loss * self.loss_scale])
 
-    def _tell_routers(self, micro_batch: int, *, recording: bool) -> None:
+    def _enter(self, micro_batch: int, *, recording: bool) -> None:
+        """Tell what is not a function of its inputs alone which micro-batch comes: forward, or recomputed for backward."""
+        if self._split is not None:
+            self._split.enter(self._step.micro_batches[micro_batch].num_rows)
         if self._balance is not None:
             self._balance.enter(micro_batch, self._step.micro_batches[micro_batch], recording=recording)
 
@@ -147,14 +153,14 @@ class Pipeline:
 
     def _backward(self, action: Action) -> None:
         part = self.parts[action.stage]
-        self._tell_routers(index_of(action), recording=False)
+        self._enter(index_of(action), recording=False)
         grads = part.stage.backward(index_of(action), self._gradients(action))
         self.transport.put_gradients(action.stage, index_of(action), grads)
         part.strategy.end_backward()
 
     def _input_grad(self, action: Action) -> None:
         part = self.parts[action.stage]
-        self._tell_routers(index_of(action), recording=False)
+        self._enter(index_of(action), recording=False)
         grads = part.stage.input_grad(index_of(action), self._gradients(action))
         self.transport.put_gradients(action.stage, index_of(action), grads)
         part.strategy.end_input_grad()

@@ -69,7 +69,7 @@ class _Splitter:
 
     def __init__(self, model: nn.Module, found: Mapping[str, str], mode: Mode, group: TensorGroup) -> None:
         self._model, self._found, self._mode, self._group = model, found, mode, group
-        self.run = Run(mode.residual, group.products)
+        self.run = Run(mode.residual, products=group.products)
         self._local: dict[int, _Local] = {}  # by the whole parameter, so that tied parameters stay tied
         self.originals = {
             name: module for name, module in model.named_modules() if next(module.parameters(recurse=False), None) is not None

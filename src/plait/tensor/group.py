@@ -75,13 +75,15 @@ class Kept:
 class Run:
     """What the modules of one model tell each other during a forward.
 
-    `where` is the stream that the last layer left; `products` how layers multiply; `choices` counts the products of a grid
-    that streamed and that gathered.
+    `where` is the stream that the last layer left; `num_rows` the samples of the micro-batch under way as one device has them,
+    without those that fill it up; `products` how layers multiply; `choices` counts the products of a grid that streamed and
+    that gathered.
     `_source` and `_entered` are the last tensor that entered a layer, and what became of it: q, k and v take the same tensor,
     and one collective serves the three, forward and backward.
     """
 
     where: Stream
+    num_rows: int = 0
     products: Products = field(default_factory=Products)
     choices: Counter[str] = field(default_factory=Counter)
     _key: tuple[Any, ...] = ()

@@ -147,13 +147,18 @@ class Dropout(nn.Module):
         """The mean is kept: what is not dropped is divided by 1 - p."""
         if not self.training or self.p == 0.0:
             return x
-        return x * mask_like(x, self.p, self._run.where)
+        return x * mask_like(x, self.p, self._run)
 
 
-def mask_like(x: Tensor, p: float, stream: Stream, feature_dim: int = -1) -> Tensor:
-    """This rank's part of the mask that one device would draw for the whole tensor."""
-    whole = torch.empty(stream.whole_shape(x.shape, feature_dim), dtype=x.dtype, device=x.device)
-    return stream.own(whole.bernoulli_(1 - p), feature_dim).div(1 - p)
+def mask_like(x: Tensor, p: float, run: Run, feature_dim: int = -1) -> Tensor:
+    """This rank's part of the mask that one device would draw for the whole tensor.
+
+    Nothing is drawn for the rows that fill a micro-batch up: the next mask would then be another one than on one device.
+    """
+    filled, *others = run.where.whole_shape(x.shape, feature_dim)
+    drawn = torch.empty((min(run.num_rows, filled), *others), dtype=x.dtype, device=x.device).bernoulli_(1 - p)
+    whole = torch.cat([drawn, drawn[:1].expand(filled - len(drawn), *others)]) if len(drawn) < filled else drawn
+    return run.where.own(whole, feature_dim).div(1 - p)
 
 
 class AttentionWithDropout(nn.Module):
@@ -174,7 +179,7 @@ class AttentionWithDropout(nn.Module):
         k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
         scores = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf)
         weights = scores.softmax(-1)
-        return weights * mask_like(weights, self.dropout, self._run.where, 1) @ v
+        return weights * mask_like(weights, self.dropout, self._run, 1) @ v
 
 
 def with_positions(axis: Axis) -> Any:

@@ -28,11 +28,15 @@ LossFunction = Callable[[Any, Any], Any]
 
 @dataclass(frozen=True)
 class Share:
-    """This rank's part of a micro-batch: inputs, the targets of its outputs, and how many of its rows are real."""
+    """This rank's part of a micro-batch: inputs, the targets of its outputs, and how many of its rows are real.
+
+    `num_rows`: of the inputs of all ranks of the tensor axis together, before they are filled up.
+    """
 
     inputs: Any
     targets: Any
     num_samples: int
+    num_rows: int
 
 
 @dataclass(frozen=True)
@@ -66,10 +70,10 @@ class TensorSplit:
 
         Samples that do not divide are filled up with copies of the first, whose outputs `loss` leaves out.
         """
-        self.run.where = self.mode.residual
+        rows = _first(inputs).shape[0]
         entering, leaving = self.mode.residual.samples, self.outputs.samples
         if _size(entering) == 1:
-            return Share(inputs, targets, num_samples)
+            return Share(inputs, targets, num_samples, rows)
         assert entering is not None and leaving is not None
         own = _size_of_part(_first(inputs), entering)
         start = leaving.rank * own
@@ -78,7 +82,12 @@ class TensorSplit:
             tree_map(lambda leaf: _part(leaf, entering.rank * own, own), inputs),
             tree_map(lambda leaf: _part(leaf, start, max(real, 1)), targets),
             real,
+            rows,
         )
+
+    def enter(self, num_rows: int) -> None:
+        """A forward, or its recomputation, of a micro-batch of so many rows begins."""
+        self.run.where, self.run.num_rows = self.mode.residual, num_rows
 
     def loss(self, function: LossFunction, ignore_index: int | None) -> LossFunction:
         """`function` on this rank's outputs. With an `ignore_index` it is cross-entropy, which takes logits in parts.

@@ -110,6 +110,8 @@ def _dropout(problem: Problem, plan: Plan, steps: int) -> tuple[Problem, Plan] |
     rates = [key for key in _keys(problem) if key.endswith(("dropout", "pdrop"))]
     if not rates:
         return "the model has no dropout"
+    if plan.cp.size > 1:
+        return "no part of a sequence has random numbers of its own, so a context axis refuses dropout"
     return replace(problem, model={**problem.model, **dict.fromkeys(rates, 0.2)}), plan
 
 

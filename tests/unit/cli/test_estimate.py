@@ -1,0 +1,23 @@
+"""`plait estimate` prices what `plait train` would refuse, and says so."""
+
+from __future__ import annotations
+
+import pytest
+
+from plait.cli.estimate import notes
+from plait.plan import Plan
+
+TABLES = {
+    "model": {"name": "gpt", "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 256},
+    "data": {"seq_len": 32},
+}
+
+
+@pytest.mark.parametrize(("plan", "said"), [("tp2 cp2", []), ("tp3", ["num_attention_heads 4"]), ("cp5", ["seq_len 32"])])
+def test_a_plan_that_would_be_refused_is_said_to_be(plan: str, said: list[str]) -> None:
+    found = notes(TABLES, Plan.parse(plan))
+    assert len(found) == len(said) and all(word in note for word, note in zip(said, found, strict=True))
+
+
+def test_a_config_of_a_library_has_keys_of_its_own() -> None:
+    assert notes({"model": {"model_type": "gpt2", "n_head": 12, "rope_scaling": {"factor": 2}}}, Plan.parse("tp5")) == []
