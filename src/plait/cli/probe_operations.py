@@ -97,6 +97,12 @@ def product_seconds() -> dict[str, float]:
     return dict(zip(names, (start, *product, *plain), strict=True))
 
 
+def product_rate(size: int = 512) -> float:
+    """Flops a second of a product of square matrices, by rule: what a step is a share of."""
+    calls = [(torch.randn(size, size), torch.randn(size, size))] * COPIES
+    return 2.0 * size**3 / _each(lambda x, w: Products().linear(x, w, None), calls)
+
+
 def _product_rows(shapes: Sequence[tuple[int, int, int]], made: Products) -> Rows:
     """((flops, numbers), seconds) of each product."""
     rows: Rows = []
