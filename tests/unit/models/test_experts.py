@@ -279,7 +279,7 @@ def test_few_shapes_reach_the_library_that_keeps_a_kernel_for_each(monkeypatch: 
     experts = Experts(2, 192, 192, std=0.1, std_residual=0.1)
     for first in range(130, 700, 19):
         experts(torch.randn(900, 192, requires_grad=True), (first, 900 - first)).sum().backward()
-    assert bool(asked) == bool(operations())
+    assert bool(asked) == (taken is not None)
     assert len(asked) <= 2 * 256 // gated.STEP_ROWS
 
 
