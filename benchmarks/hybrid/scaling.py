@@ -3,16 +3,19 @@
 The ranks share this machine's cores, so the wall clock says little; the work of a whole step is the same under every plan, and
 the processor time of all ranks together is what an axis adds: overhead = (ranks' processor seconds) / (one process's) - 1.
 It is broken down by item with the engine's own timeline, whose clock is set to processor time: a rank that waits for another
-sleeps, so what an axis costs there is the work of its messages alone.
+sleeps, so what an axis costs there is the work of its messages alone. `8 apart` are eight processes that have an eighth of the
+samples each and do not talk: what sharing the cores and their caches, smaller products and eight updates cost by themselves.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import statistics
 import time
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +26,28 @@ from plait.trace import Timeline
 
 SUBJECT = Subject(hidden_size=128, seq_len=128, num_samples=16)
 PLANS = (
-    "mb2", "mb4", "mb8", "dp2", "dp4", "dp8", "dp2:zero3", "dp4:zero3", "dp8:zero3", "tp2", "tp4", "tp8", "pp2 mb4", "pp4 mb4",
-    "pp8 mb8", "cp2", "cp4", "cp8", "pp2 tp2 mb4", "pp2 tp2 dp2 mb4",
+    "mb2", "mb4", "mb8", "2 apart", "4 apart", "8 apart", "dp2", "dp4", "dp8", "dp2:zero3", "dp4:zero3", "dp8:zero3",
+    "tp2", "tp4", "tp8", "pp2 mb4", "pp4 mb4", "pp8 mb8", "cp2", "cp4", "cp8", "pp2 tp2 mb4", "pp2 tp2 dp2 mb4",
 )  # fmt: skip
 ITEMS = {"F": "forward", "B": "backward", "I": "backward", "W": "backward", "U": "update"}
 COLUMNS = ("forward", "backward", "update", "messages", "rest")
 
 
-def measure(text: str, steps: int) -> dict[str, Any]:
+def run(text: str, steps: int) -> list[dict[str, Any]]:
+    """What `measure` tells of each rank of a plan, or of each process of `N apart`."""
+    number, _, apart = text.partition(" ")
+    if apart != "apart":
+        return plait.launch(measure, text, steps, SUBJECT, nproc=Plan.parse(text).world_size)
+    count = int(number)
+    subject = replace(SUBJECT, num_samples=SUBJECT.num_samples // count)
+    with multiprocessing.get_context("spawn").Pool(count) as pool:
+        return pool.starmap(measure, [("mb1", steps, subject)] * count, chunksize=1)
+
+
+def measure(text: str, steps: int, subject: Subject) -> dict[str, Any]:
     """Medians over steps of this rank's wall and processor seconds, and of its processor seconds by item."""
-    world = SUBJECT.join(text)
-    engine, batch = SUBJECT.engine(text, world), SUBJECT.share(world)
+    world = subject.join(text)
+    engine, batch = subject.engine(text, world), subject.share(world)
     Timeline.now = lambda self: time.process_time()  # type: ignore[method-assign]
     walls, works, items = [], [], []
     for step in range(steps + 2):
@@ -71,7 +85,7 @@ def main() -> None:
     rows = json.loads(given.out.read_text()) if given.out is not None and given.out.exists() else {}
     for text in ("mb1", *given.plans):
         if text not in rows:
-            rows[text] = plait.launch(measure, text, given.steps, nproc=Plan.parse(text).world_size)
+            rows[text] = run(text, given.steps)
         if given.out is not None:
             given.out.write_text(json.dumps(rows))
     print(table(rows))

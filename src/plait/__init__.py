@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from plait.engine.build import build
     from plait.launcher import launch
     from plait.plan import Plan
-    from plait.planner import choose
+    from plait.planner.choose import choose
 
 __all__ = ["Cluster", "Plan", "build", "choose", "errors", "estimate", "launch", "verify"]
 

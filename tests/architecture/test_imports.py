@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": ENGINE,
     "verify": {*ENGINE, "engine", "launcher"},
     "federated": {*ENGINE, "engine", "launcher", "verify"},
-    "cost": PLANNING,
+    "cost": {*PLANNING, "models", "datasets"},  # made on the meta device, where a config names code
     "planner": {*PLANNING, "cost"},
     "cli": {"", *ENGINE, "engine", "launcher", "verify", "federated", "cost", "planner"},
 }

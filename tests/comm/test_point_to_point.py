@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from plait.errors import RunError
+from plait.errors import PlanError, RunError
 from plait.mesh import Mesh
 from tests.helpers.threaded import threaded
 
@@ -77,6 +77,36 @@ def test_tours(ranks, backend):
         options = {} if backend == "threads" else {"backend": backend}
         shifts = 60 * (n - 1) * 2 * 300 * 4 + (60 * n * 12 if n > 1 else 0)
         assert run(n, _tours, plan=Mesh(pp=n), **options) == [shifts] * n
+
+
+def _added_shifts(world):
+    """Of every subset of the others, in every precision; what is lent for it is lent again."""
+    axis = world.axis("world")
+    for by in ([1], [-1], list(range(1, axis.size)), list(range(1 - axis.size, 0)), [2, -1]):
+        if any(each % axis.size == 0 for each in by):
+            continue
+        for dtype in (torch.float64, torch.bfloat16):
+            out = torch.full((2, 3), 50.0 * axis.rank, dtype=dtype)
+            parts = axis.lend((len(by), 2, 3), out)
+            for index, part in enumerate(parts):
+                part.fill_(10 * index + axis.rank)
+            axis.add_shifted(out, parts, by).wait()
+            came = sum(10 * index + (axis.rank - each) % axis.size for index, each in enumerate(by))
+            assert out.tolist() == [[50 * axis.rank + came] * 3] * 2
+    return world.ledger.bytes(op="shift")
+
+
+@pytest.mark.parametrize("backend", ["gloo", "shared", "threads"])
+def test_shifts_are_added_up(ranks, backend):
+    for n, num_parts in ((2, 4), (4, 10)):
+        run = threaded if backend == "threads" else ranks
+        options = {} if backend == "threads" else {"backend": backend}
+        assert run(n, _added_shifts, plan=Mesh(pp=n), **options) == [num_parts * 6 * (8 + 2)] * n
+
+
+def test_a_shift_to_oneself_is_no_shift():
+    with pytest.raises(PlanError, match=r"by \[2\] leads back to this rank"):
+        threaded(2, lambda world: world.axis("pp").add_shifted(torch.ones(3), torch.ones(1, 3), [2]), plan=Mesh(pp=2))
 
 
 @pytest.mark.parametrize("backend", ["gloo", "shared", "threads"])

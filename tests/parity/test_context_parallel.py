@@ -102,7 +102,7 @@ def test_packed_sequences_under_every_axis(ranks: Run, plan: str) -> None:
 
 
 class _Live(TorchDispatchMode):
-    """The most bytes of tensors made inside that lived at once. A view makes none, be it of another rank's memory."""
+    """The most bytes of tensors made inside that lived at once. A view makes none, nor does writing where memory is."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class _Live(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        for leaf in [] if func.is_view else tree_leaves(out):
+        for leaf in [] if func.is_view or func._schema.is_mutable else tree_leaves(out):
             if isinstance(leaf, Tensor) and (storage := leaf.untyped_storage()).data_ptr() not in self._known:
                 key, size = storage.data_ptr(), storage.nbytes()
                 self._known.add(key)

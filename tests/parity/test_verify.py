@@ -52,7 +52,7 @@ def test_what_fills_a_micro_batch_up_draws_no_random_numbers(ranks, plan):
     assert prove(ranks, plan, "sgd", "dropout") == {"sgd", "dropout"}
 
 
-@pytest.mark.parametrize("model", ["mlp", "llama", "resnet"])
+@pytest.mark.parametrize("model", ["mlp", "llama", "resnet", "fno"])
 def test_every_family_passes(ranks, model):
     task = Task(problem(model), "dp2:zero3 mb2 precision:float64", 3, None, tuple(PROBES))
     report = ranks(2, run_task, task, plan="dp2")[0]

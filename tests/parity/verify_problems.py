@@ -24,6 +24,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "mlp": MLP,
     "llama": LLAMA,
     "resnet": RESNET,
+    "fno": {"name": "fno", "hidden_size": 6, "num_hidden_layers": 2, "modes": 3, "in_channels": 2},
     "batch-norm": {**RESNET, "norm": "batch"},
 }
 

@@ -7,7 +7,7 @@ backend moves the bytes. On an axis of size one every operation is its local mea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from plait.comm.backends.base import Backend, Handle, Shown
 from plait.comm.ledger import CONTROL, Ledger
 from plait.comm.transitions import bytes_sent
-from plait.comm.work import Label, Recorder, Work, naming_failure
+from plait.comm.work import Label, Recorder, Work, naming_failure, no_modes
 from plait.errors import PlanError
 
 
@@ -143,26 +143,40 @@ class Axis:
         to, source = (self.rank + by) % self.size, (self.rank - by) % self.size
         return self._issue("shift", _Payload.of(tensor), lambda b: b.exchange(out, tensor, to, source))
 
-    def tour(self, tensor: Tensor) -> Iterator[Tensor]:
+    def add_shifted(self, out: Tensor, parts: Tensor, by: Sequence[int]) -> Work:
+        """Several shifts at once, added up: send `parts[i]` to coordinate `rank + by[i]`, and add to `out` what comes.
+
+        Each part is of the shape of `out`, for another rank, and `by` is alike on all ranks. Counted as the shifts that it is.
+        """
+        out, parts = self._checked(out), self._checked(parts)
+        self._check_shapes("add_shifted", parts.shape, (len(by), *out.shape))
+        if any(each % self.size == 0 for each in by):
+            raise PlanError(f"add_shifted on axis {self.name} of size {self.size}: by {list(by)} leads back to this rank")
+        peers = [((self.rank + each) % self.size, (self.rank - each) % self.size) for each in by]
+        return self._issue("shift", _Payload.of(parts), lambda b: b.add_exchanged(out, parts, peers), exact=True)
+
+    def tour(self, tensor: Tensor) -> Generator[Tensor]:
         """Round the ring: the own tensor, then that of coordinate `rank - 1`, `rank - 2` and so on, until all have been seen.
 
         Every rank goes all the way. What is yielded is to be read only, until the next is asked for, which is under way
         meanwhile; or lies where its rank has it, in memory that all can read. `tensor` may be overwritten on the way. Counted
-        as the shifts that it stands for.
+        as the shifts that it stands for. To close it is to let go of the last.
         """
         tensor = self._checked(tensor)
         shown = self._show(tensor)
         if shown is None:
             yield from self._travel(tensor)
             return
-        yield tensor
         work, exhibit = shown
-        work.wait()
-        for step in range(1, self.size):
-            with naming_failure(self._label("shift", 0), self._recorder.rank):
-                theirs = exhibit.of((self.rank - step) % self.size)
-            yield theirs
-        exhibit.leave()
+        try:
+            yield tensor
+            work.wait()
+            for step in range(1, self.size):
+                with naming_failure(self._label("shift", 0), self._recorder.rank):
+                    theirs = exhibit.of((self.rank - step) % self.size)
+                yield theirs
+        finally:
+            exhibit.leave()
 
     def _show(self, tensor: Tensor) -> tuple[Work, Shown] | None:
         backend = self._backend
@@ -177,7 +191,7 @@ class Axis:
         size = _Payload(_num_bytes(tensor) * (self.size - 1))
         return self._issue("shift", size, start, exact=True), exhibits[0]
 
-    def _travel(self, tensor: Tensor) -> Iterator[Tensor]:
+    def _travel(self, tensor: Tensor) -> Generator[Tensor]:
         """By shifts, each under way while what came by the one before is read; in two buffers however long the way."""
         here, other = tensor, torch.empty_like(tensor)
         for _ in range(self.size - 1):
@@ -210,14 +224,15 @@ class Axis:
         return self._backend.empty(numel, dtype, torch.device(device))
 
     def lend(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Uninitialised memory for the operand of one `total` or `scatter_parts`, which gives it back to be lent again.
+        """Uninitialised memory for what one `total`, `scatter_parts`, `tour` or `add_shifted` sends; that gives it back.
 
         What is written there need not be copied to be read by peers. A local call; of the type and device of `like`.
         """
         numel = math.prod(shape)
         if self._backend is None:
             return like.new_empty(tuple(shape))
-        return self._backend.lend(numel, like.dtype, like.device)[:numel].view(tuple(shape))
+        with no_modes():  # memory is lent again or made new, as others come: see `naming_failure`
+            return self._backend.lend(numel, like.dtype, like.device)[:numel].view(tuple(shape))
 
     def become(self, ranks: tuple[int, ...], rank: int, backend: Backend | None) -> None:
         """Be another line of ranks from here on, where ranks come and go."""

@@ -61,12 +61,11 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Two parts of one attention as one."""
-    total = torch.logaddexp(lse, part_lse)
-    base = total.masked_fill(total == -math.inf, 0.0)
-    first, second = (lse - base).exp()[..., None], (part_lse - base).exp()[..., None]
-    return out * first + part * second, total
+def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
+    """Make (out, lse) the attention to their keys and those of the part: exp(part_lse - total) is a sigmoid."""
+    share = torch.sigmoid(part_lse - lse).nan_to_num_(0.0)  # where both see nothing
+    out.lerp_(part.to(out.dtype), share[..., None])
+    torch.logaddexp(lse, part_lse, out=lse)
 
 
 def _takes_flash(q: Tensor) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from plait.cost.made import describe_made, is_made
 from plait.cost.operations import Model
 from plait.cost.transformer import Transformer, transformer_model
 from plait.cost.vision import mlp_model, resnet_model
@@ -68,6 +69,8 @@ def describe(config: Any, seq_len: int | None = None) -> Model:
     if hasattr(model, "named_modules"):
         return describe_module(model, int(seq_len or data.get("seq_len") or 1))
     length = seq_len or data.get("seq_len") or 0
+    if is_made(model) and not _get(model, "num_attention_heads"):
+        return describe_made(model, data, int(length))
     image = {"image_size": data["image_size"]} if data.get("image_size") else {}
     return describe_keys({**model, **image}, int(length))
 
@@ -91,8 +94,6 @@ def describe_keys(model: Mapping[str, Any], seq_len: int) -> Model:
         keys = {"depth": 18, "num_classes": 1000, "width": 64, "in_channels": 3}
         sizes = {key: int(model.get(key, default)) for key, default in keys.items()}
         return resnet_model(**sizes, image=image)
-    if model.get("python") and not _get(model, "hidden_size"):
-        raise ModelError(f"model {model['python']!r} is code: pass the module itself to describe it")
     shape = transformer_shape(model, family)
     return transformer_model(family, shape, seq_len or int(_get(model, "max_position_embeddings") or 2048))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from plait.cost.operations import Block, Elementwise, Model, Saved
@@ -22,9 +22,10 @@ SAMPLES = 2
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def describe_by_running(module: Any, seq_len: int, roles: Mapping[str, str] | None = None) -> Model:
+def describe_by_running(module: Any, seq_len: int, roles: Mapping[str, str] | None = None, *, example: Any = None) -> Model:
     """The description of a torch module from its forward on samples of `seq_len` tokens (1: without a sequence).
 
+    `example`: what it takes, a batch of `SAMPLES`; without one, what its first layer may take.
     Raises `ModelError` when it runs with no input that its first layer takes.
     """
     import torch
@@ -36,7 +37,7 @@ def describe_by_running(module: Any, seq_len: int, roles: Mapping[str, str] | No
     units = [*blocks, *(layer for layer in module.modules() if is_layer(layer) and id(layer) not in within)]
     own = {id(block) for block in blocks}
     with torch.device("meta"):
-        met = _first_run(module, seq_len, units)
+        met = _first_run(module, _inputs(module, seq_len) if example is None else [example], units)
         known: dict[str, Block] = {}
         described = [(id(unit) in own, _known(known, unit, call, SAMPLES * seq_len, by_module)) for unit, call in met]
     return _assembled(module, described, seq_len)
@@ -54,7 +55,7 @@ def _role(name: str, table: Mapping[str, str]) -> str | None:
     return next(fits, None)
 
 
-def _first_run(module: Any, seq_len: int, units: list[Any]) -> list[tuple[Any, Call]]:
+def _first_run(module: Any, candidates: Iterable[Any], units: list[Any]) -> list[tuple[Any, Call]]:
     """Each block and each layer outside of blocks with what it was called with, in order."""
     import torch
 
@@ -65,10 +66,11 @@ def _first_run(module: Any, seq_len: int, units: list[Any]) -> list[tuple[Any, C
 
     state = {name: tensor.to("meta") for name, tensor in (*module.named_parameters(), *module.named_buffers())}
     failure: Exception | None = None
-    for candidate in _inputs(module, seq_len):
+    for candidate in candidates:
+        args, kwargs = ((), dict(candidate)) if isinstance(candidate, Mapping) else ((candidate,), {})
         handles = [unit.register_forward_pre_hook(remember, with_kwargs=True) for unit in units]
         try:
-            torch.func.functional_call(module, state, (candidate,))
+            torch.func.functional_call(module, state, args, kwargs)
         except Exception as error:  # whatever its code raises; another input may fit
             failure = failure or error
             met.clear()

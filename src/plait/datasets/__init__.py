@@ -15,7 +15,7 @@ from plait.datasets import user
 from plait.datasets.digits import Digits
 from plait.datasets.loader import Loader as Loader
 from plait.datasets.masked import Masked as Masked
-from plait.datasets.random import RandomClasses, RandomTokens
+from plait.datasets.random import RandomClasses, RandomFields, RandomTokens
 from plait.datasets.text import VOCAB_SIZE, stdlib, text
 from plait.errors import DataError, nearest
 
@@ -58,7 +58,7 @@ def key(section: Any, name: str, default: Any = None) -> Any:
 
 def _seq_len(data: Any, model: Any) -> int:
     family = key(model, "name")
-    if family in ("mlp", "resnet"):
+    if family in ("mlp", "resnet", "fno"):
         raise DataError(f"model {family!r} takes no text; use digits or random data")
     seq_len: int = key(data, "seq_len", SEQ_LEN)
     longest = key(model, "max_position_embeddings", 1024 if family == "gpt" else None)
@@ -97,6 +97,9 @@ def _random(data: Any, model: Any, seed: int) -> Dataset[Any]:
         side = key(data, "image_size", IMAGE_SIZE)
         shape = (key(model, "in_channels", 3), side, side)
         return RandomClasses(shape, key(model, "num_classes", 1000), seed=seed, **size)
+    if family == "fno":
+        channels = (key(model, "in_channels", 1), key(model, "out_channels", 1))
+        return RandomFields(channels, key(data, "image_size", IMAGE_SIZE), seed=seed, **size)
     if family in LANGUAGE:
         return RandomTokens(_seq_len(data, model), _vocab_size(model), seed=seed, **size)
     raise DataError("random data needs a model by name, whose shapes it knows; a model by python needs data by python")

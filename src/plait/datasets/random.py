@@ -52,3 +52,35 @@ class RandomClasses(Dataset[tuple[Tensor, Tensor]]):
         """Samples [B] -> (features [B, *shape], classes [B])."""
         features = normals(indices, math.prod(self.shape), seed=self.seed).view(-1, *self.shape)
         return features, integers(indices, 1, below=self.num_classes, seed=self.seed + 1)[:, 0]
+
+
+class RandomFields(Dataset[tuple[Tensor, Tensor]]):
+    """(a smooth periodic field [in, N, N]; what the heat equation makes of it [out, N, N]).
+
+    Channel o of the second is channel o mod in of the first, a unit of time later: every mode k of the unit square decays by
+    exp(-(2 pi k)^2 D) with D = 0.002.
+    """
+
+    DIFFUSION = 0.002
+    SMOOTH = 0.1
+
+    def __init__(self, channels: tuple[int, int], side: int, *, seed: int = 0, num_samples: int = NUM_SAMPLES) -> None:
+        self.channels, self.side, self.seed, self.num_samples = channels, side, seed, num_samples
+        waves = torch.fft.fftfreq(side, 1 / side, dtype=torch.float64)
+        self._squares = waves[:, None] ** 2 + waves[None, :] ** 2
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        before, after = self.batch(torch.tensor([index]))
+        return before[0], after[0]
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Samples [B] -> (fields [B, in, N, N], fields [B, out, N, N])."""
+        num_in, num_out = self.channels
+        noise = normals(indices, num_in * self.side**2, seed=self.seed).view(-1, num_in, self.side, self.side)
+        modes = torch.fft.fft2(noise.double()) * torch.exp(-self.SMOOTH * self._squares)
+        later = modes * torch.exp(-((2 * math.pi) ** 2) * self.DIFFUSION * self._squares)
+        before, after = (torch.fft.ifft2(one).real.to(noise.dtype) for one in (modes, later))
+        return before, after[:, torch.arange(num_out) % num_in].contiguous()

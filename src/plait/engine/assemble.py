@@ -48,7 +48,7 @@ def assemble(config: Any, plan: Plan, world: World) -> Training:
     engine = build(
         make_model(model_keys(config), config.train.seed),
         plan,
-        loss=make_loss(config.train),
+        loss=make_loss(config.train, model_keys(config)),
         optimizer=optimizers.from_config(config.train),
         options=make_options(config, plan),
         world=world,
@@ -91,10 +91,12 @@ def make_model(keys: Mapping[str, Any], seed: int = 0) -> nn.Module:
     return model
 
 
-def make_loss(train: Any) -> LossFunction:
-    """`[train] loss`, a user's function of (output, targets); else cross-entropy."""
+def make_loss(train: Any, keys: Mapping[str, Any]) -> LossFunction:
+    """`[train] loss`, a user's function of (output, targets); else the squared error of models of fields, or cross-entropy."""
     name = getattr(train, "loss", None)
-    return losses.cross_entropy if name is None else reference.load(name, ModelError)
+    if name is not None:
+        return reference.load(name, ModelError)
+    return losses.mse if keys.get("name") in models.OF_FIELDS else losses.cross_entropy
 
 
 def make_options(config: Any, plan: Plan | None = None) -> Options:

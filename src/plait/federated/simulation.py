@@ -104,7 +104,7 @@ class LocalFleet:
         engine = build(
             assemble.make_model(assemble.model_keys(config), config.train.seed),
             plan,
-            loss=assemble.make_loss(config.train),
+            loss=assemble.make_loss(config.train, assemble.model_keys(config)),
             optimizer=optimizers.from_config(config.train),
             options=assemble.make_options(config, plan),
             world=world,

@@ -31,10 +31,12 @@ from typing import Any
 
 from torch import nn
 
-from plait.errors import ModelError, NotAvailable, nearest
+from plait.errors import ModelError, nearest
 
-CLASSES = {"mlp": "MLP", "gpt": "GPT", "llama": "Llama", "resnet": "ResNet"}
-SPECIAL = ("hf", "fno")
+CLASSES = {"mlp": "MLP", "gpt": "GPT", "llama": "Llama", "resnet": "ResNet", "fno": "FNO"}
+SPECIAL = ("hf",)
+OF_FIELDS = frozenset({"fno"})
+"""Whose output is a field of numbers, and whose targets are such fields: they minimise the squared error."""
 
 
 def make(name: str, **keys: Any) -> nn.Module:
@@ -64,6 +66,11 @@ def roles_for(model: nn.Module) -> dict[str, str]:
         return dict(derive(model))
     table = getattr(home, "ROLES", None)
     if not isinstance(table, Mapping):
+        if home.__name__.startswith("transformers."):
+            raise ModelError(
+                f"a {type(model).__name__} gets its table of roles from plait.models.hf.HuggingFace(model), which takes token "
+                "numbers and gives logits; pass that, or Options(roles=...)"
+            )
         raise ModelError(
             f"this plan needs a table of roles for {type(model).__name__}: [model] roles = {{...}}, Options(roles=...), "
             f"or ROLES = {{...}} beside the class in {home.__name__}"
@@ -103,8 +110,6 @@ def links(model: nn.Module, chain: tuple[str, ...]) -> list[str]:
 
 
 def _module(name: str) -> ModuleType:
-    if name == "fno":
-        raise NotAvailable("model 'fno' is not available yet")
     if name not in CLASSES:
         raise ModelError(f"there is no model {name!r}; {nearest(name, [*CLASSES, *SPECIAL])}")
     return importlib.import_module(f"plait.models.{name}")

@@ -86,7 +86,7 @@ class Problem:
     @property
     def loss(self) -> LossFunction:
         """What is minimised."""
-        return assemble.make_loss(self.train)
+        return assemble.make_loss(self.train, self.model)
 
     def recipe(self) -> Recipe:
         """For the reference: the same options of training, and none of the engine."""

@@ -19,8 +19,8 @@ class FakeFabric:
         self.there: Counter[tuple[Signal, int]] = Counter()
         self.posted: list[tuple[Signal, int]] = []
 
-    def post(self, signal, to):
-        self.posted.append((signal, to))
+    def post(self, signal, *to):
+        self.posted += [(signal, peer) for peer in to]
 
     def try_take(self, signal, source):
         if not self.there[signal, source]:

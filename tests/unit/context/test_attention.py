@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plait.context import ContextGroup, UlyssesAttention
+from plait.context import ContextGroup, UlyssesAttention, rounds
 from plait.context.block import attend, attend_backward, merge
 from plait.context.ring import ring_attention
 from plait.errors import DataError, PlanError
@@ -68,6 +68,45 @@ def test_equals_one_device(strategy: str, size: int, heads: int, kv_heads: int) 
             torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.parametrize("met_at_once", [1, 12, 18])
+def test_equals_one_device_in_rounds_of_any_length(monkeypatch: pytest.MonkeyPatch, met_at_once: int) -> None:
+    monkeypatch.setattr(rounds, "MET_AT_ONCE", met_at_once)
+    documents = (torch.arange(36)[None] > torch.tensor([[7], [16]])).long()
+    for size in (2, 3, 6):
+        for packed in (None, documents):
+            found, expected = on_ranks(size, "ring", (4, 2, 36), packed), one_device(4, 2, 36, packed)
+            for ours, theirs in zip(found, expected, strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("met_at_once", [1, 16, 40, 128])
+@pytest.mark.parametrize("size", [1, 2, 5, 8])
+def test_every_key_is_seen_by_whom_it_precedes_in_one_visit(
+    monkeypatch: pytest.MonkeyPatch, size: int, met_at_once: int
+) -> None:
+    monkeypatch.setattr(rounds, "MET_AT_ONCE", met_at_once)
+    length = 8
+
+    def rank(world: Any) -> Tensor:
+        group = ContextGroup(world.axis("cp"), "ring")
+        group.seq_len = size * length
+        way, here = rounds.Way(group, 1, None), group.positions()
+        seen = torch.zeros(size * length, size * length, dtype=torch.long)
+        seen[here[:, None], here[None, :]] += torch.ones(length, length, dtype=torch.long).tril()
+        met = []
+        for stretch in way.rounds():
+            assert sum(len(visit.ranks) for visit in stretch.visits) == len(stretch.steps) <= max(1, met_at_once // length)
+            for visit in stretch.visits:
+                met += list(reversed(visit.ranks))
+                theirs = torch.cat([group.positions(other)[visit.cols] for other in visit.ranks])
+                seen[here[visit.rows][:, None], theirs[None, :]] += 1
+        assert met == [(group.axis.rank - step) % size for step in range(1, size)]
+        return seen
+
+    whole = torch.stack(threaded(size, rank, plan=Mesh(cp=size))).sum(0)
+    assert torch.equal(whole, torch.ones_like(whole).tril())
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_packed_sequences_do_not_see_each_other(size: int) -> None:
     length = 24
@@ -86,12 +125,17 @@ def test_a_block_that_is_masked_wholly_adds_nothing() -> None:
     out, lse = attend(q, k, v, causal=False, mask=nothing)
     assert not out.any() and bool(torch.isneginf(lse).all())
     whole, whole_lse = attend(q, k, v, causal=True)
-    merged, merged_lse = merge(whole, whole_lse, out, lse)
+    merged, merged_lse = whole.clone(), whole_lse.clone()
+    merge(merged, merged_lse, out, lse)
+    torch.testing.assert_close(merged, whole)
+    torch.testing.assert_close(merged_lse, whole_lse)
+    merged, merged_lse = out.clone(), lse.clone()
+    merge(merged, merged_lse, whole, whole_lse)
     torch.testing.assert_close(merged, whole)
     torch.testing.assert_close(merged_lse, whole_lse)
     assert not any(part.any() for part in attend_backward(out, (q, k, v), whole, whole_lse, causal=False, mask=nothing))
-    empty, _ = merge(out, lse, out, lse)
-    assert not empty.isnan().any()
+    merge(out, lse, out.clone(), lse.clone())
+    assert not out.isnan().any()
 
 
 def test_kernel_and_formula_agree() -> None:

@@ -241,3 +241,8 @@ def test_mixtures_are_adopted_and_compute_what_the_library_computes(name: str) -
         mixtures[0].router.load is not None
         and mixtures[0].router.load[:4].sum() == 2 * 9 * mixtures[0].router.settings.num_chosen
     )
+
+
+def test_a_model_of_the_library_itself_is_told_what_gives_it_roles() -> None:
+    with pytest.raises(ModelError, match=r"plait\.models\.hf\.HuggingFace\(model\)"):
+        models.roles_for(hf.make(LLAMA).model)

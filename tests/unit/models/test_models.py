@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from plait import models
-from plait.errors import ModelError, NotAvailable
+from plait.errors import ModelError
 
 TINY = {
     "mlp": {"in_features": 8, "hidden_size": 16, "num_hidden_layers": 5, "out_features": 3},
@@ -21,6 +21,7 @@ TINY = {
         "vocab_size": 32,
     },
     "resnet": {"depth": 18, "num_classes": 5, "width": 16},
+    "fno": {"hidden_size": 8, "num_hidden_layers": 2, "modes": 3, "in_channels": 3},
 }
 NAMES = sorted(TINY)
 
@@ -28,7 +29,7 @@ NAMES = sorted(TINY)
 def example(name: str) -> torch.Tensor:
     if name == "mlp":
         return torch.randn(3, 8)
-    return torch.randn(2, 3, 16, 16) if name == "resnet" else torch.randint(0, 32, (2, 6))
+    return torch.randn(2, 3, 16, 16) if name in ("resnet", "fno") else torch.randint(0, 32, (2, 6))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -115,12 +116,6 @@ def test_errors_name_the_thing_and_the_cure(name: str, keys: dict[str, object], 
     with pytest.raises(ModelError) as caught:
         models.make(name, **keys)
     assert message in str(caught.value)
-
-
-@pytest.mark.parametrize(("name", "keys"), [("fno", {})])
-def test_what_is_not_here_yet_says_so(name: str, keys: dict[str, object]) -> None:
-    with pytest.raises(NotAvailable, match="not available yet"):
-        models.make(name, **keys)
 
 
 def test_keys_that_are_none_count_as_absent() -> None:

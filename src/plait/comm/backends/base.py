@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plait.comm.backends.sums import sum_into
+
 
 class Handle(ABC):
     """An operation under way."""
@@ -118,6 +120,12 @@ class Backend(ABC):
     def exchange(self, out: Tensor, tensor: Tensor, to: int, source: int) -> Handle:
         """Send to one rank and receive from another at once."""
 
+    def add_exchanged(self, out: Tensor, parts: Tensor, peers: Sequence[tuple[int, int]]) -> Handle:
+        """Send `parts[i]` to the first of `peers[i]`, add what comes from the second to `out`; all ranks call it together."""
+        taken = torch.empty_like(parts)
+        works = [self.exchange(into, part, *pair) for into, part, pair in zip(taken, parts, peers, strict=True)]
+        return Then(works, lambda: sum_into(out.view(-1), [out.view(-1), *taken.flatten(1)]))
+
     @property
     def can_show(self) -> bool:
         """Whether ranks can read each other's memory where it lies."""
@@ -140,7 +148,7 @@ class Backend(ABC):
         return torch.empty(numel, dtype=dtype, device=device)
 
     def lend(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory (numel,) to write the operand of one `total` or `scatter_parts` into, which gives it back."""
+        """Memory (numel,) to write what one operation sends, which gives it back."""
         return torch.empty(numel, dtype=dtype, device=device)
 
     def close(self) -> None:  # noqa: B027 - a choice, not a duty

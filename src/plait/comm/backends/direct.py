@@ -15,7 +15,7 @@ Tensors outside readable memory are copied into borrowed memory first; then nobo
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -169,7 +169,18 @@ class Direct(Backend):
     def exchange(self, out: Tensor, tensor: Tensor, to: int, source: int) -> Handle:
         """Copy from `source`, let `to` copy; all ranks of the axis call it together."""
         side = _Side(self, "shift", tensor.view(-1))
-        return side.swap(to, source, lambda: out.view(-1).copy_(side.of(source)))
+        return side.swap((to,), (source,), lambda: out.view(-1).copy_(side.of(source)))
+
+    def add_exchanged(self, out: Tensor, parts: Tensor, peers: Sequence[tuple[int, int]]) -> Handle:
+        """Add the others' parts up where they lie. Over when the own have been read, so that no rank lends more and more."""
+        side, flat = _Side(self, "shift", parts), out.view(-1)
+        to, sources = zip(*peers, strict=True)
+
+        def add() -> None:
+            rows = [side.of(source).view(len(peers), -1)[index] for index, source in enumerate(sources)]
+            sum_into(flat, [flat, *rows])
+
+        return side.swap(to, sources, add, early=False)
 
     @property
     def can_show(self) -> bool:
@@ -225,8 +236,7 @@ class _Exhibit(Shown):
         return self._side.of(peer).view(self._shape)
 
     def leave(self) -> None:
-        for peer in self._direct._others:
-            self._direct.fabric.post(Signal.LEFT, peer)
+        self._direct.fabric.post(Signal.LEFT, *self._direct._others)
 
 
 class _Side:
@@ -293,11 +303,13 @@ class _Side:
         """Only read."""
         return self._issue([Step(Signal.ARRIVE, sources, act, Signal.EXIT, sources)])
 
-    def swap(self, to: int, source: int, act: Callable[[], object]) -> Operation:
-        """Show to one, read from another."""
-        self._arrive((to,))
-        read = Step(Signal.ARRIVE, (source,), act, Signal.EXIT, (source,))
-        return self._issue([read, Step(Signal.EXIT, (to,), self._release)])
+    def swap(
+        self, to: tuple[int, ...], sources: tuple[int, ...], act: Callable[[], object], *, early: bool = True
+    ) -> Operation:
+        """Show to some, read from others."""
+        self._arrive(to)
+        read = Step(Signal.ARRIVE, sources, act, Signal.EXIT, sources)
+        return self._issue([read, Step(Signal.EXIT, to, self._release)], early)
 
     def exhibit(self) -> Operation:
         """Show to everyone until all have left; ready when everyone shows."""
@@ -306,11 +318,10 @@ class _Side:
         return self._issue([Step(Signal.ARRIVE, others), Step(Signal.LEFT, others, self._release)])
 
     def _arrive(self, readers: tuple[int, ...]) -> None:
-        for peer in readers:
-            self._fabric.post(Signal.ARRIVE, peer)
+        self._fabric.post(Signal.ARRIVE, *readers)
 
-    def _issue(self, steps: list[Step]) -> Operation:
-        return self._engine.issue(steps, early=self.staged is not None)
+    def _issue(self, steps: list[Step], early: bool = True) -> Operation:
+        return self._engine.issue(steps, early=early and self.staged is not None)
 
     def _look(self, peer: int) -> tuple[Notice, Tensor]:
         if peer not in self._seen:

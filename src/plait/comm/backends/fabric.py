@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,8 +44,7 @@ class Signal(IntEnum):
     LEFT = 5  # I read nothing any more of what you show
 
 
-@dataclass(frozen=True)
-class Notice:
+class Notice(NamedTuple):
     """What a rank says of its side of operation `number`; `offsets` are elements (all_to_all: where each part begins)."""
 
     number: int
@@ -99,8 +99,8 @@ class Fabric(ABC):
     size: int
 
     @abstractmethod
-    def post(self, signal: Signal, to: int) -> None:
-        """Add one; never blocks."""
+    def post(self, signal: Signal, *to: int) -> None:
+        """Add one for each; never blocks."""
 
     @abstractmethod
     def try_take(self, signal: Signal, source: int) -> bool:

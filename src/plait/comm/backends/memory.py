@@ -12,6 +12,7 @@ import os
 import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,11 +20,11 @@ from torch import Tensor
 from plait.comm.backends.fabric import Staged
 
 ALIGNMENT = 64
+MOST_VIEWS = 4096
 ARENA_BYTES = 4 << 20  # smaller pieces share a segment, so that many of them do not need many file descriptors
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where a tensor begins: byte `offset` of segment `number` of some rank; `num_bytes` is of the whole segment."""
 
     number: int
@@ -60,6 +61,7 @@ class Memory:
         self._next_number = 0
         self._arena: _Arena | None = None
         self._peers: dict[tuple[int, int], Tensor] = {}
+        self._views: dict[tuple[int, int, int, torch.dtype, int], Tensor] = {}  # of them: what one step saw the next will see
 
     def empty(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Uninitialised (numel,) that `place` finds again; freed with the last tensor on it."""
@@ -93,6 +95,15 @@ class Memory:
         Raises:
             OSError: the process is gone, or may not be read.
         """
+        seen = (pid, place.number, place.offset, dtype, numel)
+        view = self._views.get(seen)
+        if view is None:
+            if len(self._views) >= MOST_VIEWS:
+                self._views.clear()
+            view = self._views[seen] = self._view(pid, place, dtype, numel)
+        return view
+
+    def _view(self, pid: int, place: Place, dtype: torch.dtype, numel: int) -> Tensor:
         key = (pid, place.number)
         if key not in self._peers:
             path = Path(f"/proc/{pid}/fd/{place.descriptor}")
@@ -103,6 +114,7 @@ class Memory:
 
     def close(self) -> None:
         """Unmap the peers'; the own segments end with their tensors."""
+        self._views.clear()
         self._peers.clear()
         self._arena = None
 

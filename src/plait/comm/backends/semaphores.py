@@ -42,13 +42,16 @@ class Semaphores:
             if self._init(self._address + index * SEMAPHORE_BYTES, 1, 0):
                 raise OSError(ctypes.get_errno(), "sem_init")
 
-    def post(self, index: int) -> None:
-        """Add one."""
-        self._post(self._address + index * SEMAPHORE_BYTES)
+    def post(self, *indices: int) -> None:
+        """Add one to each."""
+        post, address = self._post, self._address
+        for index in indices:
+            post(address + index * SEMAPHORE_BYTES)
 
     def try_take(self, index: int) -> bool:
         """Remove one if there is one."""
-        return self._try(self._address + index * SEMAPHORE_BYTES) == 0
+        found: int = self._try(self._address + index * SEMAPHORE_BYTES)
+        return found == 0
 
     def take(self, index: int, timeout_seconds: float) -> bool:
         """Wait for one and remove it; False after the time limit or an interruption."""

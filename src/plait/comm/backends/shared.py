@@ -134,9 +134,10 @@ class SharedFabric(Fabric):
         self._num_taken = [0] * self.size
         self._in_boxes: dict[int, dict[int, Staged]] = {peer: {} for peer in range(self.size)}  # by slot
 
-    def post(self, signal: Signal, to: int) -> None:
-        """Add one to the semaphore of (signal, self, to)."""
-        self._control.semaphores.post(self._index(signal, self.rank, to))
+    def post(self, signal: Signal, *to: int) -> None:
+        """Add one to each semaphore of (signal, self, to)."""
+        first = self._index(signal, self.rank, 0)
+        self._control.semaphores.post(*[first + peer for peer in to])
 
     def try_take(self, signal: Signal, source: int) -> bool:
         """Take one from the semaphore of (signal, source, self) if it can be had."""

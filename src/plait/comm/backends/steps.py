@@ -85,8 +85,7 @@ class Operation(Handle):
         step = self._steps[0]
         if step.act is not None:
             step.act()
-        for peer in step.targets:
-            fabric.post(step.answer, peer)
+        fabric.post(step.answer, *step.targets)
         self._steps.popleft()
         self._enter()
 

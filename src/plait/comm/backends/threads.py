@@ -105,9 +105,10 @@ class ThreadFabric(Fabric):
         self._hub = hub
         self._line = hub.line(key, size)
 
-    def post(self, signal: Signal, to: int) -> None:
-        """Add one."""
-        self._line.inboxes[to].post(signal, self.rank)
+    def post(self, signal: Signal, *to: int) -> None:
+        """Add one for each."""
+        for peer in to:
+            self._line.inboxes[peer].post(signal, self.rank)
 
     def try_take(self, signal: Signal, source: int) -> bool:
         """Remove one if there is one."""
