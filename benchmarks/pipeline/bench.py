@@ -4,8 +4,8 @@
         [--product torch]
 
 All systems live in the same ranks, one thread each, and take turns, one step each round; the tables show medians and
-ratios taken round by round. A simulated step is the schedule walked with costs that are probed on each rank's stages alone,
-between the rounds (see `probe`), and with the updates, posts and sends of the steps that warmed up.
+ratios taken round by round. Simulated is the schedule walked with costs that are probed on each rank's stages alone, between
+the rounds (see `probe`), and with the updates, posts and sends of the steps that warmed up: a walk for each round, the median.
 With --memory the peak of each system is taken instead, in ranks of its own. With `--product torch` plait's layers multiply with
 the library that torch's own take (see `plait.products`), so that only the pipelines differ.
 """
@@ -16,20 +16,21 @@ import argparse
 import gc
 import statistics
 import time
-from collections import defaultdict
+from collections import ChainMap, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 
 from benchmarks.data_parallel.bench import PeakOfShares
-from benchmarks.pipeline.probe import Costs, others, probe
-from benchmarks.pipeline.systems import BASE, CASES, COUNTERPART, STREAMS, Case, group_of, schedule_of, systems
+from benchmarks.pipeline.probe import Draw, others, probe, probe_messages
+from benchmarks.pipeline.systems import BASE, CASES, COUNTERPART, STREAMS, Case, schedule_of, systems
 from plait import comm
 from plait.launcher import launch
 from plait.mesh import Mesh
-from plait.pipeline.observed import observed_bubble, simulated_step
+from plait.pipeline.actions import Schedule
+from plait.pipeline.observed import Messages, observed_bubble, simulated_step
 from plait.trace import Timeline
 
 WARM = 3
@@ -42,7 +43,8 @@ class Taken:
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     traces: dict[str, list[Timeline]] = field(default_factory=lambda: defaultdict(list))
     warm: dict[str, list[Timeline]] = field(default_factory=lambda: defaultdict(list))
-    probed: dict[str, Costs] = field(default_factory=dict)  # the medians over the rounds
+    probed: dict[str, list[Draw]] = field(default_factory=lambda: defaultdict(list))
+    messages: dict[str, list[Messages]] = field(default_factory=lambda: defaultdict(list))
 
 
 def measure(case_name: str, names: Sequence[str], rounds: int, size: int, product: str) -> Taken:
@@ -51,7 +53,6 @@ def measure(case_name: str, names: Sequence[str], rounds: int, size: int, produc
     world = comm.init(Mesh(pp=size))
     steps: dict[str, Any] = {name: systems(size, product)[name](CASES[case_name], world) for name in names}
     taken = Taken()
-    probed: dict[str, Any] = defaultdict(lambda: defaultdict(list))
     gc.disable()
     for round_index in range(rounds + WARM):
         for name, step in steps.items():
@@ -65,12 +66,12 @@ def measure(case_name: str, names: Sequence[str], rounds: int, size: int, produc
             if name.startswith("plait"):
                 (taken.traces if round_index >= WARM else taken.warm)[name].append(result.timeline)
             if name.startswith("plait") and name not in STREAMS and round_index >= WARM:
+                world.timeline = Timeline(enabled=False)  # that of the step has ended
                 world.barrier()
-                for key, spent in probe(step.engine, step.batch, 3, group_of(name)).items():
-                    probed[name][key].append(spent)
+                taken.probed[name].append(probe(step.engine, step.batch))
+                taken.messages[name].append(probe_messages(world.axis("pp"), step.engine))
         gc.collect()
-    medians = {name: {key: statistics.median(spent) for key, spent in costs.items()} for name, costs in probed.items()}
-    return Taken(dict(taken.seconds), dict(taken.traces), dict(taken.warm), medians)
+    return Taken(*(dict(vars(taken)[one.name]) for one in fields(Taken)))
 
 
 @dataclass(frozen=True)
@@ -119,14 +120,24 @@ def rows(case: Case, size: int, names: Sequence[str], ranks: Sequence[Taken]) ->
         peer = COUNTERPART.get(name)
         row = Row(name, statistics.median(seconds[name]), ratio(name, BASE), ratio(name, peer) if peer in seconds else None)
         if name in ranks[0].probed:
-            costs = {key: value for rank in ranks for key, value in rank.probed[name].items()}
-            costs |= others([Timeline.merge(steps) for steps in zip(*(rank.warm[name] for rank in ranks), strict=True)])
-            step = simulated_step(schedule_of(name, size, case.num_micro_batches), costs)
+            steps = simulated_steps(schedule_of(name, size, case.num_micro_batches), name, ranks)
             traced = [Timeline.merge(steps) for steps in zip(*(rank.traces[name] for rank in ranks), strict=True)]
-            bubble = statistics.median(observed_bubble(one) for one in traced)
-            row = Row(name, row.seconds, row.to_base, row.to_counterpart, step.seconds, bubble, observed_bubble(step))
+            bubble, simulated = (statistics.median(observed_bubble(one) for one in some) for some in (traced, steps))
+            simulated_seconds = statistics.median(step.seconds for step in steps)
+            row = Row(name, row.seconds, row.to_base, row.to_counterpart, simulated_seconds, bubble, simulated)
         found.append(row)
     return found
+
+
+def simulated_steps(schedule: Schedule, name: str, ranks: Sequence[Taken]) -> list[Timeline]:
+    """The schedule walked with each round's draw of the times of its actions."""
+    warm = others([Timeline.merge(steps) for steps in zip(*(rank.warm[name] for rank in ranks), strict=True)])
+    probed = [one for rank in ranks for one in rank.messages[name]]
+    messages = Messages(
+        statistics.median(one.transfer_seconds for one in probed), statistics.median(one.taking_seconds for one in probed)
+    )
+    draws = zip(*(rank.probed[name] for rank in ranks), strict=True)
+    return [simulated_step(schedule, warm, messages, dict(ChainMap(*draw))) for draw in draws]
 
 
 def measure_memory(case_name: str, name: str, size: int, product: str) -> float:

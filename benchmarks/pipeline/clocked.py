@@ -1,6 +1,6 @@
 """A clock for every rank, told from rank to rank with the messages: what a run would take if no rank lacked a core.
 
-A rank's clock goes on by what its actions cost, and a message carries its sender's clock: who waits for it goes on from
+A rank's clock goes on by what its actions cost, and a message carries its sender's clock as it leaves: who waits goes on from
 there, if that is later than the own (Lamport's clocks). Order, messages and waits are those of the real run on the real
 ranks; only the time that an action takes is chosen: the literature's, or the CPU time of the thread that does it. So four
 ranks on two cores, or on cores that others use too, give the times of four cores.
@@ -9,7 +9,8 @@ ranks on two cores, or on cores that others use too, give the times of four core
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,18 +35,33 @@ class Clock:
     cost: Cost
     now: float = 0.0
     spans: list[Span] = field(default_factory=list)
+    _action: Action | None = None
+    _began: float = 0.0  # CPU time of the thread when the action under way began
 
     def hear(self, sent_at: float) -> None:
         """A message that was waited for has come."""
         self.now = max(self.now, sent_at)
 
+    @property
+    def inside(self) -> float:
+        """The time in the middle of an action: what leaves a rank now has cost it what was done of the action so far."""
+        return self.now if self._action is None else self.now + self.cost(self._action, time.thread_time() - self._began)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What keeping time itself takes costs the action under way nothing."""
+        began = time.thread_time()
+        yield
+        self._began += time.thread_time() - began
+
     def timed(self, handler: Callable[[Action], None]) -> Callable[[Action], None]:
         """The same handler, on the clock: it takes its messages first, then it costs."""
 
         def handle(action: Action) -> None:
-            began = time.thread_time()
+            self._action, self._began = action, time.thread_time()
             handler(action)
-            seconds = self.cost(action, time.thread_time() - began)
+            seconds = self.cost(action, time.thread_time() - self._began)
+            self._action = None
             if seconds:
                 self.spans.append(Span(str(action), action.kind.value, self.rank, self.now, seconds))
             self.now += seconds
@@ -68,8 +84,9 @@ class _Stamped(_Arrival):
 
     def wait(self) -> list[Tensor]:
         tensors = super().wait()
-        self.stamp_work.wait()
-        self.clock.hear(float(self.stamp))
+        with self.clock.aside():
+            self.stamp_work.wait()
+            self.clock.hear(float(self.stamp))
         return tensors
 
 
@@ -86,12 +103,16 @@ class StampedTransport(Transport):
         return made
 
     def _send(self, tensors: Sequence[Tensor], to: int) -> None:
-        super()._send([*tensors, torch.tensor(self.clock.now, dtype=torch.float64)], to)
+        super()._send(tensors, to)
+        stamp = torch.tensor(self.clock.inside, dtype=torch.float64)
+        with self.clock.aside():
+            super()._send([stamp], to)
 
     def _post(self, form: Form, wanted: Sequence[TensorForm], source: int) -> _Arrival:
         arrival = super()._post(form, wanted, source)
-        stamp = torch.empty((), dtype=torch.float64)
-        return _Stamped(arrival.tensors, arrival.works, form, stamp, self._axis.receive(stamp, source), self.clock)
+        with self.clock.aside():
+            stamp = torch.empty((), dtype=torch.float64)
+            return _Stamped(arrival.tensors, arrival.works, form, stamp, self._axis.receive(stamp, source), self.clock)
 
     def _receive_form(self, source: int) -> Form:
         form = super()._receive_form(source)

@@ -82,11 +82,6 @@ def _ungrouped(name: str) -> tuple[str, int]:
     return plain, int(group or 1)
 
 
-def group_of(name: str) -> int:
-    """Of a system of plait."""
-    return _ungrouped(name)[1]
-
-
 def looped_bfs(num_ranks: int, num_micro_batches: int, virtual: int) -> Schedule:
     """A schedule that plait does not have, as a user would bring it: each stage of a rank with all micro-batches at once.
 

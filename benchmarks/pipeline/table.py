@@ -32,7 +32,7 @@ from plait.models.losses import cross_entropy
 from plait.pipeline.actions import Schedule
 from plait.pipeline.clock import unit
 from plait.pipeline.lower import lower
-from plait.pipeline.observed import COMPUTING, observed_costs, simulated_step
+from plait.pipeline.observed import COMPUTING, observed_action_costs, simulated_step
 from plait.pipeline.schedules import SCHEDULES, make
 from plait.pipeline.simulate import simulate
 from plait.trace import Span, Timeline
@@ -141,10 +141,13 @@ def semantics(name: str, staleness: Sequence[int]) -> str:
 
 
 def simulated_bubble(schedule: Schedule, steps: Sequence[Timeline], *, cpu: bool) -> float:
-    """Of the same costs: the literature's, or the medians of what the actions took."""
+    """Of the same costs: the literature's, or the median of what each action took, which depends on its place: of weight
+    gradients that stand together the last makes them all.
+    """
     if not cpu:
         return simulate(schedule).bubble_fraction
-    return bubble(simulated_step(lower(schedule), observed_costs(steps)).spans, steady=schedule.asynchronous)
+    walked = simulated_step(lower(schedule), {}, own=observed_action_costs(steps))
+    return bubble(walked.spans, steady=schedule.asynchronous)
 
 
 def main() -> None:

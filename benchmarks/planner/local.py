@@ -30,7 +30,7 @@ from plait.launcher import launch
 from plait.plan import Plan
 
 SEED, NUM_PLANS = 7, 30
-WARM, FEWEST_STEPS, MOST_STEPS, LONG_SECONDS = 2, 8, 24, 3.0
+WARM, FEWEST_STEPS, MOST_STEPS, LONG_SECONDS = 2, 8, 24, 1.5
 """Steps of a run: as many as take `LONG_SECONDS`, so that whatever else wakes up on the machine misses one of them."""
 TEXT = {"name": "stdlib", "seq_len": 128}
 GPT = {"name": "gpt", "num_hidden_layers": 4, "hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 512}

@@ -2,7 +2,8 @@
 
 torch multiplies float32 matrices with MKL, which leaves the widest vectors of processors that are not Intel's unused; oneDNN
 does not. It takes longer to begin, so a small product stays with MKL; and so does one of a few rows, which reads the weight
-and does little with it: there memory sets the pace.
+and does little with it: there memory sets the pace. It also compiles a kernel for each shape that it meets, and keeps up to
+1,024 of them, half a megabyte each: shapes that never come again are better not given to it (`models/gated.py`).
 """
 
 from __future__ import annotations

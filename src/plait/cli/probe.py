@@ -182,7 +182,7 @@ def _measure(num_ranks: int) -> dict[str, Any]:
     import torch
 
     from plait import comm
-    from plait.cli.probe_operations import operation_seconds
+    from plait.cli.probe_operations import operation_seconds, product_rate
     from plait.comm.probing import probe
     from plait.mesh import Mesh
 
@@ -190,6 +190,8 @@ def _measure(num_ranks: int) -> dict[str, Any]:
     on_gpu = world.device.type == "cuda"
     measured = probe(world)
     if not on_gpu:
+        rates = measured["device"]["matmul_flops_per_second"]
+        rates["float32"] = max(rates["float32"], product_rate())
         measured["operations"] = operation_seconds()
         world.axis("world").barrier()
     name = torch.cuda.get_device_name(world.device) if on_gpu else _processor()

@@ -20,7 +20,8 @@ from plait.products import Products
 Calls = Sequence[tuple[Tensor, ...]]
 Rows = list[tuple[tuple[float, ...], float]]
 """Sizes, and the seconds that they took."""
-COPIES, REPEATS = 6, 5
+COPIES, REPEATS, FEWEST_REPEATS, SPREAD = 6, 5, 3, 1.02
+"""Of different tensors in a row; how often: fewer are enough where all came within so much."""
 TOKENS, WIDTH = 1024, 512
 LARGE_BYTES = 30 << 20
 HEADS, LENGTH = 4, 128
@@ -96,6 +97,12 @@ def product_seconds() -> dict[str, float]:
     return dict(zip(names, (start, *product, *plain), strict=True))
 
 
+def product_rate(size: int = 512) -> float:
+    """Flops a second of a product of square matrices, by rule: what a step is a share of."""
+    calls = [(torch.randn(size, size), torch.randn(size, size))] * COPIES
+    return 2.0 * size**3 / _each(lambda x, w: Products().linear(x, w, None), calls)
+
+
 def _product_rows(shapes: Sequence[tuple[int, int, int]], made: Products) -> Rows:
     """((flops, numbers), seconds) of each product."""
     rows: Rows = []
@@ -167,8 +174,9 @@ def _both_ways(
 
 def _passes(function: Callable[..., Tensor], calls: Calls, gradient: Tensor) -> tuple[float, float]:
     """The median seconds of a forward and of a backward, all calls in a row."""
-    ahead, back = [], []
-    for _ in range(REPEATS):
+    ahead: list[float] = []
+    back: list[float] = []
+    while not (_settled(ahead) and _settled(back)):
         start = time.process_time()
         outs = [function(*given) for given in calls]
         middle = time.process_time()
@@ -182,13 +190,17 @@ def _passes(function: Callable[..., Tensor], calls: Calls, gradient: Tensor) -> 
 
 def _each(function: Callable[..., Tensor], calls: Calls) -> float:
     """The median seconds of a call, all in a row, results kept."""
-    times = []
-    for _ in range(REPEATS):
+    times: list[float] = []
+    while not _settled(times):
         start = time.process_time()
         kept = [function(*given) for given in calls]
         times.append(time.process_time() - start)
         del kept
     return median(times) / len(calls)
+
+
+def _settled(times: list[float]) -> bool:
+    return len(times) >= (FEWEST_REPEATS if times and max(times) <= SPREAD * min(times) else REPEATS)
 
 
 def _fit(rows: Rows) -> list[float]:

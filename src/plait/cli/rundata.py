@@ -14,7 +14,7 @@ from plait.errors import ConfigError, PlaitError
 from plait.mesh import Mesh
 from plait.pipeline.actions import Kind, Schedule
 from plait.pipeline.lower import lower
-from plait.pipeline.observed import StageCosts, median_step, observed_bubble, observed_costs, simulated_step
+from plait.pipeline.observed import Messages, StageCosts, median_step, observed_bubble, observed_costs, simulated_step
 from plait.pipeline.schedules import make
 from plait.pipeline.text import load
 from plait.plan import Plan
@@ -122,7 +122,7 @@ def predict(config: Path, plan: Plan) -> tuple[Prediction | None, str]:
     for rank, tail in enumerate(tails):
         own = schedule.stages(rank)
         costs.update({(Kind.UPDATE, stage): tail / len(own) for stage in own})
-    timeline = simulated_step(schedule, _known(costs), max(stage.send for stage in stages))
+    timeline = simulated_step(schedule, _known(costs), Messages(max(stage.send for stage in stages)))
     return Prediction(cluster.name, timeline, guess.as_dict()), ""
 
 

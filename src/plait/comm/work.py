@@ -5,10 +5,13 @@ It carries the name of its axis and operation so that a failure names them, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Protocol
+
+import torch
 
 from plait.comm.backends.base import Handle
 from plait.comm.ledger import Ledger
@@ -37,30 +40,36 @@ class Label:
     ranks: tuple[int, ...]
 
 
-@contextmanager
-def naming_failure(label: Label, rank: int) -> Iterator[None]:
+class naming_failure:  # noqa: N801 - a class because a generator takes longer, and messages are many
     """Add axis, operation and peers to the bare fact that a backend raised; torch's RuntimeError becomes `RankFailed`.
 
     What a backend does is hidden from torch's dispatch modes: how many operations a collective takes depends on when the peers
     come, and selective recomputation counts them.
     """
-    try:
-        with no_modes():
-            yield
-    except RunError as error:
-        raise type(error)(f"rank {rank}: {label.op} on axis {label.axis} (ranks {list(label.ranks)}): {error}") from error
-    except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise RankFailed(
-            f"rank {rank}: {label.op} on axis {label.axis} failed; of its ranks {list(label.ranks)} one died, "
-            f"stopped answering or called another operation ({reason})"
-        ) from error
+
+    __slots__ = ("_label", "_modes", "_rank")
+
+    def __init__(self, label: Label, rank: int) -> None:
+        self._label, self._rank, self._modes = label, rank, no_modes()
+
+    def __enter__(self) -> None:
+        self._modes.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._modes.__exit__(kind, error, trace)
+        label, place = self._label, f"rank {self._rank}"
+        if isinstance(error, RunError):
+            raise type(error)(f"{place}: {label.op} on axis {label.axis} (ranks {list(label.ranks)}): {error}") from error
+        if isinstance(error, RuntimeError):
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise RankFailed(
+                f"{place}: {label.op} on axis {label.axis} failed; of its ranks {list(label.ranks)} one died, "
+                f"stopped answering or called another operation ({reason})"
+            ) from error
 
 
 def no_modes() -> AbstractContextManager[object]:
     """What is done inside is hidden from torch's dispatch modes."""
-    import torch
-
     if not torch._C._len_torch_dispatch_stack():
         return _NOTHING
     from torch.utils._python_dispatch import _disable_current_modes

@@ -21,6 +21,8 @@ from plait.models.grouped import METHODS, grouped_product, kernel_takes
 from plait.products import Products
 
 CHUNK_ROWS = 512  # 1 MiB of 512 inner features in float32: about a second-level cache, and enough rows for a full-speed product
+STEP_ROWS = 64
+TORCH = Products("torch")
 
 
 def gated_experts(
@@ -64,9 +66,9 @@ class _ByChunk(torch.autograd.Function):
         ctx: Any, rows: Tensor, gate: Tensor, up: Tensor, down: Tensor, counts: tuple[int, ...], products: Products
     ) -> Tensor:
         out, kept = rows.new_empty(len(rows), down.shape[1]), []
-        for expert, part in _chunks(counts):
-            gated, raised = (products.linear(rows[part], weight[expert], None) for weight in (gate, up))
-            out[part] = products.linear(F.silu(gated).mul_(raised), down[expert], None)
+        for expert, part, by in _chunks(counts, products):
+            gated, raised = (by.linear(rows[part], weight[expert], None) for weight in (gate, up))
+            out[part] = by.linear(F.silu(gated).mul_(raised), down[expert], None)
             kept += [gated, raised]
         ctx.save_for_backward(rows, gate, up, down, *kept)
         ctx.counts, ctx.products = counts, products
@@ -76,21 +78,20 @@ class _ByChunk(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         rows, gate, up, down, *kept = ctx.saved_tensors
         grad, counts, wanted = grads[0].contiguous(), ctx.counts, ctx.needs_input_grad
-        products: Products = ctx.products
         of_rows = torch.empty_like(rows) if wanted[0] else None
         of_weights = [_Sums(weight, counts) if wanted[1 + i] else None for i, weight in enumerate((gate, up, down))]
-        for (expert, part), gated, raised in zip(_chunks(counts), kept[::2], kept[1::2], strict=True):
-            of_inner, inner = products.product(grad[part], down[expert]), F.silu(gated)
+        for (expert, part, by), gated, raised in zip(_chunks(counts, ctx.products), kept[::2], kept[1::2], strict=True):
+            of_inner, inner = by.product(grad[part], down[expert]), F.silu(gated)
             of_raised = of_inner * inner
             of_gated = torch.ops.aten.silu_backward(of_inner.mul_(raised), gated)
             inner.mul_(raised)
             if of_rows is not None:
-                of_rows[part] = products.product(of_gated, gate[expert]).add_(products.product(of_raised, up[expert]))
+                of_rows[part] = by.product(of_gated, gate[expert]).add_(by.product(of_raised, up[expert]))
             for sums, left, right in zip(
                 of_weights, (of_gated, of_raised, grad[part]), (rows[part], rows[part], inner), strict=True
             ):
                 if sums is not None:
-                    sums.add(expert, products.summed(left.t(), right), left, right)
+                    sums.add(expert, by.summed(left.t(), right), left, right)
         return of_rows, *(None if sums is None else sums.total for sums in of_weights), None, None
 
 
@@ -116,11 +117,18 @@ class _Sums:
         self._begun[expert] = True
 
 
-def _chunks(counts: Sequence[int]) -> Iterator[tuple[int, slice]]:
-    """(expert, its next rows), over all rows; the chunks of an expert differ by a row at most."""
+def _chunks(counts: Sequence[int], products: Products) -> Iterator[tuple[int, slice, Products]]:
+    """(expert, its next rows, who multiplies them), over all rows.
+
+    A library that compiles a kernel for each shape keeps half a megabyte of it, and routing makes other counts at every step.
+    So `products` get multiples of `STEP_ROWS`, and what is left of an expert is torch's.
+    """
     start = 0
     for expert, count in enumerate(counts):
-        number = -(-count // CHUNK_ROWS)
-        for index in range(number):
-            yield expert, slice(start + count * index // number, start + count * (index + 1) // number)
-        start += count
+        end = start + count
+        while start < end:
+            rows = min(end - start, CHUNK_ROWS)
+            even = rows // STEP_ROWS * STEP_ROWS
+            stop = start + (even or rows)
+            yield expert, slice(start, stop), products if even else TORCH
+            start = stop

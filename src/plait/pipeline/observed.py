@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from plait.errors import ScheduleError
 from plait.pipeline.actions import COMPUTE, Action, Kind, Schedule
@@ -17,6 +18,8 @@ from plait.trace import CommEvent, Span, Timeline
 
 StageCosts = Mapping[tuple[Kind, int], float]
 """Seconds by kind and stage."""
+ActionCosts = Mapping[Action, float]
+"""Seconds of single actions."""
 COMPUTING = frozenset(kind.value for kind in COMPUTE)
 
 
@@ -60,20 +63,58 @@ def observed_bubble(step: Timeline) -> float:
     return max(0.0, 1.0 - busy / (span * num_ranks)) if span and num_ranks else 0.0
 
 
-def simulated_step(schedule: Schedule, costs: StageCosts, transfer_seconds: float = 0.0) -> Timeline:
+def observed_action_costs(steps: Iterable[Timeline]) -> dict[Action, float]:
+    """The median time of each single action over steps of one schedule: what its place in the order makes of it, too."""
+    times: dict[Action, list[float]] = defaultdict(list)
+    for step in steps:
+        for action, _, seconds in working_seconds(step):
+            times[action].append(seconds)
+    return {action: statistics.median(spent) for action, spent in times.items()}
+
+
+@dataclass(frozen=True)
+class Messages:
+    """Seconds of what passes between ranks: under way, when neither is busy, and while it is taken, for which the taker
+    waits, also if it has long been there.
+    """
+
+    transfer_seconds: float = 0.0
+    taking_seconds: float = 0.0
+
+
+def simulated_step(
+    schedule: Schedule, costs: StageCosts, messages: Messages | None = None, own: ActionCosts | None = None
+) -> Timeline:
     """A schedule (lowered, or of computing alone) walked with these costs; what has none takes no time.
 
-    Raises ScheduleError where the schedule never ends.
+    `own` are costs of single actions, which go before those of their kind and stage. Raises ScheduleError where the schedule
+    never ends.
     """
-    walked = walk(schedule, lambda action: costs.get((action.kind, action.stage), 0.0), lambda producer: transfer_seconds)
+    messages, single = messages or Messages(), own or {}
+
+    def cost(action: Action) -> float:
+        return single.get(action, costs.get((action.kind, action.stage), 0.0))
+
+    def taking(action: Action) -> float:
+        return messages.taking_seconds if takes_message(schedule, action) else 0.0
+
+    walked = walk(schedule, lambda action: taking(action) + cost(action), lambda producer: messages.transfer_seconds)
     if any(stopped < len(actions) for stopped, actions in zip(walked.stopped, schedule.ranks, strict=True)):
         raise ScheduleError(f"schedule {schedule.name} never ends: verify it first")
     timeline = Timeline(origin_seconds=0.0)
     for event in walked.events:
-        if event.end > event.start:
-            action, args = event.action, {"stage": event.action.stage, "micro_batch": event.action.micro_batch}
-            timeline.add(Span(str(action), action.kind.value, event.rank, event.start, event.end - event.start, args))
+        action, seconds = event.action, cost(event.action)
+        if seconds:
+            args = {"stage": action.stage, "micro_batch": action.micro_batch}
+            timeline.add(Span(str(action), action.kind.value, event.rank, event.start + taking(action), seconds, args))
     return timeline
+
+
+def takes_message(schedule: Schedule, action: Action) -> bool:
+    """Whether an action begins by taking what another rank has sent."""
+    neighbour = {Kind.FORWARD: -1, Kind.BACKWARD: 1, Kind.INPUT_GRAD: 1}.get(action.kind, 0)
+    sender = action.stage + neighbour
+    return 0 <= sender < schedule.num_stages and schedule.placement[sender] != schedule.placement[action.stage]
 
 
 def median_step(steps: Sequence[Timeline]) -> Timeline:

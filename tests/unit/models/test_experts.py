@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from plait import products
 from plait.errors import ModelError
 from plait.models import gated
 from plait.models.experts import Exchange, Experts, MixtureOfExperts, Trip
@@ -261,6 +262,25 @@ def test_experts_multiply_as_they_are_told_also_after_a_journey(rule: str) -> No
     with Seen() as seen:
         arrived(torch.randn(400, 96), (300, 100)).sum().backward()
     assert seen.operations & operations() == (operations() if rule == "rule" else set())
+
+
+def test_few_shapes_reach_the_library_that_keeps_a_kernel_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a router deals: its counts differ at every step, and a kernel stays for good."""
+    asked: set[tuple[int, ...]] = set()
+    taken = products._onednn()
+
+    def call(x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> torch.Tensor:
+        asked.add((*x.shape, *weight.shape))
+        found: torch.Tensor = taken(x, weight, *rest)
+        return found
+
+    monkeypatch.setattr(products, "_onednn", lambda: None if taken is None else call)
+    monkeypatch.setattr(gated, "CHUNK_ROWS", 256)
+    experts = Experts(2, 192, 192, std=0.1, std_residual=0.1)
+    for first in range(130, 700, 19):
+        experts(torch.randn(900, 192, requires_grad=True), (first, 900 - first)).sum().backward()
+    assert bool(asked) == (taken is not None)
+    assert len(asked) <= 2 * 256 // gated.STEP_ROWS
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

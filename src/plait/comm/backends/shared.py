@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,7 +133,7 @@ class SharedFabric(Fabric):
         self._staging = Staging(memory)
         self._num_sent = [0] * self.size
         self._num_taken = [0] * self.size
-        self._in_boxes: dict[int, dict[int, Staged]] = {peer: {} for peer in range(self.size)}  # by slot
+        self._in_boxes: list[deque[tuple[int, Staged]]] = [deque() for _ in range(self.size)]  # by peer: (slot, data)
 
     def post(self, signal: Signal, *to: int) -> None:
         """Add one to each semaphore of (signal, self, to)."""
@@ -192,7 +193,6 @@ class SharedFabric(Fabric):
         """Into the next slot of the box, once it is free."""
         box, slot = self._control.boxes[self.rank, to], self._num_sent[to] % RING
         self._num_sent[to] += 1
-        self._reclaim(to)
         while box[slot, 0]:
             self.take(Signal.TAKEN, to)
         self._reclaim(to)
@@ -202,7 +202,7 @@ class SharedFabric(Fabric):
         assert place is not None  # it is borrowed from that memory
         words = (place.number, place.descriptor, place.num_bytes, place.offset)
         box[slot] = (1, tag, flat.numel(), DTYPES.index(flat.dtype), *words)
-        self._in_boxes[to][slot] = staged
+        self._in_boxes[to].append((slot, staged))
         self.post(Signal.MESSAGE, to)
 
     def next_message(self, source: int, block: bool) -> Message | None:
@@ -222,10 +222,10 @@ class SharedFabric(Fabric):
         self.post(Signal.TAKEN, source)
 
     def _reclaim(self, to: int) -> None:
-        """Take back the memory of the messages that were copied."""
-        full = self._control.boxes[self.rank, to, :, 0]
-        for slot in [slot for slot in self._in_boxes[to] if not full[slot]]:
-            self._in_boxes[to].pop(slot).release()
+        """Take back the memory of messages that were copied, in the order of sending."""
+        box, lent = self._control.boxes[self.rank, to], self._in_boxes[to]
+        while lent and not box[lent[0][0], 0]:
+            lent.popleft()[1].release()
             self.try_take(Signal.TAKEN, to)
 
     def _map(self, peer: int, place: Place, dtype: torch.dtype, numel: int) -> Tensor:
