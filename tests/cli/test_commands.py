@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from plait.cluster import Cluster
+from plait.cost import estimate
 from tests.cli.command import CONFIG, plait, write_config
 
 TRAIN_KEYS = {"out", "steps", "final_loss", "tokens_per_second", "step_seconds_median", "peak_memory", "traffic", "plan"}
@@ -180,11 +182,14 @@ def test_verify_says_no_with_exit_code_1(tmp_path: Path) -> None:
 
 
 def test_probe_measures_and_plans_can_be_estimated_on_it(tmp_path: Path) -> None:
-    done = plait("probe", "--out", "probe.json", "--json", cwd=tmp_path)
+    done = plait("probe", "--quick", "--out", "probe.json", "--json", cwd=tmp_path)
     assert done.code == 0, done.err
     probe = done.json()
     assert probe["peak_flops"]["float32"] > 1e8
     assert json.loads((tmp_path / "probe.json").read_text()) == {key: value for key, value in probe.items() if key != "out"}
+    gpt = {"name": "gpt", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 64}
+    for plan in ("dp1", "dp2", "tp4:2d"):  # also of more ranks than were measured
+        assert estimate({"model": gpt, "data": {"seq_len": 32}}, plan, Cluster.local(probe)).step_seconds > 0
 
 
 def test_torchruns_world_is_joined(tmp_path: Path) -> None:

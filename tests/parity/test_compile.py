@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from plait.comm import World
 from plait.engine import compiling
 from plait.errors import ModelError, NotAvailable
+from plait.models.layers import CausalAttention
 from tests.parity.harness import FAMILIES, TOLERANCE, Family, check, family_of
 
 Run = Callable[..., list[Any]]
@@ -49,6 +51,24 @@ def test_with_generated_code_as_well(ranks: Run) -> None:
     """The default backend, once: a whole compiler in the smallest model."""
     outcome = check(quietly(ranks), "dp2 mb2 compile precision:float64", replace(FAMILIES["mlp"], num_steps=1))
     assert outcome.largest <= TOLERANCE, outcome
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_what_drops_is_in_no_graph_however_it_says_so(rate: float) -> None:
+    """Generated code draws numbers of its own; attention has its rate as a number, or in a dropout that it never calls."""
+    from transformers import GPT2Config, LlamaConfig
+    from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
+    from transformers.models.llama.modeling_llama import LlamaAttention
+
+    sizes = {"hidden_size": 8, "num_attention_heads": 2}
+    with torch.device("meta"):
+        modules = [
+            nn.Dropout(rate),
+            CausalAttention(rate),
+            LlamaAttention(LlamaConfig(**sizes, attention_dropout=rate), 0),
+            GPT2Attention(GPT2Config(n_embd=8, n_head=2, attn_pdrop=rate, resid_pdrop=0.0), layer_idx=0),
+        ]
+    assert [compiling._is_alone(module) for module in modules] == [rate > 0] * 4
 
 
 def quietly(run: Run) -> Run:

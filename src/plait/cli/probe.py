@@ -29,6 +29,7 @@ PRECISIONS = {"float32": "float32", "bfloat16": "bf16", "float64": "float64"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `plait probe`."""
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"where to write it (default: {DEFAULT_PROBE_PATH})")
+    parser.add_argument("--quick", action="store_true", help="leave out how more ranks than cores share these")
     parser.add_argument("--nproc", type=int, metavar="N", help="ranks that measure together (default: GPUs, else cores)")
 
 
@@ -38,18 +39,21 @@ def run(arguments: argparse.Namespace) -> Answer:
     _check_writable(out)
     world = joined_world()
     num_ranks = arguments.nproc or (world.world_size if world else num_devices())
-    result = measure_here(out, num_ranks)
+    result = measure_here(out, num_ranks, quick=arguments.quick)
     return Answer({"out": str(out), **result}, view(result, out)) if common.speaks() else Answer(None)
 
 
-def measure_here(out: Path, num_ranks: int | None = None) -> dict[str, Any]:
-    """Measure this machine and write what was found, in one go, so that nobody reads half a file."""
+def measure_here(out: Path, num_ranks: int | None = None, *, quick: bool = False) -> dict[str, Any]:
+    """Measure this machine and write what was found, in one go, so that nobody reads half a file.
+
+    `quick` leaves out how more ranks than cores share these: estimates of such plans draw on what fewer ranks lose.
+    """
     num_ranks = num_ranks or num_devices()
     common.say(f"plait probe: measuring this machine, {num_ranks} {'rank' if num_ranks == 1 else 'ranks'}, some seconds")
     measured = launch(_measure, num_ranks, nproc=num_ranks)
     result = summary(measured[0])
     if result["is_cpu"] and joined_world() is None:
-        result["host"] = _host(measured, num_ranks)
+        result["host"] = _host(measured, num_ranks, quick)
     if common.speaks() or not out.exists():  # on another host of a world it is measured as well
         out.parent.mkdir(parents=True, exist_ok=True)
         part = out.with_name(f"{out.name}.{os.getpid()}.part")
@@ -97,16 +101,16 @@ CROWDED = (2, 4)
 """How many times as many ranks as cores the links are also measured with."""
 
 
-def _host(measured: list[dict[str, Any]], num_ranks: int) -> dict[str, Any]:
+def _host(measured: list[dict[str, Any]], num_ranks: int, quick: bool) -> dict[str, Any]:
     """What a processor's cost model needs beside a cluster's numbers: see `plait.cluster.Host`."""
     from plait.cli.probe_engine import measure_engine
     from plait.products import FEWEST_MULTIPLICATIONS, FEWEST_ROWS
 
     operations = [one["operations"] for one in measured]
     seconds = {name: statistics.median(one[name] for one in operations) for name in operations[0]}
-    engine = measure_engine()
+    engine = measure_engine(crowded=not quick)
     links = {str(num_ranks): _fits(measured[0])} if num_ranks > 1 else {}
-    for times in CROWDED:
+    for times in () if quick else CROWDED:
         if num_ranks * times <= 16:
             links[str(num_ranks * times)] = _fits(launch(_measure_links, num_ranks * times, nproc=num_ranks * times)[0])
     rule = {"rows": FEWEST_ROWS, "multiplications": FEWEST_MULTIPLICATIONS}

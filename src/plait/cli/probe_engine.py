@@ -47,9 +47,10 @@ def engine_seconds() -> dict[str, Any]:
     return {"blocks": blocks, "step": step, "micro_batch": micro_batch, "expert": max(expert, 0.0)}
 
 
-def measure_engine() -> dict[str, Any]:
+def measure_engine(*, crowded: bool = True) -> dict[str, Any]:
     """The same with what meeting others takes beside the work: `call` (a collective inside a block), `grid` (one of a grid's)
-    and `visit` (a step of ring attention) in seconds by number of ranks, and `memory` in bytes. Starts ranks."""
+    and `visit` (a step of ring attention) in seconds by number of ranks, and `memory` in bytes. Starts ranks, and if `crowded`
+    more of them than two."""
     from plait.launcher import launch
 
     found = launch(_alone_in_world, nproc=RANKS)[0]
@@ -58,6 +59,8 @@ def measure_engine() -> dict[str, Any]:
         found[name] = {}
         for text, times in plans:
             ranks = Plan.parse(text).world_size
+            if ranks > RANKS and not crowded:
+                continue
             work = sum(launch(_medium_block, text, nproc=ranks))
             found[name][str(ranks)] = max(work - alone, 0.0) / ranks / times
     return found

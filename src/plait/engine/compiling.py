@@ -57,8 +57,16 @@ def apply(
 
 def _is_alone(module: nn.Module) -> bool:
     """Whether a module talks to other ranks, draws random numbers, or chooses by the values that it sees."""
-    rate = module.p if isinstance(module, nn.Dropout | layers.Dropout) else 0.0
-    return rate > 0 or isinstance(module, (*TALKING, layers.AttentionWithDropout, MixtureOfExperts))
+    return _drops(module) or isinstance(module, (*TALKING, MixtureOfExperts))
+
+
+def _drops(module: nn.Module) -> bool:
+    """Whether a module is a dropout, or has a rate for the function that its attention calls, as a number or in a dropout."""
+    if isinstance(module, nn.Dropout | layers.Dropout):
+        return module.p > 0
+    rates = [value for name, value in vars(module).items() if "dropout" in name and isinstance(value, float)]
+    inner = module._modules.get("attn_dropout")
+    return any(rate > 0 for rate in [*rates, getattr(inner, "p", 0.0)])
 
 
 def leave_out(model: nn.Module, blocks: Sequence[str]) -> None:
