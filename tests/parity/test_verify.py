@@ -30,8 +30,9 @@ def test_every_probe_passes(ranks, plan):
     assert {part.title for part in reports[0].parts} == set(PROBES)
 
 
-def prove(ranks, plan, *probes):
-    even = replace(problem("gpt"), model={**MODELS["gpt"], "vocab_size": 32}, data={"name": "random", "seq_len": 8})
+def prove(ranks, plan, *probes, model=None):
+    model = {**MODELS["gpt"], "vocab_size": 32} if model is None else model
+    even = replace(problem("gpt"), model=model, data={"name": "random", "seq_len": 8})
     task = Task(even, f"{plan} precision:float64", 2, None, probes)
     report = ranks(Plan.parse(plan).world_size, run_task, task, plan=plan)[0]
     assert report.ok, report.text()
@@ -50,6 +51,12 @@ def test_a_context_axis_leaves_dropout_out(ranks):
 def test_what_fills_a_micro_batch_up_draws_no_random_numbers(ranks, plan):
     """Three samples a micro-batch, on two rows of the grid."""
     assert prove(ranks, plan, "sgd", "dropout") == {"sgd", "dropout"}
+
+
+def test_a_library_model_that_drops_is_cut_into_stages_and_grids(ranks):
+    config = {"model_type": "gpt2", "n_layer": 2, "n_embd": 16, "n_head": 4, "vocab_size": 32, "n_positions": 16}
+    config |= {"attn_pdrop": 0.0, "embd_pdrop": 0.1, "resid_pdrop": 0.1, "bos_token_id": 0, "eos_token_id": 0}
+    assert prove(ranks, "pp2 tp4:2d mb4", "sgd", model={"name": "hf", "config": config}) == {"sgd"}
 
 
 @pytest.mark.parametrize("model", ["mlp", "llama", "resnet", "fno"])

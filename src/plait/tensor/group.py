@@ -76,8 +76,8 @@ class Run:
     """What the modules of one model tell each other during a forward.
 
     `where` is the stream that the last layer left; `num_rows` the samples of the micro-batch under way as one device has them,
-    without those that fill it up; `products` how layers multiply; `choices` counts the products of a grid that streamed and
-    that gathered.
+    without those that fill it up (0 before the first, when an example finds the stages); `products` how layers multiply;
+    `choices` counts the products of a grid that streamed and that gathered.
     `_source` and `_entered` are the last tensor that entered a layer, and what became of it: q, k and v take the same tensor,
     and one collective serves the three, forward and backward.
     """

@@ -156,7 +156,8 @@ def mask_like(x: Tensor, p: float, run: Run, feature_dim: int = -1) -> Tensor:
     Nothing is drawn for the rows that fill a micro-batch up: the next mask would then be another one than on one device.
     """
     filled, *others = run.where.whole_shape(x.shape, feature_dim)
-    drawn = torch.empty((min(run.num_rows, filled), *others), dtype=x.dtype, device=x.device).bernoulli_(1 - p)
+    real = min(run.num_rows or filled, filled)
+    drawn = torch.empty((real, *others), dtype=x.dtype, device=x.device).bernoulli_(1 - p)
     whole = torch.cat([drawn, drawn[:1].expand(filled - len(drawn), *others)]) if len(drawn) < filled else drawn
     return run.where.own(whole, feature_dim).div(1 - p)
 
