@@ -16,18 +16,30 @@ from plait.datasets.hashing import integers, normals
 NUM_SAMPLES = 2**16
 
 
-class RandomTokens(Dataset[tuple[Tensor, Tensor]]):
-    """(input_ids [S], labels [S]), the labels one token ahead."""
+class Seeded(Dataset[tuple[Tensor, Tensor]]):
+    """So many pairs (input, target), as `batch` makes them from a seed."""
 
-    def __init__(self, seq_len: int, vocab_size: int, *, seed: int = 0, num_samples: int = NUM_SAMPLES) -> None:
-        self.seq_len, self.vocab_size, self.seed, self.num_samples = seq_len, vocab_size, seed, num_samples
+    def __init__(self, seed: int, num_samples: int) -> None:
+        self.seed, self.num_samples = seed, num_samples
 
     def __len__(self) -> int:
         return self.num_samples
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        inputs, labels = self.batch(torch.tensor([index]))
-        return inputs[0], labels[0]
+        inputs, targets = self.batch(torch.tensor([index]))
+        return inputs[0], targets[0]
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Samples [B] -> (inputs [B, ...], targets [B, ...])."""
+        raise NotImplementedError
+
+
+class RandomTokens(Seeded):
+    """(input_ids [S], labels [S]), the labels one token ahead."""
+
+    def __init__(self, seq_len: int, vocab_size: int, *, seed: int = 0, num_samples: int = NUM_SAMPLES) -> None:
+        super().__init__(seed, num_samples)
+        self.seq_len, self.vocab_size = seq_len, vocab_size
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Samples [B] -> (input_ids [B, S], labels [B, S])."""
@@ -35,18 +47,12 @@ class RandomTokens(Dataset[tuple[Tensor, Tensor]]):
         return tokens[:, :-1], tokens[:, 1:]
 
 
-class RandomClasses(Dataset[tuple[Tensor, Tensor]]):
+class RandomClasses(Seeded):
     """(features of `shape`, standard normal; a class number)."""
 
     def __init__(self, shape: tuple[int, ...], num_classes: int, *, seed: int = 0, num_samples: int = NUM_SAMPLES) -> None:
-        self.shape, self.num_classes, self.seed, self.num_samples = shape, num_classes, seed, num_samples
-
-    def __len__(self) -> int:
-        return self.num_samples
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        features, classes = self.batch(torch.tensor([index]))
-        return features[0], classes[0]
+        super().__init__(seed, num_samples)
+        self.shape, self.num_classes = shape, num_classes
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Samples [B] -> (features [B, *shape], classes [B])."""
@@ -54,7 +60,7 @@ class RandomClasses(Dataset[tuple[Tensor, Tensor]]):
         return features, integers(indices, 1, below=self.num_classes, seed=self.seed + 1)[:, 0]
 
 
-class RandomFields(Dataset[tuple[Tensor, Tensor]]):
+class RandomFields(Seeded):
     """(a smooth periodic field [in, N, N]; what the heat equation makes of it [out, N, N]).
 
     Channel o of the second is channel o mod in of the first, a unit of time later: every mode k of the unit square decays by
@@ -65,16 +71,10 @@ class RandomFields(Dataset[tuple[Tensor, Tensor]]):
     SMOOTH = 0.1
 
     def __init__(self, channels: tuple[int, int], side: int, *, seed: int = 0, num_samples: int = NUM_SAMPLES) -> None:
-        self.channels, self.side, self.seed, self.num_samples = channels, side, seed, num_samples
+        super().__init__(seed, num_samples)
+        self.channels, self.side = channels, side
         waves = torch.fft.fftfreq(side, 1 / side, dtype=torch.float64)
         self._squares = waves[:, None] ** 2 + waves[None, :] ** 2
-
-    def __len__(self) -> int:
-        return self.num_samples
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        before, after = self.batch(torch.tensor([index]))
-        return before[0], after[0]
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Samples [B] -> (fields [B, in, N, N], fields [B, out, N, N])."""

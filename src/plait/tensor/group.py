@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -69,6 +69,13 @@ class Kept:
         self.users -= 1
         self._whole = whole if self.users > 0 else None
         return whole
+
+
+class How(NamedTuple):
+    """How a product is made: from what its input was gathered, if it was, and who multiplies."""
+
+    kept: Kept | None
+    products: Products
 
 
 @dataclass

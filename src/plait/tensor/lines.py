@@ -22,7 +22,7 @@ from plait.comm import Axis
 from plait.comm.functional import transition
 from plait.mesh.layouts import REPLICATED, Layout, Sharded
 from plait.products import Products
-from plait.tensor.group import Kept, Run
+from plait.tensor.group import How, Run
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def column(x: Tensor, weight: Tensor, bias: Tensor | None, run: Run) -> Tensor:
         kept.users += int(weight.requires_grad)
     elif not run.products.serves(x.dtype, x.device):
         return F.linear(x, weight, bias)
-    y: Tensor = _Column.apply(x, x if kept is None else kept.shard, weight, bias, (kept, run.products))
+    y: Tensor = _Column.apply(x, x if kept is None else kept.shard, weight, bias, How(kept, run.products))
     return y
 
 
@@ -52,22 +52,18 @@ def row(x: Tensor, weight: Tensor, bias: Tensor | None, run: Run, line: Line) ->
     return y
 
 
-_How = tuple["Kept | None", Products]
-"""From what an input was gathered, and who multiplies."""
-
-
 class _Column(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, shard: Tensor, weight: Tensor, bias: Tensor | None, how: _How) -> Tensor:  # noqa: PLR0917  # autograd's
+    def forward(ctx: Any, x: Tensor, shard: Tensor, weight: Tensor, bias: Tensor | None, how: How) -> Tensor:  # noqa: PLR0917  # autograd's
         ctx.save_for_backward(shard, weight)
         ctx.how, ctx.shape = how, x.shape
-        return how[1].linear(x, weight, bias)
+        return how.products.linear(x, weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         shard, weight = ctx.saved_tensors
-        how: _How = ctx.how
+        how: How = ctx.how
         kept, products = how
         dy, dx, dw, db = _rows(gradients[0]), None, None, None
         if ctx.needs_input_grad[0]:

@@ -19,8 +19,7 @@ from torch.autograd.function import once_differentiable
 from plait.comm import Axis
 from plait.comm.functional import transition
 from plait.mesh.layouts import PARTIAL, REPLICATED, Sharded
-from plait.products import Products
-from plait.tensor.group import Kept, Run
+from plait.tensor.group import How, Run
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Gathered:
         kept = run.kept(whole)
         if kept is not None and torch.is_grad_enabled():
             kept.users += int(weight.requires_grad)
-        product: Tensor = _Product.apply(whole, x, weight, self, (kept, run.products))
+        product: Tensor = _Product.apply(whole, x, weight, self, How(kept, run.products))
         return product if bias is None else product + bias
 
 
@@ -68,23 +67,19 @@ def _scatter(move: Move | None, partial: Tensor) -> Tensor:
     return partial if move is None else move.scatter(partial)
 
 
-_How = tuple["Kept | None", Products]
-"""From what the input was gathered, and who multiplies."""
-
-
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, whole: Tensor, part: Tensor, weight: Tensor, moves: Gathered, how: _How) -> Tensor:  # noqa: PLR0917  # autograd's
+    def forward(ctx: Any, whole: Tensor, part: Tensor, weight: Tensor, moves: Gathered, how: How) -> Tensor:  # noqa: PLR0917  # autograd's
         ctx.save_for_backward(part, weight)
         ctx.moves, ctx.how = moves, how
-        return _scatter(moves.y, how[1].linear(whole, _gather(moves.weight, weight), None))
+        return _scatter(moves.y, how.products.linear(whole, _gather(moves.weight, weight), None))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         part, weight = ctx.saved_tensors
         moves: Gathered = ctx.moves
-        how: _How = ctx.how
+        how: How = ctx.how
         kept, products = how
         dy = _gather(moves.y, gradients[0])
         dx = dw = None
