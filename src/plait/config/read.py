@@ -6,8 +6,9 @@ a TOML file has heard of.
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -139,10 +140,8 @@ def _sentence(section: str, schema: type[BaseModel], key: str, value: Any, detai
 
 
 def _where_is(section: str, key: str, schema: type[BaseModel]) -> str:
-    if section == "train" and key in ELSEWHERE:
-        return ELSEWHERE[key]
-    near = nearest(key, schema.model_fields)
-    if near.startswith("did you mean"):
+    near = nearest_key(section, key, schema.model_fields)
+    if not near.startswith("known"):
         return near
     others: dict[str, type[Section]] = {"data": Data, "train": Train, "plan": PlanSection, "cluster": ClusterSection}
     others["federated"] = Federated
@@ -155,6 +154,13 @@ def _where_is(section: str, key: str, schema: type[BaseModel]) -> str:
     if families:
         return f"it is a key of {', '.join(families)}"
     return near
+
+
+def nearest_key(section: str, key: str, known: Iterable[str]) -> str:
+    """`nearest`, where a key of [train] may also be near to one that is found elsewhere."""
+    own = list(known)
+    found = difflib.get_close_matches(key, [*own, *ELSEWHERE], n=1) if section == "train" else []
+    return ELSEWHERE[found[0]] if found and found[0] in ELSEWHERE else nearest(key, own)
 
 
 _LISTS: Final = {"betas": "a list of two numbers from 0 to below 1", "files": "a list of paths"}

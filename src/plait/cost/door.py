@@ -76,6 +76,7 @@ def _json(path: Path) -> Mapping[str, Any]:
 def check_keys(tables: Mapping[str, Any]) -> None:
     """Refuse sections and keys that nothing reads. A pasted config.json (`model_type`, no `name`) may have any keys."""
     from plait.config import MODELS, ClusterSection, Data, Federated, PlanSection, Train
+    from plait.config.read import nearest_key
 
     sections: dict[str, Any] = {"data": Data, "train": Train, "plan": PlanSection, "cluster": ClusterSection}
     sections["federated"] = Federated
@@ -96,7 +97,7 @@ def check_keys(tables: Mapping[str, Any]) -> None:
             continue
         for key in table:
             if key not in known:
-                raise ConfigError(f"unknown key {section}.{key}; {nearest(str(key), known)}")
+                raise ConfigError(f"unknown key {section}.{key}; {nearest_key(section, str(key), known)}")
 
 
 def known_model_keys(own: set[str]) -> set[str]:

@@ -79,6 +79,8 @@ def without(table: dict[str, Any], key: str) -> dict[str, Any]:
         ({"model": GPT, "train": {"loss": "f"}}, "train.loss = 'f' is wrong: it must be 'module:function'"),
         ({"model": GPT, "train": {"clip_grad_norm": 0}}, "train.clip_grad_norm = 0 is wrong: it must be more than 0"),
         ({"model": GPT, "train": {"precision": "bf16"}}, "unknown key train.precision; the plan says it: [plan] text"),
+        ({"model": GPT, "train": {"lerning_rate": 8}}, "unknown key train.lerning_rate; did you mean 'lr'?"),
+        ({"model": GPT, "train": {"zzz": 8}}, "unknown key train.zzz; known: "),
         ({"model": GPT, "train": {"batch_size": 8}}, "unknown key train.batch_size; did you mean 'global_batch'"),
         ({"model": GPT, "train": {"hidden_size": 8}}, "unknown key train.hidden_size; it belongs to [model]"),
         ({"model": GPT, "plan": {"txt": "dp1"}}, "unknown key plan.txt; did you mean 'text'?"),
