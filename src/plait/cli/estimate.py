@@ -13,6 +13,7 @@ from plait.errors import PlanError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from plait.cost.frameworks import Framework
     from plait.plan import Plan
 
 
@@ -25,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cluster", metavar="NAME|FILE|local", help="where it would run (default: the config's own, else local)"
     )
+    common.add_framework(parser)
     parser.add_argument(
         "--set",
         nargs="+",
@@ -39,16 +41,21 @@ def run(arguments: argparse.Namespace) -> Answer:
     """The prediction; the exit code is 1 when the plan does not fit."""
     from plait.cost import estimate
     from plait.cost.door import cluster_name, read_config
+    from plait.cost.frameworks import framework_of
 
     tables = read_config(arguments.config, arguments.set)
     common.measured(arguments.cluster or cluster_name(tables))
-    guess = estimate(tables, arguments.plan, arguments.cluster)
-    data = {**guess.as_dict(), "notes": notes(tables, guess.plan)}
+    guess = estimate(tables, arguments.plan, arguments.cluster, framework=arguments.framework)
+    runs = framework_of(arguments.framework)
+    data = {**guess.as_dict(), "framework": runs.name, "notes": notes(tables, guess.plan, runs)}
     return Answer(data, _view(data), ok=guess.fits)
 
 
-def notes(tables: Mapping[str, Any], plan: Plan) -> list[str]:
-    """Why `plait train` would refuse the plan for this model: others fill up what does not divide, so it has a price here."""
+def notes(tables: Mapping[str, Any], plan: Plan, runs: Framework | None = None) -> list[str]:
+    """Why `plait train` would refuse the plan for this model: others fill up what does not divide, so it has a price here. Of
+    another framework, that it has no such plan."""
+    if runs is not None and runs.name != "plait":
+        return [] if runs.offers(plan) else [f"{runs.name} does not offer all of '{plan}': see plait export plan"]
     from plait.plan.fit import check_config
 
     keys = {**tables.get("model", {}), "seq_len": tables.get("data", {}).get("seq_len")}

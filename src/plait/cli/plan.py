@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--objective", choices=("time", "cost", "memory"), default="time", help="what is best (default: time)")
     parser.add_argument("--top", type=int, default=5, metavar="K", help="how many plans are shown (default: 5)")
     parser.add_argument("--explain", nargs="*", metavar="PLAN", help="say why other ways to split lost, or why these plans do")
+    common.add_framework(parser)
     parser.add_argument(
         "--set",
         nargs="+",
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> Answer:
     """The plans, best first; the exit code is 1 when none fits."""
     from plait.cost.door import cluster_name, cluster_of, read_config
+    from plait.cost.frameworks import framework_of
     from plait.planner.choose import NothingFits, decide
     from plait.planner.pareto import pareto_front
 
@@ -49,13 +51,14 @@ def run(arguments: argparse.Namespace) -> Answer:
     if arguments.gpus is not None:
         cluster = cluster.with_num_devices(arguments.gpus)
     try:
-        choice = decide(tables, cluster, objective=arguments.objective)
+        choice = decide(tables, cluster, objective=arguments.objective, framework=arguments.framework)
     except NothingFits as reason:
         return Answer({"plans": [], "reason": str(reason)}, _text([str(reason)]), ok=False)
     plans = [estimate.as_dict() for estimate in choice.plans[: arguments.top]]
     data: dict[str, Any] = {
         "plans": plans,
         "objective": arguments.objective,
+        "framework": framework_of(arguments.framework).name,
         "cluster": cluster.name,
         "num_devices": cluster.num_devices,
         "pareto": [str(estimate.plan) for estimate in pareto_front(choice.plans)],

@@ -11,6 +11,7 @@ from typing import Any
 from plait.cluster import Cluster
 from plait.config.huggingface import NO_EFFECT
 from plait.cost.describe import ALIASES, DESCRIBED, describe
+from plait.cost.frameworks import PLAIT, Framework, framework_of
 from plait.cost.machine import Efficiency, Machine, machine_of
 from plait.cost.records import Estimate, Job, Runtime
 from plait.cost.step import estimate_job
@@ -24,18 +25,20 @@ def estimate(
     plan: Plan | str | None = None,
     cluster: Cluster | str | None = None,
     *,
+    framework: Framework | str = PLAIT,
     runtime: Runtime | None = None,
     efficiency: Efficiency | None = None,
 ) -> Estimate:
     """Predict one plan: no process group, no tensor, milliseconds.
 
     `config` is a TOML path or a mapping with its tables ([model], [data], [train], and [plan], [cluster] where `plan` or
-    `cluster` are left out). `runtime` and `efficiency` replace how plait runs and how well devices do.
+    `cluster` are left out). `framework` says who runs the plan; `runtime` and `efficiency` replace how it runs and how well
+    devices do.
 
     Raises `PlanError` for a plan that cannot be, `WorldSizeError` for one larger than the cluster, `ModelError` for a model
-    that cannot be described, `ClusterError` for an unknown cluster.
+    that cannot be described, `ClusterError` for an unknown cluster, `ConfigError` for an unknown framework.
     """
-    tables = config_tables(config)
+    tables, runs = config_tables(config), framework_of(framework)
     chosen = plan_of(tables, plan)
     machines = cluster_of(tables, cluster)
     if chosen.world_size > machines.num_devices and machines.host is None:  # ranks may share the cores of a processor
@@ -43,7 +46,7 @@ def estimate(
             f"plan '{chosen}' needs {chosen.world_size} devices and {machines.name} has {machines.num_devices}; "
             f"ask for {machines.device.name}x{chosen.world_size}"
         )
-    return estimate_job(job_of(tables, chosen, runtime), chosen, machine_of(machines, efficiency))
+    return estimate_job(job_of(tables, chosen, runs, runtime), chosen, machine_of(machines, efficiency))
 
 
 def config_tables(config: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
@@ -146,7 +149,7 @@ def cluster_name(tables: Mapping[str, Any]) -> str:
     return str(tables.get("cluster", {}).get("name", "local"))
 
 
-def job_of(tables: Mapping[str, Any], plan: Plan, runtime: Runtime | None = None) -> Job:
+def job_of(tables: Mapping[str, Any], plan: Plan, runs: Framework = PLAIT, runtime: Runtime | None = None) -> Job:
     """The job of a config; without a global batch, one sample for each micro-batch and data rank."""
     train = tables.get("train", {})
     batch = int(train.get("global_batch") or plan.dp.size * plan.micro_batches)
@@ -154,11 +157,15 @@ def job_of(tables: Mapping[str, Any], plan: Plan, runtime: Runtime | None = None
     optimizer = str(train.get("optimizer") or "adamw")
     if optimizer == "sgd" and momentum:
         optimizer = "momentum"
-    return Job(described(tables), batch, optimizer, runtime or Runtime())
+    return Job(described(tables, runs), batch, optimizer, runtime or runs.runtime)
 
 
-def described(tables: Mapping[str, Any]) -> Any:
-    """The description of the config's model, for samples of its length."""
+def described(tables: Mapping[str, Any], runs: Framework = PLAIT) -> Any:
+    """The description of the config's model, for samples of its length; attention as the framework computes it, unless the
+    config says."""
+    model = tables.get("model")
+    if isinstance(model, Mapping) and "attn_implementation" not in model and runs.attention != PLAIT.attention:
+        tables = {**tables, "model": {**model, "attn_implementation": runs.attention}}
     return describe(tables)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from plait.cluster import Cluster
 from plait.cost.door import cluster_of, config_tables, job_of
+from plait.cost.frameworks import PLAIT, Framework, framework_of
 from plait.cost.machine import Machine, machine_of
 from plait.cost.records import Estimate, Job
 from plait.errors import ConfigError, PlanError, nearest
@@ -41,13 +42,15 @@ def choose(
     objective: str = "time",
     top: int = 10,
     runnable: bool = False,
+    framework: Framework | str = PLAIT,
 ) -> list[Estimate]:
     """The best plans, best first; `config` as in `plait.estimate`.
 
     `objective` is "time" (seconds of a step), "cost" (price of a token, which may leave devices idle) or "memory" (the fullest
-    rank). `runnable` leaves out plans that this version of plait cannot run yet. Raises `NothingFits` when no plan fits.
+    rank). `runnable` leaves out plans that this version of plait cannot run yet. `framework` is who will run them: the
+    choice is among what it offers, predicted as it runs. Raises `NothingFits` when no plan fits.
     """
-    return decide(config, cluster, objective=objective, runnable=runnable).plans[:top]
+    return decide(config, cluster, objective=objective, runnable=runnable, framework=framework).plans[:top]
 
 
 def decide(
@@ -56,13 +59,14 @@ def decide(
     *,
     objective: str = "time",
     runnable: bool = False,
+    framework: Framework | str = PLAIT,
 ) -> Choice:
     """`choose` with what the search saw, for explanations."""
     if objective not in OBJECTIVES:
         raise ConfigError(f"objective {objective!r} is unknown; {nearest(objective, OBJECTIVES)}")
-    tables, machines = config_tables(config), cluster_of(config_tables(config), cluster)
-    machine, job = machine_of(machines), job_for(tables, machines.num_devices)
-    settings = replace(settings_for(tables, machine, objective), runnable=runnable)
+    tables, machines, runs = config_tables(config), cluster_of(config_tables(config), cluster), framework_of(framework)
+    machine, job = machine_of(machines), job_for(tables, machines.num_devices, runs)
+    settings = replace(settings_for(tables, machine, objective), runnable=runnable, framework=runs)
     sizes = [machines.num_devices]
     if objective == "cost":
         sizes = [machines.num_devices >> shift for shift in range(12) if machines.num_devices >> shift]
@@ -84,10 +88,10 @@ def _order(objective: str) -> Any:
     return lambda estimate: estimate.step_seconds
 
 
-def job_for(tables: Mapping[str, Any], num_devices: int) -> Job:
+def job_for(tables: Mapping[str, Any], num_devices: int, runs: Framework = PLAIT) -> Job:
     """The job of a config; without a global batch, four samples a device."""
     batch = int(tables.get("train", {}).get("global_batch") or 4 * num_devices)
-    return job_of({**tables, "train": {**tables.get("train", {}), "global_batch": batch}}, Plan(dp=DataAxis(1)))
+    return job_of({**tables, "train": {**tables.get("train", {}), "global_batch": batch}}, Plan(dp=DataAxis(1)), runs)
 
 
 def settings_for(tables: Mapping[str, Any], machine: Machine, objective: str) -> Settings:
@@ -108,15 +112,16 @@ def _fewer(job: Job, machine: Machine, num_devices: int, settings: Settings) -> 
 
 def _why_nothing_fits(job: Job, machine: Machine, machines: Cluster, settings: Settings, found: Found) -> str:
     name, model = machines.device.name, job.model
+    runs = "" if settings.framework is PLAIT else f" of {settings.framework.name}"
     if not found.too_large:
         return (
-            f"no plan divides {model.name} ({model.parameters / 1e9:.3g} B parameters, {model.num_repeated} layers) "
+            f"no plan{runs} divides {model.name} ({model.parameters / 1e9:.3g} B parameters, {model.num_repeated} layers) "
             f"and a global batch of {job.global_batch} over {machines.num_devices} devices; "
             "try another number of devices or a larger global batch"
         )
     over = min(found.too_large.values())
     base = (
-        f"no plan fits {model.name} ({model.parameters / 1e9:.3g} B parameters) on {machines.name}: "
+        f"no plan{runs} fits {model.name} ({model.parameters / 1e9:.3g} B parameters) on {machines.name}: "
         f"the nearest needs {over:.2g} times the memory of {name}"
     )
     size = machines.num_devices
