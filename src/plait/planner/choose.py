@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from plait.cluster import Cluster
-from plait.cost.door import cluster_of, config_tables, job_of
+from plait.cost.door import cluster_of, job_of
 from plait.cost.frameworks import PLAIT, Framework, framework_of
 from plait.cost.machine import Machine, machine_of
 from plait.cost.records import Estimate, Job
+from plait.cost.tables import config_tables
 from plait.errors import ConfigError, PlanError, nearest
-from plait.plan import DataAxis, Plan
+from plait.plan import Plan
 from plait.planner.search import OBJECTIVES, Found, Settings, fits_somehow, search
 
 LARGEST_CLUSTER = 1 << 20
@@ -64,12 +65,15 @@ def decide(
     """`choose` with what the search saw, for explanations."""
     if objective not in OBJECTIVES:
         raise ConfigError(f"objective {objective!r} is unknown; {nearest(objective, OBJECTIVES)}")
-    tables, machines, runs = config_tables(config), cluster_of(config_tables(config), cluster), framework_of(framework)
-    machine, job = machine_of(machines), job_for(tables, machines.num_devices, runs)
+    tables, runs = config_tables(config), framework_of(framework)
+    machines = cluster_of(tables, cluster)
+    machine, job = machine_of(machines), job_of(tables, None, runs, num_devices=machines.num_devices)
     settings = replace(settings_for(tables, machine, objective), runnable=runnable, framework=runs)
+    machines.device.peak_flops(settings.precision)
     sizes = [machines.num_devices]
     if objective == "cost":
-        sizes = [machines.num_devices >> shift for shift in range(12) if machines.num_devices >> shift]
+        machines.device.peak_flops(settings.precision)
+    sizes = [machines.num_devices >> shift for shift in range(12) if machines.num_devices >> shift]
     found = [search(job, machine, size, settings) for size in sizes]
     if not any(one.best for one in found):
         found += _fewer(job, machine, machines.num_devices, settings)
@@ -88,15 +92,12 @@ def _order(objective: str) -> Any:
     return lambda estimate: estimate.step_seconds
 
 
-def job_for(tables: Mapping[str, Any], num_devices: int, runs: Framework = PLAIT) -> Job:
-    """The job of a config; without a global batch, four samples a device."""
-    batch = int(tables.get("train", {}).get("global_batch") or 4 * num_devices)
-    return job_of({**tables, "train": {**tables.get("train", {}), "global_batch": batch}}, Plan(dp=DataAxis(1)), runs)
-
-
 def settings_for(tables: Mapping[str, Any], machine: Machine, objective: str) -> Settings:
     """What the config's plan text says of precision and compiling; else bf16 on accelerators and float32 on processors."""
-    words = str(tables.get("plan", {}).get("text") or "").split()
+    text = str(tables.get("plan", {}).get("text") or "")
+    if text.strip() != "auto":
+        Plan.parse(text)
+    words = text.split()
     precision = next((word.partition(":")[2] for word in words if word.startswith("precision:")), "")
     return Settings(precision or ("float32" if machine.is_cpu else "bf16"), "compile" in words, objective)
 
