@@ -25,6 +25,7 @@ class Practice:
     framework: Framework
     dropout: float = 0.0
     family: str = "gpt"
+    fused_loss: bool = False
     precision: str = "bf16"
 
     def but(self, **habits: Any) -> Practice:
@@ -45,7 +46,7 @@ SAILOR = replace(MEGATRON_2021.but(scatters_sends=False, fused_kernels=False), d
 """No half precision in its launch script; published memory agrees: four-byte scores, no dropout masks."""
 
 PRACTICE = {  # by table: what its framework's code of that time does
-    "01": SHARDED,
+    "01": replace(SHARDED, fused_loss=True),  # llm-foundry's default, and in place
     "02a": MEGATRON_2021,
     "02b": MEGATRON_2021,
     "02c": CORE,
@@ -275,6 +276,7 @@ def case(row: dict[str, str]) -> Case:
         "tie_word_embeddings": not gated or table == "09d",
         "attn_implementation": practice.framework.attention,
         "attention_dropout": practice.dropout,
+        "fused_cross_entropy": practice.fused_loss,
     }
     tp = int(row["tp"])
     sequence = ",sp" if row["sp"] == "1" and tp > 1 else ""

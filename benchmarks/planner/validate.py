@@ -52,7 +52,7 @@ def plainly(case: Case, plain: str) -> Case:
     """The case without what only the authors of its framework know: "plan" leaves the plan and the preset, "name" the name of
     the framework beside."""
     runs = FRAMEWORKS[case.framework.name] if plain == "name" else PLAIT
-    model = {key: value for key, value in case.config["model"].items() if not key.startswith("att")}
+    model = {key: value for key, value in case.config["model"].items() if not key.startswith(("att", "fused"))}
     model["attn_implementation"] = runs.attention
     return replace(case, config={**case.config, "model": model}, plan=case.plan.replace(" compile", ""), framework=runs)
 
@@ -186,6 +186,8 @@ def main() -> None:
     pairs, refused = run(kept, arguments.plain)
     time = table("step time", [(c.source, error(e.step_seconds, c.seconds)) for c, e in pairs if c.seconds])
     memory = table("peak memory", [(c.source, error(peak(c, e), c.peak_bytes)) for c, e in pairs if c.peak_bytes])
+    fitting = sum(estimate.fits for _, estimate in pairs)
+    print(f"{fitting} of {len(pairs)} runs that ran are predicted to fit\n")
     odd = contradicted(pairs)
     ranked = groups(pairs)
     sound = {str(group["group"]): group for group in groups([pair for pair in pairs if pair[0].id not in odd])}

@@ -39,7 +39,16 @@ DESCRIBED = frozenset(
         *("num_shared_experts", "shared_expert_intermediate_size", "num_dense_layers", "moe_every", "max_position_embeddings"),
         *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "tie_word_embeddings"),
         *("attention_dropout", "hidden_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop", "dropout", "hidden_act"),
-        *("activation_function", "attention_bias", "mlp_bias", "rope_scaling", "rope_theta", "rms_norm_eps", "model_type"),
+        *(
+            "fused_cross_entropy",
+            "activation_function",
+            "attention_bias",
+            "mlp_bias",
+            "rope_scaling",
+            "rope_theta",
+            "rms_norm_eps",
+            "model_type",
+        ),
     }
 )
 """Keys that a description reads or may ignore beside those of plait's own models."""
@@ -127,6 +136,7 @@ def transformer_shape(model: Mapping[str, Any], family: str) -> Transformer:
         tuned_attention=kernel in {"flash_attention_3", "cudnn"},
         dropout=any(float(model.get(rate) or 0) > 0 for rate in rates) and not fused,
         max_positions=positions,
+        fused_loss=bool(model.get("fused_cross_entropy")),
         layer_norm=plain,
         fused_projections=family in FUSED_FAMILIES,
         num_experts=experts,

@@ -47,6 +47,8 @@ class Transformer:
     qk_rope_head_dim: int = 0
     v_head_dim: int = 0
     multi_token_layers: int = 0
+    fused_loss: bool = False
+    """The loss is one kernel that reads the logits once and writes their gradient in their place."""
     fused_projections: bool = False
     """Query, key and value (and gate and up) are one matrix in the model's code."""
 
@@ -120,17 +122,16 @@ def embedding_block(shape: Transformer) -> Block:
 
 
 def head_block(shape: Transformer) -> Block:
-    """Final norm, projection to the vocabulary, and the loss, whose logits live once in the working width and once in
-    float32."""
-    width, vocab = shape.hidden_size, shape.vocab_size
+    """Final norm, projection to the vocabulary, and the loss, whose logits live once in the working width and (where it is not
+    fused) once in float32."""
+    width, vocab = shape.hidden_size, float(shape.vocab_size)
+    reads, writes, copied = (vocab, 0.0, 0.0) if shape.fused_loss else (4.0 * vocab, 2.0 * vocab, vocab)
     operations = (
         _norm("norm", shape),
-        Matmul("head", width, vocab, "column"),
-        Elementwise("loss", 4.0 * vocab, 2.0 * vocab, "heads"),
+        Matmul("head", width, shape.vocab_size, "column"),
+        Elementwise("loss", reads, writes, "heads"),
     )
-    return Block(
-        "head", operations, Saved(sequence=2.0 * width, gathered=float(width), tensor=float(vocab), logits=float(vocab)), width
-    )
+    return Block("head", operations, Saved(sequence=2.0 * width, gathered=float(width), tensor=vocab, logits=copied), width)
 
 
 def transformer_block(shape: Transformer, experts: bool) -> Block:
