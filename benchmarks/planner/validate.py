@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.planner.clusters import machine_for, preset_machine
-from benchmarks.planner.rows import DATA, Case, cases
+from benchmarks.planner.rows import DATA, Case, cases, failed_cases
 from plait.cost.describe import describe
 from plait.cost.frameworks import FRAMEWORKS, PLAIT
 from plait.cost.machine import Machine
@@ -52,7 +52,7 @@ def plainly(case: Case, plain: str) -> Case:
     """The case without what only the authors of its framework know: "plan" leaves the plan and the preset, "name" the name of
     the framework beside."""
     runs = FRAMEWORKS[case.framework.name] if plain == "name" else PLAIT
-    model = {key: value for key, value in case.config["model"].items() if not key.startswith("att")}
+    model = {key: value for key, value in case.config["model"].items() if not key.startswith(("att", "fused"))}
     model["attn_implementation"] = runs.attention
     return replace(case, config={**case.config, "model": model}, plan=case.plan.replace(" compile", ""), framework=runs)
 
@@ -99,6 +99,13 @@ def table(title: str, pairs: Iterable[tuple[str, float]]) -> dict[str, dict[str,
         print(f"{source:14} {row['n']:5.0f} " + " ".join(f"{row[name]:8.1%}" for name in ("bias", "median", "p90", "worst")))
     print()
     return rows
+
+
+def failures(plain: str = "") -> tuple[int, int]:
+    """How many plans of 09d's sweep failed, and how many of them are refused or predicted not to fit."""
+    asked = failed_cases()
+    pairs, refused = run(asked, plain)
+    return len(asked), len(refused) + sum(not estimate.fits for _, estimate in pairs)
 
 
 def contradicted(pairs: Sequence[Pair]) -> set[str]:
@@ -186,6 +193,10 @@ def main() -> None:
     pairs, refused = run(kept, arguments.plain)
     time = table("step time", [(c.source, error(e.step_seconds, c.seconds)) for c, e in pairs if c.seconds])
     memory = table("peak memory", [(c.source, error(peak(c, e), c.peak_bytes)) for c, e in pairs if c.peak_bytes])
+    fitting = sum(estimate.fits for _, estimate in pairs)
+    print(f"{fitting} of {len(pairs)} runs that ran are predicted to fit")
+    count, foreseen = failures(arguments.plain)
+    print(f"{foreseen} of {count} that failed (memory or a crash, not told apart) are refused or predicted not to fit\n")
     odd = contradicted(pairs)
     ranked = groups(pairs)
     sound = {str(group["group"]): group for group in groups([pair for pair in pairs if pair[0].id not in odd])}

@@ -40,7 +40,16 @@ DESCRIBED = frozenset(
         *("num_shared_experts", "shared_expert_intermediate_size", "num_dense_layers", "moe_every", "max_position_embeddings"),
         *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "tie_word_embeddings"),
         *("attention_dropout", "hidden_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop", "dropout", "hidden_act"),
-        *("activation_function", "attention_bias", "mlp_bias", "rope_scaling", "rope_theta", "rms_norm_eps", "model_type"),
+        *(
+            "fused_cross_entropy",
+            "activation_function",
+            "attention_bias",
+            "mlp_bias",
+            "rope_scaling",
+            "rope_theta",
+            "rms_norm_eps",
+            "model_type",
+        ),
     }
 )
 """Keys that a description reads or may ignore beside those of plait's own models."""
@@ -176,6 +185,7 @@ def transformer_shape(model: Mapping[str, Any], family: str) -> Transformer:
         tuned_attention=kernel in {"flash_attention_3", "cudnn"},
         dropout=any(float(model.get(rate) or 0) > 0 for rate in RATES) and not fused,
         max_positions=positions + traits.position_offset if positions else 0,
+        fused_loss=bool(model.get("fused_cross_entropy")),
         num_experts=experts,
         num_experts_per_tok=int(_get(model, "num_experts_per_tok") or (2 if experts else 0)),
         moe_intermediate_size=moe_inner,

@@ -44,6 +44,8 @@ class Transformer:
     qk_nope_head_dim: int = 0
     qk_rope_head_dim: int = 0
     v_head_dim: int = 0
+    fused_loss: bool = False
+    """The loss is one kernel that reads the logits once and writes their gradient in their place."""
 
     @property
     def kv_heads(self) -> int:
@@ -118,9 +120,10 @@ def embedding_block(shape: Transformer) -> Block:
 
 
 def head_block(shape: Transformer) -> Block:
-    """Final norm, projection to the vocabulary, and the loss, whose logits live once in the working width and once in
-    float32."""
+    """Final norm, projection to the vocabulary, and the loss, whose logits live once in the working width and (where it is not
+    fused) once in float32."""
     width, vocab, table = shape.hidden_size, shape.vocab_size, shape.table_width or shape.hidden_size
+    reads, writes, copied = (vocab, 0.0, 0.0) if shape.fused_loss else (4.0 * vocab, 2.0 * vocab, vocab)
     operations: list[Operation] = [_norm("norm", shape)] if shape.traits.final_norm else []
     if shape.traits.transformed_head:
         operations += [Matmul("transform", width, width, bias=True), _norm("transform_norm", shape)]
@@ -128,9 +131,9 @@ def head_block(shape: Transformer) -> Block:
         operations.append(Matmul("project_out", width, table))
     operations += [
         Matmul("head", table, vocab, "column", bias=shape.traits.head_bias),
-        Elementwise("loss", 4.0 * vocab, 2.0 * vocab, "heads"),
+        Elementwise("loss", float(reads), writes, "heads"),
     ]
-    saved = Saved(sequence=2.0 * width, gathered=float(width), tensor=float(vocab), logits=float(vocab))
+    saved = Saved(sequence=2.0 * width, gathered=float(width), tensor=float(vocab), logits=float(copied))
     return Block("head", tuple(operations), saved, width)
 
 

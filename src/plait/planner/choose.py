@@ -72,8 +72,7 @@ def decide(
     machines.device.peak_flops(settings.precision)
     sizes = [machines.num_devices]
     if objective == "cost":
-        machines.device.peak_flops(settings.precision)
-    sizes = [machines.num_devices >> shift for shift in range(12) if machines.num_devices >> shift]
+        sizes = [machines.num_devices >> shift for shift in range(12) if machines.num_devices >> shift]
     found = [search(job, machine, size, settings) for size in sizes]
     if not any(one.best for one in found):
         found += _fewer(job, machine, machines.num_devices, settings)
