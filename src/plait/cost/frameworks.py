@@ -125,9 +125,10 @@ TORCHTITAN = Framework(
     behaviour(2.0),
     schedules=("1f1b", "gpipe", "interleaved", "zbv", "dualpipev"),
     tensor_modes=("1d",),
-    data=("allreduce", "zero3"),
+    data=("zero3",),
     contexts=("ring",),
 )
+"""Fully sharded, or sharded inside groups and replicated across: its plain data parallelism goes with no other axis."""
 FSDP = Framework(
     "fsdp", behaviour(2.0), schedules=(), tensor_modes=(), data=("allreduce", "zero2", "zero3"), contexts=(), experts=False
 )
