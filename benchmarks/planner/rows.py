@@ -12,7 +12,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from plait.cost.frameworks import FSDP, MEGATRON_CORE, MEGATRON_DEEPSPEED, MEGATRON_LM, NANOTRON, TORCHTITAN, Framework
+from plait.cost.frameworks import (
+    FSDP,
+    MEGATRON_2022,
+    MEGATRON_CORE,
+    MEGATRON_DEEPSPEED,
+    MEGATRON_LM,
+    NANOTRON,
+    TORCHTITAN,
+    Framework,
+)
 from plait.cost.memory import COMMUNICATOR_BYTES, PROCESS_BYTES
 
 DATA = Path(__file__).parent / "data" / "published_runs.csv"
@@ -37,13 +46,12 @@ class Practice:
 
 
 MEGATRON_2021 = Practice(MEGATRON_LM, 0.1)
-MEGATRON_2022 = MEGATRON_2021.but(fused_accumulation=True)
-"""The same, with gradients added up inside the products that make them."""
+LATER = Practice(MEGATRON_2022, 0.1)
 DEEPSPEED = Practice(MEGATRON_DEEPSPEED, 0.1)
 CORE = Practice(MEGATRON_CORE)
 SHARDED = Practice(FSDP)
 TITAN = Practice(TORCHTITAN, family="llama")
-ZERO_BUBBLE = MEGATRON_2022.but(overlap_gradients=True, scatters_sends=False)
+ZERO_BUBBLE = LATER.but(overlap_gradients=True, scatters_sends=False)
 SAILOR = replace(MEGATRON_2021.but(scatters_sends=False, fused_kernels=False), dropout=0.0, precision="float32")
 """No half precision in its launch script; published memory agrees: four-byte scores, no dropout masks."""
 
@@ -52,7 +60,7 @@ PRACTICE = {  # by table: what its framework's code of that time does
     "02a": MEGATRON_2021,
     "02b": MEGATRON_2021,
     "02c": CORE,
-    "02d": MEGATRON_2022,
+    "02d": LATER,
     "03": TITAN,
     "06a": ZERO_BUBBLE,
     "09b": CORE,
@@ -83,7 +91,7 @@ def practice_of(row: dict[str, str]) -> Practice:
     """How the framework of a row computes."""
     table = row["id"].split("_")[0]
     if table == "09b" and row["gpu_type"].startswith("A100"):
-        return MEGATRON_2022  # NeMo of 2022-23: unfused attention, hence its selective recomputation
+        return LATER  # NeMo of 2022-23: unfused attention, hence its selective recomputation
     if table in PRACTICE:
         return PRACTICE[table]
     words = row["framework"].lower()

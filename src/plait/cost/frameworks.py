@@ -7,7 +7,7 @@ were set on published runs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from plait.cost.records import Runtime
@@ -79,6 +79,15 @@ MEGATRON_LM = Framework(
 )
 """Narayanan et al. 2021: attention that is not fused, fused bias-gelu and softmax, float32 gradients, reduction after the last
 backward, blocking sends."""
+MEGATRON_2022 = replace(
+    MEGATRON_LM,
+    name="megatron-lm-2022",
+    runtime=replace(MEGATRON_LM.runtime, fused_accumulation=True),
+    sequence_parallel=True,
+    data=("allreduce", "zero1"),
+)
+"""The same with sequence parallelism (Korthikanti et al. 2022), gradients added up inside the products that make them, and a
+distributed optimizer."""
 MEGATRON_DEEPSPEED = Framework(
     "megatron-deepspeed",
     behaviour(
@@ -134,7 +143,9 @@ FSDP = Framework(
 )
 """PyTorch's fully sharded data parallel with gradients in the working precision, as trainers of one axis use it."""
 
-FRAMEWORKS = {one.name: one for one in (PLAIT, MEGATRON_CORE, MEGATRON_LM, MEGATRON_DEEPSPEED, NANOTRON, TORCHTITAN, FSDP)}
+FRAMEWORKS = {
+    one.name: one for one in (PLAIT, MEGATRON_CORE, MEGATRON_LM, MEGATRON_2022, MEGATRON_DEEPSPEED, NANOTRON, TORCHTITAN, FSDP)
+}
 ALIASES = {
     **dict.fromkeys(("megatron", "megatron-lm", "megatron-bridge", "nemo"), "megatron-core"),
     **dict.fromkeys(("fsdp2", "llm-foundry"), "fsdp"),

@@ -33,7 +33,7 @@ class Efficiency:
     """Large matrix products inside training, of what the device sustains in benchmarks of single products."""
     matmul_depth: float = 32.0
     """Extra depth, in elements, that the start and end of a tile cost: a product of depth k runs at k / (k + this)."""
-    matmul_rows: float = 128.0
+    matmul_rows: float = 96.0
     """Extra rows that a product costs, in the same way: waves of tiles that are not full."""
     memory: float = 0.93
     """Streaming bandwidth of elementwise kernels, of the data sheet."""
