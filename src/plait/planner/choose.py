@@ -87,11 +87,14 @@ def decide(
 
 
 def _order(objective: str) -> Any:
-    if objective == "cost":
-        return lambda estimate: (estimate.cost_per_million_tokens, estimate.step_seconds)
-    if objective == "memory":
-        return lambda estimate: (estimate.memory.total, estimate.step_seconds)
-    return lambda estimate: estimate.step_seconds
+    """What plans are sorted by; of equal ones the shorter text comes first."""
+
+    def key(estimate: Estimate) -> tuple[float, float, int]:
+        seconds = float(f"{estimate.step_seconds:.9g}")
+        first = {"cost": estimate.cost_per_million_tokens, "memory": estimate.memory.total}.get(objective, seconds)
+        return float(f"{first:.9g}"), seconds, len(str(estimate.plan))
+
+    return key
 
 
 def settings_for(tables: Mapping[str, Any], machine: Machine, objective: str) -> Settings:
@@ -127,10 +130,26 @@ def _why_nothing_fits(job: Job, machine: Machine, machines: Cluster, settings: S
         f"no plan{runs} fits {model.name} ({model.parameters / 1e9:.3g} B parameters) on {machines.name}: "
         f"the nearest needs {over:.2g} times the memory of {name}"
     )
-    size = machines.num_devices
+    size, batch = _from_where(job, machine, machines.num_devices, settings)
+    if not size:
+        return f"{base}; no number of devices up to {LARGEST_CLUSTER} fits it, choose devices with more memory"
+    samples = f" and {batch} samples a step" if batch != job.global_batch else ""
+    return f"{base}; fits from {size} devices{samples}"
+
+
+def _from_where(job: Job, machine: Machine, num_devices: int, settings: Settings) -> tuple[int, int]:
+    """The fewest devices, of those that are looked at, and the samples a step with which the model fits; zeros if none."""
+    size = num_devices
     while size < LARGEST_CLUSTER:
         size *= 2
-        bigger = Job(model, max(job.global_batch, size), job.optimizer, job.runtime)
-        if fits_somehow(bigger, machine, size, settings):
-            return f"{base}; fits from {size} devices"
-    return f"{base}; no number of devices up to {LARGEST_CLUSTER} fits it, choose devices with more memory"
+        batches = sorted({job.global_batch, max(job.global_batch, size)})
+        for batch in batches:
+            if _fits(job, machine, size, settings, batch):
+                between = range(size // 2 + num_devices, size, max(num_devices, size // 16))
+                fewer = next((one for one in between if _fits(job, machine, one, settings, batch)), size)
+                return fewer, batch
+    return 0, 0
+
+
+def _fits(job: Job, machine: Machine, size: int, settings: Settings, batch: int) -> bool:
+    return fits_somehow(replace(job, global_batch=batch), machine, size, settings)
