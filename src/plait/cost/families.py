@@ -61,7 +61,6 @@ FAMILIES: Final[dict[str, Traits]] = {
     "codegen": replace(_ROTARY, qkv_bias=False, out_bias=False, norms=1, head_bias=True, fused=True),
     "cohere": replace(LLAMA, norms=1, tied=True),
     "cohere2": replace(LLAMA, norms=1, tied=True),
-    "distilbert": replace(_BERT, token_types=0, head_bias=True),
     "exaone4": replace(LLAMA, qk_norm="head"),
     "falcon": replace(GPT, rotary=True, tied=True, fused=True),
     "gemma": replace(LLAMA, tied=True),

@@ -21,11 +21,9 @@ def describe_by_leaves(module: Any, seq_len: int) -> Model:
     outer = [child for child in module.modules() if id(child) not in inside and not list(child.children())]
     before = [child for child in outer if type(child).__name__ == "Embedding"]
     after = [child for child in outer if type(child).__name__ != "Embedding"]
-    described = [_describe_leaves("embedding", before)] if before else []
-    described += [
-        _describe_leaves("block", [leaf for leaf in block.modules() if not list(leaf.children())]) for block in blocks
-    ]
-    described += [_describe_leaves("head", after)] if after else []
+    described = [describe_leaves("embedding", before)] if before else []
+    described += [describe_leaves("block", [leaf for leaf in block.modules() if not list(leaf.children())]) for block in blocks]
+    described += [describe_leaves("head", after)] if after else []
     runs: list[tuple[Block, int]] = []
     for block in described:
         if runs and runs[-1][0] == block:
@@ -38,7 +36,8 @@ def describe_by_leaves(module: Any, seq_len: int) -> Model:
     return Model(type(module).__name__, tuple(runs), seq_len=seq_len, tied_parameters=tied, hidden=hidden)
 
 
-def _describe_leaves(name: str, leaves: list[Any]) -> Block:
+def describe_leaves(name: str, leaves: list[Any]) -> Block:
+    """A block of what these layers say of themselves."""
     operations: list[Operation] = []
     kept, width = 0.0, 1
     for leaf in leaves:

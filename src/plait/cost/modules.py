@@ -7,12 +7,15 @@ of the saved numbers it divides. What stands outside of blocks and of layers is 
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from plait.cost.leaves import describe_leaves
 from plait.cost.operations import Block, Elementwise, Model, Saved
+from plait.cost.real import state_of, tokens_for, value_of
 from plait.cost.watching import Watch, is_layer
 from plait.errors import ModelError
 
@@ -25,8 +28,9 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 def describe_by_running(module: Any, seq_len: int, roles: Mapping[str, str] | None = None, *, example: Any = None) -> Model:
     """The description of a torch module from its forward on samples of `seq_len` tokens (1: without a sequence).
 
-    `example`: what it takes, a batch of `SAMPLES`; without one, what its first layer may take.
-    Raises `ModelError` when it runs with no input that its first layer takes.
+    `example`: what it takes, a batch of `SAMPLES`; without one, what its first layer may take. A block that cannot run on the
+    meta device, because what it does depends on values, is run with values on a few tokens, or described by its layers.
+    Raises `ModelError` when the module runs with no input that its first layer takes.
     """
     import torch
 
@@ -35,11 +39,22 @@ def describe_by_running(module: Any, seq_len: int, roles: Mapping[str, str] | No
     blocks = repeated(module)
     within = {id(part) for block in blocks for part in block.modules()}
     units = [*blocks, *(layer for layer in module.modules() if is_layer(layer) and id(layer) not in within)]
-    own = {id(block) for block in blocks}
-    with torch.device("meta"):
-        met = _first_run(module, _inputs(module, seq_len) if example is None else [example], units)
-        known: dict[str, Block] = {}
-        described = [(id(unit) in own, _known(known, unit, call, SAMPLES * seq_len, by_module)) for unit, call in met]
+    own, known = {id(block) for block in blocks}, dict[str, Block]()
+    try:
+        with torch.device("meta"):
+            met = _first_run(module, _inputs(module, seq_len) if example is None else [example], units, own)
+            tokens = SAMPLES * seq_len
+            described = [(id(unit) in own, _known(known, unit, call, tokens, by_module)) for unit, call in met]
+    except ModelError:
+        few = min(seq_len, tokens_for(module) // SAMPLES)
+        if not few:
+            raise
+        known.clear()
+        with torch.device("meta"):
+            inputs = list(_inputs(module, few)) if example is None else [example]
+        met = _first_run(module, inputs, units, set(), real=True)
+        tokens = SAMPLES * (few if example is None else seq_len)
+        described = [(id(unit) in own, _known(known, unit, call, tokens, by_module, real=True)) for unit, call in met]
     return _assembled(module, described, seq_len)
 
 
@@ -55,8 +70,11 @@ def _role(name: str, table: Mapping[str, str]) -> str | None:
     return next(fits, None)
 
 
-def _first_run(module: Any, candidates: Iterable[Any], units: list[Any]) -> list[tuple[Any, Call]]:
-    """Each block and each layer outside of blocks with what it was called with, in order."""
+def _first_run(
+    module: Any, candidates: Iterable[Any], units: list[Any], blocks: set[int], *, real: bool = False
+) -> list[tuple[Any, Call]]:
+    """Each block and each layer outside of blocks with what it was called with, in order. One of the `blocks` that fails is
+    taken to give back something like what it was given."""
     import torch
 
     met: list[tuple[Any, Call]] = []
@@ -64,13 +82,15 @@ def _first_run(module: Any, candidates: Iterable[Any], units: list[Any]) -> list
     def remember(unit: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         met.append((unit, (args, kwargs)))
 
-    state = {name: tensor.to("meta") for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+    state = state_of(module, real=real)
     failure: Exception | None = None
     for candidate in candidates:
-        args, kwargs = ((), dict(candidate)) if isinstance(candidate, Mapping) else ((candidate,), {})
+        given = torch.utils._pytree.tree_map(value_of, candidate) if real else candidate
+        args, kwargs = ((), dict(given)) if isinstance(given, Mapping) else ((given,), {})
         handles = [unit.register_forward_pre_hook(remember, with_kwargs=True) for unit in units]
         try:
-            torch.func.functional_call(module, state, args, kwargs)
+            with _lenient([unit for unit in units if id(unit) in blocks]):
+                torch.func.functional_call(module, state, args, kwargs)
         except Exception as error:  # whatever its code raises; another input may fit
             failure = failure or error
             met.clear()
@@ -80,6 +100,33 @@ def _first_run(module: Any, candidates: Iterable[Any], units: list[Any]) -> list
             for handle in handles:
                 handle.remove()
     raise ModelError(f"{type(module).__name__} runs with no input that its first layer takes: {failure}")
+
+
+@contextlib.contextmanager
+def _lenient(blocks: list[Any]) -> Iterator[None]:
+    """While it lasts, a block whose forward needs values that the meta device does not have gives back something like its
+    first input."""
+    import torch
+
+    def wrapped(forward: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return forward(*args, **kwargs)
+            except (NotImplementedError, RuntimeError):
+                tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor) and x.is_floating_point()]
+                if not tensors:
+                    raise
+                return torch.empty_like(tensors[0])
+
+        return run
+
+    for block in blocks:
+        block.forward = wrapped(block.forward)
+    try:
+        yield
+    finally:
+        for block in blocks:
+            del block.forward
 
 
 def _inputs(module: Any, seq_len: int) -> Iterator[Any]:
@@ -102,7 +149,9 @@ def _inputs(module: Any, seq_len: int) -> Iterator[Any]:
         yield torch.zeros(SAMPLES, width)
 
 
-def _known(known: dict[str, Block], unit: Any, call: Call, tokens: int, roles: Mapping[int, str]) -> Block:
+def _known(
+    known: dict[str, Block], unit: Any, call: Call, tokens: int, roles: Mapping[int, str], *, real: bool = False
+) -> Block:
     """The block of a unit; equal ones, called alike, are watched once."""
     args, kwargs = call
     shapes = [tuple(x.shape) if hasattr(x, "shape") else x for x in (*args, *kwargs.values())]
@@ -110,11 +159,41 @@ def _known(known: dict[str, Block], unit: Any, call: Call, tokens: int, roles: M
     sizes = [tuple(p.shape) for p in unit.parameters()]
     key = repr((unit, shapes, named, sizes, not known))
     if key not in known:
-        known[key] = _watched(unit, call, float(tokens), roles, first_of_all=not known)
+        first = not known
+        try:
+            known[key] = _watched(unit, call, float(tokens), roles, first_of_all=first, real=real)
+        except (NotImplementedError, RuntimeError):  # it needs values
+            known[key] = _with_values(unit, call, tokens, roles)
     return known[key]
 
 
-def _watched(unit: Any, call: Call, tokens: float, roles: Mapping[int, str], *, first_of_all: bool) -> Block:
+def _with_values(unit: Any, call: Call, tokens: int, roles: Mapping[int, str]) -> Block:
+    """A block that does not run on the meta device, run on a few tokens with values; else by its layers."""
+    import torch
+
+    length = tokens // SAMPLES
+    few = min(length, tokens_for(unit) // SAMPLES)
+
+    def part(x: Any) -> Any:  # the dim of tokens is cut; a mask has two of them
+        if isinstance(x, torch.Tensor) and few < length:
+            dims = [dim for dim in range(x.dim()) if x.shape[dim] == length and not (dim == 0 and x.dim() > 1)]
+            for dim in dims if x.dim() > 3 else dims[:1]:
+                x = x.narrow(dim, 0, few)
+        return value_of(x)
+
+    if few:
+        args, kwargs = tuple(map(part, call[0])), {name: part(x) for name, x in call[1].items()}
+        try:
+            with torch.device("cpu"):
+                return _watched(unit, (args, kwargs), float(SAMPLES * few), roles, first_of_all=False, real=True)
+        except (NotImplementedError, RuntimeError, TypeError, ValueError):
+            pass
+    return describe_leaves(type(unit).__name__, [leaf for leaf in unit.modules() if not list(leaf.children())])
+
+
+def _watched(
+    unit: Any, call: Call, tokens: float, roles: Mapping[int, str], *, first_of_all: bool, real: bool = False
+) -> Block:
     """`first_of_all`: what goes in is data, which wants no gradient."""
     import torch
 
@@ -125,7 +204,7 @@ def _watched(unit: Any, call: Call, tokens: float, roles: Mapping[int, str], *, 
     if first_of_all:
         args, kwargs = call
     watch = Watch(tokens, roles)
-    out = watch.run(unit, args, kwargs)
+    out = watch.run(unit, args, kwargs, real=real)
     rest = sum(p.numel() for p in unit.parameters()) - watch.counted
     others = (Elementwise("parameters", 0.0, 0.0, "none", rest),) if rest > 0 else ()
     first = next((x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)), out)
@@ -145,6 +224,11 @@ def _assembled(module: Any, described: list[tuple[bool, Block]], seq_len: int) -
     start, end = (places[0], places[-1] + 1) if places else (0, len(described))
     inner = [block for _, block in described[start:end]]
     before, after = ([block for _, block in part] for part in (described[:start], described[end:]))
+    total = sum(p.numel() for p in module.parameters())
+    unseen = total - sum(block.parameters for _, block in described)
+    if unseen > 0:  # parameters of the module itself, layers that this input did not meet
+        width = described[-1][1].width if described else 1
+        after.append(Block("unseen", (Elementwise("unseen", 0.0, 0.0, "none", unseen),), Saved(), width))
     runs: list[tuple[Block, int]] = [(_joined("embedding", before), 1)] if before else []
     for block in inner:
         if runs and runs[-1][0] is block:
@@ -153,7 +237,7 @@ def _assembled(module: Any, described: list[tuple[bool, Block]], seq_len: int) -
             runs.append((block, 1))
     runs += [(_joined("head", after), 1)] if after else []
     counted = sum(block.parameters * count for block, count in runs)
-    tied = max(0, counted - sum(p.numel() for p in module.parameters()))  # a shared weight is met twice and stored once
+    tied = max(0, counted - total)  # a shared weight is met twice and stored once
     hidden = max((block.width for block, _ in runs), default=1)
     return Model(type(module).__name__, tuple(runs), seq_len=seq_len, tied_parameters=tied, hidden=hidden)
 

@@ -1,4 +1,4 @@
-"""What one module does in a forward on the meta device: its operations in order, and what autograd saves of it.
+"""What one module does in a forward, usually on the meta device: its operations in order, and what autograd saves of it.
 
 Layers with weights are counted as a whole by hooks; attention by its function; other matrix products and everything
 elementwise by their operators. Between a column and its row a tensor axis divides what is there: that region is "heads".
@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from plait.cost.operations import Attention, Elementwise, Lookup, Matmul, Operation, Split
+from plait.cost.real import state_of
 
 SPLITS: dict[str, Split] = {"column": "column", "head": "column", "row": "row"}
 """What a role says of a linear layer."""
@@ -38,11 +39,11 @@ class Watch:
         self._seen: dict[int, Any] = {}
         self._column: tuple[int, int] = (-1, -1)
 
-    def run(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The output of the module on the meta device."""
+    def run(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, real: bool = False) -> Any:
+        """The output of the module, on the meta device or with values (`plait.cost.real`)."""
         import torch
 
-        state = {name: tensor.to("meta") for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+        state = state_of(module, real=real)
         for tensor in state.values():  # weights are no activations
             self._seen[tensor.untyped_storage()._cdata] = tensor
         hooks = [hook for layer in module.modules() if is_layer(layer) for hook in self._hooks(layer)]

@@ -73,6 +73,14 @@ CASES = {
     "llama4_text": {**HEAD, "num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size_mlp": 96},
     "exaone4": KV,
     "seed_oss": HEAD,
+    "biogpt": {**S, "max_position_embeddings": 64},
+    "cohere2": KV,
+    "glm": {**HEAD, "pad_token_id": 0},
+    "hunyuan_v1_dense": HEAD,
+    "olmo3": KV,
+    "roberta": {**S, "max_position_embeddings": 64, "type_vocab_size": 1},
+    "smollm3": {**KV, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+    "xglm": {"d_model": 64, "num_layers": 2, "attention_heads": 4, "ffn_dim": 160, "vocab_size": 100},
 }
 
 
