@@ -12,6 +12,7 @@ from functools import lru_cache
 from plait.cluster.host import REMAT, Host
 from plait.cost import processor
 from plait.cost.machine import Machine
+from plait.cost.meetings import ring
 from plait.cost.operations import Attention, Block, Elementwise, Matmul, Operation
 from plait.cost.shapes import products
 from plait.cost.sharding import Sharding
@@ -95,7 +96,7 @@ def _on_processor(block: Block, setting: Setting, host: Host) -> ComputeSeconds:
         grouped = isinstance(op, Matmul) and op.copies > 1  # experts: not kept
         cheap += one.forward if isinstance(op, Elementwise) or grouped else 0.0
     launches = sum(sum(_launches(op, setting.compiled)) for op in block.operations)
-    always = processor.experts(block, shard, host) + processor.ring(block, shard, host)
+    always = processor.experts(block, shard, host) + ring(block, shard, setting.machine)
     alone, full, selective = (processor.overhead(block, launches, host, remat) for remat in REMAT)
     share = processor.FORWARD_SHARE
     return ComputeSeconds(

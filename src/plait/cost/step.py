@@ -14,6 +14,7 @@ from plait.cost.gradients import DataMessages, data_messages, messages_seconds
 from plait.cost.held import least_keys, ring_padding, shared_sums
 from plait.cost.kernels import BYTES
 from plait.cost.machine import Machine
+from plait.cost.meetings import Buckets, meeting_seconds, num_tensors, reduction
 from plait.cost.memory import PROCESS_BYTES_CPU, Memory, Weights, model_states, rank_activations, stage_weights, usable_bytes
 from plait.cost.operations import Model
 from plait.cost.pipeline import PipelineTime, StageSeconds, crowded_seconds, live_micro_batches, pipeline_time
@@ -145,11 +146,11 @@ def step_seconds(job: Job, plan: Any, machine: Machine, layout: Layout, closed: 
     """Seconds of a step, with the pipeline's part and the causes."""
     numerics = (plan.precision, plan.compile, plan.remat)
     passes = [stage_pass(stage, machine, layout.shard, numerics) for stage in layout.stages]
-    sharded = [_sharded_seconds(machine, layout, passes, rank) for rank in range(plan.pp.size)]
+    sharded = [_sharded_seconds(plan, machine, layout, passes, rank) for rank in range(plan.pp.size)]
     costs = _stage_costs(job, plan, machine, layout, passes=passes, sharded=sharded)
     run = closed_time if closed and plan.pp.size > 1 else pipeline_time
     pipeline = run(plan.pp.schedule, plan.pp.size, plan.micro_batches, costs)
-    tails = [_tail(job, machine, layout, passes, rank) for rank in range(plan.pp.size)]
+    tails = [_tail(job, plan, machine, layout, passes=passes, rank=rank) for rank in range(plan.pp.size)]
     end, last = max((pipeline.rank_ends[rank] + sum(tail), rank) for rank, tail in enumerate(tails))
     seconds = end + machine.efficiency.step_seconds
     crowded = _crowded_seconds(plan, machine, costs, pipeline, tails)
@@ -180,8 +181,8 @@ def pass_costs(job: Job, plan: Any, machine: Machine) -> tuple[list[StageSeconds
     """What a prediction gives its pipeline: the costs of every stage, and the seconds of each rank's update and reduction."""
     layout = lay_out(job, plan, False)
     passes = [stage_pass(stage, machine, layout.shard, (plan.precision, plan.compile, plan.remat)) for stage in layout.stages]
-    sharded = [_sharded_seconds(machine, layout, passes, rank) for rank in range(plan.pp.size)]
-    tails = [sum(_tail(job, machine, layout, passes, rank)) for rank in range(plan.pp.size)]
+    sharded = [_sharded_seconds(plan, machine, layout, passes, rank) for rank in range(plan.pp.size)]
+    tails = [sum(_tail(job, plan, machine, layout, passes=passes, rank=rank)) for rank in range(plan.pp.size)]
     return _stage_costs(job, plan, machine, layout, passes=passes, sharded=sharded), tails
 
 
@@ -212,10 +213,12 @@ def work_seconds(job: Job, plan: Any, machine: Machine) -> float:
     """Seconds that all ranks compute and communicate in a step, added up: waiting is no work."""
     layout = lay_out(job, plan, closed=False)
     passes = [stage_pass(stage, machine, layout.shard, (plan.precision, plan.compile, plan.remat)) for stage in layout.stages]
-    sharded = [_sharded_seconds(machine, layout, passes, rank) for rank in range(plan.pp.size)]
+    sharded = [_sharded_seconds(plan, machine, layout, passes, rank) for rank in range(plan.pp.size)]
     costs = _stage_costs(job, plan, machine, layout, passes=passes, sharded=sharded)
     pipeline = pipeline_time(plan.pp.schedule, plan.pp.size, plan.micro_batches, costs)
-    return _work(plan, machine, pipeline, [_tail(job, machine, layout, passes, rank) for rank in range(plan.pp.size)])
+    return _work(
+        plan, machine, pipeline, [_tail(job, plan, machine, layout, passes=passes, rank=rank) for rank in range(plan.pp.size)]
+    )
 
 
 def _stage_costs(
@@ -226,6 +229,8 @@ def _stage_costs(
     send = send_seconds(machine, layout.shard, job.model.hidden, plan.precision, stride) if plan.pp.size > 1 else 0.0
     blocking = 0.0 if job.runtime.overlap_sends else send
     action = machine.host.engine["micro_batch"] / 2 if machine.host is not None else 0.0
+    if machine.host is not None and plan.pp.size > 1:
+        action += meeting_seconds(machine, "hand", 2, plan.world_size)
     costs: list[StageSeconds] = [StageSeconds(0.0, 0.0, 0.0)] * len(passes)
     for rank, own in enumerate(layout.held):
         forward, backward = (part / len(own) + blocking for part in sharded[rank])
@@ -243,9 +248,16 @@ def _stage_costs(
     return costs
 
 
-def _tail(job: Job, machine: Machine, layout: Layout, passes: list[PassSeconds], rank: int) -> tuple[float, float]:
+def _tail(
+    job: Job, plan: Any, machine: Machine, layout: Layout, *, passes: list[PassSeconds], rank: int
+) -> tuple[float, float]:
     """After a rank's last backward: the reduction that it could not hide, and the update."""
     state, efficiency = layout.ranks[rank], machine.efficiency
+    if machine.host is not None:  # a core that computes communicates itself: nothing is hidden
+        once = (*state.data.reduce, *state.data.gather)
+        exposed = reduction(machine, once, buckets(layout, rank), plan)
+        exposed += messages_seconds(machine, state.data.shared)
+        return exposed, update_seconds(machine, state.states.optimizer, state.gradient_bytes)
     reduce = messages_seconds(machine, state.data.reduce)
     backward = sum(passes[stage].input_grad + passes[stage].weight_grad for stage in layout.held[rank])
     hidden = efficiency.overlap * backward if job.runtime.overlap_gradients else 0.0
@@ -254,13 +266,21 @@ def _tail(job: Job, machine: Machine, layout: Layout, passes: list[PassSeconds],
     return exposed, update_seconds(machine, state.states.optimizer, state.gradient_bytes)
 
 
+def buckets(layout: Layout, rank: int) -> Buckets:
+    """What a data axis sends the gradients or weights of a rank in: a bucket for each block."""
+    runs = [run for stage in layout.held[rank] for run in layout.stages[stage].runs]
+    return Buckets(sum(count for _, count in runs), sum(count * num_tensors(block) for block, count in runs))
+
+
 def accumulation_seconds(machine: Machine, job: Job, plan: Any, state: RankState) -> float:
     """Seconds of adding a micro-batch's gradients to those before it: each is read and written."""
-    if plan.micro_batches == 1 or job.runtime.fused_accumulation:
+    if job.runtime.fused_accumulation:
         return 0.0
     numbers = state.states.gradients / job.gradient_width(plan.precision)
-    if machine.host is not None:
+    if machine.host is not None:  # the first is copied to where the others are added
         return numbers * machine.host.seconds["add_forward"]
+    if plan.micro_batches == 1:
+        return 0.0
     return 2.0 * numbers * job.gradient_width(plan.precision) / machine.streaming_rate
 
 
@@ -271,16 +291,17 @@ def process_bytes(machine: Machine) -> float:
     return PROCESS_BYTES_CPU if machine.is_cpu else 0.0
 
 
-def _sharded_seconds(machine: Machine, layout: Layout, passes: list[PassSeconds], rank: int) -> tuple[float, float]:
+def _sharded_seconds(plan: Any, machine: Machine, layout: Layout, passes: list[PassSeconds], rank: int) -> tuple[float, float]:
     """What ZeRO-2 and -3 add to each micro-batch of a rank, forward and backward, after overlap."""
     data, efficiency = layout.ranks[rank].data, machine.efficiency
-    forward, backward = messages_seconds(machine, data.forward), messages_seconds(machine, data.backward)
-    if not forward and not backward:
+    if not data.forward and not data.backward:
         return 0.0, 0.0
     if machine.host is not None:  # what is gathered, and gradients that are scattered at once, are new memory each time
-        fresh = machine.host.seconds["fresh"]
+        units, fresh = buckets(layout, rank), machine.host.seconds["fresh"]
+        forward, backward = (reduction(machine, part, units, plan) for part in (data.forward, data.backward))
         gathered = sum(one.payload_bytes for one in data.forward) * fresh
         return forward + gathered, backward + sum(one.payload_bytes for one in data.backward) * fresh
+    forward, backward = messages_seconds(machine, data.forward), messages_seconds(machine, data.backward)
     own = [passes[stage] for stage in layout.held[rank]]
     extra = []
     for sent, compute in (
