@@ -32,7 +32,7 @@ def machine_for(case: Case, efficiency: Efficiency | None = None) -> Machine:
         network = replace(network, bandwidth=12.5e9 / 8)  # one 100 Gb/s port for the eight devices of a node
     if case.source == "09g":
         network = replace(network, bandwidth=6.25e9)  # four 100 Gb/s Omni-Path ports for eight devices
-    if case.source == "09d":
+    if case.source in {"09d", "09e"}:
         # The same authors' collectives on this network: bus bandwidth halves from one node to two and again to eight.
         chosen = replace(chosen, congestion=1.0)
     return machine_of(Cluster(cluster.name, device, node, network, case.num_devices), chosen)

@@ -25,9 +25,10 @@ from typing import Any
 from benchmarks.planner.validate import spearman
 from plait.cluster import Cluster, read_probe
 from plait.cost import Estimate, estimate
-from plait.cost.door import config_tables, job_of
+from plait.cost.door import job_of
 from plait.cost.machine import machine_of
 from plait.cost.step import work_seconds
+from plait.cost.tables import config_tables
 from plait.errors import PlaitError
 from plait.launcher import launch
 from plait.plan import Plan

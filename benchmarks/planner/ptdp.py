@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import statistics
 
-from benchmarks.planner.rows import MEGATRON_2021
 from plait.cluster import Cluster
 from plait.cost.describe import describe
+from plait.cost.frameworks import MEGATRON_LM
 from plait.cost.machine import machine_of
 from plait.cost.records import Job
 from plait.cost.step import estimate_job
@@ -43,10 +43,8 @@ def predict(row: dict[str, int | str]) -> float:
     keys |= {"attn_implementation": "eager", "attention_dropout": 0.1}
     dp = devices // (int(row["tp"]) * int(row["pp"]))
     schedule = f"interleaved,v{row['virtual']}" if int(row["virtual"]) > 1 else "1f1b"
-    text = (
-        f"pp{row['pp']}:{schedule} tp{row['tp']} dp{dp} mb{batch // dp // int(row['micro'])} remat:full precision:bf16 compile"
-    )
-    job = Job(describe(keys, SEQ_LEN), batch, runtime=MEGATRON_2021.runtime)
+    text = f"pp{row['pp']}:{schedule} tp{row['tp']} dp{dp} mb{batch // dp // int(row['micro'])} remat:full precision:bf16"
+    job = Job(describe(keys, SEQ_LEN), batch, runtime=MEGATRON_LM.runtime)
     guess = estimate_job(job, Plan.parse(text), machine_of(Cluster.parse(f"a100-80gbx{devices}")))
     flops = 96 * batch * SEQ_LEN * layers * hidden**2 * (1 + SEQ_LEN / (6 * hidden) + VOCAB / (16 * layers * hidden))
     return flops / guess.step_seconds / devices / 1e12

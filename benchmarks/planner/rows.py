@@ -1,102 +1,88 @@
 """Published runs as cases of the estimator: config, plan text, device, and what was measured.
 
 A row is left out only with a reason that is printed. What a table does not say and its framework fixes (which attention
-kernel, how wide gradients are) stands in `PRACTICE`, from the framework's own code, not from a fit.
+kernel, how wide gradients are) is `plait.cost.frameworks`; what its runs have in common beside stands in `PRACTICE`.
 """
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from plait.cost.frameworks import (
+    FSDP,
+    MEGATRON_2022,
+    MEGATRON_CORE,
+    MEGATRON_DEEPSPEED,
+    MEGATRON_LM,
+    NANOTRON,
+    TORCHTITAN,
+    Framework,
+)
 from plait.cost.memory import COMMUNICATOR_BYTES, PROCESS_BYTES
-from plait.cost.records import Runtime
 
 DATA = Path(__file__).parent / "data" / "published_runs.csv"
+FAILED = DATA.with_name("failed_runs.csv")
+"""Plans of the sweep 09d that did not run: too little memory or a crash, not told apart."""
 
 
 @dataclass(frozen=True)
 class Practice:
-    """How a framework of its year computes."""
+    """How a framework of its year computes, and what its runs have in common."""
 
-    attention: str = "sdpa"
+    framework: Framework
     dropout: float = 0.0
-    fused: bool = False
-    """Elementwise operations run as fused kernels: what `compile` says in a plan."""
     family: str = "gpt"
+    fused_loss: bool = False
     precision: str = "bf16"
-    runtime: Runtime = field(default_factory=Runtime)
+
+    def but(self, **habits: Any) -> Practice:
+        """The same with other habits."""
+        runtime = replace(self.framework.runtime, **habits)
+        return replace(self, framework=replace(self.framework, runtime=runtime))
 
 
-def runtime(gradient_bytes: float, **habits: Any) -> Runtime:
-    """A framework that is not plait: what sequence parallelism gathered is gathered again, and selective recomputation only
-    repeats the attention itself."""
-    return Runtime(gradient_bytes, **{"keep_gathered": False, "selective_sends": False, "fused_rows": False, **habits})
-
-
-LATE = 0.15e-3
-"""Of `Runtime.late_seconds`; the second of two constants of frameworks, beside nanotron's skew."""
-
-MEGATRON_2021 = Practice(
-    "eager",
-    0.1,
-    True,
-    runtime=runtime(4.0, overlap_gradients=False, overlap_sends=False, balanced_stages=False, scatters_sends=True),
-)
-"""Unfused attention with dropout, fused bias-gelu and softmax, float32 gradients, reduction after the last backward,
-blocking sends."""
-MEGATRON_DEEPSPEED = Practice(
-    "eager", 0.1, True, runtime=replace(MEGATRON_2021.runtime, reduces_whole=True, scatters_sends=False, late_seconds=LATE)
-)
-"""DeepSpeed's optimizer for bf16 under pipelines: float32 gradients are all-reduced whole, weights gathered. Its pipeline waits
-for the device at every send."""
-MEGATRON_2022 = replace(MEGATRON_2021, runtime=replace(MEGATRON_2021.runtime, fused_accumulation=True))
-"""The same, with gradients added up inside the products that make them."""
-MEGATRON_CORE = Practice(
-    "cudnn", fused=True, runtime=runtime(2.0, balanced_stages=False, overlap_tensor=0.8, fused_accumulation=True)
-)
-"""Transformer Engine: fused attention and norms; tensor-parallel collectives split and overlapped with their products."""
-
-FSDP = Practice(runtime=runtime(2.0))
-TITAN = Practice(family="llama", runtime=runtime(2.0))
-NANOTRON = Practice(family="llama", runtime=runtime(4.0, overlap_sends=False, keep_gathered=True, skew_seconds=0.25e-3))
-ZERO_BUBBLE = Practice(
-    "eager", 0.1, True, runtime=runtime(4.0, overlap_sends=False, balanced_stages=False, fused_accumulation=True)
-)
-SAILOR = Practice("eager", precision="float32", runtime=replace(MEGATRON_2021.runtime, scatters_sends=False))
+MEGATRON_2021 = Practice(MEGATRON_LM, 0.1)
+LATER = Practice(MEGATRON_2022, 0.1)
+DEEPSPEED = Practice(MEGATRON_DEEPSPEED, 0.1)
+CORE = Practice(MEGATRON_CORE)
+SHARDED = Practice(FSDP)
+TITAN = Practice(TORCHTITAN, family="llama")
+ZERO_BUBBLE = LATER.but(overlap_gradients=True, scatters_sends=False)
+SAILOR = replace(MEGATRON_2021.but(scatters_sends=False, fused_kernels=False), dropout=0.0, precision="float32")
 """No half precision in its launch script; published memory agrees: four-byte scores, no dropout masks."""
 
 PRACTICE = {  # by table: what its framework's code of that time does
-    "01": FSDP,
+    "01": replace(SHARDED, fused_loss=True),  # llm-foundry's default, and in place
     "02a": MEGATRON_2021,
     "02b": MEGATRON_2021,
-    "02c": MEGATRON_CORE,
-    "02d": MEGATRON_2022,
+    "02c": CORE,
+    "02d": LATER,
     "03": TITAN,
     "06a": ZERO_BUBBLE,
-    "09b": MEGATRON_CORE,
-    "09c": MEGATRON_CORE,
-    "09d": NANOTRON,
-    "09g": MEGATRON_DEEPSPEED,
-    "09g2": MEGATRON_DEEPSPEED,
+    "09b": CORE,
+    "09c": CORE,
+    **dict.fromkeys(("09d", "09e"), Practice(NANOTRON, family="llama")),
+    "09g": DEEPSPEED,
+    "09g2": DEEPSPEED,
     "09i": TITAN,
-    "09j": Practice(family="llama", fused=True, runtime=runtime(2.0)),
+    "09j": replace(SHARDED.but(fused_kernels=True), family="llama"),
     "12a": SAILOR,
     "12d": MEGATRON_2021,
 }
 FRAMEWORKS = (  # for other tables, by the words of their framework column, first match
     ("zero-bubble", ZERO_BUBBLE),
     ("sailor", SAILOR),
-    ("deepspeed", MEGATRON_DEEPSPEED),
-    ("core", MEGATRON_CORE),
-    ("bridge", MEGATRON_CORE),
-    ("nemo", MEGATRON_CORE),
-    ("megascale", MEGATRON_CORE),
+    ("deepspeed", DEEPSPEED),
+    ("core", CORE),
+    ("bridge", CORE),
+    ("nemo", CORE),
+    ("megascale", CORE),
     ("megatron", MEGATRON_2021),
-    ("nanotron", NANOTRON),
+    ("nanotron", Practice(NANOTRON, family="llama")),
     ("torchtitan", TITAN),
 )
 
@@ -105,11 +91,11 @@ def practice_of(row: dict[str, str]) -> Practice:
     """How the framework of a row computes."""
     table = row["id"].split("_")[0]
     if table == "09b" and row["gpu_type"].startswith("A100"):
-        return MEGATRON_2022  # NeMo of 2022-23: unfused attention, hence its selective recomputation
+        return LATER  # NeMo of 2022-23: unfused attention, hence its selective recomputation
     if table in PRACTICE:
         return PRACTICE[table]
     words = row["framework"].lower()
-    return next((practice for word, practice in FRAMEWORKS if word in words), FSDP)
+    return next((practice for word, practice in FRAMEWORKS if word in words), SHARDED)
 
 
 @dataclass(frozen=True)
@@ -123,7 +109,7 @@ class Case:
     plan: str
     device: str
     num_devices: int
-    runtime: Runtime
+    framework: Framework
     seconds: float | None
     peak_bytes: float | None
     row: dict[str, str]
@@ -141,6 +127,12 @@ def cases(paths: Sequence[Path] = (DATA,)) -> tuple[list[Case], dict[str, list[s
                 else:
                     kept.append(case(row))
     return kept, dropped
+
+
+def failed_cases() -> list[Case]:
+    """The plans that did not run, as if they had."""
+    with FAILED.open(newline="") as file:
+        return [case(row) for row in csv.DictReader(file)]
 
 
 def incomplete(row: dict[str, str]) -> str:
@@ -297,9 +289,10 @@ def case(row: dict[str, str]) -> Case:
         "num_key_value_heads": int(row["kv_heads"] or heads),
         "intermediate_size": inner,
         "vocab_size": vocabulary(row),
-        "tie_word_embeddings": not gated or table == "09d",
-        "attn_implementation": practice.attention,
+        "tie_word_embeddings": not gated or table in {"09d", "09e"},
+        "attn_implementation": practice.framework.attention,
         "attention_dropout": practice.dropout,
+        "fused_cross_entropy": practice.fused_loss,
     }
     tp = int(row["tp"])
     sequence = ",sp" if row["sp"] == "1" and tp > 1 else ""
@@ -309,11 +302,11 @@ def case(row: dict[str, str]) -> Case:
         schedule_term(row, layers), data_term(row), f"cp{row['cp'] or 1}", f"tp{tp}:1d{sequence}", f"mb{micro}",
         f"remat:{remat(row)}", f"precision:{practice.precision}",
     ]  # fmt: skip
-    if practice.fused or compiled(row):
+    if compiled(row):
         terms.append("compile")
     config = {"model": model, "data": {"seq_len": seq_len(row)}, "train": {"global_batch": batch, "optimizer": "adamw"}}
     group = f"{row['model']}/{row['gpu_type']}/{row['n_gpus']}/{seq_len(row)}"
     return Case(
-        row["id"], table, group, config, " ".join(terms), device(row), int(row["n_gpus"]), practice.runtime,
+        row["id"], table, group, config, " ".join(terms), device(row), int(row["n_gpus"]), practice.framework,
         seconds(row), peak_bytes(row), row,
     )  # fmt: skip

@@ -1,9 +1,10 @@
 """The estimator against published runs: error by source, rank correlation by group, and regret of the plan ranked first.
 
-    python -m benchmarks.planner.validate [FILE.csv ...] [--plain] [--source ID] [--json FILE]
+    python -m benchmarks.planner.validate [FILE.csv ...] [--plain name|plan] [--source ID] [--json FILE]
 
-Without files: the rows in `data/`. `--plain` asks as a user would who knows only the plan and the preset (no knowledge of
-the framework, its kernels or its network). `--source` prints every row of a table.
+Without files: the rows in `data/`. `--plain` asks as a user would: with the plan, the preset and the name of the framework, or
+with the plan and the preset alone (no knowledge of kernels, networks and clocks that differ from the preset). `--source`
+prints every row of a table.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.planner.clusters import machine_for, preset_machine
-from benchmarks.planner.rows import DATA, Case, cases
+from benchmarks.planner.rows import DATA, Case, cases, failed_cases
 from plait.cost.describe import describe
+from plait.cost.frameworks import FRAMEWORKS, PLAIT
 from plait.cost.machine import Machine
-from plait.cost.records import Estimate, Job, Runtime
+from plait.cost.records import Estimate, Job
 from plait.cost.step import estimate_job
 from plait.errors import PlanError
 from plait.plan import Plan
@@ -29,16 +31,16 @@ from plait.plan import Plan
 Pair = tuple[Case, Estimate]
 
 
-def run(chosen: Sequence[Case], plain: bool = False) -> tuple[list[Pair], list[str]]:
+def run(chosen: Sequence[Case], plain: str = "") -> tuple[list[Pair], list[str]]:
     """The estimate of every case; cases that cannot be asked are returned with the reason."""
     machines: dict[tuple[str, ...], Machine] = {}
     pairs, refused = [], []
     for case in chosen:
-        asked = plainly(case) if plain else case
+        asked = plainly(case, plain) if plain else case
         key = (case.device, case.row["gpus_per_node"], case.source, str(case.num_devices))
         if key not in machines:
             machines[key] = preset_machine(case) if plain else machine_for(case)
-        job = Job(describe(asked.config), int(str(asked.config["train"]["global_batch"])), "adamw", asked.runtime)
+        job = Job(describe(asked.config), int(str(asked.config["train"]["global_batch"])), "adamw", asked.framework.runtime)
         try:
             pairs.append((case, estimate_job(job, Plan.parse(asked.plan), machines[key])))
         except PlanError as reason:
@@ -46,10 +48,13 @@ def run(chosen: Sequence[Case], plain: bool = False) -> tuple[list[Pair], list[s
     return pairs, refused
 
 
-def plainly(case: Case) -> Case:
-    """The case without what only its framework's authors know."""
-    model = {key: value for key, value in case.config["model"].items() if not key.startswith("att")}
-    return replace(case, config={**case.config, "model": model}, plan=case.plan.replace(" compile", ""), runtime=Runtime())
+def plainly(case: Case, plain: str) -> Case:
+    """The case without what only the authors of its framework know: "plan" leaves the plan and the preset, "name" the name of
+    the framework beside."""
+    runs = FRAMEWORKS[case.framework.name] if plain == "name" else PLAIT
+    model = {key: value for key, value in case.config["model"].items() if not key.startswith(("att", "fused"))}
+    model["attn_implementation"] = runs.attention
+    return replace(case, config={**case.config, "model": model}, plan=case.plan.replace(" compile", ""), framework=runs)
 
 
 READ_ON_FIRST = frozenset({"09g2"})
@@ -94,6 +99,13 @@ def table(title: str, pairs: Iterable[tuple[str, float]]) -> dict[str, dict[str,
         print(f"{source:14} {row['n']:5.0f} " + " ".join(f"{row[name]:8.1%}" for name in ("bias", "median", "p90", "worst")))
     print()
     return rows
+
+
+def failures(plain: str = "") -> tuple[int, int]:
+    """How many plans of 09d's sweep failed, and how many of them are refused or predicted not to fit."""
+    asked = failed_cases()
+    pairs, refused = run(asked, plain)
+    return len(asked), len(refused) + sum(not estimate.fits for _, estimate in pairs)
 
 
 def contradicted(pairs: Sequence[Pair]) -> set[str]:
@@ -173,7 +185,7 @@ def ranks(values: Sequence[float]) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("files", nargs="*", type=Path, default=[DATA])
-    parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--plain", choices=("name", "plan"), default="")
     parser.add_argument("--source")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -181,6 +193,10 @@ def main() -> None:
     pairs, refused = run(kept, arguments.plain)
     time = table("step time", [(c.source, error(e.step_seconds, c.seconds)) for c, e in pairs if c.seconds])
     memory = table("peak memory", [(c.source, error(peak(c, e), c.peak_bytes)) for c, e in pairs if c.peak_bytes])
+    fitting = sum(estimate.fits for _, estimate in pairs)
+    print(f"{fitting} of {len(pairs)} runs that ran are predicted to fit")
+    count, foreseen = failures(arguments.plain)
+    print(f"{foreseen} of {count} that failed (memory or a crash, not told apart) are refused or predicted not to fit\n")
     odd = contradicted(pairs)
     ranked = groups(pairs)
     sound = {str(group["group"]): group for group in groups([pair for pair in pairs if pair[0].id not in odd])}

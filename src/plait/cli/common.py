@@ -42,6 +42,16 @@ def add_steps(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, metavar="K", help="steps in all (default: train.steps of the config)")
 
 
+def add_framework(parser: argparse.ArgumentParser) -> None:
+    """Declare `--framework`."""
+    parser.add_argument(
+        "--framework",
+        default="plait",
+        metavar="NAME",
+        help="who would run the plan: plait (default), megatron-core, torchtitan, nanotron, fsdp, ...",
+    )
+
+
 def read_config(arguments: argparse.Namespace, *, with_steps: bool = True) -> Config:
     """The config file with `--set`, and `--steps` where it means those of training, laid over it. Errors: `ConfigError`."""
     from plait.config import load

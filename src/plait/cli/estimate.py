@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from plait.cli import common
@@ -13,6 +12,8 @@ from plait.errors import PlanError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from plait.cost.frameworks import Framework
+    from plait.cost.operations import Model
     from plait.plan import Plan
 
 
@@ -25,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cluster", metavar="NAME|FILE|local", help="where it would run (default: the config's own, else local)"
     )
+    common.add_framework(parser)
     parser.add_argument(
         "--set",
         nargs="+",
@@ -38,22 +40,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> Answer:
     """The prediction; the exit code is 1 when the plan does not fit."""
     from plait.cost import estimate
-    from plait.cost.door import cluster_name, read_config
+    from plait.cost.door import cluster_name, cluster_of, job_of
+    from plait.cost.frameworks import framework_of
+    from plait.cost.tables import assumed, read_config
 
     tables = read_config(arguments.config, arguments.set)
     common.measured(arguments.cluster or cluster_name(tables))
-    guess = estimate(tables, arguments.plan, arguments.cluster)
-    data = {**guess.as_dict(), "notes": notes(tables, guess.plan)}
+    guess = estimate(tables, arguments.plan, arguments.cluster, framework=arguments.framework)
+    runs = framework_of(arguments.framework)
+    job = job_of(tables, guess.plan, runs, num_devices=cluster_of(tables, arguments.cluster).num_devices)
+    open_keys = assumed(tables, job.global_batch, job.model.seq_len)
+    data = {**guess.as_dict(), "framework": runs.name, "notes": [*notes(job.model, guess.plan, runs), *open_keys]}
     return Answer(data, _view(data), ok=guess.fits)
 
 
-def notes(tables: Mapping[str, Any], plan: Plan) -> list[str]:
-    """Why `plait train` would refuse the plan for this model: others fill up what does not divide, so it has a price here."""
+def notes(model: Model, plan: Plan, runs: Framework | None = None) -> list[str]:
+    """Why `plait train` would refuse the plan for this model: others fill up what does not divide, so it has a price here. Of
+    another framework, that it has no such plan."""
+    if runs is not None and runs.name != "plait":
+        return [] if runs.offers(plan) else [f"{runs.name} does not offer all of '{plan}': see plait export plan"]
     from plait.plan.fit import check_config
 
-    keys = {**tables.get("model", {}), "seq_len": tables.get("data", {}).get("seq_len")}
     try:
-        check_config(plan, {key: value for key, value in keys.items() if isinstance(value, int)})
+        check_config(plan, {"seq_len": model.seq_len, **model.sizes})
     except PlanError as error:
         return [f"plait train would refuse this: {error}"]
     return []

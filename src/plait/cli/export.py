@@ -69,7 +69,7 @@ def _plan(arguments: argparse.Namespace) -> Answer:
 
 def _plan_and_batch(arguments: argparse.Namespace) -> tuple[Any, int | None]:
     """The plan that is meant, and its samples a step. Errors: those of the plan's text and of the config."""
-    from plait.cost.door import config_tables
+    from plait.cost.tables import config_tables
     from plait.plan import Plan
 
     source, text, batch = arguments.source, arguments.plan, arguments.global_batch

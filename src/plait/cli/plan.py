@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 from plait.cli import common
 from plait.cli.answer import Answer
 from plait.cli.estimate import size
+from plait.cli.parser import UsageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from plait.plan import Plan
     from plait.planner.choose import Choice
 
 
@@ -27,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--objective", choices=("time", "cost", "memory"), default="time", help="what is best (default: time)")
     parser.add_argument("--top", type=int, default=5, metavar="K", help="how many plans are shown (default: 5)")
     parser.add_argument("--explain", nargs="*", metavar="PLAN", help="say why other ways to split lost, or why these plans do")
+    common.add_framework(parser)
     parser.add_argument(
         "--set",
         nargs="+",
@@ -39,23 +42,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Answer:
     """The plans, best first; the exit code is 1 when none fits."""
-    from plait.cost.door import cluster_name, cluster_of, read_config
+    from plait.cost.door import check_size, cluster_name, cluster_of
+    from plait.cost.frameworks import framework_of
+    from plait.cost.tables import assumed, read_config
+    from plait.plan import Plan
     from plait.planner.choose import NothingFits, decide
     from plait.planner.pareto import pareto_front
 
+    if arguments.top < 1:
+        raise UsageError(f"--top is {arguments.top}; show one plan or more")
     tables = read_config(arguments.config, arguments.set)
+    named = [Plan.parse(text).check() for text in arguments.explain or ()]
     common.measured(arguments.cluster or cluster_name(tables))
     cluster = cluster_of(tables, arguments.cluster)
     if arguments.gpus is not None:
         cluster = cluster.with_num_devices(arguments.gpus)
+    for plan in named:
+        check_size(plan, cluster)
     try:
-        choice = decide(tables, cluster, objective=arguments.objective)
+        choice = decide(tables, cluster, objective=arguments.objective, framework=arguments.framework)
     except NothingFits as reason:
         return Answer({"plans": [], "reason": str(reason)}, _text([str(reason)]), ok=False)
     plans = [estimate.as_dict() for estimate in choice.plans[: arguments.top]]
     data: dict[str, Any] = {
         "plans": plans,
         "objective": arguments.objective,
+        "framework": framework_of(arguments.framework).name,
         "cluster": cluster.name,
         "num_devices": cluster.num_devices,
         "pareto": [str(estimate.plan) for estimate in pareto_front(choice.plans)],
@@ -65,18 +77,18 @@ def run(arguments: argparse.Namespace) -> Answer:
             "too_large": len(choice.found.too_large),
         },
     }
+    data["notes"] = assumed(tables, choice.job.global_batch, choice.job.model.seq_len)
     if arguments.explain is not None:
-        data["explanation"] = _explanation(choice, arguments.explain)
+        data["explanation"] = _explanation(choice, named)
     return Answer(data, _view(data))
 
 
-def _explanation(choice: Choice, named: list[str]) -> list[str]:
-    from plait.plan import Plan
+def _explanation(choice: Choice, named: list[Plan]) -> list[str]:
     from plait.planner.explain import explain, explain_plan
 
     if not named:
         return explain(choice)
-    return [explain_plan(choice.job, Plan.parse(text).check(), choice.machine, choice.plans[0]) for text in named]
+    return [explain_plan(choice.job, plan, choice.machine, choice.plans[0]) for plan in named]
 
 
 def _view(data: dict[str, Any]) -> RenderableType:
@@ -97,6 +109,7 @@ def _view(data: dict[str, Any]) -> RenderableType:
         f"predicted for {data['cluster']}; {searched['plans']} plans of {searched['combinations']} ways to split "
         f"{data['num_devices']} devices were looked at, {searched['too_large']} of these ways do not fit",
         *data.get("explanation", []),
+        *(f"note: {note}" for note in data["notes"]),
     ]
     return Group(table, _text(below))
 

@@ -103,9 +103,10 @@ def schedule_of(plan: Plan, num_steps: int) -> Schedule:
 
 def predict(config: Path, plan: Plan) -> tuple[Prediction | None, str]:
     """The cost model's step on the config's cluster; None and the reason where it has no answer."""
-    from plait.cost.door import cluster_of, estimate, job_of, read_config
+    from plait.cost.door import cluster_of, estimate, job_of
     from plait.cost.machine import machine_of
     from plait.cost.step import pass_costs
+    from plait.cost.tables import read_config
 
     try:
         known = read_config(config)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from plait.cluster.cluster import Cluster, Device, Network, Node
+from plait.cluster.cluster import MOST_DEVICES, Cluster, Device, Network, Node
 from plait.cluster.presets import NETWORK_LATENCY_US, NVLINK_LATENCY_US, Preset
 from plait.errors import ClusterError
 
@@ -30,7 +30,7 @@ class Bounds(NamedTuple):
 
 
 BOUNDS: Final[dict[str, Bounds]] = {
-    "count": Bounds(1, 10_000_000, "devices", whole=True),
+    "count": Bounds(1, MOST_DEVICES, "devices", whole=True),
     "device.peak_tflops": Bounds(1e-7, 1e5, "TFLOP/s"),
     "device.memory_gb": Bounds(1e-2, 1e5, "GB"),
     "device.memory_bandwidth_gbps": Bounds(1e-1, 1e6, "GB/s"),

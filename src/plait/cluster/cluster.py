@@ -9,12 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from plait.errors import ClusterError
 
 if TYPE_CHECKING:
     from plait.cluster.host import Host
+
+
+MOST_DEVICES: Final = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -114,4 +117,6 @@ class Cluster:
         """The same kind of machines, another number of devices."""
         if num_devices < 1:
             raise ClusterError(f"{self.name}: a cluster needs at least one device, not {num_devices}")
+        if num_devices > MOST_DEVICES:
+            raise ClusterError(f"{self.name}: a cluster has {MOST_DEVICES} devices at most, not {num_devices}")
         return replace(self, num_devices=num_devices)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from plait.cluster.build import BOUNDS, DEFAULTS, build, number_faults, settings_of
+from plait.cluster.build import BOUNDS, DEFAULTS, build, faults, number_faults, settings_of
 from plait.cluster.cluster import Cluster
 from plait.cluster.local import DEFAULT_PROBE_PATH, cluster_of_probe
 from plait.cluster.presets import PRESETS
@@ -54,7 +54,7 @@ def cluster_of_tables(name: str, tables: Mapping[str, Any]) -> Cluster:
     """The cluster of a TOML file's tables; raises `ClusterError` naming unknown keys and impossible numbers."""
     given = _flatten(name, tables)
     preset_name = given.pop("device.preset", None)
-    if preset_name is not None and preset_name not in PRESETS:
+    if preset_name is not None and (not isinstance(preset_name, str) or preset_name not in PRESETS):
         raise ClusterError(f"{name}: [device] preset {preset_name!r} is unknown; {_nearest_preset(str(preset_name))}")
     preset = PRESETS[preset_name] if preset_name else None
     settings = {**(settings_of(preset) if preset else DEFAULTS), **given}
@@ -63,6 +63,8 @@ def cluster_of_tables(name: str, tables: Mapping[str, Any]) -> Cluster:
         # one number is the bf16 peak; the other precisions keep the preset's ratio to it, or share it
         ratios = [getattr(preset, precision) / preset.bf16 if preset else 1.0 for precision in _FIRST_PRECISION]
         settings["device.peak_tflops"] = {p: peak * ratio for p, ratio in zip(_FIRST_PRECISION, ratios, strict=True)}
+    elif isinstance(peak, Mapping) and not faults({**settings, "device.peak_tflops": peak}):
+        settings["device.peak_tflops"] = {**settings_of(preset)["device.peak_tflops"], **peak} if preset else peak
     achieved = preset.achieved_bf16 if preset and "device.peak_tflops" not in given else 0.0
     return build(name, preset_name or Path(name).stem, settings, achieved)
 

@@ -60,6 +60,8 @@ PRESETS: Final[dict[str, Preset]] = {
     # PCIe 4 x16, no NVLink. The network is what such nodes usually carry, no vendor figure.
     "l40s": Preset(bf16=362, float32=91.6, float64=1.4, memory_gb=48, memory_bandwidth=864, node_bandwidth=31, network=200, price=1.0, achieved_bf16=251, node_latency_us=PCIE_LATENCY_US),
     "rtx4090": Preset(bf16=165.2, float32=82.6, float64=1.29, memory_gb=24, memory_bandwidth=1008, node_bandwidth=31, network=200, price=0.4, node_latency_us=PCIE_LATENCY_US),
+    # fp16, as it has no bf16; PCIe 3 x16. Node and network of four of them are those of a g4dn.12xlarge, 50 Gb/s.
+    "t4": Preset(bf16=65, float32=8.1, float64=0.25, memory_gb=16, memory_bandwidth=320, node_bandwidth=15.75, network=12.5, price=0.5, devices=4, node_latency_us=PCIE_LATENCY_US),
     # Links of a chip in all directions together: 300, 200, 600 GB/s (Google's system pages). v4 and v5p: cubes of 64, joined by as many optical
     # links; v5e: a pod of 256, then the data centre's network, no vendor figure. float32 is six bf16 passes, float64 an order of magnitude.
     "tpu-v4": Preset(bf16=275, float32=46, float64=1, memory_gb=32, memory_bandwidth=1200, node_bandwidth=300, network=2400, price=3.2, devices=64, node_latency_us=1.0),

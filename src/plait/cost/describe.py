@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from plait.cost.families import is_known, traits_of
 from plait.cost.made import describe_made, is_made
 from plait.cost.operations import Model
 from plait.cost.transformer import Transformer, transformer_model
@@ -21,7 +22,7 @@ from plait.errors import ModelError
 ALIASES = {
     "hidden_size": ("n_embd", "d_model", "dim"),
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
-    "num_attention_heads": ("n_head", "n_heads"),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads", "attention_heads"),
     "num_key_value_heads": ("multi_query_group_num", "num_kv_heads", "n_kv_heads"),
     "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size"),
     "max_position_embeddings": ("n_positions", "n_ctx", "max_seq_len"),
@@ -39,22 +40,32 @@ DESCRIBED = frozenset(
         *("num_shared_experts", "shared_expert_intermediate_size", "num_dense_layers", "moe_every", "max_position_embeddings"),
         *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "tie_word_embeddings"),
         *("attention_dropout", "hidden_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop", "dropout", "hidden_act"),
-        *("activation_function", "attention_bias", "mlp_bias", "rope_scaling", "rope_theta", "rms_norm_eps", "model_type"),
+        *(
+            "fused_cross_entropy",
+            "activation_function",
+            "attention_bias",
+            "mlp_bias",
+            "rope_scaling",
+            "rope_theta",
+            "rms_norm_eps",
+            "model_type",
+        ),
     }
 )
 """Keys that a description reads or may ignore beside those of plait's own models."""
 
-PLAIN_FAMILIES = frozenset(
-    {"gpt", "gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "mpt", "falcon", "bert", "phi", "starcoder2", "gpt_bigcode"}
-)
-"""Families whose feed-forward network has two matrices; all others are gated and have three."""
-
-ENCODERS = frozenset({"bert", "roberta", "distilbert", "vit"})
-LEARNED_POSITIONS = frozenset({"gpt", "gpt2", "gpt_neo", "opt", "bert", "roberta", "gpt_bigcode"})
-FUSED_FAMILIES = frozenset({"gpt2", "gpt_neox", "bloom", "mpt", "falcon", "gpt_bigcode", "phi3"})
-"""Families whose query, key and value are one matrix."""
 GPT_POSITIONS = 1024
-TIED_FAMILIES = frozenset({"gpt2", "gpt_neo", "opt", "bloom", "mpt", "falcon", "bert", "gpt_bigcode", "gemma", "gemma2"})
+
+LARGEST = {"num_hidden_layers": 100_000}
+LARGEST_SIZE = 10**12
+"""Sizes above these are slips: a zero too many, a number of bytes."""
+MAY_BE_ZERO = frozenset({"num_local_experts", "num_shared_experts", "num_dense_layers", "num_key_value_heads", "moe_every"})
+LATENT_SIZES = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+OWN_SIZES = (
+    *("head_dim", "moe_intermediate_size", "shared_expert_intermediate_size", "word_embed_proj_dim", "intermediate_size_mlp"),
+    *LATENT_SIZES,
+)
+RATES = ("attention_dropout", "hidden_dropout", "attention_probs_dropout_prob", "attn_pdrop", "resid_pdrop", "dropout")
 
 
 def describe(config: Any, seq_len: int | None = None) -> Model:
@@ -80,7 +91,7 @@ def describe_keys(model: Mapping[str, Any], seq_len: int) -> Model:
     family = str(model.get("name") or model.get("model_type") or "llama")
     if family == "hf":
         inner = model.get("config")
-        table = json.loads(Path(inner).read_text()) if isinstance(inner, str) else inner
+        table = _read(inner) if isinstance(inner, (str, Path)) else inner
         if not isinstance(table, Mapping):
             raise ModelError('model "hf" needs config = "path/config.json" or an inline table with model_type')
         return describe_keys({**table, "name": str(table.get("model_type", "llama"))}, seq_len)
@@ -94,23 +105,73 @@ def describe_keys(model: Mapping[str, Any], seq_len: int) -> Model:
         keys = {"depth": 18, "num_classes": 1000, "width": 64, "in_channels": 3}
         sizes = {key: int(model.get(key, default)) for key, default in keys.items()}
         return resnet_model(**sizes, image=image)
+    text = model.get("text_config")
+    if isinstance(text, Mapping):  # of a model that also sees or hears: its language model
+        return describe_keys({"model_type": family, **text, "name": str(text.get("model_type") or family)}, seq_len)
+    if model.get("is_encoder_decoder"):
+        raise ModelError(f"model {family!r} has an encoder and a decoder, which have no formulae here; describe its nn.Module")
     shape = transformer_shape(model, family)
     return transformer_model(family, shape, seq_len or int(_get(model, "max_position_embeddings") or 2048))
 
 
+def _read(path: str | Path) -> Any:
+    file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as cause:
+        raise ModelError(f"the config {str(file)!r} cannot be read as JSON: {cause}") from None
+
+
+def wrong_sizes(model: Mapping[str, Any]) -> Iterator[str]:
+    """A sentence for each size that is no count."""
+    names = [(key, name) for key in (*ALIASES, *OWN_SIZES, "vocab_size") for name in (key, *ALIASES.get(key, ()))]
+    for key, name in names:
+        value, least = model.get(name), 0 if key in MAY_BE_ZERO or key in OWN_SIZES else 1
+        if value is None or (name == "moe_layer_freq" and isinstance(value, (list, tuple))):
+            continue
+        if isinstance(value, bool) or not isinstance(value, int):
+            yield f"model.{name} = {value!r} must be a whole number"
+        elif not least <= value <= LARGEST.get(key, LARGEST_SIZE):
+            yield f"model.{name} = {value} must be between {least} and {LARGEST.get(key, LARGEST_SIZE)}"
+    for rate in RATES:
+        value = model.get(rate)
+        if value is not None and (not isinstance(value, (int, float)) or not 0 <= value <= 1):
+            yield f"model.{rate} = {value!r} must be a number from 0 to 1"
+
+
+def _uneven(shape: Transformer) -> Iterator[str]:
+    heads, groups = shape.num_attention_heads, shape.kv_heads
+    if not shape.head_dim and not shape.kv_lora_rank and shape.hidden_size % heads:
+        yield f"hidden_size {shape.hidden_size} must be a multiple of num_attention_heads {heads}"
+    if not shape.kv_lora_rank and heads % groups:
+        yield f"num_attention_heads {heads} must be a multiple of num_key_value_heads {groups}"
+    if shape.num_experts_per_tok > shape.num_experts:
+        yield f"num_experts_per_tok {shape.num_experts_per_tok} is more than the {shape.num_experts} experts"
+    if shape.kv_lora_rank and not (shape.qk_nope_head_dim + shape.qk_rope_head_dim and shape.v_head_dim):
+        yield "kv_lora_rank needs qk_nope_head_dim, qk_rope_head_dim and v_head_dim"
+
+
 def transformer_shape(model: Mapping[str, Any], family: str) -> Transformer:
-    """The sizes of a transformer from the keys of its family, defaults filled as that family fills them."""
+    """The sizes of a transformer from the keys of its family, defaults filled as that family fills them.
+
+    Raises `ModelError` listing every size that cannot be.
+    """
+    wrong = list(wrong_sizes(model))
+    if wrong:
+        raise ModelError("\n  ".join(wrong))
+    traits = traits_of(family, model)
     hidden, heads = int(_need(model, "hidden_size", family)), int(_need(model, "num_attention_heads", family))
-    plain = family in PLAIN_FAMILIES
     inner = int(_get(model, "intermediate_size") or 4 * hidden)
     experts = int(_get(model, "num_local_experts") or 0)
     moe_inner = int(model.get("moe_intermediate_size") or inner)
     shared = int(model.get("shared_expert_intermediate_size") or 0) or moe_inner * int(_get(model, "num_shared_experts") or 0)
+    if family in {"llama4", "llama4_text"}:
+        inner, shared = int(model.get("intermediate_size_mlp") or inner), moe_inner
     kernel = str(model.get("attn_implementation") or model.get("_attn_implementation") or "sdpa")
     fused = kernel != "eager"
-    positions = int(_get(model, "max_position_embeddings") or GPT_POSITIONS) if family in LEARNED_POSITIONS else 0
-    rates = ("attention_dropout", "hidden_dropout", "attention_probs_dropout_prob", "attn_pdrop", "resid_pdrop", "dropout")
-    return Transformer(
+    positions = int(_get(model, "max_position_embeddings") or GPT_POSITIONS) if traits.positions else 0
+    every = model.get("interleave_moe_layer_step") or _get(model, "moe_every")
+    shape = Transformer(
         hidden_size=hidden,
         num_hidden_layers=int(_need(model, "num_hidden_layers", family)),
         num_attention_heads=heads,
@@ -118,31 +179,31 @@ def transformer_shape(model: Mapping[str, Any], family: str) -> Transformer:
         vocab_size=int(_need(model, "vocab_size", family)),
         num_key_value_heads=_kv_heads(model),
         head_dim=int(model.get("head_dim") or 0),
-        gated=not plain,
-        bias=plain,
-        rotary=not plain,
-        tied=bool(model.get("tie_word_embeddings", family in TIED_FAMILIES)),
-        causal=family not in ENCODERS,
+        traits=traits,
+        table_width=int(model.get("word_embed_proj_dim") or hidden),
         fused_attention=fused,
         tuned_attention=kernel in {"flash_attention_3", "cudnn"},
-        dropout=any(float(model.get(rate) or 0) > 0 for rate in rates) and not fused,
-        max_positions=positions,
-        layer_norm=plain,
-        fused_projections=family in FUSED_FAMILIES,
+        dropout=any(float(model.get(rate) or 0) > 0 for rate in RATES) and not fused,
+        max_positions=positions + traits.position_offset if positions else 0,
+        fused_loss=bool(model.get("fused_cross_entropy")),
         num_experts=experts,
         num_experts_per_tok=int(_get(model, "num_experts_per_tok") or (2 if experts else 0)),
         moe_intermediate_size=moe_inner,
         shared_intermediate_size=shared if experts else 0,
         num_dense_layers=int(_get(model, "num_dense_layers") or 0),
-        moe_every=max(1, int(_get(model, "moe_every") or 1)),
-        **{
-            key: int(model.get(key) or 0)
-            for key in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-        },
+        moe_every=max(1, int(every)) if isinstance(every, int) else 1,
+        **{key: int(model.get(key) or 0) for key in LATENT_SIZES},
     )
+    uneven = list(_uneven(shape))
+    if uneven:
+        raise ModelError("\n  ".join(f"model: {fault}" for fault in uneven))
+    return shape
 
 
 def _kv_heads(model: Mapping[str, Any]) -> int:
+    family = model.get("model_type", model.get("name"))
+    if family in {"falcon", "gpt_bigcode"} and not model.get("new_decoder_architecture"):
+        return 1 if model.get("multi_query", True) else 0
     if model.get("multi_query") and not model.get("new_decoder_architecture"):
         return 1
     return int(_get(model, "num_key_value_heads") or 0)
@@ -165,11 +226,12 @@ def _need(model: Mapping[str, Any], key: str, family: str) -> Any:
 def describe_module(module: Any, seq_len: int = 1, roles: Mapping[str, str] | None = None) -> Model:
     """The description of a torch module, usually on the meta device.
 
-    A Hugging Face model is described by its own config, any other from a forward on the meta device (`plait.cost.modules`),
-    and one that cannot run there, because what it does depends on values, from its layers alone (`plait.cost.leaves`).
+    A Hugging Face model of a known family is described by its own config, any other from a forward on the meta device
+    (`plait.cost.modules`), and one that cannot run there, because what it does depends on values, from its layers alone
+    (`plait.cost.leaves`).
     """
     table = _own_config(module)
-    if table is not None:
+    if table is not None and is_known(str(table["name"])) and not table.get("is_encoder_decoder"):
         return describe_keys(table, seq_len)
     from plait.cost.leaves import describe_by_leaves
     from plait.cost.modules import describe_by_running

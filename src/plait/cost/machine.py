@@ -12,10 +12,12 @@ from typing import Any
 from plait.cluster.host import Host
 
 SUSTAINED = {
-    "a100-40gb": 0.80, "a100-80gb": 0.80, "h100": 0.71, "h200": 0.67, "b200": 0.61, "gb200": 0.56, "l40s": 0.50,
+    "a100-40gb": 0.80, "a100-80gb": 0.80, "h100": 0.71, "h200": 0.67, "b200": 0.61, "gb200": 0.56, "gb300": 0.56,
+    "l40s": 0.50, "t4": 0.37,
 }  # fmt: skip
 """Median of measured bf16 products beyond 1e12 flops, of the peak rate: clocks fall when products are large. From the public
-kernel measurements of ai-dynamo/aiconfigurator (gemm_perf, commit 095f58a)."""
+kernel measurements of ai-dynamo/aiconfigurator (gemm_perf, commit 095f58a). GB300: none, taken as GB200. T4: 24 of 65 TFLOP/s
+under its power cap of 70 W (NVIDIA developer forum, thread 264462)."""
 
 
 PORTABLE_ATTENTION = {"h100": 0.5, "h200": 0.5, "b200": 0.5, "gb200": 0.5, "gb300": 0.5}
@@ -31,7 +33,7 @@ class Efficiency:
     """Large matrix products inside training, of what the device sustains in benchmarks of single products."""
     matmul_depth: float = 32.0
     """Extra depth, in elements, that the start and end of a tile cost: a product of depth k runs at k / (k + this)."""
-    matmul_rows: float = 128.0
+    matmul_rows: float = 96.0
     """Extra rows that a product costs, in the same way: waves of tiles that are not full."""
     memory: float = 0.93
     """Streaming bandwidth of elementwise kernels, of the data sheet."""

@@ -66,7 +66,7 @@ def quick(job: Job, plan: Any, machine: Machine) -> Guess:
     m = plan.micro_batches
     samples = -(-job.global_batch // (plan.dp.size * m))
     shard = sharding(plan, job.model.seq_len, float(samples), job.runtime)
-    numerics = (plan.precision, plan.compile, plan.remat)
+    numerics = job.numerics(plan)
     # Beyond this many the live micro-batches no longer grow, except where all of them live.
     shown = m if plan.pp.schedule == "gpipe" else min(m, 4 * plan.pp.size)
     send = 0.0
@@ -80,13 +80,12 @@ def quick(job: Job, plan: Any, machine: Machine) -> Guess:
     for kind in kinds(job.model, plan.pp.schedule, (plan.pp.size, plan.pp.virtual, shown), job.runtime.balanced_stages):
         own = [stage_pass(stage, machine, shard, numerics) for stage in kind.stages]
         state = rank_state(kind.stages, inner, job)
-        busy = sum(p.compute + p.communication_forward + p.communication_backward + sum(p.waits) for p in own) + blocking * len(
-            own
-        )
+        exposed = sum(sum(p.shown(job.runtime.overlap_tensor, job.runtime.overlap_expert)) for p in own)
+        busy = sum(p.compute + sum(p.waits) for p in own) + exposed + blocking * len(own)
         busy += _sharded(machine, state.data, own) + accumulation_seconds(machine, job, plan, state)
         busy += machine.host.engine["micro_batch"] * len(own) if machine.host is not None else 0.0
         slowest, total = max(slowest, busy), total + busy * kind.count
-        tail = max(tail, _tail(machine, state, own))
+        tail = max(tail, _tail(machine, state, own, job.runtime.overlap_gradients))
         memory = max(memory, process + _memory(plan, job, kind, state, shard, is_cpu=process > 0))
     seconds = closed_seconds(plan.pp.schedule, (plan.pp.size, plan.pp.virtual, m), slowest, total, send)
     whole = seconds + tail + machine.efficiency.step_seconds
@@ -117,9 +116,9 @@ def _sharded(machine: Machine, data: Any, own: list[Any]) -> float:
     return extra
 
 
-def _tail(machine: Machine, state: Any, own: list[Any]) -> float:
+def _tail(machine: Machine, state: Any, own: list[Any], overlaps: bool) -> float:
     reduce, efficiency = messages_seconds(machine, state.data.reduce), machine.efficiency
-    hidden = efficiency.overlap * sum(p.input_grad + p.weight_grad for p in own)
+    hidden = efficiency.overlap * sum(p.input_grad + p.weight_grad for p in own) if overlaps else 0.0
     exposed = max(reduce - hidden, efficiency.tail * reduce)
     sums = messages_seconds(machine, state.data.gather) + messages_seconds(machine, state.data.shared)
     return exposed + sums + update_seconds(machine, state.states.optimizer, state.gradient_bytes)
@@ -127,7 +126,7 @@ def _tail(machine: Machine, state: Any, own: list[Any]) -> float:
 
 def _memory(plan: Any, job: Job, kind: Kind, state: Any, shard: Any, *, is_cpu: bool) -> float:
     held = tuple(zip(kind.stages, kind.live, strict=True))
-    kept, working = rank_activations(held, shard, (plan.precision, plan.compile, plan.remat), is_cpu)
+    kept, working = rank_activations(held, shard, job.numerics(plan), is_cpu)
     if plan.dp.strategy == "zero3" and plan.dp.size * plan.cp.size > 1:
         working += state.weights.largest_block * (2 * BYTES[plan.precision] + job.gradient_width(plan.precision))
     return float(state.states.total + kept + working)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plait.cost.kernels import BYTES
-from plait.cost.memory import Memory
+from plait.cost.memory import Memory, Numerics
 from plait.cost.operations import Model
 
 
@@ -40,6 +40,8 @@ class Runtime:
     which a token goes once (DeepSeek-V3, section 2.1.2), or where tokens travel in eight bits."""
     reduces_whole: bool = False
     """ZeRO-1 all-reduces gradients, although each rank needs only a part of them."""
+    fused_kernels: bool = False
+    """Elementwise operations run as fused kernels, whatever the plan says of `compile`."""
     fused_accumulation: bool = False
     """The product that makes a weight's gradient adds it to what earlier micro-batches left."""
     skew_seconds: float = 0.0
@@ -67,6 +69,10 @@ class Job:
     def gradient_width(self, precision: str) -> float:
         """Bytes of a gradient, kept and sent."""
         return self.runtime.gradient_bytes or max(4, BYTES[precision])
+
+    def numerics(self, plan: Any) -> Numerics:
+        """How the plan computes: precision, whether elementwise operations are fused, and what is recomputed."""
+        return plan.precision, plan.compile or self.runtime.fused_kernels, plan.remat
 
 
 @dataclass(frozen=True)

@@ -124,9 +124,7 @@ def rank_memory(job: Job, plan: Any, layout: Layout, rank: int, process_bytes: f
     """The parts of one rank's memory at its peak; `process_bytes` are counted as buffers."""
     state, own = layout.ranks[rank], layout.held[rank]
     held = tuple((layout.stages[stage], layout.live[stage]) for stage in own)
-    activations, buffers = rank_activations(
-        held, layout.shard, (plan.precision, plan.compile, plan.remat), is_cpu=process_bytes > 0
-    )
+    activations, buffers = rank_activations(held, layout.shard, job.numerics(plan), is_cpu=process_bytes > 0)
     if plan.dp.strategy == "zero3" and plan.dp.size * plan.cp.size > 1:
         # The block at work and the next one, gathered; and the gradients of one, before they are scattered.
         buffers += state.weights.largest_block * (2 * BYTES[plan.precision] + job.gradient_width(plan.precision))
@@ -144,7 +142,7 @@ def stage_pass(stage: Stage, machine: Machine, shard: Sharding, numerics: tuple[
 
 def step_seconds(job: Job, plan: Any, machine: Machine, layout: Layout, closed: bool) -> tuple[PipelineTime, Breakdown, float]:
     """Seconds of a step, with the pipeline's part and the causes."""
-    numerics = (plan.precision, plan.compile, plan.remat)
+    numerics = job.numerics(plan)
     passes = [stage_pass(stage, machine, layout.shard, numerics) for stage in layout.stages]
     sharded = [_sharded_seconds(plan, machine, layout, passes, rank) for rank in range(plan.pp.size)]
     costs = _stage_costs(job, plan, machine, layout, passes=passes, sharded=sharded)
@@ -180,7 +178,7 @@ def step_seconds(job: Job, plan: Any, machine: Machine, layout: Layout, closed: 
 def pass_costs(job: Job, plan: Any, machine: Machine) -> tuple[list[StageSeconds], list[float]]:
     """What a prediction gives its pipeline: the costs of every stage, and the seconds of each rank's update and reduction."""
     layout = lay_out(job, plan, False)
-    passes = [stage_pass(stage, machine, layout.shard, (plan.precision, plan.compile, plan.remat)) for stage in layout.stages]
+    passes = [stage_pass(stage, machine, layout.shard, job.numerics(plan)) for stage in layout.stages]
     sharded = [_sharded_seconds(plan, machine, layout, passes, rank) for rank in range(plan.pp.size)]
     tails = [sum(_tail(job, plan, machine, layout, passes=passes, rank=rank)) for rank in range(plan.pp.size)]
     return _stage_costs(job, plan, machine, layout, passes=passes, sharded=sharded), tails
@@ -212,7 +210,7 @@ def _work(plan: Any, machine: Machine, pipeline: PipelineTime, tails: list[tuple
 def work_seconds(job: Job, plan: Any, machine: Machine) -> float:
     """Seconds that all ranks compute and communicate in a step, added up: waiting is no work."""
     layout = lay_out(job, plan, closed=False)
-    passes = [stage_pass(stage, machine, layout.shard, (plan.precision, plan.compile, plan.remat)) for stage in layout.stages]
+    passes = [stage_pass(stage, machine, layout.shard, job.numerics(plan)) for stage in layout.stages]
     sharded = [_sharded_seconds(plan, machine, layout, passes, rank) for rank in range(plan.pp.size)]
     costs = _stage_costs(job, plan, machine, layout, passes=passes, sharded=sharded)
     pipeline = pipeline_time(plan.pp.schedule, plan.pp.size, plan.micro_batches, costs)

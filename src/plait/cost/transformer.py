@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from plait.cost.families import LLAMA, Traits
 from plait.cost.operations import Attention, Block, Elementwise, Lookup, Matmul, Model, Operation, Saved
 
 
@@ -22,18 +23,15 @@ class Transformer:
     vocab_size: int
     num_key_value_heads: int = 0
     head_dim: int = 0
-    gated: bool = True
-    bias: bool = False
-    rotary: bool = True
-    tied: bool = False
-    causal: bool = True
+    traits: Traits = LLAMA
+    """What its family has beside the sizes."""
+    table_width: int = 0
+    """Of the token table, where it is projected to the hidden size; 0: as wide."""
     fused_attention: bool = True
     tuned_attention: bool = False
     dropout: bool = False
     max_positions: int = 0
     """Rows of a learned position table; 0 for rotary positions."""
-    layer_norm: bool = False
-    """LayerNorm (weight and bias) instead of RMSNorm (weight)."""
     num_experts: int = 0
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
@@ -46,9 +44,8 @@ class Transformer:
     qk_nope_head_dim: int = 0
     qk_rope_head_dim: int = 0
     v_head_dim: int = 0
-    multi_token_layers: int = 0
-    fused_projections: bool = False
-    """Query, key and value (and gate and up) are one matrix in the model's code."""
+    fused_loss: bool = False
+    """The loss is one kernel that reads the logits once and writes their gradient in their place."""
 
     @property
     def kv_heads(self) -> int:
@@ -75,7 +72,7 @@ def transformer_model(name: str, shape: Transformer, seq_len: int) -> Model:
         name=name,
         runs=tuple(runs),
         seq_len=seq_len,
-        tied_parameters=shape.vocab_size * shape.hidden_size if shape.tied else 0,
+        tied_parameters=shape.vocab_size * (shape.table_width or shape.hidden_size) if shape.traits.tied else 0,
         num_heads=shape.num_attention_heads,
         num_kv_heads=shape.kv_heads if not shape.kv_lora_rank else shape.num_attention_heads,
         hidden=shape.hidden_size,
@@ -107,30 +104,37 @@ def _interleave(dense: Block, sparse: Block, shape: Transformer) -> list[tuple[B
 
 
 def embedding_block(shape: Transformer) -> Block:
-    """Token table, and a position table where positions are learned."""
-    operations: list[Operation] = [Lookup("tokens", shape.vocab_size, shape.hidden_size)]
+    """Token table, and what some families add: positions, token types, a projection, a norm."""
+    width, table = shape.hidden_size, shape.table_width or shape.hidden_size
+    operations: list[Operation] = [Lookup("tokens", shape.vocab_size, table)]
+    if table != width:
+        operations.append(Matmul("project_in", table, width))
     if shape.max_positions:
-        operations.append(
-            Elementwise(
-                "positions", 2 * shape.hidden_size, shape.hidden_size, "sequence", shape.max_positions * shape.hidden_size
-            )
-        )
-    masks = shape.hidden_size if shape.dropout else 0
-    return Block("embedding", tuple(operations), Saved(sequence_masks=masks), shape.hidden_size)
+        operations.append(Elementwise("positions", 2 * width, width, "sequence", shape.max_positions * width))
+    if shape.traits.token_types:
+        operations.append(Elementwise("token_types", 2 * width, width, "sequence", shape.traits.token_types * width))
+    if shape.traits.embedding_norm:
+        operations.append(_norm("norm", shape))
+    masks = width if shape.dropout else 0
+    return Block("embedding", tuple(operations), Saved(sequence_masks=masks), width)
 
 
 def head_block(shape: Transformer) -> Block:
-    """Final norm, projection to the vocabulary, and the loss, whose logits live once in the working width and once in
-    float32."""
-    width, vocab = shape.hidden_size, shape.vocab_size
-    operations = (
-        _norm("norm", shape),
-        Matmul("head", width, vocab, "column"),
-        Elementwise("loss", 4.0 * vocab, 2.0 * vocab, "heads"),
-    )
-    return Block(
-        "head", operations, Saved(sequence=2.0 * width, gathered=float(width), tensor=float(vocab), logits=float(vocab)), width
-    )
+    """Final norm, projection to the vocabulary, and the loss, whose logits live once in the working width and (where it is not
+    fused) once in float32."""
+    width, vocab, table = shape.hidden_size, shape.vocab_size, shape.table_width or shape.hidden_size
+    reads, writes, copied = (vocab, 0.0, 0.0) if shape.fused_loss else (4.0 * vocab, 2.0 * vocab, vocab)
+    operations: list[Operation] = [_norm("norm", shape)] if shape.traits.final_norm else []
+    if shape.traits.transformed_head:
+        operations += [Matmul("transform", width, width, bias=True), _norm("transform_norm", shape)]
+    if table != width:
+        operations.append(Matmul("project_out", width, table))
+    operations += [
+        Matmul("head", table, vocab, "column", bias=shape.traits.head_bias),
+        Elementwise("loss", float(reads), writes, "heads"),
+    ]
+    saved = Saved(sequence=2.0 * width, gathered=float(width), tensor=float(vocab), logits=float(copied))
+    return Block("head", tuple(operations), saved, width)
 
 
 def transformer_block(shape: Transformer, experts: bool) -> Block:
@@ -139,7 +143,8 @@ def transformer_block(shape: Transformer, experts: bool) -> Block:
     forward, kept_f = _experts(shape) if experts else _feed_forward(shape, shape.intermediate_size, "mlp")
     width = shape.hidden_size
     residual = Elementwise("residual", 4.0 * width, 2.0 * width)
-    operations = (_norm("norm1", shape), *attention, _norm("norm2", shape), *forward, residual)
+    before = [_norm(f"norm{index + 1}", shape) for index in range(shape.traits.norms)]
+    operations = (before[0], *attention, *before[1:], *forward, residual)
     masks = 2.0 * width if shape.dropout else 0.0
     saved = Saved(
         sequence=2.0 * width + kept_a.sequence + kept_f.sequence,
@@ -163,37 +168,47 @@ def transformer_block(shape: Transformer, experts: bool) -> Block:
 
 
 def _norm(name: str, shape: Transformer) -> Elementwise:
-    numbers = 2 if shape.layer_norm else 1
-    return Elementwise(name, shape.hidden_size, shape.hidden_size, "sequence", shape.hidden_size * numbers, numbers)
+    numbers = shape.traits.norm
+    return Elementwise(name, shape.hidden_size, shape.hidden_size, "sequence", shape.hidden_size * numbers, max(1, numbers))
 
 
 def _attention(shape: Transformer) -> tuple[tuple[Operation, ...], Saved]:
-    heads, kv_heads, bias, width = shape.num_attention_heads, shape.kv_heads, shape.bias, shape.hidden_size
+    heads, kv_heads, width, traits = shape.num_attention_heads, shape.kv_heads, shape.hidden_size, shape.traits
     if shape.kv_lora_rank:
         return _latent_attention(shape)
     head = shape.width_of_head
     query, key = heads * head, kv_heads * head
     core = Attention(
-        "attention", heads, kv_heads, head, head, shape.causal, shape.fused_attention, shape.dropout, shape.tuned_attention
+        "attention", heads, kv_heads, head, head, traits.causal, shape.fused_attention, shape.dropout, shape.tuned_attention
     )
+    parts = () if traits.fused else (query, key, key)
     operations: tuple[Operation, ...] = (
-        Matmul("qkv", width, query + 2 * key, "column", bias=bias, parts=() if shape.fused_projections else (query, key, key)),
-        *((Elementwise("rotary", query + key, query + key, "heads"),) if shape.rotary else ()),
+        Matmul("qkv", width, query + 2 * key, "column", bias=traits.qkv_bias, parts=parts),
+        *_query_key_norm(traits, query, key, head),
+        *((Elementwise("rotary", query + key, query + key, "heads"),) if traits.rotary else ()),
+        *((Elementwise("sinks", heads, heads, "heads", heads),) if traits.sinks else ()),
         core,
-        Matmul("out", query, width, "row", bias=bias),
+        Matmul("out", query, width, "row", bias=traits.out_bias),
     )
     # Kept: the input of qkv (sequence); q, k, v and the input of `out` (tensor).
     return operations, _kept_attention(shape, sequence=width, tensor=2.0 * query + 2.0 * key, gathered=float(width))
 
 
+def _query_key_norm(traits: Traits, query: int, key: int, head: int) -> tuple[Operation, ...]:
+    if not traits.qk_norm:
+        return ()
+    weights = 2 * head * traits.norm if traits.qk_norm == "head" else query + key
+    return (Elementwise("qk_norm", query + key, query + key, "heads", weights),)
+
+
 def _latent_attention(shape: Transformer) -> tuple[tuple[Operation, ...], Saved]:
     """Multi-head latent attention (DeepSeek-V2, section 2.1): queries and keys through low-rank latents."""
-    heads, width = shape.num_attention_heads, shape.hidden_size
+    heads, width, bias = shape.num_attention_heads, shape.hidden_size, shape.traits.out_bias
     query_dim = shape.qk_nope_head_dim + shape.qk_rope_head_dim
     rank, rope, value = shape.kv_lora_rank, shape.qk_rope_head_dim, shape.v_head_dim
     if shape.q_lora_rank:
         queries: tuple[Operation, ...] = (
-            Matmul("q_down", width, shape.q_lora_rank),
+            Matmul("q_down", width, shape.q_lora_rank, bias=bias),
             Elementwise("q_norm", shape.q_lora_rank, shape.q_lora_rank, "sequence", shape.q_lora_rank),
             Matmul("q_up", shape.q_lora_rank, heads * query_dim, "column"),
         )
@@ -201,7 +216,7 @@ def _latent_attention(shape: Transformer) -> tuple[tuple[Operation, ...], Saved]
         queries = (Matmul("q", width, heads * query_dim, "column"),)
     operations = (
         *queries,
-        Matmul("kv_down", width, rank + rope),
+        Matmul("kv_down", width, rank + rope, bias=bias),
         Elementwise("kv_norm", rank, rank, "sequence", rank),
         Matmul("kv_up", rank, heads * (shape.qk_nope_head_dim + value), "column"),
         Elementwise("rotary", heads * rope + rope, heads * (query_dim + rope), "heads"),
@@ -211,12 +226,12 @@ def _latent_attention(shape: Transformer) -> tuple[tuple[Operation, ...], Saved]
             heads,
             query_dim,
             value,
-            shape.causal,
+            shape.traits.causal,
             shape.fused_attention,
             shape.dropout,
             shape.tuned_attention,
         ),
-        Matmul("out", heads * value, width, "row"),
+        Matmul("out", heads * value, width, "row", bias=bias),
     )
     sequence = width + 2.0 * shape.q_lora_rank + 2.0 * rank + rope
     return operations, _kept_attention(shape, sequence, tensor=heads * (2.0 * query_dim + 2.0 * value), gathered=0.0)
@@ -233,19 +248,19 @@ def _kept_attention(shape: Transformer, sequence: float, tensor: float, gathered
 
 
 def _gates(shape: Transformer, inner: int) -> tuple[int, ...]:
-    return (inner, inner) if shape.gated and not shape.fused_projections else ()
+    return (inner, inner) if shape.traits.gated and not shape.traits.fused else ()
 
 
 def _feed_forward(shape: Transformer, inner: int, name: str) -> tuple[tuple[Operation, ...], Saved]:
-    width, bias = shape.hidden_size, shape.bias
-    gates = 2 if shape.gated else 1
+    width, bias = shape.hidden_size, shape.traits.mlp_bias
+    gates = 2 if shape.traits.gated else 1
     operations: tuple[Operation, ...] = (
         Matmul(f"{name}_up", width, gates * inner, "column", bias=bias, parts=_gates(shape, inner)),
         Elementwise(f"{name}_activation", gates * inner, inner, "heads"),
         Matmul(f"{name}_down", inner, width, "row", bias=bias),
     )
     # Kept: the input (sequence), what the activation reads, and what it writes.
-    unfused = float(inner) if shape.gated else 0.0  # the activated gate, beside gate, value and their product
+    unfused = float(inner) if shape.traits.gated else 0.0  # the activated gate, beside gate, value and their product
     return operations, Saved(sequence=width, gathered=width, tensor=(gates + 1.0) * inner, unfused=unfused)
 
 
@@ -253,19 +268,29 @@ def _experts(shape: Transformer) -> tuple[tuple[Operation, ...], Saved]:
     """Router, top-k experts, shared experts. Each token is copied top_k times, so its inputs and outputs are kept top_k
     times."""
     width, inner, top_k = shape.hidden_size, shape.moe_intermediate_size or shape.intermediate_size, shape.num_experts_per_tok
-    gates = 2 if shape.gated else 1
+    traits, gates = shape.traits, 2 if shape.traits.gated else 1
+    experts = shape.num_experts
     operations: tuple[Operation, ...] = (
-        Matmul("router", width, shape.num_experts),
+        Matmul("router", width, experts, bias=traits.router_bias),
         Elementwise("permute", 2.0 * top_k * width, 2.0 * top_k * width, "sequence"),
-        Matmul("experts_up", width, gates * inner, "column", rows=top_k, copies=shape.num_experts, parts=_gates(shape, inner)),
+        Matmul(
+            "experts_up",
+            width,
+            gates * inner,
+            "column",
+            rows=top_k,
+            bias=traits.expert_bias,
+            copies=experts,
+            parts=_gates(shape, inner),
+        ),
         Elementwise("experts_activation", gates * inner * top_k, inner * top_k, "heads"),
-        Matmul("experts_down", inner, width, "row", rows=top_k, copies=shape.num_experts),
+        Matmul("experts_down", inner, width, "row", rows=top_k, bias=traits.expert_bias, copies=experts),
     )
     routed = top_k * (2.0 * width + (gates + 1.0) * inner)
     sequence = float(width + shape.num_experts)
     tensor = 0.0
     if shape.shared_intermediate_size:
         shared, kept = _feed_forward(shape, shape.shared_intermediate_size, "shared")
-        operations += shared
+        operations += (*shared, *((Matmul("shared_gate", width, 1),) if traits.shared_gate else ()))
         tensor = kept.tensor
     return operations, Saved(sequence=sequence, gathered=float(width), tensor=tensor, routed=routed)

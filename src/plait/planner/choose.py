@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from plait.cluster import Cluster
-from plait.cost.door import cluster_of, config_tables, job_of
+from plait.cost.door import cluster_of, job_of
+from plait.cost.frameworks import PLAIT, Framework, framework_of
 from plait.cost.machine import Machine, machine_of
 from plait.cost.records import Estimate, Job
+from plait.cost.tables import config_tables
 from plait.errors import ConfigError, PlanError, nearest
-from plait.plan import DataAxis, Plan
+from plait.plan import Plan
 from plait.planner.search import OBJECTIVES, Found, Settings, fits_somehow, search
 
 LARGEST_CLUSTER = 1 << 20
@@ -41,13 +43,15 @@ def choose(
     objective: str = "time",
     top: int = 10,
     runnable: bool = False,
+    framework: Framework | str = PLAIT,
 ) -> list[Estimate]:
     """The best plans, best first; `config` as in `plait.estimate`.
 
     `objective` is "time" (seconds of a step), "cost" (price of a token, which may leave devices idle) or "memory" (the fullest
-    rank). `runnable` leaves out plans that this version of plait cannot run yet. Raises `NothingFits` when no plan fits.
+    rank). `runnable` leaves out plans that this version of plait cannot run yet. `framework` is who will run them: the
+    choice is among what it offers, predicted as it runs. Raises `NothingFits` when no plan fits.
     """
-    return decide(config, cluster, objective=objective, runnable=runnable).plans[:top]
+    return decide(config, cluster, objective=objective, runnable=runnable, framework=framework).plans[:top]
 
 
 def decide(
@@ -56,13 +60,16 @@ def decide(
     *,
     objective: str = "time",
     runnable: bool = False,
+    framework: Framework | str = PLAIT,
 ) -> Choice:
     """`choose` with what the search saw, for explanations."""
     if objective not in OBJECTIVES:
         raise ConfigError(f"objective {objective!r} is unknown; {nearest(objective, OBJECTIVES)}")
-    tables, machines = config_tables(config), cluster_of(config_tables(config), cluster)
-    machine, job = machine_of(machines), job_for(tables, machines.num_devices)
-    settings = replace(settings_for(tables, machine, objective), runnable=runnable)
+    tables, runs = config_tables(config), framework_of(framework)
+    machines = cluster_of(tables, cluster)
+    machine, job = machine_of(machines), job_of(tables, None, runs, num_devices=machines.num_devices)
+    settings = replace(settings_for(tables, machine, objective), runnable=runnable, framework=runs)
+    machines.device.peak_flops(settings.precision)
     sizes = [machines.num_devices]
     if objective == "cost":
         sizes = [machines.num_devices >> shift for shift in range(12) if machines.num_devices >> shift]
@@ -84,15 +91,12 @@ def _order(objective: str) -> Any:
     return lambda estimate: estimate.step_seconds
 
 
-def job_for(tables: Mapping[str, Any], num_devices: int) -> Job:
-    """The job of a config; without a global batch, four samples a device."""
-    batch = int(tables.get("train", {}).get("global_batch") or 4 * num_devices)
-    return job_of({**tables, "train": {**tables.get("train", {}), "global_batch": batch}}, Plan(dp=DataAxis(1)))
-
-
 def settings_for(tables: Mapping[str, Any], machine: Machine, objective: str) -> Settings:
     """What the config's plan text says of precision and compiling; else bf16 on accelerators and float32 on processors."""
-    words = str(tables.get("plan", {}).get("text") or "").split()
+    text = str(tables.get("plan", {}).get("text") or "")
+    if text.strip() != "auto":
+        Plan.parse(text)
+    words = text.split()
     precision = next((word.partition(":")[2] for word in words if word.startswith("precision:")), "")
     return Settings(precision or ("float32" if machine.is_cpu else "bf16"), "compile" in words, objective)
 
@@ -108,15 +112,16 @@ def _fewer(job: Job, machine: Machine, num_devices: int, settings: Settings) -> 
 
 def _why_nothing_fits(job: Job, machine: Machine, machines: Cluster, settings: Settings, found: Found) -> str:
     name, model = machines.device.name, job.model
+    runs = "" if settings.framework is PLAIT else f" of {settings.framework.name}"
     if not found.too_large:
         return (
-            f"no plan divides {model.name} ({model.parameters / 1e9:.3g} B parameters, {model.num_repeated} layers) "
+            f"no plan{runs} divides {model.name} ({model.parameters / 1e9:.3g} B parameters, {model.num_repeated} layers) "
             f"and a global batch of {job.global_batch} over {machines.num_devices} devices; "
             "try another number of devices or a larger global batch"
         )
     over = min(found.too_large.values())
     base = (
-        f"no plan fits {model.name} ({model.parameters / 1e9:.3g} B parameters) on {machines.name}: "
+        f"no plan{runs} fits {model.name} ({model.parameters / 1e9:.3g} B parameters) on {machines.name}: "
         f"the nearest needs {over:.2g} times the memory of {name}"
     )
     size = machines.num_devices

@@ -10,6 +10,7 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from plait.cost.frameworks import PLAIT, Framework
 from plait.cost.kernels import BYTES
 from plait.cost.machine import Machine
 from plait.cost.memory import usable_bytes
@@ -37,10 +38,16 @@ class Settings:
     objective: str = "time"
     runnable: bool = False
     """Only plans that this version of plait runs."""
+    framework: Framework = PLAIT
+    """Only plans that it offers."""
     keep: int = 10
     """Plans whose schedules are replayed at the end."""
     most: int = 60
     """And at most so many, where guesses were too good."""
+
+    def allows(self, plan: Plan) -> bool:
+        """Whether whoever runs the plan has all of its parts."""
+        return self.framework.offers(plan) and (not self.runnable or is_available(plan))
 
 
 @dataclass
@@ -67,10 +74,8 @@ def search(job: Job, machine: Machine, num_devices: int, settings: Settings) -> 
     """The best plans that use exactly `num_devices` devices and fit, best first."""
     found, guesses = Found(), list[Guess]()
     queue = []
-    for index, combination in enumerate(degrees(job.model, num_devices, job.global_batch, machine.devices_per_node)):
+    for index, combination in enumerate(allowed(job, machine, num_devices, settings)):
         found.num_degrees += 1
-        if settings.runnable and not is_available(_plan(combination, settings, 1)):
-            continue
         needed = states_floor(job, combination, settings)
         if needed > machine.memory_bytes:
             found.too_large[combination] = needed / machine.memory_bytes
@@ -107,13 +112,22 @@ def _replayed(job: Job, machine: Machine, guesses: list[Guess], settings: Settin
         yield estimate
 
 
+def allowed(job: Job, machine: Machine, num_devices: int, settings: Settings) -> Iterator[Degrees]:
+    """The degrees that whoever runs the plan has."""
+    sequence = settings.framework.sequence_parallel
+    for combination in degrees(job.model, num_devices, job.global_batch, machine.devices_per_node, sequence=sequence):
+        if settings.allows(_plan(combination, settings, 1)):
+            yield combination
+
+
 def fits_somehow(job: Job, machine: Machine, num_devices: int, settings: Settings) -> bool:
     """Whether any plan fits: for each combination of degrees, the smallest that it has, least memory for states first."""
-    combinations = list(degrees(job.model, num_devices, job.global_batch, machine.devices_per_node))
-    combinations.sort(key=lambda one: states_floor(job, one, settings))
+    combinations = sorted(
+        allowed(job, machine, num_devices, settings), key=lambda combination: states_floor(job, combination, settings)
+    )
     for combination in combinations:
         count = micro_batch_counts(job.global_batch, combination.dp, combination.pp)[-1]
-        for data in data_axes(combination.dp, combination.cp.size, count, 0):
+        for data in data_axes(combination.dp, settings.framework.data, count, 0):
             plan = replace(_plan(combination, settings, count), dp=data, remat="full")
             if states_floor(job, combination, settings) > machine.memory_bytes:
                 return False
@@ -137,9 +151,10 @@ def time_floor(job: Job, machine: Machine, combination: Degrees, settings: Setti
     fewest = count or micro_batch_counts(job.global_batch, combination.dp, combination.pp)[0]
     plan = _plan(combination, settings, fewest)
     samples = -(-job.global_batch // (combination.dp * fewest))
-    shard = sharding(plan, job.model.seq_len, float(samples))
-    whole = stage_pass(Stage(job.model.runs, True, True), machine, shard, (settings.precision, settings.compile, "none"))
-    return fewest * (whole.compute + whole.communication_forward + whole.communication_backward) / combination.pp
+    shard, fused = sharding(plan, job.model.seq_len, float(samples)), job.numerics(plan)[1]
+    whole = stage_pass(Stage(job.model.runs, True, True), machine, shard, (settings.precision, fused, "none"))
+    exposed = sum(whole.shown(job.runtime.overlap_tensor, job.runtime.overlap_expert))
+    return fewest * (whole.compute + exposed) / combination.pp
 
 
 def states_floor(job: Job, combination: Degrees, settings: Settings) -> float:
@@ -157,16 +172,16 @@ def open_degrees(job: Job, machine: Machine, combination: Degrees, settings: Set
     for count in micro_batch_counts(job.global_batch, combination.dp, combination.pp):
         if objective != "memory" and time_floor(job, machine, combination, settings, count) > MARGIN * found.least:
             continue
-        plain, needed = cheapest_that_fits(job, machine, _plan(combination, settings, count), found)
+        plain, needed = cheapest_that_fits(job, machine, _plan(combination, settings, count), settings, found)
         least = min(least, needed)
         options = [plain] if plain else []
         worth = plain is None or objective == "memory" or plain.step_seconds - plain.bubble_seconds < MARGIN * found.least
         if combination.pp > 1 and worth:
             for pipeline in schedules(job.model, combination.pp, count):
-                if settings.runnable and not is_available(_plan(combination, settings, count, pipeline)):
+                if not settings.allows(_plan(combination, settings, count, pipeline)):
                     continue
                 start = replace(plain.plan, pp=pipeline) if plain else _plan(combination, settings, count, pipeline)
-                other, needed = cheapest_that_fits(job, machine, start, found)
+                other, needed = cheapest_that_fits(job, machine, start, settings, found)
                 least = min(least, needed)
                 options += [other] if other else []
         for guess in options:
@@ -180,12 +195,12 @@ def open_degrees(job: Job, machine: Machine, combination: Degrees, settings: Set
         found.too_large[combination] = least / machine.memory_bytes
 
 
-def cheapest_that_fits(job: Job, machine: Machine, plan: Plan, found: Found) -> tuple[Guess | None, float]:
+def cheapest_that_fits(job: Job, machine: Machine, plan: Plan, settings: Settings, found: Found) -> tuple[Guess | None, float]:
     """From `plan` on, the least sharding and recomputation that fits; and the least memory that was seen."""
     least, best = float("inf"), None
     limit = usable_bytes(machine, plan)
     node_ranks = machine.devices_per_node // (plan.tp.size * plan.cp.size)
-    for data in data_axes(plan.dp.size, plan.cp.size, plan.micro_batches, node_ranks):
+    for data in data_axes(plan.dp.size, settings.framework.data, plan.micro_batches, node_ranks):
         for remat in REMATS:
             found.num_guesses += 1
             try:

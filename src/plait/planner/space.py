@@ -6,7 +6,7 @@ many and are only opened for degrees that can still win.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from plait.cost.operations import Model
@@ -38,9 +38,10 @@ class Degrees:
         return " ".join([*terms, f"dp{self.dp}"])
 
 
-def degrees(model: Model, num_devices: int, global_batch: int, node: int) -> Iterator[Degrees]:
-    """All degrees whose product is `num_devices` and that the model and the batch divide by."""
-    for tensor in tensor_axes(num_devices, node):
+def degrees(model: Model, num_devices: int, global_batch: int, node: int, *, sequence: bool = True) -> Iterator[Degrees]:
+    """All degrees whose product is `num_devices` and that the model and the batch divide by. `sequence`: 1D tensor axes come
+    with sequence parallelism."""
+    for tensor in tensor_axes(num_devices, node, sequence):
         if not divides(model, tensor):
             continue
         for pp in divisors(num_devices // tensor.size):
@@ -55,12 +56,12 @@ def degrees(model: Model, num_devices: int, global_batch: int, node: int) -> Ite
                     yield Degrees(tensor, pp, context, ep, dp)
 
 
-def tensor_axes(num_devices: int, node: int) -> Iterator[TensorAxis]:
-    """1D up to twice a node, with sequence parallelism; squares, cubes and 2.5D grids where they are grids."""
+def tensor_axes(num_devices: int, node: int, sequence: bool) -> Iterator[TensorAxis]:
+    """1D up to twice a node, with sequence parallelism or without; squares, cubes and 2.5D grids where they are grids."""
     for size in divisors(num_devices):
         if size > min(MAX_TENSOR, max(2 * node, 8)):
             return
-        yield TensorAxis(size, "1d", sequence_parallel=size > 1)
+        yield TensorAxis(size, "1d", sequence_parallel=sequence and size > 1)
         for q in range(2, 9):
             if q * q == size:
                 yield TensorAxis(size, "2d")
@@ -126,20 +127,17 @@ def schedules(model: Model, pp: int, micro_batches: int) -> Iterator[PipelineAxi
                 yield PipelineAxis(pp, name)
 
 
-def data_axes(dp: int, cp: int, micro_batches: int, node_ranks: int) -> Iterator[DataAxis]:
-    """Data strategies in the order of their cost: each is tried only when those before it do not fit."""
-    if dp == 1 and cp == 1:
-        yield DataAxis(1)
-        return
+def data_axes(dp: int, offered: Container[str], micro_batches: int, node_ranks: int) -> Iterator[DataAxis]:
+    """The data strategies that are offered, in the order of their cost: each is tried only when those before it do not fit."""
     if dp == 1:
         yield DataAxis(1)
         return
-    yield DataAxis(dp, "zero1")
+    axes = [DataAxis(dp, "zero1")] if "zero1" in offered else [DataAxis(dp)]  # ZeRO-1 sends as much and holds less
     if micro_batches == 1:
-        yield DataAxis(dp, "zero2")
+        axes.append(DataAxis(dp, "zero2"))
     if 1 < node_ranks < dp and dp % node_ranks == 0:
-        yield DataAxis(dp, "zero3", replicate=dp // node_ranks)
-    yield DataAxis(dp, "zero3")
+        axes.append(DataAxis(dp, "zero3", replicate=dp // node_ranks))
+    yield from (axis for axis in [*axes, DataAxis(dp, "zero3")] if axis.strategy in offered)
 
 
 def divisors(number: int) -> list[int]:

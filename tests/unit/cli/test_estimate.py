@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plait.cli.estimate import notes
+from plait.cost import describe
 from plait.plan import Plan
 
 TABLES = {
@@ -15,9 +16,12 @@ TABLES = {
 
 @pytest.mark.parametrize(("plan", "said"), [("tp2 cp2", []), ("tp3", ["num_attention_heads 4"]), ("cp5", ["seq_len 32"])])
 def test_a_plan_that_would_be_refused_is_said_to_be(plan: str, said: list[str]) -> None:
-    found = notes(TABLES, Plan.parse(plan))
+    found = notes(describe(TABLES), Plan.parse(plan))
     assert len(found) == len(said) and all(word in note for word, note in zip(said, found, strict=True))
 
 
 def test_a_config_of_a_library_has_keys_of_its_own() -> None:
-    assert notes({"model": {"model_type": "gpt2", "n_head": 12, "rope_scaling": {"factor": 2}}}, Plan.parse("tp5")) == []
+    table = {"model_type": "gpt2", "n_head": 12, "n_embd": 96, "n_layer": 2, "vocab_size": 100, "rope_scaling": {"factor": 2}}
+    model = describe({"model": table})
+    assert notes(model, Plan.parse("tp2")) == []
+    assert "num_attention_heads 12" in notes(model, Plan.parse("tp5"))[0]

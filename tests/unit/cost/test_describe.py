@@ -5,6 +5,8 @@ import json
 import pytest
 
 from plait.cost import describe
+from plait.cost.memory import block_activations
+from plait.cost.sharding import Sharding
 from plait.errors import ModelError
 from tests.unit.cost.shapes import DEEPSEEK_V3, GPT, GPT3, LLAMA_8B, MIXTRAL
 
@@ -56,3 +58,12 @@ def test_models_without_a_sequence():
     assert mlp.seq_len == 1
     resnet = describe({"name": "resnet", "depth": 18, "num_classes": 1000, "in_channels": 3})
     assert resnet.parameters == 11_689_512
+
+
+def test_a_fused_loss_keeps_its_logits_once():
+    keys = {**GPT, "num_hidden_layers": 1}
+    plain, fused = describe(keys, 128), describe({**keys, "fused_cross_entropy": True}, 128)
+    assert plain.parameters == fused.parameters
+    shard = Sharding(seq_len=128)
+    bytes_of = [block_activations(list(model.blocks())[-1], shard, ("bf16", False, "none")) for model in (plain, fused)]
+    assert bytes_of[0] - bytes_of[1] == 128 * GPT["vocab_size"] * 12  # in float32: as themselves, probabilities, gradients
