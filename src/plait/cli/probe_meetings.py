@@ -28,7 +28,13 @@ PLANS = {
 """For each kind of meeting plans of so many ranks: collectives of a line, of a grid, parameters in collectives of a data axis
 (and in those of ZeRO-3, which come between the blocks), steps of ring attention, all-to-alls round attention, micro-batches
 handed to the next stage. What was found of the earlier is known to the later: ranks of a ring also sum gradients."""
-MODEL = {"name": "gpt", "num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 8, "intermediate_size": 512}
+MODEL: dict[str, Any] = {
+    "name": "gpt",
+    "num_hidden_layers": 2,
+    "hidden_size": 128,
+    "num_attention_heads": 8,
+    "intermediate_size": 512,
+}
 MODEL |= {"vocab_size": 64, "max_position_embeddings": 128}
 SAMPLES, STEPS = 4, 6
 """Large enough that a rank that waits loses its caches."""
@@ -52,7 +58,7 @@ def step_work(text: str) -> float:
     tiny, samples = Tiny("gpt", keys), SAMPLES // Plan.parse(text).dp.size
 
     def measure(world: Any) -> float:
-        return step_seconds(tiny, int(MODEL["num_hidden_layers"]), text, world, samples=samples, steps=STEPS)
+        return step_seconds(tiny, MODEL["num_hidden_layers"], text, world, samples=samples, steps=STEPS)
 
     if text == ALONE:
         return simulate(Mesh(), measure)[0]
@@ -93,7 +99,7 @@ def _work(text: str, machine: Machine) -> float:
 
 
 def _config() -> Any:
-    from plait.cost.door import config_tables
+    from plait.cost.tables import config_tables
 
     data = {"name": "stdlib", "seq_len": MODEL["max_position_embeddings"]}
     return config_tables({"model": MODEL, "data": data, "train": {"global_batch": SAMPLES}})

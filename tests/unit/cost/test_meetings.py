@@ -13,10 +13,11 @@ from plait.cli import probe_meetings
 from plait.cluster import Cluster
 from plait.cluster.host import MEETINGS
 from plait.context.rounds import MET_AT_ONCE, Way
-from plait.cost.door import config_tables, job_of
+from plait.cost.door import job_of
 from plait.cost.machine import Machine, machine_of
 from plait.cost.meetings import meeting_seconds, num_tensors, ring_steps
 from plait.cost.step import work_seconds
+from plait.cost.tables import config_tables
 from plait.plan import Plan
 from tests.unit.cost.test_processor import CONFIG, HOST, PROBE, seconds, seconds_of
 
