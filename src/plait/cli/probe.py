@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from plait.comm import Axis, World
+    from plait.cost.machine import Machine
 
 PARTS = ("engine", "blocks", "seconds")
 LINK_SIZES_BYTES = (1 << 12, 1 << 17, 1 << 21)
@@ -106,7 +107,7 @@ MOST_RANKS = 16
 
 def _host(measured: list[dict[str, Any]], num_ranks: int, quick: bool) -> dict[str, Any]:
     """What a processor's cost model needs beside a cluster's numbers: see `plait.cluster.Host`."""
-    from plait.cli.probe_meetings import losses
+    from plait.cli.probe_meetings import ALONE, losses, stretch
     from plait.context.rounds import MET_AT_ONCE
     from plait.cost.machine import machine_of
     from plait.products import FEWEST_MULTIPLICATIONS, FEWEST_ROWS
@@ -119,13 +120,18 @@ def _host(measured: list[dict[str, Any]], num_ranks: int, quick: bool) -> dict[s
     host: dict[str, Any] = {
         "version": VERSION,
         "seconds": seconds,
-        "engine": engine | {"blocks": blocks} | {name: {} for name in MEETINGS},
+        "engine": engine | {"stretch": 1.0, "blocks": blocks} | {name: {} for name in MEETINGS},
         "links": {str(size): _fits(ranks[0]["links"]) for size, ranks in sorted(found.items()) if size > 1},
         "rule": {"rows": FEWEST_ROWS, "multiplications": FEWEST_MULTIPLICATIONS, "met_at_once": MET_AT_ONCE},
     }
-    machine = machine_of(Cluster.local({**summary(measured[0]), "host": host}))
     works = {text: [one["works"][text] for one in ranks] for ranks in found.values() for text in ranks[0]["works"]}
-    host["engine"] |= losses(works, machine)
+
+    def machine() -> Machine:
+        """As far as it is known."""
+        return machine_of(Cluster.local({**summary(measured[0]), "host": host}))
+
+    host["engine"]["stretch"] = stretch(works.pop(ALONE), machine())
+    host["engine"] |= losses(works, machine())
     return host
 
 

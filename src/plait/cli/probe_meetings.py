@@ -7,6 +7,7 @@ model makes of all that was measured before is shared out among the meetings tha
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ MODEL |= {"vocab_size": 64, "max_position_embeddings": 128}
 SAMPLES, STEPS = 4, 6
 """Large enough that a rank that waits loses its caches."""
 ALONE = "dp1"
+MOST_STRETCH = 1.5
 
 
 def plans_of(num_ranks: int) -> tuple[str, ...]:
@@ -68,8 +70,14 @@ def step_work(text: str) -> float:
     return found
 
 
+def stretch(alone: list[float], machine: Machine) -> float:
+    """How many times as long a step takes as the parts of it that the `machine` knows, each of which was measured in a row by
+    itself; `alone` are the seconds of some ranks, each with a step to itself."""
+    return min(max(statistics.median(alone) / _work(ALONE, machine), 1.0), MOST_STRETCH)
+
+
 def losses(works: dict[str, list[float]], machine: Machine) -> dict[str, dict[str, float]]:
-    """Seconds of each kind of meeting, by number of ranks; `works` are the seconds of the ranks of each plan, and of `ALONE`.
+    """Seconds of each kind of meeting, by number of ranks; `works` are the seconds of the ranks of each plan.
 
     The `machine` knows all but this; each kind is what is left when the kinds before it are known.
     """
@@ -78,7 +86,6 @@ def losses(works: dict[str, list[float]], machine: Machine) -> dict[str, dict[st
 
     assert machine.host is not None
     found: dict[str, dict[str, float]] = {name: {} for name in MEETINGS}
-    alone = sum(works[ALONE]) / len(works[ALONE]) - _work(ALONE, machine)  # each rank for itself
     for name, plans in PLANS.items():
         met = {kind: {int(count): spent for count, spent in by_ranks.items()} for kind, by_ranks in found.items()}
         machine = replace(machine, host=replace(machine.host, meetings=met))
@@ -86,7 +93,7 @@ def losses(works: dict[str, list[float]], machine: Machine) -> dict[str, dict[st
             if text in works:
                 plan = Plan.parse(text)
                 times = plan.world_size * meetings_of_step(job_of(_config(), plan), plan, machine)
-                found[name][str(plan.world_size)] = max(sum(works[text]) - _work(text, machine) - alone, 0.0) / times
+                found[name][str(plan.world_size)] = max(sum(works[text]) - _work(text, machine), 0.0) / times
     return found
 
 

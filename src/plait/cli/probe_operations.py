@@ -24,7 +24,7 @@ from plait.products import Products
 Calls = Sequence[tuple[Tensor, ...]]
 Rows = list[tuple[tuple[float, ...], float]]
 """Sizes, and the seconds that they took."""
-FEWEST_COPIES, REPEATS, FEWEST_REPEATS, SPREAD = 6, 4, 2, 1.03
+FEWEST_COPIES, REPEATS, FEWEST_REPEATS, SPREAD = 6, 4, 2, 1.04
 """Different tensors in a row; how often, of which the first does not count: fewer are enough where all came within so much."""
 SOME_CACHE_BYTES, MOST_BYTES = 32 << 20, 64 << 20
 """A row is three quarters of the last cache, which ranks share; that is so large where the system does not say, and the row no
@@ -32,7 +32,7 @@ larger."""
 TOKENS, WIDTH = 1024, 512
 UPDATED = 4 << 20
 """Parameters of an update."""
-FREED_BYTES = 24 << 20
+FREED_BYTES, FREED_TIMES = 2 << 20, 9
 SAMPLES, HEADS, LENGTH = 8, 4, 128
 HEAD_DIMS = (16, 64)
 PRODUCTS = ((256, 128, 128), (32, 512, 512), (512, 192, 512), (2048, 128, 512), (2048, 512, 128), (1024, 384, 384))
@@ -76,7 +76,7 @@ def elementwise_seconds() -> dict[str, float]:
     for name, function in kinds.items():
         forward, backward = _both_ways(function, (TOKENS, WIDTH), inputs=2 if name == "gate" else 1)
         found[f"{name}_forward"], found[f"{name}_backward"] = forward / (TOKENS * WIDTH), backward / (TOKENS * WIDTH)
-    rows = [(torch.randn(TOKENS, WIDTH),) for _ in range(_copies(TOKENS * WIDTH))]
+    rows = [(_tensor((TOKENS, WIDTH)),) for _ in range(_copies(TOKENS * WIDTH))]
     return {**found, "bias": _each(lambda grad: grad.sum(0), rows) / (TOKENS * WIDTH)}
 
 
@@ -122,7 +122,7 @@ def _product_rows(shapes: Sequence[tuple[int, int, int]], made: Products) -> Row
     rows: Rows = []
     for m, k, n in shapes:
         copies = _copies(m * k + n * k + m * n)
-        x, w, grad = ([torch.randn(shape) for _ in range(copies)] for shape in ((m, k), (n, k), (m, n)))
+        x, w, grad = ([_tensor(shape) for _ in range(copies)] for shape in ((m, k), (n, k), (m, n)))
         forward = _each(lambda x, w: made.linear(x, w, None), list(zip(x, w, strict=True)))
         input_grad = _each(made.product, list(zip(grad, w, strict=True)))
         weight_grad = _each(lambda grad, x: made.weight_grad(grad.t(), x), list(zip(grad, x, strict=True)))
@@ -139,7 +139,7 @@ def convolution_seconds() -> dict[str, float]:
     for samples, channels, side in CONVOLUTIONS:
         shapes = (samples, channels, side, side), (channels, channels, 3, 3)
         copies = _copies(2 * math.prod(shapes[0]) + math.prod(shapes[1]))
-        calls = [tuple(torch.randn(shape, requires_grad=True) for shape in shapes) for _ in range(copies)]
+        calls = [tuple(_tensor(shape).requires_grad_() for shape in shapes) for _ in range(copies)]
         ahead, back = _passes(lambda x, kernel: F.conv2d(x, kernel, padding=1), calls, torch.ones(shapes[0]))
         sizes = (2.0 * samples * side**2 * channels**2 * 9, 9.0 * channels**2)
         forward.append((sizes, ahead))
@@ -151,8 +151,8 @@ def convolution_seconds() -> dict[str, float]:
 
 def update_seconds() -> dict[str, float]:
     """A step of the optimizer with the norm of the gradient, for each parameter."""
-    weight = torch.randn(UPDATED, requires_grad=True)
-    weight.grad = torch.randn_like(weight)
+    weight = _tensor((UPDATED,)).requires_grad_()
+    weight.grad = _tensor((UPDATED,))
     optimizer = torch.optim.AdamW([weight], fused=True)
 
     def update() -> Tensor:
@@ -168,7 +168,7 @@ def fresh_seconds() -> float:
     """Memory that is freed and taken again, for each byte: where the process does not keep it, the system zeroes it page by
     page."""
     times = []
-    for _ in range(REPEATS):
+    for _ in range(FREED_TIMES):
         memory = torch.empty(FREED_BYTES, dtype=torch.uint8)
         began = time.process_time()
         memory.zero_()
@@ -177,6 +177,11 @@ def fresh_seconds() -> float:
         times.append((middle - began) - (time.process_time() - middle))
         del memory
     return max(median(times[1:]), 0.0) / FREED_BYTES
+
+
+def _tensor(shape: tuple[int, ...]) -> Tensor:
+    """Numbers that no operation is quicker or slower with than with others; to draw some takes longer than to use them."""
+    return torch.full(shape, 0.5)
 
 
 def _copies(numbers: int) -> int:
@@ -197,7 +202,7 @@ def _both_ways(
     """Seconds forward and backward of `inputs` tensors of a shape, less those of the `least` (one row)."""
     times, copies = [], _copies((1 + inputs) * math.prod(shape))
     for size in (shape, least or (1, *shape[1:])):
-        calls = [tuple(torch.randn(size, requires_grad=True) for _ in range(inputs)) for _ in range(copies)]
+        calls = [tuple(_tensor(size).requires_grad_() for _ in range(inputs)) for _ in range(copies)]
         times.append(_passes(function, calls, torch.ones_like(function(*calls[0]))))
     (forward, backward), (start, start_back) = times
     return max(forward - start, 0.0), max(backward - start_back, 0.0)

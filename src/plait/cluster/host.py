@@ -26,11 +26,14 @@ SECONDS: Final = (
 RULE: Final = ("rows", "multiplications", "met_at_once")
 VERSION: Final = 3
 """Of what is measured: a probe of another version is no probe."""
-ENGINE: Final = ("step", "micro_batch", "expert")
+ENGINE: Final = ("step", "micro_batch", "expert", "stretch")
 MEETINGS: Final = ("call", "grid", "visit", "turn", "bucket", "unit", "hand")
 FAMILIES: Final = ("gpt", "llama", "experts", "resnet", "mlp")
 REMAT: Final = ("none", "full", "selective")
-OPS: Final = ("all_reduce", "all_gather", "reduce_scatter", "send")
+OPS: Final = (
+    *("all_reduce", "all_gather", "reduce_scatter", "send"),
+    *("staged_all_reduce", "staged_all_gather", "staged_reduce_scatter"),
+)
 _TIME, _RATE, _COUNT = Bounds(0, 1e3, "seconds"), Bounds(1e3, 1e15, "bytes/s"), Bounds(0, 1e15, "")
 
 
@@ -40,10 +43,11 @@ class Host:
 
     `seconds`: for each number, flop, weight, or score of attention's whole square; a `product` is one that has at least the
     `rule`'s rows and multiplications, others are `plain`, and all are without a rule. `engine`: seconds that the engine takes
-    where there is nothing to compute, of a step, a micro-batch, a chunk of an expert. `meetings`: what is lost beside the work
-    when ranks meet, by kind and number of ranks (see `plait.cli.probe_meetings`). `blocks`: what the engine takes for a block
-    forward and backward, by family and recomputation. `memory_bytes`: of a rank that holds no model. `links`: by number of
-    ranks, by operation, (seconds of a small message, bytes/s sent).
+    where there is nothing to compute, of a step, a micro-batch, a chunk of an expert; `stretch` is how many times as long a
+    step takes as the sum of its parts. `meetings`: what is lost beside the work when ranks meet, by kind and number of ranks
+    (see `plait.cli.probe_meetings`). `blocks`: what the engine takes for a block forward and backward, by family and
+    recomputation. `memory_bytes`: of a rank that holds no model. `links`: by number of ranks, by operation, (seconds of a small
+    message, bytes/s sent), of tensors that peers read where they lie and of others (`staged`).
     """
 
     seconds: Mapping[str, float]

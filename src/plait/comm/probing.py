@@ -24,6 +24,8 @@ SIZES_BYTES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 23)
 ROW_BYTES, MOST_COPIES = 24 << 20, 16
 """Of different buffers that an operation goes over in turn, as a step does not come back to one while it is in a cache."""
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "send")
+STAGED = ("staged_all_reduce", "staged_all_gather", "staged_reduce_scatter")
+"""The same with tensors that peers cannot read where they lie: as inside a block."""
 
 
 def probe(world: World, axes: Iterable[AxisName] = ("world",)) -> dict[str, Any]:
@@ -41,7 +43,7 @@ def probe_links(
     world: World, axes: Iterable[AxisName] = ("world",), sizes_bytes: Sequence[int] = SIZES_BYTES, *, work: bool = False
 ) -> dict[str, Any]:
     """The `axes` of `probe`, with messages of these sizes. With `work`, the seconds that a rank's processor takes, on average,
-    instead of those that pass. Collective."""
+    instead of those that pass, and `STAGED` besides. Collective."""
     counted = world.ledger.copy()
     lines = [world.axis(name) for name in axes]
     links = {
@@ -73,7 +75,7 @@ def probe_device(device: torch.device) -> dict[str, Any]:
 def _links(axis: Axis, device: torch.device, sizes_bytes: Sequence[int], work: bool) -> dict[str, Any]:
     """Each operation at each size."""
     result = {}
-    for op in OPS:
+    for op in (*OPS, *STAGED) if work else OPS:
         points = []
         for size_bytes in sizes_bytes:
             numel = size_bytes // 4 // axis.size * axis.size
@@ -84,7 +86,9 @@ def _links(axis: Axis, device: torch.device, sizes_bytes: Sequence[int], work: b
             found = axis.gather_objects(statistics.median(times) if work else min(times))
             pair = 2 if op == "send" else axis.size  # the others rest
             seconds = statistics.fmean(found[:pair]) if work else max(found)
-            points.append((bytes_sent(op, numel * 4, axis.size), seconds / 2 if op == "send" else seconds))
+            points.append(
+                (bytes_sent(op.removeprefix("staged_"), numel * 4, axis.size), seconds / 2 if op == "send" else seconds)
+            )
         latency, rate = fit(points)
         result[op] = {"latency_seconds": latency, "bytes_per_second": rate, "points": [list(point) for point in points]}
     return result
@@ -92,11 +96,15 @@ def _links(axis: Axis, device: torch.device, sizes_bytes: Sequence[int], work: b
 
 def _call(axis: Axis, op: str, numel: int, device: torch.device) -> Callable[[], object]:
     copies = max(1, min(MOST_COPIES, ROW_BYTES // (4 * numel)))
-    row = itertools.cycle(axis.empty(copies * numel, torch.float32, device).zero_().view(copies, numel))
+    staged = op in STAGED
+    memory = torch.empty(copies * numel, device=device) if staged else axis.empty(copies * numel, torch.float32, device)
+    row = itertools.cycle(memory.zero_().view(copies, numel))
 
     def own(full: torch.Tensor) -> torch.Tensor:
-        return full.view(axis.size, -1)[axis.rank]
+        part = full.view(axis.size, -1)[axis.rank]
+        return part.clone() if staged else part
 
+    op = op.removeprefix("staged_")
     if op == "all_reduce":
         return lambda: axis.all_reduce(next(row)).wait()
     if op == "all_gather":

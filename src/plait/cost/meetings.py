@@ -62,12 +62,13 @@ def ring_steps(size: int, seq_len: int, met_at_once: float) -> float:
     return 2 * attended + 2 + len(firsts)
 
 
-def collective(machine: Machine, op: str, sent_bytes: float, size: int, calls: float = 1.0) -> float:
-    """Seconds of a rank's processor in `calls` collectives of `size` ranks that send so much in all."""
+def collective(machine: Machine, op: str, sent_bytes: float, size: int, calls: float = 1.0, *, staged: bool = False) -> float:
+    """Seconds of a rank's processor in `calls` collectives of `size` ranks that send so much in all. `staged`: tensors that
+    peers cannot read where they lie."""
     host = known(machine)
     if not host.links:
         return sent_bytes / machine.link_bandwidth
-    latency, rate = _link(host, op, size)
+    latency, rate = _link(host, op, size, staged)
     return calls * latency + sent_bytes / rate
 
 
@@ -120,7 +121,7 @@ def meeting(message: Message, shard: Sharding) -> str:
 def inside_block(machine: Machine, message: Message, shard: Sharding) -> float:
     """Seconds of one message in the midst of a block, with all that the engine does for it."""
     sent_bytes, name = bytes_sent(message.op, round(message.payload_bytes), message.size), meeting(message, shard)
-    alone = collective(machine, message.op, sent_bytes, message.size, 0.0)
+    alone = collective(machine, message.op, sent_bytes, message.size, 0.0, staged=True)
     size = shard.tp if name == "grid" else message.size
     return alone + (meeting_seconds(machine, name, size, shard.ranks) if name else 0.0)
 
@@ -146,6 +147,6 @@ def meeting_seconds(machine: Machine, name: str, size: int, ranks: int) -> float
     return max(0.0, first + max(0.0, second - first) * (size - few) / (many - few))
 
 
-def _link(host: Host, op: str, size: int) -> tuple[float, float]:
-    count = min((n for n in host.links if n >= size), default=max(host.links))
-    return host.links[count][LIKE.get(op, op)]
+def _link(host: Host, op: str, size: int, staged: bool) -> tuple[float, float]:
+    count, op = min((n for n in host.links if n >= size), default=max(host.links)), LIKE.get(op, op)
+    return host.links[count][f"staged_{op}" if staged and op != "send" else op]

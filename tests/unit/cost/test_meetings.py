@@ -24,8 +24,8 @@ from tests.unit.cost.test_processor import CONFIG, HOST, PROBE, seconds, seconds
 MEASURED = {"call": (2, 4, 8), "grid": (4,), "visit": (2, 4, 8), "turn": (2,), "bucket": (2,), "unit": (2,), "hand": (2,)}
 
 
-def machine(**meetings: dict[str, float]) -> Machine:
-    engine = HOST["engine"] | {name: {} for name in MEETINGS} | meetings
+def machine(**known: Any) -> Machine:
+    engine = HOST["engine"] | {name: {} for name in MEETINGS} | known
     return machine_of(Cluster.local({**PROBE, "host": {**HOST, "engine": engine}}))
 
 
@@ -76,12 +76,18 @@ def test_what_meetings_cost_is_found_again_in_the_work_of_plans() -> None:
     }
     whole = machine(**put_in)
     plans = [text for plans in probe_meetings.PLANS.values() for text in plans]
-    works = {probe_meetings.ALONE: [work(probe_meetings.ALONE, whole)] * 2}
-    for text in plans:
-        ranks = Plan.parse(text).world_size
-        works[text] = [work(text, whole) / ranks] * ranks
+    ranks = {text: Plan.parse(text).world_size for text in plans}
+    works = {text: [work(text, whole) / ranks[text]] * ranks[text] for text in plans}
     found = probe_meetings.losses(works, machine())
     assert found == {name: pytest.approx(by_ranks) for name, by_ranks in put_in.items()}
+
+
+@pytest.mark.parametrize(("times", "found"), [(1.1, 1.1), (0.9, 1.0), (9.0, probe_meetings.MOST_STRETCH)])
+def test_a_step_that_takes_longer_than_its_parts_stretches_them(times: float, found: float) -> None:
+    parts = work(probe_meetings.ALONE, machine())
+    assert probe_meetings.stretch([times * parts] * 3, machine()) == pytest.approx(found)
+    longer = machine(stretch=1.1)
+    assert 1.05 * parts < work(probe_meetings.ALONE, longer) < 1.1 * parts  # the update is no part of a block
 
 
 def work(text: str, known: Machine) -> float:
