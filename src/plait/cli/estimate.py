@@ -59,12 +59,16 @@ def notes(model: Model, plan: Plan, runs: Framework | None = None) -> list[str]:
     another framework, that it has no such plan."""
     if runs is not None and runs.name != "plait":
         return [] if runs.offers(plan) else [f"{runs.name} does not offer all of '{plan}': see plait export plan"]
+    from plait.cost.operations import Attention
     from plait.plan.fit import check_config
 
+    sizes = {**model.sizes, "seq_len": model.seq_len if model.seq_len > 1 else None}
     try:
-        check_config(plan, {"seq_len": model.seq_len, **model.sizes})
+        check_config(plan, sizes)
     except PlanError as error:
         return [f"plait train would refuse this: {error}"]
+    if plan.cp.size > 1 and not any(isinstance(op, Attention) for block, _ in model.runs for op in block.operations):
+        return [f"plait train would refuse this: {plan.cp} splits attention, and {model.name} has none; leave it out"]
     return []
 
 

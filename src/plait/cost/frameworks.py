@@ -45,7 +45,7 @@ class Framework:
             (
                 tp.size == 1 or (tp.mode in self.tensor_modes and (self.sequence_parallel or not tp.sequence_parallel)),
                 pp.size == 1 or self.schedules is None or pp.schedule in self.schedules,
-                dp.size == 1 or dp.strategy in self.data,
+                (dp.size == 1 and dp.strategy == "allreduce") or dp.strategy in self.data,
                 cp.size == 1 or cp.strategy in self.contexts,
                 plan.ep == 1 or self.experts,
             )

@@ -9,7 +9,7 @@ from plait.cost.meetings import COLLECTS, known, meeting, ring_steps
 from plait.cost.messages import block_messages
 from plait.cost.operations import Attention
 from plait.cost.records import Job
-from plait.cost.step import buckets, lay_out
+from plait.cost.step import lay_out
 
 
 def meetings_of_step(job: Job, plan: Any, machine: Machine) -> float:
@@ -21,7 +21,7 @@ def meetings_of_step(job: Job, plan: Any, machine: Machine) -> float:
     if plan.dp.size > 1:
         data = layout.ranks[0].data
         each, once = len(data.forward) + len(data.backward), sum(message.op not in COLLECTS for message in data.reduce)
-        return float((times * each + once) * buckets(layout, 0).tensors)
+        return float((times * each + once) * layout.ranks[0].buckets.tensors)
     blocks = [block for block, count in layout.stages[0].runs for _ in range(count)]
     if plan.cp.size > 1 and plan.cp.strategy == "ring":
         cores = sum(isinstance(op, Attention) for block in blocks for op in block.operations)

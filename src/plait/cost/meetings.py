@@ -93,6 +93,11 @@ class Buckets:
     tensors: int
 
 
+def buckets_of(runs: Sequence[tuple[Block, int]]) -> Buckets:
+    """A bucket for each block."""
+    return Buckets(sum(count for _, count in runs), sum(count * num_tensors(block) for block, count in runs))
+
+
 def reduction(machine: Machine, messages: Sequence[Message], buckets: Buckets, plan: Any) -> float:
     """Seconds of what a plan's data axis sends: each message is of as many `buckets`. A ring is written out in messages."""
     seconds, host = 0.0, known(machine)

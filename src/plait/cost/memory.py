@@ -118,11 +118,10 @@ def block_activations(block: Block, shard: Sharding, numerics: Numerics, *, is_c
     precision, compiled, remat = numerics
     width, tokens, saved = BYTES[precision], shard.tokens, block.saved
     inner = block.name not in {"head", "embedding"}
-    if remat == "full" and inner:
-        return tokens * block.width * width / shard.sequence_split
-    if remat == "selective" and inner and not saved.scores:
-        sequence, tensor = products_kept(block, experts=is_cpu)
-        return tokens * width * ((sequence + block.width) / shard.sequence_split + tensor / shard.tp)
+    if remat != "none" and inner and (remat == "full" or not saved.scores):
+        sequence, tensor = products_kept(block, experts=is_cpu) if remat == "selective" else (0.0, 0.0)
+        kept = tokens * width * ((sequence + block.width) / shard.sequence_split + tensor / shard.tp)
+        return min(kept, block_activations(block, shard, (precision, compiled, "none"), is_cpu=is_cpu))
     gathered = saved.gathered * width * (1 - 1 / shard.sequence_split) if not shard.regather else 0.0
     sequence = (saved.sequence * width + saved.sequence_masks) / shard.sequence_split + gathered
     numbers = saved.tensor + saved.routed + (0.0 if compiled else saved.unfused)
@@ -180,21 +179,25 @@ def products_kept(block: Block, *, experts: bool) -> tuple[float, float]:
     return sequence, tensor
 
 
+def updated_numbers(weights: Weights, plan: Any) -> float:
+    """The weights that a rank updates: its part of them where the data axis divides the optimizer's state."""
+    if plan.dp.strategy not in {"zero1", "zero2", "zero3"}:
+        return weights.total
+    shard = plan.dp.size // plan.dp.replicate * plan.cp.size
+    return weights.dense / shard + weights.experts / max(1, shard // plan.ep)
+
+
+def optimizer_bytes(weights: Weights, plan: Any, optimizer: str) -> float:
+    """Bytes of the optimizer's state, master weights included, wherever it lives."""
+    numbers = OPTIMIZER_NUMBERS[optimizer] + (1 if plan.precision == "bf16" else 0)
+    return updated_numbers(weights, plan) * numbers * (8 if plan.precision == "float64" else 4)
+
+
 def model_states(weights: Weights, plan: Any, optimizer: str, gradient_bytes: float) -> Memory:
     """Parameters, gradients and optimizer state after the data axis has taken its share (ZeRO stages 0 to 3)."""
-    strategy = plan.dp.strategy
-    shard = plan.dp.size // plan.dp.replicate * plan.cp.size
-    expert_shard = max(1, shard // plan.ep)
-    width = BYTES[plan.precision]
-    numbers = OPTIMIZER_NUMBERS[optimizer] + (1 if plan.precision == "bf16" else 0)
-    state_width = 8 if plan.precision == "float64" else 4
-
-    def share(divided: bool) -> float:
-        return weights.dense / shard + weights.experts / expert_shard if divided else weights.total
-
-    optimizer_bytes = 0.0 if plan.dp.offload else share(strategy in {"zero1", "zero2", "zero3"}) * numbers * state_width
+    strategy, own = plan.dp.strategy, updated_numbers(weights, plan)
     return Memory(
-        parameters=share(strategy == "zero3") * width,
-        gradients=share(strategy in {"zero2", "zero3"}) * gradient_bytes,
-        optimizer=optimizer_bytes,
+        parameters=(own if strategy == "zero3" else weights.total) * BYTES[plan.precision],
+        gradients=(own if strategy in {"zero2", "zero3"} else weights.total) * gradient_bytes,
+        optimizer=0.0 if plan.dp.offload else optimizer_bytes(weights, plan, optimizer),
     )

@@ -15,13 +15,14 @@ from plait.cost.gradients import messages_seconds
 from plait.cost.kernels import BYTES
 from plait.cost.machine import Machine
 from plait.cost.memory import rank_activations
+from plait.cost.offload import overfull, without_offload
 from plait.cost.operations import Model
 from plait.cost.processor import shared_cores
 from plait.cost.records import Job
 from plait.cost.sharding import sharding
 from plait.cost.stages import Stage, split_model
-from plait.cost.step import accumulation_seconds, process_bytes, rank_state, stage_pass
-from plait.cost.time import send_seconds, update_seconds
+from plait.cost.step import accumulation_seconds, process_bytes, rank_state, stage_pass, tail_seconds
+from plait.cost.time import send_seconds
 from plait.plan import PipelineAxis, Plan
 
 
@@ -63,6 +64,7 @@ def kinds(model: Model, schedule: str, sizes: tuple[int, int, int], balanced: bo
 
 def quick(job: Job, plan: Any, machine: Machine) -> Guess:
     """Rough time and memory of a plan."""
+    asked, plan = plan, without_offload(plan) if machine.is_cpu else plan
     m = plan.micro_batches
     samples = -(-job.global_batch // (plan.dp.size * m))
     shard = sharding(plan, job.model.seq_len, float(samples), job.runtime)
@@ -75,7 +77,7 @@ def quick(job: Job, plan: Any, machine: Machine) -> Guess:
         send = send_seconds(machine, shard, job.model.hidden, plan.precision, stride)
     blocking = 0.0 if job.runtime.overlap_sends else 2 * send
     inner = _inner(plan.dp, plan.tp, plan.cp, plan.pp.size, plan.ep, plan.precision)
-    slowest = total = tail = 0.0
+    slowest = total = tail = host = 0.0
     memory = process = process_bytes(machine)
     for kind in kinds(job.model, plan.pp.schedule, (plan.pp.size, plan.pp.virtual, shown), job.runtime.balanced_stages):
         own = [stage_pass(stage, machine, shard, numerics) for stage in kind.stages]
@@ -85,14 +87,17 @@ def quick(job: Job, plan: Any, machine: Machine) -> Guess:
         busy += _sharded(machine, state.data, own) + accumulation_seconds(machine, job, plan, state)
         busy += machine.host.engine["micro_batch"] * len(own) if machine.host is not None else 0.0
         slowest, total = max(slowest, busy), total + busy * kind.count
-        tail = max(tail, _tail(machine, state, own, job.runtime.overlap_gradients))
+        tail = max(tail, sum(tail_seconds(job, plan, machine, state, own)))
+        host = max(host, overfull(machine, plan.world_size, state.host_bytes))
         memory = max(memory, process + _memory(plan, job, kind, state, shard, is_cpu=process > 0))
     seconds = closed_seconds(plan.pp.schedule, (plan.pp.size, plan.pp.virtual, m), slowest, total, send)
     whole = seconds + tail + machine.efficiency.step_seconds
     if machine.host is not None and plan.world_size > machine.cores:
         work = m * total + plan.pp.size * (tail + machine.efficiency.step_seconds)
         whole = max(whole, shared_cores(machine, plan.world_size // plan.pp.size * work, plan.world_size))
-    return Guess(plan, whole, seconds - m * slowest, memory)
+    if host > 1.0:
+        memory = max(memory, host * machine.memory_bytes)
+    return Guess(asked, whole, seconds - m * slowest, memory)
 
 
 @lru_cache(maxsize=65536)
@@ -108,20 +113,12 @@ def _sharded(machine: Machine, data: Any, own: list[Any]) -> float:
         return 0.0
     efficiency, extra = machine.efficiency, 0.0
     for sent, compute in (
-        (forward, sum(p.forward for p in own)),
-        (backward, sum(p.input_grad + p.weight_grad + p.recompute for p in own)),
+        (forward, sum(p.forward + p.waits[0] for p in own)),
+        (backward, sum(p.input_grad + p.weight_grad + p.recompute + p.waits[1] for p in own)),
     ):
         hidden = min(sent, efficiency.overlap * compute)
         extra += sent - (1.0 - efficiency.contention) * hidden
     return extra
-
-
-def _tail(machine: Machine, state: Any, own: list[Any], overlaps: bool) -> float:
-    reduce, efficiency = messages_seconds(machine, state.data.reduce), machine.efficiency
-    hidden = efficiency.overlap * sum(p.input_grad + p.weight_grad for p in own) if overlaps else 0.0
-    exposed = max(reduce - hidden, efficiency.tail * reduce)
-    sums = messages_seconds(machine, state.data.gather) + messages_seconds(machine, state.data.shared)
-    return exposed + sums + update_seconds(machine, state.states.optimizer, state.gradient_bytes)
 
 
 def _memory(plan: Any, job: Job, kind: Kind, state: Any, shard: Any, *, is_cpu: bool) -> float:

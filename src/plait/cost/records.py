@@ -115,11 +115,13 @@ class Estimate:
     breakdown: Breakdown = field(default_factory=Breakdown)
     stage_memory: tuple[Memory, ...] = ()
     """Of each pipeline rank."""
+    host_overfull: float = 0.0
+    """What offloaded state needs of a node's host, over what that has."""
 
     @property
     def fits(self) -> bool:
         """Whether the fullest rank has room."""
-        return self.memory.total <= self.memory_limit
+        return self.memory.total <= self.memory_limit and self.host_overfull <= 1.0
 
     @property
     def tokens_per_second(self) -> float:

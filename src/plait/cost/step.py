@@ -9,13 +9,25 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from plait.cost import offload
 from plait.cost.closed import closed_live, closed_time
 from plait.cost.gradients import DataMessages, data_messages, messages_seconds
 from plait.cost.held import least_keys, ring_padding, shared_sums
 from plait.cost.kernels import BYTES
 from plait.cost.machine import Machine
-from plait.cost.meetings import Buckets, meeting_seconds, num_tensors, reduction
-from plait.cost.memory import PROCESS_BYTES_CPU, Memory, Weights, model_states, rank_activations, stage_weights, usable_bytes
+from plait.cost.meetings import Buckets, buckets_of, meeting_seconds, reduction
+from plait.cost.memory import (
+    PROCESS_BYTES_CPU,
+    Memory,
+    Weights,
+    model_states,
+    optimizer_bytes,
+    rank_activations,
+    stage_weights,
+    updated_numbers,
+    usable_bytes,
+)
+from plait.cost.offload import overfull, without_offload
 from plait.cost.operations import Model
 from plait.cost.pipeline import PipelineTime, StageSeconds, crowded_seconds, live_micro_batches, pipeline_time
 from plait.cost.processor import shared_cores
@@ -35,6 +47,12 @@ class RankState:
     states: Memory
     gradient_bytes: float
     """Before any data axis divides them."""
+    own: float
+    """Weights that it updates."""
+    host_bytes: float
+    """Optimizer state that is on the host."""
+    buckets: Buckets
+    """What a data axis sends its gradients or weights in."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +73,13 @@ def estimate_job(job: Job, plan: Any, machine: Machine, closed: bool = False) ->
 
     The plan's world may be smaller than the machine; prices count the plan's devices.
     """
+    asked, plan = plan, without_offload(plan) if machine.is_cpu else plan
     layout = lay_out(job, plan, closed)
     process = process_bytes(machine)
     memories = tuple(rank_memory(job, plan, layout, rank, process) for rank in range(plan.pp.size))
     pipeline, breakdown, seconds = step_seconds(job, plan, machine, layout, closed)
     return Estimate(
-        plan=plan,
+        plan=asked,
         step_seconds=seconds,
         memory=max(memories, key=lambda memory: memory.total),
         memory_limit=usable_bytes(machine, plan),
@@ -73,6 +92,7 @@ def estimate_job(job: Job, plan: Any, machine: Machine, closed: bool = False) ->
         price_per_hour=machine.price_per_hour,
         breakdown=breakdown,
         stage_memory=memories,
+        host_overfull=overfull(machine, plan.world_size, max(rank.host_bytes for rank in layout.ranks)),
     )
 
 
@@ -117,7 +137,10 @@ def rank_state(stages: tuple[Stage, ...], plan: Any, job: Job) -> RankState:
         weights = replace(weights, padding=ring_padding(blocks, shard, plan.dp.size * plan.cp.size))
     shared = shared_sums(blocks, shard, parts, width)
     messages = data_messages(plan, weights, width, shared, reduces_whole=job.runtime.reduces_whole)
-    return RankState(weights, messages, model_states(weights, plan, job.optimizer, width), weights.total * width)
+    states = model_states(weights, plan, job.optimizer, width)
+    offloaded = optimizer_bytes(weights, plan, job.optimizer) if plan.dp.offload else 0.0
+    own, sent = updated_numbers(weights, plan), buckets_of(blocks)
+    return RankState(weights, messages, states, weights.total * width, own, offloaded, sent)
 
 
 def rank_memory(job: Job, plan: Any, layout: Layout, rank: int, process_bytes: float = 0.0) -> Memory:
@@ -148,7 +171,7 @@ def step_seconds(job: Job, plan: Any, machine: Machine, layout: Layout, closed: 
     costs = _stage_costs(job, plan, machine, layout, passes=passes, sharded=sharded)
     run = closed_time if closed and plan.pp.size > 1 else pipeline_time
     pipeline = run(plan.pp.schedule, plan.pp.size, plan.micro_batches, costs)
-    tails = [_tail(job, plan, machine, layout, passes=passes, rank=rank) for rank in range(plan.pp.size)]
+    tails = _tails(job, plan, machine, layout, passes)
     end, last = max((pipeline.rank_ends[rank] + sum(tail), rank) for rank, tail in enumerate(tails))
     seconds = end + machine.efficiency.step_seconds
     crowded = _crowded_seconds(plan, machine, costs, pipeline, tails)
@@ -180,7 +203,7 @@ def pass_costs(job: Job, plan: Any, machine: Machine) -> tuple[list[StageSeconds
     layout = lay_out(job, plan, False)
     passes = [stage_pass(stage, machine, layout.shard, job.numerics(plan)) for stage in layout.stages]
     sharded = [_sharded_seconds(plan, machine, layout, passes, rank) for rank in range(plan.pp.size)]
-    tails = [sum(_tail(job, plan, machine, layout, passes=passes, rank=rank)) for rank in range(plan.pp.size)]
+    tails = [sum(tail) for tail in _tails(job, plan, machine, layout, passes)]
     return _stage_costs(job, plan, machine, layout, passes=passes, sharded=sharded), tails
 
 
@@ -214,9 +237,7 @@ def work_seconds(job: Job, plan: Any, machine: Machine) -> float:
     sharded = [_sharded_seconds(plan, machine, layout, passes, rank) for rank in range(plan.pp.size)]
     costs = _stage_costs(job, plan, machine, layout, passes=passes, sharded=sharded)
     pipeline = pipeline_time(plan.pp.schedule, plan.pp.size, plan.micro_batches, costs)
-    return _work(
-        plan, machine, pipeline, [_tail(job, plan, machine, layout, passes=passes, rank=rank) for rank in range(plan.pp.size)]
-    )
+    return _work(plan, machine, pipeline, _tails(job, plan, machine, layout, passes))
 
 
 def _stage_costs(
@@ -246,28 +267,27 @@ def _stage_costs(
     return costs
 
 
-def _tail(
-    job: Job, plan: Any, machine: Machine, layout: Layout, *, passes: list[PassSeconds], rank: int
-) -> tuple[float, float]:
-    """After a rank's last backward: the reduction that it could not hide, and the update."""
-    state, efficiency = layout.ranks[rank], machine.efficiency
-    if machine.host is not None:  # a core that computes communicates itself: nothing is hidden
-        once = (*state.data.reduce, *state.data.gather)
-        exposed = reduction(machine, once, buckets(layout, rank), plan)
-        exposed += messages_seconds(machine, state.data.shared)
-        return exposed, update_seconds(machine, state.states.optimizer, state.gradient_bytes)
-    reduce = messages_seconds(machine, state.data.reduce)
-    backward = sum(passes[stage].input_grad + passes[stage].weight_grad for stage in layout.held[rank])
+def _tails(job: Job, plan: Any, machine: Machine, layout: Layout, passes: list[PassSeconds]) -> list[tuple[float, float]]:
+    """`tail_seconds` of each rank."""
+    own = [[passes[stage] for stage in held] for held in layout.held]
+    return [tail_seconds(job, plan, machine, state, each) for state, each in zip(layout.ranks, own, strict=True)]
+
+
+def tail_seconds(job: Job, plan: Any, machine: Machine, state: RankState, own: list[PassSeconds]) -> tuple[float, float]:
+    """After the last backward of a rank that holds `state` and runs `own`: the reduction that it could not hide, and the
+    update."""
+    efficiency, reduce = machine.efficiency, messages_seconds(machine, state.data.reduce)
+    backward = sum(one.input_grad + one.weight_grad + one.waits[1] for one in own)
     hidden = efficiency.overlap * backward if job.runtime.overlap_gradients else 0.0
     exposed = max(reduce - hidden, efficiency.tail * reduce)
     exposed += messages_seconds(machine, state.data.gather) + messages_seconds(machine, state.data.shared)
+    if machine.host is not None:  # a core that computes communicates itself: nothing is hidden
+        exposed = reduction(machine, (*state.data.reduce, *state.data.gather), state.buckets, plan)
+        exposed += messages_seconds(machine, state.data.shared)
+    if plan.dp.offload:
+        moved = state.own * (job.gradient_width(plan.precision) + BYTES[plan.precision])
+        return exposed, offload.update_seconds(machine, plan.world_size, state.own, moved)
     return exposed, update_seconds(machine, state.states.optimizer, state.gradient_bytes)
-
-
-def buckets(layout: Layout, rank: int) -> Buckets:
-    """What a data axis sends the gradients or weights of a rank in: a bucket for each block."""
-    runs = [run for stage in layout.held[rank] for run in layout.stages[stage].runs]
-    return Buckets(sum(count for _, count in runs), sum(count * num_tensors(block) for block, count in runs))
 
 
 def accumulation_seconds(machine: Machine, job: Job, plan: Any, state: RankState) -> float:
@@ -295,7 +315,7 @@ def _sharded_seconds(plan: Any, machine: Machine, layout: Layout, passes: list[P
     if not data.forward and not data.backward:
         return 0.0, 0.0
     if machine.host is not None:  # what is gathered, and gradients that are scattered at once, are new memory each time
-        units, fresh = buckets(layout, rank), machine.host.seconds["fresh"]
+        units, fresh = layout.ranks[rank].buckets, machine.host.seconds["fresh"]
         forward, backward = (reduction(machine, part, units, plan) for part in (data.forward, data.backward))
         gathered = sum(one.payload_bytes for one in data.forward) * fresh
         return forward + gathered, backward + sum(one.payload_bytes for one in data.backward) * fresh
@@ -303,8 +323,8 @@ def _sharded_seconds(plan: Any, machine: Machine, layout: Layout, passes: list[P
     own = [passes[stage] for stage in layout.held[rank]]
     extra = []
     for sent, compute in (
-        (forward, sum(p.forward for p in own)),
-        (backward, sum(p.input_grad + p.weight_grad + p.recompute for p in own)),
+        (forward, sum(p.forward + p.waits[0] for p in own)),
+        (backward, sum(p.input_grad + p.weight_grad + p.recompute + p.waits[1] for p in own)),
     ):
         hidden = min(sent, efficiency.overlap * compute)
         extra.append(sent - hidden + efficiency.contention * hidden)

@@ -15,6 +15,7 @@ from plait.cost.records import Estimate, Job
 from plait.cost.tables import config_tables
 from plait.errors import ConfigError, PlanError, nearest
 from plait.plan import Plan
+from plait.planner.refine import Climb
 from plait.planner.search import OBJECTIVES, Found, Settings, fits_somehow, search
 
 LARGEST_CLUSTER = 1 << 20
@@ -74,6 +75,8 @@ def decide(
     if objective == "cost":
         sizes = [machines.num_devices >> shift for shift in range(12) if machines.num_devices >> shift]
     found = [search(job, machine, size, settings) for size in sizes]
+    for one in found:
+        one.best = Climb(job, machine, settings).from_plans(one.best)
     if not any(one.best for one in found):
         found += _fewer(job, machine, machines.num_devices, settings)
     plans = [estimate for one in found for estimate in one.best]

@@ -45,6 +45,11 @@ class Settings:
     most: int = 60
     """And at most so many, where guesses were too good."""
 
+    @property
+    def offloads(self) -> bool:
+        """Whether optimizer state may be on the host."""
+        return self.framework is PLAIT
+
     def allows(self, plan: Plan) -> bool:
         """Whether whoever runs the plan has all of its parts."""
         return self.framework.offers(plan) and (not self.runnable or is_available(plan))
@@ -126,8 +131,8 @@ def fits_somehow(job: Job, machine: Machine, num_devices: int, settings: Setting
         allowed(job, machine, num_devices, settings), key=lambda combination: states_floor(job, combination, settings)
     )
     for combination in combinations:
-        count = micro_batch_counts(job.global_batch, combination.dp, combination.pp)[-1]
-        for data in data_axes(combination.dp, settings.framework.data, count, 0):
+        count = _counts(job, combination)[-1]
+        for data in data_axes(combination.dp, combination.cp.size, settings.framework.data, 0, offloads=settings.offloads):
             plan = replace(_plan(combination, settings, count), dp=data, remat="full")
             if states_floor(job, combination, settings) > machine.memory_bytes:
                 return False
@@ -135,6 +140,10 @@ def fits_somehow(job: Job, machine: Machine, num_devices: int, settings: Setting
             if guess.memory_bytes <= usable_bytes(machine, plan):
                 return True
     return False
+
+
+def _counts(job: Job, combination: Degrees) -> list[int]:
+    return micro_batch_counts(job.global_batch, combination.dp, combination.pp, job.model.seq_len)
 
 
 def is_available(plan: Plan) -> bool:
@@ -148,7 +157,7 @@ def is_available(plan: Plan) -> bool:
 
 def time_floor(job: Job, machine: Machine, combination: Degrees, settings: Settings, count: int = 0) -> float:
     """Seconds that no plan of these degrees (and of `count` micro-batches) is below."""
-    fewest = count or micro_batch_counts(job.global_batch, combination.dp, combination.pp)[0]
+    fewest = count or _counts(job, combination)[0]
     plan = _plan(combination, settings, fewest)
     samples = -(-job.global_batch // (combination.dp * fewest))
     shard, fused = sharding(plan, job.model.seq_len, float(samples)), job.numerics(plan)[1]
@@ -158,8 +167,10 @@ def time_floor(job: Job, machine: Machine, combination: Degrees, settings: Setti
 
 
 def states_floor(job: Job, combination: Degrees, settings: Settings) -> float:
-    """Bytes of weights, gradients and optimizer state when all of them are sharded as far as they go."""
-    width = 2 * BYTES[settings.precision] + 8 + (4 if settings.precision == "bf16" else 0)
+    """Bytes of weights, gradients and (where it cannot be offloaded) optimizer state when all are sharded as far as they go."""
+    width = 2 * BYTES[settings.precision]
+    if not settings.offloads:
+        width += 8 + (4 if settings.precision == "bf16" else 0)
     tp = combination.tp
     split = tp.size // tp.depth if tp.mode == "2.5d" else tp.size
     return job.model.parameters * width / (split * combination.pp * combination.dp * combination.cp.size)
@@ -169,7 +180,7 @@ def open_degrees(job: Job, machine: Machine, combination: Degrees, settings: Set
     """The plans worth keeping of some degrees: for each micro-batch the cheapest options that fit, then other schedules."""
     least, objective = float("inf"), settings.objective
     best: Guess | None = None
-    for count in micro_batch_counts(job.global_batch, combination.dp, combination.pp):
+    for count in _counts(job, combination):
         if objective != "memory" and time_floor(job, machine, combination, settings, count) > MARGIN * found.least:
             continue
         plain, needed = cheapest_that_fits(job, machine, _plan(combination, settings, count), settings, found)
@@ -195,26 +206,38 @@ def open_degrees(job: Job, machine: Machine, combination: Degrees, settings: Set
         found.too_large[combination] = least / machine.memory_bytes
 
 
-def cheapest_that_fits(job: Job, machine: Machine, plan: Plan, settings: Settings, found: Found) -> tuple[Guess | None, float]:
+def cheapest_that_fits(
+    job: Job, machine: Machine, plan: Plan, settings: Settings, found: Found | None = None
+) -> tuple[Guess | None, float]:
     """From `plan` on, the least sharding and recomputation that fits; and the least memory that was seen."""
-    least, best = float("inf"), None
     limit = usable_bytes(machine, plan)
     node_ranks = machine.devices_per_node // (plan.tp.size * plan.cp.size)
-    for data in data_axes(plan.dp.size, settings.framework.data, plan.micro_batches, node_ranks):
-        for remat in REMATS:
-            found.num_guesses += 1
-            try:
-                guess = quick(job, replace(plan, dp=data, remat=remat), machine)  # type: ignore[arg-type]
-            except PlanError:
-                return None, least
-            least = min(least, guess.memory_bytes)
-            if guess.memory_bytes <= limit:
-                if best is None or guess.step_seconds < best.step_seconds:
-                    best = guess
+    axes = list(data_axes(plan.dp.size, plan.cp.size, settings.framework.data, node_ranks, offloads=settings.offloads))
+    known: dict[tuple[DataAxis, str], Guess] = {}
+
+    def guessed(data: DataAxis, remat: str) -> Guess:
+        if (data, remat) not in known:
+            known[data, remat] = quick(job, replace(plan, dp=data, remat=remat), machine)  # type: ignore[arg-type]
+            if found is not None:
+                found.num_guesses += 1
+        return known[data, remat]
+
+    best: Guess | None = None
+    try:
+        plain = guessed(axes[0], REMATS[0])
+        smallest = plain if plain.memory_bytes <= limit else guessed(axes[-1], REMATS[-1])
+        if smallest.memory_bytes > limit or smallest is plain:
+            return (plain if smallest is plain else None), smallest.memory_bytes
+        for data in axes:
+            if best is not None and (best.plan.remat == "none" or data.offload):
                 break
-        if best is not None and best.plan.remat == "none":
-            break
-    return best, least
+            if guessed(data, REMATS[-1]).memory_bytes > limit:
+                continue
+            fits = next(one for remat in REMATS if (one := guessed(data, remat)).memory_bytes <= limit)
+            best = fits if best is None or fits.step_seconds < best.step_seconds else best
+    except PlanError:
+        return None, float("inf")
+    return best, smallest.memory_bytes
 
 
 def _plan(combination: Degrees, settings: Settings, micro_batches: int, pipeline: PipelineAxis | None = None) -> Plan:

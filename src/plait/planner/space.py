@@ -15,7 +15,9 @@ from plait.plan import ContextAxis, DataAxis, PipelineAxis, Plan, TensorAxis, ch
 
 MAX_TENSOR = 64
 MAX_SAMPLES = 32
-"""The largest micro-batch that is tried, in samples."""
+"""The largest micro-batch that is tried, in samples,"""
+MAX_TOKENS = 4096
+"""or in tokens, where that is more."""
 MIN_TOKENS = 1024
 """The fewest tokens of a sequence that one context rank is given."""
 
@@ -41,7 +43,7 @@ class Degrees:
 def degrees(model: Model, num_devices: int, global_batch: int, node: int, *, sequence: bool = True) -> Iterator[Degrees]:
     """All degrees whose product is `num_devices` and that the model and the batch divide by. `sequence`: 1D tensor axes come
     with sequence parallelism."""
-    for tensor in tensor_axes(num_devices, node, sequence):
+    for tensor in tensor_axes(num_devices, node, sequence and model.seq_len > 1):
         if not divides(model, tensor):
             continue
         for pp in divisors(num_devices // tensor.size):
@@ -95,7 +97,9 @@ def divides(model: Model, tensor: TensorAxis) -> bool:
     """Whether the model splits evenly over a tensor axis."""
     if tensor.size == 1:
         return True
-    if not model.sizes or "num_attention_heads" not in model.sizes:
+    if not model.sizes.keys() & {"num_attention_heads", "intermediate_size"}:
+        return False
+    if model.seq_len == 1 and (tensor.mode != "1d" or tensor.sequence_parallel):
         return False
     try:
         check_config(Plan(tp=tensor), model.sizes)
@@ -104,10 +108,11 @@ def divides(model: Model, tensor: TensorAxis) -> bool:
     return True
 
 
-def micro_batch_counts(global_batch: int, dp: int, pp: int) -> list[int]:
+def micro_batch_counts(global_batch: int, dp: int, pp: int, seq_len: int = MAX_TOKENS) -> list[int]:
     """Numbers of micro-batches, largest micro-batch first, that leave no rank without a sample."""
     share = -(-global_batch // dp)
-    sizes = [2**power for power in range(MAX_SAMPLES.bit_length()) if 2**power <= min(share, MAX_SAMPLES)]
+    most = min(share, max(MAX_SAMPLES, MAX_TOKENS // seq_len))
+    sizes = [2**power for power in range(most.bit_length()) if 2**power <= most]
     counts = {-(-share // size) for size in sizes}
     if pp == 1:
         counts.add(1)
@@ -127,17 +132,20 @@ def schedules(model: Model, pp: int, micro_batches: int) -> Iterator[PipelineAxi
                 yield PipelineAxis(pp, name)
 
 
-def data_axes(dp: int, offered: Container[str], micro_batches: int, node_ranks: int) -> Iterator[DataAxis]:
-    """The data strategies that are offered, in the order of their cost: each is tried only when those before it do not fit."""
-    if dp == 1:
-        yield DataAxis(1)
-        return
-    axes = [DataAxis(dp, "zero1")] if "zero1" in offered else [DataAxis(dp)]  # ZeRO-1 sends as much and holds less
-    if micro_batches == 1:
-        axes.append(DataAxis(dp, "zero2"))
-    if 1 < node_ranks < dp and dp % node_ranks == 0:
-        axes.append(DataAxis(dp, "zero3", replicate=dp // node_ranks))
-    yield from (axis for axis in [*axes, DataAxis(dp, "zero3")] if axis.strategy in offered)
+def data_axes(dp: int, cp: int, offered: Container[str], node_ranks: int, *, offloads: bool) -> Iterator[DataAxis]:
+    """The data strategies that are offered, in the order of their cost: each is tried only when those before it do not fit.
+    The ranks of a context axis hold the same weights and share them as those of the data axis do."""
+    axes = [DataAxis(dp)] if dp == 1 or "zero1" not in offered else []  # ZeRO-1 sends as much and holds less
+    if dp * cp > 1:
+        axes += [DataAxis(dp, "zero1"), DataAxis(dp, "zero2")]
+        if 1 < node_ranks < dp and dp % node_ranks == 0:
+            axes.append(DataAxis(dp, "zero3", replicate=dp // node_ranks))
+        axes.append(DataAxis(dp, "zero3"))
+    if offloads:
+        axes.append(DataAxis(dp, "zero1", offload=True))
+    if offloads and dp * cp > 1:
+        axes += [DataAxis(dp, "zero2", offload=True), DataAxis(dp, "zero3", offload=True)]
+    yield from (axis for axis in axes if axis.strategy in offered or axis == DataAxis(1))
 
 
 def divisors(number: int) -> list[int]:

@@ -25,3 +25,9 @@ def test_a_config_of_a_library_has_keys_of_its_own() -> None:
     model = describe({"model": table})
     assert notes(model, Plan.parse("tp2")) == []
     assert "num_attention_heads 12" in notes(model, Plan.parse("tp5"))[0]
+
+
+def test_a_context_axis_needs_attention() -> None:
+    mlp = describe({"name": "mlp", "in_features": 8, "hidden_size": 8, "num_hidden_layers": 2, "out_features": 4})
+    assert "has none" in notes(mlp, Plan.parse("cp2"))[0]
+    assert notes(mlp, Plan.parse("tp2:1d,sp")) == []

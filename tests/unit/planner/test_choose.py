@@ -35,7 +35,7 @@ def test_nothing_in_the_space_beats_the_choice():
         for count in micro_batch_counts(8, one.dp, one.pp):
             pipelines = [PipelineAxis(one.pp)] + (list(schedules(job.model, one.pp, count)) if one.pp > 1 else [])
             for pipeline in pipelines:
-                for data in data_axes(one.dp, PLAIT.data, count, 8):
+                for data in data_axes(one.dp, one.cp.size, PLAIT.data, 8, offloads=True):
                     for remat in REMATS:
                         plan = Plan(data, one.tp, pipeline, one.ep, one.cp, count, remat, "bf16")
                         try:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from plait.pipeline.actions import Action, Kind, forward, input_grad, straight, vee, weight_grad
-from plait.pipeline.clock import producers
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,21 @@ def _vee_block(p: int, first: tuple[int, int], second: tuple[int, int], turns: S
 
 
 @dataclass
+class _Progress:
+    """Passes done of each stage: a stage takes its micro-batches in order, so two counts say what may run."""
+
+    forwarded: list[int]
+    returned: list[int]
+
+    def is_ready(self, kind: Kind, stage: int) -> bool:
+        """Whether what the stage's next pass of this kind needs is there (see `plait.pipeline.clock.producers`)."""
+        if kind is Kind.FORWARD:
+            return stage == 0 or self.forwarded[stage - 1] > self.forwarded[stage]
+        count = self.returned[stage]
+        return self.forwarded[stage] > count and (stage + 1 == len(self.returned) or self.returned[stage + 1] > count)
+
+
+@dataclass
 class _Rank:
     """What one rank has still to do, and what it holds."""
 
@@ -78,49 +92,58 @@ class _Rank:
     num_micro_batches: int
     limit: int
     eager: bool
-    forwarded: dict[int, int] = field(default_factory=dict)  # stage -> forwards done
-    returned: dict[int, int] = field(default_factory=dict)  # stage -> input gradients done
-    held: deque[Action] = field(default_factory=deque)  # weight gradients that may run
+    progress: _Progress
+    held: deque[int] = field(default_factory=deque)
+    """Stages whose weight gradients may run."""
     num_live: int = 0
     done: list[Action] = field(default_factory=list)
+    weighed: dict[int, int] = field(default_factory=dict)  # stage -> weight gradients done
+    next_passes: list[tuple[Kind, int]] = field(default_factory=list)
+    """What `passes` gave, until one of them is taken."""
 
-    def passes(self) -> list[Action]:
+    def passes(self) -> list[tuple[Kind, int]]:
         """The next forward and input gradient of each stage, in the order of the block."""
-        timed: list[tuple[int, Action]] = []
-        for stage in self.stages:
-            for count, times, kind in (
-                (self.returned.get(stage, 0), self.block.input_grads, input_grad),
-                (self.forwarded.get(stage, 0), self.block.forwards, forward),
-            ):
-                if count < self.num_micro_batches:
-                    timed.append((times[stage] + count * self.block.interval, kind(stage, count)))
-        return [action for _, action in sorted(timed, key=lambda pair: pair[0])]
+        if not self.next_passes:
+            timed: list[tuple[int, Kind, int]] = []
+            for stage in self.stages:
+                for count, times, kind in (
+                    (self.progress.returned[stage], self.block.input_grads, Kind.INPUT_GRAD),
+                    (self.progress.forwarded[stage], self.block.forwards, Kind.FORWARD),
+                ):
+                    if count < self.num_micro_batches:
+                        timed.append((times[stage] + count * self.block.interval, kind, stage))
+            self.next_passes = [(kind, stage) for _, kind, stage in sorted(timed, key=lambda each: each[0])]
+        return self.next_passes
 
-    def choose(self, done: set[Action]) -> Action | None:
+    def choose(self) -> tuple[Kind, int] | None:
         """The next pass of the block; else a weight gradient; else a later pass that is ready (a forward only if eager)."""
-        passes = self.passes()
-        ready = [action for action in passes if all(need in done for need in producers(action, len(self.block.placement)))]
+        passes, is_ready = self.passes(), self.progress.is_ready
+        first = passes[0] if passes and is_ready(*passes[0]) else None
         full = self.num_live >= self.limit
-        if ready and ready[0] == passes[0] and not (ready[0].kind is Kind.FORWARD and full and self.held):
-            return ready[0]
+        if first is not None and not (first[0] is Kind.FORWARD and full and self.held):
+            return first
         if self.held:
-            return self.held[0]
+            return Kind.WEIGHT_GRAD, self.held[0]
         room = self.eager and self.num_live < self.limit - 1  # one place stays free for the pass whose turn it is
-        return next((action for action in ready if action.kind is Kind.INPUT_GRAD or room), None)
+        return next((each for each in passes if (each[0] is Kind.INPUT_GRAD or room) and is_ready(*each)), None)
 
-    def take(self, action: Action) -> None:
+    def take(self, kind: Kind, stage: int) -> None:
         """Account for one unit of work."""
-        self.done.append(action)
-        stage = action.stage
-        if action.kind is Kind.FORWARD:
-            self.forwarded[stage] = self.forwarded.get(stage, 0) + 1
-            self.num_live += 1
-        elif action.kind is Kind.INPUT_GRAD:
-            self.held.append(weight_grad(stage, self.returned.get(stage, 0)))
-            self.returned[stage] = self.returned.get(stage, 0) + 1
-        else:
+        if kind is Kind.WEIGHT_GRAD:
             self.held.popleft()
             self.num_live -= 1
+            self.done.append(weight_grad(stage, self.weighed.get(stage, 0)))
+            self.weighed[stage] = self.weighed.get(stage, 0) + 1
+            return
+        self.next_passes = []
+        if kind is Kind.FORWARD:
+            self.done.append(forward(stage, self.progress.forwarded[stage]))
+            self.progress.forwarded[stage] += 1
+            self.num_live += 1
+        else:
+            self.done.append(input_grad(stage, self.progress.returned[stage]))
+            self.progress.returned[stage] += 1
+            self.held.append(stage)
 
 
 def squeeze(block: Block, num_micro_batches: int, limit: int, eager: bool = False) -> tuple[tuple[Action, ...], ...]:
@@ -129,15 +152,15 @@ def squeeze(block: Block, num_micro_batches: int, limit: int, eager: bool = Fals
     At most `limit` activations (of one stage and micro-batch, from forward to weight gradient) live on a rank. `eager`
     pulls forwards into idle units while there is room.
     """
-    ranks = [
-        _Rank(block, tuple(s for s, holder in enumerate(block.placement) if holder == rank), num_micro_batches, limit, eager)
-        for rank in range(block.num_ranks)
-    ]
-    done: set[Action] = set()
-    while len(done) < 3 * num_micro_batches * len(block.placement):
-        chosen = [rank.choose(done) for rank in ranks]
-        for rank, action in zip(ranks, chosen, strict=True):
-            if action is not None:
-                rank.take(action)
-                done.add(action)
+    count = len(block.placement)
+    progress = _Progress([0] * count, [0] * count)
+    mine = [tuple(s for s, holder in enumerate(block.placement) if holder == rank) for rank in range(block.num_ranks)]
+    ranks = [_Rank(block, stages, num_micro_batches, limit, eager, progress) for stages in mine]
+    left = 3 * num_micro_batches * count
+    while left:
+        chosen = [rank.choose() for rank in ranks]
+        for rank, each in zip(ranks, chosen, strict=True):
+            if each is not None:
+                rank.take(*each)
+                left -= 1
     return tuple(tuple(rank.done) for rank in ranks)
