@@ -88,7 +88,7 @@ def _explanation(choice: Choice, named: list[Plan]) -> list[str]:
 
     if not named:
         return explain(choice)
-    return [explain_plan(choice.job, plan, choice.machine, choice.plans[0]) for plan in named]
+    return [explain_plan(choice, plan) for plan in named]
 
 
 def _view(data: dict[str, Any]) -> RenderableType:

@@ -86,7 +86,7 @@ def test_an_explanation_names_causes_and_plans():
     choice = decide(config(LLAMA_8B, seq_len=4096), "h100x16")
     lines = explain(choice)
     assert lines and any(" loses " in line and "%" in line for line in lines)
-    named = explain_plan(choice.job, Plan.parse("tp8 dp2 mb8 remat:full precision:bf16"), choice.machine, choice.plans[0])
+    named = explain_plan(choice, Plan.parse("tp8 dp2 mb8 remat:full precision:bf16"))
     assert named.startswith("tp8 dp2") and "loses" in named
 
 
