@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from plait import errors, launch
+from plait.launcher.allocator import CHOICES
 from tests.fault import jobs
 from tests.fault.processes import wait_until_gone
 
@@ -34,6 +36,13 @@ def test_ranks_see_the_environment_of_now_though_the_fork_server_is_older(monkey
     for value in ("a", "b"):
         monkeypatch.setenv("PLAIT_TEST_VARIABLE", value)
         assert launch(jobs.variable, "PLAIT_TEST_VARIABLE", nproc=1) == [value]
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told to")
+def test_a_rank_keeps_the_memory_that_it_frees(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in CHOICES:
+        monkeypatch.delenv(name, raising=False)
+    assert launch(jobs.heap_given_back, nproc=1) == [0]
 
 
 @pytest.mark.parametrize(

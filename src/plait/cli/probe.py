@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import platform
-import statistics
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,15 +13,18 @@ from typing import TYPE_CHECKING, Any
 from plait.cli import common
 from plait.cli.answer import Answer
 from plait.cluster import DEFAULT_PROBE_PATH, Cluster, read_probe
-from plait.cluster.host import VERSION
+from plait.cluster.host import MEETINGS, VERSION
 from plait.errors import ClusterError, ConfigError
 from plait.launcher import joined_world, launch
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from plait.comm import Axis
+    from plait.comm import Axis, World
+    from plait.cost.machine import Machine
 
+PARTS = ("engine", "blocks", "seconds")
+LINK_SIZES_BYTES = (1 << 12, 1 << 17, 1 << 21)
 PRECISIONS = {"float32": "float32", "bfloat16": "bf16", "float64": "float64"}
 
 
@@ -50,9 +52,10 @@ def measure_here(out: Path, num_ranks: int | None = None, *, quick: bool = False
     """
     num_ranks = num_ranks or num_devices()
     common.say(f"plait probe: measuring this machine, {num_ranks} {'rank' if num_ranks == 1 else 'ranks'}, some seconds")
-    measured = launch(_measure, num_ranks, nproc=num_ranks)
+    shared = joined_world() is None  # else other ranks cannot be started
+    measured = launch(_measure, num_ranks, shared, nproc=num_ranks)
     result = summary(measured[0])
-    if result["is_cpu"] and joined_world() is None:
+    if result["is_cpu"] and shared:
         result["host"] = _host(measured, num_ranks, quick)
     if common.speaks() or not out.exists():  # on another host of a world it is measured as well
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -98,39 +101,62 @@ def ensure_probe_together(meeting: Axis) -> None:
 
 
 CROWDED = (2, 4)
-"""How many times as many ranks as cores the links are also measured with."""
+"""How many times as many ranks as cores the links and what ranks lose when they meet are also measured with."""
+MOST_RANKS = 16
 
 
 def _host(measured: list[dict[str, Any]], num_ranks: int, quick: bool) -> dict[str, Any]:
     """What a processor's cost model needs beside a cluster's numbers: see `plait.cluster.Host`."""
-    from plait.cli.probe_engine import measure_engine
+    from plait.cli.probe_meetings import ALONE, losses, stretch
+    from plait.context.rounds import MET_AT_ONCE
+    from plait.cost.machine import machine_of
     from plait.products import FEWEST_MULTIPLICATIONS, FEWEST_ROWS
 
-    operations = [one["operations"] for one in measured]
-    seconds = {name: statistics.median(one[name] for one in operations) for name in operations[0]}
-    engine = measure_engine(crowded=not quick)
-    links = {str(num_ranks): _fits(measured[0])} if num_ranks > 1 else {}
-    for times in () if quick else CROWDED:
-        if num_ranks * times <= 16:
-            links[str(num_ranks * times)] = _fits(launch(_measure_links, num_ranks * times, nproc=num_ranks * times)[0])
-    rule = {"rows": FEWEST_ROWS, "multiplications": FEWEST_MULTIPLICATIONS}
-    return {"version": VERSION, "seconds": seconds, "engine": engine, "links": links, "rule": rule}
+    found = {num_ranks: [one["met"] for one in measured]}
+    crowded = () if quick else tuple(num_ranks * times for times in CROWDED if num_ranks * times <= MOST_RANKS)
+    for size in {*crowded, 2} - {num_ranks}:
+        found[size] = launch(_meet, size, nproc=size)
+    engine, blocks, seconds = ({k: v for one in measured for k, v in one["own"][part].items()} for part in PARTS)
+    host: dict[str, Any] = {
+        "version": VERSION,
+        "seconds": seconds,
+        "engine": engine | {"stretch": 1.0, "blocks": blocks} | {name: {} for name in MEETINGS},
+        "links": {str(size): _fits(ranks[0]["links"]) for size, ranks in sorted(found.items()) if size > 1},
+        "rule": {"rows": FEWEST_ROWS, "multiplications": FEWEST_MULTIPLICATIONS, "met_at_once": MET_AT_ONCE},
+    }
+    works = {text: [one["works"][text] for one in ranks] for ranks in found.values() for text in ranks[0]["works"]}
+
+    def machine() -> Machine:
+        """As far as it is known."""
+        return machine_of(Cluster.local({**summary(measured[0]), "host": host}))
+
+    host["engine"]["stretch"] = stretch(works.pop(ALONE), machine())
+    host["engine"] |= losses(works, machine())
+    return host
 
 
-def _fits(measured: dict[str, Any]) -> dict[str, list[float]]:
-    ops = next(iter(measured["axes"].values()))["ops"]
+def _fits(axes: dict[str, Any]) -> dict[str, list[float]]:
+    ops = next(iter(axes.values()))["ops"]
     return {op: [link["latency_seconds"], link["bytes_per_second"]] for op, link in ops.items()}
 
 
-def _measure_links(num_ranks: int) -> dict[str, Any]:
+def _meet(num_ranks: int) -> dict[str, Any]:
+    """What one rank takes to meet so many: in the blocks of plans, and in collectives alone."""
     from plait import comm
-    from plait.comm.probing import probe_links
     from plait.mesh import Mesh
 
     world = comm.init(Mesh(dp=num_ranks))
-    axes = probe_links(world, sizes_bytes=(1 << 12, 1 << 17, 1 << 21))
+    found = _met(world)
     world.close()
-    return {"axes": axes}
+    return found
+
+
+def _met(world: World) -> dict[str, Any]:
+    from plait.cli.probe_meetings import plans_of, step_work
+    from plait.comm.probing import probe_links
+
+    works = {text: step_work(text) for text in plans_of(world.size)}
+    return {"works": works, "links": probe_links(world, sizes_bytes=LINK_SIZES_BYTES, work=True)}
 
 
 def num_devices() -> int:
@@ -181,23 +207,28 @@ def view(result: dict[str, Any], out: Path) -> RenderableType:
     return Group("\n".join(lines), table, f"written to {out}" + (": what cluster 'local' means" if is_local else ""))
 
 
-def _measure(num_ranks: int) -> dict[str, Any]:
-    """What one rank finds, in all of them together."""
+def _measure(num_ranks: int, shared: bool) -> dict[str, Any]:
+    """What one rank finds, in all of them together; `shared`: also what a processor's cost model needs."""
     import torch
 
     from plait import comm
-    from plait.cli.probe_operations import operation_seconds, product_rate
+    from plait.cli.probe_meetings import ALONE, step_work
+    from plait.cli.probe_operations import product_rate
     from plait.comm.probing import probe
     from plait.mesh import Mesh
 
     world = comm.init(Mesh(dp=num_ranks))
     on_gpu = world.device.type == "cuda"
-    measured = probe(world)
+    own: dict[str, Any] = {}
+    if not on_gpu and shared:
+        own["own"] = _own_share(world)
+        world.barrier()
+        own["met"] = _met(world)
+        own["met"]["works"][ALONE] = step_work(ALONE)
+    measured = probe(world) | own
     if not on_gpu:
         rates = measured["device"]["matmul_flops_per_second"]
         rates["float32"] = max(rates["float32"], product_rate())
-        measured["operations"] = operation_seconds()
-        world.axis("world").barrier()
     name = torch.cuda.get_device_name(world.device) if on_gpu else _processor()
     memory_bytes = (
         torch.cuda.get_device_properties(world.device).total_memory
@@ -206,6 +237,23 @@ def _measure(num_ranks: int) -> dict[str, Any]:
     )
     world.close()
     return {"name": name, "num_devices": num_ranks, "memory_bytes": memory_bytes, "at": time.time(), **measured}
+
+
+def _own_share(world: World) -> dict[str, dict[str, Any]]:
+    """What a rank takes for itself: each rank measures some of it, while the others are at work on the rest."""
+    from plait.cli.probe_engine import OTHER_FAMILIES, block_seconds, engine_seconds
+    from plait.cli.probe_operations import OPERATIONS
+
+    found: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
+    if world.rank == 0:
+        found["engine"] = engine_seconds()
+        found["blocks"] = found["engine"].pop("blocks")
+    if world.rank == world.size - 1:
+        found["blocks"] |= block_seconds(OTHER_FAMILIES)
+    for index, measure in enumerate(OPERATIONS):
+        if (index + 1) % world.size == world.rank:
+            found["seconds"] |= measure()
+    return found
 
 
 def _check_writable(out: Path) -> None:

@@ -1,14 +1,18 @@
 """What a processor core takes for the operations of a model: seconds for each number, flop or weight, as training meets them.
 
-Training reads inputs that left the caches and writes memory that was not there before, so each operation runs over a row of
-different tensors and keeps its results. What Python takes to start it is measured with almost no numbers and taken off: it
-is counted by itself (`plait.cli.probe_engine`). All seconds are the processor's, which other processes do not lengthen.
+Training comes back to a tensor when it has left the caches long ago. So each operation runs over a row of different tensors
+that are more than the caches hold, and keeps its results. What Python takes to start it is measured with almost no numbers
+and taken off: it is counted by itself (`plait.cli.probe_engine`). All seconds are the processor's, which other processes do
+not lengthen.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
 from statistics import median
 
 import torch
@@ -20,30 +24,32 @@ from plait.products import Products
 Calls = Sequence[tuple[Tensor, ...]]
 Rows = list[tuple[tuple[float, ...], float]]
 """Sizes, and the seconds that they took."""
-COPIES, REPEATS, FEWEST_REPEATS, SPREAD = 6, 5, 3, 1.02
-"""Of different tensors in a row; how often: fewer are enough where all came within so much."""
+FEWEST_COPIES, REPEATS, FEWEST_REPEATS, SPREAD = 6, 4, 2, 1.04
+"""Different tensors in a row; how often, of which the first does not count: fewer are enough where all came within so much."""
+SOME_CACHE_BYTES, MOST_BYTES = 32 << 20, 64 << 20
+"""A row is three quarters of the last cache, which ranks share; that is so large where the system does not say, and the row no
+larger."""
 TOKENS, WIDTH = 1024, 512
-LARGE_BYTES = 30 << 20
-HEADS, LENGTH = 4, 128
+UPDATED = 4 << 20
+"""Parameters of an update."""
+FREED_BYTES, FREED_TIMES = 2 << 20, 9
+SAMPLES, HEADS, LENGTH = 8, 4, 128
 HEAD_DIMS = (16, 64)
-SMALL_PRODUCTS = ((256, 64, 64), (64, 128, 128))
 PRODUCTS = ((256, 128, 128), (32, 512, 512), (512, 192, 512), (2048, 128, 512), (2048, 512, 128), (1024, 384, 384))
+PLAIN_PRODUCTS = ((256, 64, 64), (64, 128, 128), (256, 128, 128), (512, 192, 512))
 """(rows, inputs, outputs) of linear layers. `plait.products` has a choice for the large ones."""
-CONVOLUTIONS = ((32, 32, 8), (64, 64, 2), (16, 128, 1), (64, 128, 2), (16, 256, 1), (64, 256, 1))
+CONVOLUTIONS = ((32, 32, 8), (64, 64, 2), (16, 128, 1), (64, 128, 2), (64, 256, 1))
 """(samples, channels, side in pixels) of 3 x 3 convolutions."""
-
-
-def operation_seconds() -> dict[str, float]:
-    """All of `plait.cluster.host.SECONDS`, in this rank."""
-    convolutions = convolution_seconds()  # first: their gradients are new memory each time, as in training
-    torch.empty(LARGE_BYTES, dtype=torch.uint8)  # freed at once: from then on the C library keeps what is freed
-    return {**elementwise_seconds(), **attention_seconds(), **product_seconds(), **convolutions, **update_seconds()}
 
 
 def elementwise_seconds() -> dict[str, float]:
     """Forward and backward of each kind of operation, for each number that it writes."""
     from plait.models.llama import rotate
     from plait.models.losses import cross_entropy
+
+    def ones(like: Tensor) -> Tensor:
+        """A parameter of a norm."""
+        return torch.ones(like.shape[-1], requires_grad=True)
 
     def rotary(x: Tensor) -> Tensor:
         heads = x.unflatten(-1, (-1, 32)).transpose(0, 1)
@@ -53,13 +59,13 @@ def elementwise_seconds() -> dict[str, float]:
     def lookup(table: Tensor) -> Tensor:
         return F.embedding(torch.arange(len(table)) % 256, table)
 
-    kinds: dict[str, Callable[[Tensor], Tensor]] = {
+    kinds: dict[str, Callable[..., Tensor]] = {
         "add": lambda x: x + x,
-        "norm": lambda x: F.layer_norm(x, (x.shape[-1],), torch.ones(x.shape[-1]), torch.zeros(x.shape[-1])),
-        "rms": lambda x: F.rms_norm(x, (x.shape[-1],), torch.ones(x.shape[-1])),
+        "norm": lambda x: F.layer_norm(x, (x.shape[-1],), ones(x), ones(x)),
+        "rms": lambda x: F.rms_norm(x, (x.shape[-1],), ones(x)),
         "group": lambda x: F.relu(F.group_norm(x.view(len(x), -1, 4, 4), 2)),
         "activation": lambda x: F.gelu(x, approximate="tanh"),
-        "gate": lambda x: F.silu(x) * x,
+        "gate": lambda x, y: F.silu(x) * y,
         "relu": F.relu,
         "rotary": rotary,
         "permute": lambda x: x.index_select(0, torch.arange(len(x)).flip(0)) * torch.ones(len(x), 1),
@@ -68,20 +74,25 @@ def elementwise_seconds() -> dict[str, float]:
     }
     found: dict[str, float] = {}
     for name, function in kinds.items():
-        forward, backward = _both_ways(function, (TOKENS, WIDTH))
+        forward, backward = _both_ways(function, (TOKENS, WIDTH), inputs=2 if name == "gate" else 1)
         found[f"{name}_forward"], found[f"{name}_backward"] = forward / (TOKENS * WIDTH), backward / (TOKENS * WIDTH)
-    return found
+    rows = [(_tensor((TOKENS, WIDTH)),) for _ in range(_copies(TOKENS * WIDTH))]
+    return {**found, "bias": _each(lambda grad: grad.sum(0), rows) / (TOKENS * WIDTH)}
 
 
 def attention_seconds() -> dict[str, float]:
-    """Causal attention, for each flop (of the whole square) and for each score, which takes an exponential."""
+    """Causal attention, for each flop (of the whole square) and for each score, which takes an exponential; from and to
+    features that are not cut into heads, as the layers beside it have them."""
+    found, scores = {}, SAMPLES * HEADS * LENGTH**2
+    measured = []
+    for width in HEAD_DIMS:
 
-    def core(x: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+        def core(*qkv: Tensor, width: int = width) -> Tensor:
+            q, k, v = (x.unflatten(-1, (-1, width)).transpose(1, 2) for x in qkv)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
 
-    found, scores = {}, 8 * HEADS * LENGTH**2
-    narrow, wide = (_both_ways(core, (8, HEADS, LENGTH, width), (1, HEADS, 1, width)) for width in HEAD_DIMS)
-    for way, one, other in zip(("forward", "backward"), narrow, wide, strict=True):
+        measured.append(_both_ways(core, (SAMPLES, LENGTH, HEADS * width), (1, 1, HEADS * width), inputs=3))
+    for way, one, other in zip(("forward", "backward"), *measured, strict=True):
         flop = max(other - one, 0.0) / (4.0 * scores * (HEAD_DIMS[1] - HEAD_DIMS[0]))
         found[f"attention_{way}"] = flop
         found[f"score_{way}"] = max(one / scores - 4.0 * HEAD_DIMS[0] * flop, 0.0)
@@ -89,17 +100,20 @@ def attention_seconds() -> dict[str, float]:
 
 
 def product_seconds() -> dict[str, float]:
-    """Matrix products of a linear layer, its forward and the two of its backward: for each flop, and for each number of the
-    three matrices. `product` by rule, with what it takes to begin, and `plain` as torch makes them."""
-    start, *product = _fit([((1.0, *sizes), spent) for sizes, spent in _product_rows(PRODUCTS, Products())])
-    plain = _fit(_product_rows(SMALL_PRODUCTS + PRODUCTS, Products("torch")))
-    names = ("product_start", "product_flop", "product_number", "plain_flop", "plain_number")
-    return dict(zip(names, (start, *product, *plain), strict=True))
+    """Matrix products of a linear layer, its forward and the two of its backward, made by rule: to begin, for each flop, and
+    for each number of the three matrices."""
+    found = _fit([((1.0, *sizes), spent) for sizes, spent in _product_rows(PRODUCTS, Products())])
+    return dict(zip(("product_start", "product_flop", "product_number"), found, strict=True))
+
+
+def plain_product_seconds() -> dict[str, float]:
+    """The same as torch makes them."""
+    return dict(zip(("plain_flop", "plain_number"), _fit(_product_rows(PLAIN_PRODUCTS, Products("torch"))), strict=True))
 
 
 def product_rate(size: int = 512) -> float:
     """Flops a second of a product of square matrices, by rule: what a step is a share of."""
-    calls = [(torch.randn(size, size), torch.randn(size, size))] * COPIES
+    calls = [(torch.randn(size, size), torch.randn(size, size))] * FEWEST_COPIES
     return 2.0 * size**3 / _each(lambda x, w: Products().linear(x, w, None), calls)
 
 
@@ -107,7 +121,8 @@ def _product_rows(shapes: Sequence[tuple[int, int, int]], made: Products) -> Row
     """((flops, numbers), seconds) of each product."""
     rows: Rows = []
     for m, k, n in shapes:
-        x, w, grad = ([torch.randn(shape) for _ in range(COPIES)] for shape in ((m, k), (n, k), (m, n)))
+        copies = _copies(m * k + n * k + m * n)
+        x, w, grad = ([_tensor(shape) for _ in range(copies)] for shape in ((m, k), (n, k), (m, n)))
         forward = _each(lambda x, w: made.linear(x, w, None), list(zip(x, w, strict=True)))
         input_grad = _each(made.product, list(zip(grad, w, strict=True)))
         weight_grad = _each(lambda grad, x: made.weight_grad(grad.t(), x), list(zip(grad, x, strict=True)))
@@ -123,7 +138,8 @@ def convolution_seconds() -> dict[str, float]:
     backward: Rows = []
     for samples, channels, side in CONVOLUTIONS:
         shapes = (samples, channels, side, side), (channels, channels, 3, 3)
-        calls = [tuple(torch.randn(shape, requires_grad=True) for shape in shapes) for _ in range(COPIES)]
+        copies = _copies(2 * math.prod(shapes[0]) + math.prod(shapes[1]))
+        calls = [tuple(_tensor(shape).requires_grad_() for shape in shapes) for _ in range(copies)]
         ahead, back = _passes(lambda x, kernel: F.conv2d(x, kernel, padding=1), calls, torch.ones(shapes[0]))
         sizes = (2.0 * samples * side**2 * channels**2 * 9, 9.0 * channels**2)
         forward.append((sizes, ahead))
@@ -135,8 +151,8 @@ def convolution_seconds() -> dict[str, float]:
 
 def update_seconds() -> dict[str, float]:
     """A step of the optimizer with the norm of the gradient, for each parameter."""
-    weight = torch.randn(1 << 20, requires_grad=True)
-    weight.grad = torch.randn_like(weight)
+    weight = _tensor((UPDATED,)).requires_grad_()
+    weight.grad = _tensor((UPDATED,))
     optimizer = torch.optim.AdamW([weight], fused=True)
 
     def update() -> Tensor:
@@ -144,29 +160,49 @@ def update_seconds() -> dict[str, float]:
         assert weight.grad is not None
         return weight.grad.dot(weight.grad)
 
-    return {"update": _each(update, [()] * COPIES) / weight.numel(), "fresh": fresh_seconds()}
+    update()  # makes the optimizer's state
+    return {"update": _each(update, [()]) / UPDATED, "fresh": fresh_seconds()}
 
 
 def fresh_seconds() -> float:
-    """Memory that the process did not have before, for each byte: the system zeroes it page by page."""
+    """Memory that is freed and taken again, for each byte: where the process does not keep it, the system zeroes it page by
+    page."""
     times = []
-    for _ in range(REPEATS):
-        memory = torch.empty(2 * LARGE_BYTES, dtype=torch.uint8)
+    for _ in range(FREED_TIMES):
+        memory = torch.empty(FREED_BYTES, dtype=torch.uint8)
         began = time.process_time()
         memory.zero_()
         middle = time.process_time()
         memory.zero_()
         times.append((middle - began) - (time.process_time() - middle))
-    return max(median(times), 0.0) / (2 * LARGE_BYTES)
+        del memory
+    return max(median(times[1:]), 0.0) / FREED_BYTES
+
+
+def _tensor(shape: tuple[int, ...]) -> Tensor:
+    """Numbers that no operation is quicker or slower with than with others; to draw some takes longer than to use them."""
+    return torch.full(shape, 0.5)
+
+
+def _copies(numbers: int) -> int:
+    """How many tensors of so many float32 numbers are more than the caches hold."""
+    return max(FEWEST_COPIES, math.ceil(_row_bytes() / (4 * numbers)))
+
+
+@cache
+def _row_bytes() -> float:
+    sizes = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    last = max((int(size[:-1]) << 10 for size in sizes if size[:-1].isdigit() and size.endswith("K")), default=SOME_CACHE_BYTES)
+    return min(0.75 * last, MOST_BYTES)
 
 
 def _both_ways(
-    function: Callable[[Tensor], Tensor], shape: tuple[int, ...], least: tuple[int, ...] | None = None
+    function: Callable[..., Tensor], shape: tuple[int, ...], least: tuple[int, ...] | None = None, *, inputs: int = 1
 ) -> tuple[float, float]:
-    """Seconds forward and backward of tensors of a shape, less those of the `least` (one row)."""
-    times = []
+    """Seconds forward and backward of `inputs` tensors of a shape, less those of the `least` (one row)."""
+    times, copies = [], _copies((1 + inputs) * math.prod(shape))
     for size in (shape, least or (1, *shape[1:])):
-        calls = [(torch.randn(size, requires_grad=True),) for _ in range(COPIES)]
+        calls = [tuple(_tensor(size).requires_grad_() for _ in range(inputs)) for _ in range(copies)]
         times.append(_passes(function, calls, torch.ones_like(function(*calls[0]))))
     (forward, backward), (start, start_back) = times
     return max(forward - start, 0.0), max(backward - start_back, 0.0)
@@ -185,7 +221,7 @@ def _passes(function: Callable[..., Tensor], calls: Calls, gradient: Tensor) -> 
         ahead.append(middle - start)
         for leaf in (leaf for given in calls for leaf in given):
             leaf.grad = None
-    return median(ahead) / len(calls), median(back) / len(calls)
+    return median(ahead[1:]) / len(calls), median(back[1:]) / len(calls)
 
 
 def _each(function: Callable[..., Tensor], calls: Calls) -> float:
@@ -196,11 +232,12 @@ def _each(function: Callable[..., Tensor], calls: Calls) -> float:
         kept = [function(*given) for given in calls]
         times.append(time.process_time() - start)
         del kept
-    return median(times) / len(calls)
+    return median(times[1:]) / len(calls)
 
 
 def _settled(times: list[float]) -> bool:
-    return len(times) >= (FEWEST_REPEATS if times and max(times) <= SPREAD * min(times) else REPEATS)
+    later = times[1:]
+    return len(later) >= (FEWEST_REPEATS if later and max(later) <= SPREAD * min(later) else REPEATS - 1)
 
 
 def _fit(rows: Rows) -> list[float]:
@@ -217,3 +254,14 @@ def _fit(rows: Rows) -> list[float]:
     for index, factor in zip(kept, (found / scale[kept]).tolist(), strict=True):
         factors[index] = factor
     return factors
+
+
+OPERATIONS: tuple[Callable[[], dict[str, float]], ...] = (
+    product_seconds,
+    convolution_seconds,
+    elementwise_seconds,
+    plain_product_seconds,
+    attention_seconds,
+    update_seconds,
+)
+"""All of `plait.cluster.host.SECONDS`."""

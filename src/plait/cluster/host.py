@@ -21,27 +21,34 @@ SECONDS: Final = (
         for kind in (*KINDS, "attention", "score", "convolution_flop", "convolution_weight")
         for way in ("forward", "backward")
     ),
-    *("product_start", "product_flop", "product_number", "plain_flop", "plain_number", "update", "fresh"),
+    *("product_start", "product_flop", "product_number", "plain_flop", "plain_number", "bias", "update", "fresh"),
 )
-RULE: Final = ("rows", "multiplications")
-VERSION: Final = 2
+RULE: Final = ("rows", "multiplications", "met_at_once")
+VERSION: Final = 3
 """Of what is measured: a probe of another version is no probe."""
-ENGINE: Final = ("step", "micro_batch", "expert")
-MEETINGS: Final = ("call", "grid", "visit")
-FAMILIES: Final = ("gpt", "llama", "experts")
+ENGINE: Final = ("step", "micro_batch", "expert", "stretch")
+MEETINGS: Final = ("call", "grid", "visit", "turn", "bucket", "unit", "hand")
+FAMILIES: Final = ("gpt", "llama", "experts", "resnet", "mlp")
 REMAT: Final = ("none", "full", "selective")
-OPS: Final = ("all_reduce", "all_gather", "reduce_scatter", "send")
+OPS: Final = (
+    *("all_reduce", "all_gather", "reduce_scatter", "send"),
+    *("staged_all_reduce", "staged_all_gather", "staged_reduce_scatter"),
+)
 _TIME, _RATE, _COUNT = Bounds(0, 1e3, "seconds"), Bounds(1e3, 1e15, "bytes/s"), Bounds(0, 1e15, "")
 
 
 @dataclass(frozen=True, eq=False)
 class Host:
-    """`seconds`: for each number, flop, weight, or score of attention's whole square, one rank on one core; a `product` is one
-    that has at least the `rule`'s rows and multiplications, others are `plain`, and all are without a rule. `engine`: seconds
-    that the engine takes where there is nothing to compute, of a step, a micro-batch, an expert of a block. `meetings`: beside
-    the work, of a collective on a line and on a grid, and of a step of ring attention, by number of ranks. `blocks`: what the
-    engine takes for a block forward and backward, by family and recomputation. `memory_bytes`: of a rank that holds no model.
-    `links`: by number of ranks, by operation, (seconds of a small message, bytes/s sent by a rank), all at work at once."""
+    """What a rank takes of its core.
+
+    `seconds`: for each number, flop, weight, or score of attention's whole square; a `product` is one that has at least the
+    `rule`'s rows and multiplications, others are `plain`, and all are without a rule. `engine`: seconds that the engine takes
+    where there is nothing to compute, of a step, a micro-batch, a chunk of an expert; `stretch` is how many times as long a
+    step takes as the sum of its parts. `meetings`: what is lost beside the work when ranks meet, by kind and number of ranks
+    (see `plait.cli.probe_meetings`). `blocks`: what the engine takes for a block forward and backward, by family and
+    recomputation. `memory_bytes`: of a rank that holds no model. `links`: by number of ranks, by operation, (seconds of a small
+    message, bytes/s sent), of tensors that peers read where they lie and of others (`staged`).
+    """
 
     seconds: Mapping[str, float]
     engine: Mapping[str, float]
@@ -50,6 +57,11 @@ class Host:
     memory_bytes: float
     links: Mapping[int, Mapping[str, tuple[float, float]]]
     rule: Mapping[str, float] | None = None
+
+    @property
+    def met_at_once(self) -> float:
+        """Keys of a ring that attention meets at once; one rank's at a time where it is not said."""
+        return self.rule["met_at_once"] if self.rule is not None else 1.0
 
 
 def host_of_probe(probe: Mapping[str, Any]) -> Host | None:

@@ -7,6 +7,8 @@ machine only adds.
 
 from __future__ import annotations
 
+import itertools
+import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -18,8 +20,12 @@ from plait.comm.transitions import bytes_sent
 from plait.comm.world import World
 from plait.mesh import AxisName
 
-SIZES_BYTES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
+SIZES_BYTES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 23)
+ROW_BYTES, MOST_COPIES = 24 << 20, 16
+"""Of different buffers that an operation goes over in turn, as a step does not come back to one while it is in a cache."""
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "send")
+STAGED = ("staged_all_reduce", "staged_all_gather", "staged_reduce_scatter")
+"""The same with tensors that peers cannot read where they lie: as inside a block."""
 
 
 def probe(world: World, axes: Iterable[AxisName] = ("world",)) -> dict[str, Any]:
@@ -34,12 +40,15 @@ def probe(world: World, axes: Iterable[AxisName] = ("world",)) -> dict[str, Any]
 
 
 def probe_links(
-    world: World, axes: Iterable[AxisName] = ("world",), sizes_bytes: Sequence[int] = SIZES_BYTES
+    world: World, axes: Iterable[AxisName] = ("world",), sizes_bytes: Sequence[int] = SIZES_BYTES, *, work: bool = False
 ) -> dict[str, Any]:
-    """The `axes` of `probe`, with messages of these sizes. Collective."""
+    """The `axes` of `probe`, with messages of these sizes. With `work`, the seconds that a rank's processor takes, on average,
+    instead of those that pass, and `STAGED` besides. Collective."""
     counted = world.ledger.copy()
     lines = [world.axis(name) for name in axes]
-    links = {axis.name: {"size": axis.size, "ops": _links(axis, world.device, sizes_bytes)} for axis in lines if axis.size > 1}
+    links = {
+        axis.name: {"size": axis.size, "ops": _links(axis, world.device, sizes_bytes, work)} for axis in lines if axis.size > 1
+    }
     world.ledger.counts = counted.counts  # what is measured here is no traffic of the run
     return links
 
@@ -63,35 +72,49 @@ def probe_device(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _links(axis: Axis, device: torch.device, sizes_bytes: Sequence[int]) -> dict[str, Any]:
+def _links(axis: Axis, device: torch.device, sizes_bytes: Sequence[int], work: bool) -> dict[str, Any]:
     """Each operation at each size."""
     result = {}
-    for op in OPS:
+    for op in (*OPS, *STAGED) if work else OPS:
         points = []
         for size_bytes in sizes_bytes:
             numel = size_bytes // 4 // axis.size * axis.size
             if not numel:
                 continue
-            seconds = _least_seconds(_call(axis, op, numel, device), 15 if size_bytes <= 1 << 18 else 5, device)
-            slowest = max(axis.gather_objects(seconds))
-            points.append((bytes_sent(op, numel * 4, axis.size), slowest / 2 if op == "send" else slowest))
+            repeats = 10 if size_bytes <= 1 << 18 else 5
+            times = _seconds(_call(axis, op, numel, device), repeats, device, time.process_time if work else time.perf_counter)
+            found = axis.gather_objects(statistics.median(times) if work else min(times))
+            pair = 2 if op == "send" else axis.size  # the others rest
+            seconds = statistics.fmean(found[:pair]) if work else max(found)
+            points.append(
+                (bytes_sent(op.removeprefix("staged_"), numel * 4, axis.size), seconds / 2 if op == "send" else seconds)
+            )
         latency, rate = fit(points)
         result[op] = {"latency_seconds": latency, "bytes_per_second": rate, "points": [list(point) for point in points]}
     return result
 
 
 def _call(axis: Axis, op: str, numel: int, device: torch.device) -> Callable[[], object]:
-    full = axis.empty(numel, torch.float32, device).fill_(1.0)
-    own = full.view(axis.size, -1)[axis.rank]
+    copies = max(1, min(MOST_COPIES, ROW_BYTES // (4 * numel)))
+    staged = op in STAGED
+    memory = torch.empty(copies * numel, device=device) if staged else axis.empty(copies * numel, torch.float32, device)
+    row = itertools.cycle(memory.zero_().view(copies, numel))
+
+    def own(full: torch.Tensor) -> torch.Tensor:
+        part = full.view(axis.size, -1)[axis.rank]
+        return part.clone() if staged else part
+
+    op = op.removeprefix("staged_")
     if op == "all_reduce":
-        return lambda: axis.all_reduce(full.fill_(1.0)).wait()
+        return lambda: axis.all_reduce(next(row)).wait()
     if op == "all_gather":
-        return lambda: axis.all_gather(full, own).wait()
+        return lambda: axis.all_gather(full := next(row), own(full)).wait()
     if op == "reduce_scatter":
-        return lambda: axis.reduce_scatter(own, full).wait()
+        return lambda: axis.reduce_scatter(own(full := next(row)), full).wait()
 
     def there_and_back() -> None:
         """Coordinates 0 and 1; the others rest."""
+        full = next(row)
         if axis.rank == 0:
             axis.send(full, 1).wait()
             axis.receive(full, 1).wait()
@@ -103,6 +126,10 @@ def _call(axis: Axis, op: str, numel: int, device: torch.device) -> Callable[[],
 
 
 def _least_seconds(call: Callable[[], object], repeats: int, device: torch.device) -> float:
+    return min(_seconds(call, repeats, device, time.perf_counter))
+
+
+def _seconds(call: Callable[[], object], repeats: int, device: torch.device, clock: Callable[[], float]) -> list[float]:
     """All ranks repeat equally often, so that collectives match."""
 
     def settle() -> None:
@@ -112,11 +139,11 @@ def _least_seconds(call: Callable[[], object], repeats: int, device: torch.devic
     times = []
     for _ in range(repeats + 2):
         settle()
-        start = time.perf_counter()
+        start = clock()
         call()
         settle()
-        times.append(time.perf_counter() - start)
-    return min(times[2:])
+        times.append(clock() - start)
+    return times[2:]
 
 
 def fit(points: list[tuple[int, float]]) -> tuple[float, float]:

@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 
 from plait.comm.transitions import bytes_sent
-from plait.cost import processor
 from plait.cost.machine import Machine
+from plait.cost.meetings import collective
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def collective_seconds(machine: Machine, op: str, payload_bytes: float, ranks: G
     efficiency = machine.efficiency
     sent = _sent(op, payload_bytes, ranks.size)
     if machine.host is not None:
-        return processor.collective(machine, op, sent, ranks.size)
+        return collective(machine, op, sent, ranks.size)
     start = efficiency.collective_seconds * (2 if op == "all_reduce" else 1)
     if ranks.nodes == 1:
         return start + _hops(op, ranks.size) * machine.link_latency + sent / (machine.link_bandwidth * efficiency.link)

@@ -12,6 +12,7 @@ from functools import lru_cache
 from plait.cluster.host import REMAT, Host
 from plait.cost import processor
 from plait.cost.machine import Machine
+from plait.cost.meetings import ring
 from plait.cost.operations import Attention, Block, Elementwise, Matmul, Operation
 from plait.cost.shapes import products
 from plait.cost.sharding import Sharding
@@ -92,19 +93,18 @@ def _on_processor(block: Block, setting: Setting, host: Host) -> ComputeSeconds:
         one = processor.operation(op, shard, host, by_rule=by_rule)
         total = total.plus(one)
         core += one.forward if isinstance(op, Attention) else 0.0
-        grouped = isinstance(op, Matmul) and op.copies > 1  # experts: not kept
-        cheap += one.forward if isinstance(op, Elementwise) or grouped else 0.0
+        cheap += one.forward if isinstance(op, Elementwise) else 0.0  # what experts multiply is kept, as other products are
     launches = sum(sum(_launches(op, setting.compiled)) for op in block.operations)
-    always = processor.experts(block, shard, host) + processor.ring(block, shard, host)
+    always = processor.experts(block, shard, host) + ring(block, shard, setting.machine)
     alone, full, selective = (processor.overhead(block, launches, host, remat) for remat in REMAT)
-    share = processor.FORWARD_SHARE
+    share, stretch = processor.FORWARD_SHARE, host.engine["stretch"]
     return ComputeSeconds(
-        forward=total.forward + share * (alone + always),
-        input_grad=total.input_grad + (1 - share) * (alone + always),
-        weight_grad=total.weight_grad,
-        attention=core,
-        full=total.forward + max(0.0, full - alone) + share * always,
-        selective=core + cheap + max(0.0, selective - alone) + share * always * processor.dispatched(host),
+        forward=stretch * (total.forward + share * (alone + always)),
+        input_grad=stretch * (total.input_grad + (1 - share) * (alone + always)),
+        weight_grad=stretch * total.weight_grad,
+        attention=stretch * core,
+        full=stretch * (total.forward + max(0.0, full - alone) + share * always),
+        selective=stretch * (core + cheap + max(0.0, selective - alone) + share * always * processor.dispatched(host)),
     )
 
 

@@ -109,7 +109,7 @@ def block_weights(block: Block, shard: Sharding) -> tuple[float, float]:
     return sum(one.numbers for one in own if not one.expert), sum(one.numbers for one in own if one.expert)
 
 
-def block_activations(block: Block, shard: Sharding, numerics: Numerics) -> float:
+def block_activations(block: Block, shard: Sharding, numerics: Numerics, *, is_cpu: bool = False) -> float:
     """Bytes that one block keeps of one micro-batch until its backward; `numerics` is (precision, compiled, recomputation).
 
     `full` keeps the block's input. `selective` keeps the outputs of matrix products and repeats the rest; where attention is
@@ -119,9 +119,9 @@ def block_activations(block: Block, shard: Sharding, numerics: Numerics) -> floa
     width, tokens, saved = BYTES[precision], shard.tokens, block.saved
     inner = block.name not in {"head", "embedding"}
     if remat != "none" and inner and (remat == "full" or not saved.scores):
-        sequence, tensor = products_kept(block) if remat == "selective" else (0.0, 0.0)
+        sequence, tensor = products_kept(block, experts=is_cpu) if remat == "selective" else (0.0, 0.0)
         kept = tokens * width * ((sequence + block.width) / shard.sequence_split + tensor / shard.tp)
-        return min(kept, block_activations(block, shard, (precision, compiled, "none")))
+        return min(kept, block_activations(block, shard, (precision, compiled, "none"), is_cpu=is_cpu))
     gathered = saved.gathered * width * (1 - 1 / shard.sequence_split) if not shard.regather else 0.0
     sequence = (saved.sequence * width + saved.sequence_masks) / shard.sequence_split + gathered
     numbers = saved.tensor + saved.routed + (0.0 if compiled else saved.unfused)
@@ -141,20 +141,20 @@ def rank_activations(
     micro-batches."""
     kept = working = 0.0
     for stage, live in held:
-        always, each, block = stage_activations(stage, shard, numerics)
+        always, each, block = stage_activations(stage, shard, numerics, is_cpu)
         kept += always + each * live
         working = max(working, block)
         if is_cpu:  # the gradients of the block at work stay in the process as well
-            working = max(working, block + stage_activations(stage, shard, (*numerics[:2], "full"))[2])
+            working = max(working, block + stage_activations(stage, shard, (*numerics[:2], "full"), is_cpu)[2])
     return kept, working + (FRAGMENTATION_CPU if is_cpu else FRAGMENTATION) * (kept + (working if is_cpu else 0.0))
 
 
 @lru_cache(maxsize=65536)
-def stage_activations(stage: Stage, shard: Sharding, numerics: Numerics) -> tuple[float, float, float]:
+def stage_activations(stage: Stage, shard: Sharding, numerics: Numerics, is_cpu: bool = False) -> tuple[float, float, float]:
     """Bytes kept once (the head's, freed by the backward that follows at once), for each live micro-batch, and at work."""
     once = each = working = 0.0
     for block, count in stage.runs:
-        kept = block_activations(block, shard, numerics) * count
+        kept = block_activations(block, shard, numerics, is_cpu=is_cpu) * count
         if block.name == "head":
             once += kept
         else:
@@ -165,12 +165,12 @@ def stage_activations(stage: Stage, shard: Sharding, numerics: Numerics) -> tupl
 
 
 @lru_cache(maxsize=4096)
-def products_kept(block: Block) -> tuple[float, float]:
+def products_kept(block: Block, *, experts: bool) -> tuple[float, float]:
     """Numbers for each token of the outputs of a block's matrix products, in the sequence region and in the tensor region.
-    Those of experts, one grouped product, are not kept."""
+    Those of `experts` are products like others on a processor; elsewhere they are one grouped product, which is not kept."""
     sequence = tensor = 0.0
     for op in block.operations:
-        if isinstance(op, Matmul) and op.copies > 1:
+        if isinstance(op, Matmul) and op.copies > 1 and not experts:
             continue
         if isinstance(op, Matmul) and op.split == "column":
             tensor += op.rows * op.outputs

@@ -8,17 +8,12 @@ own, and `step` sees to it that no more work is done at once than there are core
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from plait.cluster.host import Host
-from plait.comm.transitions import bytes_sent
 from plait.cost.machine import Machine
 from plait.cost.operations import Attention, Block, Elementwise, Matmul, Operation
 from plait.cost.shapes import products
 from plait.cost.sharding import Sharding
-
-if TYPE_CHECKING:
-    from plait.cost.messages import Message
 
 REFERENCE_LAUNCHES = 45.0
 """Kernels, forward and backward, of the GPT block whose overhead the probe measured; others are counted in the same way."""
@@ -26,11 +21,14 @@ REFERENCE_LAUNCHES = 45.0
 FORWARD_SHARE = 0.4
 """Of what Python and autograd take for a block."""
 
+MEASURED_EXPERTS = 2
+"""Of the block of experts that the probe measured, a chunk each."""
+
+CHUNK_ROWS, STEP_ROWS = 512, 64
+"""As `plait.models.gated` has them, which needs torch."""
+
 SHARDED_LOSS_PASSES = 2.0
 """A loss over ranges of the vocabulary, of one over all of it."""
-
-LIKE = {"broadcast": "all_gather", "reduce": "reduce_scatter", "all_to_all": "all_gather", "shift": "send"}
-"""Operations that the probe does not measure, and the one that moves bytes as they do."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,9 @@ def operation(op: Operation, shard: Sharding, host: Host, *, by_rule: bool = Tru
         share = made.outputs / op.outputs  # query, key and value are a product each
         parts = [replace(made, outputs=share * part) for part in op.parts] or [made]
         ways = zip(*(part.each() for part in parts), strict=True)
-        return Seconds(*(made.copies * sum(product(host, m, n, k, by_rule=by_rule) for m, n, k in way) for way in ways))
+        all_parts = (made.copies * sum(product(host, m, n, k, by_rule=by_rule) for m, n, k in way) for way in ways)
+        bias = made.rows * made.outputs * host.seconds["bias"] if op.bias else 0.0
+        return Seconds(*all_parts).plus(Seconds(weight_grad=bias))
     if isinstance(op, Attention):
         return _attention(op, shard, host)
     if isinstance(op, Elementwise):
@@ -74,13 +74,18 @@ def product(host: Host, m: float, n: float, k: float, *, by_rule: bool = True) -
 
 def overhead(block: Block, launches: float, host: Host, remat: str = "none") -> float:
     """Seconds of Python and autograd for one block and micro-batch, forward and backward."""
-    attention = any(isinstance(op, Attention) for op in block.operations)
-    if not attention:
-        reference = host.blocks["gpt"]
-        return launches / REFERENCE_LAUNCHES * reference[remat if block.name not in {"head", "embedding", "stem"} else "none"]
+    if block.name in {"head", "embedding", "stem"}:
+        return launches / REFERENCE_LAUNCHES * host.blocks["gpt"]["none"]
+    return host.blocks[_family(block)][remat]
+
+
+def _family(block: Block) -> str:
+    """The tiny model whose blocks are most like this one."""
+    if not any(isinstance(op, Attention) for op in block.operations):
+        return "resnet" if any(isinstance(op, Matmul) and op.convolution for op in block.operations) else "mlp"
     if block.num_experts:
-        return host.blocks["experts"][remat]
-    return host.blocks["llama" if any(op.name == "rotary" for op in block.operations) else "gpt"][remat]
+        return "experts"
+    return "llama" if any(op.name == "rotary" for op in block.operations) else "gpt"
 
 
 def dispatched(host: Host) -> float:
@@ -89,55 +94,18 @@ def dispatched(host: Host) -> float:
 
 
 def experts(block: Block, shard: Sharding, host: Host) -> float:
-    """The same of the experts that a rank holds, beside those of the block that the probe measured."""
-    from_probe = 2
-    return host.engine["expert"] * max(0.0, block.num_experts / shard.ep - from_probe) if block.num_experts else 0.0
-
-
-def ring(block: Block, shard: Sharding, host: Host) -> float:
-    """The same of the steps of ring attention, forward and backward."""
-    if shard.cp == 1 or shard.context != "ring":
+    """The same of the experts that a rank holds, beside those of the block that the probe measured: of each of their chunks."""
+    if not block.num_experts:
         return 0.0
-    return meeting_seconds(host, "visit", shard.ranks) * shard.cp * sum(isinstance(op, Attention) for op in block.operations)
+    held = block.num_experts / shard.ep
+    return host.engine["expert"] * max(0.0, held * expert_chunks(shard.tokens * block.top_k / held) - MEASURED_EXPERTS)
 
 
-def collective(machine: Machine, op: str, sent_bytes: float, size: int) -> float:
-    """Seconds of a collective of `size` ranks, as work of each of them: measured with as many, whose cores were shared."""
-    host = machine.host
-    assert host is not None
-    if not host.links:
-        return sent_bytes / machine.link_bandwidth
-    count = min((n for n in host.links if n >= size), default=max(host.links))
-    latency, rate = host.links[count][LIKE.get(op, op)]
-    return (latency + sent_bytes / rate) * min(1.0, machine.cores / count)
-
-
-def inside_block(machine: Machine, message: Message, ranks: int, name: str) -> float:
-    """The same in the midst of a block, where it was measured (`name`) with all that the engine does for it, among `ranks` on
-    the machine. The steps of a ring are counted by themselves (`ring`): only their bytes are left."""
-    host = machine.host
-    assert host is not None
-    sent_bytes = bytes_sent(message.op, round(message.payload_bytes), message.size)
-    if not host.links:
-        return sent_bytes / machine.link_bandwidth
-    count = min((n for n in host.links if n >= message.size), default=max(host.links))
-    bytes_alone = sent_bytes / host.links[count][LIKE.get(message.op, message.op)][1] * min(1.0, machine.cores / count)
-    return bytes_alone + (meeting_seconds(host, name, ranks) if name else 0.0)
-
-
-def meeting_seconds(host: Host, name: str, ranks: int) -> float:
-    """What a rank loses when it meets others, beside the work, where so many `ranks` share the cores: in a straight line from
-    the two numbers that were measured, or one that grows as a collective on a line does."""
-    known = sorted(host.meetings[name].items())
-    if not known:
-        return 0.0
-    few, first = known[0]
-    if len(known) > 1:
-        many, second = known[1]
-        return first + max(0.0, second - first) * max(0, ranks - few) / (many - few)
-    if name == "call":
-        return first
-    return first * max(1.0, meeting_seconds(host, "call", ranks) / max(meeting_seconds(host, "call", few), 1e-9))
+def expert_chunks(rows: float) -> float:
+    """In how many products an expert takes its rows, as `plait.models.gated` does: so many rows at once, and what does not fit
+    a step by itself."""
+    whole, rest = divmod(rows, CHUNK_ROWS)
+    return whole + (rest >= STEP_ROWS) + 1.0
 
 
 def shared_cores(machine: Machine, work: float, num_ranks: int) -> float:

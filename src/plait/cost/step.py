@@ -15,6 +15,7 @@ from plait.cost.gradients import DataMessages, data_messages, messages_seconds
 from plait.cost.held import least_keys, ring_padding, shared_sums
 from plait.cost.kernels import BYTES
 from plait.cost.machine import Machine
+from plait.cost.meetings import Buckets, buckets_of, meeting_seconds, reduction
 from plait.cost.memory import (
     PROCESS_BYTES_CPU,
     Memory,
@@ -50,6 +51,8 @@ class RankState:
     """Weights that it updates."""
     host_bytes: float
     """Optimizer state that is on the host."""
+    buckets: Buckets
+    """What a data axis sends its gradients or weights in."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,8 @@ def rank_state(stages: tuple[Stage, ...], plan: Any, job: Job) -> RankState:
     messages = data_messages(plan, weights, width, shared, reduces_whole=job.runtime.reduces_whole)
     states = model_states(weights, plan, job.optimizer, width)
     offloaded = optimizer_bytes(weights, plan, job.optimizer) if plan.dp.offload else 0.0
-    return RankState(weights, messages, states, weights.total * width, updated_numbers(weights, plan), offloaded)
+    own, sent = updated_numbers(weights, plan), buckets_of(blocks)
+    return RankState(weights, messages, states, weights.total * width, own, offloaded, sent)
 
 
 def rank_memory(job: Job, plan: Any, layout: Layout, rank: int, process_bytes: float = 0.0) -> Memory:
@@ -163,7 +167,7 @@ def step_seconds(job: Job, plan: Any, machine: Machine, layout: Layout, closed: 
     """Seconds of a step, with the pipeline's part and the causes."""
     numerics = job.numerics(plan)
     passes = [stage_pass(stage, machine, layout.shard, numerics) for stage in layout.stages]
-    sharded = [_sharded_seconds(machine, layout, passes, rank) for rank in range(plan.pp.size)]
+    sharded = [_sharded_seconds(plan, machine, layout, passes, rank) for rank in range(plan.pp.size)]
     costs = _stage_costs(job, plan, machine, layout, passes=passes, sharded=sharded)
     run = closed_time if closed and plan.pp.size > 1 else pipeline_time
     pipeline = run(plan.pp.schedule, plan.pp.size, plan.micro_batches, costs)
@@ -198,7 +202,7 @@ def pass_costs(job: Job, plan: Any, machine: Machine) -> tuple[list[StageSeconds
     """What a prediction gives its pipeline: the costs of every stage, and the seconds of each rank's update and reduction."""
     layout = lay_out(job, plan, False)
     passes = [stage_pass(stage, machine, layout.shard, job.numerics(plan)) for stage in layout.stages]
-    sharded = [_sharded_seconds(machine, layout, passes, rank) for rank in range(plan.pp.size)]
+    sharded = [_sharded_seconds(plan, machine, layout, passes, rank) for rank in range(plan.pp.size)]
     tails = [sum(tail) for tail in _tails(job, plan, machine, layout, passes)]
     return _stage_costs(job, plan, machine, layout, passes=passes, sharded=sharded), tails
 
@@ -230,7 +234,7 @@ def work_seconds(job: Job, plan: Any, machine: Machine) -> float:
     """Seconds that all ranks compute and communicate in a step, added up: waiting is no work."""
     layout = lay_out(job, plan, closed=False)
     passes = [stage_pass(stage, machine, layout.shard, job.numerics(plan)) for stage in layout.stages]
-    sharded = [_sharded_seconds(machine, layout, passes, rank) for rank in range(plan.pp.size)]
+    sharded = [_sharded_seconds(plan, machine, layout, passes, rank) for rank in range(plan.pp.size)]
     costs = _stage_costs(job, plan, machine, layout, passes=passes, sharded=sharded)
     pipeline = pipeline_time(plan.pp.schedule, plan.pp.size, plan.micro_batches, costs)
     return _work(plan, machine, pipeline, _tails(job, plan, machine, layout, passes))
@@ -244,6 +248,8 @@ def _stage_costs(
     send = send_seconds(machine, layout.shard, job.model.hidden, plan.precision, stride) if plan.pp.size > 1 else 0.0
     blocking = 0.0 if job.runtime.overlap_sends else send
     action = machine.host.engine["micro_batch"] / 2 if machine.host is not None else 0.0
+    if machine.host is not None and plan.pp.size > 1:
+        action += meeting_seconds(machine, "hand", 2, plan.world_size)
     costs: list[StageSeconds] = [StageSeconds(0.0, 0.0, 0.0)] * len(passes)
     for rank, own in enumerate(layout.held):
         forward, backward = (part / len(own) + blocking for part in sharded[rank])
@@ -275,6 +281,9 @@ def tail_seconds(job: Job, plan: Any, machine: Machine, state: RankState, own: l
     hidden = efficiency.overlap * backward if job.runtime.overlap_gradients else 0.0
     exposed = max(reduce - hidden, efficiency.tail * reduce)
     exposed += messages_seconds(machine, state.data.gather) + messages_seconds(machine, state.data.shared)
+    if machine.host is not None:  # a core that computes communicates itself: nothing is hidden
+        exposed = reduction(machine, (*state.data.reduce, *state.data.gather), state.buckets, plan)
+        exposed += messages_seconds(machine, state.data.shared)
     if plan.dp.offload:
         moved = state.own * (job.gradient_width(plan.precision) + BYTES[plan.precision])
         return exposed, offload.update_seconds(machine, plan.world_size, state.own, moved)
@@ -283,11 +292,13 @@ def tail_seconds(job: Job, plan: Any, machine: Machine, state: RankState, own: l
 
 def accumulation_seconds(machine: Machine, job: Job, plan: Any, state: RankState) -> float:
     """Seconds of adding a micro-batch's gradients to those before it: each is read and written."""
-    if plan.micro_batches == 1 or job.runtime.fused_accumulation:
+    if job.runtime.fused_accumulation:
         return 0.0
     numbers = state.states.gradients / job.gradient_width(plan.precision)
-    if machine.host is not None:
+    if machine.host is not None:  # the first is copied to where the others are added
         return numbers * machine.host.seconds["add_forward"]
+    if plan.micro_batches == 1:
+        return 0.0
     return 2.0 * numbers * job.gradient_width(plan.precision) / machine.streaming_rate
 
 
@@ -298,16 +309,17 @@ def process_bytes(machine: Machine) -> float:
     return PROCESS_BYTES_CPU if machine.is_cpu else 0.0
 
 
-def _sharded_seconds(machine: Machine, layout: Layout, passes: list[PassSeconds], rank: int) -> tuple[float, float]:
+def _sharded_seconds(plan: Any, machine: Machine, layout: Layout, passes: list[PassSeconds], rank: int) -> tuple[float, float]:
     """What ZeRO-2 and -3 add to each micro-batch of a rank, forward and backward, after overlap."""
     data, efficiency = layout.ranks[rank].data, machine.efficiency
-    forward, backward = messages_seconds(machine, data.forward), messages_seconds(machine, data.backward)
-    if not forward and not backward:
+    if not data.forward and not data.backward:
         return 0.0, 0.0
     if machine.host is not None:  # what is gathered, and gradients that are scattered at once, are new memory each time
-        fresh = machine.host.seconds["fresh"]
+        units, fresh = layout.ranks[rank].buckets, machine.host.seconds["fresh"]
+        forward, backward = (reduction(machine, part, units, plan) for part in (data.forward, data.backward))
         gathered = sum(one.payload_bytes for one in data.forward) * fresh
         return forward + gathered, backward + sum(one.payload_bytes for one in data.backward) * fresh
+    forward, backward = messages_seconds(machine, data.forward), messages_seconds(machine, data.backward)
     own = [passes[stage] for stage in layout.held[rank]]
     extra = []
     for sent, compute in (

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from plait.cost import processor
 from plait.cost.collectives import collective_seconds, group
 from plait.cost.kernels import BYTES, Setting, block_seconds
 from plait.cost.machine import Machine
+from plait.cost.meetings import inside_block
 from plait.cost.messages import Message, block_messages
 from plait.cost.operations import Block
 from plait.cost.sharding import Sharding
@@ -131,8 +131,7 @@ def sent_again(block: Block, message: Message, shard: Sharding, remat: str) -> b
 def message_seconds(machine: Machine, message: Message, shard: Sharding) -> float:
     """Seconds of one message on its group."""
     if machine.host is not None:
-        name = "" if message.op == "shift" else "call" if shard.mode == "1d" or message.axis != "tp" else "grid"
-        return message.count * processor.inside_block(machine, message, shard.ranks, name)
+        return message.count * inside_block(machine, message, shard)
     ranks = group(message.size, message.stride, machine.devices_per_node)
     return message.count * collective_seconds(machine, message.op, message.payload_bytes, ranks)
 

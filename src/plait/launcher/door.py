@@ -15,6 +15,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import TypeVar
 
 from plait.errors import PlaitError, WorldSizeError
+from plait.launcher.allocator import keep_freed_memory
 
 T = TypeVar("T")
 
@@ -67,6 +68,7 @@ def launch(
                 f"{nproc} ranks are asked for, but this process is rank {world.rank} of a world of {world.world_size}; "
                 f"start it with torchrun --nproc-per-node so that the world has {nproc} ranks"
             )
+        keep_freed_memory()
         return [main(*args)]
     if nproc is None or nproc < 1:
         raise WorldSizeError(f"launch needs the number of ranks to start, 1 or more: launch(main, nproc=2), not {nproc}")

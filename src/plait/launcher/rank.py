@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from plait.errors import PlaitError, RankFailed
+from plait.launcher.allocator import keep_freed_memory
 from plait.launcher.failure import Failure
 
 T = TypeVar("T")
@@ -43,6 +44,7 @@ def run_rank(settings: RankSettings, main: Callable[..., T], args: tuple[object,
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches every rank: end at once, the launcher speaks for all
     os.environ.update(settings.environment)  # the fork server keeps the variables of the moment it was started
+    keep_freed_memory()
 
     import torch
 

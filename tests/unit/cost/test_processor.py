@@ -9,19 +9,20 @@ import pytest
 import plait
 from plait.cluster import Cluster
 from plait.cluster.host import FAMILIES, MEETINGS, OPS, SECONDS, VERSION
+from plait.context.rounds import MET_AT_ONCE
 from plait.cost.machine import machine_of
 from plait.cost.pipeline import StageSeconds, crowded_seconds, pipeline_time
-from plait.cost.processor import meeting_seconds, product
+from plait.cost.processor import CHUNK_ROWS, STEP_ROWS, expert_chunks, product
 from plait.errors import ClusterError, WorldSizeError
 
 FLOPS = ("attention_forward", "attention_backward", "product_flop", "plain_flop")
 HOST: dict[str, Any] = {
     "version": VERSION,
     "seconds": dict.fromkeys(SECONDS, 1e-9) | dict.fromkeys(FLOPS, 2e-11),
-    "rule": {"rows": 16, "multiplications": 1 << 21},
+    "rule": {"rows": 16, "multiplications": 1 << 21, "met_at_once": MET_AT_ONCE},
     "engine": {
-        **{"step": 1e-3, "micro_batch": 5e-4, "expert": 5e-5, "memory": 3e8},
-        **{name: {"2": 1e-4, "4": 2e-4} for name in MEETINGS},
+        **{"step": 1e-3, "micro_batch": 5e-4, "expert": 5e-5, "stretch": 1.0, "memory": 3e8},
+        **{name: {"2": 1e-4, "4": 2e-4, "8": 3e-4} for name in MEETINGS},
         "blocks": {family: {"none": 4e-4, "full": 6e-4, "selective": 1e-3} for family in FAMILIES},
     },
     "links": {str(n): {op: [2e-5 * n, 4e9] for op in OPS} for n in (2, 4, 8)},
@@ -75,13 +76,17 @@ def test_recomputation_and_experts_cost_what_the_engine_takes_for_them() -> None
     assert times[0] < times[2] and times[0] < times[1]
     dear = {**HOST, "engine": HOST["engine"] | {"expert": 5e-3}}
     more = plait.estimate({**CONFIG, "model": moe}, "dp1", Cluster.local({**PROBE, "host": dear})).step_seconds
-    assert more - times[0] == pytest.approx(4 * (8 - 2) * (5e-3 - 5e-5))
+    chunks = 8 * 2  # each expert has 512 rows, and some more that fit no step
+    assert more - times[0] == pytest.approx(4 * (chunks - 2) * (5e-3 - 5e-5))
 
 
-def test_ranks_that_meet_lose_more_the_more_of_them_there_are() -> None:
-    machine = machine_of(Cluster.local(PROBE))
-    assert machine.host is not None
-    assert [meeting_seconds(machine.host, "call", size) for size in (2, 3, 4, 8)] == pytest.approx([1e-4, 1.5e-4, 2e-4, 4e-4])
+def test_experts_take_their_rows_in_as_many_chunks_as_the_engine() -> None:
+    from plait.models import gated
+    from plait.products import Products
+
+    assert (CHUNK_ROWS, STEP_ROWS) == (gated.CHUNK_ROWS, gated.STEP_ROWS)
+    for rows in (3, 65, 511, 577, 1500):
+        assert expert_chunks(rows) == len(list(gated._chunks((rows,), Products())))
 
 
 def test_the_parts_of_a_step_add_up() -> None:
