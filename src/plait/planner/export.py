@@ -57,6 +57,10 @@ def to_megatron(plan: Plan, global_batch: int) -> Exported:
         words += ["--context-parallel-size", plan.cp.size, "--cp-comm-type", "p2p" if plan.cp.strategy == "ring" else "a2a"]
     if plan.ep > 1:
         words += ["--expert-model-parallel-size", plan.ep]
+        if plan.tp.size > 1 and not plan.tp.sequence_parallel:
+            out.missing.append(
+                f"ep{plan.ep} {plan.tp}: Megatron-LM wants sequence parallel beside experts; choose tp{plan.tp.size}:1d,sp"
+            )
     words += _megatron_data(plan, out)
     if plan.remat == "full":
         words += ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", 1]
@@ -106,8 +110,11 @@ def to_deepspeed(plan: Plan, global_batch: int) -> Exported:
         out.missing.append(f"remat:{plan.remat}: call deepspeed.checkpointing.checkpoint around each block in the model's code")
     if plan.pp.size > 1:
         out.missing.append(f"{plan.pp}: pass num_stages={plan.pp.size} to PipelineModule; DeepSpeed runs 1f1b only")
+    if plan.precision == "float64":
+        out.missing.append("precision:float64: DeepSpeed trains in float32, fp16 or bf16; exported as float32")
     if plan.compile:
         config["compile"] = {"deepcompile": False}
+        out.missing.append("compile: call engine.compile() in the code; the file only says with which compiler")
     out.text = json.dumps(config, indent=2)
     return out
 
@@ -138,7 +145,8 @@ def _deepspeed_layers(plan: Plan, out: Exported) -> dict[str, Any]:
     if plan.cp.size > 1 and plan.cp.strategy == "ulysses":
         config["sequence_parallel_size"] = plan.cp.size
     elif plan.cp.size > 1:
-        out.missing.append(f"{plan.cp}: DeepSpeed splits sequences by Ulysses, not by a ring")
+        out.other_ranks = True
+        out.missing.append(f"{plan.cp}: DeepSpeed splits sequences by Ulysses, not by a ring; choose cp{plan.cp.size}:ulysses")
     if plan.ep > 1:
         out.missing.append(f"ep{plan.ep}: pass ep_size={plan.ep} to deepspeed.moe.layer.MoE")
     return config
@@ -159,10 +167,12 @@ def to_torchtitan(plan: Plan, global_batch: int) -> Exported:
     }
     lines = [
         "[training]",
-        f"local_batch_size = {-(-global_batch // plan.dp.size)}",
+        # Without a pipeline torchtitan adds up gradients until the global batch is reached.
+        f"local_batch_size = {-(-global_batch // plan.dp.size) if plan.pp.size > 1 else _samples(plan, global_batch, out)}",
         f"global_batch_size = {global_batch}",
         'dtype = "float32"',
         f'mixed_precision_param = "{"bfloat16" if plan.precision == "bf16" else "float32"}"',
+        *(["enable_cpu_offload = true"] if plan.dp.offload and plan.dp.strategy == "zero3" else []),
         "",
         "[parallelism]",
         f"data_parallel_replicate_degree = {replicate}",
@@ -177,6 +187,8 @@ def to_torchtitan(plan: Plan, global_batch: int) -> Exported:
         lines.append(f"pipeline_parallel_microbatch_size = {_samples(plan, global_batch, out)}")
         if plan.pp.schedule not in schedules:
             out.missing.append(f"{plan.pp}: torchtitan has no {plan.pp.schedule}; exported as 1F1B")
+        if plan.pp.schedule == "interleaved" and plan.pp.virtual != 2:
+            lines.append(f"# two stages a rank without pipeline_parallel_layers_per_stage = layers / {plan.pp.num_stages}")
         if plan.pp.schedule == "zb-h1":
             out.missing.append(f"{plan.pp}: torch's zero bubble is interleaved, with two stages a rank")
     if plan.tp.size > 1 and not plan.tp.sequence_parallel and plan.tp.mode == "1d":
@@ -185,6 +197,17 @@ def to_torchtitan(plan: Plan, global_batch: int) -> Exported:
         out.missing.append(f"{plan.dp}: torchtitan shards all (FSDP2) or nothing (DDP); exported as DDP")
     elif plan.dp.strategy not in {"allreduce", "zero3"}:
         out.missing.append(f"{plan.dp}: torchtitan has no {plan.dp.strategy}; exported as DDP")
+    if plan.dp.offload:
+        whole = (
+            "torchtitan offloads weights and gradients as well"
+            if plan.dp.strategy == "zero3"
+            else "torchtitan offloads with FSDP2 only"
+        )
+        out.missing.append(f"{plan.dp}: {whole}")
+    if replicate > 1 and shard == 1 and plan.world_size > plan.dp.size:
+        out.missing.append(f"{plan.dp}: torchtitan's DDP goes with no other axis; choose dp{plan.dp.size}:zero3")
+    if plan.precision == "float64":
+        out.missing.append("precision:float64: torchtitan trains in float32 or bfloat16; exported as float32")
     if plan.cp.strategy == "ulysses" and plan.cp.size > 1:
         out.missing.append(f"{plan.cp}: torchtitan's context parallel is a ring")
     modes = {"none": "none", "full": "full", "selective": "selective"}

@@ -56,3 +56,30 @@ def test_an_unknown_framework_names_the_nearest():
     with pytest.raises(PlanError, match="did you mean 'megatron-lm'"):
         export_plan(THREE_D, "megatrn")
     assert export_plan(THREE_D, "Megatron").framework == "megatron-lm"
+
+
+def test_torchtitan_adds_up_micro_batches_without_a_pipeline_and_cuts_them_with_one():
+    alone = tomllib.loads(export_plan(Plan.parse("dp8:zero3 mb4"), "torchtitan", 256).text)
+    assert alone["training"]["local_batch_size"] == 8 and alone["training"]["global_batch_size"] == 256
+    piped = tomllib.loads(export_plan(Plan.parse("pp2 dp4:zero3 mb4"), "torchtitan", 256).text)
+    assert "layers_per_stage = layers / 8" in export_plan(Plan.parse("pp2:interleaved,v4 mb8"), "torchtitan", 16).text
+    assert piped["training"]["local_batch_size"] == 64 and piped["parallelism"]["pipeline_parallel_microbatch_size"] == 16
+
+
+@pytest.mark.parametrize(
+    ("text", "framework", "said", "other_ranks"),
+    [
+        ("cp2 dp2", "deepspeed", "choose cp2:ulysses", True),
+        ("tp4:2d dp2", "megatron-lm", "choose tp4:1d", True),
+        ("precision:float64", "deepspeed", "float64", False),
+        ("precision:float64", "torchtitan", "float64", False),
+        ("dp4:zero3,offload", "torchtitan", "weights and gradients as well", False),
+        ("dp4:zero1,offload", "torchtitan", "FSDP2 only", False),
+        ("dp2 tp2:1d,sp", "torchtitan", "goes with no other axis", False),
+        ("ep2 dp2 tp2", "megatron-lm", "sequence parallel beside experts", False),
+        ("compile", "deepspeed", "engine.compile()", False),
+    ],
+)
+def test_nothing_is_left_out_in_silence(text, framework, said, other_ranks):
+    out = export_plan(Plan.parse(text), framework, 16)
+    assert any(said in line for line in out.missing) and out.other_ranks == other_ranks
