@@ -107,6 +107,8 @@ def runs(family: str, text: str) -> bool:
         predict(family, text, Cluster.parse("h100x8"))
     except PlaitError:
         return False
+    if plan.pp.size > 1 and plan.dp.strategy == "server":  # which only the engine refuses
+        return False
     return plan.world_size <= 8
 
 

@@ -107,7 +107,7 @@ MOST_RANKS = 16
 
 def _host(measured: list[dict[str, Any]], num_ranks: int, quick: bool) -> dict[str, Any]:
     """What a processor's cost model needs beside a cluster's numbers: see `plait.cluster.Host`."""
-    from plait.cli.probe_meetings import ALONE, losses, stretch
+    from plait.cli.probe_meetings import ALONE, idle, losses, stretch
     from plait.context.rounds import MET_AT_ONCE
     from plait.cost.machine import machine_of
     from plait.products import FEWEST_MULTIPLICATIONS, FEWEST_ROWS
@@ -120,17 +120,19 @@ def _host(measured: list[dict[str, Any]], num_ranks: int, quick: bool) -> dict[s
     host: dict[str, Any] = {
         "version": VERSION,
         "seconds": seconds,
-        "engine": engine | {"stretch": 1.0, "blocks": blocks} | {name: {} for name in MEETINGS},
+        "engine": engine | {"stretch": 1.0, "idle": 1.0, "blocks": blocks} | {name: {} for name in MEETINGS},
         "links": {str(size): _fits(ranks[0]["links"]) for size, ranks in sorted(found.items()) if size > 1},
         "rule": {"rows": FEWEST_ROWS, "multiplications": FEWEST_MULTIPLICATIONS, "met_at_once": MET_AT_ONCE},
     }
-    works = {text: [one["works"][text] for one in ranks] for ranks in found.values() for text in ranks[0]["works"]}
+    steps = {text: [one["steps"][text] for one in ranks] for ranks in found.values() for text in ranks[0]["steps"]}
+    works = {text: [step.work for step in ranks] for text, ranks in steps.items()}
 
     def machine() -> Machine:
         """As far as it is known."""
         return machine_of(Cluster.local({**summary(measured[0]), "host": host}))
 
     host["engine"]["stretch"] = stretch(works.pop(ALONE), machine())
+    host["engine"]["idle"] = idle({text: steps[text] for text in works}, num_ranks)
     host["engine"] |= losses(works, machine())
     return host
 
@@ -152,11 +154,11 @@ def _meet(num_ranks: int) -> dict[str, Any]:
 
 
 def _met(world: World) -> dict[str, Any]:
-    from plait.cli.probe_meetings import plans_of, step_work
+    from plait.cli.probe_meetings import plans_of, shortest_step
     from plait.comm.probing import probe_links
 
-    works = {text: step_work(text) for text in plans_of(world.size)}
-    return {"works": works, "links": probe_links(world, sizes_bytes=LINK_SIZES_BYTES, work=True)}
+    steps = {text: shortest_step(text) for text in plans_of(world.size)}
+    return {"steps": steps, "links": probe_links(world, sizes_bytes=LINK_SIZES_BYTES, work=True)}
 
 
 def num_devices() -> int:
@@ -212,7 +214,7 @@ def _measure(num_ranks: int, shared: bool) -> dict[str, Any]:
     import torch
 
     from plait import comm
-    from plait.cli.probe_meetings import ALONE, step_work
+    from plait.cli.probe_meetings import ALONE, shortest_step
     from plait.cli.probe_operations import product_rate
     from plait.comm.probing import probe
     from plait.mesh import Mesh
@@ -224,7 +226,7 @@ def _measure(num_ranks: int, shared: bool) -> dict[str, Any]:
         own["own"] = _own_share(world)
         world.barrier()
         own["met"] = _met(world)
-        own["met"]["works"][ALONE] = step_work(ALONE)
+        own["met"]["steps"][ALONE] = shortest_step(ALONE)
     measured = probe(world) | own
     if not on_gpu:
         rates = measured["device"]["matmul_flops_per_second"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from plait.comm.simulated import simulate
 from plait.mesh import Mesh
@@ -35,6 +35,13 @@ class Tiny:
     """By how many the two differ."""
     shape: tuple[int, ...] = ()
     """Of an input that is no text."""
+
+
+class Step(NamedTuple):
+    """Seconds of the processor, and those that pass."""
+
+    work: float
+    passed: float
 
 
 def engine_seconds() -> dict[str, Any]:
@@ -84,11 +91,11 @@ def _block(model: Tiny, text: str) -> float:
 
 def _alone(model: Tiny, depth: int, text: str) -> float:
     samples = MANY if text == f"mb{MANY}" else 1
-    return simulate(Mesh(), lambda world: step_seconds(model, depth, text, world, samples=samples))[0]
+    return simulate(Mesh(), lambda world: step_seconds(model, depth, text, world, samples=samples))[0].work
 
 
-def step_seconds(tiny: Tiny, depth: int, text: str, world: Any, *, samples: int, steps: int = STEPS) -> float:
-    """Processor seconds of the shortest step of this rank; a rank that is alone may do with fewer `steps`."""
+def step_seconds(tiny: Tiny, depth: int, text: str, world: Any, *, samples: int, steps: int = STEPS) -> Step:
+    """The shortest step of this rank; a rank that is alone may do with fewer `steps`."""
     import torch
 
     from plait import models
@@ -114,14 +121,16 @@ def _batch(tiny: Tiny, samples: int) -> tuple[Any, Any]:
     return tokens[:, :-1], tokens[:, 1:]
 
 
-def _shortest(step: Callable[[], object], most: int, *, may_stop: bool) -> float:
+def _shortest(step: Callable[[], object], most: int, *, may_stop: bool) -> Step:
     """After two that nobody counts."""
     seconds: list[float] = []
+    passed: list[float] = []
     while len(seconds) < most and not (may_stop and _settled(seconds)):
-        began = time.process_time()
+        began, clock = time.process_time(), time.perf_counter()
         step()
         seconds.append(time.process_time() - began)
-    return min(seconds[2:])
+        passed.append(time.perf_counter() - clock)
+    return Step(min(seconds[2:]), min(passed[2:]))
 
 
 def _settled(seconds: list[float]) -> bool:

@@ -15,6 +15,7 @@ from plait.cluster.host import MEETINGS
 from plait.plan import Plan
 
 if TYPE_CHECKING:
+    from plait.cli.probe_engine import Step
     from plait.cost.machine import Machine  # what ranks run of this file starts sooner without
 
 PLANS = {
@@ -40,7 +41,7 @@ MODEL |= {"vocab_size": 64, "max_position_embeddings": 128}
 SAMPLES, STEPS = 4, 6
 """Large enough that a rank that waits loses its caches."""
 ALONE = "dp1"
-MOST_STRETCH = 1.5
+MOST_STRETCH, MOST_IDLE = 1.5, 1.25
 
 
 def plans_of(num_ranks: int) -> tuple[str, ...]:
@@ -48,9 +49,8 @@ def plans_of(num_ranks: int) -> tuple[str, ...]:
     return tuple(text for plans in PLANS.values() for text in plans if Plan.parse(text).world_size == num_ranks)
 
 
-def step_work(text: str) -> float:
-    """The processor's least seconds of a step under a plan, in this rank. Collective, in the world that there is; `ALONE` is no
-    matter of others."""
+def shortest_step(text: str) -> Step:
+    """The shortest step under a plan, in this rank. Collective, in the world that there is; `ALONE` is no matter of others."""
     from plait import comm
     from plait.cli.probe_engine import Tiny, step_seconds
     from plait.comm.simulated import simulate
@@ -59,7 +59,7 @@ def step_work(text: str) -> float:
     keys = {key: value for key, value in MODEL.items() if key not in {"name", "num_hidden_layers"}}
     tiny, samples = Tiny("gpt", keys), SAMPLES // Plan.parse(text).dp.size
 
-    def measure(world: Any) -> float:
+    def measure(world: Any) -> Step:
         return step_seconds(tiny, MODEL["num_hidden_layers"], text, world, samples=samples, steps=STEPS)
 
     if text == ALONE:
@@ -74,6 +74,16 @@ def stretch(alone: list[float], machine: Machine) -> float:
     """How many times as long a step takes as the parts of it that the `machine` knows, each of which was measured in a row by
     itself; `alone` are the seconds of some ranks, each with a step to itself."""
     return min(max(statistics.median(alone) / _work(ALONE, machine), 1.0), MOST_STRETCH)
+
+
+def idle(steps: dict[str, list[Step]], num_cores: int) -> float:
+    """How many times as long ranks that share the cores take as their work needs: at times fewer can go on than cores are."""
+    times = [
+        max(step.passed for step in ranks) * num_cores / sum(step.work for step in ranks)
+        for ranks in steps.values()
+        if len(ranks) > num_cores
+    ]
+    return min(max(statistics.median(times), 1.0), MOST_IDLE) if times else 1.0
 
 
 def losses(works: dict[str, list[float]], machine: Machine) -> dict[str, dict[str, float]]:

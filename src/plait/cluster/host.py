@@ -26,7 +26,7 @@ SECONDS: Final = (
 RULE: Final = ("rows", "multiplications", "met_at_once")
 VERSION: Final = 3
 """Of what is measured: a probe of another version is no probe."""
-ENGINE: Final = ("step", "micro_batch", "expert", "stretch")
+ENGINE: Final = ("step", "micro_batch", "expert", "stretch", "idle")
 MEETINGS: Final = ("call", "grid", "visit", "turn", "bucket", "unit", "hand")
 FAMILIES: Final = ("gpt", "llama", "experts", "resnet", "mlp")
 REMAT: Final = ("none", "full", "selective")
@@ -44,7 +44,8 @@ class Host:
     `seconds`: for each number, flop, weight, or score of attention's whole square; a `product` is one that has at least the
     `rule`'s rows and multiplications, others are `plain`, and all are without a rule. `engine`: seconds that the engine takes
     where there is nothing to compute, of a step, a micro-batch, a chunk of an expert; `stretch` is how many times as long a
-    step takes as the sum of its parts. `meetings`: what is lost beside the work when ranks meet, by kind and number of ranks
+    step takes as the sum of its parts, `idle` how many times as long ranks that share cores take as their work needs.
+    `meetings`: what is lost beside the work when ranks meet, by kind and number of ranks
     (see `plait.cli.probe_meetings`). `blocks`: what the engine takes for a block forward and backward, by family and
     recomputation. `memory_bytes`: of a rank that holds no model. `links`: by number of ranks, by operation, (seconds of a small
     message, bytes/s sent), of tensors that peers read where they lie and of others (`staged`).

@@ -134,8 +134,9 @@ def inside_block(machine: Machine, message: Message, shard: Sharding) -> float:
 def meeting_seconds(machine: Machine, name: str, size: int, ranks: int) -> float:
     """What a rank loses when it meets others, `size` in all, beside the work, where so many `ranks` share the cores.
 
-    It grows in straight lines with how many meet, one line for ranks that have a core each and one for ranks that share them;
-    what was measured with one number only grows as a collective on a line does.
+    It grows in straight lines: where each rank has a core with how many meet, and where ranks share cores with how many they
+    are, as one that waits comes back when the others have had its core and its caches. What was measured with one number only
+    grows as a collective on a line does.
     """
     host, crowded = known(machine), ranks > machine.cores
     measured = sorted(host.meetings[name].items())
@@ -147,9 +148,10 @@ def meeting_seconds(machine: Machine, name: str, size: int, ranks: int) -> float
         return first * meeting_seconds(machine, "call", size, ranks) / max(meeting_seconds(machine, "call", few, few), 1e-9)
     if len(alike) == 1:
         return alike[0][1]
-    index = next((i for i, (count, _) in enumerate(alike) if count >= size), len(alike) - 1)
+    number = ranks if crowded else size
+    index = next((i for i, (count, _) in enumerate(alike) if count >= number), len(alike) - 1)
     (few, first), (many, second) = alike[max(index - 1, 0)], alike[max(index, 1)]
-    return max(0.0, first + max(0.0, second - first) * (size - few) / (many - few))
+    return max(0.0, first + max(0.0, second - first) * (number - few) / (many - few))
 
 
 def _link(host: Host, op: str, size: int, staged: bool) -> tuple[float, float]:

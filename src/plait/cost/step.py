@@ -213,7 +213,7 @@ def _crowded_seconds(
     """What the cores need for the work of all ranks, where ranks share them: each pipeline has its share of the cores."""
     if machine.host is None or plan.world_size <= machine.cores:
         return 0.0
-    whole = shared_cores(machine, _work(plan, machine, pipeline, tails), plan.world_size)
+    whole = shared_cores(machine, _work(plan, machine, pipeline, tails), plan.world_size) * machine.host.engine["idle"]
     lines, size = plan.world_size // plan.pp.size, plan.pp.size
     if size == 1:
         return whole

@@ -21,7 +21,7 @@ HOST: dict[str, Any] = {
     "seconds": dict.fromkeys(SECONDS, 1e-9) | dict.fromkeys(FLOPS, 2e-11),
     "rule": {"rows": 16, "multiplications": 1 << 21, "met_at_once": MET_AT_ONCE},
     "engine": {
-        **{"step": 1e-3, "micro_batch": 5e-4, "expert": 5e-5, "stretch": 1.0, "memory": 3e8},
+        **{"step": 1e-3, "micro_batch": 5e-4, "expert": 5e-5, "stretch": 1.0, "idle": 1.0, "memory": 3e8},
         **{name: {"2": 1e-4, "4": 2e-4, "8": 3e-4} for name in MEETINGS},
         "blocks": {family: {"none": 4e-4, "full": 6e-4, "selective": 1e-3} for family in FAMILIES},
     },
