@@ -16,7 +16,7 @@ from plait.cost.records import Estimate, Job
 from plait.cost.step import estimate_job
 from plait.errors import PlanError
 from plait.plan import ContextAxis, DataAxis, PipelineAxis, Plan, TensorAxis, check_batch, check_config
-from plait.planner.search import REMATS, Settings, cheapest_that_fits, score
+from plait.planner.search import REMATS, Settings, cheapest_that_fits, replay_work, score
 from plait.planner.space import divisors
 
 STARTS = 3
@@ -24,7 +24,7 @@ STARTS = 3
 ROUNDS = 8
 TRIED = 10
 """Full estimates of a round: the neighbours that promise most."""
-MOST_WORK = 200_000
+MOST_WORK = 120_000
 """Replaying the schedules of very long pipelines takes seconds: so many micro-batches on stages in all."""
 SCHEDULES = ("1f1b", "zb-h1", "zb-h2", "zbv", "v-half", "v-min", "dualpipev")
 MOST_VIRTUAL = 16
@@ -76,7 +76,7 @@ class Climb:
 
     def _estimate(self, plan: Plan) -> Estimate:
         if plan not in self.seen:
-            self.work += min(plan.micro_batches, 3 * plan.pp.size) * plan.pp.num_stages
+            self.work += replay_work(plan)
             self.seen[plan] = estimate_job(self.job, plan, self.machine)
         return self.seen[plan]
 

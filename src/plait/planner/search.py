@@ -25,6 +25,8 @@ from plait.planner.space import Degrees, data_axes, degrees, micro_batch_counts,
 
 REMATS = ("none", "selective", "full")
 OBJECTIVES = ("time", "cost", "memory")
+FEWEST_REPLAYED, MOST_WORK = 4, 100_000
+"""Long pipelines take long to replay: so many plans at least, and then no more than so much work."""
 MARGIN = 1.10
 """Degrees whose bound is this much above the best plan are not opened."""
 
@@ -102,13 +104,20 @@ def search(job: Job, machine: Machine, num_devices: int, settings: Settings) -> 
     return found
 
 
+def replay_work(plan: Plan) -> int:
+    """Micro-batches on stages that are walked when a plan's schedule is replayed."""
+    return min(plan.micro_batches, 3 * plan.pp.size) * plan.pp.num_stages
+
+
 def _replayed(job: Job, machine: Machine, guesses: list[Guess], settings: Settings) -> Iterator[Estimate]:
     """The full estimates of the best guesses, and of more where a guess was too good: until the next one promises less than
     the best that was replayed."""
-    best, count = float("inf"), 0
+    best, count, work = float("inf"), 0, 0
     for guess in guesses[: settings.most]:
-        if count >= settings.keep and score(guess, settings.objective) > best:
+        enough = count >= settings.keep or (count >= FEWEST_REPLAYED and work > MOST_WORK)
+        if enough and score(guess, settings.objective) > best:
             return
+        work += replay_work(guess.plan)
         estimate = estimate_job(job, guess.plan, machine)
         count += estimate.fits
         if estimate.fits:
