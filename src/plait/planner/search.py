@@ -25,7 +25,7 @@ from plait.planner.space import Degrees, data_axes, degrees, micro_batch_counts,
 
 REMATS = ("none", "selective", "full")
 OBJECTIVES = ("time", "cost", "memory")
-FEWEST_REPLAYED, MOST_WORK = 4, 100_000
+FEWEST_REPLAYED, MOST_WORK = 4, 150_000
 """Long pipelines take long to replay: so many plans at least, and then no more than so much work."""
 MARGIN = 1.10
 """Degrees whose bound is this much above the best plan are not opened."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product
 
 from plait.pipeline.actions import Action, Kind, forward, input_grad, straight, vee, weight_grad
@@ -29,7 +30,7 @@ class Block:
         """Ranks."""
         return max(self.placement) + 1
 
-    @property
+    @cached_property
     def interval(self) -> int:
         """The work of a micro-batch on one rank: F, I and W for each of its stages."""
         return 3 * len(self.placement) // self.num_ranks
@@ -98,20 +99,21 @@ class _Rank:
     num_live: int = 0
     done: list[Action] = field(default_factory=list)
     weighed: dict[int, int] = field(default_factory=dict)  # stage -> weight gradients done
-    next_passes: list[tuple[Kind, int]] = field(default_factory=list)
+    next_passes: list[tuple[Kind, int]] | None = None
     """What `passes` gave, until one of them is taken."""
 
     def passes(self) -> list[tuple[Kind, int]]:
         """The next forward and input gradient of each stage, in the order of the block."""
-        if not self.next_passes:
+        if self.next_passes is None:
             timed: list[tuple[int, Kind, int]] = []
+            interval = self.block.interval
             for stage in self.stages:
                 for count, times, kind in (
                     (self.progress.returned[stage], self.block.input_grads, Kind.INPUT_GRAD),
                     (self.progress.forwarded[stage], self.block.forwards, Kind.FORWARD),
                 ):
                     if count < self.num_micro_batches:
-                        timed.append((times[stage] + count * self.block.interval, kind, stage))
+                        timed.append((times[stage] + count * interval, kind, stage))
             self.next_passes = [(kind, stage) for _, kind, stage in sorted(timed, key=lambda each: each[0])]
         return self.next_passes
 
@@ -135,7 +137,7 @@ class _Rank:
             self.done.append(weight_grad(stage, self.weighed.get(stage, 0)))
             self.weighed[stage] = self.weighed.get(stage, 0) + 1
             return
-        self.next_passes = []
+        self.next_passes = None
         if kind is Kind.FORWARD:
             self.done.append(forward(stage, self.progress.forwarded[stage]))
             self.progress.forwarded[stage] += 1
