@@ -1,7 +1,7 @@
 """Let a rank keep the memory that it frees.
 
 A training step takes and frees the same hundreds of megabytes each time. The C library gives what lies at the end of its heap
-back to the system, and gets it again page by page, each zeroed in a fault of its own: 5 to 30 % of a step on a processor.
+back to the system, and gets it again page by page, each zeroed in a fault of its own: 3 to 35 % of a step on a processor.
 The peak is the same: what is kept was needed, and is taken again.
 """
 
