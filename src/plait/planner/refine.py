@@ -62,7 +62,8 @@ class Climb:
             guesses.sort(key=lambda guess: score(guess, self.settings.objective))
             plans = [guess.plan for guess in guesses[:TRIED]]
             # Closed forms know nothing of uneven stages: every other schedule of the same plan is replayed.
-            plans += [guess.plan for guess in guesses[TRIED:] if replace(guess.plan, pp=current.plan.pp) == current.plan]
+            pipelines = _pipelines(current.plan.pp.size, self.job.model.num_repeated)
+            plans += self._valid(replace(current.plan, pp=pipeline) for pipeline in pipelines)
             best = min((self._estimate(plan) for plan in plans if self._can_afford(plan)), key=self._fit_score, default=current)
             if self._fit_score(best) >= self._score(current) * (1 - 1e-6):
                 return
@@ -142,7 +143,10 @@ def _moved(plan: Plan) -> Iterator[Plan]:
         factor = next((d for d in divisors(sizes[source]) if d > 1), 1)
         for target in AXES:
             if factor > 1 and target != source:
-                yield _resized(plan, {**sizes, source: sizes[source] // factor, target: sizes[target] * factor})
+                moved = _resized(plan, {**sizes, source: sizes[source] // factor, target: sizes[target] * factor})
+                yield moved
+                if moved.dp.size != plan.dp.size:  # and with micro-batches of as many samples as before
+                    yield replace(moved, micro_batches=max(1, plan.micro_batches * plan.dp.size // moved.dp.size))
 
 
 def _resized(plan: Plan, sizes: dict[str, int]) -> Plan:
@@ -151,7 +155,7 @@ def _resized(plan: Plan, sizes: dict[str, int]) -> Plan:
     return replace(
         plan,
         tp=TensorAxis(sizes["tp"], "1d", sequence_parallel=sequence),
-        pp=plan.pp if pp == plan.pp.size else PipelineAxis(pp),
+        pp=replace(plan.pp, size=pp) if pp > 1 and plan.pp.size > 1 else PipelineAxis(pp),
         cp=ContextAxis(cp, plan.cp.strategy) if cp > 1 else ContextAxis(),
         dp=DataAxis(sizes["dp"]),
         ep=plan.ep if sizes["dp"] * cp % plan.ep == 0 else 1,
