@@ -124,7 +124,7 @@ class Climb:
             except PlanError:
                 continue
             few = plan.pp.schedule == "dualpipev" and (plan.micro_batches < 2 * plan.pp.size or plan.micro_batches % 2)
-            if self.settings.allows(plan) and not few:
+            if plan.pp.num_stages <= self.job.model.num_blocks and self.settings.allows(plan) and not few:
                 yield plan
 
 
