@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product
 
 from plait.pipeline.actions import Action, Kind, forward, input_grad, straight, vee, weight_grad
@@ -24,12 +25,12 @@ class Block:
     forwards: tuple[int, ...]
     input_grads: tuple[int, ...]
 
-    @property
+    @cached_property
     def num_ranks(self) -> int:
         """Ranks."""
         return max(self.placement) + 1
 
-    @property
+    @cached_property
     def interval(self) -> int:
         """The work of a micro-batch on one rank: F, I and W for each of its stages."""
         return 3 * len(self.placement) // self.num_ranks
