@@ -24,7 +24,7 @@ STARTS = 3
 ROUNDS = 8
 TRIED = 10
 """Full estimates of a round: the neighbours that promise most."""
-MOST_WORK = 160_000
+MOST_WORK = 100_000
 """Replaying the schedules of very long pipelines takes seconds: so many micro-batches on stages in all."""
 SCHEDULES = ("1f1b", "zb-h1", "zb-h2", "zbv", "v-half", "v-min", "dualpipev")
 MOST_VIRTUAL = 16

@@ -25,7 +25,7 @@ class Block:
     forwards: tuple[int, ...]
     input_grads: tuple[int, ...]
 
-    @property
+    @cached_property
     def num_ranks(self) -> int:
         """Ranks."""
         return max(self.placement) + 1
