@@ -45,6 +45,16 @@ def test_the_plan_and_the_batch_of_a_config(capsys: pytest.CaptureFixture[str], 
     assert code == 0 and json.loads(str(data["text"]))["train_micro_batch_size_per_gpu"] == 4
 
 
+def test_a_config_without_a_model_has_a_plan_all_the_same(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text('[plan]\ntext = "dp2:zero3"\n')
+    code, data = answer(capsys, "plan", str(config), "--to", "torchtitan")
+    assert code == 0 and data["plan"] == "dp2:zero3"
+    config.write_text('[plna]\ntext = "dp2:zero3"\n')
+    assert main(["export", "plan", str(config), "--to", "torchtitan"]) == 2
+    assert "did you mean 'plan'" in capsys.readouterr().err
+
+
 def test_what_is_no_longer_the_plan_is_a_no(capsys: pytest.CaptureFixture[str]) -> None:
     code, data = answer(capsys, "plan", "tp4:2d dp2", "--to", "megatron-lm")
     assert code == 1 and "tp4:2d: Megatron-LM splits layers in one dimension only" in str(data["missing"])

@@ -74,7 +74,7 @@ def _plan_and_batch(arguments: argparse.Namespace) -> tuple[Any, int | None]:
 
     source, text, batch = arguments.source, arguments.plan, arguments.global_batch
     if source is not None and (source.endswith((".toml", ".json")) or Path(source).is_file()):
-        tables = config_tables(source)
+        tables = config_tables(source, with_model=False)
         text = text if text is not None else tables.get("plan", {}).get("text")
         batch = batch or tables.get("train", {}).get("global_batch")
         if text is None or text.strip() == "auto":
