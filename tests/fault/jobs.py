@@ -33,7 +33,7 @@ def heap_given_back() -> int:
     end: int = library.sbrk(0)
     for piece in reversed(pieces):
         library.free(piece)
-    return end - int(library.sbrk(0))
+    return max(0, end - int(library.sbrk(0)))
 
 
 def own_threads() -> int:
