@@ -12,15 +12,12 @@ from typing import Any
 
 from plait.cost.records import Runtime
 from plait.errors import ConfigError, nearest
+from plait.plan.axes import CONTEXT_STRATEGIES, DATA_STRATEGIES, TENSOR_MODES
 
 LATE = 0.15e-3
 """`Runtime.late_seconds` of Megatron-DeepSpeed."""
 SKEW = 0.25e-3
 """`Runtime.skew_seconds` of nanotron."""
-
-TENSOR_MODES = ("1d", "2d", "2.5d", "3d")
-STRATEGIES = ("allreduce", "ring", "server", "async-server", "local", "zero1", "zero2", "zero3")
-CONTEXTS = ("ring", "ulysses")
 
 
 @dataclass(frozen=True)
@@ -32,10 +29,11 @@ class Framework:
     attention: str = "sdpa"
     """Its attention kernel, where a config names none."""
     schedules: tuple[str, ...] | None = None
+    """None: any, those that a user wrote too."""
     tensor_modes: tuple[str, ...] = TENSOR_MODES
     sequence_parallel: bool = True
-    data: tuple[str, ...] = STRATEGIES
-    contexts: tuple[str, ...] = CONTEXTS
+    data: tuple[str, ...] = DATA_STRATEGIES
+    contexts: tuple[str, ...] = CONTEXT_STRATEGIES
     experts: bool = True
 
     def offers(self, plan: Any) -> bool:
@@ -88,25 +86,12 @@ MEGATRON_2022 = replace(
 )
 """The same with sequence parallelism (Korthikanti et al. 2022), gradients added up inside the products that make them, and a
 distributed optimizer."""
-MEGATRON_DEEPSPEED = Framework(
-    "megatron-deepspeed",
-    behaviour(
-        4.0,
-        overlap_gradients=False,
-        overlap_sends=False,
-        balanced_stages=False,
-        scatters_sends=True,
-        reduces_whole=True,
-        late_seconds=LATE,
-        fused_kernels=True,
-    ),
-    attention="eager",
+MEGATRON_DEEPSPEED = replace(
+    MEGATRON_LM,
+    name="megatron-deepspeed",
+    runtime=replace(MEGATRON_LM.runtime, reduces_whole=True, late_seconds=LATE),
     schedules=("1f1b",),
-    tensor_modes=("1d",),
-    sequence_parallel=False,
     data=("allreduce", "zero1"),
-    contexts=(),
-    experts=False,
 )
 """DeepSpeed's optimizer for bf16 under pipelines: float32 gradients are all-reduced whole, weights gathered. Its pipeline sends
 each rank's part of what a tensor group holds (`PartitionedTensor`) and waits for the device at every send."""

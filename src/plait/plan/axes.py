@@ -26,7 +26,7 @@ PIPELINE_SCHEDULES: Final[tuple[str, ...]] = get_args(PipelineSchedule)
 V_SCHEDULES: Final = ("zbv", "v-half", "v-min", "dualpipev")  # rank r holds stages r and 2p-1-r: always two
 ASYNCHRONOUS_SCHEDULES: Final = ("pipedream", "2bw")  # they update without a flush, on stale weights
 CONTEXT_STRATEGIES: Final[tuple[str, ...]] = get_args(ContextStrategy)
-REMATS: Final[tuple[str, ...]] = get_args(Remat)
+REMATS: Final[tuple[Remat, ...]] = get_args(Remat)
 PRECISIONS: Final[tuple[str, ...]] = get_args(Precision)
 
 

@@ -16,7 +16,8 @@ from plait.cost.records import Estimate, Job
 from plait.cost.step import estimate_job
 from plait.errors import PlanError
 from plait.plan import ContextAxis, DataAxis, PipelineAxis, Plan, TensorAxis, check_batch, check_config
-from plait.planner.search import REMATS, Settings, cheapest_that_fits, replay_work, score
+from plait.plan.axes import REMATS, PipelineSchedule
+from plait.planner.search import Settings, cheapest_that_fits, replay_work, score
 from plait.planner.space import divisors
 
 STARTS = 3
@@ -26,7 +27,7 @@ TRIED = 10
 """Full estimates of a round: the neighbours that promise most."""
 MOST_WORK = 100_000
 """Replaying the schedules of very long pipelines takes seconds: so many micro-batches on stages in all."""
-SCHEDULES = ("1f1b", "zb-h1", "zb-h2", "zbv", "v-half", "v-min", "dualpipev")
+SCHEDULES: tuple[PipelineSchedule, ...] = ("1f1b", "zb-h1", "zb-h2", "zbv", "v-half", "v-min", "dualpipev")
 MOST_VIRTUAL = 16
 AXES = ("tp", "pp", "cp", "dp")
 
@@ -91,7 +92,7 @@ class Climb:
     def _neighbours(self, plan: Plan) -> Iterator[Plan]:
         """The plans that differ in one thing, and those of other micro-batches, schedules and degrees as they fit best."""
         model = self.job.model
-        yield from self._valid(replace(plan, remat=remat) for remat in REMATS)  # type: ignore[arg-type]
+        yield from self._valid(replace(plan, remat=remat) for remat in REMATS)
         yield from self._valid(replace(plan, dp=data) for data in self._data(plan))
         share = self.job.global_batch // plan.dp.size
         counts = {m for one in divisors(max(1, share)) for m in (one, plan.micro_batches * 2, plan.micro_batches + 1)}
@@ -130,7 +131,7 @@ class Climb:
 
 def _pipelines(size: int, layers: int) -> Iterator[PipelineAxis]:
     if size > 1:
-        yield from (PipelineAxis(size, name) for name in SCHEDULES)  # type: ignore[arg-type]
+        yield from (PipelineAxis(size, name) for name in SCHEDULES)
         yield from (PipelineAxis(size, "interleaved", v) for v in range(2, min(MOST_VIRTUAL, layers // size) + 1))
 
 

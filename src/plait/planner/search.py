@@ -21,9 +21,9 @@ from plait.cost.stages import Stage
 from plait.cost.step import estimate_job, stage_pass
 from plait.errors import NotAvailable, PlanError
 from plait.plan import DataAxis, PipelineAxis, Plan, check_available
+from plait.plan.axes import REMATS, Remat
 from plait.planner.space import Degrees, data_axes, degrees, micro_batch_counts, schedules
 
-REMATS = ("none", "selective", "full")
 OBJECTIVES = ("time", "cost", "memory")
 FEWEST_REPLAYED, MOST_WORK = 4, 150_000
 """Long pipelines take long to replay: so many plans at least, and then no more than so much work."""
@@ -222,11 +222,11 @@ def cheapest_that_fits(
     limit = usable_bytes(machine, plan)
     node_ranks = machine.devices_per_node // (plan.tp.size * plan.cp.size)
     axes = list(data_axes(plan.dp.size, plan.cp.size, settings.framework.data, node_ranks, offloads=settings.offloads))
-    known: dict[tuple[DataAxis, str], Guess] = {}
+    known: dict[tuple[DataAxis, Remat], Guess] = {}
 
-    def guessed(data: DataAxis, remat: str) -> Guess:
+    def guessed(data: DataAxis, remat: Remat) -> Guess:
         if (data, remat) not in known:
-            known[data, remat] = quick(job, replace(plan, dp=data, remat=remat), machine)  # type: ignore[arg-type]
+            known[data, remat] = quick(job, replace(plan, dp=data, remat=remat), machine)
             if found is not None:
                 found.num_guesses += 1
         return known[data, remat]

@@ -9,11 +9,11 @@ from plait.cost.records import Job
 from plait.cost.step import estimate_job
 from plait.errors import ConfigError, PlanError
 from plait.plan import PipelineAxis, Plan
+from plait.plan.axes import REMATS
 from plait.planner import NothingFits
 from plait.planner.choose import decide
 from plait.planner.explain import explain, explain_plan
 from plait.planner.pareto import pareto_front
-from plait.planner.search import REMATS
 from plait.planner.space import data_axes, degrees, divisors, micro_batch_counts, schedules
 from tests.unit.cost.shapes import GPT, GPT3, LLAMA_8B, MIXTRAL, config
 
