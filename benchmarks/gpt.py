@@ -1,4 +1,6 @@
-"""The GPT that benchmarks of strategies train: heads of 64 features, equal initial values, random tokens, fused AdamW."""
+"""The GPT that benchmarks of strategies train: heads of 64 features, equal initial values, random
+tokens, fused AdamW.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class Case:
     def batch(self, rank: int = 0, size: int = 1) -> tuple[Tensor, Tensor]:
         """(inputs, targets) of one of `size` ranks, each [global batch / size, S]."""
         generator = torch.Generator().manual_seed(1 + rank)
-        tokens = torch.randint(0, self.vocab_size, (self.global_batch // size, self.seq_len + 1), generator=generator)
+        tokens = torch.randint(
+            0, self.vocab_size, (self.global_batch // size, self.seq_len + 1), generator=generator
+        )
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 

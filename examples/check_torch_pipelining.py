@@ -1,8 +1,10 @@
-"""Is a training step that somebody else parallelised right? Three steps of torch's own Schedule1F1B, checked by `differential`.
+"""Is a training step that somebody else parallelised right? Three steps of torch's own
+Schedule1F1B, checked by `differential`.
 
-The first is right. The second adds up gradients over two calls of `schedule.step`, which by default divides *all* gradients by
-the number of micro-batches each time. The third pads its targets unevenly under a loss that is a mean. Their loss curves fall
-in all three cases. Run it: `python examples/check_torch_pipelining.py`
+The first is right. The second adds up gradients over two calls of `schedule.step`, which by default
+divides *all* gradients by the number of micro-batches each time. The third pads its targets
+unevenly under a loss that is a mean. Their loss curves fall in all three cases. Run it: `python
+examples/check_torch_pipelining.py`
 """
 
 from __future__ import annotations
@@ -14,9 +16,23 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 import plait
-from plait.verify import Facts, Parallel, Recipe, Report, Slice, differential, gradients_of, parameters_of, run_reference
+from plait.verify import (
+    Facts,
+    Parallel,
+    Recipe,
+    Report,
+    Slice,
+    differential,
+    gradients_of,
+    parameters_of,
+    run_reference,
+)
 
-MICRO_BATCHES, SAMPLES, LENGTH, VOCABULARY, WIDTH = 4, 8, 6, 31, 16
+MICRO_BATCHES = 4
+SAMPLES = 8
+LENGTH = 6
+VOCABULARY = 31
+WIDTH = 16
 
 
 class Model(nn.Module):
@@ -25,8 +41,12 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.first: nn.Module | None = nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Tanh())
-        self.second: nn.Module | None = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, VOCABULARY))
+        self.first: nn.Module | None = nn.Sequential(
+            nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Tanh()
+        )
+        self.second: nn.Module | None = nn.Sequential(
+            nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, VOCABULARY)
+        )
         self.double()
 
     def forward(self, values: Tensor) -> Tensor:
@@ -35,7 +55,9 @@ class Model(nn.Module):
 
 
 def make_batches(number: int, padded: bool) -> list[tuple[Tensor, Tensor]]:
-    """Batches of (tokens, targets), each [SAMPLES, LENGTH]; padded ones end after 1 to LENGTH tokens."""
+    """Batches of (tokens, targets), each [SAMPLES, LENGTH]; padded ones end after 1 to LENGTH
+    tokens.
+    """
     generator = torch.Generator().manual_seed(1)
     found = []
     for _ in range(number):
@@ -55,7 +77,9 @@ def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 def summed_loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """What it should mean: a sum and a count, divided once."""
-    total = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum")
+    total = F.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum"
+    )
     return total, (targets != -100).sum()
 
 
@@ -64,15 +88,22 @@ def sgd(params) -> torch.optim.Optimizer:
 
 
 def pipeline_step(batches: list[tuple[Tensor, Tensor]]) -> dict:
-    """One update from all batches, as a user of torch's pipelining writes it: accumulate, then step."""
-    rank, stages = dist.get_rank(), dist.get_world_size()
+    """One update from all batches, as a user of torch's pipelining writes it: accumulate, then
+    step.
+    """
+    rank = dist.get_rank()
+    stages = dist.get_world_size()
     model = Model()
     if rank == 0:
         model.second = None
     else:
         model.first = None
     stage = PipelineStage(model, rank, stages, torch.device("cpu"))
-    schedule = Schedule1F1B(stage, MICRO_BATCHES, loss_fn=lambda output, target: mean_loss(output, target) / len(batches))
+    schedule = Schedule1F1B(
+        stage,
+        MICRO_BATCHES,
+        loss_fn=lambda output, target: mean_loss(output, target) / len(batches),
+    )
     optimizer = sgd(model.parameters())
     losses: list[Tensor] = []
     for tokens, targets in batches:
@@ -101,12 +132,23 @@ def gather(value: object) -> list:
 
 
 def check(*, accumulate: int = 1, padded: bool = False) -> Report:
-    """Compare one update by the pipeline with one device on the whole batch. Every rank calls it and gets the report."""
+    """Compare one update by the pipeline with one device on the whole batch. Every rank calls it
+    and gets the report.
+    """
     batches = make_batches(accumulate, padded)
     whole = tuple(torch.cat(column) for column in zip(*batches, strict=True))
-    truth = run_reference(Model(), [whole], Recipe(summed_loss, sgd), micro_batches, contributions=True)
-    about = Parallel(Facts({"pp": dist.get_world_size(), "mb": MICRO_BATCHES}), gather, name="Schedule1F1B")
-    return differential(lambda step: truth.steps[step], lambda step: pipeline_step(batches), parallel=about, start=truth.start)
+    truth = run_reference(
+        Model(), [whole], Recipe(summed_loss, sgd), micro_batches, contributions=True
+    )
+    about = Parallel(
+        Facts({"pp": dist.get_world_size(), "mb": MICRO_BATCHES}), gather, name="Schedule1F1B"
+    )
+    return differential(
+        lambda step: truth.steps[step],
+        lambda step: pipeline_step(batches),
+        parallel=about,
+        start=truth.start,
+    )
 
 
 def rank_main() -> list[str]:

@@ -1,8 +1,10 @@
-"""Fine-tune a Hugging Face model from safetensors, most of it frozen, and save it as `transformers` loads it.
+"""Fine-tune a Hugging Face model from safetensors, most of it frozen, and save it as `transformers`
+loads it.
 
-`python examples/finetune.py [--small] [--model DIR]`. Without a folder of weights a small Llama is made and saved by
-transformers itself. Under `dp2:zero3 tp2`, each rank reads from the file what it keeps, trains the last block and the norm,
-and writes its slices; transformers then loads the result, whose weights are those of the same training in plain PyTorch.
+`python examples/finetune.py [--small] [--model DIR]`. Without a folder of weights a small Llama is
+made and saved by transformers itself. Under `dp2:zero3 tp2`, each rank reads from the file what it
+keeps, trains the last block and the norm, and writes its slices; transformers then loads the
+result, whose weights are those of the same training in plain PyTorch.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ def freeze(model: Any, layers: int) -> None:
 def batches(steps: int) -> Iterator[tuple[Any, Any]]:
     from plait import datasets
 
-    loader = datasets.Loader(datasets.make({"name": "stdlib", "seq_len": 32}, {"vocab_size": 256}), 8)
+    loader = datasets.Loader(
+        datasets.make({"name": "stdlib", "seq_len": 32}, {"vocab_size": 256}), 8
+    )
     return (next(loader) for _ in range(steps))
 
 
@@ -65,9 +69,14 @@ def tune(weights: Path, target: Path, layers: int, steps: int) -> list[float]:
     model = models.make("hf", config=weights, weights=weights)
     freeze(model, layers)
     engine = plait.build(model, PLAN, loss=cross_entropy, optimizer=optimizer, world=world)
-    axis, losses = world.axis("dp"), []
+    axis = world.axis("dp")
+    losses = []
     for batch in batches(steps):
-        losses.append(engine.step(tuple(part.tensor_split(axis.size)[axis.rank] for part in batch), trace=False).loss)
+        losses.append(
+            engine.step(
+                tuple(part.tensor_split(axis.size)[axis.rank] for part in batch), trace=False
+            ).loss
+        )
     engine.save_pretrained(target)
     world.close()
     return losses
@@ -81,7 +90,8 @@ def plain(weights: Path, layers: int, steps: int) -> tuple[list[float], Any]:
 
     model = transformers.AutoModelForCausalLM.from_pretrained(weights).train()
     freeze(model, layers)
-    updates, losses = optimizer(model.parameters()), []
+    updates = optimizer(model.parameters())
+    losses = []
     for inputs, targets in batches(steps):
         total, count = cross_entropy(model(input_ids=inputs, use_cache=False).logits, targets)
         (total / count).backward()
@@ -96,8 +106,15 @@ def main() -> int:
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--small", action="store_true", help="a setting that takes seconds")
-    parser.add_argument("--model", type=Path, help="a folder with config.json and safetensors of a causal model")
-    parser.add_argument("--out", type=Path, default=Path("runs"), help="where the curve and the model go (default: runs)")
+    parser.add_argument(
+        "--model", type=Path, help="a folder with config.json and safetensors of a causal model"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs"),
+        help="where the curve and the model go (default: runs)",
+    )
     given = parser.parse_args()
     steps = 4 if given.small else 40
     with tempfile.TemporaryDirectory() as folder:

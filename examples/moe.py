@@ -22,8 +22,18 @@ KEYS = {
     "vocab_size": 256,
     "max_position_embeddings": 64,
 }
-SMALL = {"hidden_size": 32, "intermediate_size": 32, "moe_intermediate_size": 16, "num_hidden_layers": 2}
-LARGE = {"hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 64, "num_hidden_layers": 4}
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "moe_intermediate_size": 16,
+    "num_hidden_layers": 2,
+}
+LARGE = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "moe_intermediate_size": 64,
+    "num_hidden_layers": 4,
+}
 
 
 def model(small: bool) -> Any:
@@ -36,14 +46,26 @@ def batch(samples: int, step: int) -> tuple[Any, Any]:
     """Bytes of the standard library's source."""
     from plait import datasets
 
-    return next(datasets.Loader(datasets.make({"name": "stdlib", "seq_len": 32}, {"vocab_size": 256}), samples, seed=step))
+    return next(
+        datasets.Loader(
+            datasets.make({"name": "stdlib", "seq_len": 32}, {"vocab_size": 256}),
+            samples,
+            seed=step,
+        )
+    )
 
 
 def main() -> int:
     given = options()
     from plait.models.losses import cross_entropy
 
-    task = Task(partial(model, given.small), partial(batch, 8), cross_entropy, 6 if given.small else 100, lr=1e-3)
+    task = Task(
+        partial(model, given.small),
+        partial(batch, 8),
+        cross_entropy,
+        6 if given.small else 100,
+        lr=1e-3,
+    )
     plan = "pp2:1f1b dp2:zero1 ep2 mb2"
     truth = plain(task)
     found = plait.launch(parallel, task, plan, nproc=4)[0]

@@ -1,9 +1,11 @@
-"""A U-Net learns a partial differential equation: model parallel over channels and over space, with halo exchange.
+"""A U-Net learns a partial differential equation: model parallel over channels and over space, with
+halo exchange.
 
-`python examples/simulation.py [--small]`. The equation is Allen-Cahn's, du/dt = eps^2 (u_xx + u_yy) + u - u^3 on a periodic
-square; a spectral solver here makes the data (exact diffusion in Fourier space, the reaction's exact solution in between:
-Strang splitting). The net maps u(t) to u(t + 1). Under `dp2 tp2` the data axis is used for space: its two ranks hold the
-upper and the lower half of every field, and convolutions borrow rows from the other (`plait.context.HaloConv2d`); the tensor
+`python examples/simulation.py [--small]`. The equation is Allen-Cahn's, du/dt = eps^2 (u_xx + u_yy)
++ u - u^3 on a periodic square; a spectral solver here makes the data (exact diffusion in Fourier
+space, the reaction's exact solution in between: Strang splitting). The net maps u(t) to u(t + 1).
+Under `dp2 tp2` the data axis is used for space: its two ranks hold the upper and the lower half of
+every field, and convolutions borrow rows from the other (`plait.context.HaloConv2d`); the tensor
 axis cuts the channels inside every block. The reference is plain PyTorch on whole fields.
 """
 
@@ -34,7 +36,9 @@ PLAN = "dp2 tp2 precision:float64"
 
 
 class Block(nn.Module):
-    """Mix over space (a convolution of each channel), then over channels (two linear layers, which the tensor axis cuts)."""
+    """Mix over space (a convolution of each channel), then over channels (two linear layers, which
+    the tensor axis cuts).
+    """
 
     def __init__(self, channels: int, axis: Any) -> None:
         super().__init__()
@@ -49,7 +53,9 @@ class Block(nn.Module):
 
 
 class UNet(nn.Module):
-    """[B, 1, H, W] -> [B, 1, H, W]: two levels; where space is cut, every rank pools and repeats its own rows."""
+    """[B, 1, H, W] -> [B, 1, H, W]: two levels; where space is cut, every rank pools and repeats
+    its own rows.
+    """
 
     def __init__(self, channels: int, axis: Any = None) -> None:
         super().__init__()
@@ -66,10 +72,13 @@ class UNet(nn.Module):
 
 def solve(u: Tensor, time: float, eps: float = 0.05, steps: int = 20) -> Tensor:
     """u [B, 1, N, N] on the unit square, `time` later."""
-    dt, n = time / steps, u.shape[-1]
+    dt = time / steps
+    n = u.shape[-1]
     k = 2 * torch.pi * torch.fft.fftfreq(n, 1 / n, dtype=u.dtype)
     decay = torch.exp(-(eps**2) * (k[:, None] ** 2 + k[None, :] ** 2) * dt)
-    half = math.exp(-dt)  # of u / sqrt(u^2 + (1 - u^2) e^(-2 t)), what the reaction makes of u, at t = dt / 2
+    half = math.exp(
+        -dt
+    )  # of u / sqrt(u^2 + (1 - u^2) e^(-2 t)), what the reaction makes of u, at t = dt / 2
     for _ in range(steps):
         u = u / torch.sqrt(u**2 + (1 - u**2) * half)
         u = torch.fft.ifft2(torch.fft.fft2(u) * decay).real
@@ -100,7 +109,8 @@ def make(channels: int, axis: Any = None) -> nn.Module:
 
 def plain(task: Task, channels: int) -> list[float]:
     """One device, whole fields."""
-    model, losses = make(channels), []
+    model = make(channels)
+    losses = []
     optimizer = task.optimizer(model.parameters())
     for step in range(task.steps):
         inputs, targets = task.batch(step)
@@ -119,10 +129,19 @@ def in_strips(task: Task, channels: int) -> list[float]:
     world = join_world(plait.Plan.parse(PLAN))
     space = world.axis("dp")
     model = make(channels, space)
-    engine = plait.build(model, PLAN, loss=squared_error, optimizer=task.optimizer, options=Options(roles=ROLES), world=world)
+    engine = plait.build(
+        model,
+        PLAN,
+        loss=squared_error,
+        optimizer=task.optimizer,
+        options=Options(roles=ROLES),
+        world=world,
+    )
     losses = []
     for step in range(task.steps):
-        inputs, targets = (field.chunk(space.size, -2)[space.rank].contiguous() for field in task.batch(step))
+        inputs, targets = (
+            field.chunk(space.size, -2)[space.rank].contiguous() for field in task.batch(step)
+        )
         losses.append(engine.step((inputs, targets), trace=False).loss)
     world.close()
     return losses
@@ -134,7 +153,11 @@ def main() -> int:
     task = Task(partial(make, channels), partial(batch, samples, size), squared_error, steps)
     truth = plain(task, channels)
     found = plait.launch(in_strips, task, channels, nproc=4)[0]
-    show("simulation", {"one device, whole fields": truth, "two strips x half the channels": found}, given.out)
+    show(
+        "simulation",
+        {"one device, whole fields": truth, "two strips x half the channels": found},
+        given.out,
+    )
     print(f"largest difference {equal(found, truth, 1e-9):.1e}")
     assert given.small or truth[-1] < truth[0] / 20, "it has not learnt"
     return 0

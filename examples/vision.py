@@ -1,7 +1,7 @@
 """A ResNet on handwritten digits, data parallel with ZeRO: `python examples/vision.py [--small]`.
 
-Its reference is the same training in plain PyTorch on one device; the curves must be one. In float64: in float32 the last bit
-has become a hundredth of the loss after sixty steps of a ResNet.
+Its reference is the same training in plain PyTorch on one device; the curves must be one. In
+float64: in float32 the last bit has become a hundredth of the loss after sixty steps of a ResNet.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ def batch(samples: int, step: int) -> tuple[Any, Any]:
     """Digits in an order of their own, the same on every rank."""
     from plait import datasets
 
-    digits = datasets.make({"name": "digits"}, {"name": "resnet", "in_channels": 1, "num_classes": 10})
+    digits = datasets.make(
+        {"name": "digits"}, {"name": "resnet", "in_channels": 1, "num_classes": 10}
+    )
     loader = datasets.Loader(digits, samples, seed=step)
     images, labels = next(loader)
     return images.double(), labels

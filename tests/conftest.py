@@ -1,4 +1,6 @@
-"""Fixtures for all tests: `ranks` runs a function on real Gloo ranks, from a pool of processes that is started once."""
+"""Fixtures for all tests: `ranks` runs a function on real Gloo ranks, from a pool of processes that
+is started once.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ settings.load_profile("plait")
 
 
 def pytest_sessionstart() -> None:
-    """A session that is asked to end takes down what its tests have started, as one that is interrupted does."""
+    """A session that is asked to end takes down what its tests have started, as one that is
+    interrupted does.
+    """
 
     def interrupt(number: int, frame: object) -> NoReturn:
         raise KeyboardInterrupt(signal.Signals(number).name)

@@ -1,12 +1,15 @@
-"""The asynchronous server: does it converge, is it what its record says, and does a slow worker hold up the others?
+"""The asynchronous server: does it converge, is it what its record says, and does a slow worker
+hold up the others?
 
-    python -m benchmarks.async_server.bench convergence [--problems digits corpus] [--stale 1 4 16] [--steps 200]
-    python -m benchmarks.async_server.bench throughput [--seconds 15] [--workers 4]
+    python -m benchmarks.async_server.bench convergence [--problems digits corpus] [--stale 1 4 16]
+    [--steps 200] python -m benchmarks.async_server.bench throughput [--seconds 15] [--workers 4]
 
-Convergence: four workers, two servers, float64, worker 0 slowed. The servers record which gradient, computed on which
-version, went into which update; one device makes the same updates again (`tests.parity.replay`), and the largest relative
-difference of the weights is told. Throughput: workers whose step takes a given time as on a device of its own (they wait; this
-machine has fewer cores than workers), one of them four times as long. `own` is what each worker does alone, without a server.
+Convergence: four workers, two servers, float64, worker 0 slowed. The servers record which gradient,
+computed on which version, went into which update; one device makes the same updates again
+(`tests.parity.replay`), and the largest relative difference of the weights is told. Throughput:
+workers whose step takes a given time as on a device of its own (they wait; this machine has fewer
+cores than workers), one of them four times as long. `own` is what each worker does alone, without a
+server.
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ from plait.models import losses
 from plait.plan import Plan
 from plait.verify.compare import largest, relative_error
 
-WORKERS, SERVERS, HELD_OUT = 4, 2, 128
+WORKERS = 4
+SERVERS = 2
+HELD_OUT = 128
 GPT = {
     "num_hidden_layers": 1,
     "hidden_size": 32,
@@ -55,12 +60,15 @@ class Problem:
         with torch.device("meta"):
             return models.make("mlp", **MLP) if self.name == "digits" else models.make("gpt", **GPT)
 
-    def batches(self, steps: int) -> tuple[list[list[tuple[Tensor, Tensor]]], tuple[Tensor, Tensor]]:
+    def batches(
+        self, steps: int
+    ) -> tuple[list[list[tuple[Tensor, Tensor]]], tuple[Tensor, Tensor]]:
         """By worker and step; and samples that nobody trains on."""
         dataset: Any = Digits(flat=True) if self.name == "digits" else stdlib(32)
         samples = 16 if self.name == "digits" else 4
         order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(1))
-        held, rest = order[:HELD_OUT], order[HELD_OUT:]
+        held = order[:HELD_OUT]
+        rest = order[HELD_OUT:]
 
         def batch(indices: Tensor) -> tuple[Tensor, Tensor]:
             inputs, targets = dataset.batch(indices)
@@ -70,7 +78,9 @@ class Problem:
             begin = (step * WORKERS + worker) * samples
             return rest[torch.arange(begin, begin + samples) % len(rest)]
 
-        return [[batch(own(worker, step)) for step in range(steps)] for worker in range(WORKERS)], batch(held)
+        return [
+            [batch(own(worker, step)) for step in range(steps)] for worker in range(WORKERS)
+        ], batch(held)
 
     def optimizer(self, params: Any) -> torch.optim.Optimizer:
         if self.name == "digits":
@@ -85,7 +95,14 @@ def train(problem: Problem, plan_text: str, steps: int, slow_seconds: float, rat
     world = join_world(plan)
     axis = world.axis("dp")
     options = Options(seed=SEED, num_servers=SERVERS, asynchrony=Asynchrony(staleness_rate=rate))
-    engine = build(problem.model(), plan, loss=losses.cross_entropy, optimizer=problem.optimizer, options=options, world=world)
+    engine = build(
+        problem.model(),
+        plan,
+        loss=losses.cross_entropy,
+        optimizer=problem.optimizer,
+        options=options,
+        world=world,
+    )
     strategy = engine.strategy
     server = strategy.server if isinstance(strategy, AsyncServer) else None
     if server is not None:
@@ -95,16 +112,24 @@ def train(problem: Problem, plan_text: str, steps: int, slow_seconds: float, rat
     for batch in problem.batches(steps)[0][axis.rank]:
         engine.step(batch, trace=False)
     strategy.settle()
-    parts = [(p.name, p.global_shape, p.index(), p.value.clone()) for p in engine.local_parameters()]
+    parts = [
+        (p.name, p.global_shape, p.index(), p.value.clone()) for p in engine.local_parameters()
+    ]
     record = None
     if server is not None:
-        record = Recorded(tuple(dict.fromkeys(p.name for p in strategy.pieces)), tuple(server.log or ()), axis.rank)
+        record = Recorded(
+            tuple(dict.fromkeys(p.name for p in strategy.pieces)),
+            tuple(server.log or ()),
+            axis.rank,
+        )
     world.close()
     return parts, record
 
 
 @torch.no_grad()
-def judged(problem: Problem, weights: dict[str, Tensor], held: tuple[Tensor, Tensor]) -> tuple[float, float]:
+def judged(
+    problem: Problem, weights: dict[str, Tensor], held: tuple[Tensor, Tensor]
+) -> tuple[float, float]:
     """(loss, accuracy) on the samples that nobody trained on."""
     model = fresh(problem)  # type: ignore[arg-type]
     load(model, {name: weights[name].view_as(param) for name, param in model.named_parameters()})
@@ -114,7 +139,9 @@ def judged(problem: Problem, weights: dict[str, Tensor], held: tuple[Tensor, Ten
 
 
 def convergence(problem: Problem, stale: int, steps: int, slow_seconds: float) -> str:
-    plan = f"dp{WORKERS}:{'server' if stale == 0 else f'async-server,stale{stale}'} precision:float64"
+    plan = (
+        f"dp{WORKERS}:{'server' if stale == 0 else f'async-server,stale{stale}'} precision:float64"
+    )
     results = launch(train, problem, plan, steps, slow_seconds, "constant", nproc=WORKERS)
     weights = join([parts for parts, _ in results])
     records = [record for _, record in results if record is not None]
@@ -125,20 +152,33 @@ def convergence(problem: Problem, stale: int, steps: int, slow_seconds: float) -
         return f"{row} | | |"
     ages = Counter(age for record in records for applied in record.log for age in applied.staleness)
     expected = replay(problem, batches, records, problem.optimizer)  # type: ignore[arg-type]
-    error = max(relative_error(weights[n].view_as(v), v, largest(expected)) for n, v in expected.items())
+    error = max(
+        relative_error(weights[n].view_as(v), v, largest(expected)) for n, v in expected.items()
+    )
     mean = sum(age * count for age, count in ages.items()) / sum(ages.values())
     return f"{row} {mean:.1f}, {max(ages)} | {error:.1e} |"
 
 
-def pace(plan_text: str, step_seconds: float, slow: int, seconds: float) -> tuple[int, float, dict[int, int]]:
-    """Steps of this worker, and how long they took. Runs in every rank; under the synchronous server all do equally many."""
+def pace(
+    plan_text: str, step_seconds: float, slow: int, seconds: float
+) -> tuple[int, float, dict[int, int]]:
+    """Steps of this worker, and how long they took. Runs in every rank; under the synchronous
+    server all do equally many.
+    """
     torch.set_num_threads(1)
     plan = Plan.parse(plan_text)
     world = join_world(plan)
     axis = world.axis("dp")
     problem = Problem("digits")
     options = Options(seed=SEED, num_servers=min(SERVERS, axis.size))
-    engine = build(problem.model(), plan, loss=losses.cross_entropy, optimizer=problem.optimizer, options=options, world=world)
+    engine = build(
+        problem.model(),
+        plan,
+        loss=losses.cross_entropy,
+        optimizer=problem.optimizer,
+        options=options,
+        world=world,
+    )
     own = step_seconds * (4 if axis.rank == slow else 1)
     engine.before_update.append(lambda e: time.sleep(own))
     inputs, targets = Digits(flat=True).batch(torch.arange(16))
@@ -146,7 +186,8 @@ def pace(plan_text: str, step_seconds: float, slow: int, seconds: float) -> tupl
         engine.step((inputs, targets), trace=False)
     engine.strategy.settle()
     fixed = engine.strategy.lockstep and axis.size > 1
-    began, steps = time.perf_counter(), 0
+    began = time.perf_counter()
+    steps = 0
     while steps < seconds / (4 * step_seconds) if fixed else time.perf_counter() - began < seconds:
         engine.step((inputs, targets), trace=False)
         steps += 1
@@ -174,7 +215,11 @@ def throughput(workers: int, step_seconds: float, seconds: float, stales: list[i
         ages: Counter[int] = Counter()
         for _, _, found in results:
             ages.update(found)
-        told = f"{sum(a * n for a, n in ages.items()) / sum(ages.values()):.1f}, {max(ages)}" if ages else ""
+        told = (
+            f"{sum(a * n for a, n in ages.items()) / sum(ages.values()):.1f}, {max(ages)}"
+            if ages
+            else ""
+        )
         rows.append(f"| {name} | {rate:.1f} | {100 * rate / whole:.0f} % | {told} |")
         print(rows[-1], flush=True)
     return "\n".join(rows)
@@ -185,7 +230,9 @@ def pace_of(results: list[Any]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["convergence", "throughput"])
     parser.add_argument("--problems", nargs="+", default=["digits", "corpus"])
     parser.add_argument("--stale", nargs="+", type=int, default=[0, 1, 4, 16])
@@ -199,10 +246,15 @@ def main() -> None:
         stales = [stale for stale in arguments.stale if stale]
         print(throughput(arguments.workers, arguments.step_seconds, arguments.seconds, stales))
         return
-    print("| | K | loss | accuracy, % | staleness: mean, largest | replay differs by |\n|---|---|---|---|---|---|")
+    print(
+        "| | K | loss | accuracy, % | staleness: mean, largest | replay differs by |\n|---|---|---|---|---|---|"
+    )
     for problem in arguments.problems:
         for stale in arguments.stale:
-            print(convergence(Problem(problem), stale, arguments.steps, arguments.slow_seconds), flush=True)
+            print(
+                convergence(Problem(problem), stale, arguments.steps, arguments.slow_seconds),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

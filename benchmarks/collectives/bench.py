@@ -1,4 +1,5 @@
-"""How long does one operation of an axis take, against torch.distributed on Gloo? Interleaved, medians, one table.
+"""How long does one operation of an axis take, against torch.distributed on Gloo? Interleaved,
+medians, one table.
 
 Run: python benchmarks/collectives/bench.py [--ranks 2 4] [--megabytes 1 16] [--repeats 15]
 """
@@ -20,12 +21,16 @@ from plait.comm import init
 from plait.mesh import Mesh
 
 OPS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
-REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # renamed in torch 2.13
+REDUCE_SCATTER = (
+    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+)  # renamed in torch 2.13
 ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def native_calls(numel: int, n: int) -> dict[str, Callable[[], object]]:
-    full, other, part = torch.ones(numel), torch.ones(numel), torch.ones(numel // n)
+    full = torch.ones(numel)
+    other = torch.ones(numel)
+    part = torch.ones(numel // n)
     return {
         "all_reduce": lambda: dist.all_reduce(full),
         "reduce_scatter": lambda: REDUCE_SCATTER(part, full),
@@ -37,10 +42,13 @@ def native_calls(numel: int, n: int) -> dict[str, Callable[[], object]]:
 def axis_calls(axis, numel: int, own_memory: bool) -> dict[str, Callable[[], object]]:
     """`own_memory`: tensors from `axis.empty`, in place; otherwise ordinary ones."""
     if own_memory:
-        full, other = axis.empty(numel, torch.float32).fill_(1), axis.empty(numel, torch.float32).fill_(1)
+        full = axis.empty(numel, torch.float32).fill_(1)
+        other = axis.empty(numel, torch.float32).fill_(1)
         part = full[axis.rank * (numel // axis.size) :][: numel // axis.size]
     else:
-        full, other, part = torch.ones(numel), torch.ones(numel), torch.ones(numel // axis.size)
+        full = torch.ones(numel)
+        other = torch.ones(numel)
+        part = torch.ones(numel // axis.size)
     return {
         "all_reduce": lambda: axis.all_reduce(full).wait(),
         "reduce_scatter": lambda: axis.reduce_scatter(part, full).wait(),
@@ -51,8 +59,11 @@ def axis_calls(axis, numel: int, own_memory: bool) -> dict[str, Callable[[], obj
 
 def measure(rank: int, n: int, folder: str, sizes: list[int], repeats: int, answers) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", n), rank=rank, world_size=n)
-    gloo, shared = init(Mesh(dp=n), backend="gloo"), init(Mesh(dp=n), backend="shared")
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(f"{folder}/store", n), rank=rank, world_size=n
+    )
+    gloo = init(Mesh(dp=n), backend="gloo")
+    shared = init(Mesh(dp=n), backend="shared")
     for num_bytes in sizes:
         numel = num_bytes // 4
         calls_in_a_row = max(2, min(20, (4 << 20) // num_bytes))
@@ -73,7 +84,14 @@ def measure(rank: int, n: int, folder: str, sizes: list[int], repeats: int, answ
                     if repeat >= 2:
                         seconds[way].append((time.perf_counter() - start) / calls_in_a_row)
             if rank == 0:
-                answers.put((n, num_bytes, op, {way: statistics.median(times) for way, times in seconds.items()}))
+                answers.put(
+                    (
+                        n,
+                        num_bytes,
+                        op,
+                        {way: statistics.median(times) for way, times in seconds.items()},
+                    )
+                )
     shared.close()
     gloo.close()
     dist.destroy_process_group()

@@ -1,6 +1,8 @@
-"""The systems under test: torch's own and DeepSpeed's data parallelism, and plait's, each around the same model.
+"""The systems under test: torch's own and DeepSpeed's data parallelism, and plait's, each around
+the same model.
 
-Each gets the same initial values, the same batches and the same fused AdamW, so that only the strategy differs.
+Each gets the same initial values, the same batches and the same fused AdamW, so that only the
+strategy differs.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ Step = Callable[[Tensor, Tensor], Any]
 
 CASES = {
     "compute": Case("compute", "8 layers, width 256: computing dominates", 8, 256, 128, 16),
-    "communication": Case("communication", "4 layers, width 768, few tokens: gradients dominate", 4, 768, 32, 4),
+    "communication": Case(
+        "communication", "4 layers, width 768, few tokens: gradients dominate", 4, 768, 32, 4
+    ),
 }
 
 
@@ -33,15 +37,21 @@ def mean_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
 
 def plait(plan: str) -> Callable[[Case, World], Step]:
     def make(case: Case, world: World) -> Step:
-        options = Options(blocks="blocks.*", linear_product="torch")  # who multiplies is not what is compared
-        engine = build(case.model(), plan, loss=cross_entropy, optimizer=adamw, options=options, world=world)
+        options = Options(
+            blocks="blocks.*", linear_product="torch"
+        )  # who multiplies is not what is compared
+        engine = build(
+            case.model(), plan, loss=cross_entropy, optimizer=adamw, options=options, world=world
+        )
         return lambda inputs, targets: engine.step((inputs, targets), trace=False)
 
     return make
 
 
 def single(case: Case, world: World) -> Step:
-    """One process with the whole batch of its rank and no communication: what the cores can compute."""
+    """One process with the whole batch of its rank and no communication: what the cores can
+    compute.
+    """
     model = case.model()
     return _loop(model, adamw(model.parameters()))
 
@@ -55,7 +65,9 @@ def zero_redundancy(case: Case, world: World) -> Step:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     model = nn.parallel.DistributedDataParallel(case.model(), gradient_as_bucket_view=True)
-    return _loop(model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-4, fused=True))
+    return _loop(
+        model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-4, fused=True)
+    )
 
 
 def fsdp2(*, reshard: bool) -> Callable[[Case, World], Step]:
@@ -68,7 +80,9 @@ def fsdp2(*, reshard: bool) -> Callable[[Case, World], Step]:
         for block in model.blocks:
             fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
         fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
-        return _loop(model, torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False, fused=True))
+        return _loop(
+            model, torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False, fused=True)
+        )
 
     return make
 
@@ -125,4 +139,7 @@ def systems(size: int) -> dict[str, Callable[[Case, World], Step]]:
 
 
 def _plans(size: int) -> list[str]:
-    return [f"dp{size}", *(f"dp{size}:{name}" for name in ("ring", "server", "zero1", "zero2", "zero3"))]
+    return [
+        f"dp{size}",
+        *(f"dp{size}:{name}" for name in ("ring", "server", "zero1", "zero2", "zero3")),
+    ]

@@ -1,9 +1,11 @@
-"""Balancing by bias: the share of the busiest expert, step by step, on the source of Python's standard library.
+"""Balancing by bias: the share of the busiest expert, step by step, on the source of Python's
+standard library.
 
     python -m benchmarks.expert.balance [--steps 150] [--figure FILE.svg]
 
-Two runs from the same start, with and without the bias; the busiest expert of the worst layer in units of the mean, over the
-last WINDOW steps (a batch has some two thousand tokens of two or three files, so its own load is mostly chance).
+Two runs from the same start, with and without the bias; the busiest expert of the worst layer in
+units of the mean, over the last WINDOW steps (a batch has some two thousand tokens of two or three
+files, so its own load is mostly chance).
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ MODEL = {
     "vocab_size": 256, "num_local_experts": 8, "num_experts_per_tok": 2, "scoring_func": "sigmoid", "initializer_range": 0.08,
 }  # fmt: skip
 TRAIN = {"global_batch": 16, "lr": 2e-3}
-SEQ_LEN, SPEED, LIMIT, WINDOW = 128, 0.01, 1.25, 10
+SEQ_LEN = 128
+SPEED = 0.01
+LIMIT = 1.25
+WINDOW = 10
 
 Curve = list[tuple[tuple[tuple[float, ...], ...], float]]
 
@@ -50,7 +55,9 @@ def curve(steps: int, speed: float) -> Curve:
 
 
 def busiest(found: Curve) -> list[float]:
-    """Of each step and those before it, WINDOW in all: the busiest expert of the worst layer in units of the mean."""
+    """Of each step and those before it, WINDOW in all: the busiest expert of the worst layer in
+    units of the mean.
+    """
     loads = torch.tensor([by_layer for by_layer, _ in found])
     windows = [loads[max(step + 1 - WINDOW, 0) : step + 1].sum(0) for step in range(len(loads))]
     return [float((window.amax(-1) / window.mean(-1)).max()) for window in windows]
@@ -58,7 +65,10 @@ def busiest(found: Curve) -> list[float]:
 
 def draw(curves: dict[str, Sequence[float]], path: Path) -> None:
     """One line a run; the limit is dashed."""
-    width, height, left, bottom = 640.0, 300.0, 48.0, 40.0
+    width = 640.0
+    height = 300.0
+    left = 48.0
+    bottom = 40.0
     steps = max(map(len, curves.values()))
     top = max(max(values) for values in curves.values())
 
@@ -76,14 +86,26 @@ def draw(curves: dict[str, Sequence[float]], path: Path) -> None:
     parts.append(f'<rect width="{width:.0f}" height="{height:.0f}" fill="white"/>')
     for value in range(1, int(top) + 1):
         y = place(0, value)[1]
-        parts += [line([(left, y), (width - 16, y)], 'stroke="#dddddd"'), text(left - 8, y + 4, str(value), "end")]
+        parts += [
+            line([(left, y), (width - 16, y)], 'stroke="#dddddd"'),
+            text(left - 8, y + 4, str(value), "end"),
+        ]
     for step in range(0, steps, max(steps // 5, 1)):
         parts.append(text(place(step, 1)[0], height - bottom + 18, str(step), "middle"))
-    parts.append(line([place(0, LIMIT), place(steps - 1, LIMIT)], 'stroke="#888888" stroke-dasharray="4 4"'))
+    parts.append(
+        line([place(0, LIMIT), place(steps - 1, LIMIT)], 'stroke="#888888" stroke-dasharray="4 4"')
+    )
     for index, (name, values) in enumerate(curves.items()):
         color = ("#b0413e", "#2a6f97")[index % 2]
-        parts.append(line([place(step, value) for step, value in enumerate(values)], f'stroke="{color}" stroke-width="1.6"'))
-        parts.append(f'<rect x="{width - 190:.0f}" y="{20 + 18 * index}" width="14" height="4" fill="{color}"/>')
+        parts.append(
+            line(
+                [place(step, value) for step, value in enumerate(values)],
+                f'stroke="{color}" stroke-width="1.6"',
+            )
+        )
+        parts.append(
+            f'<rect x="{width - 190:.0f}" y="{20 + 18 * index}" width="14" height="4" fill="{color}"/>'
+        )
         parts.append(text(width - 170, 26 + 18 * index, name))
     parts.append(text(width / 2, height - 6, "step", "middle"))
     parts += [text(left, 12, "busiest expert of the worst layer, in units of the mean"), "</svg>"]
@@ -91,7 +113,9 @@ def draw(curves: dict[str, Sequence[float]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--figure", type=Path)
     args = parser.parse_args()

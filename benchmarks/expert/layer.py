@@ -1,9 +1,11 @@
-"""The layer of a mixture of experts, forward and backward, beside other layers with the same weights and the same tokens.
+"""The layer of a mixture of experts, forward and backward, beside other layers with the same
+weights and the same tokens.
 
     python -m benchmarks.expert.layer [--rounds 9] [--cases even skewed]
 
-The plain loop over experts, Hugging Face's Mixtral block in both its implementations, and DeepSpeed's layer without capacity
-(so that all compute the same sum); each is left out where its package is missing. One process, one thread.
+The plain loop over experts, Hugging Face's Mixtral block in both its implementations, and
+DeepSpeed's layer without capacity (so that all compute the same sum); each is left out where its
+package is missing. One process, one thread.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from plait.models.gated import measure
 from plait.models.grouped import METHODS
 from plait.models.routing import Router, RouterSettings
 
-NUM_EXPERTS, CHOSEN = 8, 2
+NUM_EXPERTS = 8
+CHOSEN = 2
 BOUND = "torch's matrix products alone"
 
 
@@ -57,15 +60,20 @@ class PlainLoop(nn.Module):
         self.layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
-        tokens, experts = x.flatten(0, 1), self.layer.experts
+        tokens = x.flatten(0, 1)
+        experts = self.layer.experts
         weight, chosen = (tokens @ self.layer.router.weight.t()).softmax(-1).topk(CHOSEN)
         weight = weight / weight.sum(-1, keepdim=True)
         out = torch.zeros_like(tokens)
         for expert in range(NUM_EXPERTS):
             row, slot = (chosen == expert).nonzero(as_tuple=True)
             part = tokens[row]
-            inner = F.silu(F.linear(part, experts.gate[expert])) * F.linear(part, experts.up[expert])
-            out = out.index_add(0, row, F.linear(inner, experts.down[expert]) * weight[row, slot, None])
+            inner = F.silu(F.linear(part, experts.gate[expert])) * F.linear(
+                part, experts.up[expert]
+            )
+            out = out.index_add(
+                0, row, F.linear(inner, experts.down[expert]) * weight[row, slot, None]
+            )
         return out.view_as(x)
 
 
@@ -74,7 +82,10 @@ class Gated(nn.Module):
 
     def __init__(self, hidden: int, inner: int) -> None:
         super().__init__()
-        self.gate, self.up = nn.Linear(hidden, inner, bias=False), nn.Linear(hidden, inner, bias=False)
+        self.gate, self.up = (
+            nn.Linear(hidden, inner, bias=False),
+            nn.Linear(hidden, inner, bias=False),
+        )
         self.down = nn.Linear(inner, hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -82,12 +93,16 @@ class Gated(nn.Module):
 
 
 def plait_layer(case: Case) -> MixtureOfExperts:
-    """Expert 0 is chosen most and the last least: the rows of the router lean on the first feature."""
+    """Expert 0 is chosen most and the last least: the rows of the router lean on the first
+    feature.
+    """
     torch.manual_seed(0)
     router = Router(case.hidden, RouterSettings(NUM_EXPERTS, CHOSEN), std=0.02)
     with torch.no_grad():
         router.weight[:, 0] = torch.linspace(case.skew, -case.skew, NUM_EXPERTS)
-    return MixtureOfExperts(router, Experts(NUM_EXPERTS, case.hidden, case.inner, std=0.02, std_residual=0.02), None)
+    return MixtureOfExperts(
+        router, Experts(NUM_EXPERTS, case.hidden, case.inner, std=0.02, std_residual=0.02), None
+    )
 
 
 def hugging_face(layer: MixtureOfExperts, case: Case, implementation: str) -> nn.Module:
@@ -96,7 +111,10 @@ def hugging_face(layer: MixtureOfExperts, case: Case, implementation: str) -> nn
     from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 
     config = MixtralConfig(
-        hidden_size=case.hidden, intermediate_size=case.inner, num_local_experts=NUM_EXPERTS, num_experts_per_tok=CHOSEN
+        hidden_size=case.hidden,
+        intermediate_size=case.inner,
+        num_local_experts=NUM_EXPERTS,
+        num_experts_per_tok=CHOSEN,
     )
     config._experts_implementation = implementation
     block = MixtralSparseMoeBlock(config)
@@ -116,7 +134,12 @@ def deepspeed(layer: MixtureOfExperts, case: Case) -> nn.Module:
     if not library.comm.is_initialized():
         library.init_distributed("gloo", verbose=False)
     made: Any = MoE(
-        case.hidden, Gated(case.hidden, case.inner), NUM_EXPERTS, k=CHOSEN, drop_tokens=False, top2_2nd_expert_sampling=False
+        case.hidden,
+        Gated(case.hidden, case.inner),
+        NUM_EXPERTS,
+        k=CHOSEN,
+        drop_tokens=False,
+        top2_2nd_expert_sampling=False,
     )
     made.set_deepspeed_parallelism()
     with torch.no_grad():
@@ -145,7 +168,9 @@ def bench(name: str, case: Case, rounds: int, with_deepspeed: bool) -> None:
     systems: dict[str, nn.Module] = {"plain loop": PlainLoop(layer)}
     if importlib.util.find_spec("transformers"):
         for implementation in ("eager", "grouped_mm"):
-            systems[f"Hugging Face Mixtral, {implementation}"] = hugging_face(layer, case, implementation)
+            systems[f"Hugging Face Mixtral, {implementation}"] = hugging_face(
+                layer, case, implementation
+            )
     if with_deepspeed:
         systems["DeepSpeed MoE, dropless"] = deepspeed(layer, case)
     systems["plait"] = layer
@@ -160,18 +185,29 @@ def bench(name: str, case: Case, rounds: int, with_deepspeed: bool) -> None:
     passes = {key: _pass(system, x) for key, system in systems.items()}
     passes[BOUND] = _products_alone(layer, [int(count) for count in counts.tolist()])
     print(f"### {name}: {case.tokens} tokens, {case.hidden} -> {case.inner} -> {case.hidden}")
-    print("\nshares of the experts: " + " ".join(f"{100 * share:.0f}%" for share in (counts / counts.sum()).tolist()) + "\n")
+    print(
+        "\nshares of the experts: "
+        + " ".join(f"{100 * share:.0f}%" for share in (counts / counts.sum()).tolist())
+        + "\n"
+    )
     print(table(take_turns(passes, rounds), "plait"))
     found = measure(layer.experts.gate, [int(count) for count in counts.tolist()], rounds)
-    print("\nthe experts by method: " + ", ".join(f"{method} {1e3 * found[method]:.2f} ms" for method in METHODS) + "\n")
+    print(
+        "\nthe experts by method: "
+        + ", ".join(f"{method} {1e3 * found[method]:.2f} ms" for method in METHODS)
+        + "\n"
+    )
 
 
 def _products_alone(layer: MixtureOfExperts, counts: list[int]) -> Callable[[], None]:
-    """The 9 products of each expert that has rows, on memory that is there: what no layer can be faster than."""
+    """The 9 products of each expert that has rows, on memory that is there: what no layer can be
+    faster than.
+    """
     gate, down = (weight.detach() for weight in (layer.experts.gate[0], layer.experts.down[0]))
     work = []
     for count in (number for number in counts if number):
-        rows, inner = torch.randn(count, gate.shape[1]), torch.randn(count, gate.shape[0])
+        rows = torch.randn(count, gate.shape[1])
+        inner = torch.randn(count, gate.shape[0])
         forward = [(rows, gate.t()), (inner, down.t())]  # gate and up alike
         work += [forward[0], forward[0], forward[1]]
         work += [(rows, down), (inner, gate), (inner, gate)]  # to the gradients of inner and rows
@@ -195,7 +231,9 @@ def _pass(system: nn.Module, x: Tensor) -> Callable[[], None]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     args = parser.parse_args()
@@ -203,7 +241,9 @@ def main() -> None:
     with_deepspeed = importlib.util.find_spec("deepspeed") is not None
     with tempfile.TemporaryDirectory() as folder:
         if with_deepspeed:
-            dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 1), rank=0, world_size=1)
+            dist.init_process_group(
+                "gloo", store=dist.FileStore(f"{folder}/store", 1), rank=0, world_size=1
+            )
         for name in args.cases:
             bench(name, CASES[name], args.rounds, with_deepspeed)
         if with_deepspeed:

@@ -1,4 +1,6 @@
-"""Systems take turns, one pass each round, so that a change of the machine's speed meets all alike; tables show medians."""
+"""Systems take turns, one pass each round, so that a change of the machine's speed meets all alike;
+tables show medians.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,14 @@ def take_turns(systems: Mapping[str, Callable[[], None]], rounds: int) -> dict[s
 
 
 def table(seconds: Mapping[str, list[float]], own: str) -> str:
-    """Median milliseconds, and the median and quartiles of the ratio to `own`, taken round by round."""
+    """Median milliseconds, and the median and quartiles of the ratio to `own`, taken round by
+    round.
+    """
     lines = [f"| system | ms (median) | ratio to {own} (median, [quartiles]) |", "|---|---|---|"]
     for name, values in seconds.items():
         ratios = [value / mine for value, mine in zip(values, seconds[own], strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-        lines.append(f"| {name} | {1e3 * statistics.median(values):.1f} | {middle:.2f} [{low:.2f}, {high:.2f}] |")
+        lines.append(
+            f"| {name} | {1e3 * statistics.median(values):.1f} | {middle:.2f} [{low:.2f}, {high:.2f}] |"
+        )
     return "\n".join(lines)

@@ -1,9 +1,11 @@
 """Accuracy by rounds: every strategy, on digits of ten clients, from very uneven to even.
 
-    python -m benchmarks.federated.bench [--rounds 20] [--seeds 3] [--only WORD ...] [--bad 2] [--out DIR]
+    python -m benchmarks.federated.bench [--rounds 20] [--seeds 3] [--only WORD ...] [--bad 2]
+    [--out DIR]
 
-Ten clients, one pass over their samples a round, all of them asked. The server's numbers are those of `SERVER`, the same for
-all partitions. With `--bad` that many clients send minus three times their change.
+Ten clients, one pass over their samples a round, all of them asked. The server's numbers are those
+of `SERVER`, the same for all partitions. With `--bad` that many clients send minus three times
+their change.
 """
 
 from __future__ import annotations
@@ -42,7 +44,13 @@ SERVER = {
     "krum": ("federated.num_bad=2",),
 }
 BASE = {
-    "model": {"name": "mlp", "in_features": 64, "hidden_size": 64, "num_hidden_layers": 1, "out_features": 10},
+    "model": {
+        "name": "mlp",
+        "in_features": 64,
+        "hidden_size": 64,
+        "num_hidden_layers": 1,
+        "out_features": 10,
+    },
     "data": {"name": "digits"},
     "train": {"global_batch": 16, "optimizer": "sgd", "lr": 0.1},
     "plan": {"text": "dp1"},
@@ -58,7 +66,10 @@ class WithBad(LocalFleet):
 
     def train(self, task: Task, clients: Sequence[int]) -> list[Reply]:
         replies = super().train(task, clients)
-        return [replace(reply, change=-3 * reply.change) if reply.client < self.num_bad else reply for reply in replies]
+        return [
+            replace(reply, change=-3 * reply.change) if reply.client < self.num_bad else reply
+            for reply in replies
+        ]
 
 
 def accuracies(overrides: Sequence[str], num_bad: int) -> list[float]:
@@ -75,23 +86,44 @@ def accuracies(overrides: Sequence[str], num_bad: int) -> list[float]:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
-    """Mean accuracies over seeds, by partition and strategy; kept as they come, and what is there is not run again."""
+    """Mean accuracies over seeds, by partition and strategy; kept as they come, and what is there
+    is not run again.
+    """
     path = None if arguments.out is None else arguments.out / "accuracy.json"
-    found: dict[str, dict[str, list[float]]] = json.loads(path.read_text()) if path is not None and path.exists() else {}
+    found: dict[str, dict[str, list[float]]] = (
+        json.loads(path.read_text()) if path is not None and path.exists() else {}
+    )
     for partition, words in PARTITIONS.items():
         for strategy, numbers in SERVER.items():
-            if arguments.only and not any(word in f"{partition} {strategy}" for word in arguments.only):
+            if arguments.only and not any(
+                word in f"{partition} {strategy}" for word in arguments.only
+            ):
                 continue
             if strategy in found.get(partition, {}):
                 continue
-            common = [*words, *numbers, f"federated.strategy={strategy}", f"federated.rounds={arguments.rounds}"]
+            common = [
+                *words,
+                *numbers,
+                f"federated.strategy={strategy}",
+                f"federated.rounds={arguments.rounds}",
+            ]
             common += ["federated.evaluate_every=1000"]
-            runs = [accuracies([*common, f"train.seed={seed}"], arguments.bad) for seed in range(arguments.seeds)]
-            found.setdefault(partition, {})[strategy] = [statistics.fmean(values) for values in zip(*runs, strict=True)]
+            runs = [
+                accuracies([*common, f"train.seed={seed}"], arguments.bad)
+                for seed in range(arguments.seeds)
+            ]
+            found.setdefault(partition, {})[strategy] = [
+                statistics.fmean(values) for values in zip(*runs, strict=True)
+            ]
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(json.dumps(found, indent=1) + "\n")
-            print(partition, strategy, *(f"{value:.3f}" for value in found[partition][strategy]), flush=True)
+            print(
+                partition,
+                strategy,
+                *(f"{value:.3f}" for value in found[partition][strategy]),
+                flush=True,
+            )
     return found
 
 
@@ -99,14 +131,21 @@ def table(found: dict[str, dict[str, list[float]]], rounds: int) -> str:
     shown = [number for number in SHOWN if number <= rounds]
     rows = []
     for partition, strategies in found.items():
-        rows += [f"\n| {partition}, after round | {' | '.join(map(str, shown))} |", f"|---|{'---|' * len(shown)}"]
+        rows += [
+            f"\n| {partition}, after round | {' | '.join(map(str, shown))} |",
+            f"|---|{'---|' * len(shown)}",
+        ]
         for strategy, values in strategies.items():
-            rows.append(f"| {strategy} | {' | '.join(f'{100 * values[number - 1]:.1f}' for number in shown)} |")
+            rows.append(
+                f"| {strategy} | {' | '.join(f'{100 * values[number - 1]:.1f}' for number in shown)} |"
+            )
     return "\n".join(rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--bad", type=int, default=0)
@@ -122,7 +161,8 @@ def main() -> None:
                 strategy: [(number + 1, 100 * value) for number, value in enumerate(values)]
                 for strategy, values in strategies.items()
             }
-            name, liars = partition.lower().replace(" ", "-"), f", {arguments.bad} of them lie" if arguments.bad else ""
+            name = partition.lower().replace(" ", "-")
+            liars = f", {arguments.bad} of them lie" if arguments.bad else ""
             (arguments.out / f"{name}.svg").write_text(
                 lines(series, f"digits, 10 clients{liars}, {partition}", "round", "accuracy, %")
             )

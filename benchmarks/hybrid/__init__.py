@@ -1,1 +1,3 @@
-"""What products of axes cost: memory of activations by stage, and where the time goes as ranks are added."""
+"""What products of axes cost: memory of activations by stage, and where the time goes as ranks are
+added.
+"""

@@ -1,8 +1,10 @@
-"""What each pipeline stage keeps for backward, measured and by formula: `python -m benchmarks.hybrid.activations`.
+"""What each pipeline stage keeps for backward, measured and by formula: `python -m
+benchmarks.hybrid.activations`.
 
-Measured are the bytes that the forward of one micro-batch has made and that still live when it is over, with what the stage
-received and without what it sends on; times the micro-batches that the stage had under way at most. The formula is the cost
-model's (`plait.cost.memory`), times what the schedule keeps when it is simulated.
+Measured are the bytes that the forward of one micro-batch has made and that still live when it is
+over, with what the stage received and without what it sends on; times the micro-batches that the
+stage had under way at most. The formula is the cost model's (`plait.cost.memory`), times what the
+schedule keeps when it is simulated.
 """
 
 from __future__ import annotations
@@ -40,15 +42,22 @@ PLANS = (
 
 
 def measure(text: str) -> dict[int, tuple[int, int, tuple[str, ...]]]:
-    """For each stage of this rank: bytes saved by one micro-batch, micro-batches under way at most, names of its links."""
+    """For each stage of this rank: bytes saved by one micro-batch, micro-batches under way at most,
+    names of its links.
+    """
     world = SUBJECT.join(text)
     engine = SUBJECT.engine(text, world)
     saved: dict[int, int] = {}
     for number, part in engine._pipeline.parts.items():
-        part.stage.module.forward = _counting(part.stage.module.forward, saved, number, engine.model)  # type: ignore[method-assign]
+        part.stage.module.forward = _counting(
+            part.stage.module.forward, saved, number, engine.model
+        )  # type: ignore[method-assign]
     engine.step(SUBJECT.share(world), trace=False)
     world.close()
-    return {number: (saved[number], part.stage.peak_live, _links(part)) for number, part in engine._pipeline.parts.items()}
+    return {
+        number: (saved[number], part.stage.peak_live, _links(part))
+        for number, part in engine._pipeline.parts.items()
+    }
 
 
 def _links(part: Any) -> tuple[str, ...]:
@@ -71,19 +80,29 @@ class _Made(TorchDispatchMode):
 
     def living(self) -> dict[int, int]:
         """Bytes by storage."""
-        return {key: num_bytes for key, (storage, num_bytes) in self._made.items() if not storage.expired()}
+        return {
+            key: num_bytes
+            for key, (storage, num_bytes) in self._made.items()
+            if not storage.expired()
+        }
 
 
 def tensors(tree: Any) -> list[Tensor]:
     """What a stage receives or returns, as a list."""
-    return [leaf for leaf in tree_leaves(tree.tensors if isinstance(tree, Payload) else tree) if isinstance(leaf, Tensor)]
+    return [
+        leaf
+        for leaf in tree_leaves(tree.tensors if isinstance(tree, Payload) else tree)
+        if isinstance(leaf, Tensor)
+    ]
 
 
 def _counting(forward: Any, saved: dict[int, int], number: int, model: Any) -> Any:
     def counted(inputs: Any, received: Payload | None) -> Any:
         with _Made() as made:
             output = forward(inputs, received)
-        living = made.living() | {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in tensors(received)}
+        living = made.living() | {
+            x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in tensors(received)
+        }
         others = [*tensors(output), *model.parameters()]
         for tensor in others:
             living.pop(tensor.untyped_storage()._cdata, None)
@@ -94,14 +113,18 @@ def _counting(forward: Any, saved: dict[int, int], number: int, model: Any) -> A
 
 
 def formula(text: str, stage: int, links: tuple[str, ...]) -> tuple[float, int]:
-    """(bytes of one micro-batch, micro-batches kept) of one stage, without the head's logits, which the loss keeps."""
+    """(bytes of one micro-batch, micro-batches kept) of one stage, without the head's logits, which
+    the loss keeps.
+    """
     plan = Plan.parse(text)
     model = describe_keys({"name": "gpt", **SUBJECT.keys}, SUBJECT.seq_len)
     blocks = {block.name: block for block in model.blocks()}
     inner = next(block for name, block in blocks.items() if name not in ("embedding", "head"))
     count = sum(link.startswith("blocks.") for link in links)
     shard = sharding(plan, SUBJECT.seq_len, MICRO_BATCH)
-    _, each, _ = stage_activations(Stage(((inner, count),)), shard, (plan.precision, plan.compile, plan.remat))
+    _, each, _ = stage_activations(
+        Stage(((inner, count),)), shard, (plan.precision, plan.compile, plan.remat)
+    )
     schedule = schedules.make(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual)
     return each, simulate(schedule).peak_activations[stage]
 
@@ -110,7 +133,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--plans", nargs="+", default=PLANS)
     given = parser.parse_args()
-    print("| plan | stage | links | kept (formula) | measured kB | formula kB | measured / formula |")
+    print(
+        "| plan | stage | links | kept (formula) | measured kB | formula kB | measured / formula |"
+    )
     print("|---|---|---|---|---|---|---|")
     for text in given.plans:
         found: dict[int, Any] = {}
@@ -118,7 +143,8 @@ def main() -> None:
             found |= rank
         for stage, (num_bytes, live, links) in sorted(found.items()):
             each, kept = formula(text, stage, links)
-            measured, told = num_bytes * live, each * kept
+            measured = num_bytes * live
+            told = each * kept
             blocks = sum(link.startswith("blocks.") for link in links)
             ratio = f"{measured / told:.2f}" if told else "-"
             print(

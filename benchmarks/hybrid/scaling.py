@@ -1,10 +1,13 @@
-"""What 2, 4 and 8 ranks cost over the step of one process, by axis, and where it goes: `python -m benchmarks.hybrid.scaling`.
+"""What 2, 4 and 8 ranks cost over the step of one process, by axis, and where it goes: `python -m
+benchmarks.hybrid.scaling`.
 
-The ranks share this machine's cores, so the wall clock says little; the work of a whole step is the same under every plan, and
-the processor time of all ranks together is what an axis adds: overhead = (ranks' processor seconds) / (one process's) - 1.
-It is broken down by item with the engine's own timeline, whose clock is set to processor time: a rank that waits for another
-sleeps, so what an axis costs there is the work of its messages alone. `8 apart` are eight processes that have an eighth of the
-samples each and do not talk: what sharing the cores and their caches, smaller products and eight updates cost by themselves.
+The ranks share this machine's cores, so the wall clock says little; the work of a whole step is the
+same under every plan, and the processor time of all ranks together is what an axis adds: overhead =
+(ranks' processor seconds) / (one process's) - 1. It is broken down by item with the engine's own
+timeline, whose clock is set to processor time: a rank that waits for another sleeps, so what an
+axis costs there is the work of its messages alone. `8 apart` are eight processes that have an
+eighth of the samples each and do not talk: what sharing the cores and their caches, smaller
+products and eight updates cost by themselves.
 """
 
 from __future__ import annotations
@@ -45,16 +48,23 @@ def run(text: str, steps: int) -> list[dict[str, Any]]:
 
 
 def measure(text: str, steps: int, subject: Subject) -> dict[str, Any]:
-    """Medians over steps of this rank's wall and processor seconds, and of its processor seconds by item."""
+    """Medians over steps of this rank's wall and processor seconds, and of its processor seconds by
+    item.
+    """
     world = subject.join(text)
-    engine, batch = subject.engine(text, world), subject.share(world)
+    engine = subject.engine(text, world)
+    batch = subject.share(world)
     Timeline.now = lambda self: time.process_time()  # type: ignore[method-assign]
-    walls, works, items = [], [], []
+    walls = []
+    works = []
+    items = []
     for step in range(steps + 2):
         world.axis("world").barrier()
-        wall, work = time.perf_counter(), time.process_time()
+        wall = time.perf_counter()
+        work = time.process_time()
         result = engine.step(batch)
-        wall, work = time.perf_counter() - wall, time.process_time() - work
+        wall = time.perf_counter() - wall
+        work = time.process_time() - work
         if step >= 2:
             walls.append(wall)
             works.append(work)
@@ -66,10 +76,16 @@ def measure(text: str, steps: int, subject: Subject) -> dict[str, Any]:
 
 
 def by_item(told: Timeline, total: float) -> dict[str, float]:
-    """Seconds of one step: forward, backward, update, each axis's messages, and what lies outside all of them."""
+    """Seconds of one step: forward, backward, update, each axis's messages, and what lies outside
+    all of them.
+    """
     found: defaultdict[str, float] = defaultdict(float)
     for span in told.spans:
-        inside = sum(c.exposed_seconds for c in told.comms if span.start_seconds <= c.stop_seconds <= span.stop_seconds)
+        inside = sum(
+            c.exposed_seconds
+            for c in told.comms
+            if span.start_seconds <= c.stop_seconds <= span.stop_seconds
+        )
         found[ITEMS.get(span.kind, "messages")] += span.seconds - inside
     found["messages"] += sum(comm.exposed_seconds for comm in told.comms)
     found["rest"] = total - sum(found.values())
@@ -80,7 +96,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--plans", nargs="+", default=PLANS)
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--out", type=Path, help="the raw numbers, as JSON; plans that are there are not run again")
+    parser.add_argument(
+        "--out", type=Path, help="the raw numbers, as JSON; plans that are there are not run again"
+    )
     given = parser.parse_args()
     rows = json.loads(given.out.read_text()) if given.out is not None and given.out.exists() else {}
     for text in ("mb1", *given.plans):
@@ -99,13 +117,19 @@ def table(rows: dict[str, Any]) -> str:
         "|---|---|---|---|---|" + "---|" * len(COLUMNS),
     ]
     for text, ranks in rows.items():
-        work, wall = sum(rank["work"] for rank in ranks), max(rank["wall"] for rank in ranks)
+        work = sum(rank["work"] for rank in ranks)
+        wall = max(rank["wall"] for rank in ranks)
         spent = [sum(rank["items"].get(name, 0.0) for rank in ranks) for name in COLUMNS]
-        told = [f"{1e3 * (own - alone['items'].get(name, 0.0)):+.0f}" for name, own in zip(COLUMNS, spent, strict=True)]
+        told = [
+            f"{1e3 * (own - alone['items'].get(name, 0.0)):+.0f}"
+            for name, own in zip(COLUMNS, spent, strict=True)
+        ]
         first = text == "mb1"
         shown = [f"{1e3 * own:.0f}" for own in spent] if first else told
         overhead = "" if first else f"{work / alone['work'] - 1:+.0%}"
-        lines.append(f"| {text} | {len(ranks)} | {1e3 * wall:.0f} | {1e3 * work:.0f} | {overhead} | {' | '.join(shown)} |")
+        lines.append(
+            f"| {text} | {len(ranks)} | {1e3 * wall:.0f} | {1e3 * work:.0f} | {overhead} | {' | '.join(shown)} |"
+        )
     return "\n".join(lines)
 
 

@@ -1,4 +1,6 @@
-"""What is measured here: a GPT of eight blocks, its batch, and the engine of a rank under a plan."""
+"""What is measured here: a GPT of eight blocks, its batch, and the engine of a rank under a
+plan.
+"""
 
 from __future__ import annotations
 
@@ -56,6 +58,8 @@ class Subject:
     def share(self, world: World) -> tuple[Tensor, Tensor]:
         """This data rank's part of the batch."""
         axis = world.axis("dp")
-        tokens = torch.randint(0, 256, (self.num_samples, self.seq_len + 1), generator=torch.Generator().manual_seed(0))
+        tokens = torch.randint(
+            0, 256, (self.num_samples, self.seq_len + 1), generator=torch.Generator().manual_seed(0)
+        )
         own = tokens.tensor_split(axis.size)[axis.rank]
         return own[:, :-1], own[:, 1:]

@@ -1,13 +1,16 @@
-"""Step time and memory of pipelines: plait's schedules beside torch's; simulated beside measured time of the same run.
+"""Step time and memory of pipelines: plait's schedules beside torch's; simulated beside measured
+time of the same run.
 
-    python -m benchmarks.pipeline.bench [--ranks 2] [--cases compute communication] [--rounds 9] [--only WORD ...] [--memory]
+    python -m benchmarks.pipeline.bench [--ranks 2] [--cases compute communication] [--rounds 9]
+    [--only WORD ...] [--memory]
         [--product torch]
 
-All systems live in the same ranks, one thread each, and take turns, one step each round; the tables show medians and
-ratios taken round by round. Simulated is the schedule walked with costs that are probed on each rank's stages alone, between
-the rounds (see `probe`), and with the updates, posts and sends of the steps that warmed up: a walk for each round, the median.
-With --memory the peak of each system is taken instead, in ranks of its own. With `--product torch` plait's layers multiply with
-the library that torch's own take (see `plait.products`), so that only the pipelines differ.
+All systems live in the same ranks, one thread each, and take turns, one step each round; the tables
+show medians and ratios taken round by round. Simulated is the schedule walked with costs that are
+probed on each rank's stages alone, between the rounds (see `probe`), and with the updates, posts
+and sends of the steps that warmed up: a walk for each round, the median. With --memory the peak of
+each system is taken instead, in ranks of its own. With `--product torch` plait's layers multiply
+with the library that torch's own take (see `plait.products`), so that only the pipelines differ.
 """
 
 from __future__ import annotations
@@ -25,7 +28,15 @@ import torch
 
 from benchmarks.data_parallel.bench import PeakOfShares
 from benchmarks.pipeline.probe import Draw, others, probe, probe_messages
-from benchmarks.pipeline.systems import BASE, CASES, COUNTERPART, STREAMS, Case, schedule_of, systems
+from benchmarks.pipeline.systems import (
+    BASE,
+    CASES,
+    COUNTERPART,
+    STREAMS,
+    Case,
+    schedule_of,
+    systems,
+)
 from plait import comm
 from plait.launcher import launch
 from plait.mesh import Mesh
@@ -38,7 +49,9 @@ WARM = 3
 
 @dataclass
 class Taken:
-    """What one rank measured: seconds of each round and traced steps by system, and what its stages cost alone."""
+    """What one rank measured: seconds of each round and traced steps by system, and what its stages
+    cost alone.
+    """
 
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     traces: dict[str, list[Timeline]] = field(default_factory=lambda: defaultdict(list))
@@ -51,7 +64,9 @@ def measure(case_name: str, names: Sequence[str], rounds: int, size: int, produc
     """Runs in every rank."""
     torch.set_num_threads(1)
     world = comm.init(Mesh(pp=size))
-    steps: dict[str, Any] = {name: systems(size, product)[name](CASES[case_name], world) for name in names}
+    steps: dict[str, Any] = {
+        name: systems(size, product)[name](CASES[case_name], world) for name in names
+    }
     taken = Taken()
     gc.disable()
     for round_index in range(rounds + WARM):
@@ -87,7 +102,9 @@ class Row:
     simulated_bubble: float | None = None
 
     def cells(self) -> str:
-        error = None if self.simulated_seconds is None else self.simulated_seconds / self.seconds - 1
+        error = (
+            None if self.simulated_seconds is None else self.simulated_seconds / self.seconds - 1
+        )
         cells = [
             self.name,
             f"{self.seconds * 1e3:.1f}",
@@ -101,7 +118,9 @@ class Row:
         return f"| {' | '.join(cells)} |"
 
 
-HEAD = "| system | step ms | / DDP | / torch's own | simulated ms | error % | bubble % | simulated % |"
+HEAD = (
+    "| system | step ms | / DDP | / torch's own | simulated ms | error % | bubble % | simulated % |"
+)
 
 
 def _cell(value: float | None, form: str) -> str:
@@ -113,35 +132,60 @@ def rows(case: Case, size: int, names: Sequence[str], ranks: Sequence[Taken]) ->
     seconds = ranks[0].seconds
 
     def ratio(name: str, other: str) -> float:
-        return statistics.median(own / base for own, base in zip(seconds[name], seconds[other], strict=True))
+        return statistics.median(
+            own / base for own, base in zip(seconds[name], seconds[other], strict=True)
+        )
 
     found = []
     for name in names:
         peer = COUNTERPART.get(name)
-        row = Row(name, statistics.median(seconds[name]), ratio(name, BASE), ratio(name, peer) if peer in seconds else None)
+        row = Row(
+            name,
+            statistics.median(seconds[name]),
+            ratio(name, BASE),
+            ratio(name, peer) if peer in seconds else None,
+        )
         if name in ranks[0].probed:
             steps = simulated_steps(schedule_of(name, size, case.num_micro_batches), name, ranks)
-            traced = [Timeline.merge(steps) for steps in zip(*(rank.traces[name] for rank in ranks), strict=True)]
-            bubble, simulated = (statistics.median(observed_bubble(one) for one in some) for some in (traced, steps))
+            traced = [
+                Timeline.merge(steps)
+                for steps in zip(*(rank.traces[name] for rank in ranks), strict=True)
+            ]
+            bubble, simulated = (
+                statistics.median(observed_bubble(one) for one in some) for some in (traced, steps)
+            )
             simulated_seconds = statistics.median(step.seconds for step in steps)
-            row = Row(name, row.seconds, row.to_base, row.to_counterpart, simulated_seconds, bubble, simulated)
+            row = Row(
+                name,
+                row.seconds,
+                row.to_base,
+                row.to_counterpart,
+                simulated_seconds,
+                bubble,
+                simulated,
+            )
         found.append(row)
     return found
 
 
 def simulated_steps(schedule: Schedule, name: str, ranks: Sequence[Taken]) -> list[Timeline]:
     """The schedule walked with each round's draw of the times of its actions."""
-    warm = others([Timeline.merge(steps) for steps in zip(*(rank.warm[name] for rank in ranks), strict=True)])
+    warm = others(
+        [Timeline.merge(steps) for steps in zip(*(rank.warm[name] for rank in ranks), strict=True)]
+    )
     probed = [one for rank in ranks for one in rank.messages[name]]
     messages = Messages(
-        statistics.median(one.transfer_seconds for one in probed), statistics.median(one.taking_seconds for one in probed)
+        statistics.median(one.transfer_seconds for one in probed),
+        statistics.median(one.taking_seconds for one in probed),
     )
     draws = zip(*(rank.probed[name] for rank in ranks), strict=True)
     return [simulated_step(schedule, warm, messages, dict(ChainMap(*draw))) for draw in draws]
 
 
 def measure_memory(case_name: str, name: str, size: int, product: str) -> float:
-    """Peak bytes of a rank beyond those before the model, pages shared with other ranks in shares."""
+    """Peak bytes of a rank beyond those before the model, pages shared with other ranks in
+    shares.
+    """
     torch.set_num_threads(1)
     world = comm.init(Mesh(pp=size))
     with PeakOfShares() as shares:
@@ -152,21 +196,32 @@ def measure_memory(case_name: str, name: str, size: int, product: str) -> float:
 
 
 def memory_table(case: Case, size: int, names: Sequence[str], product: str) -> None:
-    print(f"\n### {case.name}: peak MB of the fullest rank; {size} ranks, {case.num_micro_batches} micro-batches\n")
+    print(
+        f"\n### {case.name}: peak MB of the fullest rank; {size} ranks, {case.num_micro_batches} micro-batches\n"
+    )
     print("| system | peak MB | / torch's own |\n|---|---|---|")
     peaks: dict[str, float] = {}
     for name in names:
         peaks[name] = max(launch(measure_memory, case.name, name, size, product, nproc=size)) / 1e6
         peer = peaks.get(COUNTERPART.get(name, ""))
-        print(f"| {name} | {peaks[name]:.1f} | {_cell(None if peer is None else peaks[name] / peer, '.3f')} |", flush=True)
+        print(
+            f"| {name} | {peaks[name]:.1f} | {_cell(None if peer is None else peaks[name] / peer, '.3f')} |",
+            flush=True,
+        )
 
 
 def table(case: Case, size: int, rounds: int, names: Sequence[str], product: str) -> None:
-    alone = [name for name in names if name in STREAMS]  # a stream has messages under way between its steps
+    alone = [
+        name for name in names if name in STREAMS
+    ]  # a stream has messages under way between its steps
     found: list[Row] = []
     for group in [[name for name in names if name not in alone], *([BASE, name] for name in alone)]:
         ranks = launch(measure, case.name, group, rounds, size, product, nproc=size)
-        found += [row for row in rows(case, size, group, ranks) if row.name not in {row.name for row in found}]
+        found += [
+            row
+            for row in rows(case, size, group, ranks)
+            if row.name not in {row.name for row in found}
+        ]
     print(f"\n### {case.name}: {case.why}; {size} ranks, {case.num_micro_batches} micro-batches")
     print(f"\n{rounds} rounds; linear_product = {product}\n")
     print(f"{HEAD}\n{'|---' * HEAD.count(' | ')}|---|")
@@ -179,21 +234,37 @@ def summary(found: Sequence[Row]) -> None:
     """The questions of the table, answered by it."""
     theirs = [row for row in found if row.name.startswith("torch") and row.name != BASE]
     ours = [row for row in found if row.name.startswith("plait") and row.name not in STREAMS]
-    errors = [abs(row.simulated_seconds / row.seconds - 1) for row in ours if row.simulated_seconds is not None]
+    errors = [
+        abs(row.simulated_seconds / row.seconds - 1)
+        for row in ours
+        if row.simulated_seconds is not None
+    ]
     gaps = [
-        abs(row.bubble - row.simulated_bubble) for row in ours if row.bubble is not None and row.simulated_bubble is not None
+        abs(row.bubble - row.simulated_bubble)
+        for row in ours
+        if row.bubble is not None and row.simulated_bubble is not None
     ]
     if theirs and ours:
-        best, other = min(ours, key=lambda row: row.to_base), min(theirs, key=lambda row: row.to_base)
+        best = min(ours, key=lambda row: row.to_base)
+        other = min(theirs, key=lambda row: row.to_base)
         faster = other.to_base / best.to_base
-        print(f"\nbest of plait ({best.name}): {faster:.3f} times as fast as the best of torch ({other.name})")
+        print(
+            f"\nbest of plait ({best.name}): {faster:.3f} times as fast as the best of torch ({other.name})"
+        )
     if errors:
-        print(f"simulated against measured step: median error {statistics.median(errors):.1%}, largest {max(errors):.1%}")
-        print(f"measured against simulated bubble: largest difference {max(gaps) * 100:.1f} points", flush=True)
+        print(
+            f"simulated against measured step: median error {statistics.median(errors):.1%}, largest {max(errors):.1%}"
+        )
+        print(
+            f"measured against simulated bubble: largest difference {max(gaps) * 100:.1f} points",
+            flush=True,
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, nargs="+", default=[2])
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--rounds", type=int, default=9)
@@ -203,7 +274,11 @@ def main() -> None:
     arguments = parser.parse_args()
     for size in arguments.ranks:
         for case in arguments.cases:
-            names = [name for name in systems(size) if name == BASE or any(word in name for word in arguments.only or [""])]
+            names = [
+                name
+                for name in systems(size)
+                if name == BASE or any(word in name for word in arguments.only or [""])
+            ]
             if arguments.memory:
                 memory_table(CASES[case], size, names, arguments.product)
             else:

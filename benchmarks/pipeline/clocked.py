@@ -1,9 +1,11 @@
-"""A clock for every rank, told from rank to rank with the messages: what a run would take if no rank lacked a core.
+"""A clock for every rank, told from rank to rank with the messages: what a run would take if no
+rank lacked a core.
 
-A rank's clock goes on by what its actions cost, and a message carries its sender's clock as it leaves: who waits goes on from
-there, if that is later than the own (Lamport's clocks). Order, messages and waits are those of the real run on the real
-ranks; only the time that an action takes is chosen: the literature's, or the CPU time of the thread that does it. So four
-ranks on two cores, or on cores that others use too, give the times of four cores.
+A rank's clock goes on by what its actions cost, and a message carries its sender's clock as it
+leaves: who waits goes on from there, if that is later than the own (Lamport's clocks). Order,
+messages and waits are those of the real run on the real ranks; only the time that an action takes
+is chosen: the literature's, or the CPU time of the thread that does it. So four ranks on two cores,
+or on cores that others use too, give the times of four cores.
 """
 
 from __future__ import annotations
@@ -44,8 +46,14 @@ class Clock:
 
     @property
     def inside(self) -> float:
-        """The time in the middle of an action: what leaves a rank now has cost it what was done of the action so far."""
-        return self.now if self._action is None else self.now + self.cost(self._action, time.thread_time() - self._began)
+        """The time in the middle of an action: what leaves a rank now has cost it what was done of
+        the action so far.
+        """
+        return (
+            self.now
+            if self._action is None
+            else self.now + self.cost(self._action, time.thread_time() - self._began)
+        )
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -63,15 +71,20 @@ class Clock:
             seconds = self.cost(action, time.thread_time() - self._began)
             self._action = None
             if seconds:
-                self.spans.append(Span(str(action), action.kind.value, self.rank, self.now, seconds))
+                self.spans.append(
+                    Span(str(action), action.kind.value, self.rank, self.now, seconds)
+                )
             self.now += seconds
 
         return handle
 
     def take_step(self, *, restart: bool) -> Timeline:
-        """What was done since the last call; with `restart` the next step begins at zero, on every rank."""
+        """What was done since the last call; with `restart` the next step begins at zero, on every
+        rank.
+        """
         step = Timeline(self.rank, origin_seconds=0.0)
-        step.spans, self.spans = self.spans, []
+        step.spans = self.spans
+        self.spans = []
         self.now = 0.0 if restart else self.now
         return step
 
@@ -99,7 +112,8 @@ class StampedTransport(Transport):
     def over(cls, plain: Transport, clock: Clock) -> StampedTransport:
         """In place of a transport that has not been used yet."""
         made = cls(plain._axis, plain.placement, plain._device)
-        made.clock, made.gradient_extras = clock, plain.gradient_extras
+        made.clock = clock
+        made.gradient_extras = plain.gradient_extras
         return made
 
     def _send(self, tensors: Sequence[Tensor], to: int) -> None:
@@ -112,7 +126,14 @@ class StampedTransport(Transport):
         arrival = super()._post(form, wanted, source)
         with self.clock.aside():
             stamp = torch.empty((), dtype=torch.float64)
-            return _Stamped(arrival.tensors, arrival.works, form, stamp, self._axis.receive(stamp, source), self.clock)
+            return _Stamped(
+                arrival.tensors,
+                arrival.works,
+                form,
+                stamp,
+                self._axis.receive(stamp, source),
+                self.clock,
+            )
 
     def _receive_form(self, source: int) -> Form:
         form = super()._receive_form(source)
@@ -122,9 +143,15 @@ class StampedTransport(Transport):
 
 def put_on_clock(engine: Any, cost: Cost) -> Clock:
     """Let an engine that has done no step yet keep time; all its ranks must."""
-    clock, pipeline = Clock(engine._stages.rank, cost), engine._pipeline
+    clock = Clock(engine._stages.rank, cost)
+    pipeline = engine._pipeline
     pipeline.transport = StampedTransport.over(pipeline.transport, clock)
-    table = {**engine._handlers, **pipeline.handlers(), Kind.REDUCE: engine._reduce, Kind.UPDATE: engine._update}
+    table = {
+        **engine._handlers,
+        **pipeline.handlers(),
+        Kind.REDUCE: engine._reduce,
+        Kind.UPDATE: engine._update,
+    }
     table = table if engine._delayed is None else engine._delayed.handlers(table)
     engine._handlers = {kind: clock.timed(handler) for kind, handler in table.items()}
     return clock

@@ -1,9 +1,12 @@
-"""What actions and messages cost, measured on each rank's own stages alone: no schedule runs against another, no rank waits.
+"""What actions and messages cost, measured on each rank's own stages alone: no schedule runs
+against another, no rank waits.
 
-A rank goes through its own list of computing once, on made-up messages of the form that its neighbours send; its handlers are
-called as the runtime calls them. So weights and activations are met in the order, and in the caches, of a step. All ranks probe
-at the same time, because cores share memory in a run too. One pass is one draw of every action's time: ranks that wait for each
-other wait for the slower draw of each pair, so a schedule is walked once with each draw, and the walks' median is told.
+A rank goes through its own list of computing once, on made-up messages of the form that its
+neighbours send; its handlers are called as the runtime calls them. So weights and activations are
+met in the order, and in the caches, of a step. All ranks probe at the same time, because cores
+share memory in a run too. One pass is one draw of every action's time: ranks that wait for each
+other wait for the slower draw of each pair, so a schedule is walked once with each draw, and the
+walks' median is told.
 """
 
 from __future__ import annotations
@@ -28,8 +31,11 @@ Draw = dict[Action, float]
 
 
 def probe(engine: Any, batch: Any) -> Draw:
-    """One draw. The engine has done a step before; its next step forgets the gradients of this one."""
-    pipeline, draw = engine._pipeline, {}
+    """One draw. The engine has done a step before; its next step forgets the gradients of this
+    one.
+    """
+    pipeline = engine._pipeline
+    draw = {}
     engine.model.train()
     pipeline.begin(engine._step_of(batch))
     for action in engine._actions:
@@ -42,7 +48,9 @@ def probe(engine: Any, batch: Any) -> Draw:
 
 
 def others(warm: list[Timeline]) -> StageCosts:
-    """What is not of one stage alone, from steps before the measured ones: updates, posts, sends."""
+    """What is not of one stage alone, from steps before the measured ones: updates, posts,
+    sends.
+    """
     return {key: seconds for key, seconds in observed_costs(warm).items() if key[0] not in COMPUTE}
 
 
@@ -57,51 +65,74 @@ def _timed(pipeline: Any, handler: Any, action: Action) -> float:
 
 def _deliver(pipeline: Any, action: Action) -> None:
     """The message that the action would find, were its neighbours at work."""
-    transport, stage, index = pipeline.transport, action.stage, action.micro_batch
+    transport = pipeline.transport
+    stage = action.stage
+    index = action.micro_batch
     shapes = transport._shapes(index)
     if action.kind is Kind.FORWARD and stage > 0 and not transport._is_here(stage - 1):
         form = transport._forms[stage - 1, shapes]
-        transport._incoming["F", stage, index] = _Arrival([_made_up(one) for one in form.tensors], [], form)
+        transport._incoming["F", stage, index] = _Arrival(
+            [_made_up(one) for one in form.tensors], [], form
+        )
     backwards = action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD)
     if backwards and stage + 1 < pipeline.num_stages and not transport._is_here(stage + 1):
         form = transport._forms[stage, shapes]
         wanted = (*form.gradients, *transport.gradient_extras)
-        transport._incoming["B", stage, index] = _Arrival([_made_up(one) for one in wanted], [], form)
+        transport._incoming["B", stage, index] = _Arrival(
+            [_made_up(one) for one in wanted], [], form
+        )
 
 
 def _made_up(form: TensorForm) -> Tensor:
     return (
-        torch.randn(form.shape, dtype=form.dtype) if form.dtype.is_floating_point else torch.zeros(form.shape, dtype=form.dtype)
+        torch.randn(form.shape, dtype=form.dtype)
+        if form.dtype.is_floating_point
+        else torch.zeros(form.shape, dtype=form.dtype)
     )
 
 
 @dataclass(frozen=True)
 class _Turn:
-    """One exchange as one rank saw it: when its message had left and when the other had been taken. One host has one clock."""
+    """One exchange as one rank saw it: when its message had left and when the other had been taken.
+    One host has one clock.
+    """
 
     sent_seconds: float
     taken_seconds: float
 
 
 def probe_messages(axis: Axis, engine: Any, repeats: int = 8) -> Messages:
-    """What a message costs between two ranks that compute: medians over pairs of neighbours, both ways. Collective.
+    """What a message costs between two ranks that compute: medians over pairs of neighbours, both
+    ways. Collective.
 
-    Ranks exchange messages after different amounts of work: who has less must wait and wake up, who has more finds it there.
+    Ranks exchange messages after different amounts of work: who has less must wait and wake up, who
+    has more finds it there.
     """
     form = next(iter(engine._pipeline.transport._forms.values())).tensors[0]
-    message, weights = _made_up(form), [param for param in engine.model.parameters() if param.dim() == 2 and not param.is_meta]
-    turns = axis.gather_objects([_turn(axis, number, message, weights) for number in range(2 * repeats)])
-    waiting, taking = [], []
+    message = _made_up(form)
+    weights = [
+        param for param in engine.model.parameters() if param.dim() == 2 and not param.is_meta
+    ]
+    turns = axis.gather_objects(
+        [_turn(axis, number, message, weights) for number in range(2 * repeats)]
+    )
+    waiting = []
+    taking = []
     for pair in zip(turns[::2], turns[1::2], strict=False):
         for number, exchange in enumerate(zip(*pair, strict=True)):
-            early, late = exchange[number % 2], exchange[1 - number % 2]
+            early = exchange[number % 2]
+            late = exchange[1 - number % 2]
             waiting.append(early.taken_seconds - late.sent_seconds)
             taking.append(late.taken_seconds - late.sent_seconds)
-    return Messages(max(0.0, statistics.median(waiting) - statistics.median(taking)), statistics.median(taking))
+    return Messages(
+        max(0.0, statistics.median(waiting) - statistics.median(taking)), statistics.median(taking)
+    )
 
 
 def _turn(axis: Axis, number: int, message: Tensor, weights: list[Tensor]) -> _Turn:
-    """Exchange `number`, between ranks 2k and 2k + 1; of an odd number of ranks the last has no peer."""
+    """Exchange `number`, between ranks 2k and 2k + 1; of an odd number of ranks the last has no
+    peer.
+    """
     peer = axis.rank ^ 1
     axis.barrier()
     if peer >= axis.size:

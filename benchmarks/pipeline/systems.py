@@ -1,4 +1,6 @@
-"""The same GPT under torch.distributed.pipelining, under plait, and under torch DDP on as many ranks."""
+"""The same GPT under torch.distributed.pipelining, under plait, and under torch DDP on as many
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,14 @@ class Case(gpt.Case):
 
 CASES = {
     "compute": Case("compute", "8 layers, width 256, 1 x 64 tokens a micro-batch", 8, 256, 64, 8),
-    "communication": Case("communication", "8 layers, width 512, 1 x 8 tokens: small and frequent messages", 8, 512, 8, 8),
+    "communication": Case(
+        "communication",
+        "8 layers, width 512, 1 x 8 tokens: small and frequent messages",
+        8,
+        512,
+        8,
+        8,
+    ),
 }
 
 
@@ -57,7 +66,8 @@ class PlaitStep:
     """A traced step of plait's engine."""
 
     def __init__(self, engine: Engine, batch: tuple[Tensor, Tensor]) -> None:
-        self.engine, self.batch = engine, batch
+        self.engine = engine
+        self.batch = batch
 
     def __call__(self) -> StepResult:
         return self.engine.step(self.batch)
@@ -70,7 +80,14 @@ def plait(name: str, size: int, product: str) -> Callable[[Case, World], Step]:
         own = looped_bfs(size, m, 2) if name == LOOPED_BFS else None
         plan = f"pp{size}:{'interleaved,v2' if own else plain} mb{m}"
         options = Options(schedule=own, linear_product=product, weight_grad_group=group)
-        engine = build(case.model("meta"), plan, loss=cross_entropy, optimizer=adamw, options=options, world=world)
+        engine = build(
+            case.model("meta"),
+            plan,
+            loss=cross_entropy,
+            optimizer=adamw,
+            options=options,
+            world=world,
+        )
         return PlaitStep(engine, case.batch())
 
     return start
@@ -83,15 +100,22 @@ def _ungrouped(name: str) -> tuple[str, int]:
 
 
 def looped_bfs(num_ranks: int, num_micro_batches: int, virtual: int) -> Schedule:
-    """A schedule that plait does not have, as a user would bring it: each stage of a rank with all micro-batches at once.
+    """A schedule that plait does not have, as a user would bring it: each stage of a rank with all
+    micro-batches at once.
 
     Lamy-Poirier, Breadth-First Pipeline Parallelism (arXiv 2211.05953), section 4.
     """
-    placement, ranks = looped(num_ranks, virtual), []
+    placement = looped(num_ranks, virtual)
+    ranks = []
     for rank in range(num_ranks):
         own = [stage for stage, holder in enumerate(placement) if holder == rank]
         passes = [forward(stage, j) for stage in own for j in range(num_micro_batches)]
-        ranks.append([*passes, *(backward(stage, j) for stage in reversed(own) for j in range(num_micro_batches))])
+        ranks.append(
+            [
+                *passes,
+                *(backward(stage, j) for stage in reversed(own) for j in range(num_micro_batches)),
+            ]
+        )
     return Schedule(LOOPED_BFS, placement, num_micro_batches, tuple(map(tuple, ranks)))
 
 
@@ -100,7 +124,11 @@ def schedule_of(name: str, size: int, num_micro_batches: int) -> Schedule:
     plain, group = _ungrouped(name.removeprefix("plait "))
     plain, _, virtual = plain.partition(",v")
     own = plain == LOOPED_BFS
-    made = looped_bfs(size, num_micro_batches, 2) if own else make(plain, size, num_micro_batches, int(virtual or 1))
+    made = (
+        looped_bfs(size, num_micro_batches, 2)
+        if own
+        else make(plain, size, num_micro_batches, int(virtual or 1))
+    )
     return lower(group_weight_grads(made, group))
 
 
@@ -121,18 +149,26 @@ def torch_pipeline(name: str, placement: tuple[int, ...]) -> Callable[[Case, Wor
     def start(case: Case, world: World) -> Step:
         from torch.distributed import pipelining
 
-        model, num_stages = case.model("cpu"), len(placement)
+        model = case.model("cpu")
+        num_stages = len(placement)
         plan = cut(case.model("meta"), [], num_stages, Cutting())
-        parts = [Links([(name, model.get_submodule(name)) for name in links]) for links in plan.links]
+        parts = [
+            Links([(name, model.get_submodule(name)) for name in links]) for links in plan.links
+        ]
         own = [stage for stage, rank in enumerate(placement) if rank == world.rank]
         device = torch.device("cpu")
-        stages = [pipelining.PipelineStage(parts[stage], stage, num_stages, device) for stage in own]
+        stages = [
+            pipelining.PipelineStage(parts[stage], stage, num_stages, device) for stage in own
+        ]
         schedule_class: Any = getattr(pipelining, name)
         single = num_stages == world.size
-        schedule = schedule_class(stages[0] if single else stages, case.num_micro_batches, loss_fn=mean_loss)
+        schedule = schedule_class(
+            stages[0] if single else stages, case.num_micro_batches, loss_fn=mean_loss
+        )
         optimizer = adamw([param for stage in own for param in parts[stage].parameters()])
         inputs, targets = case.batch()
-        first, last = 0 in own, num_stages - 1 in own
+        first = 0 in own
+        last = num_stages - 1 in own
 
         def step() -> None:
             keywords: dict[str, Any] = {"target": targets, "losses": []} if last else {}
@@ -159,13 +195,26 @@ def ddp(case: Case, world: World) -> Step:
 
 
 OURS = (
-    *("gpipe", "1f1b", "interleaved,v2", LOOPED_BFS, "zb-h1", "zb-h2", "zb-h2 W3", "zbv", "zbv W4", "v-half"),
+    *(
+        "gpipe",
+        "1f1b",
+        "interleaved,v2",
+        LOOPED_BFS,
+        "zb-h1",
+        "zb-h2",
+        "zb-h2 W3",
+        "zbv",
+        "zbv W4",
+        "v-half",
+    ),
     *("dualpipev", "pipedream", "2bw"),
 )
 
 
 def systems(size: int, product: str = "rule") -> dict[str, Callable[[Case, World], Step]]:
-    """By name; DDP on as many ranks comes first and is what ratios refer to. `product`: see `Options.linear_product`."""
+    """By name; DDP on as many ranks comes first and is what ratios refer to. `product`: see
+    `Options.linear_product`.
+    """
     straight = tuple(range(size))
     theirs = {
         "ScheduleGPipe": straight,
@@ -177,6 +226,9 @@ def systems(size: int, product: str = "rule") -> dict[str, Callable[[Case, World
     }
     return {
         BASE: ddp,
-        **{f"torch {name.removeprefix('Schedule')}": torch_pipeline(name, where) for name, where in theirs.items()},
+        **{
+            f"torch {name.removeprefix('Schedule')}": torch_pipeline(name, where)
+            for name, where in theirs.items()
+        },
         **{f"plait {name}": plait(name, size, product) for name in OURS},
     }

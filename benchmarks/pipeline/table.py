@@ -2,11 +2,12 @@
 
     python -m benchmarks.pipeline.table [--ranks 4] [--micro-batches 8] [--cpu] [--only NAME ...]
 
-A real engine runs on real ranks, each with a clock that goes on by what its actions cost and is told with the messages
-(`clocked`), so that ranks may outnumber the cores. An action costs what the literature says (F 1, B 2, I 1, W 1 of a rank's
-whole share), with --cpu the CPU time that it took, of a GPT. Live activations and weight versions are counted by the
-runtime; the bubble is idle time in the period (from a rank's first pass to its last; in the steady state, from its first
-backward to its last forward, where steps overlap), by those clocks.
+A real engine runs on real ranks, each with a clock that goes on by what its actions cost and is
+told with the messages (`clocked`), so that ranks may outnumber the cores. An action costs what the
+literature says (F 1, B 2, I 1, W 1 of a rank's whole share), with --cpu the CPU time that it took,
+of a GPT. Live activations and weight versions are counted by the runtime; the bubble is idle time
+in the period (from a rank's first pass to its last; in the steady state, from its first backward to
+its last forward, where steps overlap), by those clocks.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from plait.pipeline.schedules import SCHEDULES, make
 from plait.pipeline.simulate import simulate
 from plait.trace import Span, Timeline
 
-STEPS, WARM = 4, 2
+STEPS = 4
+WARM = 2
 
 
 def closed_forms(p: int, m: int) -> dict[str, tuple[Fraction | None, str]]:
@@ -84,8 +86,16 @@ def run(names: Sequence[str], size: int, num_micro_batches: int, cpu: bool) -> l
 def run_one(world: World, name: str, num_micro_batches: int, cpu: bool) -> Counted:
     plan = f"pp{world.size}:{'interleaved,v2' if name == 'interleaved' else name} mb{num_micro_batches}"
     model, batch = gpt(num_micro_batches) if cpu else mlp(world.size, num_micro_batches)
-    engine = build(model, plan, loss=cross_entropy, optimizer=lambda params: torch.optim.SGD(params, lr=0.01), world=world)
-    clock = put_on_clock(engine, (lambda action, seconds: seconds) if cpu else (lambda action, seconds: unit(action)))
+    engine = build(
+        model,
+        plan,
+        loss=cross_entropy,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.01),
+        world=world,
+    )
+    clock = put_on_clock(
+        engine, (lambda action, seconds: seconds) if cpu else (lambda action, seconds: unit(action))
+    )
     steps = []
     for _ in range(WARM + STEPS):
         engine.step(batch, trace=False)
@@ -99,8 +109,13 @@ def run_one(world: World, name: str, num_micro_batches: int, cpu: bool) -> Count
 def mlp(size: int, num_micro_batches: int) -> tuple[Any, tuple[Tensor, Tensor]]:
     """A model of next to no work, and a batch."""
     with torch.device("meta"):
-        model = models.make("mlp", in_features=8, hidden_size=8, num_hidden_layers=3 * size, out_features=4)
-    return model, (torch.randn(num_micro_batches, 8), torch.zeros(num_micro_batches, dtype=torch.int64))
+        model = models.make(
+            "mlp", in_features=8, hidden_size=8, num_hidden_layers=3 * size, out_features=4
+        )
+    return model, (
+        torch.randn(num_micro_batches, 8),
+        torch.zeros(num_micro_batches, dtype=torch.int64),
+    )
 
 
 def gpt(num_micro_batches: int) -> tuple[Any, tuple[Tensor, Tensor]]:
@@ -108,12 +123,18 @@ def gpt(num_micro_batches: int) -> tuple[Any, tuple[Tensor, Tensor]]:
     case = CASES["compute"]
     inputs, targets = case.batch()
     repeats = -(-num_micro_batches // len(inputs))
-    return case.model("meta"), (inputs.repeat(repeats, 1)[:num_micro_batches], targets.repeat(repeats, 1)[:num_micro_batches])
+    return case.model("meta"), (
+        inputs.repeat(repeats, 1)[:num_micro_batches],
+        targets.repeat(repeats, 1)[:num_micro_batches],
+    )
 
 
 def bubble(spans: Sequence[Span], *, steady: bool) -> float:
     """Idle part of the period, or of the steady state."""
-    by_rank = [[span for span in spans if span.rank == rank] for rank in sorted({span.rank for span in spans})]
+    by_rank = [
+        [span for span in spans if span.rank == rank]
+        for rank in sorted({span.rank for span in spans})
+    ]
     windows = [window(own, steady=steady) for own in by_rank]
     lengths = [stop - start for start, stop in windows]
     whole = sum(lengths) if steady else max(lengths) * len(by_rank)
@@ -127,7 +148,9 @@ def bubble(spans: Sequence[Span], *, steady: bool) -> float:
 
 
 def window(spans: Sequence[Span], *, steady: bool) -> tuple[float, float]:
-    """From a rank's first pass to its last; of the steady state, from its first backward to its last forward."""
+    """From a rank's first pass to its last; of the steady state, from its first backward to its
+    last forward.
+    """
     passes = [span for span in spans if span.kind in COMPUTING]
     first = [span for span in passes if span.kind == "B"] if steady else passes
     last = [span for span in passes if span.kind == "F"] if steady else passes
@@ -141,8 +164,8 @@ def semantics(name: str, staleness: Sequence[int]) -> str:
 
 
 def simulated_bubble(schedule: Schedule, steps: Sequence[Timeline], *, cpu: bool) -> float:
-    """Of the same costs: the literature's, or the median of what each action took, which depends on its place: of weight
-    gradients that stand together the last makes them all.
+    """Of the same costs: the literature's, or the median of what each action took, which depends on
+    its place: of weight gradients that stand together the last makes them all.
     """
     if not cpu:
         return simulate(schedule).bubble_fraction
@@ -151,14 +174,22 @@ def simulated_bubble(schedule: Schedule, steps: Sequence[Timeline], *, cpu: bool
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--micro-batches", type=int, default=8)
-    parser.add_argument("--cpu", action="store_true", help="actions cost the CPU time that they take")
+    parser.add_argument(
+        "--cpu", action="store_true", help="actions cost the CPU time that they take"
+    )
     parser.add_argument("--only", nargs="+", default=list(SCHEDULES), choices=list(SCHEDULES))
     arguments = parser.parse_args()
-    p, m, cpu = arguments.ranks, arguments.micro_batches, arguments.cpu
-    print(f"{p} ranks, {m} micro-batches, {STEPS} steps; {'CPU times' if cpu else 'times of the literature'}\n")
+    p = arguments.ranks
+    m = arguments.micro_batches
+    cpu = arguments.cpu
+    print(
+        f"{p} ranks, {m} micro-batches, {STEPS} steps; {'CPU times' if cpu else 'times of the literature'}\n"
+    )
     ranks = launch(run, arguments.only, p, m, cpu, nproc=p)
     print(f"{HEAD}\n{'|---' * HEAD.count(' | ')}|---|")
     for index, name in enumerate(arguments.only):
@@ -170,7 +201,9 @@ HEAD = "| schedule | live a stage | of a rank's share | versions | update | bubb
 
 def row(name: str, p: int, m: int, ranks: Sequence[Counted], *, cpu: bool) -> str:
     asynchronous = SCHEDULES[name].asynchronous
-    schedule = make(name, p, m, 2 if name == "interleaved" else 1, num_steps=WARM + STEPS if asynchronous else 1)
+    schedule = make(
+        name, p, m, 2 if name == "interleaved" else 1, num_steps=WARM + STEPS if asynchronous else 1
+    )
     result = simulate(schedule)
     live = {stage: peak for rank in ranks for stage, peak in rank.live.items()}
     steps = [Timeline.merge(parts) for parts in zip(*(rank.steps for rank in ranks), strict=True)]
@@ -180,7 +213,8 @@ def row(name: str, p: int, m: int, ranks: Sequence[Counted], *, cpu: bool) -> st
     wrong = any(live[stage] != peak for stage, peak in enumerate(result.peak_activations))
     cells = [
         name,
-        " ".join(str(live[stage]) for stage in sorted(live)) + (" (NOT as simulated)" if wrong else ""),
+        " ".join(str(live[stage]) for stage in sorted(live))
+        + (" (NOT as simulated)" if wrong else ""),
         " ".join(f"{peak:g}" for peak in result.peak_activations_per_rank),
         " ".join(str(rank.versions) for rank in ranks),
         semantics(name, result.staleness),

@@ -1,4 +1,6 @@
-"""The clusters of published runs: presets, and what differs from them, each with where that is said."""
+"""The clusters of published runs: presets, and what differs from them, each with where that is
+said.
+"""
 
 from __future__ import annotations
 
@@ -14,26 +16,37 @@ GIB = 2.0**30
 def machine_for(case: Case, efficiency: Efficiency | None = None) -> Machine:
     """The machine that a run was made on."""
     cluster = Cluster.parse({"h100-96gb": "h100", "gh200": "h100"}.get(case.device, case.device))
-    device, node, network = cluster.device, cluster.node, cluster.network
+    device = cluster.device
+    node = cluster.node
+    network = cluster.network
     chosen = efficiency or Efficiency()
     if case.num_devices > 1 and case.row["gpus_per_node"]:
         node = replace(node, devices=int(case.row["gpus_per_node"]))
     if case.device == "h100-96gb":
-        # HBM2e and 500 W of 700 W (the table's hardware list); dynamic power goes with the cube of the clock.
-        flops = {precision: rate * (500 / 700) ** (1 / 3) for precision, rate in device.flops.items()}
+        # HBM2e and 500 W of 700 W (the table's hardware list); dynamic power goes with the cube of
+        # the clock.
+        flops = {
+            precision: rate * (500 / 700) ** (1 / 3) for precision, rate in device.flops.items()
+        }
         device = replace(device, flops=flops, memory_bandwidth=2.4e12, memory_bytes=96 * GIB)
     if case.device == "gh200":
         # Four superchips a node, 150 GB/s to each neighbour; Slingshot-11, 200 Gb/s a port.
         # float32 on TF32 units: the published steps are shorter than their flops at 67 TFLOP/s.
         flops = {**device.flops, "float32": 494e12}
         device = replace(device, flops=flops, memory_bandwidth=4.0e12, memory_bytes=96 * GIB)
-        node, network = replace(node, bandwidth=150e9), replace(network, bandwidth=25e9)
+        node = replace(node, bandwidth=150e9)
+        network = replace(network, bandwidth=25e9)
     if case.source == "12d":
-        network = replace(network, bandwidth=12.5e9 / 8)  # one 100 Gb/s port for the eight devices of a node
+        network = replace(
+            network, bandwidth=12.5e9 / 8
+        )  # one 100 Gb/s port for the eight devices of a node
     if case.source == "09g":
-        network = replace(network, bandwidth=6.25e9)  # four 100 Gb/s Omni-Path ports for eight devices
+        network = replace(
+            network, bandwidth=6.25e9
+        )  # four 100 Gb/s Omni-Path ports for eight devices
     if case.source in {"09d", "09e"}:
-        # The same authors' collectives on this network: bus bandwidth halves from one node to two and again to eight.
+        # The same authors' collectives on this network: bus bandwidth halves from one node to two
+        # and again to eight.
         chosen = replace(chosen, congestion=1.0)
     return machine_of(Cluster(cluster.name, device, node, network, case.num_devices), chosen)
 

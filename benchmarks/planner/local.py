@@ -1,13 +1,16 @@
 """Random plans of the example models on this machine: predicted from its probe alone, and measured.
 
     python -m benchmarks.planner.local probe                     (measures the machine; seconds)
-    python -m benchmarks.planner.local run [--from A] [--to B]   (runs plans A to B of the 30, a few seconds each)
-    python -m benchmarks.planner.local table [--work]            (prints prediction beside measurement of what was run)
+    python -m benchmarks.planner.local run [--from A] [--to B]   (runs plans A to B of the 30, a few
+    seconds each)
+    python -m benchmarks.planner.local table [--work]            (prints prediction beside
+    measurement of what was run)
 
-Plans are drawn once from a seed (`--seed` draws others, to hold the model against plans that nobody has looked at); what was
-measured is kept in a file, so a run can be cut into slices and repeated. Of all repetitions the fastest step counts, and of all
-probes the best of each number: what else runs on a machine only adds. A run during which other processes took more than
-`MOST_OTHERS` of the cores is made again, `TRIES` times in all. Nothing but the probe enters a prediction.
+Plans are drawn once from a seed (`--seed` draws others, to hold the model against plans that nobody
+has looked at); what was measured is kept in a file, so a run can be cut into slices and repeated.
+Of all repetitions the fastest step counts, and of all probes the best of each number: what else
+runs on a machine only adds. A run during which other processes took more than `MOST_OTHERS` of the
+cores is made again, `TRIES` times in all. Nothing but the probe enters a prediction.
 """
 
 from __future__ import annotations
@@ -33,24 +36,59 @@ from plait.errors import PlaitError
 from plait.launcher import launch
 from plait.plan import Plan
 
-SEED, NUM_PLANS = 7, 30
-WARM, FEWEST_STEPS, MOST_STEPS, LONG_SECONDS = 2, 8, 24, 1.5
-"""Steps of a run: as many as take `LONG_SECONDS`, so that whatever else wakes up on the machine misses one of them."""
-MOST_OTHERS, TRIES = 0.04, 3
+SEED = 7
+NUM_PLANS = 30
+WARM = 2
+FEWEST_STEPS = 8
+MOST_STEPS = 24
+LONG_SECONDS = 1.5
+"""Steps of a run: as many as take `LONG_SECONDS`, so that whatever else wakes up on the machine
+misses one of them.
+"""
+MOST_OTHERS = 0.04
+TRIES = 3
 TEXT = {"name": "stdlib", "seq_len": 128}
-GPT = {"name": "gpt", "num_hidden_layers": 4, "hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 512}
+GPT = {
+    "name": "gpt",
+    "num_hidden_layers": 4,
+    "hidden_size": 128,
+    "num_attention_heads": 4,
+    "intermediate_size": 512,
+}
 GPT |= {"vocab_size": 256, "max_position_embeddings": 128}
-LLAMA = {"name": "llama", "num_hidden_layers": 4, "hidden_size": 192, "num_attention_heads": 8, "num_key_value_heads": 4}
+LLAMA = {
+    "name": "llama",
+    "num_hidden_layers": 4,
+    "hidden_size": 192,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
 LLAMA |= {"intermediate_size": 512, "vocab_size": 256, "max_position_embeddings": 128}
-EXPERTS = {**LLAMA, "hidden_size": 128, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
-MLP = {"name": "mlp", "in_features": 64, "hidden_size": 768, "num_hidden_layers": 8, "out_features": 10}
+EXPERTS = {
+    **LLAMA,
+    "hidden_size": 128,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 256,
+}
+MLP = {
+    "name": "mlp",
+    "in_features": 64,
+    "hidden_size": 768,
+    "num_hidden_layers": 8,
+    "out_features": 10,
+}
 RESNET = {"name": "resnet", "depth": 18, "num_classes": 10, "in_channels": 1, "width": 32}
 CONFIGS: dict[str, dict[str, Any]] = {
     "gpt": {"model": GPT, "data": TEXT, "train": {"global_batch": 16}},
     "llama": {"model": LLAMA, "data": TEXT, "train": {"global_batch": 16}},
     "experts": {"model": EXPERTS, "data": TEXT, "train": {"global_batch": 16}},
     "mlp": {"model": MLP, "data": {"name": "random"}, "train": {"global_batch": 256}},
-    "resnet": {"model": RESNET, "data": {"name": "random", "image_size": 8}, "train": {"global_batch": 64}},
+    "resnet": {
+        "model": RESNET,
+        "data": {"name": "random", "image_size": 8},
+        "train": {"global_batch": 64},
+    },
 }
 DEALT = ("gpt", "llama", "gpt", "llama", "experts", "gpt", "mlp", "llama", "experts", "resnet")
 """Which model each plan is of, round and round."""
@@ -72,9 +110,16 @@ def plans(seed: int = SEED, count: int = NUM_PLANS) -> list[tuple[str, str]]:
 
 def _drawn(draw: random.Random, family: str) -> str:
     """A plan of at most eight ranks."""
-    terms, left = [], draw.choice((1, 2, 2, 4, 4, 8))
+    terms = []
+    left = draw.choice((1, 2, 2, 4, 4, 8))
     micro_batches = draw.choice((1, 1, 2, 4))
-    axes = ["tp", "pp", "cp", "dp"] if family not in {"resnet", "mlp"} else ["pp", "dp"] if family == "mlp" else ["dp"]
+    axes = (
+        ["tp", "pp", "cp", "dp"]
+        if family not in {"resnet", "mlp"}
+        else ["pp", "dp"]
+        if family == "mlp"
+        else ["dp"]
+    )
     draw.shuffle(axes)
     for axis in axes:
         size = left if axis == axes[-1] else draw.choice([n for n in (1, 2, 4, 8) if n <= left])
@@ -118,8 +163,10 @@ def predict(family: str, text: str, cluster: Cluster) -> Estimate:
 
 
 def measure(family: str, text: str) -> dict[str, Any]:
-    """Run some steps, again if others were on the cores: seconds of the fastest step and of its work, peak memory of the
-    fullest rank, traffic of the busiest by axis, and the share of the cores that others took."""
+    """Run some steps, again if others were on the cores: seconds of the fastest step and of its
+    work, peak memory of the fullest rank, traffic of the busiest by axis, and the share of the
+    cores that others took.
+    """
     tries: list[dict[str, Any]] = []
     while len(tries) < TRIES and not (tries and tries[-1]["others"] <= MOST_OTHERS):
         tries.append(_measured_once(family, text))
@@ -129,7 +176,8 @@ def measure(family: str, text: str) -> dict[str, Any]:
 def _measured_once(family: str, text: str) -> dict[str, Any]:
     found = launch(rank_of_run, family, text, nproc=Plan.parse(text).world_size)
     axes = {axis for one in found for axis in one.sent}
-    cores, busy = len(os.sched_getaffinity(0)), max(found, key=lambda one: one.elapsed)
+    cores = len(os.sched_getaffinity(0))
+    busy = max(found, key=lambda one: one.elapsed)
     return {
         "family": family,
         "plan": text,
@@ -143,8 +191,10 @@ def _measured_once(family: str, text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class OfRank:
-    """What one rank saw: the fastest step and the processor's least seconds in one, peak memory and traffic; and of all steps
-    together the time that passed, what the cores did in it and what this rank did."""
+    """What one rank saw: the fastest step and the processor's least seconds in one, peak memory and
+    traffic; and of all steps together the time that passed, what the cores did in it and what this
+    rank did.
+    """
 
     seconds: float
     work: float
@@ -162,7 +212,9 @@ def _busy_seconds() -> float:
 
 
 def rank_of_run(family: str, text: str) -> OfRank:
-    """What `plait train` does in a rank; the traffic is that of the last step, as a pipeline tells shapes once."""
+    """What `plait train` does in a rank; the traffic is that of the last step, as a pipeline tells
+    shapes once.
+    """
     from plait.config import load
     from plait.engine.assemble import assemble
     from plait.engine.build import join_world
@@ -171,32 +223,52 @@ def rank_of_run(family: str, text: str) -> OfRank:
     plan = Plan.parse(text)
     world = join_world(plan)
     training = assemble(load(CONFIGS[family]), plan, world)
-    batches, everyone = iter(training.loader), world.axis("world")
-    results, work = [], []
+    batches = iter(training.loader)
+    everyone = world.axis("world")
+    results = []
+    work = []
     everyone.barrier()
-    began_all, busy, own = time.perf_counter(), _busy_seconds(), time.process_time()
+    began_all = time.perf_counter()
+    busy = _busy_seconds()
+    own = time.process_time()
     for number in range(MOST_STEPS):
-        batch, began = next(batches), time.process_time()
+        batch = next(batches)
+        began = time.process_time()
         results.append(training.engine.step(batch))
         work.append(time.process_time() - began)
         spent = sum(result.seconds for result in results)
         if number + 1 >= FEWEST_STEPS and max(everyone.gather_objects(spent)) > LONG_SECONDS:
             break
-    spent, busy, elapsed = time.process_time() - own, _busy_seconds() - busy, time.perf_counter() - began_all
+    spent = time.process_time() - own
+    busy = _busy_seconds() - busy
+    elapsed = time.perf_counter() - began_all
     seconds = min(result.seconds for result in results[WARM:])
     world.close()
-    return OfRank(seconds, min(work[WARM:]), peak_memory_bytes(), results[-1].ledger.by_axis(), elapsed, busy, spent)
+    return OfRank(
+        seconds,
+        min(work[WARM:]),
+        peak_memory_bytes(),
+        results[-1].ledger.by_axis(),
+        elapsed,
+        busy,
+        spent,
+    )
 
 
 RATES = ("peak_flops", "memory_bandwidth", "link_bandwidth")
 
 
 def best_of(one: Any, other: Any, name: str = "") -> Any:
-    """Of two probes the higher rates and the shorter times, number by number; of a link, [seconds, rate], both."""
+    """Of two probes the higher rates and the shorter times, number by number; of a link, [seconds,
+    rate], both.
+    """
     if isinstance(one, dict):
         keep = {"measured", "num_devices", "memory_bytes", "memory", "name", "is_cpu"}
         inner = {key: key if name not in RATES else name for key in one}
-        return {key: other[key] if key in keep else best_of(one[key], other[key], inner[key]) for key in one}
+        return {
+            key: other[key] if key in keep else best_of(one[key], other[key], inner[key])
+            for key in one
+        }
     if isinstance(one, list):
         return [min(one[0], other[0]), max(one[1], other[1])]
     return (max if name in RATES else min)(one, other)
@@ -204,22 +276,34 @@ def best_of(one: Any, other: Any, name: str = "") -> Any:
 
 def work(family: str, text: str, cluster: Cluster) -> float:
     """Predicted seconds of work of all ranks in a step."""
-    tables, plan = config_tables(CONFIGS[family]), Plan.parse(text)
+    tables = config_tables(CONFIGS[family])
+    plan = Plan.parse(text)
     return work_seconds(job_of(tables, plan), plan, machine_of(cluster))
 
 
 def table(measured: list[dict[str, Any]], cluster: Cluster, by_work: bool = False) -> None:
-    """Prediction beside measurement, and what they have in common: of step times, or of the processor's time of all ranks."""
+    """Prediction beside measurement, and what they have in common: of step times, or of the
+    processor's time of all ranks.
+    """
     what = "work, ms" if by_work else "step, ms"
-    print(f"{'model':8} {'plan':44} {what:>8} {'pred.':>7} {'error':>7} {'MB':>5} {'pred.':>5} {'error':>7}  traffic")
-    times, memories, equal = [], [], 0
+    print(
+        f"{'model':8} {'plan':44} {what:>8} {'pred.':>7} {'error':>7} {'MB':>5} {'pred.':>5} {'error':>7}  traffic"
+    )
+    times = []
+    memories = []
+    equal = 0
     by_family: dict[str, list[tuple[float, float]]] = {}
     for row in measured:
         guess = predict(row["family"], row["plan"], cluster)
         seconds = work(row["family"], row["plan"], cluster) if by_work else guess.step_seconds
         found = row["work"] if by_work else row["seconds"]
-        off, memory = seconds / found - 1, guess.memory.total / row["peak"] - 1
-        axes = [axis for axis in guess.traffic if round(guess.traffic[axis]) != round(row["traffic"].get(axis, 0))]
+        off = seconds / found - 1
+        memory = guess.memory.total / row["peak"] - 1
+        axes = [
+            axis
+            for axis in guess.traffic
+            if round(guess.traffic[axis]) != round(row["traffic"].get(axis, 0))
+        ]
         times.append(off)
         memories.append(abs(memory))
         equal += not axes
@@ -227,7 +311,9 @@ def table(measured: list[dict[str, Any]], cluster: Cluster, by_work: bool = Fals
         said = (
             "equal"
             if not axes
-            else " ".join(f"{a} {guess.traffic[a] / max(1, row['traffic'].get(a, 0)) - 1:+.1%}" for a in axes)
+            else " ".join(
+                f"{a} {guess.traffic[a] / max(1, row['traffic'].get(a, 0)) - 1:+.1%}" for a in axes
+            )
         )
         print(
             f"{row['family']:8} {row['plan']:44} {found * 1e3:8.1f} {seconds * 1e3:7.1f} {off:7.1%} "
@@ -251,12 +337,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--plans", type=int, default=NUM_PLANS, help="how many are drawn")
     parser.add_argument(
-        "--work", action="store_true", help="compare the processor's time, which others on the machine do not change"
+        "--work",
+        action="store_true",
+        help="compare the processor's time, which others on the machine do not change",
     )
     parser.add_argument("--folder", type=Path, default=Path("/tmp/plait-local"))
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    probe, file = arguments.folder / "probe.json", arguments.folder / f"measured{arguments.seed}.json"
+    probe = arguments.folder / "probe.json"
+    file = arguments.folder / f"measured{arguments.seed}.json"
     drawn = list(enumerate(plans(arguments.seed, arguments.plans)))
     measured: dict[str, dict[str, Any]] = json.loads(file.read_text()) if file.exists() else {}
     if arguments.what == "list":
@@ -270,11 +359,22 @@ def main() -> None:
             probe.write_text(json.dumps(best_of(earlier, json.loads(probe.read_text())), indent=1))
     elif arguments.what == "run":
         for index, (family, text) in drawn[arguments.first : arguments.last]:
-            new, old = measure(family, text), measured.get(str(index))
-            new["seconds"] = min(new["seconds"], old["seconds"]) if old and old["plan"] == text else new["seconds"]
+            new = measure(family, text)
+            old = measured.get(str(index))
+            new["seconds"] = (
+                min(new["seconds"], old["seconds"])
+                if old and old["plan"] == text
+                else new["seconds"]
+            )
             measured[str(index)] = new
             file.write_text(json.dumps(measured, indent=1))
-            print(index, family, text, f"{new['seconds'] * 1e3:.1f} ms, others {new['others']:.0%}", flush=True)
+            print(
+                index,
+                family,
+                text,
+                f"{new['seconds'] * 1e3:.1f} ms, others {new['others']:.0%}",
+                flush=True,
+            )
     else:
         rows = [measured[key] for key in sorted(measured, key=int)]
         table(rows, Cluster.local(read_probe(probe)), arguments.work)

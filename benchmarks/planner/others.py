@@ -1,9 +1,11 @@
-"""The published runs through another public estimator, beside plait's: llm-analysis (Li, 2023), `pip install llm-analysis`.
+"""The published runs through another public estimator, beside plait's: llm-analysis (Li, 2023),
+`pip install llm-analysis`.
 
     python -m benchmarks.planner.others
 
-It takes the efficiency of matrix products as an input, where plait predicts it: each source is given the one constant that
-suits its rows best (the median of what each row would need), which no user could know. Rows that it refuses are counted.
+It takes the efficiency of matrix products as an input, where plait predicts it: each source is
+given the one constant that suits its rows best (the median of what each row would need), which no
+user could know. Rows that it refuses are counted.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ def step_seconds(case: Case, efficiency: float) -> tuple[float, float]:
     from llm_analysis.analysis import ActivationRecomputation, DSZeRO, LLMAnalysis  # type: ignore[import-not-found]
     from llm_analysis.config import ModelConfig, ParallelismConfig, get_gpu_config_by_name  # type: ignore[import-not-found]
 
-    model, plan = case.config["model"], Plan.parse(case.plan)
+    model = case.config["model"]
+    plan = Plan.parse(case.plan)
     sizes: dict[str, Any] = {key: value for key, value in model.items() if isinstance(value, int)}
     if plan.cp.size > 1:
         raise ValueError("no context parallel")
@@ -79,13 +82,22 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     asked = [case for case in cases()[0] if case.seconds and case.device in DEVICES]
     needed: dict[str, list[float]] = {}
-    possible, refused = [], dict[str, int]()
+    possible = []
+    refused = dict[str, int]()
     for case in asked:
         try:
             low, high = (step_seconds(case, value)[0] for value in (START, 2 * START))
         except Exception as reason:  # whatever it cannot do, it says in its own way
-            name = "larger than its memory model" if "max_batch_size" in str(reason) else str(reason)[:60]
-            name = "a width of the feed-forward network that is no multiple of hidden" if "ffn" in name else name
+            name = (
+                "larger than its memory model"
+                if "max_batch_size" in str(reason)
+                else str(reason)[:60]
+            )
+            name = (
+                "a width of the feed-forward network that is no multiple of hidden"
+                if "ffn" in name
+                else name
+            )
             refused[name] = refused.get(name, 0) + 1
             continue
         possible.append(case)
@@ -94,10 +106,16 @@ def main() -> None:
         fixed = high - work / (2 * START)
         assert case.seconds is not None
         if case.seconds > fixed:
-            needed.setdefault(f"{case.source} {case.device}", []).append(work / (case.seconds - fixed))
+            needed.setdefault(f"{case.source} {case.device}", []).append(
+                work / (case.seconds - fixed)
+            )
     best = {name: min(1.0, statistics.median(values)) for name, values in needed.items()}
-    print("efficiency given to llm-analysis:", {name: round(value, 3) for name, value in best.items()})
-    theirs = [(case, step_seconds(case, best[f"{case.source} {case.device}"])[0]) for case in possible]
+    print(
+        "efficiency given to llm-analysis:", {name: round(value, 3) for name, value in best.items()}
+    )
+    theirs = [
+        (case, step_seconds(case, best[f"{case.source} {case.device}"])[0]) for case in possible
+    ]
     ours = run(possible)[0]
     print(f"{'step time':12} {'rows':>5} {'llm-analysis':>13} {'p90':>7} {'plait':>7} {'p90':>7}")
     for source in [*sorted({case.source for case in possible}), "all"]:
@@ -105,8 +123,12 @@ def main() -> None:
             [(case, seconds) for case, seconds in theirs if source in {case.source, "all"}],
             [(case, guess.step_seconds) for case, guess in ours if source in {case.source, "all"}],
         )
-        one, two = (summary(error(seconds, case.seconds or 1.0) for case, seconds in part) for part in rows)
-        print(f"{source:12} {one['n']:5.0f} {one['median']:13.1%} {one['p90']:7.1%} {two['median']:7.1%} {two['p90']:7.1%}")
+        one, two = (
+            summary(error(seconds, case.seconds or 1.0) for case, seconds in part) for part in rows
+        )
+        print(
+            f"{source:12} {one['n']:5.0f} {one['median']:13.1%} {one['p90']:7.1%} {two['median']:7.1%} {two['p90']:7.1%}"
+        )
     guess_of = {case.id: seconds for case, seconds in theirs}
 
     class Said:

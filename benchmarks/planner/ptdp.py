@@ -1,10 +1,11 @@
-"""The table of "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM" (arXiv 2104.04473, table 1),
-prediction beside publication.
+"""The table of "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM"
+(arXiv 2104.04473, table 1), prediction beside publication.
 
     python -m benchmarks.planner.ptdp
 
-Sizes, degrees, batch and TFLOP/s are the paper's; micro-batches and stages a rank are those of its published scripts. TFLOP/s
-count the recomputed forward as the paper does, so both columns divide the same flops by their step time.
+Sizes, degrees, batch and TFLOP/s are the paper's; micro-batches and stages a rank are those of its
+published scripts. TFLOP/s count the recomputed forward as the paper does, so both columns divide
+the same flops by their step time.
 """
 
 from __future__ import annotations
@@ -19,7 +20,19 @@ from plait.cost.records import Job
 from plait.cost.step import estimate_job
 from plait.plan import Plan
 
-COLUMNS = ("name", "heads", "hidden", "layers", "tp", "pp", "devices", "batch", "tflops", "micro", "virtual")
+COLUMNS = (
+    "name",
+    "heads",
+    "hidden",
+    "layers",
+    "tp",
+    "pp",
+    "devices",
+    "batch",
+    "tflops",
+    "micro",
+    "virtual",
+)
 PUBLISHED = (
     ("1.7B", 24, 2304, 24, 1, 1, 32, 512, 137, 16, 1),
     ("3.6B", 32, 3072, 30, 2, 1, 64, 512, 138, 16, 1),
@@ -32,13 +45,21 @@ PUBLISHED = (
     ("529.6B", 128, 20480, 105, 8, 35, 2520, 2520, 163, 1, 1),
     ("1008.0B", 160, 25600, 128, 8, 64, 3072, 3072, 163, 1, 1),
 )
-SEQ_LEN, VOCAB = 2048, 51200
+SEQ_LEN = 2048
+VOCAB = 51200
 
 
 def predict(row: dict[str, int | str]) -> float:
     """Predicted TFLOP/s of a device, by the paper's flops (its equation 3)."""
-    hidden, layers, batch, devices = (int(row[name]) for name in ("hidden", "layers", "batch", "devices"))
-    keys = {"name": "gpt", "num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": int(row["heads"])}
+    hidden, layers, batch, devices = (
+        int(row[name]) for name in ("hidden", "layers", "batch", "devices")
+    )
+    keys = {
+        "name": "gpt",
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": int(row["heads"]),
+    }
     keys |= {"vocab_size": VOCAB, "max_position_embeddings": SEQ_LEN, "tie_word_embeddings": True}
     keys |= {"attn_implementation": "eager", "attention_dropout": 0.1}
     dp = devices // (int(row["tp"]) * int(row["pp"]))
@@ -46,7 +67,14 @@ def predict(row: dict[str, int | str]) -> float:
     text = f"pp{row['pp']}:{schedule} tp{row['tp']} dp{dp} mb{batch // dp // int(row['micro'])} remat:full precision:bf16"
     job = Job(describe(keys, SEQ_LEN), batch, runtime=MEGATRON_LM.runtime)
     guess = estimate_job(job, Plan.parse(text), machine_of(Cluster.parse(f"a100-80gbx{devices}")))
-    flops = 96 * batch * SEQ_LEN * layers * hidden**2 * (1 + SEQ_LEN / (6 * hidden) + VOCAB / (16 * layers * hidden))
+    flops = (
+        96
+        * batch
+        * SEQ_LEN
+        * layers
+        * hidden**2
+        * (1 + SEQ_LEN / (6 * hidden) + VOCAB / (16 * layers * hidden))
+    )
     return flops / guess.step_seconds / devices / 1e12
 
 
@@ -57,7 +85,8 @@ def main() -> None:
     errors = []
     for values in PUBLISHED:
         row = dict(zip(COLUMNS, values, strict=True))
-        predicted, published = predict(row), float(row["tflops"])
+        predicted = predict(row)
+        published = float(row["tflops"])
         errors.append(abs(predicted / published - 1))
         degrees = f"{row['name']:>8} {row['devices']:>8} {row['tp']:>3} {row['pp']:>3}"
         print(f"{degrees} {published:10.0f} {predicted:10.1f} {predicted / published - 1:7.1%}")

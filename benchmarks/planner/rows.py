@@ -1,7 +1,8 @@
 """Published runs as cases of the estimator: config, plan text, device, and what was measured.
 
-A row is left out only with a reason that is printed. What a table does not say and its framework fixes (which attention
-kernel, how wide gradients are) is `plait.cost.frameworks`; what its runs have in common beside stands in `PRACTICE`.
+A row is left out only with a reason that is printed. What a table does not say and its framework
+fixes (which attention kernel, how wide gradients are) is `plait.cost.frameworks`; what its runs
+have in common beside stands in `PRACTICE`.
 """
 
 from __future__ import annotations
@@ -52,8 +53,12 @@ CORE = Practice(MEGATRON_CORE)
 SHARDED = Practice(FSDP)
 TITAN = Practice(TORCHTITAN, family="llama")
 ZERO_BUBBLE = LATER.but(overlap_gradients=True, scatters_sends=False)
-SAILOR = replace(MEGATRON_2021.but(scatters_sends=False, fused_kernels=False), dropout=0.0, precision="float32")
-"""No half precision in its launch script; published memory agrees: four-byte scores, no dropout masks."""
+SAILOR = replace(
+    MEGATRON_2021.but(scatters_sends=False, fused_kernels=False), dropout=0.0, precision="float32"
+)
+"""No half precision in its launch script; published memory agrees: four-byte scores, no dropout
+masks.
+"""
 
 PRACTICE = {  # by table: what its framework's code of that time does
     "01": replace(SHARDED, fused_loss=True),  # llm-foundry's default, and in place
@@ -116,8 +121,11 @@ class Case:
 
 
 def cases(paths: Sequence[Path] = (DATA,)) -> tuple[list[Case], dict[str, list[str]]]:
-    """All complete rows of files of the common schema, and the reasons for which others are left out."""
-    kept, dropped = [], dict[str, list[str]]()
+    """All complete rows of files of the common schema, and the reasons for which others are left
+    out.
+    """
+    kept = []
+    dropped = dict[str, list[str]]()
     for path in paths:
         with path.open(newline="") as file:
             for row in csv.DictReader(file):
@@ -182,27 +190,39 @@ def seconds(row: dict[str, str]) -> float | None:
     """Measured seconds of a step, from whichever rate the table prints."""
     if row["step_time_s"]:
         return float(row["step_time_s"])
-    batch, length = global_batch(row), seq_len(row)
+    batch = global_batch(row)
+    length = seq_len(row)
     if row["tokens_s_gpu"]:
         return batch * length / (float(row["tokens_s_gpu"]) * int(row["n_gpus"]))
     if row["tflops_gpu"] and row["id"].startswith("02a"):
-        layers, hidden = int(row["layers"]), int(row["hidden"])
+        layers = int(row["layers"])
+        hidden = int(row["hidden"])
         flops = (
-            96.0 * batch * length * layers * hidden**2 * (1 + length / (6 * hidden) + vocabulary(row) / (16 * layers * hidden))
+            96.0
+            * batch
+            * length
+            * layers
+            * hidden**2
+            * (1 + length / (6 * hidden) + vocabulary(row) / (16 * layers * hidden))
         )
         return flops / (float(row["tflops_gpu"]) * 1e12 * int(row["n_gpus"]))
     return None
 
 
 def peak_bytes(row: dict[str, str]) -> float | None:
-    """Published peak of the allocator in bytes: what a device-wide reading also sees, the process itself, is taken off."""
+    """Published peak of the allocator in bytes: what a device-wide reading also sees, the process
+    itself, is taken off.
+    """
     if not row["peak_mem"]:
         return None
     unit = row["mem_unit"]
     device_wide = "nvidia-smi" in unit or "max over GPUs" in unit
     scale = 1.0 if unit.startswith("bytes") else 2**30 if unit.startswith("GiB") else 1e9
     outside = (
-        PROCESS_BYTES + COMMUNICATOR_BYTES * sum(int(row[axis] or 1) > 1 for axis in ("tp", "pp", "dp")) if device_wide else 0.0
+        PROCESS_BYTES
+        + COMMUNICATOR_BYTES * sum(int(row[axis] or 1) > 1 for axis in ("tp", "pp", "dp"))
+        if device_wide
+        else 0.0
     )
     return float(row["peak_mem"]) * scale - outside
 
@@ -232,14 +252,17 @@ def device(row: dict[str, str]) -> str:
 
 def data_term(row: dict[str, str]) -> str:
     """`dp8:zero1,replicate2` from a table's words."""
-    size, words = int(row["dp"]), row["zero_stage"].lower()
+    size = int(row["dp"])
+    words = row["zero_stage"].lower()
     if size == 1:
         return "dp1"
     if "hsdp" in words:
         return f"dp{size}:zero3,replicate{max(1, size // 8)}"
     if "within 8" in words and size > 8:
         return f"dp{size}:zero1,replicate{size // 8}"
-    stage = next((digit for digit in "321" if words.startswith(digit) or f"zero-{digit}" in words), "")
+    stage = next(
+        (digit for digit in "321" if words.startswith(digit) or f"zero-{digit}" in words), ""
+    )
     return f"dp{size}:zero{stage}" if stage else f"dp{size}"
 
 
@@ -248,7 +271,8 @@ def schedule_term(row: dict[str, str], layers: int) -> str:
     size = int(row["pp"])
     if size == 1:
         return "pp1"
-    words, virtual = row["pp_schedule"].lower(), row["virtual_pp"]
+    words = row["pp_schedule"].lower()
+    virtual = row["virtual_pp"]
     if words.startswith("zb-1p"):
         return f"pp{size}:zb-h1"
     if words.startswith("zb-2p"):
@@ -265,7 +289,13 @@ def remat(row: dict[str, str]) -> str:
     words = row["act_ckpt"].lower()
     if row["id"].startswith("02b"):
         return "full"  # its rates count the recomputation
-    return "full" if words.startswith("full") else "selective" if words.startswith("selective") else "none"
+    return (
+        "full"
+        if words.startswith("full")
+        else "selective"
+        if words.startswith("selective")
+        else "none"
+    )
 
 
 def compiled(row: dict[str, str]) -> bool:
@@ -278,7 +308,9 @@ def case(row: dict[str, str]) -> Case:
     """The case of a complete row."""
     table = row["id"].split("_")[0]
     practice = practice_of(row)
-    layers, hidden, heads = int(row["layers"]), int(row["hidden"]), int(row["heads"])
+    layers = int(row["layers"])
+    hidden = int(row["hidden"])
+    heads = int(row["heads"])
     inner = int(row["ffn"] or 4 * hidden)
     gated = practice.family == "llama" or "llama" in row["model"].lower()
     model: dict[str, object] = {
@@ -296,7 +328,8 @@ def case(row: dict[str, str]) -> Case:
     }
     tp = int(row["tp"])
     sequence = ",sp" if row["sp"] == "1" and tp > 1 else ""
-    batch, dp = global_batch(row), int(row["dp"])
+    batch = global_batch(row)
+    dp = int(row["dp"])
     micro = max(1, round(batch / dp / int(row["micro_batch"])))
     terms = [
         schedule_term(row, layers), data_term(row), f"cp{row['cp'] or 1}", f"tp{tp}:1d{sequence}", f"mb{micro}",
@@ -304,7 +337,11 @@ def case(row: dict[str, str]) -> Case:
     ]  # fmt: skip
     if compiled(row):
         terms.append("compile")
-    config = {"model": model, "data": {"seq_len": seq_len(row)}, "train": {"global_batch": batch, "optimizer": "adamw"}}
+    config = {
+        "model": model,
+        "data": {"seq_len": seq_len(row)},
+        "train": {"global_batch": batch, "optimizer": "adamw"},
+    }
     group = f"{row['model']}/{row['gpu_type']}/{row['n_gpus']}/{seq_len(row)}"
     return Case(
         row["id"], table, group, config, " ".join(terms), device(row), int(row["n_gpus"]), practice.framework,

@@ -1,10 +1,12 @@
-"""The estimator against published runs: error by source, rank correlation by group, and regret of the plan ranked first.
+"""The estimator against published runs: error by source, rank correlation by group, and regret of
+the plan ranked first.
 
-    python -m benchmarks.planner.validate [FILE.csv ...] [--plain name|plan] [--source ID] [--json FILE]
+    python -m benchmarks.planner.validate [FILE.csv ...] [--plain name|plan] [--source ID] [--json
+    FILE]
 
-Without files: the rows in `data/`. `--plain` asks as a user would: with the plan, the preset and the name of the framework, or
-with the plan and the preset alone (no knowledge of kernels, networks and clocks that differ from the preset). `--source`
-prints every row of a table.
+Without files: the rows in `data/`. `--plain` asks as a user would: with the plan, the preset and
+the name of the framework, or with the plan and the preset alone (no knowledge of kernels, networks
+and clocks that differ from the preset). `--source` prints every row of a table.
 """
 
 from __future__ import annotations
@@ -34,13 +36,19 @@ Pair = tuple[Case, Estimate]
 def run(chosen: Sequence[Case], plain: str = "") -> tuple[list[Pair], list[str]]:
     """The estimate of every case; cases that cannot be asked are returned with the reason."""
     machines: dict[tuple[str, ...], Machine] = {}
-    pairs, refused = [], []
+    pairs = []
+    refused = []
     for case in chosen:
         asked = plainly(case, plain) if plain else case
         key = (case.device, case.row["gpus_per_node"], case.source, str(case.num_devices))
         if key not in machines:
             machines[key] = preset_machine(case) if plain else machine_for(case)
-        job = Job(describe(asked.config), int(str(asked.config["train"]["global_batch"])), "adamw", asked.framework.runtime)
+        job = Job(
+            describe(asked.config),
+            int(str(asked.config["train"]["global_batch"])),
+            "adamw",
+            asked.framework.runtime,
+        )
         try:
             pairs.append((case, estimate_job(job, Plan.parse(asked.plan), machines[key])))
         except PlanError as reason:
@@ -49,21 +57,35 @@ def run(chosen: Sequence[Case], plain: str = "") -> tuple[list[Pair], list[str]]
 
 
 def plainly(case: Case, plain: str) -> Case:
-    """The case without what only the authors of its framework know: "plan" leaves the plan and the preset, "name" the name of
-    the framework beside."""
+    """The case without what only the authors of its framework know: "plan" leaves the plan and the
+    preset, "name" the name of the framework beside.
+    """
     runs = FRAMEWORKS[case.framework.name] if plain == "name" else PLAIT
-    model = {key: value for key, value in case.config["model"].items() if not key.startswith(("att", "fused"))}
+    model = {
+        key: value
+        for key, value in case.config["model"].items()
+        if not key.startswith(("att", "fused"))
+    }
     model["attn_implementation"] = runs.attention
-    return replace(case, config={**case.config, "model": model}, plan=case.plan.replace(" compile", ""), framework=runs)
+    return replace(
+        case,
+        config={**case.config, "model": model},
+        plan=case.plan.replace(" compile", ""),
+        framework=runs,
+    )
 
 
 READ_ON_FIRST = frozenset({"09g2"})
-"""Tables whose one number of memory is that of the first stage. 09g2 does not say whose it is; its pipelines of eight samples
-hold what a first stage holds, and a third less than a last stage with its logits would."""
+"""Tables whose one number of memory is that of the first stage. 09g2 does not say whose it is; its
+pipelines of eight samples hold what a first stage holds, and a third less than a last stage with
+its logits would.
+"""
 
 
 def peak(case: Case, estimate: Estimate) -> float:
-    """The predicted peak of the device whose memory was published: the fullest, unless its table says otherwise."""
+    """The predicted peak of the device whose memory was published: the fullest, unless its table
+    says otherwise.
+    """
     return (estimate.stage_memory[0] if case.source in READ_ON_FIRST else estimate.memory).total
 
 
@@ -73,7 +95,9 @@ def error(predicted: float, published: float) -> float:
 
 
 def summary(errors: Iterable[float]) -> dict[str, float]:
-    """Count, median of the signed error, and median, 90th percentile and worst of the absolute one."""
+    """Count, median of the signed error, and median, 90th percentile and worst of the absolute
+    one.
+    """
     signed = list(errors)
     size = sorted(map(abs, signed))
     return {
@@ -96,21 +120,27 @@ def table(title: str, pairs: Iterable[tuple[str, float]]) -> dict[str, dict[str,
         rows["all"] = summary(everything)
     print(f"{title:14} {'rows':>5} {'bias':>8} {'median':>8} {'p90':>8} {'worst':>8}")
     for source, row in rows.items():
-        print(f"{source:14} {row['n']:5.0f} " + " ".join(f"{row[name]:8.1%}" for name in ("bias", "median", "p90", "worst")))
+        print(
+            f"{source:14} {row['n']:5.0f} "
+            + " ".join(f"{row[name]:8.1%}" for name in ("bias", "median", "p90", "worst"))
+        )
     print()
     return rows
 
 
 def failures(plain: str = "") -> tuple[int, int]:
-    """How many plans of 09d's sweep failed, and how many of them are refused or predicted not to fit."""
+    """How many plans of 09d's sweep failed, and how many of them are refused or predicted not to
+    fit.
+    """
     asked = failed_cases()
     pairs, refused = run(asked, plain)
     return len(asked), len(refused) + sum(not estimate.fits for _, estimate in pairs)
 
 
 def contradicted(pairs: Sequence[Pair]) -> set[str]:
-    """Rows that their own table contradicts: the same run with the other ZeRO stage was published three times as fast or
-    more."""
+    """Rows that their own table contradicts: the same run with the other ZeRO stage was published
+    three times as fast or more.
+    """
     fastest: dict[tuple[str, ...], float] = {}
     keys = {}
     for case, _ in pairs:
@@ -135,8 +165,9 @@ def contradicted(pairs: Sequence[Pair]) -> set[str]:
 
 
 def groups(pairs: Sequence[Pair], least: int = 4) -> list[dict[str, Any]]:
-    """For each model, cluster and batch with several plans: rank correlation, and how far the plan ranked first is from the
-    best."""
+    """For each model, cluster and batch with several plans: rank correlation, and how far the plan
+    ranked first is from the best.
+    """
     by_group: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for case, estimate in pairs:
         if case.seconds:
@@ -146,12 +177,20 @@ def groups(pairs: Sequence[Pair], least: int = 4) -> list[dict[str, Any]]:
     out: list[dict[str, Any]] = []
     for name, plans in sorted(by_group.items()):
         # The same plan published twice counts once, with its mean.
-        values = [(runs[0][0], statistics.mean(published for _, published in runs)) for runs in plans.values()]
+        values = [
+            (runs[0][0], statistics.mean(published for _, published in runs))
+            for runs in plans.values()
+        ]
         if len(values) < least or max(p for _, p in values) < 1.03 * min(p for _, p in values):
             continue  # within the noise of published runs there is nothing to rank
         first = min(values)[1]
         best = min(published for _, published in values)
-        row = {"group": name, "n": len(values), "spearman": spearman(values), "regret": first / best - 1}
+        row = {
+            "group": name,
+            "n": len(values),
+            "spearman": spearman(values),
+            "regret": first / best - 1,
+        }
         out.append({**row, "again": attainable(values)})
     return out
 
@@ -161,9 +200,14 @@ NOISE = 0.03
 
 
 def attainable(values: Sequence[tuple[float, float]], draws: int = 400) -> tuple[float, float]:
-    """Median and fifth percentile of the correlation of a group with itself, run once more: what noise leaves to predict."""
+    """Median and fifth percentile of the correlation of a group with itself, run once more: what
+    noise leaves to predict.
+    """
     draw = random.Random(0)
-    again = sorted(spearman([(seconds * draw.gauss(1, NOISE), seconds) for _, seconds in values]) for _ in range(draws))
+    again = sorted(
+        spearman([(seconds * draw.gauss(1, NOISE), seconds) for _, seconds in values])
+        for _ in range(draws)
+    )
     return again[draws // 2], again[draws // 20]
 
 
@@ -191,18 +235,34 @@ def main() -> None:
     arguments = parser.parse_args()
     kept, dropped = cases(arguments.files or [DATA])
     pairs, refused = run(kept, arguments.plain)
-    time = table("step time", [(c.source, error(e.step_seconds, c.seconds)) for c, e in pairs if c.seconds])
-    memory = table("peak memory", [(c.source, error(peak(c, e), c.peak_bytes)) for c, e in pairs if c.peak_bytes])
+    time = table(
+        "step time", [(c.source, error(e.step_seconds, c.seconds)) for c, e in pairs if c.seconds]
+    )
+    memory = table(
+        "peak memory",
+        [(c.source, error(peak(c, e), c.peak_bytes)) for c, e in pairs if c.peak_bytes],
+    )
     fitting = sum(estimate.fits for _, estimate in pairs)
     print(f"{fitting} of {len(pairs)} runs that ran are predicted to fit")
     count, foreseen = failures(arguments.plain)
-    print(f"{foreseen} of {count} that failed (memory or a crash, not told apart) are refused or predicted not to fit\n")
+    print(
+        f"{foreseen} of {count} that failed (memory or a crash, not told apart) are refused or predicted not to fit\n"
+    )
     odd = contradicted(pairs)
     ranked = groups(pairs)
-    sound = {str(group["group"]): group for group in groups([pair for pair in pairs if pair[0].id not in odd])}
-    print("plans of one model on one cluster: plans, Spearman (without rows that their table contradicts),")
-    print("how much slower the plan ranked first is than the best measured, and the correlation that the same group would have")
-    print(f"with itself if it were run once more with a noise of {NOISE:.0%} (median, fifth percentile)")
+    sound = {
+        str(group["group"]): group
+        for group in groups([pair for pair in pairs if pair[0].id not in odd])
+    }
+    print(
+        "plans of one model on one cluster: plans, Spearman (without rows that their table contradicts),"
+    )
+    print(
+        "how much slower the plan ranked first is than the best measured, and the correlation that the same group would have"
+    )
+    print(
+        f"with itself if it were run once more with a noise of {NOISE:.0%} (median, fifth percentile)"
+    )
     for group in ranked:
         other = sound.get(str(group["group"]), group)["spearman"]
         median, least = group["again"]
@@ -210,7 +270,9 @@ def main() -> None:
             f"  {group['n']:4} {group['spearman']:6.2f} ({other:5.2f}) {group['regret']:7.1%} "
             f"{median:6.2f} {least:5.2f}  {group['group']}"
         )
-    print(f"contradicted: {len(odd)} rows, whose same run with the other ZeRO stage was published at least three times as fast")
+    print(
+        f"contradicted: {len(odd)} rows, whose same run with the other ZeRO stage was published at least three times as fast"
+    )
     print("\nleft out:")
     for reason, ids in sorted(dropped.items()):
         print(f"  {len(ids):4} {reason}")
@@ -219,14 +281,20 @@ def main() -> None:
     if arguments.source:
         rows_of(pairs, arguments.source)
     if arguments.json:
-        arguments.json.write_text(json.dumps({"time": time, "memory": memory, "groups": ranked}, indent=1))
+        arguments.json.write_text(
+            json.dumps({"time": time, "memory": memory, "groups": ranked}, indent=1)
+        )
 
 
 def rows_of(pairs: Sequence[Pair], source: str) -> None:
     """Every row of one table with the causes of its predicted time."""
     for case, estimate in pairs:
         if case.source == source and case.seconds:
-            spent = {k: f"{v / estimate.step_seconds:.0%}" for k, v in estimate.breakdown.as_dict().items() if v > 0}
+            spent = {
+                k: f"{v / estimate.step_seconds:.0%}"
+                for k, v in estimate.breakdown.as_dict().items()
+                if v > 0
+            }
             off = error(estimate.step_seconds, case.seconds)
             measured = f"{case.seconds:.3f} s, predicted {estimate.step_seconds:.3f} s ({off:+.1%})"
             print(f"{case.id} {case.num_devices} {case.plan}: {measured} {spent}")

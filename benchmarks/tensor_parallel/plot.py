@@ -1,4 +1,6 @@
-"""Small multiples as SVG text: lines over a width, both axes logarithmic, one legend a panel. No library is needed for it."""
+"""Small multiples as SVG text: lines over a width, both axes logarithmic, one legend a panel. No
+library is needed for it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,11 @@ from dataclasses import dataclass
 from html import escape
 
 COLOURS = {"1d": "#4c78a8", "1d,sp": "#72b7b2", "2d": "#f58518", "2.5d": "#54a24b", "3d": "#e45756"}
-WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 300, 190, 46, 24, 24
+WIDTH = 300
+HEIGHT = 190
+LEFT = 46
+TOP = 24
+BOTTOM = 24
 
 
 @dataclass(frozen=True)
@@ -29,23 +35,33 @@ def small_multiples(panels: Sequence[Panel], columns: int) -> str:
         for index, panel in enumerate(panels)
     ]
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{size[0]}" height="{size[1]}" viewBox="0 0 {size[0]} {size[1]}">'
-    return "\n".join([head, style, '<rect width="100%" height="100%" fill="#fff"/>', *parts, "</svg>"]) + "\n"
+    return (
+        "\n".join([head, style, '<rect width="100%" height="100%" fill="#fff"/>', *parts, "</svg>"])
+        + "\n"
+    )
 
 
 def _panel(panel: Panel) -> str:
     points = [point for line in panel.lines.values() for point in line]
-    xs, ys = sorted({x for x, _ in points}), [y for _, y in points]
-    low, high = math.floor(math.log10(min(ys))), math.ceil(math.log10(max(ys)))
-    across, up = (WIDTH - LEFT - 12), (HEIGHT - TOP - BOTTOM)
+    xs = sorted({x for x, _ in points})
+    ys = [y for _, y in points]
+    low = math.floor(math.log10(min(ys)))
+    high = math.ceil(math.log10(max(ys)))
+    across = WIDTH - LEFT - 12
+    up = HEIGHT - TOP - BOTTOM
     span = math.log(xs[-1] / xs[0]) or 1.0
 
     def place(x: float, y: float) -> tuple[float, float]:
-        return LEFT + math.log(x / xs[0]) / span * across, TOP + (high - math.log10(y)) / (high - low) * up
+        return LEFT + math.log(x / xs[0]) / span * across, TOP + (high - math.log10(y)) / (
+            high - low
+        ) * up
 
     parts = [f'<text class="t" x="{LEFT}" y="14">{escape(panel.title)}</text>']
     for power in range(low, high + 1):
         _, y = place(xs[0], 10.0**power)
-        parts.append(f'<path d="M{LEFT} {y:.1f}h{across}" stroke="#ddd"/><text x="2" y="{y + 3:.1f}">1e{power}</text>')
+        parts.append(
+            f'<path d="M{LEFT} {y:.1f}h{across}" stroke="#ddd"/><text x="2" y="{y + 3:.1f}">1e{power}</text>'
+        )
     for x in xs:
         at, _ = place(x, 10.0**low)
         parts.append(f'<text x="{at - 8:.1f}" y="{HEIGHT - 8}">{x:g}</text>')
@@ -53,7 +69,9 @@ def _panel(panel: Panel) -> str:
         colour = _colour(name)
         path = "L".join("{:.1f} {:.1f}".format(*place(*point)) for point in line)
         parts.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
-        parts.append(f'<text x="{LEFT + 6}" y="{TOP + 10 + 11 * index}" style="fill:{colour}">{escape(name)}</text>')
+        parts.append(
+            f'<text x="{LEFT + 6}" y="{TOP + 10 + 11 * index}" style="fill:{colour}">{escape(name)}</text>'
+        )
     return "".join(parts)
 
 

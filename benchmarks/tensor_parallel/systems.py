@@ -1,6 +1,8 @@
-"""The systems under test: torch's DTensor, megatron-core and plait around the same GPT, beside torch DDP on as many ranks.
+"""The systems under test: torch's DTensor, megatron-core and plait around the same GPT, beside
+torch DDP on as many ranks.
 
-Tensor parallel ranks all see the whole batch; DDP's each see their share: every step is the same step.
+Tensor parallel ranks all see the whole batch; DDP's each see their share: every step is the same
+step.
 """
 
 from __future__ import annotations
@@ -25,8 +27,12 @@ SIZES = (CASE.num_hidden_layers, CASE.hidden_size, CASE.seq_len, CASE.vocab_size
 
 def plait(plan: str) -> Callable[[World], Step]:
     def make(world: World) -> Step:
-        options = Options(blocks="blocks.*", linear_product="torch")  # who multiplies is not what is compared
-        engine = build(CASE.model(), plan, loss=cross_entropy, optimizer=adamw, options=options, world=world)
+        options = Options(
+            blocks="blocks.*", linear_product="torch"
+        )  # who multiplies is not what is compared
+        engine = build(
+            CASE.model(), plan, loss=cross_entropy, optimizer=adamw, options=options, world=world
+        )
         whole = CASE.batch()
         return lambda: engine.step(whole, trace=False)
 
@@ -66,7 +72,9 @@ def dtensor(*, sequence: bool, loss: bool) -> Callable[[World], Step]:
         plan: dict[str, Any] = {
             "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate()),
             "head": ColwiseParallel(
-                input_layouts=between, output_layouts=Shard(-1) if loss else Replicate(), use_local_output=not loss
+                input_layouts=between,
+                output_layouts=Shard(-1) if loss else Replicate(),
+                use_local_output=not loss,
             ),
         }
         if sequence:
@@ -81,8 +89,15 @@ def dtensor(*, sequence: bool, loss: bool) -> Callable[[World], Step]:
                 "mlp.down": row,
             }
             if sequence:
-                gather = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
-                inner |= {"norm1": SequenceParallel(), "norm2": SequenceParallel(), "attention": gather, "mlp": gather}
+                gather = PrepareModuleInput(
+                    input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)
+                )
+                inner |= {
+                    "norm1": SequenceParallel(),
+                    "norm2": SequenceParallel(),
+                    "attention": gather,
+                    "mlp": gather,
+                }
             parallelize_module(block, mesh, inner)
         inputs, targets = CASE.batch()
         optimizer = torch.optim.AdamW(made.parameters(), lr=1e-4, foreach=False)
@@ -114,7 +129,9 @@ def systems(size: int) -> dict[str, Callable[[World], Step]]:
         "torch DTensor, sequence parallel": dtensor(sequence=True, loss=False),
         "torch DTensor, sequence and loss parallel": dtensor(sequence=True, loss=True),
         "megatron-core": megatron(sequence=False, sizes=SIZES, batch=CASE.batch, adamw=adamw),
-        "megatron-core, sequence parallel": megatron(sequence=True, sizes=SIZES, batch=CASE.batch, adamw=adamw),
+        "megatron-core, sequence parallel": megatron(
+            sequence=True, sizes=SIZES, batch=CASE.batch, adamw=adamw
+        ),
         f"plait tp{size}": plait(f"tp{size}"),
         f"plait tp{size}:1d,sp": plait(f"tp{size}:1d,sp"),
     }

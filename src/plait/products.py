@@ -1,9 +1,10 @@
 """The product of a linear layer, by the quicker of the two libraries that torch brings for CPUs.
 
-torch multiplies float32 matrices with MKL, which leaves the widest vectors of processors that are not Intel's unused; oneDNN
-does not. It takes longer to begin, so a small product stays with MKL; and so does one of a few rows, which reads the weight
-and does little with it: there memory sets the pace. It also compiles a kernel for each shape that it meets, and keeps up to
-1,024 of them, half a megabyte each: shapes that never come again are better not given to it (`models/gated.py`).
+torch multiplies float32 matrices with MKL, which leaves the widest vectors of processors that are
+not Intel's unused; oneDNN does not. It takes longer to begin, so a small product stays with MKL;
+and so does one of a few rows, which reads the weight and does little with it: there memory sets the
+pace. It also compiles a kernel for each shape that it meets, and keeps up to 1,024 of them, half a
+megabyte each: shapes that never come again are better not given to it (`models/gated.py`).
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ FEWEST_SUMMED = 128
 
 
 class Products:
-    """`rule`: oneDNN for float32 on a CPU, from `FEWEST_ROWS` and `FEWEST_MULTIPLICATIONS` on. `torch`: as torch itself would.
+    """`rule`: oneDNN for float32 on a CPU, from `FEWEST_ROWS` and `FEWEST_MULTIPLICATIONS` on.
+    `torch`: as torch itself would.
 
-    Only torch's own products have derivatives: where autograd records, as for a gradient's gradient, it multiplies.
+    Only torch's own products have derivatives: where autograd records, as for a gradient's
+    gradient, it multiplies.
     """
 
     def __init__(self, rule: str = "rule") -> None:
@@ -36,7 +39,12 @@ class Products:
 
     def serves(self, dtype: torch.dtype, device: torch.device) -> bool:
         """Whether there is anything to choose for such tensors."""
-        return self._by_rule and dtype == torch.float32 and device.type == "cpu" and _onednn() is not None
+        return (
+            self._by_rule
+            and dtype == torch.float32
+            and device.type == "cpu"
+            and _onednn() is not None
+        )
 
     def gains(self, x: Tensor, num_outputs: int) -> bool:
         """Whether oneDNN is the quicker for x (.., K) times (K, num_outputs)."""
@@ -64,7 +72,8 @@ class Products:
         return _by_onednn(left, right.t()) if gains else left @ right
 
     def summed(self, left: Tensor, right: Tensor) -> Tensor | None:
-        """The same, to be added elsewhere; None where adding the product in place is as quick, which oneDNN cannot do.
+        """The same, to be added elsewhere; None where adding the product in place is as quick,
+        which oneDNN cannot do.
 
         It is as quick below `FEWEST_SUMMED` rows, as the sum is as large as the weight.
         """
@@ -73,7 +82,9 @@ class Products:
         return _by_onednn(left, right.t())
 
     def into(self, out: Tensor, x: Tensor, weight: Tensor, *, add: bool = False) -> None:
-        """Write, or add, x (rows, K) times the transpose of weight (N, K) to `out` (rows, N). Records nothing."""
+        """Write, or add, x (rows, K) times the transpose of weight (N, K) to `out` (rows, N).
+        Records nothing.
+        """
         made = self.summed(x, weight.t()) if x.shape[0] >= FEWEST_ROWS else None
         if made is None:
             torch.addmm(out, x, weight.t(), beta=int(add), out=out)
@@ -92,7 +103,9 @@ def _recorded(x: Tensor, weight: Tensor) -> bool:
 
 @functools.cache
 def _onednn() -> Any:
-    """torch's door to oneDNN's product, the one that compiled models use; None where torch was built without."""
+    """torch's door to oneDNN's product, the one that compiled models use; None where torch was
+    built without.
+    """
     if not torch.backends.mkldnn.is_available():
         return None
     return getattr(torch.ops.mkldnn, "_linear_pointwise", None)

@@ -1,7 +1,7 @@
 """TOML files and single TOML values, read with errors that name the file, the line and the cure.
 
-Beside `errors` because both the cluster and the config room read such files; it is the one place that knows which
-reader a Python version has.
+Beside `errors` because both the cluster and the config room read such files; it is the one place
+that knows which reader a Python version has.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ else:
 
 
 def read_toml(path: str | Path, error: type[PlaitError]) -> dict[str, Any]:
-    """The tables of a TOML file; raises `error` for a file that is missing, unreadable or no TOML (with the line)."""
+    """The tables of a TOML file; raises `error` for a file that is missing, unreadable or no TOML
+    (with the line).
+    """
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -38,7 +40,8 @@ def read_toml(path: str | Path, error: type[PlaitError]) -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """The TOML value that a text spells, or the text itself when it spells none (so that quotes may be left out).
+    """The TOML value that a text spells, or the text itself when it spells none (so that quotes may
+    be left out).
 
     >>> parse_value("1e-3"), parse_value("[1, 2]"), parse_value("adamw"), parse_value("'7'")
     (0.001, [1, 2], 'adamw', '7')
@@ -51,10 +54,14 @@ def parse_value(text: str) -> Any:
 
 
 def write_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """One section a table, nested tables inline; the inverse of reading. None, which TOML does not have, is left out."""
+    """One section a table, nested tables inline; the inverse of reading. None, which TOML does not
+    have, is left out.
+    """
     sections = []
     for name, table in tables.items():
-        lines = [f"{_key(key)} = {_value(value)}" for key, value in table.items() if value is not None]
+        lines = [
+            f"{_key(key)} = {_value(value)}" for key, value in table.items() if value is not None
+        ]
         sections.append("\n".join([f"[{_key(name)}]", *lines, ""]))
     return "\n".join(sections)
 

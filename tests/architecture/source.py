@@ -38,7 +38,8 @@ def room(name: str) -> str:
 def imports(path: Path) -> Iterator[tuple[str, int]]:
     """Every import of a module, lazy ones and those for types included, as (dotted name, line).
 
-    `from a import b` gives `a.b`: it may be a name of `a` or a module in it, and the room is the same.
+    `from a import b` gives `a.b`: it may be a name of `a` or a module in it, and the room is the
+    same.
     """
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):

@@ -1,4 +1,6 @@
-"""Collectives are called in comm/, groups are made in mesh/groups.py, nowhere else: what is not counted is not predicted."""
+"""Collectives are called in comm/, groups are made in mesh/groups.py, nowhere else: what is not
+counted is not predicted.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,49 @@ import pytest
 from tests.architecture.source import PACKAGE, files, module, tree
 
 COLLECTIVES = {
-    *("all_reduce", "all_reduce_coalesced", "reduce", "broadcast", "broadcast_object_list", "barrier", "monitored_barrier"),
-    *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_gather_coalesced", "gather", "gather_object"),
-    *("reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list", "all_to_all", "all_to_all_single"),
-    *("send", "recv", "isend", "irecv", "send_object_list", "recv_object_list", "P2POp", "batch_isend_irecv"),
+    *(
+        "all_reduce",
+        "all_reduce_coalesced",
+        "reduce",
+        "broadcast",
+        "broadcast_object_list",
+        "barrier",
+        "monitored_barrier",
+    ),
+    *(
+        "all_gather",
+        "all_gather_into_tensor",
+        "all_gather_object",
+        "all_gather_coalesced",
+        "gather",
+        "gather_object",
+    ),
+    *(
+        "reduce_scatter",
+        "reduce_scatter_tensor",
+        "scatter",
+        "scatter_object_list",
+        "all_to_all",
+        "all_to_all_single",
+    ),
+    *(
+        "send",
+        "recv",
+        "isend",
+        "irecv",
+        "send_object_list",
+        "recv_object_list",
+        "P2POp",
+        "batch_isend_irecv",
+    ),
 }
-GROUPS = {"new_group", "new_subgroups", "new_subgroups_by_enumeration", "split_group", "init_device_mesh"}
+GROUPS = {
+    "new_group",
+    "new_subgroups",
+    "new_subgroups_by_enumeration",
+    "split_group",
+    "init_device_mesh",
+}
 
 
 def used(syntax: ast.AST) -> Iterator[tuple[str, int]]:
@@ -24,7 +63,9 @@ def used(syntax: ast.AST) -> Iterator[tuple[str, int]]:
     aliases = {"torch.distributed"}
     for node in ast.walk(syntax):
         if isinstance(node, ast.Import):
-            aliases |= {a.asname for a in node.names if a.asname and a.name.startswith("torch.distributed")}
+            aliases |= {
+                a.asname for a in node.names if a.asname and a.name.startswith("torch.distributed")
+            }
         elif isinstance(node, ast.ImportFrom) and node.module:
             if node.module.startswith("torch.distributed"):
                 yield from ((a.name, node.lineno) for a in node.names)
@@ -43,7 +84,9 @@ def test_collectives_are_called_in_comm_and_groups_made_in_mesh(path: Path) -> N
         if name in COLLECTIVES:
             assert where.parts[0] == "comm", f"{where}:{line}: calls {name} outside comm/"
         if name in GROUPS:
-            assert str(where) == "mesh/groups.py", f"{where}:{line}: calls {name} outside mesh/groups.py"
+            assert str(where) == "mesh/groups.py", (
+                f"{where}:{line}: calls {name} outside mesh/groups.py"
+            )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""README and documents do what they say: commands are read, tables are compared with the code, Python is run."""
+"""README and documents do what they say: commands are read, tables are compared with the code,
+Python is run.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,10 @@ def test_commands_in_documents_can_be_read(command: str) -> None:
 
 
 def test_the_table_of_verbs_is_true() -> None:
-    rows = {verb.strip("`"): (what, now) for verb, what, now in table_rows(README, "verb", "what it does", "now")}
+    rows = {
+        verb.strip("`"): (what, now)
+        for verb, what, now in table_rows(README, "verb", "what it does", "now")
+    }
     assert list(rows) == list(table.VERBS)
     for verb, (what, now) in rows.items():
         assert what == table.VERBS[verb]
@@ -81,7 +86,10 @@ def test_the_table_of_verbs_is_true() -> None:
 
 
 def test_the_table_of_the_plan_is_true() -> None:
-    terms = {row[0].strip("`"): row for row in table_rows(README, "term", "splits", "words", "available now")}
+    terms = {
+        row[0].strip("`"): row
+        for row in table_rows(README, "term", "splits", "words", "available now")
+    }
     for axis in ("dp", "tp", "pp", "cp", "remat", "precision"):
         (row,) = [row for term, row in terms.items() if term.startswith(axis)]
         stated = set() if row[3] == "nothing" else set(row[3].split(", "))
@@ -98,12 +106,24 @@ def test_links_between_documents_lead_somewhere(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "script", [pytest.param(code, id=f"{path.name}-{i}") for path in DOCUMENTS for i, code in enumerate(blocks(path, "python"))]
+    "script",
+    [
+        pytest.param(code, id=f"{path.name}-{i}")
+        for path in DOCUMENTS
+        for i, code in enumerate(blocks(path, "python"))
+    ],
 )
 def test_python_in_documents_runs(script: str, tmp_path: Path) -> None:
     file = tmp_path / "script.py"
     file.write_text(script)
-    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -1,4 +1,6 @@
-"""The house rules that a machine can check: every file says what it is, none is long, none points to one machine."""
+"""The house rules that a machine can check: every file says what it is, none is long, none points
+to one machine.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,12 @@ ONE_MACHINE = re.compile(
 
 def _all(*patterns: str) -> list[Path]:
     tops = [path for pattern in TEXTS for path in ROOT.glob(pattern)]
-    return tops + [path for folder in (*FOLDERS, "docs") for pattern in patterns for path in (ROOT / folder).rglob(pattern)]
+    return tops + [
+        path
+        for folder in (*FOLDERS, "docs")
+        for pattern in patterns
+        for path in (ROOT / folder).rglob(pattern)
+    ]
 
 
 @pytest.mark.parametrize("path", files(), ids=module)
@@ -36,11 +43,15 @@ def test_no_python_file_is_long() -> None:
         for p in _all("*.py")
         if p.suffix == ".py" and (n := len(p.read_text().splitlines())) > MAX_LINES
     }
-    assert not long, f"over {MAX_LINES} lines; look for the noun that wants a file of its own: {long}"
+    assert not long, (
+        f"over {MAX_LINES} lines; look for the noun that wants a file of its own: {long}"
+    )
 
 
 def test_nothing_points_to_one_machine() -> None:
     for path in _all(*TEXTS):
         if path != Path(__file__):
             found = ONE_MACHINE.search(path.read_text())
-            assert found is None, f"{path.relative_to(ROOT)}: '{found[0]}' is of one machine" if found else ""
+            assert found is None, (
+                f"{path.relative_to(ROOT)}: '{found[0]}' is of one machine" if found else ""
+            )

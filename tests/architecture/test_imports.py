@@ -13,7 +13,12 @@ from tests.architecture.source import PACKAGE, files, imports, module, room
 WORDS = {"errors", "plan", "cluster", "config", "mesh", "trace"}
 STRATEGIES = {"data", "tensor", "context", "expert", "pipeline", "checkpoint"}
 ENGINE = {*WORDS, "comm", *STRATEGIES, "products", "reference", "models", "datasets"}
-PLANNING = {*WORDS, "toml", "comm", "pipeline"}  # their pure parts: see test_what_plans_needs_no_torch
+PLANNING = {
+    *WORDS,
+    "toml",
+    "comm",
+    "pipeline",
+}  # their pure parts: see test_what_plans_needs_no_torch
 
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -25,7 +30,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "trace": {"errors", "plan", "mesh"},
     "comm": WORDS - {"config"},
     **dict.fromkeys(STRATEGIES, {*WORDS, "comm"} - {"config"}),
-    "expert": {*WORDS, "comm", "models"} - {"config"},  # it fills the seams that a router and its experts leave open
+    "expert": {*WORDS, "comm", "models"}
+    - {"config"},  # it fills the seams that a router and its experts leave open
     **dict.fromkeys(("pipeline", "tensor"), {*WORDS, "comm", "products"} - {"config"}),
     "products": {"errors"},  # which library multiplies
     "reference": {"errors"},  # "module:function" of a config
@@ -59,7 +65,17 @@ NEEDS_NO_TORCH = [
     "plait.cli",
     *(
         f"plait.cli.{verb}"
-        for verb in ("plan", "estimate", "schedule", "train", "compare", "verify", "probe", "report", "federated")
+        for verb in (
+            "plan",
+            "estimate",
+            "schedule",
+            "train",
+            "compare",
+            "verify",
+            "probe",
+            "report",
+            "federated",
+        )
     ),
 ]
 
@@ -75,7 +91,9 @@ def test_a_room_imports_only_what_it_may(path: Path) -> None:
             other = room(name)
             if other == own:
                 continue
-            assert other in MAY_IMPORT[own], f"{path.relative_to(PACKAGE)}:{line}: '{own}' must not import '{name}'"
+            assert other in MAY_IMPORT[own], (
+                f"{path.relative_to(PACKAGE)}:{line}: '{own}' must not import '{name}'"
+            )
 
 
 def test_models_and_datasets_know_nothing_but_torch_and_what_numbers_need() -> None:
@@ -92,7 +110,9 @@ def test_models_and_datasets_know_nothing_but_torch_and_what_numbers_need() -> N
     for path in files():
         if room(module(path)) in {"models", "datasets"}:
             for name, line in imports(path):
-                assert name.split(".")[0] in allowed, f"{path.relative_to(PACKAGE)}:{line}: imports {name}"
+                assert name.split(".")[0] in allowed, (
+                    f"{path.relative_to(PACKAGE)}:{line}: imports {name}"
+                )
 
 
 def test_what_plans_needs_no_torch() -> None:
@@ -104,13 +124,17 @@ def test_what_plans_needs_no_torch() -> None:
         "    importlib.import_module(name)\n"
         "    assert 'torch' not in sys.modules, f'importing {name} loads torch'\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_the_door_loads_nothing_heavy() -> None:
     script = "import plait, sys; print(sorted({'torch', 'numpy', 'pydantic', 'rich', 'sklearn'} & sys.modules.keys()))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
     assert done.stdout.strip() == "[]"
 
 

@@ -49,11 +49,19 @@ class Done:
         return json.loads(self.out)
 
 
-def plait(*words: str | Path, cwd: Path, python: tuple[str, ...] = (sys.executable, "-m", "plait")) -> Done:
+def plait(
+    *words: str | Path, cwd: Path, python: tuple[str, ...] = (sys.executable, "-m", "plait")
+) -> Done:
     """Run `plait words` in a folder and wait for its end."""
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
     done = subprocess.run(
-        [*python, *map(str, words)], capture_output=True, text=True, check=False, timeout=LIMIT_SECONDS, cwd=cwd, env=variables
+        [*python, *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_SECONDS,
+        cwd=cwd,
+        env=variables,
     )
     return Done(done.returncode, done.stdout, done.stderr)
 

@@ -13,7 +13,16 @@ from plait.cluster import Cluster
 from plait.cost import estimate
 from tests.cli.command import CONFIG, plait, write_config
 
-TRAIN_KEYS = {"out", "steps", "final_loss", "tokens_per_second", "step_seconds_median", "peak_memory", "traffic", "plan"}
+TRAIN_KEYS = {
+    "out",
+    "steps",
+    "final_loss",
+    "tokens_per_second",
+    "step_seconds_median",
+    "peak_memory",
+    "traffic",
+    "plan",
+}
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +74,15 @@ def test_train_leaves_a_folder_that_says_all(trained: tuple[Path, dict[str, Any]
     assert steps[-1]["loss"] == result["final_loss"]
     assert json.loads((run / "summary.json").read_text()) == result
     assert (run / "plan.txt").read_text() == "dp2:zero1\n"
-    assert [path.name for path in sorted((run / "checkpoints").glob("step-*"))] == ["step-00000002", "step-00000004"]
+    assert [path.name for path in sorted((run / "checkpoints").glob("step-*"))] == [
+        "step-00000002",
+        "step-00000004",
+    ]
 
 
-def test_the_trace_has_forward_backward_update_and_collectives_of_every_rank(trained: tuple[Path, dict[str, Any]]) -> None:
+def test_the_trace_has_forward_backward_update_and_collectives_of_every_rank(
+    trained: tuple[Path, dict[str, Any]],
+) -> None:
     events = json.loads((trained[0] / "run" / "trace.json").read_text())["traceEvents"]
     for rank in (0, 1):
         own = [event for event in events if event["pid"] == rank]
@@ -83,21 +97,31 @@ def test_report_draws_what_the_run_has_left(trained: tuple[Path, dict[str, Any]]
     done = plait("report", "run", "--out", "page.html", "--json", cwd=folder)
     assert done.code == 0, done.err
     told = done.json()
-    assert (told["out"], told["plan"], told["traced_steps"]) == ("page.html", result["plan"], [1, 2, 3, 4])
+    assert (told["out"], told["plan"], told["traced_steps"]) == (
+        "page.html",
+        result["plan"],
+        [1, 2, 3, 4],
+    )
     assert 0 < told["simulated_step_seconds"] <= told["measured_step_seconds"] * 2
     page = (folder / "page.html").read_text()
     assert "measured: step" in page and "rank 1" in page and "dp, counted" in page
 
 
-def test_the_stored_config_trains_the_same(trained: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_the_stored_config_trains_the_same(
+    trained: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
     folder, _ = trained
-    done = plait("train", folder / "run" / "config.toml", "--plan", "dp1", "--out", "again", cwd=tmp_path)
+    done = plait(
+        "train", folder / "run" / "config.toml", "--plan", "dp1", "--out", "again", cwd=tmp_path
+    )
     assert done.code == 0, done.err
     assert losses(tmp_path / "again") == pytest.approx(losses(folder / "run"), rel=1e-6)
 
 
 @pytest.mark.parametrize("plan", ["dp1", "dp2:zero3,offload", "dp2:ring"])
-def test_a_run_is_resumed_under_another_plan(trained: tuple[Path, dict[str, Any]], tmp_path: Path, plan: str) -> None:
+def test_a_run_is_resumed_under_another_plan(
+    trained: tuple[Path, dict[str, Any]], tmp_path: Path, plan: str
+) -> None:
     folder, _ = trained
     words = ("train", folder / "run" / "config.toml", "--plan", plan, "--out", "run", "--json")
     done = plait(*words, "--resume", folder / "run" / "checkpoints" / "step-00000002", cwd=tmp_path)
@@ -108,7 +132,9 @@ def test_a_run_is_resumed_under_another_plan(trained: tuple[Path, dict[str, Any]
     assert (done.json()["steps"], done.json()["steps_here"]) == (4, 2)
 
 
-def test_without_a_folder_a_run_goes_where_its_name_says_and_is_resumed_from_there(tmp_path: Path) -> None:
+def test_without_a_folder_a_run_goes_where_its_name_says_and_is_resumed_from_there(
+    tmp_path: Path,
+) -> None:
     write_config(tmp_path)
     first = plait("train", "tiny.toml", "--plan", "dp1", "--steps", "2", cwd=tmp_path)
     assert first.code == 0, first.err
@@ -133,7 +159,10 @@ def test_what_ranks_print_does_not_spoil_the_one_object(tmp_path: Path) -> None:
         "    return torch.utils.data.TensorDataset(torch.randn(16, 8), torch.randint(4, (16,)))\n"
     )
     sections = CONFIG.partition("[train]")
-    write_config(tmp_path, '[model]\npython = "mine:model"\n[data]\npython = "mine:data"\n[train]' + sections[2])
+    write_config(
+        tmp_path,
+        '[model]\npython = "mine:model"\n[data]\npython = "mine:data"\n[train]' + sections[2],
+    )
     done = plait("train", "tiny.toml", "--steps", "1", "--out", "run", "--json", cwd=tmp_path)
     assert done.code == 0, done.err
     assert done.json()["steps"] == 1
@@ -156,26 +185,59 @@ def test_compare_has_a_row_a_plan_with_the_error_against_the_first(tmp_path: Pat
 
 def test_an_asynchronous_run_says_how_stale_its_gradients_were(tmp_path: Path) -> None:
     write_config(tmp_path)
-    words = ("train", "tiny.toml", "--plan", "dp2:async-server,stale3", "--steps", "6", "--out", "run", "--json")
+    words = (
+        "train",
+        "tiny.toml",
+        "--plan",
+        "dp2:async-server,stale3",
+        "--steps",
+        "6",
+        "--out",
+        "run",
+        "--json",
+    )
     done = plait(*words, cwd=tmp_path)
     assert done.code == 0, done.err
     ages = done.json()["staleness"]
-    assert sum(ages.values()) == 2 * 2 * 6 and all(0 <= int(age) <= 3 for age in ages)  # servers x workers x steps
+    assert sum(ages.values()) == 2 * 2 * 6 and all(
+        0 <= int(age) <= 3 for age in ages
+    )  # servers x workers x steps
     assert all(step["staleness"] >= 0 for step in metrics(tmp_path / "run"))
 
 
 def test_verify_says_yes(tmp_path: Path) -> None:
     write_config(tmp_path)
-    done = plait("verify", "tiny.toml", "--plan", "dp2:zero2", "--steps", "1", "--json", cwd=tmp_path)
+    done = plait(
+        "verify", "tiny.toml", "--plan", "dp2:zero2", "--steps", "1", "--json", cwd=tmp_path
+    )
     assert done.code == 0, done.err
     result = done.json()
     assert result["ok"] is True
-    assert result.keys() >= {"loss_error", "grad_error", "param_error", "worst", "plan", "world_size", "steps"}
+    assert result.keys() >= {
+        "loss_error",
+        "grad_error",
+        "param_error",
+        "worst",
+        "plan",
+        "world_size",
+        "steps",
+    }
 
 
 def test_verify_says_no_with_exit_code_1(tmp_path: Path) -> None:
     write_config(tmp_path)
-    words = ("verify", "tiny.toml", "--plan", "dp2:zero2", "--steps", "1", "--dtype", "float32", "--tolerance", "1e-30")
+    words = (
+        "verify",
+        "tiny.toml",
+        "--plan",
+        "dp2:zero2",
+        "--steps",
+        "1",
+        "--dtype",
+        "float32",
+        "--tolerance",
+        "1e-30",
+    )
     done = plait(*words, "--json", cwd=tmp_path)
     assert done.code == 1, done.err
     assert done.json()["ok"] is False
@@ -186,16 +248,47 @@ def test_probe_measures_and_plans_can_be_estimated_on_it(tmp_path: Path) -> None
     assert done.code == 0, done.err
     probe = done.json()
     assert probe["peak_flops"]["float32"] > 1e8
-    assert json.loads((tmp_path / "probe.json").read_text()) == {key: value for key, value in probe.items() if key != "out"}
-    gpt = {"name": "gpt", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 64}
+    assert json.loads((tmp_path / "probe.json").read_text()) == {
+        key: value for key, value in probe.items() if key != "out"
+    }
+    gpt = {
+        "name": "gpt",
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "vocab_size": 64,
+    }
     for plan in ("dp1", "dp2", "tp4:2d"):  # also of more ranks than were measured
-        assert estimate({"model": gpt, "data": {"seq_len": 32}}, plan, Cluster.local(probe)).step_seconds > 0
+        assert (
+            estimate(
+                {"model": gpt, "data": {"seq_len": 32}}, plan, Cluster.local(probe)
+            ).step_seconds
+            > 0
+        )
 
 
 def test_torchruns_world_is_joined(tmp_path: Path) -> None:
     write_config(tmp_path)
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "plait")
-    done = plait("train", "tiny.toml", "--steps", "2", "--out", "run", "--json", cwd=tmp_path, python=torchrun)
+    torchrun = (
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "plait",
+    )
+    done = plait(
+        "train",
+        "tiny.toml",
+        "--steps",
+        "2",
+        "--out",
+        "run",
+        "--json",
+        cwd=tmp_path,
+        python=torchrun,
+    )
     assert done.code == 0, done.err
     assert done.json()["plan"] == "dp2:zero1"
     assert len(metrics(tmp_path / "run")) == 2

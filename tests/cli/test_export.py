@@ -28,24 +28,33 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[s
         ("torchtitan", "tensor_parallel_degree = 2"),
     ],
 )
-def test_a_plan_for_each_framework(capsys: pytest.CaptureFixture[str], framework: str, part: str) -> None:
+def test_a_plan_for_each_framework(
+    capsys: pytest.CaptureFixture[str], framework: str, part: str
+) -> None:
     code, data = answer(capsys, "plan", "tp2:1d,sp dp2:zero1 mb4", "--to", framework)
     assert code == 0 and part in str(data["text"])
     assert data["complete"] is (not data["missing"])
 
 
-def test_the_plan_and_the_batch_of_a_config(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    config, out = tmp_path / "run.toml", tmp_path / "new" / "ds.json"
+def test_the_plan_and_the_batch_of_a_config(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    config = tmp_path / "run.toml"
+    out = tmp_path / "new" / "ds.json"
     config.write_text(CONFIG)
     code, data = answer(capsys, "plan", str(config), "--to", "deepspeed", "--out", str(out))
     table = json.loads(out.read_text())
     assert code == 0 and data["out"] == str(out) and data["plan"] == "dp4:zero3 mb2"
     assert table["train_batch_size"] == 64 and table["zero_optimization"]["stage"] == 3
-    code, data = answer(capsys, "plan", str(config), "--to", "deepspeed", "--plan", "dp2", "--global-batch", "8")
+    code, data = answer(
+        capsys, "plan", str(config), "--to", "deepspeed", "--plan", "dp2", "--global-batch", "8"
+    )
     assert code == 0 and json.loads(str(data["text"]))["train_micro_batch_size_per_gpu"] == 4
 
 
-def test_a_config_without_a_model_has_a_plan_all_the_same(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_config_without_a_model_has_a_plan_all_the_same(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     config = tmp_path / "run.toml"
     config.write_text('[plan]\ntext = "dp2:zero3"\n')
     code, data = answer(capsys, "plan", str(config), "--to", "torchtitan")
@@ -57,9 +66,16 @@ def test_a_config_without_a_model_has_a_plan_all_the_same(capsys: pytest.Capture
 
 def test_what_is_no_longer_the_plan_is_a_no(capsys: pytest.CaptureFixture[str]) -> None:
     code, data = answer(capsys, "plan", "tp4:2d dp2", "--to", "megatron-lm")
-    assert code == 1 and "tp4:2d: Megatron-LM splits layers in one dimension only" in str(data["missing"])
-    assert main(["export", "plan", "tp2:1d,sp dp8:zero1 mb4 precision:bf16", "--to", "megatron-lm"]) == 0
-    assert capsys.readouterr().out.rstrip("\n").endswith("--overlap-param-gather --bf16")  # one line, whole
+    assert code == 1 and "tp4:2d: Megatron-LM splits layers in one dimension only" in str(
+        data["missing"]
+    )
+    assert (
+        main(["export", "plan", "tp2:1d,sp dp8:zero1 mb4 precision:bf16", "--to", "megatron-lm"])
+        == 0
+    )
+    assert (
+        capsys.readouterr().out.rstrip("\n").endswith("--overlap-param-gather --bf16")
+    )  # one line, whole
     assert main(["export", "plan", "dp2:zero3", "--to", "torchtitan"]) == 0
     assert "[parallelism]\n" in capsys.readouterr().out
     assert main(["export", "plan", "pp2:zb-h2 mb4", "--to", "megatron-lm"]) == 0
@@ -88,14 +104,31 @@ def test_bad_input(capsys: pytest.CaptureFixture[str], words: list[str], message
     assert code == 2 and message in str(data["error"])
 
 
-def test_a_checkpoint_without_its_optimizer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_checkpoint_without_its_optimizer(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     from safetensors.torch import load_file
 
     weight = torch.arange(6.0).view(2, 3)
     names = ("blocks.0.attention.q.weight", "norm.weight", "optimizer/exp_avg/norm.weight")
     pieces = [Piece.whole(name, weight) for name in names]
-    save(tmp_path / "run" / "checkpoints" / "step-00000001", pieces, {}, rank=0, world_size=1, gather=lambda one: [one])
-    code, data = answer(capsys, "checkpoint", str(tmp_path / "run"), "--out", str(tmp_path / "hf"), "--dtype", "bfloat16")
+    save(
+        tmp_path / "run" / "checkpoints" / "step-00000001",
+        pieces,
+        {},
+        rank=0,
+        world_size=1,
+        gather=lambda one: [one],
+    )
+    code, data = answer(
+        capsys,
+        "checkpoint",
+        str(tmp_path / "run"),
+        "--out",
+        str(tmp_path / "hf"),
+        "--dtype",
+        "bfloat16",
+    )
     assert code == 0 and data["num_tensors"] == 2
     loaded = load_file(tmp_path / "hf" / "model.safetensors")
     assert loaded.keys() == {"model.layers.0.self_attn.q_proj.weight", "model.norm.weight"}
@@ -106,11 +139,19 @@ def test_a_dense_llama_gets_every_name_of_the_library() -> None:
     transformers = pytest.importorskip("transformers")
     from plait import models
 
-    sizes = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes = {
+        "num_hidden_layers": 2,
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     sizes |= {"intermediate_size": 48, "vocab_size": 50, "max_position_embeddings": 16}
     with torch.device("meta"):
         theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
-    ours = {name: tuple(value.shape) for name, value in models.make("llama", **sizes).state_dict().items()}
+    ours = {
+        name: tuple(value.shape)
+        for name, value in models.make("llama", **sizes).state_dict().items()
+    }
     names = exported_names(list(ours))
     assert {names[name]: shape for name, shape in ours.items()} == {
         name: tuple(value.shape) for name, value in theirs.state_dict().items()
@@ -118,5 +159,10 @@ def test_a_dense_llama_gets_every_name_of_the_library() -> None:
 
 
 def test_names_of_other_models_stay() -> None:
-    assert exported_names(["model.model.norm.weight"]) == {"model.model.norm.weight": "model.norm.weight"}
-    assert exported_names(["norm.weight", "blocks.0.mlp.router.weight"])["norm.weight"] == "norm.weight"
+    assert exported_names(["model.model.norm.weight"]) == {
+        "model.model.norm.weight": "model.norm.weight"
+    }
+    assert (
+        exported_names(["norm.weight", "blocks.0.mlp.router.weight"])["norm.weight"]
+        == "norm.weight"
+    )

@@ -1,4 +1,5 @@
-"""Random sequences of collectives: what each rank does, and what must come out, computed in one process.
+"""Random sequences of collectives: what each rank does, and what must come out, computed in one
+process.
 
 The values are small integers, so that sums are exact in every dtype and equality can be bitwise.
 """
@@ -17,7 +18,9 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
 
 @dataclass
 class Case:
-    """One operation of all ranks: inputs by rank, and the expected result by rank (None: undefined)."""
+    """One operation of all ranks: inputs by rank, and the expected result by rank (None:
+    undefined).
+    """
 
     op: str
     inputs: list[torch.Tensor]
@@ -38,7 +41,13 @@ def make(op: str, size: int, numel: int, dtype: torch.dtype, chance: random.Rand
         splits = [[chance.randrange(numel + 1) for _ in range(size)] for _ in range(size)]
         parts = [[draw(n) for n in row] for row in splits]
         inputs = [torch.cat(row) for row in parts]
-        return Case(op, inputs, [torch.cat([parts[s][r] for s in range(size)]) for r in range(size)], root, splits)
+        return Case(
+            op,
+            inputs,
+            [torch.cat([parts[s][r] for s in range(size)]) for r in range(size)],
+            root,
+            splits,
+        )
     inputs = [draw(numel * size if op == "reduce_scatter" else numel) for _ in range(size)]
     total = torch.stack(inputs).sum(0, dtype=dtype)
     if op == "all_reduce":
@@ -57,11 +66,19 @@ def make(op: str, size: int, numel: int, dtype: torch.dtype, chance: random.Rand
 
 
 def start(case: Case, axis, memory: str):
-    """Issue the own side; memory: `plain`, `empty` (the axis's own) or `alias` (in place). Gives (work, result)."""
-    rank, size, source = axis.rank, axis.size, case.inputs[axis.rank]
+    """Issue the own side; memory: `plain`, `empty` (the axis's own) or `alias` (in place). Gives
+    (work, result).
+    """
+    rank = axis.rank
+    size = axis.size
+    source = case.inputs[axis.rank]
 
     def room(numel: int) -> torch.Tensor:
-        return torch.empty(numel, dtype=source.dtype) if memory == "plain" else axis.empty(numel, source.dtype)
+        return (
+            torch.empty(numel, dtype=source.dtype)
+            if memory == "plain"
+            else axis.empty(numel, source.dtype)
+        )
 
     mine = room(source.numel()).copy_(source)
     if case.op in {"all_reduce", "broadcast", "reduce"}:
@@ -85,15 +102,20 @@ def start(case: Case, axis, memory: str):
 def check(case: Case, rank: int, result: torch.Tensor) -> None:
     expected = case.expected[rank]
     if expected is not None:
-        torch.testing.assert_close(result, expected, rtol=0, atol=0, msg=lambda m: f"{case.op} on rank {rank}: {m}")
+        torch.testing.assert_close(
+            result, expected, rtol=0, atol=0, msg=lambda m: f"{case.op} on rank {rank}: {m}"
+        )
 
 
 def run_random(world, seed: int, num_ops: int, largest: int, nap_seconds: float = 0.002) -> None:
-    """A random sequence on the world axis: random memory, several under way, waited in random order, with naps."""
+    """A random sequence on the world axis: random memory, several under way, waited in random
+    order, with naps.
+    """
     from plait.comm import wait_all
 
     axis = world.axis("world")
-    shared, own = random.Random(seed), random.Random(seed * 1000 + world.rank)  # the same on all ranks; each its own
+    shared = random.Random(seed)
+    own = random.Random(seed * 1000 + world.rank)  # the same on all ranks; each its own
     under_way = []
     for _ in range(num_ops):
         numel = shared.choice((0, 1, 7, 1000, largest))

@@ -1,4 +1,6 @@
-"""Calls over TCP: answered out of step, counted, refused to strangers; callers that go are noticed and may come back."""
+"""Calls over TCP: answered out of step, counted, refused to strangers; callers that go are noticed
+and may come back.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ class Desk:
 
     def answer(self, caller: int, question: Message) -> Message:
         assert question.data is not None
-        return Message(question.kind + 1, (caller, *question.numbers[:2]), question.data.view(torch.float64) * 2)
+        return Message(
+            question.kind + 1,
+            (caller, *question.numbers[:2]),
+            question.data.view(torch.float64) * 2,
+        )
 
     def note(self, caller: int) -> None:
         self.lost.append(caller)
@@ -39,14 +45,18 @@ def desk() -> Iterator[Desk]:
 
 
 def test_a_question_is_answered_into_the_callers_memory(desk: Desk) -> None:
-    line, into = Line(desk.service.address, 7), torch.empty(2, 3, dtype=torch.float64)
+    line = Line(desk.service.address, 7)
+    into = torch.empty(2, 3, dtype=torch.float64)
     data = torch.arange(6, dtype=torch.float64)
     for number in range(3):
         line.ask(Message(4, (number, 0.5), data))
         answer = line.answer(into)
         assert (answer.kind, answer.numbers[:3]) == (5, (7, number, 0.5))
         assert torch.equal(into.view(-1), 2 * data)
-    assert desk.service.take_sent_bytes() in {2 * 48, 3 * 48}  # the last one is counted just after it was sent
+    assert desk.service.take_sent_bytes() in {
+        2 * 48,
+        3 * 48,
+    }  # the last one is counted just after it was sent
     line.close()
 
 
@@ -91,7 +101,8 @@ def test_an_answer_of_another_length_is_refused(desk: Desk) -> None:
 @pytest.mark.parametrize("breaks", [True, False])
 def test_who_calls_anew_is_answered_after_the_old_call_is_done_with(breaks: bool) -> None:
     heard: list[str] = []
-    entered, set_free = threading.Event(), threading.Event()
+    entered = threading.Event()
+    set_free = threading.Event()
 
     def answer(caller: int, question: Message) -> Message:
         if question.kind == 0:
@@ -114,7 +125,9 @@ def test_who_calls_anew_is_answered_after_the_old_call_is_done_with(breaks: bool
     new = Line(service.address, 1)
     new.ask(Message(1))
     assert new.answer().kind == 1
-    assert heard.index("asked 0") < heard.index("asked 1") and heard.index("lost") < heard.index("asked 1")
+    assert heard.index("asked 0") < heard.index("asked 1") and heard.index("lost") < heard.index(
+        "asked 1"
+    )
     assert heard.count("lost") == 1
     old.close()
     new.close()

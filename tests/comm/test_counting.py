@@ -1,4 +1,6 @@
-"""What is counted is what the formulae say, on every backend alike; and the timeline sees every operation."""
+"""What is counted is what the formulae say, on every backend alike; and the timeline sees every
+operation.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,11 @@ from tests.helpers.threaded import threaded
 
 
 def _all_operations(world):
-    axis, rank, n = world.axis("dp"), world.rank, world.size
-    full, part = torch.ones(n * 10), torch.ones(10)
+    axis = world.axis("dp")
+    rank = world.rank
+    n = world.size
+    full = torch.ones(n * 10)
+    part = torch.ones(10)
     works = [
         axis.all_reduce(full),
         axis.reduce_scatter(part, torch.ones(n * 10)),
@@ -28,8 +33,11 @@ def _all_operations(world):
         axis.all_reduce(torch.ones(n * 10), padding=n * 2),
     ]
     splits = [[(r + c) % 3 for c in range(n)] for r in range(n)]
-    mine, theirs = splits[rank], [row[rank] for row in splits]
-    works.append(axis.all_to_all(torch.empty(sum(theirs), 5), torch.ones(sum(mine), 5), theirs, mine))
+    mine = splits[rank]
+    theirs = [row[rank] for row in splits]
+    works.append(
+        axis.all_to_all(torch.empty(sum(theirs), 5), torch.ones(sum(mine), 5), theirs, mine)
+    )
     wait_all(works)
     uneven = (sum(mine) - mine[rank]) * 5 * 4
     expected = {
@@ -69,7 +77,12 @@ def test_the_timeline_records_what_happens_after_it_is_set():
         work.wait()
         work.wait()
         (event,) = world.timeline.comms
-        assert (event.axis, event.op, event.bytes, event.rank) == ("dp", "all_gather", 16, world.rank)
+        assert (event.axis, event.op, event.bytes, event.rank) == (
+            "dp",
+            "all_gather",
+            16,
+            world.rank,
+        )
         assert 0 <= event.exposed_seconds <= event.seconds
 
     threaded(2, run)
@@ -90,12 +103,21 @@ def test_axes_of_a_mesh():
         return sums
 
     mesh = Mesh(pp=2, dp=2, tp=4, tp_parts=(("tp_row", 2), ("tp_col", 2)))
-    assert threaded(16, run, plan=mesh)[5] == {"pp": 2, "dp": 2, "tp": 4, "tp_row": 2, "tp_col": 2, "dp*tp": 8, "world": 16}
+    assert threaded(16, run, plan=mesh)[5] == {
+        "pp": 2,
+        "dp": 2,
+        "tp": 4,
+        "tp_row": 2,
+        "tp_col": 2,
+        "dp*tp": 8,
+        "world": 16,
+    }
 
 
 def _axes_on_real_ranks(world):
     for name in ("dp", "tp", ("dp", "tp"), "world"):
-        axis, total = world.axis(name), torch.tensor([float(world.rank)])
+        axis = world.axis(name)
+        total = torch.tensor([float(world.rank)])
         axis.all_reduce(total).wait()
         assert total.item() == sum(axis.ranks)
         assert axis.gather_objects({"rank": world.rank}) == [{"rank": rank} for rank in axis.ranks]

@@ -1,4 +1,6 @@
-"""A rank that dies, leaves, hangs or calls something else: its peers fail soon, and say what and where."""
+"""A rank that dies, leaves, hangs or calls something else: its peers fail soon, and say what and
+where.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ def _die(world, op):
     began = time.monotonic()
     with pytest.raises(RankFailed, match=rf"{op} on axis dp .*\[0, 1, 2\]") as caught:
         while True:  # Gloo may finish one more before it notices
-            tensor, full = torch.ones(50_000), torch.ones(150_000)
+            tensor = torch.ones(50_000)
+            full = torch.ones(150_000)
             if op == "all_reduce":
                 axis.all_reduce(tensor).wait()
             elif op == "all_gather":
@@ -43,7 +46,9 @@ def test_a_dead_rank_is_noticed(ranks, backend, op):
     for rank in (0, 2):
         seconds, message = replies[rank]
         assert seconds < 20  # far below the time limit of the group
-        assert backend != "shared" or ("coordinate 1 of the axis" in message and "is dead" in message)
+        assert backend != "shared" or (
+            "coordinate 1 of the axis" in message and "is dead" in message
+        )
 
 
 def _leave(world):
@@ -131,7 +136,8 @@ class _LateStore(dist.Store):
 
 
 def _join_and_leave(world, path, late):
-    rank, size = world.rank, world.size
+    rank = world.rank
+    size = world.size
     world.close()
     store = dist.FileStore(path, size)
     init(Mesh(dp=size), rank=rank, store=_LateStore(store) if rank == late else store).close()

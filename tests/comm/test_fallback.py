@@ -1,4 +1,6 @@
-"""Where ranks cannot read each other's memory, all of them agree on Gloo; who insists on shared memory is told why not."""
+"""Where ranks cannot read each other's memory, all of them agree on Gloo; who insists on shared
+memory is told why not.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from plait.mesh import Mesh
 def _on_two_hosts(world, insist):
     """Ranks 0 and 1 on one host, 2 and 3 on another."""
     own = shared.Identity.own
-    shared.Identity.own = staticmethod(lambda: dataclasses.replace(own(), host=f"host{world.rank // 2}"))
+    shared.Identity.own = staticmethod(
+        lambda: dataclasses.replace(own(), host=f"host{world.rank // 2}")
+    )
     try:
         if insist:
             with pytest.raises(PlanError, match="cannot read each other's memory"):
@@ -26,7 +30,8 @@ def _on_two_hosts(world, insist):
             return None
         kinds = {}
         for name in ("tp", "dp", "world"):
-            axis, total = world.axis(name), torch.tensor([float(world.rank)])
+            axis = world.axis(name)
+            total = torch.tensor([float(world.rank)])
             axis.all_reduce(total).wait()
             assert total.item() == sum(axis.ranks)
             kinds[name] = isinstance(axis._backend, Gloo)
@@ -37,7 +42,9 @@ def _on_two_hosts(world, insist):
 
 def test_axes_between_hosts_use_gloo_and_axes_inside_use_memory(ranks):
     mesh = Mesh(dp=2, tp=2)
-    assert ranks(4, _on_two_hosts, False, plan=mesh) == [{"tp": False, "dp": True, "world": True}] * 4
+    assert (
+        ranks(4, _on_two_hosts, False, plan=mesh) == [{"tp": False, "dp": True, "world": True}] * 4
+    )
     ranks(4, _on_two_hosts, True, plan=mesh, backend="shared")
 
 
@@ -59,7 +66,9 @@ print(tensor.tolist())
 def test_a_closed_world_lets_its_processes_end(tmp_path, backend):
     both = [
         subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(rank), str(tmp_path / "store"), backend], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", SCRIPT, str(rank), str(tmp_path / "store"), backend],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for rank in range(2)
     ]

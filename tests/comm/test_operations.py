@@ -1,4 +1,6 @@
-"""Every operation of an axis on every backend, in every kind of memory, against sums computed in one process."""
+"""Every operation of an axis on every backend, in every kind of memory, against sums computed in
+one process.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ def exercise(world: World, dtype: torch.dtype) -> None:
     axis = world.axis("dp")
     for shape in SHAPES:
         operands = [operand(rank, shape, dtype) for rank in range(axis.size)]
-        expected, own = torch.stack(operands).double().sum(0).to(dtype), operands[axis.rank]
+        expected = torch.stack(operands).double().sum(0).to(dtype)
+        own = operands[axis.rank]
         for source in (own, own.mT.contiguous().mT, lent(axis, own)):
             out = torch.empty(shape, dtype=dtype)
             axis.total(out, source).wait()
@@ -59,7 +60,8 @@ def test_strides_on_simulated_ranks(n: int, dtype: torch.dtype) -> None:
 
 def reuse(world: World) -> int:
     """Borrowed memory comes back once its operation is over."""
-    axis, seen = world.axis("dp"), set()
+    axis = world.axis("dp")
+    seen = set()
     for _ in range(8):
         source = axis.lend((1000,), torch.empty(0))
         seen.add(source.data_ptr())

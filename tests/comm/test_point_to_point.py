@@ -1,4 +1,6 @@
-"""Sends and receives: order, tags, many under way, wrong lengths; on every backend and on simulated ranks."""
+"""Sends and receives: order, tags, many under way, wrong lengths; on every backend and on simulated
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,11 @@ def _ring(world):
         sent.wait()
         value = arrived
         assert value[0] == (axis.rank - step - 1) % axis.size
-    return world.ledger.num(op="send"), world.ledger.bytes(op="send"), world.ledger.num(op="receive")
+    return (
+        world.ledger.num(op="send"),
+        world.ledger.bytes(op="send"),
+        world.ledger.num(op="receive"),
+    )
 
 
 def _shifts(world):
@@ -54,14 +60,19 @@ def _shifts(world):
 
 
 def _tours(world):
-    """Memory is used again at once, and other operations are issued while the own tensor is still being looked at."""
+    """Memory is used again at once, and other operations are issued while the own tensor is still
+    being looked at.
+    """
     axis = world.axis("world")
     for turn in range(60):
-        value, seen = torch.full((2, 300), float(100 * turn + axis.rank)), []
+        value = torch.full((2, 300), float(100 * turn + axis.rank))
+        seen = []
         for step, shown in enumerate(axis.tour(value)):
             seen.append(float(shown[1, step % 300]))
             axis.shift(torch.empty(3), torch.full((3,), float(step))).wait()
-            assert torch.equal(shown, torch.full((2, 300), 100.0 * turn + (axis.rank - step) % axis.size))
+            assert torch.equal(
+                shown, torch.full((2, 300), 100.0 * turn + (axis.rank - step) % axis.size)
+            )
         assert seen == [100 * turn + (axis.rank - step) % axis.size for step in range(axis.size)]
         if turn % 7 == axis.rank:
             axis.all_reduce(torch.ones(2), control=True)
@@ -106,14 +117,22 @@ def test_shifts_are_added_up(ranks, backend):
 
 def test_a_shift_to_oneself_is_no_shift():
     with pytest.raises(PlanError, match=r"by \[2\] leads back to this rank"):
-        threaded(2, lambda world: world.axis("pp").add_shifted(torch.ones(3), torch.ones(1, 3), [2]), plan=Mesh(pp=2))
+        threaded(
+            2,
+            lambda world: world.axis("pp").add_shifted(torch.ones(3), torch.ones(1, 3), [2]),
+            plan=Mesh(pp=2),
+        )
 
 
 @pytest.mark.parametrize("backend", ["gloo", "shared", "threads"])
 def test_point_to_point(ranks, backend):
     def run(n, fn):
         mesh = Mesh(pp=n)
-        return threaded(n, fn, plan=mesh) if backend == "threads" else ranks(n, fn, plan=mesh, backend=backend)
+        return (
+            threaded(n, fn, plan=mesh)
+            if backend == "threads"
+            else ranks(n, fn, plan=mesh, backend=backend)
+        )
 
     assert run(2, _by_order_and_tag)[1] == [True] * 12
     for n in (2, 4):
@@ -134,7 +153,9 @@ def _more_than_the_box_holds(world):
 
 
 def test_a_full_box_blocks_the_sender_until_it_is_read(ranks):
-    assert ranks(2, _more_than_the_box_holds, plan=Mesh(pp=2), backend="shared")[1] == list(range(300))
+    assert ranks(2, _more_than_the_box_holds, plan=Mesh(pp=2), backend="shared")[1] == list(
+        range(300)
+    )
 
 
 def _wrong_length(world):
@@ -142,7 +163,9 @@ def _wrong_length(world):
     if axis.rank == 0:
         axis.send(torch.zeros(3), 1).wait()
     else:
-        with pytest.raises(RunError, match=r"receive on axis pp .* sent 3 torch.float32 and 4 torch.float32"):
+        with pytest.raises(
+            RunError, match=r"receive on axis pp .* sent 3 torch.float32 and 4 torch.float32"
+        ):
             axis.receive(torch.zeros(4), 0).wait()
 
 

@@ -1,7 +1,9 @@
-"""Every pair of layouts, forward and backward and backward of backward, against a simulation in one process.
+"""Every pair of layouts, forward and backward and backward of backward, against a simulation in one
+process.
 
-The simulation knows only what the letters mean: `whole` reads the global value out of the parts of all ranks, and a loss
-that weighs the global value of the result has a gradient that is known without any communication.
+The simulation knows only what the letters mean: `whole` reads the global value out of the parts of
+all ranks, and a loss that weighs the global value of the result has a gradient that is known
+without any communication.
 """
 
 from __future__ import annotations
@@ -56,13 +58,18 @@ def _both(world, parts, gradients, source, target):
     outer = gradients[world.rank].requires_grad_()
     (inner,) = torch.autograd.grad(result, tensor, outer, create_graph=True)
     backward = world.ledger.since(before)
-    (again,) = torch.autograd.grad(inner, outer, tensor.detach())  # linear: the transpose of the transpose
+    (again,) = torch.autograd.grad(
+        inner, outer, tensor.detach()
+    )  # linear: the transpose of the transpose
     return result.detach(), inner.detach(), again, forward.bytes(), backward.bytes()
 
 
 def _check(run, size, source, target):
-    value, gradient = _draw(1, *SHAPE), _draw(2, *SHAPE)
-    results = run(_parts(value, source, size, 10), _parts(gradient, target.dual(), size, 20), source, target)
+    value = _draw(1, *SHAPE)
+    gradient = _draw(2, *SHAPE)
+    results = run(
+        _parts(value, source, size, 10), _parts(gradient, target.dual(), size, 20), source, target
+    )
     outs, inners, agains, forward, backward = zip(*results, strict=True)
     torch.testing.assert_close(_whole(list(outs), target), value, rtol=0, atol=1e-13)
     torch.testing.assert_close(_whole(list(inners), source.dual()), gradient, rtol=0, atol=1e-13)
@@ -88,8 +95,16 @@ def _all_pairs(world, tasks):
 def test_every_pair_on_real_ranks(ranks, size, backend):
     tasks = []
     for source, target in PAIRS:
-        value, gradient = _draw(1, *SHAPE), _draw(2, *SHAPE)
-        tasks.append((_parts(value, source, size, 10), _parts(gradient, target.dual(), size, 20), source, target))
+        value = _draw(1, *SHAPE)
+        gradient = _draw(2, *SHAPE)
+        tasks.append(
+            (
+                _parts(value, source, size, 10),
+                _parts(gradient, target.dual(), size, 20),
+                source,
+                target,
+            )
+        )
     by_rank = ranks(size, _all_pairs, tasks, plan=_mesh(size), backend=backend)
     for index, (source, target) in enumerate(PAIRS):
         _check(lambda *_, i=index: [results[i] for results in by_rank], size, source, target)
@@ -115,7 +130,9 @@ def _gradient_of_a_loss(world, weight, x, y):
 
 
 def test_a_tensor_parallel_layer_has_the_gradients_of_one_device():
-    weight, x, y = _draw(1, 8, 12), _draw(2, 5, 8), _draw(3, 5, 8)
+    weight = _draw(1, 8, 12)
+    x = _draw(2, 5, 8)
+    y = _draw(3, 5, 8)
     one, four = (threaded(n, _gradient_of_a_loss, weight, x, y, plan=_mesh(n)) for n in (1, 4))
     for rank in range(4):
         torch.testing.assert_close(four[rank][0], one[0][0])
@@ -126,7 +143,10 @@ def test_a_tensor_parallel_layer_has_the_gradients_of_one_device():
 
 def test_what_does_not_divide_is_refused_alike_on_every_rank():
     def run(world):
-        with pytest.raises(PlanError, match=r"dimension 0 of shape \(7, 2\) does not divide by the 4 ranks of axis tp"):
+        with pytest.raises(
+            PlanError,
+            match=r"dimension 0 of shape \(7, 2\) does not divide by the 4 ranks of axis tp",
+        ):
             transition(torch.zeros(7, 2), world.axis("tp"), PARTIAL, Sharded(0))
         with pytest.raises(PlanError, match="no dimension 2"):
             transition(torch.zeros(8, 2), world.axis("tp"), Sharded(2), REPLICATED)
@@ -136,12 +156,17 @@ def test_what_does_not_divide_is_refused_alike_on_every_rank():
 
 def test_halves_are_summed_in_float32(ranks):
     def once(world):
-        return transition(torch.full((4,), 1.0 if world.rank == 0 else 2.0**-9, dtype=torch.bfloat16), *pair(world))
+        return transition(
+            torch.full((4,), 1.0 if world.rank == 0 else 2.0**-9, dtype=torch.bfloat16),
+            *pair(world),
+        )
 
     def pair(world):
         return world.axis("tp"), PARTIAL, INVARIANT
 
-    expected = torch.tensor(1 + 7 * 2.0**-9).to(torch.bfloat16)  # one by one each 2**-9 would be rounded away
+    expected = torch.tensor(1 + 7 * 2.0**-9).to(
+        torch.bfloat16
+    )  # one by one each 2**-9 would be rounded away
     assert expected > 1
     for result in threaded(8, once, plan=_mesh(8)):
         assert torch.equal(result, expected.expand(4))

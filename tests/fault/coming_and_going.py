@@ -1,4 +1,6 @@
-"""What ranks do in `test_coming_and_going`: functions that a new process can import. Rank `DIES` is killed and comes back."""
+"""What ranks do in `test_coming_and_going`: functions that a new process can import. Rank `DIES` is
+killed and comes back.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ from tests.parity.harness import FAMILIES, SEED
 from tests.parity.replay import Recorded
 from tests.parity.test_local import sgd, shares
 
-DIES, AT_STEP, AFTERWARDS, LIMIT = 1, 7, 6, 100_000
+DIES = 1
+AT_STEP = 7
+AFTERWARDS = 6
+LIMIT = 100_000
 PAUSE_SECONDS = 0.01
 Weights = list[tuple[str, tuple[int, ...], Any, Tensor]]
 
@@ -37,7 +42,14 @@ class Batches:
 
 
 def engine_of(world: World, plan: str, options: Options) -> Engine:
-    return build(FAMILIES["mlp"].model(), plan, loss=losses.cross_entropy, optimizer=sgd, options=options, world=world)
+    return build(
+        FAMILIES["mlp"].model(),
+        plan,
+        loss=losses.cross_entropy,
+        optimizer=sgd,
+        options=options,
+        world=world,
+    )
 
 
 def weights_of(engine: Engine) -> Weights:
@@ -57,8 +69,11 @@ def die() -> None:
 
 
 def dies_in_outer_step(strategy: Local, folder: str) -> None:
-    """Be killed when the others wait for this rank's share of the sum, in the round of `AT_STEP`."""
-    give, calls = strategy._sum, iter(range(LIMIT))
+    """Be killed when the others wait for this rank's share of the sum, in the round of
+    `AT_STEP`.
+    """
+    give = strategy._sum
+    calls = iter(range(LIMIT))
 
     def die(differences: list[Tensor]) -> None:
         if next(calls) == AT_STEP // strategy._options.every:
@@ -69,9 +84,11 @@ def dies_in_outer_step(strategy: Local, folder: str) -> None:
 
 
 def local(plan: str, folder: str, options: dict[str, Any], in_outer_step: bool = False) -> Any:
-    """(the first step of this life, the steps after which ranks had come or gone, weights). All end at the same step.
+    """(the first step of this life, the steps after which ranks had come or gone, weights). All end
+    at the same step.
 
-    When one is lost the others make no step before it lives again, and then meet it: how long that takes does not matter.
+    When one is lost the others make no step before it lives again, and then meet it: how long that
+    takes does not matter.
     """
     world = join_world(Plan.parse(plan))
     crew = world.crew
@@ -84,7 +101,10 @@ def local(plan: str, folder: str, options: dict[str, Any], in_outer_step: bool =
     if seat == DIES and in_outer_step:
         assert isinstance(engine.strategy, Local)
         dies_in_outer_step(engine.strategy, folder)
-    batches, first, changes, last = Batches(seat, size), engine.step_index, [], LIMIT
+    batches = Batches(seat, size)
+    first = engine.step_index
+    changes = []
+    last = LIMIT
     if first:
         last = first + AFTERWARDS
     while engine.step_index < last:
@@ -105,7 +125,9 @@ def local(plan: str, folder: str, options: dict[str, Any], in_outer_step: bool =
 
 
 def served(plan: str, folder: str) -> Any:
-    """(the steps of this life, the record of the server, weights). Rank 0 serves; each goes on until the lost one is back."""
+    """(the steps of this life, the record of the server, weights). Rank 0 serves; each goes on
+    until the lost one is back.
+    """
     world = join_world(Plan.parse(plan))
     crew = world.crew
     assert crew is not None
@@ -116,7 +138,9 @@ def served(plan: str, folder: str) -> Any:
         strategy.server.log = []
         crew.tell("recording", "")
     crew.learn("recording")
-    batches, steps, last = Batches(*world.seat), [], LIMIT
+    batches = Batches(*world.seat)
+    steps = []
+    last = LIMIT
     if engine.step_index:
         crew.tell("back", "")
     while engine.step_index < last:
@@ -131,7 +155,10 @@ def served(plan: str, folder: str) -> Any:
     strategy.settle()
     record = None
     if strategy.server is not None:
-        record = Recorded(tuple(dict.fromkeys(p.name for p in strategy.pieces)), tuple(strategy.server.log or ()))
-    weights, met = weights_of(engine), world.size
+        record = Recorded(
+            tuple(dict.fromkeys(p.name for p in strategy.pieces)), tuple(strategy.server.log or ())
+        )
+    weights = weights_of(engine)
+    met = world.size
     world.close()
     return steps, record, weights, met

@@ -28,7 +28,9 @@ def heap_given_back() -> int:
         [ctypes.c_void_p],
         [ctypes.c_long],
     )
-    library.free(library.malloc(24 << 20))  # from then on such pieces are of the heap, whoever has chosen what
+    library.free(
+        library.malloc(24 << 20)
+    )  # from then on such pieces are of the heap, whoever has chosen what
     pieces = [library.malloc(20 << 20) for _ in range(3)]
     end: int = library.sbrk(0)
     for piece in reversed(pieces):
@@ -70,7 +72,9 @@ def fail(kind: str) -> NoReturn:
 
 
 def say_pid_and_wait() -> None:
-    os.write(sys.stdout.fileno(), f"{os.getpid()}\n".encode())  # one write: ranks share the pipe, and print makes two
+    os.write(
+        sys.stdout.fileno(), f"{os.getpid()}\n".encode()
+    )  # one write: ranks share the pipe, and print makes two
     time.sleep(FOREVER_SECONDS)
 
 

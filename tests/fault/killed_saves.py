@@ -1,9 +1,11 @@
-"""Run in a process of its own: kill a save after its first, second, ... effect on the disk, and look at what is left.
+"""Run in a process of its own: kill a save after its first, second, ... effect on the disk, and
+look at what is left.
 
     python -m tests.fault.killed_saves FOLDER same|next
 
-Every save runs in a forked child that dies without cleaning up. Prints one line of JSON for each: the name of the effect at
-which it died (null: it lived), and the value that a load finds afterwards.
+Every save runs in a forked child that dies without cleaning up. Prints one line of JSON for each:
+the name of the effect at which it died (null: it lived), and the value that a load finds
+afterwards.
 """
 
 from __future__ import annotations
@@ -20,11 +22,16 @@ import torch
 
 from plait.checkpoint import Checkpoint, Piece, save
 
-OLD, NEW = 1.0, 2.0
+OLD = 1.0
+NEW = 2.0
 
 
 def save_value(directory: Path, value: float) -> None:
-    save(directory, [Piece.whole("w", torch.full((1000,), value)), Piece.whole("s", torch.tensor(value))], {"value": value})
+    save(
+        directory,
+        [Piece.whole("w", torch.full((1000,), value)), Piece.whole("s", torch.tensor(value))],
+        {"value": value},
+    )
 
 
 def die_at(count: int, report: int) -> None:
@@ -68,7 +75,11 @@ def main(folder: Path, case: str) -> None:
         os.waitpid(child, 0)
         checkpoint = Checkpoint.open(folder)
         checkpoint.verify()
-        found = {checkpoint.meta["value"], checkpoint.tensor("s").item(), *checkpoint.tensor("w").tolist()}
+        found = {
+            checkpoint.meta["value"],
+            checkpoint.tensor("s").item(),
+            *checkpoint.tensor("w").tolist(),
+        }
         by_name = Checkpoint.open(folder / "step-1").meta["value"]
         assert by_name == (checkpoint.meta["value"] if case == "same" else OLD)
         save_value(target, NEW + 1)  # the next save works, whatever was left, and clears it

@@ -1,4 +1,6 @@
-"""Is a process still there? Read from /proc: no signal is sent, and a dead process that nobody has reaped counts as gone."""
+"""Is a process still there? Read from /proc: no signal is sent, and a dead process that nobody has
+reaped counts as gone.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ def children(pid: int) -> list[int]:
             parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue
-    found, wave = [], [pid]
+    found = []
+    wave = [pid]
     while wave:
         wave = [child for child, parent in parents.items() if parent in wave]
         found += wave
@@ -31,7 +34,9 @@ def children(pid: int) -> list[int]:
 
 
 def wait_until_gone(pids: Iterable[int], seconds: float = 10.0) -> None:
-    """Fail when one is still running after `seconds`: a limit, not a measurement; ranks are gone long before."""
+    """Fail when one is still running after `seconds`: a limit, not a measurement; ranks are gone
+    long before.
+    """
     end = time.monotonic() + seconds
     alive = [pid for pid in pids if is_running(pid)]
     while alive and time.monotonic() < end:

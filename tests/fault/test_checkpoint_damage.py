@@ -1,4 +1,6 @@
-"""Saves that are killed, disks that are full, files that are damaged: the checkpoint before is whole, and the error says so."""
+"""Saves that are killed, disks that are full, files that are damaged: the checkpoint before is
+whole, and the error says so.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,30 @@ from plait.checkpoint import Checkpoint, Piece, folder, save
 from plait.errors import CheckpointError
 from tests.unit.checkpoint.cuttings import save_on
 
-OLD, NEW = 1.0, 2.0
+OLD = 1.0
+NEW = 2.0
 
 
 @pytest.mark.parametrize("case", ["next", "same"])
-def test_a_save_killed_at_any_effect_leaves_the_checkpoint_before(tmp_path: Path, case: str) -> None:
-    command = [sys.executable, "-m", "tests.fault.killed_saves", str(tmp_path / "checkpoints"), case]
+def test_a_save_killed_at_any_effect_leaves_the_checkpoint_before(
+    tmp_path: Path, case: str
+) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "tests.fault.killed_saves",
+        str(tmp_path / "checkpoints"),
+        case,
+    ]
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        command, check=False, cwd=root, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=100
+        command,
+        check=False,
+        cwd=root,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
     assert done.returncode == 0, done.stderr
     rounds = [json.loads(line) for line in done.stdout.splitlines()]
@@ -37,7 +54,9 @@ def test_a_save_killed_at_any_effect_leaves_the_checkpoint_before(tmp_path: Path
     assert values == sorted(values), "once the new one is found, it stays"
     assert all(one["after"] == NEW + 1 for one in rounds)
     names = {"next": ["latest", "step-1", "step-2"], "same": ["latest", "step-1"]}[case]
-    assert all(one["left"] == names for one in rounds), "the next save clears what a killed one left"
+    assert all(one["left"] == names for one in rounds), (
+        "the next save clears what a killed one left"
+    )
 
 
 @pytest.fixture
@@ -60,7 +79,10 @@ FILE = "rank-00001-of-00002.safetensors"
 
 def test_a_missing_file_is_named(two: Path) -> None:
     (two / "step-2" / FILE).unlink()
-    with pytest.raises(CheckpointError, match=rf"step-2/{FILE} is missing \([\d,]+ bytes\); .* {two}/step-1: load that one"):
+    with pytest.raises(
+        CheckpointError,
+        match=rf"step-2/{FILE} is missing \([\d,]+ bytes\); .* {two}/step-1: load that one",
+    ):
         Checkpoint.open(two)
 
 
@@ -69,7 +91,10 @@ def test_a_file_of_the_wrong_size_is_named_with_both_sizes(two: Path, change: in
     path = two / "step-2" / FILE
     size = path.stat().st_size
     os.truncate(path, size + change)
-    with pytest.raises(CheckpointError, match=rf"{FILE} is damaged: it has {size + change:,} of {size:,} bytes; .*step-1"):
+    with pytest.raises(
+        CheckpointError,
+        match=rf"{FILE} is damaged: it has {size + change:,} of {size:,} bytes; .*step-1",
+    ):
         Checkpoint.open(two / "step-2")
 
 
@@ -81,7 +106,8 @@ def test_every_flipped_byte_is_found(two: Path) -> None:
         damaged[at] ^= 0x10
         path.write_bytes(damaged)
         with pytest.raises(
-            CheckpointError, match=rf"{FILE} is damaged: the checksum of .* wrong; there is no checkpoint before"
+            CheckpointError,
+            match=rf"{FILE} is damaged: the checksum of .* wrong; there is no checkpoint before",
         ):
             load_all(two / "step-1")
         with pytest.raises(CheckpointError, match="is damaged"):
@@ -109,7 +135,10 @@ def test_every_flipped_byte_of_the_index_is_found(two: Path) -> None:
         if whole[at].isspace():
             continue
         path.write_text(whole[:at] + ("7" if whole[at] != "7" else "8") + whole[at + 1 :])
-        with pytest.raises(CheckpointError, match=f"{folder.INDEX} (is damaged|cannot be read).*step-1: load that one"):
+        with pytest.raises(
+            CheckpointError,
+            match=f"{folder.INDEX} (is damaged|cannot be read).*step-1: load that one",
+        ):
             Checkpoint.open(two)
 
 
@@ -131,16 +160,22 @@ def test_an_index_that_is_not_ours(two: Path, text: str, message: str) -> None:
 def test_a_folder_without_an_index_is_no_checkpoint(two: Path) -> None:
     (two / "step-2" / folder.INDEX).unlink()
     for path in (two, two / "step-2"):
-        with pytest.raises(CheckpointError, match=r"step-2 is no checkpoint: .*step-1: load that one"):
+        with pytest.raises(
+            CheckpointError, match=r"step-2 is no checkpoint: .*step-1: load that one"
+        ):
             Checkpoint.open(path)
 
 
-def test_a_rank_that_cannot_write_tells_all_and_leaves_nothing(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_cannot_write_tells_all_and_leaves_nothing(
+    two: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    results = save_on(two / "step-3", [[Piece.whole("a", torch.zeros(3))], [Piece.whole("b", torch.zeros(3))]])
+    results = save_on(
+        two / "step-3", [[Piece.whole("a", torch.zeros(3))], [Piece.whole("b", torch.zeros(3))]]
+    )
     assert all(isinstance(error, CheckpointError) for error in results)
     assert all("was not saved: rank 0: [Errno 28] No space left" in str(error) for error in results)
     monkeypatch.undo()

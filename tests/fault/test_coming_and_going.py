@@ -1,4 +1,6 @@
-"""A rank is killed in a live run, started again, and in again while the others go on; what all computed is replayed exactly."""
+"""A rank is killed in a live run, started again, and in again while the others go on; what all
+computed is replayed exactly.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,32 @@ from tests.parity.harness import FAMILIES, TOLERANCE, join
 from tests.parity.replay import Outer, Values, local_rounds, replay
 from tests.parity.test_local import sgd
 
-EVERY, SIZE = 3, 3
+EVERY = 3
+SIZE = 3
 
 
 def error(weights: Values, expected: Values) -> float:
-    return max(relative_error(weights[n].view_as(v), v, largest(expected)) for n, v in expected.items())
+    return max(
+        relative_error(weights[n].view_as(v), v, largest(expected)) for n, v in expected.items()
+    )
 
 
 @pytest.mark.parametrize("in_outer_step", [False, True], ids=["between", "in the outer step"])
-def test_a_rank_of_local_sgd_leaves_and_joins_between_rounds(in_outer_step: bool, tmp_path: Path) -> None:
+def test_a_rank_of_local_sgd_leaves_and_joins_between_rounds(
+    in_outer_step: bool, tmp_path: Path
+) -> None:
     """Where it dies while the others sum, these sum again without it."""
     asynchrony = Asynchrony(outer_lr=0.7, outer_momentum=0.9)
     plan = f"dp{SIZE}:local,every{EVERY} precision:float64"
-    results = launch(ranks.local, plan, str(tmp_path), {"asynchrony": asynchrony}, in_outer_step, nproc=SIZE, restarts=1)
+    results = launch(
+        ranks.local,
+        plan,
+        str(tmp_path),
+        {"asynchrony": asynchrony},
+        in_outer_step,
+        nproc=SIZE,
+        restarts=1,
+    )
     assert len(results) == SIZE
     left = AT_STEP // EVERY  # the round that it dies in is the first that it is missing from
     back = (left + 2) * EVERY
@@ -36,7 +51,14 @@ def test_a_rank_of_local_sgd_leaves_and_joins_between_rounds(in_outer_step: bool
     assert [first for first, *_ in results] == [0, back, 0]
     away = {DIES: (left, left + 2)}
     batches = [Batches(rank, SIZE) for rank in range(SIZE)]
-    expected = local_rounds(FAMILIES["mlp"], batches, Outer(EVERY, 0.7, 0.9), sgd, away=away, num_steps=back + AFTERWARDS)[-1]
+    expected = local_rounds(
+        FAMILIES["mlp"],
+        batches,
+        Outer(EVERY, 0.7, 0.9),
+        sgd,
+        away=away,
+        num_steps=back + AFTERWARDS,
+    )[-1]
     assert error(join([weights for *_, weights in results]), expected) <= TOLERANCE
 
 
@@ -44,7 +66,8 @@ def test_a_worker_of_the_asynchronous_server_is_lost_and_rejoins(tmp_path: Path)
     plan = f"dp{SIZE}:async-server,stale4 precision:float64"
     results = launch(ranks.served, plan, str(tmp_path), nproc=SIZE, restarts=1)
     assert [met for *_, met in results] == [SIZE] * SIZE
-    steps, record = results[DIES][0], results[0][1]
+    steps = results[DIES][0]
+    record = results[0][1]
     assert steps[0] >= AT_STEP and len(steps) == AFTERWARDS + 1
     pushed = [push.step for update in record.log for push in update.pushes if push.worker == DIES]
     assert pushed == [*range(AT_STEP), *steps]

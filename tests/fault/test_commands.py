@@ -1,4 +1,6 @@
-"""What goes wrong on the command line is a clear message and an exit code, within seconds, and leaves no process behind."""
+"""What goes wrong on the command line is a clear message and an exit code, within seconds, and
+leaves no process behind.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,21 @@ from tests.cli.command import CONFIG, plait, write_config
 from tests.fault.processes import children, wait_until_gone
 
 BAD_INPUT = {
-    "wrong world size": (["--nproc", "3"], "plan 'dp2:zero1' needs 2 ranks (dp2) but 3 were started"),
-    "batch that does not divide": (["--plan", "dp16"], "global_batch 8 leaves some of its dp16 x mb1 = 16 micro-batches"),
+    "wrong world size": (
+        ["--nproc", "3"],
+        "plan 'dp2:zero1' needs 2 ranks (dp2) but 3 were started",
+    ),
+    "batch that does not divide": (
+        ["--plan", "dp16"],
+        "global_batch 8 leaves some of its dp16 x mb1 = 16 micro-batches",
+    ),
     "plan that cannot be read": (["--plan", "dp2:zreo1"], "did you mean"),
     "strategy that is not built": (["--plan", "tp2 remat:selective compile"], "not available yet"),
     "unknown key": (["--set", "train.stpes=3"], "unknown key train.stpes; did you mean 'steps'?"),
-    "unknown section": (["--set", "trian.steps=3"], "unknown section 'trian'; did you mean 'train'?"),
+    "unknown section": (
+        ["--set", "trian.steps=3"],
+        "unknown section 'trian'; did you mean 'train'?",
+    ),
     "unknown option": (["--stpes", "3"], "unknown option --stpes; did you mean '--steps'?"),
     "nothing to resume": (["--resume"], "there is no run of 'tiny' with a checkpoint"),
     "text that cannot be read": (
@@ -33,13 +44,17 @@ BAD_INPUT = {
 
 
 @pytest.mark.parametrize(("words", "message"), BAD_INPUT.values(), ids=BAD_INPUT)
-def test_bad_input_is_exit_code_2_and_one_message(words: list[str], message: str, tmp_path: Path) -> None:
+def test_bad_input_is_exit_code_2_and_one_message(
+    words: list[str], message: str, tmp_path: Path
+) -> None:
     write_config(tmp_path)
     done = plait("train", "tiny.toml", *words, cwd=tmp_path)
     assert (done.code, done.out) == (2, ""), done.err
     assert message in done.err
     assert "Traceback" not in done.err
-    assert not list(tmp_path.glob("runs/*"))  # what failed before its first step leaves nothing behind
+    assert not list(
+        tmp_path.glob("runs/*")
+    )  # what failed before its first step leaves nothing behind
 
 
 @pytest.mark.parametrize(
@@ -50,7 +65,9 @@ def test_bad_input_is_exit_code_2_and_one_message(words: list[str], message: str
         (".", None, "this is a directory"),
     ],
 )
-def test_a_config_that_cannot_be_read_is_said(name: str, text: str | None, message: str, tmp_path: Path) -> None:
+def test_a_config_that_cannot_be_read_is_said(
+    name: str, text: str | None, message: str, tmp_path: Path
+) -> None:
     if text is not None:
         (tmp_path / name).write_text(text)
     done = plait("train", name, "--json", cwd=tmp_path)
@@ -61,7 +78,16 @@ def test_a_config_that_cannot_be_read_is_said(name: str, text: str | None, messa
 
 def test_a_loss_that_is_no_number_names_the_step_and_is_exit_code_1(tmp_path: Path) -> None:
     write_config(tmp_path)
-    words = ("--set", "train.lr=1e30", "train.optimizer=sgd", "--steps", "20", "--out", "run", "--json")
+    words = (
+        "--set",
+        "train.lr=1e30",
+        "train.optimizer=sgd",
+        "--steps",
+        "20",
+        "--out",
+        "run",
+        "--json",
+    )
     done = plait("train", "tiny.toml", *words, cwd=tmp_path)
     assert done.code == 1, done.err
     assert done.json()["kind"] == "NonFiniteLoss"
@@ -80,7 +106,15 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
 
 def test_torchruns_world_of_another_size_is_refused_on_every_rank(tmp_path: Path) -> None:
     write_config(tmp_path)
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "plait")
+    torchrun = (
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "plait",
+    )
     done = plait("train", "tiny.toml", "--plan", "dp4", cwd=tmp_path, python=torchrun)
     assert done.code != 0
     assert "needs 4 ranks (dp4) but 2 were started" in done.err
@@ -92,7 +126,14 @@ def long_run(tmp_path: Path) -> subprocess.Popen[str]:
     write_config(tmp_path, CONFIG.replace("steps = 3", "steps = 1000000"))
     command = [sys.executable, "-m", "plait", "train", "tiny.toml", "--out", "run", "--json"]
     variables = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables)
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=variables,
+    )
     end = time.monotonic() + 60
     while not ((tmp_path / "run" / "metrics.jsonl").exists()) and time.monotonic() < end:
         time.sleep(0.05)
@@ -118,7 +159,9 @@ def test_a_killed_rank_ends_the_run_and_is_named(long_run: subprocess.Popen[str]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_run_and_every_rank(long_run: subprocess.Popen[str], number: int, code: int) -> None:
+def test_a_signal_ends_the_run_and_every_rank(
+    long_run: subprocess.Popen[str], number: int, code: int
+) -> None:
     everyone = children(long_run.pid)
     long_run.send_signal(number)
     out, err = long_run.communicate(timeout=30)

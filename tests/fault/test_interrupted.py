@@ -1,4 +1,6 @@
-"""A process that is asked to end leaves none of those behind that it has started: a test session, a simulated federation."""
+"""A process that is asked to end leaves none of those behind that it has started: a test session, a
+simulated federation.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from pathlib import Path
 
 from tests.fault.processes import children, wait_until_gone
 
-ROOT, LIMIT_SECONDS = Path(__file__).parents[2], 60.0
+ROOT = Path(__file__).parents[2]
+LIMIT_SECONDS = 60.0
 
 FOREVER = """
 import time
@@ -41,10 +44,14 @@ workers = 2
 
 
 def asked_to_end(words: Sequence[str], num_started: int) -> int:
-    """Terminate a command once that many processes live under it; its exit code, when all of them are gone."""
+    """Terminate a command once that many processes live under it; its exit code, when all of them
+    are gone.
+    """
     variables = {**os.environ, "OMP_NUM_THREADS": "1"}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen([sys.executable, "-m", *words], cwd=ROOT, env=variables, **quiet) as command:  # type: ignore[call-overload]
+    with subprocess.Popen(
+        [sys.executable, "-m", *words], cwd=ROOT, env=variables, **quiet
+    ) as command:  # type: ignore[call-overload]
         deadline = time.monotonic() + LIMIT_SECONDS
         while len(started := children(command.pid)) < num_started:
             assert command.poll() is None and time.monotonic() < deadline
@@ -55,10 +62,17 @@ def asked_to_end(words: Sequence[str], num_started: int) -> int:
     return code
 
 
-def test_a_session_that_is_asked_to_end_takes_down_what_its_tests_have_started(tmp_path: Path) -> None:
+def test_a_session_that_is_asked_to_end_takes_down_what_its_tests_have_started(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "test_forever.py").write_text(FOREVER)
     plugins = "-p", "tests.conftest", "-p", "tests.federated.machines"
-    assert asked_to_end(["pytest", *plugins, "-c", os.devnull, f"--rootdir={tmp_path}", str(tmp_path)], 3) == 2
+    assert (
+        asked_to_end(
+            ["pytest", *plugins, "-c", os.devnull, f"--rootdir={tmp_path}", str(tmp_path)], 3
+        )
+        == 2
+    )
 
 
 def test_a_simulation_that_is_asked_to_end_takes_its_workers_along(tmp_path: Path) -> None:

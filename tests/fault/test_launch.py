@@ -1,4 +1,6 @@
-"""A rank that fails ends the run: the right error first, within seconds, and no process stays behind."""
+"""A rank that fails ends the run: the right error first, within seconds, and no process stays
+behind.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launch(jobs.own_threads, nproc=1) == [3]
 
 
-def test_ranks_see_the_environment_of_now_though_the_fork_server_is_older(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_see_the_environment_of_now_though_the_fork_server_is_older(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for value in ("a", "b"):
         monkeypatch.setenv("PLAIT_TEST_VARIABLE", value)
         assert launch(jobs.variable, "PLAIT_TEST_VARIABLE", nproc=1) == [value]
@@ -55,7 +59,9 @@ def test_a_rank_keeps_the_memory_that_it_frees(monkeypatch: pytest.MonkeyPatch) 
         ("native exit", errors.RankFailed, "rank 1 ended with exit code 3"),
     ],
 )
-def test_the_first_error_is_raised_and_every_rank_is_gone(kind: str, error: type[Exception], message: str) -> None:
+def test_the_first_error_is_raised_and_every_rank_is_gone(
+    kind: str, error: type[Exception], message: str
+) -> None:
     before = set(multiprocessing.active_children())  # of other tests; the list has no order
     with pytest.raises(error, match=message):
         launch(jobs.fail, kind, nproc=2)
@@ -65,13 +71,17 @@ def test_the_first_error_is_raised_and_every_rank_is_gone(kind: str, error: type
 def test_the_signal_handlers_of_the_caller_come_back() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     launch(jobs.own_rank, nproc=1)
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
+    assert [
+        signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    ] == before
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_ranks_end_with_their_launcher(number: signal.Signals) -> None:
     command = [sys.executable, "-m", "tests.fault.jobs"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as launcher:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as launcher:
         assert launcher.stdout is not None
         ranks = [int(launcher.stdout.readline()) for _ in range(2)]
         launcher.send_signal(number)

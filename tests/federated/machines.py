@@ -1,4 +1,6 @@
-"""Scripts as processes of their own, each with its log. When they are closed all are gone, and all that they have started."""
+"""Scripts as processes of their own, each with its log. When they are closed all are gone, and all
+that they have started.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,19 @@ class Machines:
         self._pids: set[int] = set()
         self._path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
-    def start(self, name: str, *words: str, path: str = "", rejoin: int = 75) -> subprocess.Popen[bytes]:
-        variables = {**os.environ, "PATH": path + self._path, "OMP_NUM_THREADS": "1", "PLAIT_REJOIN_SECONDS": str(rejoin)}
+    def start(
+        self, name: str, *words: str, path: str = "", rejoin: int = 75
+    ) -> subprocess.Popen[bytes]:
+        variables = {
+            **os.environ,
+            "PATH": path + self._path,
+            "OMP_NUM_THREADS": "1",
+            "PLAIT_REJOIN_SECONDS": str(rejoin),
+        }
         with (self._folder / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(words, stdout=log, stderr=log, env=variables, start_new_session=True)
+            process = subprocess.Popen(
+                words, stdout=log, stderr=log, env=variables, start_new_session=True
+            )
         self._running[name] = process
         return process
 
@@ -43,13 +54,17 @@ class Machines:
         return (self._folder / f"{name}.log").read_text(errors="replace")
 
     def until(self, condition: Callable[[], Any], *needed: str) -> Any:
-        """What the condition gives, once it is true; fails when one of `needed` ends, and after the limit."""
+        """What the condition gives, once it is true; fails when one of `needed` ends, and after the
+        limit.
+        """
         deadline = time.monotonic() + LIMIT_SECONDS
         while not (found := condition()):
             ended = [name for name in needed if self._running[name].poll() is not None]
             if ended or time.monotonic() > deadline:
                 logs = "\n".join(f"== {name}\n{self.log(name)[-3000:]}" for name in self._running)
-                raise AssertionError(f"{f'ended: {ended}' if ended else 'not seen in time'}\n{logs}")
+                raise AssertionError(
+                    f"{f'ended: {ended}' if ended else 'not seen in time'}\n{logs}"
+                )
             time.sleep(0.1)
         return found
 

@@ -1,7 +1,8 @@
-"""Flower's link state and grid in memory, with a thread for each node: its messages and its apps, no process and no Ray.
+"""Flower's link state and grid in memory, with a thread for each node: its messages and its apps,
+no process and no Ray.
 
-A node does what Flower's SuperNode does: it takes its messages from the link state one by one, hands each to the client's app,
-and gives the answer (or the error) back to the link state.
+A node does what Flower's SuperNode does: it takes its messages from the link state one by one,
+hands each to the client's app, and gives the answer (or the error) back to the link state.
 """
 
 from __future__ import annotations
@@ -28,27 +29,45 @@ from flwr.superlink.grid import InMemoryGrid
 
 from plait.federated.flower import client_app
 
-RUN, TASK, LOOK_SECONDS, FOREVER_SECONDS = 7, 1, 0.01, 1e9
+RUN = 7
+TASK = 1
+LOOK_SECONDS = 0.01
+FOREVER_SECONDS = 1e9
 Watch = Callable[[int, Message], None]
-"""(client, message): called with every question before it is carried, and with every answer; what it raises is the answer."""
+"""(client, message): called with every question before it is carried, and with every answer; what
+it raises is the answer.
+"""
 
 
 def context(config: Mapping[str, Any]) -> Context:
-    return Context(run_id=RUN, node_id=0, node_config=dict(config), state=RecordDict(), run_config={})
+    return Context(
+        run_id=RUN, node_id=0, node_config=dict(config), state=RecordDict(), run_config={}
+    )
 
 
 @contextmanager
-def grid_of(rooms: Mapping[int, Path], watch: Watch = lambda client, message: None) -> Iterator[InMemoryGrid]:
+def grid_of(
+    rooms: Mapping[int, Path], watch: Watch = lambda client, message: None
+) -> Iterator[InMemoryGrid]:
     """A grid whose nodes carry messages to the sockets in `rooms`, by client."""
-    factory = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), ObjectStoreFactory())
+    factory = LinkStateFactory(
+        FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), ObjectStoreFactory()
+    )
     state: Any = factory.state()
     run = Run.create_empty(run_id=RUN)
-    run.federation_id, run.primary_task_id = NOOP_FEDERATION_ID, TASK
+    run.federation_id = NOOP_FEDERATION_ID
+    run.primary_task_id = TASK
     state.run_ids[RUN], state.task_store[TASK] = RunRecord(run=run), Task(task_id=TASK, run_id=RUN)
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = TASK, RUN, SUPERLINK_NODE_ID
-    grid, over = InMemoryGrid(factory), threading.Event()
+    TaskIdentity.task_id = TASK
+    TaskIdentity.run_id = RUN
+    TaskIdentity.node_id = SUPERLINK_NODE_ID
+    grid = InMemoryGrid(factory)
+    over = threading.Event()
     grid.set_run(run)
-    nodes = [threading.Thread(target=live, args=(state, client, room, watch, over)) for client, room in rooms.items()]
+    nodes = [
+        threading.Thread(target=live, args=(state, client, room, watch, over))
+        for client, room in rooms.items()
+    ]
     for node in nodes:
         node.start()
     try:
@@ -61,7 +80,8 @@ def grid_of(rooms: Mapping[int, Path], watch: Watch = lambda client, message: No
 
 def live(state: Any, client: int, room: Path, watch: Watch, over: threading.Event) -> None:
     """The life of a node."""
-    app, node = client_app(), state.create_node(str(client), str(client), secrets.token_bytes(32), FOREVER_SECONDS)
+    app = client_app()
+    node = state.create_node(str(client), str(client), secrets.token_bytes(32), FOREVER_SECONDS)
     state.acknowledge_node_heartbeat(node, FOREVER_SECONDS)
     own = context({"partition-id": client, "resident": str(room / "resident")})
     while not over.wait(LOOK_SECONDS):

@@ -1,11 +1,13 @@
-"""A secure federation deployed on loopback, run by hand: one client is two ranks, one is killed outright and comes back.
+"""A secure federation deployed on loopback, run by hand: one client is two ranks, one is killed
+outright and comes back.
 
     python -m tests.federated.secure_deployment [--back]
 
-It takes minutes: Flower starts a process for each of a round's four questions to each client, and lets a node that was killed
-in again after up to a minute. So the suite runs the same apps on a grid in memory (`test_flower`). The weights that the server
-has at last are compared with those of a plain simulation of the same rounds, with the clients that answered. `--back` waits for
-the killed one to be in again.
+It takes minutes: Flower starts a process for each of a round's four questions to each client, and
+lets a node that was killed in again after up to a minute. So the suite runs the same apps on a grid
+in memory (`test_flower`). The weights that the server has at last are compared with those of a
+plain simulation of the same rounds, with the clients that answered. `--back` waits for the killed
+one to be in again.
 """
 
 from __future__ import annotations
@@ -28,8 +30,10 @@ from tests.federated.machines import Machines
 from tests.federated.test_deployment import CONFIG, free_port, listens, rounds
 
 OVERRIDES = ["model.num_hidden_layers=2", "federated.secure=true"]
-PARALLEL, KILLED = 1, 2  # clients
-EVERYBODY, OTHERS = (0, 1, 2), (0, 1)
+PARALLEL = 1
+KILLED = 2  # clients
+EVERYBODY = (0, 1, 2)
+OTHERS = (0, 1)
 
 
 def written_weights(folder: Path) -> tuple[int, Tensor]:
@@ -42,7 +46,12 @@ def written_weights(folder: Path) -> tuple[int, Tensor]:
 def plain(settings: Config, answered: list[tuple[int, ...]]) -> Tensor:
     """The weights after rounds of those that answered, summed in the open."""
     world = join_world(Plan.parse("dp1"))
-    fleet = LocalFleet(settings, Plan.parse("dp1"), world, lambda number, client: client not in answered[number - 1])
+    fleet = LocalFleet(
+        settings,
+        Plan.parse("dp1"),
+        world,
+        lambda number, client: client not in answered[number - 1],
+    )
     server = make_server(settings, fleet.initial())
     for number in range(1, len(answered) + 1):
         server.round(fleet, number)
@@ -51,9 +60,13 @@ def plain(settings: Config, answered: list[tuple[int, ...]]) -> Tensor:
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the processes are taken down
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # so that the processes are taken down
     with tempfile.TemporaryDirectory() as name:
-        folder, port, settings = Path(name), free_port(3), load(CONFIG, OVERRIDES)
+        folder = Path(name)
+        port = free_port(3)
+        settings = load(CONFIG, OVERRIDES)
         written = deploy.write(settings, folder / "d", "127.0.0.1", port)
         own = folder / "d" / f"client-{PARALLEL}" / "config.toml"
         own.write_text(own.read_text().replace('text = "dp1"', 'text = "tp2"'))
@@ -83,7 +96,9 @@ def main() -> None:
             machines.close()
     settings = load(CONFIG, [word for word in OVERRIDES if "secure" not in word])
     difference = float((weights - plain(settings, answered)).abs().max())
-    print(f"{number} rounds, answered by {answered}: the weights differ from the plain sum's by {difference:.1e}")
+    print(
+        f"{number} rounds, answered by {answered}: the weights differ from the plain sum's by {difference:.1e}"
+    )
     assert difference < 1e-6
 
 

@@ -1,4 +1,6 @@
-"""The server's and the clients' apps on Flower's own grid, in memory: secure rounds, drop-outs, clients that are parallel."""
+"""The server's and the clients' apps on Flower's own grid, in memory: secure rounds, drop-outs,
+clients that are parallel.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ pytestmark = [
 ]
 
 Run = Callable[..., list[Any]]
-DROPS, IN_ROUND = 1, 2  # the client that is lost between its shares and its change, and when
+DROPS = 1
+IN_ROUND = 2  # the client that is lost between its shares and its change, and when
 
 
 class Shared(Resident):
@@ -60,7 +63,9 @@ class Overheard:
 
     def samples_in(self, settings: Config) -> list[bytes]:
         """The samples that can be found in what was said."""
-        secrets = [found for samples in Bench(settings).samples for found in samples_as_bytes(samples)]
+        secrets = [
+            found for samples in Bench(settings).samples for found in samples_as_bytes(samples)
+        ]
         return [secret for secret in secrets if any(secret in said for said in self.said)]
 
 
@@ -76,7 +81,10 @@ def residents(settings: Config, world: World, rooms: Mapping[int, Path]) -> Iter
     over = threading.Event()
     fleet = LocalFleet(settings, Plan.parse("dp1 precision:float64"), world)
     with ThreadPoolExecutor(len(rooms)) as pool:
-        homes = [pool.submit(attend, Shared(fleet, client), world, room, over.is_set) for client, room in rooms.items()]
+        homes = [
+            pool.submit(attend, Shared(fleet, client), world, room, over.is_set)
+            for client, room in rooms.items()
+        ]
         try:
             yield
         finally:
@@ -86,14 +94,18 @@ def residents(settings: Config, world: World, rooms: Mapping[int, Path]) -> Iter
                 home.result()
 
 
-def federate(folder: Path, settings: Config, grid: Any) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+def federate(
+    folder: Path, settings: Config, grid: Any
+) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
     """Run the server's app; the weights and the rounds that it has written."""
     from plait.federated.flower import server_app
     from tests.federated.nodes import context
 
     (folder / "config.toml").write_text(settings.to_toml())
     server_app(folder / "config.toml", folder / "rounds.json")(grid, context({}))
-    return load_file(folder / "weights.safetensors"), json.loads((folder / "rounds.json").read_text())["rounds"]
+    return load_file(folder / "weights.safetensors"), json.loads(
+        (folder / "rounds.json").read_text()
+    )["rounds"]
 
 
 def flat(weights: dict[str, Tensor]) -> Tensor:
@@ -119,11 +131,18 @@ def drops(number: int, client: int) -> bool:
     return (number, client) == (IN_ROUND, DROPS)
 
 
-def test_secure_rounds_on_flower_give_the_plain_sum_and_bear_a_drop_out(rooms: dict[int, Path], tmp_path: Path) -> None:
+def test_secure_rounds_on_flower_give_the_plain_sum_and_bear_a_drop_out(
+    rooms: dict[int, Path], tmp_path: Path
+) -> None:
     from plait.federated.flower import unpack
     from tests.federated.nodes import grid_of
 
-    over = "federated.rounds=3", "federated.min_replies=3", "federated.patience_seconds=30.0", "model.hidden_size=64"
+    over = (
+        "federated.rounds=3",
+        "federated.min_replies=3",
+        "federated.patience_seconds=30.0",
+        "model.hidden_size=64",
+    )
     seen: list[Tensor] = []
 
     def watch(client: int, message: Any) -> None:
@@ -145,20 +164,25 @@ def test_secure_rounds_on_flower_give_the_plain_sum_and_bear_a_drop_out(rooms: d
     assert [tuple(done["answered"]) for done in rounds] == [(0, 1, 2, 3), (0, 2, 3), (0, 1, 2, 3)]
     assert (flat(weights) - plain).abs().max() < 1e-6
     assert len(seen) == 11 and all(looks_uniform(masked) for masked in seen)
-    assert not looks_uniform(torch.stack(seen[:4]).sum(dim=0).clamp(-(2**40), 2**40))  # the test can tell a sum from a mask
+    assert not looks_uniform(
+        torch.stack(seen[:4]).sum(dim=0).clamp(-(2**40), 2**40)
+    )  # the test can tell a sum from a mask
 
 
 def test_a_rule_in_flowers_own_loop_gives_what_it_gives_in_ours(rooms: dict[int, Path]) -> None:
     from plait.federated.flower_strategy import FlowerStrategy, from_arrays, to_arrays
     from tests.federated.nodes import grid_of
 
-    settings, heard = config("federated.rounds=2", "federated.strategy=scaffold"), Overheard()
+    settings = config("federated.rounds=2", "federated.strategy=scaffold")
+    heard = Overheard()
     world = join_world(Plan.parse("dp1"))
     try:
         ours, rounds = rounds_on(world, settings)
         with residents(settings, world, rooms), grid_of(rooms, heard) as grid:
             server = make_server(settings, Bench(settings).judge.initial())
-            result = FlowerStrategy(server.strategy).start(grid, to_arrays(server.weights), num_rounds=2)
+            result = FlowerStrategy(server.strategy).start(
+                grid, to_arrays(server.weights), num_rounds=2
+            )
     finally:
         world.close()
     assert torch.equal(from_arrays(result.arrays), ours)
@@ -176,16 +200,25 @@ def parallel(world: World, settings: Config, plan: str, client: int, room: str) 
 
 
 @pytest.mark.parametrize("plan", ["dp2", "tp2"])
-def test_a_client_behind_flower_may_be_parallel(ranks: Run, plan: str, rooms: dict[int, Path], tmp_path: Path) -> None:
+def test_a_client_behind_flower_may_be_parallel(
+    ranks: Run, plan: str, rooms: dict[int, Path], tmp_path: Path
+) -> None:
     from tests.federated.nodes import grid_of
 
     settings = config(
-        "federated.rounds=2", "federated.min_replies=4", "federated.strategy=scaffold", "model.num_hidden_layers=2"
+        "federated.rounds=2",
+        "federated.min_replies=4",
+        "federated.strategy=scaffold",
+        "model.num_hidden_layers=2",
     )
     world = join_world(Plan.parse("dp1"))
     others = {client: room for client, room in rooms.items() if client}
     try:
-        with ThreadPoolExecutor(1) as pool, residents(settings, world, others), grid_of(rooms) as grid:
+        with (
+            ThreadPoolExecutor(1) as pool,
+            residents(settings, world, others),
+            grid_of(rooms) as grid,
+        ):
             words = settings, f"{plan} precision:float64", 0, str(rooms[0])
             client = pool.submit(ranks, 2, parallel, *words, plan=plan)
             weights, rounds = federate(tmp_path, settings, grid)

@@ -1,4 +1,6 @@
-"""Everything that a client ever says, read byte by byte; a client that is itself parallel; and what outlives its process."""
+"""Everything that a client ever says, read byte by byte; a client that is itself parallel; and what
+outlives its process.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class Overheard:
 
     def __init__(self, settings: Any, world: World) -> None:
         self.fleet = LocalFleet(settings, Plan.parse(settings.plan.text), world)
-        self.residents = {samples.client: Resident(self.fleet, samples.client) for samples in self.fleet.samples}
+        self.residents = {
+            samples.client: Resident(self.fleet, samples.client) for samples in self.fleet.samples
+        }
         self.num_clients = self.fleet.num_clients
         self.said: list[tuple[str, int, bytes]] = []
         self.accuracy = self.fleet.accuracy
@@ -48,15 +52,26 @@ class Overheard:
         answers = {}
         for client, said in contents.items():
             head, vectors = self.residents[client].answer(kind, said)
-            self.said.append((kind, client, wire.pack(head, {name: v.numpy() for name, v in vectors.items()})))
+            self.said.append(
+                (kind, client, wire.pack(head, {name: v.numpy() for name, v in vectors.items()}))
+            )
             answers[client] = head, vectors
         return answers
 
     def train(self, task: Any, clients: Any) -> list[Reply]:
         vectors = {"weights": task.weights, **task.extra}
-        told = self._ask("train", {client: ({"number": task.number}, dict(vectors)) for client in clients})
+        told = self._ask(
+            "train", {client: ({"number": task.number}, dict(vectors)) for client in clients}
+        )
         return [
-            Reply(c, task.number, h["num_examples"], v["change"], h["metrics"], {k: t for k, t in v.items() if k != "change"})
+            Reply(
+                c,
+                task.number,
+                h["num_examples"],
+                v["change"],
+                h["metrics"],
+                {k: t for k, t in v.items() if k != "change"},
+            )
             for c, (h, v) in told.items()
         ]
 
@@ -64,20 +79,30 @@ class Overheard:
         return self._ask(phase, contents)
 
     def accuracies(self, weights: torch.Tensor) -> dict[int, float]:
-        told = self._ask("evaluate", {client: ({}, {"weights": weights}) for client in self.residents})
+        told = self._ask(
+            "evaluate", {client: ({}, {"weights": weights}) for client in self.residents}
+        )
         return {client: head["accuracy"] for client, (head, _) in told.items()}
 
 
 def samples_as_bytes(samples: Samples) -> list[bytes]:
-    """Every way in which a client's samples would show in a message: each row in each type, and its labels in order."""
+    """Every way in which a client's samples would show in a message: each row in each type, and its
+    labels in order.
+    """
     found = []
     for part in (samples.train, samples.test):
         inputs, targets = part.batch(torch.arange(len(part)))
         for kind in (torch.float32, torch.float64, torch.int64, torch.uint8):
             found += [row.to(kind).numpy().tobytes() for row in inputs]
             found += [(row * 16).round().to(kind).numpy().tobytes() for row in inputs]
-        found += [targets.to(kind).numpy().tobytes() for kind in (torch.int64, torch.int32, torch.uint8) if len(targets) > 8]
-        found += [json.dumps([round(value, 6) for value in row.tolist()]).encode()[1:60] for row in inputs]
+        found += [
+            targets.to(kind).numpy().tobytes()
+            for kind in (torch.int64, torch.int32, torch.uint8)
+            if len(targets) > 8
+        ]
+        found += [
+            json.dumps([round(value, 6) for value in row.tolist()]).encode()[1:60] for row in inputs
+        ]
     return [text for text in found if len(text.strip(b"\0")) > 16]  # zeros are no secret
 
 
@@ -89,7 +114,9 @@ def overhear(world: World, overrides: list[str]) -> list[tuple[str, int, bytes]]
     secrets = [found for samples in fleet.fleet.samples for found in samples_as_bytes(samples)]
     for kind, client, data in fleet.said:
         assert not any(secret in data for secret in secrets), (kind, client)
-    planted = wire.pack({}, {"change": fleet.fleet.samples[0].train.batch(torch.arange(1))[0][0].double().numpy()})
+    planted = wire.pack(
+        {}, {"change": fleet.fleet.samples[0].train.batch(torch.arange(1))[0][0].double().numpy()}
+    )
     assert any(secret in planted for secret in secrets)  # the search finds a sample that does leave
     return fleet.said
 
@@ -99,10 +126,15 @@ def overhear(world: World, overrides: list[str]) -> list[tuple[str, int, bytes]]
     [
         (["federated.strategy=fedavg"], {"train", "evaluate"}),
         (["federated.strategy=scaffold"], {"train", "evaluate"}),
-        (["federated.secure=true", "federated.clip=1.0"], {"advertise", "share", "mask", "unmask", "evaluate"}),
+        (
+            ["federated.secure=true", "federated.clip=1.0"],
+            {"advertise", "share", "mask", "unmask", "evaluate"},
+        ),
     ],
 )
-def test_no_message_of_a_client_holds_a_sample(ranks: Run, overrides: list[str], kinds: set[str]) -> None:
+def test_no_message_of_a_client_holds_a_sample(
+    ranks: Run, overrides: list[str], kinds: set[str]
+) -> None:
     said = ranks(1, overhear, overrides)[0]
     assert {kind for kind, *_ in said} == kinds
     numel = 65 * 16 + 17 * 10
@@ -119,13 +151,22 @@ def test_no_message_of_a_client_holds_a_sample(ranks: Run, overrides: list[str],
 
 
 def answers(world: World, plan: str, strategy: str) -> Any:
-    settings = config(f"federated.strategy={strategy}", "model.num_hidden_layers=2", plan=f"{plan} precision:float64")
+    settings = config(
+        f"federated.strategy={strategy}",
+        "model.num_hidden_layers=2",
+        plan=f"{plan} precision:float64",
+    )
     resident = Resident(LocalFleet(settings, Plan.parse(settings.plan.text), world), 1)
     numel = 65 * 16 + 17 * 16 + 17 * 10
     weights = torch.linspace(-0.3, 0.3, numel, dtype=torch.float64)
     extra = {"control": torch.zeros_like(weights)} if strategy == "scaffold" else {}
-    trained = [resident.answer("train", ({"number": number}, {"weights": weights, **extra}))[1] for number in (1, 2)]
-    return [said["change"] for said in trained], resident.answer("evaluate", ({}, {"weights": weights}))[0]
+    trained = [
+        resident.answer("train", ({"number": number}, {"weights": weights, **extra}))[1]
+        for number in (1, 2)
+    ]
+    return [said["change"] for said in trained], resident.answer(
+        "evaluate", ({}, {"weights": weights})
+    )[0]
 
 
 @pytest.mark.parametrize("plan", ["dp2", "tp2"])
@@ -139,11 +180,14 @@ def test_a_resident_may_be_parallel(ranks: Run, plan: str, strategy: str) -> Non
 
 
 def control_comes_back(world: World, folder: str) -> Any:
-    settings, kept = config("federated.strategy=scaffold"), Path(folder) / "kept.safetensors"
+    settings = config("federated.strategy=scaffold")
+    kept = Path(folder) / "kept.safetensors"
     plan = Plan.parse(settings.plan.text)
     fleet = LocalFleet(settings, plan, world)
     weights = fleet.initial()
-    Resident(fleet, 0, kept).answer("train", ({"number": 1}, {"weights": weights, "control": torch.zeros_like(weights)}))
+    Resident(fleet, 0, kept).answer(
+        "train", ({"number": 1}, {"weights": weights, "control": torch.zeros_like(weights)})
+    )
     again = LocalFleet(settings, plan, world)
     Resident(again, 0, kept)
     return fleet.samples[0].control, again.samples[0].control
@@ -155,7 +199,9 @@ def test_scaffolds_control_outlives_the_process(ranks: Run, tmp_path: Path) -> N
 
 
 def strange_questions(world: World) -> None:
-    fleet = LocalFleet(config(), Plan.parse("dp1 precision:float64"), world, lambda number, client: True)
+    fleet = LocalFleet(
+        config(), Plan.parse("dp1 precision:float64"), world, lambda number, client: True
+    )
     resident = Resident(fleet, 0)
     weights = fleet.initial()
     with pytest.raises(Exception, match="asked to 'samples'"):

@@ -1,4 +1,6 @@
-"""Federations on the digits: equal to a reference by hand, whatever a client's plan is; and nothing but updates travels."""
+"""Federations on the digits: equal to a reference by hand, whatever a client's plan is; and nothing
+but updates travels.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,14 @@ from plait.federated import messages
 from plait.federated.messages import Reply, Task
 from plait.federated.rounds import Round, Server, choose, draw
 from plait.federated.samples import Part
-from plait.federated.simulation import LocalFleet, PoolFleet, make_server, shared_seed, simulate, split
+from plait.federated.simulation import (
+    LocalFleet,
+    PoolFleet,
+    make_server,
+    shared_seed,
+    simulate,
+    split,
+)
 from plait.models import losses
 from plait.plan import Plan
 
@@ -29,7 +38,13 @@ Run = Callable[..., list[Any]]
 
 def config(*overrides: str, plan: str = "dp1 precision:float64") -> Config:
     tables: dict[str, Any] = {
-        "model": {"name": "mlp", "in_features": 64, "hidden_size": 16, "num_hidden_layers": 1, "out_features": 10},
+        "model": {
+            "name": "mlp",
+            "in_features": 64,
+            "hidden_size": 16,
+            "num_hidden_layers": 1,
+            "out_features": 10,
+        },
         "data": {"name": "digits"},
         "train": {"global_batch": 64, "optimizer": "sgd", "lr": 0.2},
         "plan": {"text": plan},
@@ -38,7 +53,9 @@ def config(*overrides: str, plan: str = "dp1 precision:float64") -> Config:
     return load(tables, overrides)
 
 
-def rounds_on(world: World, settings: Config, fails: Callable[[int, int], bool] | None = None) -> tuple[Tensor, list[Round]]:
+def rounds_on(
+    world: World, settings: Config, fails: Callable[[int, int], bool] | None = None
+) -> tuple[Tensor, list[Round]]:
     fleet = LocalFleet(settings, Plan.parse(settings.plan.text), world, fails)
     server = make_server(settings, fleet.initial())
     done = list(server.run(fleet))
@@ -46,7 +63,9 @@ def rounds_on(world: World, settings: Config, fails: Callable[[int, int], bool] 
 
 
 def reference(settings: Config) -> Tensor:
-    """FedAvg in plain PyTorch: copies of one model, trained one after the other, and the mean of their changes."""
+    """FedAvg in plain PyTorch: copies of one model, trained one after the other, and the mean of
+    their changes.
+    """
     keys = assemble.model_keys(settings)
     model = assemble.make_model(keys)
     place_holders(model, torch.float64, torch.device("cpu"))
@@ -58,7 +77,8 @@ def reference(settings: Config) -> Tensor:
     parts = split(dataset, settings.federated, settings.train.seed).train
     weights = torch.cat([param.detach().reshape(-1) for param in params])
     for number in range(1, settings.federated.rounds + 1):
-        total, examples = torch.zeros_like(weights), 0
+        total = torch.zeros_like(weights)
+        examples = 0
         for client, part in enumerate(parts):
             fill(params, weights)
             optimizer = optimizers.from_config(settings.train)(params)
@@ -73,7 +93,10 @@ def reference(settings: Config) -> Tensor:
                     assert param.grad is not None
                     param.grad.mul_(1.0 / float(count))
                 optimizer.step()
-            total.add_(torch.cat([param.detach().reshape(-1) for param in params]) - weights, alpha=len(part))
+            total.add_(
+                torch.cat([param.detach().reshape(-1) for param in params]) - weights,
+                alpha=len(part),
+            )
             examples += len(part)
         weights = weights.add(total.div_(examples), alpha=1.0)
     return weights
@@ -117,16 +140,27 @@ def without_the_dead(world: World, settings: Config) -> Tensor:
     fleet = LocalFleet(settings, Plan.parse(settings.plan.text), world)
     weights = fleet.initial()
     for number in (1, 2):
-        replies = fleet.train(Task(number, weights), [c for c in range(10) if not three_die(number, c)])
+        replies = fleet.train(
+            Task(number, weights), [c for c in range(10) if not three_die(number, c)]
+        )
         total = sum(reply.num_examples for reply in replies)
-        weights = weights + torch.stack([reply.change * (reply.num_examples / total) for reply in replies]).sum(dim=0)
+        weights = weights + torch.stack(
+            [reply.change * (reply.num_examples / total) for reply in replies]
+        ).sum(dim=0)
     return weights
 
 
 @pytest.mark.parametrize("secure", ["false", "true"])
 def test_three_of_ten_clients_killed_lose_nothing_of_the_others(ranks: Run, secure: str) -> None:
-    """Under secure aggregation they die after they have shared their secrets: the others' masks towards them have to go."""
-    settings = config("federated.clients=10", f"federated.secure={secure}", "federated.rounds=2", "federated.local_epochs=1")
+    """Under secure aggregation they die after they have shared their secrets: the others' masks
+    towards them have to go.
+    """
+    settings = config(
+        "federated.clients=10",
+        f"federated.secure={secure}",
+        "federated.rounds=2",
+        "federated.local_epochs=1",
+    )
     weights, done = ranks(1, rounds_on, settings, three_die)[0]
     assert done[1].answered == (0, 2, 3, 5, 6, 8, 9) and len(done[1].asked) == 10
     expected = ranks(1, without_the_dead, settings)[0]
@@ -171,18 +205,28 @@ def tapped(world: World, strategy: str) -> Any:
 
 @pytest.mark.parametrize("strategy", ["fedavg", "scaffold"])
 def test_data_never_leaves_a_client(ranks: Run, strategy: str) -> None:
-    """Every message of every client: its fields, their shapes, and no run of values that is a sample."""
+    """Every message of every client: its fields, their shapes, and no run of values that is a
+    sample.
+    """
     sent, numel, pixels = ranks(1, tapped, strategy)[0]
     assert len(sent) == 8
     for reply in sent:
-        assert set(vars(reply)) == {"client", "number", "num_examples", "change", "metrics", "extra"}
+        assert set(vars(reply)) == {
+            "client",
+            "number",
+            "num_examples",
+            "change",
+            "metrics",
+            "extra",
+        }
         assert isinstance(reply.num_examples, int) and set(reply.metrics) <= messages.METRICS
         assert set(reply.extra) == ({"control"} if strategy == "scaffold" else set())
         for vector in (reply.change, *reply.extra.values()):
             assert vector.shape == (numel,)
             windows = vector.unfold(0, 64, 1)
             distance = torch.cdist(
-                windows / windows.norm(dim=1, keepdim=True).clamp(min=1e-12), pixels / pixels.norm(dim=1)[:, None]
+                windows / windows.norm(dim=1, keepdim=True).clamp(min=1e-12),
+                pixels / pixels.norm(dim=1)[:, None],
             )
             assert distance.min() > 0.1
 
@@ -200,7 +244,10 @@ def test_the_pool_computes_what_one_process_computes() -> None:
         process.kill()
         process.join()
     task = Task(3, server.weights, server.strategy.extra(server.weights))
-    assert len(pool.train(task, [0])) in (0, 1)  # missing, or trained by new workers where the deaths were noticed before
+    assert len(pool.train(task, [0])) in (
+        0,
+        1,
+    )  # missing, or trained by new workers where the deaths were noticed before
     assert len(pool.train(task, [0])) == 1
     pool.close()
     alone, expected = rounds_on(world, settings)
@@ -212,12 +259,17 @@ def test_the_pool_computes_what_one_process_computes() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["federated.secure=true", "federated.strategy=krum"], "secure aggregation gives the server the mean alone"),
+        (
+            ["federated.secure=true", "federated.strategy=krum"],
+            "secure aggregation gives the server the mean alone",
+        ),
         (["federated.noise=1.0"], "noise without clipping"),
         (["federated.clip=1.0", "federated.strategy=median"], "privacy is counted for the mean"),
     ],
 )
-def test_what_does_not_fit_together_is_refused(ranks: Run, overrides: list[str], message: str) -> None:
+def test_what_does_not_fit_together_is_refused(
+    ranks: Run, overrides: list[str], message: str
+) -> None:
     server = make_server(config(*overrides), torch.zeros(3))
     with pytest.raises(RunError, match=message):
         next(server.run(None))  # type: ignore[arg-type]
@@ -225,12 +277,16 @@ def test_what_does_not_fit_together_is_refused(ranks: Run, overrides: list[str],
 
 def test_the_clients_of_a_round_are_drawn_by_its_seed() -> None:
     drawn = [choose(10, 0.3, 7, number) for number in range(50)]
-    assert all(len(set(clients)) == 3 for clients in drawn) and drawn == [choose(10, 0.3, 7, number) for number in range(50)]
+    assert all(len(set(clients)) == 3 for clients in drawn) and drawn == [
+        choose(10, 0.3, 7, number) for number in range(50)
+    ]
     assert len({client for clients in drawn for client in clients}) == 10
 
 
 def test_with_noise_every_client_is_drawn_by_itself() -> None:
-    """Poisson sampling, which is what epsilon assumes: sizes vary as they should, and pairs come together by chance only."""
+    """Poisson sampling, which is what epsilon assumes: sizes vary as they should, and pairs come
+    together by chance only.
+    """
     drawn = [draw(10, 0.3, seed) for seed in range(4000)]
     sizes = torch.tensor([float(len(clients)) for clients in drawn])
     assert abs(sizes.mean() - 3) < 0.15 and abs(sizes.var() - 2.1) < 0.25 and min(sizes) == 0
@@ -239,7 +295,12 @@ def test_with_noise_every_client_is_drawn_by_itself() -> None:
 
 
 def private_round(world: World, secure: str) -> Any:
-    settings = config("federated.clip=0.1", "federated.noise=1e-9", "federated.fraction=0.5", f"federated.secure={secure}")
+    settings = config(
+        "federated.clip=0.1",
+        "federated.noise=1e-9",
+        "federated.fraction=0.5",
+        f"federated.secure={secure}",
+    )
     fleet = LocalFleet(settings, Plan.parse(settings.plan.text), world)
     server = make_server(settings, fleet.initial())
     server.seed = lambda: 9  # draws clients 0, 1 and 2 of 4
@@ -272,7 +333,12 @@ def test_a_round_of_nobody_is_noise_alone(ranks: Run) -> None:
 
 def noisy(world: World) -> Tensor:
     seen: list[Tensor] = []
-    settings = config("federated.clip=0.5", "federated.noise=1.0", "federated.fraction=0.7", plan="dp2 precision:float64")
+    settings = config(
+        "federated.clip=0.5",
+        "federated.noise=1.0",
+        "federated.fraction=0.7",
+        plan="dp2 precision:float64",
+    )
     fleet = LocalFleet(settings, Plan.parse(settings.plan.text), world)
     server = make_server(settings, fleet.initial())
     server.seed = lambda: shared_seed(world)
@@ -295,7 +361,10 @@ def test_the_config_names_what_is_wrong() -> None:
 
 def test_a_run_prints_its_rounds_and_privacy(tmp_path: Path) -> None:
     seen: list[Round] = []
-    result = simulate(config("federated.clip=0.5", "federated.noise=1.0", "federated.rounds=2", plan="dp1"), seen.append)
+    result = simulate(
+        config("federated.clip=0.5", "federated.noise=1.0", "federated.rounds=2", plan="dp1"),
+        seen.append,
+    )
     assert [done.number for done in seen] == [1, 2]
     assert result["epsilon"] == seen[-1].epsilon and result["epsilon"] > seen[0].epsilon  # type: ignore[operator]
     assert result["received_bytes"] == 2 * 4 * seen[0].received_bytes // 4

@@ -1,4 +1,5 @@
-"""Every schedule for 4 ranks and 8 micro-batches as a text file: a change of a generator shows as a diff of its list.
+"""Every schedule for 4 ranks and 8 micro-batches as a text file: a change of a generator shows as a
+diff of its list.
 
 `python -m tests.golden.test_schedules` writes the files anew.
 """
@@ -16,7 +17,8 @@ from plait.pipeline.schedules import SCHEDULES, make
 from plait.pipeline.text import dumps, loads
 
 FOLDER = Path(__file__).parent / "schedules"
-RANKS, MICRO_BATCHES = 4, 8
+RANKS = 4
+MICRO_BATCHES = 8
 
 
 def golden(name: str) -> Schedule:

@@ -1,8 +1,9 @@
-"""A pool of rank processes, started once for the whole test session: a test on four real ranks costs milliseconds.
+"""A pool of rank processes, started once for the whole test session: a test on four real ranks
+costs milliseconds.
 
-The forkserver imports torch once and forks the ranks from it. Every task gets a fresh store and a fresh World, so no test
-sees another's groups. A rank that raises fails the test with that rank's traceback; ranks that then hang are killed, and
-the next task starts new ones.
+The forkserver imports torch once and forks the ranks from it. Every task gets a fresh store and a
+fresh World, so no test sees another's groups. A rank that raises fails the test with that rank's
+traceback; ranks that then hang are killed, and the next task starts new ones.
 """
 
 from __future__ import annotations
@@ -61,24 +62,41 @@ class Pool:
         may_die: Collection[int] = (),
         group_timeout_seconds: float = 30.0,
     ) -> list[Any]:
-        """Run on n ranks. `fn` and `args` must be picklable; a rank in `may_die` may exit, its result is None."""
+        """Run on n ranks. `fn` and `args` must be picklable; a rank in `may_die` may exit, its
+        result is None.
+        """
         mesh = mesh_of(plan, n)
         self._grow(n)
         with tempfile.TemporaryDirectory(prefix="plait-ranks-") as folder:
             for rank in range(n):
-                task = pickle.dumps((fn, args, mesh, rank, str(Path(folder) / "store"), backend, group_timeout_seconds))
+                task = pickle.dumps(
+                    (
+                        fn,
+                        args,
+                        mesh,
+                        rank,
+                        str(Path(folder) / "store"),
+                        backend,
+                        group_timeout_seconds,
+                    )
+                )
                 self._workers[rank][1].send_bytes(pickle.dumps((list(sys.path), task)))
             replies = self._collect(n, timeout_seconds, may_die)
         failures = [
-            reply for reply in replies.values() if reply[0] != "ok" and not (reply[0] == "died" and reply[1] in may_die)
+            reply
+            for reply in replies.values()
+            if reply[0] != "ok" and not (reply[0] == "died" and reply[1] in may_die)
         ]
         if failures:
-            raise RanksFailed("\n".join(f"rank {rank} {how}:\n{what}" for how, rank, what in failures))
+            raise RanksFailed(
+                "\n".join(f"rank {rank} {how}:\n{what}" for how, rank, what in failures)
+            )
         return [replies[rank][2] if replies[rank][0] == "ok" else None for rank in range(n)]
 
     def close(self) -> None:
         """Kill the ranks."""
-        workers, self._workers = self._workers, []
+        workers = self._workers
+        self._workers = []
         for process, connection in workers:
             connection.close()
             process.kill()
@@ -93,8 +111,12 @@ class Pool:
             theirs.close()
             self._workers.append((process, ours))
 
-    def _collect(self, n: int, timeout_seconds: float, may_die: Collection[int]) -> dict[int, tuple[str, int, Any]]:
-        """One reply for each rank, in order of arrival; after a failure or the time limit the silent ones are killed."""
+    def _collect(
+        self, n: int, timeout_seconds: float, may_die: Collection[int]
+    ) -> dict[int, tuple[str, int, Any]]:
+        """One reply for each rank, in order of arrival; after a failure or the time limit the
+        silent ones are killed.
+        """
         replies: dict[int, tuple[str, int, Any]] = {}
         deadline = time.monotonic() + timeout_seconds
         waiting = {self._workers[rank][1]: rank for rank in range(n)}
@@ -107,12 +129,17 @@ class Pool:
                 try:
                     how, what = pickle.loads(connection.recv_bytes())  # type: ignore[union-attr]
                 except (EOFError, ConnectionResetError):
-                    how, what = "died", f"exit code {_exit_code(self._workers[rank][0])}"
+                    how = "died"
+                    what = f"exit code {_exit_code(self._workers[rank][0])}"
                 replies[rank] = (how, rank, what)
                 if how == "raised" or (how == "died" and rank not in may_die):
                     deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         for rank in waiting.values():
-            replies[rank] = ("hung", rank, f"no answer after {timeout_seconds} s, or {GRACE_SECONDS} s after another's failure")
+            replies[rank] = (
+                "hung",
+                rank,
+                f"no answer after {timeout_seconds} s, or {GRACE_SECONDS} s after another's failure",
+            )
         if any(reply[0] != "ok" for reply in replies.values()):
             self.close()
         return replies
@@ -146,7 +173,13 @@ def _reply(task: bytes) -> bytes:
 
 
 def _in_world(
-    fn: Callable[..., Any], args: tuple[Any, ...], mesh: Mesh, rank: int, store: str, backend: str, timeout: float
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    mesh: Mesh,
+    rank: int,
+    store: str,
+    backend: str,
+    timeout: float,
 ) -> Any:
     import torch
     import torch.distributed as dist
@@ -155,7 +188,12 @@ def _in_world(
 
     torch.manual_seed(0)
     world = init(
-        mesh, rank=rank, store=dist.FileStore(store, mesh.size), backend=backend, timeout_seconds=timeout, device="cpu"
+        mesh,
+        rank=rank,
+        store=dist.FileStore(store, mesh.size),
+        backend=backend,
+        timeout_seconds=timeout,
+        device="cpu",
     )
     result = fn(world, *args)
     world.close()

@@ -1,4 +1,6 @@
-"""Asynchronous pipelines as a stream of steps: the engine's run, and one device with the same delayed gradients."""
+"""Asynchronous pipelines as a stream of steps: the engine's run, and one device with the same
+delayed gradients.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from plait.verify.reference import Recipe
 from tests.parity import harness
 from tests.parity.harness import SEED
 
-STEPS, SAMPLES = 5, 12
+STEPS = 5
+SAMPLES = 12
 
 
 def untied(name: str | harness.Family) -> harness.Family:
@@ -34,29 +37,49 @@ def batches(family: harness.Family) -> list[tuple[Tensor, Tensor]]:
     return [family._batch(SAMPLES, generator) for _ in range(STEPS)]
 
 
-def run_engine(world: World, plan: str, name: str | harness.Family, flush_every: int) -> dict[str, Any]:
+def run_engine(
+    world: World, plan: str, name: str | harness.Family, flush_every: int
+) -> dict[str, Any]:
     family = untied(name)
     return train(harness.make_engine(world, plan, family, {}), family, flush_every)
 
 
 def train(engine: Engine, family: harness.Family, flush_every: int = 0) -> dict[str, Any]:
-    """The losses of the steps, the parameters after the flush, versions and activations that were kept."""
+    """The losses of the steps, the parameters after the flush, versions and activations that were
+    kept.
+    """
     world = engine.world
-    axis, losses = world.axis("dp"), []
+    axis = world.axis("dp")
+    losses = []
     for step, (inputs, targets) in enumerate(batches(family)):
         if flush_every and step and step % flush_every == 0:
             engine.flush()
-        share = inputs.tensor_split(axis.size)[axis.rank], targets.tensor_split(axis.size)[axis.rank]
+        share = (
+            inputs.tensor_split(axis.size)[axis.rank],
+            targets.tensor_split(axis.size)[axis.rank],
+        )
         losses.append(engine.step(share, trace=False).loss)
     engine.flush()
     parts = harness._copies(engine.local_parameters())
-    params = [(name, value.view(shape)) for name, shape, _, value in parts if value.numel() == torch.Size(shape).numel()]
-    versions, stage = engine._delayed.versions, engine._pipeline.parts[world.axis("pp").rank].stage
-    return {"losses": losses, "params": params, "parts": parts, "versions": versions.peak, "live": stage.peak_live}
+    params = [
+        (name, value.view(shape))
+        for name, shape, _, value in parts
+        if value.numel() == torch.Size(shape).numel()
+    ]
+    versions = engine._delayed.versions
+    stage = engine._pipeline.parts[world.axis("pp").rank].stage
+    return {
+        "losses": losses,
+        "params": params,
+        "parts": parts,
+        "versions": versions.peak,
+        "live": stage.peak_live,
+    }
 
 
 def reference(plan_text: str, name: str | harness.Family, stages: list[list[str]]) -> DelayedRecord:
-    plan, family = Plan.parse(plan_text), untied(name)
+    plan = Plan.parse(plan_text)
+    family = untied(name)
     model = family.model()
     place_holders(model, torch.float64, torch.device("cpu"))
 
@@ -64,13 +87,24 @@ def reference(plan_text: str, name: str | harness.Family, stages: list[list[str]
         param.data = value.clone()
 
     Initializer(model, SEED, torch.float64, torch.device("cpu")).run(take)
-    m, dp = plan.micro_batches, plan.dp.size
+    m = plan.micro_batches
+    dp = plan.dp.size
 
     def cut(batch: tuple[Tensor, Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Micro-batch j of all data ranks together."""
-        ranks = [[part.tensor_split(m) for part in share] for share in zip(*(t.tensor_split(dp) for t in batch), strict=True)]
-        return [tuple(torch.cat([rank[side][j] for rank in ranks]) for side in (0, 1)) for j in range(m)]  # type: ignore[misc]
+        ranks = [
+            [part.tensor_split(m) for part in share]
+            for share in zip(*(t.tensor_split(dp) for t in batch), strict=True)
+        ]
+        return [
+            tuple(torch.cat([rank[side][j] for rank in ranks]) for side in (0, 1)) for j in range(m)
+        ]  # type: ignore[misc]
 
     weights = stage_weights(make(plan.pp.schedule, plan.pp.size, m, num_steps=STEPS))
     stream = [cut(batch) for batch in batches(family)]
-    return run_delayed(model, stream, Recipe(cross_entropy, harness.optimizer), list(zip(stages, weights, strict=True)))
+    return run_delayed(
+        model,
+        stream,
+        Recipe(cross_entropy, harness.optimizer),
+        list(zip(stages, weights, strict=True)),
+    )

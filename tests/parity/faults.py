@@ -1,4 +1,6 @@
-"""Faults that real frameworks have had, as patches of this one: each function returns the patches of one fault."""
+"""Faults that real frameworks have had, as patches of this one: each function returns the patches
+of one fault.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ def after(action: Callable[..., None]) -> Callable[[Any], Any]:
     return make
 
 
-# -- reductions ---------------------------------------------------------------------------------------------------
+# -- reductions
+# ---------------------------------------------------------------------------------------------------
 
 
 def no_all_reduce() -> list[Any]:
@@ -59,7 +62,10 @@ def no_reduce_scatter() -> list[Any]:
     def finish(self: Any) -> None:
         self._works.clear()
 
-    return [patch.object(shards.ShardedGradients, "launch", launch), patch.object(shards.ShardedGradients, "finish", finish)]
+    return [
+        patch.object(shards.ShardedGradients, "launch", launch),
+        patch.object(shards.ShardedGradients, "finish", finish),
+    ]
 
 
 def last_bucket_skipped() -> list[Any]:
@@ -107,7 +113,8 @@ def scaled_by_rank() -> list[Any]:
     return [patch.object(replicated, "native_all_reduce", scale)]
 
 
-# -- normalisation ------------------------------------------------------------------------------------------------
+# -- normalisation
+# ------------------------------------------------------------------------------------------------
 
 
 def mean_of_micro_batches() -> list[Any]:
@@ -124,7 +131,9 @@ def mean_of_micro_batches() -> list[Any]:
 
 
 def mean_of_ranks() -> list[Any]:
-    return [wrap(engine.Engine, "__init__", after(lambda self: setattr(self, "_mean_of_workers", True)))]
+    return [
+        wrap(engine.Engine, "__init__", after(lambda self: setattr(self, "_mean_of_workers", True)))
+    ]
 
 
 def local_divisor() -> list[Any]:
@@ -132,7 +141,13 @@ def local_divisor() -> list[Any]:
 
 
 def micro_batches_too_large() -> list[Any]:
-    return [patch.object(engine.Engine, "_divisor", lambda self: self._totals.count / self.splitter.num_micro_batches)]
+    return [
+        patch.object(
+            engine.Engine,
+            "_divisor",
+            lambda self: self._totals.count / self.splitter.num_micro_batches,
+        )
+    ]
 
 
 def masked_counted() -> list[Any]:
@@ -156,7 +171,8 @@ def loss_times_ranks() -> list[Any]:
     return [wrap(update.Update, "totals", make)]
 
 
-# -- micro-batches and samples ------------------------------------------------------------------------------------
+# -- micro-batches and samples
+# ------------------------------------------------------------------------------------
 
 
 def micro_batch_dropped() -> list[Any]:
@@ -177,7 +193,8 @@ def micro_batch_dropped() -> list[Any]:
 
 def only_the_last_micro_batch() -> list[Any]:
     def take(self: Any, state: Any, index: int, param: Any) -> None:
-        grad, param.grad = param.grad, None
+        grad = param.grad
+        param.grad = None
         state.fresh.discard(index)
         state.views[index].copy_(grad)
 
@@ -186,7 +203,8 @@ def only_the_last_micro_batch() -> list[Any]:
 
 def later_micro_batches_twice() -> list[Any]:
     def take(self: Any, state: Any, index: int, param: Any) -> None:
-        grad, param.grad = param.grad, None
+        grad = param.grad
+        param.grad = None
         if index in state.fresh:
             state.fresh.discard(index)
             state.views[index].copy_(grad)
@@ -224,7 +242,8 @@ def same_dropout_everywhere() -> list[Any]:
     return [patch.object(engine, "derive_seed", lambda *words: init.derive_seed(*words[:-1], 0))]
 
 
-# -- norm and clipping --------------------------------------------------------------------------------------------
+# -- norm and clipping
+# --------------------------------------------------------------------------------------------
 
 
 def norm_counts_replicas() -> list[Any]:

@@ -1,4 +1,6 @@
-"""The parity harness: the engine under a plan, on real ranks, against one device in plain PyTorch."""
+"""The parity harness: the engine under a plan, on real ranks, against one device in plain
+PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,15 @@ from plait.verify.run import _nudged as nudged
 from tests.parity.generator import odd
 
 TOLERANCE = 1e-10  # float64, relative (plait.verify.compare says to what); never relaxed
-SEED, STEPS = 5, 3
+SEED = 5
+STEPS = 3
 
 
 @dataclass(frozen=True)
 class Family:
-    """A model family: its factory keys, its loss, its data, and whether samples of a slice see each other."""
+    """A model family: its factory keys, its loss, its data, and whether samples of a slice see each
+    other.
+    """
 
     name: str
     keys: dict[str, Any]
@@ -52,15 +57,21 @@ class Family:
         return model
 
     def batches(self, num_samples: int) -> list[tuple[Tensor, Tensor]]:
-        """The same global batches in every process; some targets are masked, unevenly, where targets are tokens."""
+        """The same global batches in every process; some targets are masked, unevenly, where
+        targets are tokens.
+        """
         generator = torch.Generator().manual_seed(7)
         return [self._batch(num_samples, generator) for _ in range(self.num_steps)]
 
     def _batch(self, num_samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         if not self.tokens:
-            inputs = torch.randn(num_samples, *self.sample, generator=generator, dtype=torch.float64)
+            inputs = torch.randn(
+                num_samples, *self.sample, generator=generator, dtype=torch.float64
+            )
             return inputs, torch.randint(0, self.classes, (num_samples,), generator=generator)
-        tokens = torch.randint(0, self.classes, (num_samples, self.sample[0] + 1), generator=generator)
+        tokens = torch.randint(
+            0, self.classes, (num_samples, self.sample[0] + 1), generator=generator
+        )
         targets = tokens[:, 1:].clone()
         share = torch.linspace(0, 0.9, num_samples)[:, None]
         targets[torch.rand(targets.shape, generator=generator) < share] = -100
@@ -70,7 +81,12 @@ class Family:
 RESNET = {"depth": 18, "num_classes": 7, "in_channels": 2, "width": 4}
 
 FAMILIES = {
-    "mlp": Family("mlp", {"in_features": 6, "hidden_size": 11, "num_hidden_layers": 2, "out_features": 5}, (6,), 5),
+    "mlp": Family(
+        "mlp",
+        {"in_features": 6, "hidden_size": 11, "num_hidden_layers": 2, "out_features": 5},
+        (6,),
+        5,
+    ),
     "gpt": Family(
         "gpt",
         {
@@ -102,16 +118,26 @@ FAMILIES = {
         tokens=True,
     ),
     "resnet": Family("resnet", RESNET, (2, 16, 16), 7),
-    # Statistics of batch-norm are those of a micro-batch on a rank, as in torch DDP: one device takes the same slices.
-    # The images are large enough for four elements a statistic: over one or two, batch-norm divides rounding by almost nothing.
-    "resnet-batch": Family("resnet", {**RESNET, "norm": "batch", "width": 2}, (2, 64, 64), 7, by_slice=True),
+    # Statistics of batch-norm are those of a micro-batch on a rank, as in torch DDP: one device
+    # takes the same slices.
+    # The images are large enough for four elements a statistic: over one or two, batch-norm divides
+    # rounding by almost nothing.
+    "resnet-batch": Family(
+        "resnet", {**RESNET, "norm": "batch", "width": 2}, (2, 64, 64), 7, by_slice=True
+    ),
 }
 
 
-# Sizes that grids of 2 x 2 and 2 x 2 x 2 divide, and 1D over 2 and 4. Batch (12), sequence, hidden, heads and vocabulary
+# Sizes that grids of 2 x 2 and 2 x 2 x 2 divide, and 1D over 2 and 4. Batch (12), sequence, hidden,
+# heads and vocabulary
 # all differ.
 SPLIT_FAMILIES = {
-    "mlp": Family("mlp", {"in_features": 20, "hidden_size": 16, "num_hidden_layers": 4, "out_features": 5}, (20,), 5),
+    "mlp": Family(
+        "mlp",
+        {"in_features": 20, "hidden_size": 16, "num_hidden_layers": 4, "out_features": 5},
+        (20,),
+        5,
+    ),
     "gpt": Family(
         "gpt",
         {
@@ -146,13 +172,45 @@ SPLIT_FAMILIES = {
 }
 
 
-TINY = {"num_hidden_layers": 2, "hidden_size": 24, "vocab_size": 28, "intermediate_size": 36, "max_position_embeddings": 32}
-GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 24, "n_head": 4, "vocab_size": 44, "n_positions": 17, "n_inner": 40}
-GPT2 |= {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
+TINY = {
+    "num_hidden_layers": 2,
+    "hidden_size": 24,
+    "vocab_size": 28,
+    "intermediate_size": 36,
+    "max_position_embeddings": 32,
+}
+GPT2 = {
+    "model_type": "gpt2",
+    "n_layer": 2,
+    "n_embd": 24,
+    "n_head": 4,
+    "vocab_size": 44,
+    "n_positions": 17,
+    "n_inner": 40,
+}
+GPT2 |= {
+    "attn_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "resid_pdrop": 0.0,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
 HUGGING_FACE = {
-    "hf-llama": {**TINY, "model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 6},
+    "hf-llama": {
+        **TINY,
+        "model_type": "llama",
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 6,
+    },
     "hf-gpt2": GPT2,
-    "hf-qwen2": {**TINY, "model_type": "qwen2", "num_attention_heads": 4, "num_key_value_heads": 4, "pad_token_id": 3},
+    "hf-qwen2": {
+        **TINY,
+        "model_type": "qwen2",
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "pad_token_id": 3,
+    },
 }
 SPLIT_FAMILIES |= {
     name: Family("hf", {"config": config}, (8,), int(str(config["vocab_size"])), tokens=True)
@@ -162,14 +220,28 @@ SPLIT_FAMILIES |= {
 
 # Its masks depend on the slice, so one device takes the same slices.
 DROPPED = {
-    "split-gpt-dropout": Family("gpt", {**SPLIT_FAMILIES["gpt"].keys, "dropout": 0.3}, (8,), 44, tokens=True, by_slice=True)
+    "split-gpt-dropout": Family(
+        "gpt", {**SPLIT_FAMILIES["gpt"].keys, "dropout": 0.3}, (8,), 44, tokens=True, by_slice=True
+    )
 }
 
 # Enough layers for eight stages, and small ones: what pipelines are proven on.
 DEEP = {
     "mlp-deep": Family("mlp", {**FAMILIES["mlp"].keys, "num_hidden_layers": 7}, (6,), 5),
-    "gpt-deep": Family("gpt", {**FAMILIES["gpt"].keys, "num_hidden_layers": 4, "hidden_size": 8}, (9,), 29, tokens=True),
-    "llama-deep": Family("llama", {**FAMILIES["llama"].keys, "num_hidden_layers": 5, "hidden_size": 8}, (7,), 31, tokens=True),
+    "gpt-deep": Family(
+        "gpt",
+        {**FAMILIES["gpt"].keys, "num_hidden_layers": 4, "hidden_size": 8},
+        (9,),
+        29,
+        tokens=True,
+    ),
+    "llama-deep": Family(
+        "llama",
+        {**FAMILIES["llama"].keys, "num_hidden_layers": 5, "hidden_size": 8},
+        (7,),
+        31,
+        tokens=True,
+    ),
     "resnet": FAMILIES["resnet"],
 }
 
@@ -196,7 +268,12 @@ DEEPSEEK = {
 ROUTERS: dict[str, dict[str, Any]] = {
     "plain": {},
     "balanced": {"router_aux_loss_coef": 0.1, "router_z_loss_coef": 0.02},
-    "by-sequence": {"router_aux_loss_coef": 0.1, "seq_aux": True, "norm_topk_prob": False, "routed_scaling_factor": 2.0},
+    "by-sequence": {
+        "router_aux_loss_coef": 0.1,
+        "seq_aux": True,
+        "norm_topk_prob": False,
+        "routed_scaling_factor": 2.0,
+    },
     "bias": {
         "scoring_func": "sigmoid",
         "topk_method": "noaux_tc",
@@ -227,7 +304,9 @@ EXPERT_FAMILIES = {
 }
 LONG_FAMILIES = {
     "long-llama": Family("llama", LONG, (16,), 32, tokens=True),
-    "long-gpt": Family("gpt", {k: v for k, v in LONG.items() if k != "num_key_value_heads"}, (16,), 32, tokens=True),
+    "long-gpt": Family(
+        "gpt", {k: v for k, v in LONG.items() if k != "num_key_value_heads"}, (16,), 32, tokens=True
+    ),
 }
 
 
@@ -252,7 +331,9 @@ class Outcome:
 
 
 def family_of(name: str | Family) -> Family:
-    """A family by its name in any table; those of `SPLIT_FAMILIES` are called split-NAME. A family is itself."""
+    """A family by its name in any table; those of `SPLIT_FAMILIES` are called split-NAME. A family
+    is itself.
+    """
     if isinstance(name, Family):
         return name
     if name.startswith("hf-"):
@@ -278,23 +359,41 @@ def optimizer(params: Any) -> torch.optim.Optimizer:
 
 
 def check(
-    run: Callable[..., list[Any]], plan_text: str, family: str | Family, num_samples: int = 12, **options: Any
+    run: Callable[..., list[Any]],
+    plan_text: str,
+    family: str | Family,
+    num_samples: int = 12,
+    **options: Any,
 ) -> Outcome:
-    """Run one cell of the parity table; `run` is the `ranks` fixture. `node` is the number of ranks of a node."""
+    """Run one cell of the parity table; `run` is the `ranks` fixture. `node` is the number of ranks
+    of a node.
+    """
     plan = Plan.parse(plan_text)
     mesh = replace(Mesh.of(plan), node=options.pop("node", 0))
     results = run(plan.world_size, run_engine, plan_text, family, num_samples, options, plan=mesh)
-    return compare(results, reference(family, plan, num_samples, options), options.get("clip_grad_norm"))
+    return compare(
+        results, reference(family, plan, num_samples, options), options.get("clip_grad_norm")
+    )
 
 
-def run_engine(world: World, plan_text: str, family_name: str | Family, num_samples: int, options: dict[str, Any]) -> list[Any]:
+def run_engine(
+    world: World,
+    plan_text: str,
+    family_name: str | Family,
+    num_samples: int,
+    options: dict[str, Any],
+) -> list[Any]:
     """Train the family's steps on this rank; every rank returns its parts, the test joins them."""
     family = family_of(family_name)
     return train(make_engine(world, plan_text, family, options), family, num_samples)
 
 
 def make_engine(
-    world: World, plan_text: str, family: Family, options: dict[str, Any], model: nn.Module | None = None
+    world: World,
+    plan_text: str,
+    family: Family,
+    options: dict[str, Any],
+    model: nn.Module | None = None,
 ) -> Engine:
     """The engine of this rank, of the family's model or one that is given."""
     return build(
@@ -309,11 +408,15 @@ def make_engine(
 
 def train(engine: Engine, family: Family, num_samples: int) -> list[Any]:
     """(loss, norm, gradients, parameters) after every step, as this rank has them."""
-    axis, seen = engine.world.axis("dp"), []
+    axis = engine.world.axis("dp")
+    seen = []
     grads: list[Any] = []
     engine.before_update.append(lambda e: grads.append(e.local_gradients()))
     for inputs, targets in family.batches(num_samples):
-        batch = inputs.tensor_split(axis.size)[axis.rank], targets.tensor_split(axis.size)[axis.rank]
+        batch = (
+            inputs.tensor_split(axis.size)[axis.rank],
+            targets.tensor_split(axis.size)[axis.rank],
+        )
         result = engine.step(batch, trace=False)
         seen.append((result.loss, result.grad_norm, grads.pop(), engine.local_parameters()))
         seen[-1] = (*seen[-1][:2], *(_copies(parts) for parts in seen[-1][2:]))
@@ -329,7 +432,9 @@ def join(parts_by_rank: list[Any]) -> dict[str, Tensor]:
     whole: dict[str, Tensor] = {}
     for parts in parts_by_rank:
         for name, shape, index, value in parts:
-            flat = whole.setdefault(name, torch.full((torch.Size(shape).numel(),), float("nan"), dtype=value.dtype))
+            flat = whole.setdefault(
+                name, torch.full((torch.Size(shape).numel(),), float("nan"), dtype=value.dtype)
+            )
             there = flat[index]
             known = ~there.isnan()
             assert torch.equal(there[known], value[known]), f"ranks differ in {name}"
@@ -353,9 +458,16 @@ _REFERENCES: dict[Any, Record] = {}
 
 
 def reference(
-    family_name: str | Family, plan: Plan, num_samples: int, options: dict[str, Any], *, aside: bool = False
+    family_name: str | Family,
+    plan: Plan,
+    num_samples: int,
+    options: dict[str, Any],
+    *,
+    aside: bool = False,
 ) -> Record:
-    """One device, plain PyTorch; remembered, as many plans share it. `aside`: started about one bit away."""
+    """One device, plain PyTorch; remembered, as many plans share it. `aside`: started about one bit
+    away.
+    """
     family = family_of(family_name)
     by_micro_batch = family.by_micro_batch and plan.micro_batches > 1
     cut = (plan.dp.size, plan.micro_batches) if family.by_slice or by_micro_batch else None
@@ -363,13 +475,24 @@ def reference(
     if key not in _REFERENCES:
         model = whole_model(family)
         model = nudged(model) if aside else model
-        recipe = Recipe(losses.cross_entropy, optimizer, clip_grad_norm=options.get("clip_grad_norm"))
+        recipe = Recipe(
+            losses.cross_entropy, optimizer, clip_grad_norm=options.get("clip_grad_norm")
+        )
 
         def slices(step: int, batch: tuple[Tensor, Tensor]) -> list[Slice]:
             return [
-                Slice(rank, micro, (x, y), derive_seed(SEED, "step", step, rank * plan.micro_batches + micro))
-                for rank, (bx, by) in enumerate(zip(*(t.tensor_split(plan.dp.size) for t in batch), strict=True))
-                for micro, (x, y) in enumerate(zip(*(t.tensor_split(plan.micro_batches) for t in (bx, by)), strict=True))
+                Slice(
+                    rank,
+                    micro,
+                    (x, y),
+                    derive_seed(SEED, "step", step, rank * plan.micro_batches + micro),
+                )
+                for rank, (bx, by) in enumerate(
+                    zip(*(t.tensor_split(plan.dp.size) for t in batch), strict=True)
+                )
+                for micro, (x, y) in enumerate(
+                    zip(*(t.tensor_split(plan.micro_batches) for t in (bx, by)), strict=True)
+                )
             ]
 
         batches = family.batches(num_samples)
@@ -379,18 +502,31 @@ def reference(
 
 
 def compare(results: list[Any], record: Record, clip_grad_norm: float | None = None) -> Outcome:
-    """The engine's ranks against the reference, step by step. (The reference keeps gradients as clipped.)"""
+    """The engine's ranks against the reference, step by step. (The reference keeps gradients as
+    clipped.)
+    """
     outcome = Outcome()
     for step, expected in enumerate(record.steps):
         by_rank = [rank[step] for rank in results]
-        clipped = 1.0 if clip_grad_norm is None else min(1.0, clip_grad_norm / (expected.grad_norm + 1e-6))
+        clipped = (
+            1.0
+            if clip_grad_norm is None
+            else min(1.0, clip_grad_norm / (expected.grad_norm + 1e-6))
+        )
         for loss, norm, _, _ in by_rank:
             outcome.note("loss", f"step {step}", abs(loss - expected.loss) / abs(expected.loss))
-            outcome.note("norm", f"step {step}", abs(norm - expected.grad_norm) / expected.grad_norm)
-        params, grads = join([rank[3] for rank in by_rank]), join([rank[2] for rank in by_rank])
+            outcome.note(
+                "norm", f"step {step}", abs(norm - expected.grad_norm) / expected.grad_norm
+            )
+        params = join([rank[3] for rank in by_rank])
+        grads = join([rank[2] for rank in by_rank])
         assert params.keys() == expected.params.keys()
         for name, value in expected.params.items():
-            outcome.note("param", name, relative_error(params[name].view_as(value), value, largest(expected.params)))
+            outcome.note(
+                "param",
+                name,
+                relative_error(params[name].view_as(value), value, largest(expected.params)),
+            )
         for name, value in expected.grads.items():
             assert (value is None) == (name not in grads), name
             if value is not None:

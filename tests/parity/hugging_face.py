@@ -1,4 +1,6 @@
-"""Tiny Hugging Face models as families of the parity table: as they are, with an initialisation of each module alone."""
+"""Tiny Hugging Face models as families of the parity table: as they are, with an initialisation of
+each module alone.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,38 @@ SMALL = {
 }
 GROUPED = {**SMALL, "num_key_value_heads": 2}
 EVEN = {**GROUPED, "vocab_size": 28}
-GPT2 = {"model_type": "gpt2", "n_layer": 3, "n_embd": 16, "n_head": 4, "vocab_size": 29, "n_positions": 12}
-GPT2 |= {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
+GPT2 = {
+    "model_type": "gpt2",
+    "n_layer": 3,
+    "n_embd": 16,
+    "n_head": 4,
+    "vocab_size": 29,
+    "n_positions": 12,
+}
+GPT2 |= {
+    "attn_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "resid_pdrop": 0.0,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
 BERT = {**SMALL, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-T5 = {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2, "num_heads": 4, "vocab_size": 29, "dropout_rate": 0.0}
+T5 = {
+    "d_model": 16,
+    "d_kv": 4,
+    "d_ff": 24,
+    "num_layers": 2,
+    "num_heads": 4,
+    "vocab_size": 29,
+    "dropout_rate": 0.0,
+}
 T5 |= {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
 
 
 class Logits(nn.Module):
-    """A model whose output has logits, called with token numbers alone; an encoder-decoder decodes them backwards."""
+    """A model whose output has logits, called with token numbers alone; an encoder-decoder decodes
+    them backwards.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -42,7 +67,9 @@ class Logits(nn.Module):
                 module.reset_parameters = functools.partial(model._init_weights, module)  # type: ignore[operator, assignment]
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        more: dict[str, Any] = {"decoder_input_ids": input_ids.flip(1), "use_cache": False} if self.decodes else {}
+        more: dict[str, Any] = (
+            {"decoder_input_ids": input_ids.flip(1), "use_cache": False} if self.decodes else {}
+        )
         return self.model(input_ids=input_ids, **more).logits
 
 
@@ -67,9 +94,14 @@ HUGGING_FACE = {
     "hf-llama": causal(model_type="llama", **GROUPED),
     "hf-llama-tied": causal(model_type="llama", tie_word_embeddings=True, **GROUPED),
     "hf-qwen2": causal(model_type="qwen2", **GROUPED),
-    # Its norms round to float32, so that the size of a slice shows in the seventh digit: one device takes the same slices.
-    "hf-gemma2": replace(causal(model_type="gemma2", head_dim=4, sliding_window=4, **GROUPED), by_slice=True),
-    "hf-mixtral": causal(model_type="mixtral", num_local_experts=4, experts_implementation="eager", **GROUPED),
+    # Its norms round to float32, so that the size of a slice shows in the seventh digit: one device
+    # takes the same slices.
+    "hf-gemma2": replace(
+        causal(model_type="gemma2", head_dim=4, sliding_window=4, **GROUPED), by_slice=True
+    ),
+    "hf-mixtral": causal(
+        model_type="mixtral", num_local_experts=4, experts_implementation="eager", **GROUPED
+    ),
     "hf-mixtral-default": causal(model_type="mixtral", num_local_experts=4, **EVEN),
     "hf-qwen2-moe": causal(
         model_type="qwen2_moe",

@@ -1,9 +1,11 @@
-"""The whole product of the parity table of pipelines, which is too long for every run of the tests; they take a sample.
+"""The whole product of the parity table of pipelines, which is too long for every run of the tests;
+they take a sample.
 
     python -m tests.parity.pipeline_product [--only WORD ...]
 
-Every synchronous schedule x p in {2, 4} x m in {1, p, 2p, 7} x {mlp, gpt, llama, resnet}, and x p in {2, 3} x the tiny Hugging
-Face models; each cell trains some updates in float64 and is compared with one device. Exit code 1 when one is off.
+Every synchronous schedule x p in {2, 4} x m in {1, p, 2p, 7} x {mlp, gpt, llama, resnet}, and x p
+in {2, 3} x the tiny Hugging Face models; each cell trains some updates in float64 and is compared
+with one device. Exit code 1 when one is off.
 """
 
 from __future__ import annotations
@@ -39,11 +41,19 @@ def cells() -> Iterator[tuple[str, str]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", default=[], help="cells whose plan or family holds one of these words")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", nargs="*", default=[], help="cells whose plan or family holds one of these words"
+    )
     only = parser.parse_args().only
-    pool, began, worst = Pool(), time.monotonic(), 0.0
-    num, refused, wrong = 0, 0, []
+    pool = Pool()
+    began = time.monotonic()
+    worst = 0.0
+    num = 0
+    refused = 0
+    wrong = []
     for plan, family in cells():
         if only and not any(word in f"{plan} {family}" for word in only):
             continue
@@ -56,7 +66,8 @@ def main() -> int:
                 continue
             wrong.append(f"{plan}, {family}: {text.strip().splitlines()[-1]}")
             continue
-        num, worst = num + 1, max(worst, error)
+        num = num + 1
+        worst = max(worst, error)
         if error > TOLERANCE:
             wrong.append(f"{plan}, {family}: {error:.1e}")
     pool.close()

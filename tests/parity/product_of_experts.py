@@ -1,9 +1,11 @@
-"""The whole product of plans, routers and mixtures in float64, of which the suite takes a sample; by hand, in a few minutes.
+"""The whole product of plans, routers and mixtures in float64, of which the suite takes a sample;
+by hand, in a few minutes.
 
     python -m tests.parity.product_of_experts [--plans "dp2 ep2" ...] [--families mixtral-drop ...]
 
-Each cell is the largest relative error of loss (auxiliary losses in it), gradient norm, every gradient and every parameter
-over three updates, against one device. Exits with 1 if a cell is above the tolerance.
+Each cell is the largest relative error of loss (auxiliary losses in it), gradient norm, every
+gradient and every parameter over three updates, against one device. Exits with 1 if a cell is above
+the tolerance.
 """
 
 from __future__ import annotations
@@ -36,12 +38,18 @@ PATIENCE_SECONDS = 300.0  # a busy machine is no failure
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--plans", nargs="+", default=list(PLANS))
     parser.add_argument("--families", nargs="+", default=list(EXPERT_FAMILIES))
     args = parser.parse_args()
-    pool, worst, began = Pool(), 0.0, time.perf_counter()
-    run = functools.partial(pool.run, timeout_seconds=PATIENCE_SECONDS, group_timeout_seconds=PATIENCE_SECONDS)
+    pool = Pool()
+    worst = 0.0
+    began = time.perf_counter()
+    run = functools.partial(
+        pool.run, timeout_seconds=PATIENCE_SECONDS, group_timeout_seconds=PATIENCE_SECONDS
+    )
     kinds = list(args.families)
     print("| plan | " + " | ".join(kinds) + " |")
     print("|---|" + "---|" * len(kinds))
@@ -51,12 +59,16 @@ def main() -> int:
             for family in kinds:
                 outcome = check(run, f"{plan} precision:float64", family, NUM_SAMPLES)
                 worst = max(worst, outcome.largest)
-                cells.append(f"{outcome.largest:.0e}" + ("" if outcome.largest <= TOLERANCE else " !"))
+                cells.append(
+                    f"{outcome.largest:.0e}" + ("" if outcome.largest <= TOLERANCE else " !")
+                )
             print(f"| {plan} | " + " | ".join(cells) + " |", flush=True)
     finally:
         pool.close()
     num_cells = len(args.plans) * len(kinds)
-    print(f"\n{num_cells} cells, {len(ROUTERS)} routers; worst {worst:.1e}; {time.perf_counter() - began:.0f} s")
+    print(
+        f"\n{num_cells} cells, {len(ROUTERS)} routers; worst {worst:.1e}; {time.perf_counter() - began:.0f} s"
+    )
     return int(worst > TOLERANCE)
 
 

@@ -1,7 +1,8 @@
-"""Ranks that do not step together, replayed on one device: plain PyTorch, no engine, no communication.
+"""Ranks that do not step together, replayed on one device: plain PyTorch, no engine, no
+communication.
 
-`local_rounds` is what N ranks of local SGD do; `replay` makes the updates of an asynchronous server again, in the order
-that was recorded, from gradients computed at the versions that were recorded.
+`local_rounds` is what N ranks of local SGD do; `replay` makes the updates of an asynchronous server
+again, in the order that was recorded, from gradients computed at the versions that were recorded.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def load(model: nn.Module, new: Values) -> None:
             param.copy_(new[name])
 
 
-def mean_gradient(model: nn.Module, batch: tuple[Tensor, Tensor], clip: float | None = None) -> float:
+def mean_gradient(
+    model: nn.Module, batch: tuple[Tensor, Tensor], clip: float | None = None
+) -> float:
     """Leave the gradient of the mean loss in the parameters; the number of tokens."""
     model.zero_grad()
     total, count = losses.cross_entropy(model(batch[0]), batch[1])
@@ -55,8 +58,12 @@ def mean_gradient(model: nn.Module, batch: tuple[Tensor, Tensor], clip: float | 
     return float(count)
 
 
-def sum_gradient(model: nn.Module, batch: tuple[Tensor, Tensor], clip: float | None = None) -> float:
-    """Leave the gradient of the summed loss in the parameters, that of the mean clipped before; the number of tokens."""
+def sum_gradient(
+    model: nn.Module, batch: tuple[Tensor, Tensor], clip: float | None = None
+) -> float:
+    """Leave the gradient of the summed loss in the parameters, that of the mean clipped before; the
+    number of tokens.
+    """
     if clip is not None:
         count = mean_gradient(model, batch, clip)
         for param in model.parameters():
@@ -88,11 +95,13 @@ def local_rounds(
 ) -> list[Values]:
     """`shares[rank][step]`; the anchor after every round, a last short one included.
 
-    `away`: the rounds (from, up to) that a rank is missing from, by rank; it comes back with the anchor and a new optimizer.
+    `away`: the rounds (from, up to) that a rank is missing from, by rank; it comes back with the
+    anchor and a new optimizer.
     """
     models = [fresh(family) for _ in shares]
     optimizers = [make(model.parameters()) for model in models]
-    anchor, anchors = values(models[0]), []
+    anchor = values(models[0])
+    anchors = []
     momentum = {name: torch.zeros_like(value) for name, value in anchor.items()}
     tokens = [0.0] * len(models)
     num_steps = len(shares[0]) if num_steps is None else num_steps
@@ -109,9 +118,13 @@ def local_rounds(
         if (step + 1) % outer.every == 0 or step + 1 == num_steps:
             now = [values(model) for model in models]
             for name in anchor:
-                difference = sum(t * (anchor[name] - v[name]) for t, v in zip(tokens, now, strict=True)) / sum(tokens)
+                difference = sum(
+                    t * (anchor[name] - v[name]) for t, v in zip(tokens, now, strict=True)
+                ) / sum(tokens)
                 momentum[name] = outer.momentum * momentum[name] + difference
-                anchor[name] = anchor[name] - outer.lr * (difference + outer.momentum * momentum[name])
+                anchor[name] = anchor[name] - outer.lr * (
+                    difference + outer.momentum * momentum[name]
+                )
             for model in models:
                 load(model, anchor)
             tokens = [0.0] * len(models)
@@ -121,7 +134,9 @@ def local_rounds(
 
 @dataclass(frozen=True)
 class Recorded:
-    """What one server did: its keys, and its updates in order. It adds the gradients of its own worker, `own`, first."""
+    """What one server did: its keys, and its updates in order. It adds the gradients of its own
+    worker, `own`, first.
+    """
 
     keys: tuple[str, ...]
     log: tuple[Applied, ...]
@@ -167,29 +182,47 @@ def replay(
                     break
                 for step in steps:
                     if step not in gradients:
-                        load(model, {k: v for s, b in bases[step].items() for k, v in live[s].versions[b].items()})
+                        load(
+                            model,
+                            {
+                                k: v
+                                for s, b in bases[step].items()
+                                for k, v in live[s].versions[b].items()
+                            },
+                        )
                         count = sum_gradient(model, shares[step[0]][step[1]], clip)
-                        gradients[step] = count, {n: p.grad.clone() for n, p in model.named_parameters()}  # type: ignore[union-attr]
+                        gradients[step] = (
+                            count,
+                            {n: p.grad.clone() for n, p in model.named_parameters()},
+                        )  # type: ignore[union-attr]
                 _apply(server, [gradients[step] for step in steps], lr * (len(steps) / len(shares)))
                 done[index] += 1
-        assert done != before, "the record has no beginning: an update needs weights that come after it"
+        assert done != before, (
+            "the record has no beginning: an update needs weights that come after it"
+        )
     return {name: value for server in live for name, value in server.versions[-1].items()}
 
 
 def _server(model: nn.Module, recorded: Recorded, make: MakeOptimizer) -> _Server:
     start = values(model)
     params = {key: nn.Parameter(start[key].clone()) for key in recorded.keys}
-    return _Server(recorded, make(list(params.values())), params, [{key: start[key] for key in recorded.keys}])
+    return _Server(
+        recorded, make(list(params.values())), params, [{key: start[key] for key in recorded.keys}]
+    )
 
 
-def _known(step: tuple[int, int], bases: dict[tuple[int, int], dict[int, int]], live: list[_Server]) -> bool:
+def _known(
+    step: tuple[int, int], bases: dict[tuple[int, int], dict[int, int]], live: list[_Server]
+) -> bool:
     return all(base < len(live[server].versions) for server, base in bases[step].items())
 
 
 def _apply(server: _Server, pushed: list[tuple[float, Values]], lr: float) -> None:
     total = sum(count for count, _ in pushed)
     for name, param in server.params.items():
-        param.grad = sum((grads[name] for _, grads in pushed), torch.zeros_like(param)) * (1.0 / total)
+        param.grad = sum((grads[name] for _, grads in pushed), torch.zeros_like(param)) * (
+            1.0 / total
+        )
     for group in server.optimizer.param_groups:
         group["lr"] = lr
     server.optimizer.step()

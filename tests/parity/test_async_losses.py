@@ -1,4 +1,6 @@
-"""Workers of the asynchronous server that die, lose their connection, rest and come back: others go on, the record replays."""
+"""Workers of the asynchronous server that die, lose their connection, rest and come back: others go
+on, the record replays.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +22,27 @@ from tests.parity.replay import Recorded, replay
 from tests.parity.test_async_server import sgd, shares
 
 Run = Callable[..., list[Any]]
-STEPS, LIMIT_SECONDS = 6, 60.0
-DIES, BREAKS = 2, 1  # ranks
+STEPS = 6
+LIMIT_SECONDS = 60.0
+DIES = 2
+BREAKS = 1  # ranks
 BEFORE = 3  # steps that a rank makes before that happens to it
 
 
 def train(world: World, plan: str, num_applied: int, event: str) -> Any:
-    """Rank 0 serves all keys; what it holds once `num_applied` gradients have come, its record, and every rank's staleness."""
+    """Rank 0 serves all keys; what it holds once `num_applied` gradients have come, its record, and
+    every rank's staleness.
+    """
     rank = world.rank
     options = Options(seed=SEED, num_servers=1)
-    engine = build(FAMILIES["mlp"].model(), plan, loss=losses.cross_entropy, optimizer=sgd, options=options, world=world)
+    engine = build(
+        FAMILIES["mlp"].model(),
+        plan,
+        loss=losses.cross_entropy,
+        optimizer=sgd,
+        options=options,
+        world=world,
+    )
     strategy = engine.strategy
     assert isinstance(strategy, AsyncServer)
     if strategy.server is not None:
@@ -47,8 +60,11 @@ def train(world: World, plan: str, num_applied: int, event: str) -> Any:
     strategy.rest()
     if strategy.server is None:
         return ages, None, None
-    deadline, server = time.monotonic() + LIMIT_SECONDS, strategy.server
-    while sum(server.histogram.values()) < num_applied or any(map(server.versions.holds, range(world.size))):
+    deadline = time.monotonic() + LIMIT_SECONDS
+    server = strategy.server
+    while sum(server.histogram.values()) < num_applied or any(
+        map(server.versions.holds, range(world.size))
+    ):
         assert time.monotonic() < deadline, server.histogram
         time.sleep(0.01)
     weights = {piece.name: piece.value.detach().clone() for piece in strategy.pieces}
@@ -60,7 +76,9 @@ def check(results: list[Any], size: int) -> None:
     _, record, weights = results[0]
     expected = replay(FAMILIES["mlp"], shares(FAMILIES["mlp"], size), [record], sgd)
     for name, value in expected.items():
-        assert relative_error(weights[name].view_as(value), value, largest(expected)) <= TOLERANCE, name
+        assert (
+            relative_error(weights[name].view_as(value), value, largest(expected)) <= TOLERANCE
+        ), name
 
 
 def leave_early(world: World, plan: str, num_applied: int, event: str) -> Any:
@@ -70,7 +88,8 @@ def leave_early(world: World, plan: str, num_applied: int, event: str) -> Any:
 
 
 def test_a_worker_that_dies_holds_nobody_up_and_what_it_gave_stays(ranks: Run) -> None:
-    plan, applied = "dp3:async-server,stale1 precision:float64", 2 * STEPS + BEFORE
+    plan = "dp3:async-server,stale1 precision:float64"
+    applied = 2 * STEPS + BEFORE
     results = ranks(3, leave_early, plan, applied, "dies", plan=plan, may_die={DIES})
     assert results[DIES] is None and len(results[1][0]) == STEPS
     record = results[0][1]
@@ -79,7 +98,8 @@ def test_a_worker_that_dies_holds_nobody_up_and_what_it_gave_stays(ranks: Run) -
 
 
 def test_a_broken_connection_costs_one_gradient_and_the_worker_is_in_again(ranks: Run) -> None:
-    plan, applied = "dp2:async-server,stale4 precision:float64", 2 * STEPS - 1
+    plan = "dp2:async-server,stale4 precision:float64"
+    applied = 2 * STEPS - 1
     results = ranks(2, train, plan, applied, "breaks", plan=plan)
     ages = results[BREAKS][0]
     assert [age < 0 for age in ages] == [step == BEFORE for step in range(STEPS)]

@@ -1,5 +1,6 @@
-"""What real models have and compositions trip over, each under products of axes: a weight used twice, a module that every
-block calls, weights tied across stages, replicated layers inside sharded ones, frozen parameters, buffers, unused modules.
+"""What real models have and compositions trip over, each under products of axes: a weight used
+twice, a module that every block calls, weights tied across stages, replicated layers inside sharded
+ones, frozen parameters, buffers, unused modules.
 """
 
 from __future__ import annotations
@@ -17,8 +18,19 @@ from tests.parity.generator.run import judge
 from tests.parity.harness import TOLERANCE, check
 
 Run = Callable[..., list[Any]]
-PLANS = ["pp2:1f1b tp2 dp2:zero1 mb4", "tp2 dp2:zero3 mb2", "pp2:zbv dp2:zero3 mb2", "pp2:interleaved,v2 tp2 mb2 remat:full"]
-ODD = {"in_features": 6, "hidden_size": 10, "intermediate_size": 8, "out_features": 5, "num_hidden_layers": 3}
+PLANS = [
+    "pp2:1f1b tp2 dp2:zero1 mb4",
+    "tp2 dp2:zero3 mb2",
+    "pp2:zbv dp2:zero3 mb2",
+    "pp2:interleaved,v2 tp2 mb2 remat:full",
+]
+ODD = {
+    "in_features": 6,
+    "hidden_size": 10,
+    "intermediate_size": 8,
+    "out_features": 5,
+    "num_hidden_layers": 3,
+}
 FROZEN = {
     "nothing frozen": (),
     "the shared module frozen": ("shared.*",),
@@ -29,16 +41,27 @@ FROZEN = {
 @pytest.mark.parametrize("frozen", FROZEN.values(), ids=FROZEN)
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("plan", PLANS)
-def test_shared_tied_twice_used_and_unused(ranks: Run, plan: str, tied: bool, frozen: tuple[str, ...]) -> None:
-    verdict = judge(ranks, Cell(f"{plan} precision:float64", "odd", {**ODD, "tied": tied}, 7, clip=0.05, frozen=frozen))
+def test_shared_tied_twice_used_and_unused(
+    ranks: Run, plan: str, tied: bool, frozen: tuple[str, ...]
+) -> None:
+    verdict = judge(
+        ranks,
+        Cell(
+            f"{plan} precision:float64", "odd", {**ODD, "tied": tied}, 7, clip=0.05, frozen=frozen
+        ),
+    )
     assert verdict.status == "ok", verdict
 
 
-@pytest.mark.parametrize("plan", ["pp2:zbv tp2 mb2", "pp2:v-half dp2:zero3 mb2", "pp2:1f1b tp2 dp2 mb2"])
+@pytest.mark.parametrize(
+    "plan", ["pp2:zbv tp2 mb2", "pp2:v-half dp2:zero3 mb2", "pp2:1f1b tp2 dp2 mb2"]
+)
 def test_a_tied_embedding_that_is_frozen(ranks: Run, plan: str) -> None:
     """On two stages of one rank, or of two: it has its values on both, and moves on neither."""
     family = harness.SPLIT_FAMILIES["gpt"]
-    outcome = check(ranks, f"{plan} precision:float64", harness.replace(family, frozen=("embed.weight",)))
+    outcome = check(
+        ranks, f"{plan} precision:float64", harness.replace(family, frozen=("embed.weight",))
+    )
     assert outcome.largest <= TOLERANCE, outcome
 
 
@@ -48,7 +71,13 @@ def unused_are_left_alone(world: World, plan: str) -> list[str]:
     before = {part.name: part.value.clone() for part in engine.local_parameters()}
     harness.train(engine, cell.family, cell.num_samples)
     assert all(buffer.device == world.device for buffer in engine.holding.buffers().values())
-    return sorted({part.name for part in engine.local_parameters() if bool((part.value == before[part.name]).all())})
+    return sorted(
+        {
+            part.name
+            for part in engine.local_parameters()
+            if bool((part.value == before[part.name]).all())
+        }
+    )
 
 
 @pytest.mark.parametrize("plan", ["pp2:1f1b tp2 mb2", "tp2 dp2:zero3"])

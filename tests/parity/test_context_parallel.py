@@ -1,4 +1,6 @@
-"""The parity table of the context axis: ring and Ulysses, alone and with data parallelism, against one device."""
+"""The parity table of the context axis: ring and Ulysses, alone and with data parallelism, against
+one device.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,13 @@ def test_shards_over_data_and_context(ranks: Run, plan: str) -> None:
 @pytest.mark.parametrize("family", ["long-llama", "long-gpt"])
 @pytest.mark.parametrize(
     "plan",
-    ["cp2:ring tp2 dp2:zero1", "cp2:ring tp2:1d,sp", "cp2:ulysses tp2:1d,sp", "cp2:ring tp4:2d", "pp2:1f1b cp2:ring mb2"],
+    [
+        "cp2:ring tp2 dp2:zero1",
+        "cp2:ring tp2:1d,sp",
+        "cp2:ulysses tp2:1d,sp",
+        "cp2:ring tp4:2d",
+        "pp2:1f1b cp2:ring mb2",
+    ],
 )
 def test_composes(ranks: Run, plan: str, family: str) -> None:
     outcome = check(ranks, f"{plan} precision:float64", family, 5)
@@ -63,22 +71,36 @@ def test_recomputes(ranks: Run, plan: str, remat: str) -> None:
 
 
 def packed(world: World, plan: str) -> list[Any]:
-    """Three steps on packed sequences: losses and parts of the parameters. The labels of documents' ends count for nothing."""
+    """Three steps on packed sequences: losses and parts of the parameters. The labels of documents'
+    ends count for nothing.
+    """
     with torch.device("meta"):
         model = models.make("llama", **MIXTRAL_LONG)
     engine = build(
-        model, plan, loss=losses.cross_entropy, optimizer=optimizer, options=Options(seed=SEED, clip_grad_norm=0.5), world=world
+        model,
+        plan,
+        loss=losses.cross_entropy,
+        optimizer=optimizer,
+        options=Options(seed=SEED, clip_grad_norm=0.5),
+        world=world,
     )
-    axis, seen = world.axis("dp"), []
+    axis = world.axis("dp")
+    seen = []
     for step in range(3):
         generator = torch.Generator().manual_seed(step)
         tokens = torch.randint(0, 32, (5, 17), generator=generator)
         documents = (torch.rand(5, 17, generator=generator) < 0.25).long().cumsum(1)
         labels = tokens[:, 1:].masked_fill(documents[:, 1:] != documents[:, :-1], -100)
-        own = [part.tensor_split(axis.size)[axis.rank] for part in (tokens[:, :-1], documents[:, :-1], labels)]
+        own = [
+            part.tensor_split(axis.size)[axis.rank]
+            for part in (tokens[:, :-1], documents[:, :-1], labels)
+        ]
         result = engine.step(((own[0], own[1]), own[2]), trace=False)
         seen.append((result.loss, result.grad_norm, engine.local_parameters()))
-        seen[-1] = (*seen[-1][:2], [(p.name, p.global_shape, p.index(), p.value.clone()) for p in seen[-1][2]])
+        seen[-1] = (
+            *seen[-1][:2],
+            [(p.name, p.global_shape, p.index(), p.value.clone()) for p in seen[-1][2]],
+        )
     return seen
 
 
@@ -95,14 +117,18 @@ def test_packed_sequences_under_every_axis(ranks: Run, plan: str) -> None:
     alone = ranks(1, packed, f"dp1 mb{micro_batches} precision:float64", plan="dp1")[0]
     for step, (loss, norm, params) in enumerate(alone):
         for rank in found:
-            assert rank[step][0] == pytest.approx(loss, rel=TOLERANCE) and rank[step][1] == pytest.approx(norm, rel=TOLERANCE)
+            assert rank[step][0] == pytest.approx(loss, rel=TOLERANCE) and rank[step][
+                1
+            ] == pytest.approx(norm, rel=TOLERANCE)
         whole = join([rank[step][2] for rank in found])
         for name, value in join([params]).items():
             torch.testing.assert_close(whole[name], value, rtol=TOLERANCE, atol=TOLERANCE)
 
 
 class _Live(TorchDispatchMode):
-    """The most bytes of tensors made inside that lived at once. A view makes none, nor does writing where memory is."""
+    """The most bytes of tensors made inside that lived at once. A view makes none, nor does writing
+    where memory is.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,8 +138,12 @@ class _Live(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for leaf in [] if func.is_view or func._schema.is_mutable else tree_leaves(out):
-            if isinstance(leaf, Tensor) and (storage := leaf.untyped_storage()).data_ptr() not in self._known:
-                key, size = storage.data_ptr(), storage.nbytes()
+            if (
+                isinstance(leaf, Tensor)
+                and (storage := leaf.untyped_storage()).data_ptr() not in self._known
+            ):
+                key = storage.data_ptr()
+                size = storage.nbytes()
                 self._known.add(key)
                 self.now += size
                 self.peak = max(self.peak, self.now)

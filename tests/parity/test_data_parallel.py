@@ -1,4 +1,6 @@
-"""The parity table of the data axis: every strategy, family, number of ranks and of micro-batches, against one device."""
+"""The parity table of the data axis: every strategy, family, number of ranks and of micro-batches,
+against one device.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,15 @@ def test_equals_one_device(ranks: Run, family: str, strategy: str, micro_batches
 
 
 @pytest.mark.parametrize(
-    "plan", ["dp2", "dp4:server mb2", "dp4:zero1 mb3", "dp2:zero2 mb2", "dp4:zero3,replicate2", "dp4:zero3"]
+    "plan",
+    [
+        "dp2",
+        "dp4:server mb2",
+        "dp4:zero1 mb3",
+        "dp2:zero2 mb2",
+        "dp4:zero3,replicate2",
+        "dp4:zero3",
+    ],
 )
 def test_clips_by_the_global_norm(ranks: Run, plan: str) -> None:
     outcome = check(ranks, f"{plan} precision:float64", "gpt", clip_grad_norm=0.05)
@@ -48,10 +58,15 @@ def test_recomputes(ranks: Run, plan: str, remat: str) -> None:
     assert outcome.largest <= TOLERANCE, outcome
 
 
-@pytest.mark.parametrize("plan", ["dp4", "dp4:ring mb2", "dp4:server mb2", "dp4:zero1 mb3", "dp4:zero2 mb3", "dp4:zero3 mb3"])
+@pytest.mark.parametrize(
+    "plan",
+    ["dp4", "dp4:ring mb2", "dp4:server mb2", "dp4:zero1 mb3", "dp4:zero2 mb3", "dp4:zero3 mb3"],
+)
 @pytest.mark.parametrize("num_samples", [3, 5, 13])
 def test_batches_that_do_not_divide(ranks: Run, plan: str, num_samples: int) -> None:
-    """Fewer samples than ranks too: a rank without any takes part in every collective and adds nothing."""
+    """Fewer samples than ranks too: a rank without any takes part in every collective and adds
+    nothing.
+    """
     outcome = check(ranks, f"{plan} precision:float64", "gpt", num_samples)
     assert outcome.largest <= TOLERANCE, outcome
 

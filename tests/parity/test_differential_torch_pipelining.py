@@ -1,4 +1,6 @@
-"""The differential check on other people's parallel steps: torch's Schedule1F1B, DDP and FSDP2, right ones and wrong ones."""
+"""The differential check on other people's parallel steps: torch's Schedule1F1B, DDP and FSDP2,
+right ones and wrong ones.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,12 @@ def test_schedule_1f1b_is_right_in_the_control_case(ranks):
             "factor-by-mb",
             "0 to 3: 0.2500, 4 to 7: 1.0000 (4.0000 times too small: the number of micro-",
         ),
-        ({"padded": True}, 0.3, "mean-of-means", "a mean of means: the micro-batches hold unequal numbers"),
+        (
+            {"padded": True},
+            0.3,
+            "mean-of-means",
+            "a mean of means: the micro-batches hold unequal numbers",
+        ),
     ],
 )
 def test_schedule_1f1b_is_caught(ranks, options, least_error, cause, words):
@@ -57,7 +64,9 @@ def test_schedule_1f1b_is_caught(ranks, options, least_error, cause, words):
 
 def _model() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Embedding(31, 16), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 31)).double()
+    return nn.Sequential(
+        nn.Embedding(31, 16), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 31)
+    ).double()
 
 
 def _slices(step: int, batch: tuple[Tensor, Tensor]) -> list[Slice]:
@@ -83,7 +92,9 @@ def _data_parallel(world: Any, kind: str, options: dict[str, Any]) -> Report:
     def step(number: int) -> dict[str, Any]:
         tokens, targets = _slices(number, batches[number])[dist.get_rank()].batch
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "FSDP2-wrapped module")  # its output is a view, which nobody changes here
+            warnings.filterwarnings(
+                "ignore", "FSDP2-wrapped module"
+            )  # its output is a view, which nobody changes here
             loss = mean_loss(model(tokens), targets)
         optimizer.zero_grad()
         loss.backward()
@@ -91,8 +102,15 @@ def _data_parallel(world: Any, kind: str, options: dict[str, Any]) -> Report:
         optimizer.step()
         return {"loss": _mean(loss.detach()), "grads": grads, "params": parameters_of(model)}
 
-    about = Parallel(Facts({"dp": 2}, lines={"dp": [(0, 1)]}), gather, start=lambda: parameters_of(model), name=kind)
-    return differential(lambda number: truth.steps[number], step, steps=3, start=truth.start, parallel=about)
+    about = Parallel(
+        Facts({"dp": 2}, lines={"dp": [(0, 1)]}),
+        gather,
+        start=lambda: parameters_of(model),
+        name=kind,
+    )
+    return differential(
+        lambda number: truth.steps[number], step, steps=3, start=truth.start, parallel=about
+    )
 
 
 def _mean(loss: Tensor) -> float:
@@ -111,11 +129,16 @@ def test_data_parallel_is_right_when_every_rank_counts_alike(ranks, kind):
 def test_a_mean_per_rank_over_uneven_tokens_is_caught(ranks, kind):
     report = ranks(2, _data_parallel, kind, {"padded": True})[0]
     assert not report.ok
-    assert (report.findings[0].cause, report.findings[0].axis) == ("mean-of-means", "dp"), report.text()
+    assert (report.findings[0].cause, report.findings[0].axis) == ("mean-of-means", "dp"), (
+        report.text()
+    )
 
 
 def test_a_forgotten_wrapper_is_caught(ranks):
     report = ranks(2, _data_parallel, "none", {})[0]
     found = {finding.cause: finding for finding in report.findings}
-    assert found["missing-reduction"].axis == "dp" and "mean over dp" in found["missing-reduction"].text, report.text()
+    assert (
+        found["missing-reduction"].axis == "dp"
+        and "mean over dp" in found["missing-reduction"].text
+    ), report.text()
     assert "replicas" in found

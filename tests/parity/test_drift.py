@@ -1,4 +1,6 @@
-"""The drift of bf16 from float32: that of one device under every axis, as a distribution; and a wrong scale stands out."""
+"""The drift of bf16 from float32: that of one device under every axis, as a distribution; and a
+wrong scale stands out.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,17 @@ PLANS = ["dp2:zero3 mb2", "tp2:1d,sp", "pp2:zb-h1 mb2", "tp4:2d", "pp2 tp2 mb2",
 
 
 def task(plan: str) -> DriftTask:
-    keys = {"hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 24, "vocab_size": 32, "num_hidden_layers": 2}
+    keys = {
+        "hidden_size": 16,
+        "num_attention_heads": 4,
+        "intermediate_size": 24,
+        "vocab_size": 32,
+        "num_hidden_layers": 2,
+    }
     problem = verify_problems.Problem(
-        {"name": "gpt", **keys, "max_position_embeddings": 12}, {"name": "random", "seq_len": 8}, verify_problems.train()
+        {"name": "gpt", **keys, "max_position_embeddings": 12},
+        {"name": "random", "seq_len": 8},
+        verify_problems.train(),
     )
     return DriftTask(problem, f"{plan} precision:bf16", 3)
 
@@ -32,7 +42,17 @@ def test_every_axis_drifts_as_one_device_does(ranks: Run, plan: str) -> None:
     report: DriftReport = ranks(Plan.parse(plan).world_size, in_world, task(plan), plan=plan)[0]
     assert report.ok, report.text()
     told = report.as_dict()
-    assert {"ok", "loss_error", "grad_error", "param_error", "worst", "plan", "world_size", "steps", "drift"} <= told.keys()
+    assert {
+        "ok",
+        "loss_error",
+        "grad_error",
+        "param_error",
+        "worst",
+        "plan",
+        "world_size",
+        "steps",
+        "drift",
+    } <= told.keys()
     for kind in ("loss", "grad", "param"):
         quantiles = told["drift"][kind]["plan"]
         assert list(quantiles) == ["p10", "median", "p90", "p99", "max"]
@@ -46,7 +66,12 @@ def wrong_scale(world: World, given: DriftTask) -> DriftReport:
     kept = Update.apply
 
     def apply(self: Update, totals: Any, step: int, divisor: float) -> None:
-        kept(self, totals, step, divisor / (1.0 if threading.current_thread() is not threading.main_thread() else 1.1))
+        kept(
+            self,
+            totals,
+            step,
+            divisor / (1.0 if threading.current_thread() is not threading.main_thread() else 1.1),
+        )
 
     Update.apply = apply  # type: ignore[method-assign]
     try:

@@ -1,4 +1,6 @@
-"""The parity table of mixtures of experts: every router and every axis, auxiliary losses included, against one device."""
+"""The parity table of mixtures of experts: every router and every axis, auxiliary losses included,
+against one device.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from tests.parity.harness import EXPERT_FAMILIES, TOLERANCE, check
 
 Run = Callable[..., list[Any]]
 
-# Every router of both kinds runs under each of these; the other tables take the routers that differ most.
+# Every router of both kinds runs under each of these; the other tables take the routers that differ
+# most.
 PLANS = ("dp1", "cp2:ulysses mb2", "cp2:ring dp2 ep2", "dp2:zero1 ep2 mb2", "dp4 ep4")
 COMPOSED = (
     "dp2 ep2 tp2",
@@ -46,7 +49,9 @@ def test_composes(ranks: Run, plan: str, family: str) -> None:
     assert outcome.largest <= TOLERANCE, outcome
 
 
-@pytest.mark.parametrize("plan", ["dp2 ep2", "dp2:zero1 ep2 mb2", "dp4:zero3 ep2", "cp2:ring ep2", "dp2 ep2 tp2"])
+@pytest.mark.parametrize(
+    "plan", ["dp2 ep2", "dp2:zero1 ep2 mb2", "dp4:zero3 ep2", "cp2:ring ep2", "dp2 ep2 tp2"]
+)
 def test_clipping_counts_every_expert_once(ranks: Run, plan: str) -> None:
     outcome = check(ranks, f"{plan} precision:float64", "deepseek-balanced", 5, clip_grad_norm=0.05)
     assert outcome.largest <= TOLERANCE, outcome
@@ -60,7 +65,9 @@ def test_recomputes(ranks: Run, plan: str, remat: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["hf-mixtral-default", "hf-qwen2-moe"])
-@pytest.mark.parametrize("plan", ["dp2:zero3 mb2", "dp4:zero2 ep2", "pp2:1f1b dp2:zero1 ep2 mb2", "dp2 ep2 tp2"])
+@pytest.mark.parametrize(
+    "plan", ["dp2:zero3 mb2", "dp4:zero2 ep2", "pp2:1f1b dp2:zero1 ep2 mb2", "dp2 ep2 tp2"]
+)
 def test_mixtures_of_hugging_face(ranks: Run, plan: str, family: str) -> None:
     outcome = check(ranks, f"{plan} precision:float64", family, 5)
     assert outcome.largest <= TOLERANCE, outcome
@@ -76,9 +83,18 @@ def test_ranks_without_a_sample_count_nothing(ranks: Run, plan: str, num_samples
 @pytest.mark.parametrize("family", ["mixtral-balanced", "deepseek-bias"])
 @pytest.mark.parametrize(
     "plan",
-    ["dp2 ep2 mb2", "dp4:zero2 ep4", "dp4:zero3 ep2", "dp2 ep2 tp2", "pp2:zb-h1 dp2:zero1 ep2 mb2", "dp4 ep4 remat:full"],
+    [
+        "dp2 ep2 mb2",
+        "dp4:zero2 ep4",
+        "dp4:zero3 ep2",
+        "dp2 ep2 tp2",
+        "pp2:zb-h1 dp2:zero1 ep2 mb2",
+        "dp4 ep4 remat:full",
+    ],
 )
-def test_experts_that_are_placed_anew_every_step_compute_the_same(ranks: Run, plan: str, family: str) -> None:
+def test_experts_that_are_placed_anew_every_step_compute_the_same(
+    ranks: Run, plan: str, family: str
+) -> None:
     options = {"placing": Placing(every=1, spare_slots=1, gain=0.0), "clip_grad_norm": 0.05}
     outcome = check(ranks, f"{plan} precision:float64", family, 5, **options)
     assert outcome.largest <= TOLERANCE, outcome
@@ -87,5 +103,7 @@ def test_experts_that_are_placed_anew_every_step_compute_the_same(ranks: Run, pl
 @pytest.mark.parametrize("plan", ["dp4 ep4", "dp4:zero3 ep4 mb2", "cp2:ring dp2:zero1 ep4"])
 def test_two_hops_between_nodes_compute_the_same(ranks: Run, plan: str) -> None:
     for placing in (Placing(), Placing(every=1, spare_slots=1, gain=0.0)):
-        outcome = check(ranks, f"{plan} precision:float64", "deepseek-balanced", 5, node=2, placing=placing)
+        outcome = check(
+            ranks, f"{plan} precision:float64", "deepseek-balanced", 5, node=2, placing=placing
+        )
         assert outcome.largest <= TOLERANCE, outcome

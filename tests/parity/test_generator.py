@@ -1,4 +1,6 @@
-"""A fixed table of 100 random cells, up to 8 ranks; that the table is fixed; that a planted fault shrinks to what it needs."""
+"""A fixed table of 100 random cells, up to 8 ranks; that the table is fixed; that a planted fault
+shrinks to what it needs.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +25,23 @@ Run = Callable[..., list[Any]]
 TABLE = list(cells(100, seed=0))
 
 
-@pytest.mark.parametrize("number", range(100), ids=lambda number: f"{number}: {TABLE[number].kind} {TABLE[number].plan}")
+@pytest.mark.parametrize(
+    "number", range(100), ids=lambda number: f"{number}: {TABLE[number].kind} {TABLE[number].plan}"
+)
 def test_equals_one_device(ranks: Run, number: int) -> None:
-    """Refused is as good as equal here: a plan that does not fit its model must say so, alike on every rank."""
+    """Refused is as good as equal here: a plan that does not fit its model must say so, alike on
+    every rank.
+    """
     verdict = judge(ranks, TABLE[number])
     assert verdict.status != "failed", (str(TABLE[number]), verdict)
 
 
 def test_the_table_covers_every_axis_and_pairs_of_them() -> None:
     plans = [Plan.parse(cell.plan) for cell in TABLE]
-    sizes = [{"pp": p.pp.size > 1, "tp": p.tp.size > 1, "cp": p.cp.size > 1, "dp": p.dp.size > 1} for p in plans]
+    sizes = [
+        {"pp": p.pp.size > 1, "tp": p.tp.size > 1, "cp": p.cp.size > 1, "dp": p.dp.size > 1}
+        for p in plans
+    ]
     for one in sizes[0]:
         for other in sizes[0]:
             assert any(size[one] and size[other] for size in sizes), (one, other)
@@ -93,7 +102,11 @@ def test_a_planted_fault_shrinks_to_the_smallest_plan(ranks: Run) -> None:
 
 
 def test_a_report_tells_what_ran_what_was_refused_and_what_failed() -> None:
-    verdicts = [Verdict("ok", 2e-13, "grad", "w"), Verdict("refused", message="no"), Verdict("failed", 3.0, "loss", "step 0")]
+    verdicts = [
+        Verdict("ok", 2e-13, "grad", "w"),
+        Verdict("refused", message="no"),
+        Verdict("failed", 3.0, "loss", "step 0"),
+    ]
     rows = [Row(n, 0, TABLE[n], verdict, TABLE[n]) for n, verdict in enumerate(verdicts)]
     text = report(rows, 5, 0)
     for expected in (

@@ -1,4 +1,6 @@
-"""Three dimensions and more, end to end: the standard library's source, plan after plan, as one device trains it."""
+"""Three dimensions and more, end to end: the standard library's source, plan after plan, as one
+device trains it.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,16 @@ KEYS = {
     "max_position_embeddings": 16,
 }
 DENSE = Family("llama", KEYS, (16,), 256, tokens=True)
-EXPERTS = Family("llama", {**KEYS, "num_local_experts": 4, "num_experts_per_tok": 2}, (16,), 256, tokens=True)
-CHAIN = ["pp2:1f1b tp2 dp2:zero1 mb4", "pp2:zb-h1 tp4:2d mb4", "dp4:zero3 tp2:1d,sp", "pp2:zbv dp2:zero2 cp2 mb4", "dp1"]
+EXPERTS = Family(
+    "llama", {**KEYS, "num_local_experts": 4, "num_experts_per_tok": 2}, (16,), 256, tokens=True
+)
+CHAIN = [
+    "pp2:1f1b tp2 dp2:zero1 mb4",
+    "pp2:zb-h1 tp4:2d mb4",
+    "dp4:zero3 tp2:1d,sp",
+    "pp2:zbv dp2:zero2 cp2 mb4",
+    "dp1",
+]
 EXPERT_CHAIN = [
     "pp2 ep2 dp2 cp2",
     "dp4:zero3 ep4 mb2",
@@ -46,13 +56,17 @@ class Corpus(Family):
     """Batches of the standard library's source in place of random tokens."""
 
     def _batch(self, num_samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        dataset = datasets.make({"name": "stdlib", "seq_len": self.sample[0]}, {"name": self.name, **self.keys})
+        dataset = datasets.make(
+            {"name": "stdlib", "seq_len": self.sample[0]}, {"name": self.name, **self.keys}
+        )
         seed = int(torch.randint(1 << 30, (1,), generator=generator))
         inputs, targets = next(datasets.Loader(dataset, num_samples, seed=seed))
         return inputs, targets
 
 
-def corpus(world: World, family: Family, plan: str, span: tuple[int, int], folders: tuple[Any, Any]) -> list[float]:
+def corpus(
+    world: World, family: Family, plan: str, span: tuple[int, int], folders: tuple[Any, Any]
+) -> list[float]:
     """The losses of steps `span`, from one checkpoint (or none) to another (or none)."""
     engine = build(
         family.model(),
@@ -73,9 +87,15 @@ def corpus(world: World, family: Family, plan: str, span: tuple[int, int], folde
     return losses
 
 
-@pytest.mark.parametrize(("family", "chain"), [(DENSE, CHAIN), (EXPERTS, EXPERT_CHAIN)], ids=["dense", "experts"])
-def test_a_chain_of_hybrid_plans_is_one_curve(ranks: Run, tmp_path: Path, family: Family, chain: list[str]) -> None:
-    """Two steps under each of five plans, handed on by checkpoints, against ten steps of one device."""
+@pytest.mark.parametrize(
+    ("family", "chain"), [(DENSE, CHAIN), (EXPERTS, EXPERT_CHAIN)], ids=["dense", "experts"]
+)
+def test_a_chain_of_hybrid_plans_is_one_curve(
+    ranks: Run, tmp_path: Path, family: Family, chain: list[str]
+) -> None:
+    """Two steps under each of five plans, handed on by checkpoints, against ten steps of one
+    device.
+    """
     truth = ranks(1, corpus, family, "dp1", (0, 2 * len(chain)), (None, None))[0]
     found: list[float] = []
     for number, plan in enumerate(chain):
@@ -88,17 +108,25 @@ def test_a_chain_of_hybrid_plans_is_one_curve(ranks: Run, tmp_path: Path, family
     assert truth[-1] < truth[0]
 
 
-@pytest.mark.parametrize("plan", ["pp2:2bw tp2 dp2", "pp2:pipedream tp2:1d,sp mb3", "pp2:2bw tp4:2d"])
+@pytest.mark.parametrize(
+    "plan", ["pp2:2bw tp2 dp2", "pp2:pipedream tp2:1d,sp mb3", "pp2:2bw tp4:2d"]
+)
 def test_asynchronous_pipelines_compose_with_the_tensor_axis(ranks: Run, plan: str) -> None:
     """On the same corpus, against one device that applies the same delayed gradients."""
-    family, text = Corpus("llama", KEYS, (16,), 256, tokens=True), f"{plan} precision:float64"
+    family = Corpus("llama", KEYS, (16,), 256, tokens=True)
+    text = f"{plan} precision:float64"
     parsed = Plan.parse(text)
     found = ranks(parsed.world_size, delayed.run_engine, text, family, 0, plan=text)
-    stages = [[name for name, *_ in rank["parts"]] for rank in found[:: parsed.world_size // parsed.pp.size]]
+    stages = [
+        [name for name, *_ in rank["parts"]]
+        for rank in found[:: parsed.world_size // parsed.pp.size]
+    ]
     expected = delayed.reference(text, family, stages)
     joined = harness.join([rank["parts"] for rank in found])
     for rank in found:
         assert rank["losses"] == pytest.approx(expected.losses, rel=TOLERANCE)
     assert expected.losses[-1] < expected.losses[0] - 0.2
     for name, value in expected.params.items():
-        torch.testing.assert_close(joined[name].view_as(value), value, rtol=TOLERANCE, atol=TOLERANCE)
+        torch.testing.assert_close(
+            joined[name].view_as(value), value, rtol=TOLERANCE, atol=TOLERANCE
+        )

@@ -1,4 +1,6 @@
-"""`linear_product` holds for every plan: by rule large float32 products are oneDNN's, by torch none is; steps are the same."""
+"""`linear_product` holds for every plan: by rule large float32 products are oneDNN's, by torch none
+is; steps are the same.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,26 @@ from plait.models.losses import cross_entropy
 from plait.plan import Plan
 from plait.products import operations
 
-KEYS = {"num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 256, "vocab_size": 64}
-SAMPLES, LENGTH = 16, 64
-PLANS = ("dp1", "dp1 remat:selective", "dp2:zero3", "tp2", "tp2:1d,sp", "tp4:2d", "tp8:2.5d,depth2", "tp8:3d", "pp2")
+KEYS = {
+    "num_hidden_layers": 1,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "intermediate_size": 256,
+    "vocab_size": 64,
+}
+SAMPLES = 16
+LENGTH = 64
+PLANS = (
+    "dp1",
+    "dp1 remat:selective",
+    "dp2:zero3",
+    "tp2",
+    "tp2:1d,sp",
+    "tp4:2d",
+    "tp8:2.5d,depth2",
+    "tp8:3d",
+    "pp2",
+)
 
 
 class Seen(TorchDispatchMode):
@@ -39,7 +58,12 @@ def step(world: World, text: str, linear_product: str) -> tuple[float, float, bo
         model = models.make("gpt", max_position_embeddings=LENGTH, **KEYS)
     options = Options(linear_product=linear_product, clip_grad_norm=1e9)
     engine = build(
-        model, text, loss=cross_entropy, optimizer=lambda p: torch.optim.SGD(p, lr=0.1), options=options, world=world
+        model,
+        text,
+        loss=cross_entropy,
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+        options=options,
+        world=world,
     )
     tokens = torch.randint(0, 64, (SAMPLES, LENGTH + 1), generator=torch.Generator().manual_seed(1))
     own = tokens.chunk(Plan.parse(text).dp.size)[world.seat[0]]

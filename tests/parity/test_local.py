@@ -1,4 +1,6 @@
-"""Local SGD and DiLoCo on real ranks, against N models trained one after the other on one device."""
+"""Local SGD and DiLoCo on real ranks, against N models trained one after the other on one
+device.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +40,15 @@ def shares(family: Family, size: int, num_samples: int = 9) -> list[list[tuple[T
     """By rank and step. Tokens are masked unevenly, so that ranks weigh differently."""
     generator = torch.Generator().manual_seed(11)
     batches = [family._batch(num_samples, generator) for _ in range(STEPS)]
-    return [[(x.tensor_split(size)[r], y.tensor_split(size)[r]) for x, y in batches] for r in range(size)]
+    return [
+        [(x.tensor_split(size)[r], y.tensor_split(size)[r]) for x, y in batches]
+        for r in range(size)
+    ]
 
 
 def train(world: World, plan: str, family_name: str, asynchrony: Asynchrony, optimizer: Any) -> Any:
-    family, axis = FAMILIES[family_name], world.axis("dp")
+    family = FAMILIES[family_name]
+    axis = world.axis("dp")
     engine = build(
         family.model(),
         plan,
@@ -53,19 +59,25 @@ def train(world: World, plan: str, family_name: str, asynchrony: Asynchrony, opt
     )
     results = [engine.step(batch, trace=False) for batch in shares(family, axis.size)[axis.rank]]
     engine.strategy.settle()
-    parts = [(p.name, p.global_shape, p.index(), p.value.clone()) for p in engine.local_parameters()]
+    parts = [
+        (p.name, p.global_shape, p.index(), p.value.clone()) for p in engine.local_parameters()
+    ]
     return parts, [(r.loss, r.tokens, r.ledger.by_axis(), r.details) for r in results]
 
 
 def error(results: list[Any], expected: dict[str, Tensor]) -> float:
     params = join([parts for parts, _ in results])
-    return max(relative_error(params[n].view_as(v), v, largest(expected)) for n, v in expected.items())
+    return max(
+        relative_error(params[n].view_as(v), v, largest(expected)) for n, v in expected.items()
+    )
 
 
 @pytest.mark.parametrize("optimizer", [sgd, adamw])
 @pytest.mark.parametrize("outer", [Outer(3), Outer(3, 0.7, 0.9), Outer(1, 0.7, 0.9)])
 @pytest.mark.parametrize(("family", "size"), [("gpt", 2), ("mlp", 4)])
-def test_equals_ranks_trained_one_after_the_other(ranks: Run, family: str, size: int, outer: Outer, optimizer: Any) -> None:
+def test_equals_ranks_trained_one_after_the_other(
+    ranks: Run, family: str, size: int, outer: Outer, optimizer: Any
+) -> None:
     asynchrony = Asynchrony(outer_lr=outer.lr, outer_momentum=outer.momentum)
     plan = f"dp{size}:local,every{outer.every} precision:float64"
     results = ranks(size, train, plan, family, asynchrony, optimizer, plan=plan)
@@ -112,17 +124,28 @@ def test_eight_bits_send_an_eighth_of_float64_and_train_as_well(ranks: Run) -> N
 def residuals(world: World) -> Any:
     """Three sums in eight bits and what they kept back, beside the exact sums."""
     axis = world.axis("dp")
-    compressed, numel = Int8Sum(axis, 600 * axis.size, torch.float64, torch.device("cpu")), 600 * axis.size
-    told, exact = torch.zeros(numel, dtype=torch.float64), torch.zeros(numel, dtype=torch.float64)
+    compressed = Int8Sum(axis, 600 * axis.size, torch.float64, torch.device("cpu"))
+    numel = 600 * axis.size
+    told = torch.zeros(numel, dtype=torch.float64)
+    exact = torch.zeros(numel, dtype=torch.float64)
     for number in range(3):
-        own = torch.randn(numel, dtype=torch.float64, generator=torch.Generator().manual_seed(10 * number + axis.rank))
+        own = torch.randn(
+            numel,
+            dtype=torch.float64,
+            generator=torch.Generator().manual_seed(10 * number + axis.rank),
+        )
         total = own.clone()
         axis.all_reduce(total).wait()
         exact += total
         compressed.sum(own)
         told += own
     missing = compressed.flush()
-    return told, missing, exact, float(compressed.worker_error.abs().max() + compressed.shard_error.abs().max())
+    return (
+        told,
+        missing,
+        exact,
+        float(compressed.worker_error.abs().max() + compressed.shard_error.abs().max()),
+    )
 
 
 def test_what_eight_bits_keep_back_is_made_good_to_the_last_bit_but_rounding(ranks: Run) -> None:

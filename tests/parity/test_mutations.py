@@ -25,7 +25,9 @@ def test_a_planted_fault_is_found_and_named(ranks, name):
     def runner(task: Task) -> Report:
         return ranks(Plan.parse(task.plan).world_size, run_mutated, task, name, plan=task.plan)[0]
 
-    task = Task(problem(mutation.model), f"{mutation.plan} precision:float64", 3, None, (mutation.probe,))
+    task = Task(
+        problem(mutation.model), f"{mutation.plan} precision:float64", 3, None, (mutation.probe,)
+    )
     report = verify(task, runner)
     text = report.text()
     assert not report.ok and not report.refusals, text

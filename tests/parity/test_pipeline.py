@@ -1,4 +1,6 @@
-"""The parity table of pipelines: every synchronous schedule, ranks, micro-batches and families, against one device."""
+"""The parity table of pipelines: every synchronous schedule, ranks, micro-batches and families,
+against one device.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def run_engines(world: World, plans: list[str], family: str, num_samples: int) -
 def test_equals_one_device(ranks: Run, schedule: str, family: str, size: int) -> None:
     """One micro-batch, p, 2p and 7, each with 8 samples: 8 do not divide by 7 either."""
     least = {"interleaved": size, "dualpipev": 2 * size}.get(schedule, 1)
-    plans = [f"pp{size}:{schedule} mb{m} precision:float64" for m in (1, size, 2 * size, 7) if m >= least]
+    plans = [
+        f"pp{size}:{schedule} mb{m} precision:float64" for m in (1, size, 2 * size, 7) if m >= least
+    ]
     results = ranks(size, run_engines, plans, family, 8, plan=plans[0])
     for index, plan in enumerate(plans):
         record = harness.reference(family, Plan.parse(plan), 8, {})
@@ -64,7 +68,9 @@ def test_composes_with_the_data_axis(ranks: Run, plan: str, family: str) -> None
     assert outcome.largest <= TOLERANCE, outcome
 
 
-@pytest.mark.parametrize("plan", ["pp4:1f1b mb4", "pp2:zbv mb4", "pp2 dp2:zero1 mb2", "pp2:interleaved,v2 dp2:zero2 mb2"])
+@pytest.mark.parametrize(
+    "plan", ["pp4:1f1b mb4", "pp2:zbv mb4", "pp2 dp2:zero1 mb2", "pp2:interleaved,v2 dp2:zero2 mb2"]
+)
 def test_clips_by_the_global_norm(ranks: Run, plan: str) -> None:
     """The tied embedding, on two stages, counts once in the norm."""
     outcome = check(ranks, f"{plan} precision:float64", "gpt-deep", clip_grad_norm=0.05)
@@ -87,7 +93,9 @@ def test_recomputes(ranks: Run, plan: str, remat: str) -> None:
         ("pp2:zbv mb4", 2, "resnet"),
     ],
 )
-def test_weight_gradients_of_several_micro_batches_at_once(ranks: Run, plan: str, group: int, family: str) -> None:
+def test_weight_gradients_of_several_micro_batches_at_once(
+    ranks: Run, plan: str, group: int, family: str
+) -> None:
     outcome = check(ranks, f"{plan} precision:float64", family, weight_grad_group=group)
     assert outcome.largest <= TOLERANCE, outcome
 
@@ -107,12 +115,16 @@ def test_batches_that_do_not_divide(ranks: Run, num_samples: int) -> None:
     ],
 )
 def test_cuts_where_it_is_told(ranks: Run, cutting: Cutting) -> None:
-    """Also between embedding and position, and with the head alone; where layers are measured, alike on every rank."""
+    """Also between embedding and position, and with the head alone; where layers are measured,
+    alike on every rank.
+    """
     outcome = check(ranks, "pp3:1f1b mb3 precision:float64", "gpt-deep", cutting=cutting)
     assert outcome.largest <= TOLERANCE, outcome
 
 
-@pytest.mark.parametrize("plan", ["pp2:1f1b tp2 mb3", "pp2:1f1b tp2 dp2:zero1 mb8", "pp2:zbv tp2 mb2"])
+@pytest.mark.parametrize(
+    "plan", ["pp2:1f1b tp2 mb3", "pp2:1f1b tp2 dp2:zero1 mb8", "pp2:zbv tp2 mb2"]
+)
 @pytest.mark.parametrize("family", ["split-gpt", "split-llama"])
 def test_composes_with_the_tensor_axis(ranks: Run, plan: str, family: str) -> None:
     outcome = check(ranks, f"{plan} precision:float64", family)
@@ -120,7 +132,9 @@ def test_composes_with_the_tensor_axis(ranks: Run, plan: str, family: str) -> No
 
 
 def breadth_first(p: int, m: int) -> Schedule:
-    """A schedule that plait does not have: two stages a rank, each with all micro-batches at once."""
+    """A schedule that plait does not have: two stages a rank, each with all micro-batches at
+    once.
+    """
     ranks = []
     for rank in range(p):
         own = (rank, rank + p)
@@ -149,6 +163,8 @@ def test_a_user_s_own_schedule_from_text_trains_like_the_others(ranks: Run) -> N
     mine = breadth_first(2, 4)
     plan = "pp2:1f1b mb4 precision:float64"
     found = ranks(2, with_own_schedule, plan, dumps(mine), plan=plan)
-    assert [executed for executed, _ in found] == [[str(action) for action in actions] for actions in mine.ranks]
+    assert [executed for executed, _ in found] == [
+        [str(action) for action in actions] for actions in mine.ranks
+    ]
     theirs = ranks(2, with_own_schedule, plan, dumps(make("1f1b", 2, 4)), plan=plan)
     assert found[0][1] == pytest.approx(theirs[0][1], rel=TOLERANCE)

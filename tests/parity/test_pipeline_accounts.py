@@ -1,4 +1,6 @@
-"""Pipelines by their accounts: activations and versions held, bytes sent, memory; what is refused; a rank that dies."""
+"""Pipelines by their accounts: activations and versions held, bytes sent, memory; what is refused;
+a rank that dies.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,18 @@ def sgd(params: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(params, lr=0.1)
 
 
-def make_engine(world: World, plan: str, model: nn.Module | None = None, cutting: Cutting | None = None) -> Any:
+def make_engine(
+    world: World, plan: str, model: nn.Module | None = None, cutting: Cutting | None = None
+) -> Any:
     model = harness.family_of("mlp-deep").model() if model is None else model
-    return build(model, plan, loss=cross_entropy, optimizer=sgd, options=Options(cutting=cutting or Cutting()), world=world)
+    return build(
+        model,
+        plan,
+        loss=cross_entropy,
+        optimizer=sgd,
+        options=Options(cutting=cutting or Cutting()),
+        world=world,
+    )
 
 
 def batch(num_samples: int = 16, width: int = 6) -> tuple[Tensor, Tensor]:
@@ -54,16 +65,25 @@ def measured(world: World, plan: str) -> dict[str, Any]:
     spans = [span.name for span in result.timeline.spans if span.kind in ("F", "B", "I", "W")]
     live = {stage: part.stage.peak_live for stage, part in engine._pipeline.parts.items()}
     transport = engine._pipeline.transport
-    return {"spans": spans, "live": live, "forms": transport.num_forms_sent, "sent": result.ledger.bytes("pp", "send")}
+    return {
+        "spans": spans,
+        "live": live,
+        "forms": transport.num_forms_sent,
+        "sent": result.ledger.bytes("pp", "send"),
+    }
 
 
 @pytest.mark.parametrize("schedule", SYNCHRONOUS)
 def test_a_run_holds_what_its_schedule_promises(ranks: Run, schedule: str) -> None:
-    """p = 4, m = 8: the live activations of each stage as simulated, and the actions in the order of the list."""
+    """p = 4, m = 8: the live activations of each stage as simulated, and the actions in the order
+    of the list.
+    """
     found = ranks(4, measured, f"pp4:{schedule} mb8", plan=f"pp4:{schedule} mb8")
     virtual = 2 if schedule == "interleaved" else 1
     expected = make(schedule, 4, 8, virtual)
-    assert [rank["spans"] for rank in found] == [[str(action) for action in actions] for actions in expected.ranks]
+    assert [rank["spans"] for rank in found] == [
+        [str(action) for action in actions] for actions in expected.ranks
+    ]
     live = {stage: peak for rank in found for stage, peak in rank["live"].items()}
     assert tuple(live[stage] for stage in sorted(live)) == simulate(expected).peak_activations
     if schedule == "gpipe":
@@ -109,13 +129,19 @@ class Nest(nn.Module):
 
     def __init__(self, index: int) -> None:
         super().__init__()
-        self.linear, self.index = nn.Linear(6, 6 if index < 2 else 5), index
+        self.linear = nn.Linear(6, 6 if index < 2 else 5)
+        self.index = index
 
     def forward(self, value: Any) -> Any:
         if self.index == 0:
             return {"y": (self.linear(value), None), "skip": [value.detach() * 2]}
-        y, skip = value["y"][0], value["skip"][0]
-        return {"y": (self.linear(y), None), "skip": [skip]} if self.index == 1 else self.linear(y + skip)
+        y = value["y"][0]
+        skip = value["skip"][0]
+        return (
+            {"y": (self.linear(y), None), "skip": [skip]}
+            if self.index == 1
+            else self.linear(y + skip)
+        )
 
 
 def nested(world: World, plan: str) -> list[float]:
@@ -134,12 +160,17 @@ class Branch(nn.Module):
 
     def __init__(self, what: str) -> None:
         super().__init__()
-        self.linear, self.what = nn.Linear(6, 6), what
+        self.linear = nn.Linear(6, 6)
+        self.what = what
 
     def forward(self, x: Tensor) -> Any:
         y = self.linear(x)
         return (
-            (y, "a word") if self.what == "word" else y.to(torch.complex64) if self.what == "complex" else y[: int(y[0, 0] > 9)]
+            (y, "a word")
+            if self.what == "word"
+            else y.to(torch.complex64)
+            if self.what == "complex"
+            else y[: int(y[0, 0] > 9)]
         )
 
 
@@ -169,7 +200,10 @@ def server(world: World) -> str:
 
 
 def test_a_parameter_server_with_a_pipeline_is_refused_with_the_reason(ranks: Run) -> None:
-    assert "copies of a tied parameter would lie on different servers" in ranks(4, server, plan="pp2 dp2")[0]
+    assert (
+        "copies of a tied parameter would lie on different servers"
+        in ranks(4, server, plan="pp2 dp2")[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -200,7 +234,9 @@ def sends(world: World, what: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("what", "message"), [("word", "'0' returns a str"), ("complex", "returns a complex64 tensor")])
+@pytest.mark.parametrize(
+    ("what", "message"), [("word", "'0' returns a str"), ("complex", "returns a complex64 tensor")]
+)
 def test_a_stage_that_returns_what_cannot_be_sent(ranks: Run, what: str, message: str) -> None:
     """The stage says so; its neighbour says who has left."""
     found = ranks(2, sends, what, plan="pp2", backend="shared")
@@ -213,7 +249,9 @@ def dies(world: World, plan: str, victim: int) -> tuple[float, str]:
     engine.step(batch(), trace=False)
     if world.rank == victim:
         backward = engine._handlers[Kind.BACKWARD]
-        engine._handlers[Kind.BACKWARD] = lambda action: os._exit(7) if action.micro_batch == 2 else backward(action)
+        engine._handlers[Kind.BACKWARD] = lambda action: (
+            os._exit(7) if action.micro_batch == 2 else backward(action)
+        )
     began = time.monotonic()
     with pytest.raises(RankFailed) as caught:
         engine.step(batch(), trace=False)
@@ -231,7 +269,14 @@ def test_the_neighbours_of_a_rank_that_dies_say_who(ranks: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "plan", ["pp2:1f1b mb2", "pp2:zbv mb2", "pp2:zb-h1 dp2:zero1 mb2", "pp2:2bw mb3", "pp2:pipedream dp2 mb2"]
+    "plan",
+    [
+        "pp2:1f1b mb2",
+        "pp2:zbv mb2",
+        "pp2:zb-h1 dp2:zero1 mb2",
+        "pp2:2bw mb3",
+        "pp2:pipedream dp2 mb2",
+    ],
 )
 def test_every_probe_of_verify_passes(ranks: Run, plan: str) -> None:
     """Dropout too: a micro-batch takes its random numbers along from stage to stage."""
@@ -256,7 +301,13 @@ def learns(world: World, plan: str) -> list[float]:
     }
     with torch.device("meta"):
         model = models.make("gpt", **keys)
-    engine = build(model, plan, loss=cross_entropy, optimizer=lambda p: torch.optim.AdamW(p, lr=3e-3), world=world)
+    engine = build(
+        model,
+        plan,
+        loss=cross_entropy,
+        optimizer=lambda p: torch.optim.AdamW(p, lr=3e-3),
+        world=world,
+    )
     text = torch.tensor(list(inspect.getsource(argparse).encode()[: 40 * 8 * 33])).view(40, 8, 33)
     return [engine.step((tokens[:, :-1], tokens[:, 1:]), trace=False).loss for tokens in text]
 

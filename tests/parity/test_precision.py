@@ -1,4 +1,6 @@
-"""float32 and bf16 under every strategy: the same run as on one device, as far as rounding lets it be."""
+"""float32 and bf16 under every strategy: the same run as on one device, as far as rounding lets it
+be.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,32 @@ from plait.tensor import TensorSplit
 from tests.parity.harness import FAMILIES, SEED, SPLIT_FAMILIES, Family, family_of, make_engine
 
 Run = Callable[..., list[Any]]
-PLANS = ["dp2", "dp2:ring", "dp2:server", "dp2:zero1", "dp2:zero2", "dp2:zero3", "dp4:zero3", "dp2:zero1,offload"]
+PLANS = [
+    "dp2",
+    "dp2:ring",
+    "dp2:server",
+    "dp2:zero1",
+    "dp2:zero2",
+    "dp2:zero3",
+    "dp4:zero3",
+    "dp2:zero1,offload",
+]
 SPLIT = SPLIT_FAMILIES["llama"]
-GPT = Family("gpt", {**FAMILIES["gpt"].keys, "vocab_size": 256, "max_position_embeddings": 32}, (32,), 256, tokens=True)
+GPT = Family(
+    "gpt",
+    {**FAMILIES["gpt"].keys, "vocab_size": 256, "max_position_embeddings": 32},
+    (32,),
+    256,
+    tokens=True,
+)
 
 
-def corpus(world: World, plan: str, steps: int) -> tuple[float, dict[str, list[str]], dict[str, int]]:
-    """Train on the source of the standard library; the last loss, the dtypes of state, the bytes held."""
+def corpus(
+    world: World, plan: str, steps: int
+) -> tuple[float, dict[str, list[str]], dict[str, int]]:
+    """Train on the source of the standard library; the last loss, the dtypes of state, the bytes
+    held.
+    """
     engine = build(
         GPT.model(),
         plan,
@@ -48,7 +69,13 @@ def corpus(world: World, plan: str, steps: int) -> tuple[float, dict[str, list[s
     dtypes = {
         "parameters": sorted({str(param.dtype) for param in engine.model.parameters()}),
         "masters": sorted({str(piece.value.dtype) for piece in engine.strategy.pieces}),
-        "gradients": sorted({str(piece.value.grad.dtype) for piece in engine.strategy.pieces if piece.value.grad is not None}),
+        "gradients": sorted(
+            {
+                str(piece.value.grad.dtype)
+                for piece in engine.strategy.pieces
+                if piece.value.grad is not None
+            }
+        ),
         "moments": sorted({str(values["exp_avg"].dtype) for values in state}),
     }
     return loss, dtypes, engine.memory()
@@ -81,7 +108,9 @@ def test_bf16_keeps_float32_masters_and_sums(ranks: Run, one_device: float, plan
 
 
 def test_bf16_model_state_is_that_of_mixed_precision(ranks: Run) -> None:
-    """2 bytes of parameters; K = 12 of master and moments, sharded; gradients in float32, 4 bytes, sharded from stage 2 on."""
+    """2 bytes of parameters; K = 12 of master and moments, sharded; gradients in float32, 4 bytes,
+    sharded from stage 2 on.
+    """
     for _, _, memory in ranks(2, corpus, "dp2:zero2 precision:bf16", 2, plan="dp2"):
         numel = memory["parameters"] / 2
         assert memory["optimizer"] == pytest.approx(12 * numel / 2, rel=0.02)
@@ -104,18 +133,32 @@ def total(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, tor
 
 
 def summed_gradient(world: World, plan: str) -> float:
-    """Of 16 samples, one of which is 2^9 times as large as the others: bf16 would lose these one by one."""
-    engine = build(Weights(), plan, loss=total, optimizer=torch.optim.SGD, options=Options(seed=SEED), world=world)
+    """Of 16 samples, one of which is 2^9 times as large as the others: bf16 would lose these one by
+    one.
+    """
+    engine = build(
+        Weights(),
+        plan,
+        loss=total,
+        optimizer=torch.optim.SGD,
+        options=Options(seed=SEED),
+        world=world,
+    )
     grads: list[Any] = []
-    engine.before_update.append(lambda e: grads.extend(part.value.clone() for part in e.local_gradients()))
-    axis, x = world.axis("dp"), torch.full((16, 3), 2.0**-9)
+    engine.before_update.append(
+        lambda e: grads.extend(part.value.clone() for part in e.local_gradients())
+    )
+    axis = world.axis("dp")
+    x = torch.full((16, 3), 2.0**-9)
     x[0] = 1.0
     share = x.tensor_split(axis.size)[axis.rank]
     engine.step((share, torch.zeros(len(share))), trace=False)
     return max((float(grad.max()) for grad in grads if grad.numel()), default=0.0)
 
 
-@pytest.mark.parametrize("plan", ["mb16", *(f"{plan} mb{8 if plan[2] == '2' else 4}" for plan in PLANS)])
+@pytest.mark.parametrize(
+    "plan", ["mb16", *(f"{plan} mb{8 if plan[2] == '2' else 4}" for plan in PLANS)]
+)
 def test_sums_over_micro_batches_and_ranks_lose_nothing_in_bf16(ranks: Run, plan: str) -> None:
     found = ranks(Plan.parse(plan).world_size, summed_gradient, f"{plan} precision:bf16", plan=plan)
     assert max(found) == (1 + 15 * 2.0**-9) / 16
@@ -141,8 +184,12 @@ EVERY_AXIS = {
 
 
 def reductions(world: World, plan: str, family: Family) -> tuple[set[str], set[tuple[str, str]]]:
-    """(dtypes of masters, gradients and moments; what gradients were summed over, in which dtype)."""
-    where, seen, kept = ["dp"], set(), []
+    """(dtypes of masters, gradients and moments; what gradients were summed over, in which
+    dtype).
+    """
+    where = ["dp"]
+    seen = set()
+    kept = []
 
     def watch(owner: type, name: str, act: Callable[..., Any]) -> None:
         original = getattr(owner, name)
@@ -170,21 +217,31 @@ def reductions(world: World, plan: str, family: Family) -> tuple[set[str], set[t
         engine = make_engine(world, f"{plan} precision:bf16", family, {})
         axis = world.axis("dp")
         for batch in replace(family, num_steps=2).batches(8):
-            engine.step(tuple(part.tensor_split(axis.size)[axis.rank] for part in batch), trace=False)
+            engine.step(
+                tuple(part.tensor_split(axis.size)[axis.rank] for part in batch), trace=False
+            )
     finally:
         for owner, name, original in kept:
             setattr(owner, name, original)
     pieces = engine.strategy.pieces
     states = [values["exp_avg"] for values in engine.update.optimizer.state.values()]
-    wide = [*(p.value for p in pieces), *(p.value.grad for p in pieces if p.value.grad is not None), *states]
+    wide = [
+        *(p.value for p in pieces),
+        *(p.value.grad for p in pieces if p.value.grad is not None),
+        *states,
+    ]
     assert all(param.dtype == torch.bfloat16 for param in engine.model.parameters())
     return {str(tensor.dtype) for tensor in wide}, seen
 
 
 @pytest.mark.parametrize("plan", EVERY_AXIS)
-def test_bf16_keeps_masters_and_sums_gradients_in_float32_on_every_axis(ranks: Run, plan: str) -> None:
+def test_bf16_keeps_masters_and_sums_gradients_in_float32_on_every_axis(
+    ranks: Run, plan: str
+) -> None:
     family, place = EVERY_AXIS[plan]
-    for wide, seen in ranks(Plan.parse(plan).world_size, reductions, plan, family_of(family), plan=plan):
+    for wide, seen in ranks(
+        Plan.parse(plan).world_size, reductions, plan, family_of(family), plan=plan
+    ):
         assert wide <= {"torch.float32"}
         assert {dtype for _, dtype in seen} <= {"torch.float32"}
         assert place is None or (place, "torch.float32") in seen
@@ -208,9 +265,13 @@ def in_float16(world: World, plan: str, family: Family, steps: int) -> list[Any]
     )
     assert engine._scale is not None
     engine._scale.value = 2.0**18  # far too large: the first steps must be dropped
-    axis, seen = world.axis("dp"), []
+    axis = world.axis("dp")
+    seen = []
     for inputs, targets in family.batches(8):
-        share = inputs.tensor_split(axis.size)[axis.rank], targets.tensor_split(axis.size)[axis.rank]
+        share = (
+            inputs.tensor_split(axis.size)[axis.rank],
+            targets.tensor_split(axis.size)[axis.rank],
+        )
         result = engine.step(share, trace=False)
         total = sum(float(part.value.double().sum()) for part in engine.local_parameters())
         seen.append((result.loss, result.grad_norm, result.loss_scale, result.skipped, total))
@@ -223,7 +284,9 @@ def test_float16_finds_a_scale_that_all_ranks_agree_on(ranks: Run, plan: str) ->
     family = replace(SPLIT, num_steps=14)
     results = ranks(Plan.parse(plan).world_size, in_float16, plan, family, 14, plan=plan)
     for mine in results:
-        assert [step[:4] for step in mine] == [step[:4] for step in results[0]] or not math.isfinite(mine[0][1])
+        assert [step[:4] for step in mine] == [
+            step[:4] for step in results[0]
+        ] or not math.isfinite(mine[0][1])
         assert [step[2:4] for step in mine] == [step[2:4] for step in results[0]]
     steps = results[0]
     dropped = [step[3] for step in steps]
@@ -235,7 +298,11 @@ def test_float16_finds_a_scale_that_all_ranks_agree_on(ranks: Run, plan: str) ->
 
 @pytest.mark.parametrize(
     ("plan", "reason"),
-    [("dp2:local,every2", "do not step together"), ("pp2:2bw mb2", "updates each stage"), ("dp2 precision:bf16", "masters")],
+    [
+        ("dp2:local,every2", "do not step together"),
+        ("pp2:2bw mb2", "updates each stage"),
+        ("dp2 precision:bf16", "masters"),
+    ],
 )
 def test_float16_is_refused_where_no_scale_can_be_agreed_on(plan: str, reason: str) -> None:
     with pytest.raises(PlanError, match=reason):
@@ -244,7 +311,14 @@ def test_float16_is_refused_where_no_scale_can_be_agreed_on(plan: str, reason: s
 
 def test_a_scale_halves_on_overflow_doubles_after_many_good_steps_and_gives_up() -> None:
     scale = LossScale(4.0, growth_interval=2)
-    for norm, value in [(1.0, 4.0), (1.0, 8.0), (math.inf, 4.0), (math.nan, 2.0), (1.0, 2.0), (1.0, 4.0)]:
+    for norm, value in [
+        (1.0, 4.0),
+        (1.0, 8.0),
+        (math.inf, 4.0),
+        (math.nan, 2.0),
+        (1.0, 2.0),
+        (1.0, 4.0),
+    ]:
         assert scale.judge(norm, 1) == math.isfinite(norm)
         scale.adapt()
         assert scale.value == value

@@ -1,4 +1,6 @@
-"""What the planner predicts that a rank sends is what the ledger counts, on every axis and to the byte."""
+"""What the planner predicts that a rank sends is what the ledger counts, on every axis and to the
+byte.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +21,43 @@ from plait.plan import Plan
 from tests.helpers.threaded import threaded
 
 Run = Callable[..., list[Any]]
-BATCH, SEQ_LEN, VOCABULARY = 16, 8, 64
+BATCH = 16
+SEQ_LEN = 8
+VOCABULARY = 64
 FIRST_MIDDLE_LAST = 3
 """Layers where no pipeline wants more."""
-SIZES = {"num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 8, "intermediate_size": 64}
+SIZES = {
+    "num_hidden_layers": 4,
+    "hidden_size": 32,
+    "num_attention_heads": 8,
+    "intermediate_size": 64,
+}
 SIZES |= {"vocab_size": VOCABULARY, "max_position_embeddings": 32}
 LLAMA = {"name": "llama", "num_key_value_heads": 4, **SIZES}
 MODELS: dict[str, dict[str, Any]] = {
     "gpt": {"name": "gpt", **SIZES},
     "tied": {"name": "gpt", "tie_word_embeddings": True, **SIZES},
     "llama": LLAMA,
-    "experts": {**LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
-    "mlp": {"name": "mlp", "in_features": 16, "hidden_size": 32, "num_hidden_layers": 4, "out_features": 8},
-    "odd": {"name": "mlp", "in_features": 5, "hidden_size": 7, "num_hidden_layers": 3, "out_features": 3},
+    "experts": {
+        **LLAMA,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+    },
+    "mlp": {
+        "name": "mlp",
+        "in_features": 16,
+        "hidden_size": 32,
+        "num_hidden_layers": 4,
+        "out_features": 8,
+    },
+    "odd": {
+        "name": "mlp",
+        "in_features": 5,
+        "hidden_size": 7,
+        "num_hidden_layers": 3,
+        "out_features": 3,
+    },
 }
 TRANSFORMERS = [
     "dp4:ring mb2", "dp4:server", "dp2:zero1 mb2 precision:bf16", "dp4:zero3,replicate2 mb2", "dp2:zero3 mb2 remat:full",
@@ -39,8 +65,13 @@ TRANSFORMERS = [
     "tp8:2.5d,depth2 dp2", "tp8:3d dp2:zero1 mb2", "cp4 mb2", "cp2:ulysses tp2:1d,sp", "cp2 tp4:2d dp2:zero2",
 ]  # fmt: skip
 CASES = [(family, plan) for family in ("gpt", "llama") for plan in TRANSFORMERS]
-CASES += [("experts", plan) for plan in ("dp2:zero2 mb2", "tp2 dp2:zero1", "tp2 remat:full", "cp2 tp2")]
-CASES += [("mlp", plan) for plan in ("tp2", "tp2:1d,sp remat:full", "tp4:2d dp2:zero2 mb2", "tp8:3d", "dp4:server")]
+CASES += [
+    ("experts", plan) for plan in ("dp2:zero2 mb2", "tp2 dp2:zero1", "tp2 remat:full", "cp2 tp2")
+]
+CASES += [
+    ("mlp", plan)
+    for plan in ("tp2", "tp2:1d,sp remat:full", "tp4:2d dp2:zero2 mb2", "tp8:3d", "dp4:server")
+]
 CASES += [("gpt", "dp2:local,every2"), ("odd", "dp4:ring"), ("odd", "dp2:ring mb2")]
 PIPELINES = [
     ("gpt", "pp2:1f1b tp2:1d,sp dp2:zero1 mb2"), ("tied", "pp2:gpipe dp2:zero2 mb2"), ("llama", "pp2:interleaved,v2 tp2 mb4"),
@@ -62,19 +93,30 @@ def batches(keys: dict[str, Any], world: World) -> Iterator[tuple[Tensor, Tensor
 
 
 def class_loss(output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    return nn.functional.cross_entropy(output, targets, reduction="sum"), torch.tensor(float(targets.shape[0]))
+    return nn.functional.cross_entropy(output, targets, reduction="sum"), torch.tensor(
+        float(targets.shape[0])
+    )
 
 
 def counted(world: World, family: str, text: str) -> dict[str, float]:
-    """Bytes that this rank sends in a step by axis, over as many steps as `local` has between two synchronisations."""
+    """Bytes that this rank sends in a step by axis, over as many steps as `local` has between two
+    synchronisations.
+    """
     plan = Plan.parse(text)
     keys = sizes(family, plan)
     with torch.device("meta"):
-        model = models.make(keys["name"], **{key: value for key, value in keys.items() if key != "name"})
+        model = models.make(
+            keys["name"], **{key: value for key, value in keys.items() if key != "name"}
+        )
     loss = class_loss if family in {"mlp", "odd"} else cross_entropy
-    engine = build(model, plan, loss=loss, optimizer=lambda p: torch.optim.AdamW(p, lr=1e-3), world=world)
-    data, steps = batches(keys, world), plan.dp.every or 1
-    if plan.pp.size > 1 or steps > 1:  # the shapes of a pipeline's tensors travel once; `local` counts from a synchronisation
+    engine = build(
+        model, plan, loss=loss, optimizer=lambda p: torch.optim.AdamW(p, lr=1e-3), world=world
+    )
+    data = batches(keys, world)
+    steps = plan.dp.every or 1
+    if (
+        plan.pp.size > 1 or steps > 1
+    ):  # the shapes of a pipeline's tensors travel once; `local` counts from a synchronisation
         for _ in range(steps):
             engine.step(next(data))
     results = [engine.step(next(data)) for _ in range(steps)]
@@ -87,12 +129,20 @@ def counted(world: World, family: str, text: str) -> dict[str, float]:
 
 def sizes(family: str, plan: Plan) -> dict[str, Any]:
     """The keys of the model that a plan is tried on."""
-    short = {} if plan.pp.size > 1 or family in {"mlp", "odd"} else {"num_hidden_layers": FIRST_MIDDLE_LAST}
+    short = (
+        {}
+        if plan.pp.size > 1 or family in {"mlp", "odd"}
+        else {"num_hidden_layers": FIRST_MIDDLE_LAST}
+    )
     return {**MODELS[family], **short}
 
 
 def check(family: str, text: str, found: list[dict[str, float]]) -> None:
-    config = {"model": sizes(family, Plan.parse(text)), "data": {"seq_len": SEQ_LEN}, "train": {"global_batch": BATCH}}
+    config = {
+        "model": sizes(family, Plan.parse(text)),
+        "data": {"seq_len": SEQ_LEN},
+        "train": {"global_batch": BATCH},
+    }
     if family in {"mlp", "odd"}:
         config["data"] = {}
     predicted = plait.estimate(config, text, "h100x64").traffic

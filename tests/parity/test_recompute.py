@@ -1,4 +1,6 @@
-"""Recomputation under every schedule, against one device; and that it recomputes what its policy says, and nothing else."""
+"""Recomputation under every schedule, against one device; and that it recomputes what its policy
+says, and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ KEYS = {
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_equals_one_device(ranks: Run, schedule: str, policy: str) -> None:
     virtual = ",v2" if schedule == "interleaved" else ""
-    verdict = judge(ranks, Cell(f"pp2:{schedule}{virtual} mb4 remat:{policy} precision:float64", "gpt", KEYS, 4, 3))
+    verdict = judge(
+        ranks,
+        Cell(f"pp2:{schedule}{virtual} mb4 remat:{policy} precision:float64", "gpt", KEYS, 4, 3),
+    )
     assert verdict.status == "ok", verdict
 
 
@@ -58,7 +63,8 @@ def operations(world: World, policy: str) -> tuple[int, int]:
 
 
 def test_selective_repeats_what_is_cheap_and_full_repeats_the_block() -> None:
-    """Two blocks of six products and one activation each; the head has no bias, so it is none of these.
+    """Two blocks of six products and one activation each; the head has no bias, so it is none of
+    these.
 
     Recomputing a block stops before its last product, whose output nobody keeps.
     """

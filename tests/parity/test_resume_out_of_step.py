@@ -1,4 +1,6 @@
-"""Ranks that do not step together, saved and gone on with: also with fewer or more ranks, between two rounds."""
+"""Ranks that do not step together, saved and gone on with: also with fewer or more ranks, between
+two rounds.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,10 @@ def train(
     axis = world.axis("dp")
     for step in range(first, last):
         inputs, targets = FAMILIES["gpt"]._batch(8, torch.Generator().manual_seed(step))
-        engine.step((inputs.tensor_split(axis.size)[axis.rank], targets.tensor_split(axis.size)[axis.rank]), trace=False)
+        engine.step(
+            (inputs.tensor_split(axis.size)[axis.rank], targets.tensor_split(axis.size)[axis.rank]),
+            trace=False,
+        )
         if halves and step + 1 == (first + last) // 2:
             engine.save(f"{save}-half")
     engine.save(save) if save is not None else engine.strategy.settle()
@@ -61,9 +66,14 @@ def whole(results: list[Any]) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("asynchrony", [DILOCO, EIGHT], ids=["exact", "eight bits"])
 def test_a_run_goes_on_where_it_stopped(ranks: Run, tmp_path: Path, asynchrony: Asynchrony) -> None:
-    """With the momentum of the outer step and the mean of the inner optimizers; a save ends a round, so both runs save."""
-    plan, saved = "dp2:local,every2", str(tmp_path / "saved")
-    truth = whole(ranks(2, train, plan, 0, 6, (None, str(tmp_path / "truth")), True, asynchrony, plan=plan))
+    """With the momentum of the outer step and the mean of the inner optimizers; a save ends a
+    round, so both runs save.
+    """
+    plan = "dp2:local,every2"
+    saved = str(tmp_path / "saved")
+    truth = whole(
+        ranks(2, train, plan, 0, 6, (None, str(tmp_path / "truth")), True, asynchrony, plan=plan)
+    )
     ranks(2, train, plan, 0, 3, (None, saved), False, asynchrony, plan=plan)
     again = whole(ranks(2, train, plan, 3, 6, (saved, None), False, asynchrony, plan=plan))
     for name, value in truth.items():
@@ -73,17 +83,27 @@ def test_a_run_goes_on_where_it_stopped(ranks: Run, tmp_path: Path, asynchrony: 
 @pytest.mark.parametrize(
     "plans",
     [
-        ("dp2:local,every2", "dp3:local,every2", "dp1"),  # a rank joins between rounds; then all but one leave
+        (
+            "dp2:local,every2",
+            "dp3:local,every2",
+            "dp1",
+        ),  # a rank joins between rounds; then all but one leave
         ("dp4:async-server,stale2", "dp2:async-server,stale4", "dp2:zero1"),
         ("dp2", "dp2:local,every3", "dp2:async-server,stale1"),
     ],
 )
-def test_ranks_leave_and_join_and_plans_change(ranks: Run, tmp_path: Path, plans: tuple[str, ...]) -> None:
+def test_ranks_leave_and_join_and_plans_change(
+    ranks: Run, tmp_path: Path, plans: tuple[str, ...]
+) -> None:
     previous: str | None = None
     for number, plan in enumerate(plans):
         target = str(tmp_path / f"saved-{number}")
-        results = ranks(int(plan[2]), train, plan, 2 * number, 2 * number + 2, (previous, target), plan=plan)
+        results = ranks(
+            int(plan[2]), train, plan, 2 * number, 2 * number + 2, (previous, target), plan=plan
+        )
         params = whole(results)
-        reloaded = whole(ranks(1, train, "dp1", 2 * number + 2, 2 * number + 2, (target, None), plan="dp1"))
+        reloaded = whole(
+            ranks(1, train, "dp1", 2 * number + 2, 2 * number + 2, (target, None), plan="dp1")
+        )
         assert all(torch.equal(params[name], reloaded[name]) for name in params)
         previous = target

@@ -1,4 +1,6 @@
-"""The parity table of the tensor axis: every mode and family, alone and with the data axis, against one device."""
+"""The parity table of the tensor axis: every mode and family, alone and with the data axis, against
+one device.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,16 @@ from tests.parity.harness import (
 from tests.parity.wide import MORE_SPLIT
 
 Run = Callable[..., list[Any]]
-MODES = ["tp2", "tp2:1d,sp", "tp4:1d,sp", "tp1:2d", "tp4:2d", "tp4:2.5d", "tp8:2.5d,depth2", "tp8:3d"]
+MODES = [
+    "tp2",
+    "tp2:1d,sp",
+    "tp4:1d,sp",
+    "tp1:2d",
+    "tp4:2d",
+    "tp4:2.5d",
+    "tp8:2.5d,depth2",
+    "tp8:3d",
+]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -57,13 +68,16 @@ def test_models_of_others_compose_too(ranks: Run, family: str, plan: str) -> Non
 
 def as_threads(ranks: int, plan: str, family: str, num_samples: int) -> None:
     """The same engine and the same collectives, as threads of one process."""
-    made, text = family_of(family), f"{plan} precision:float64"
+    made = family_of(family)
+    text = f"{plan} precision:float64"
     copies = [whole_model(made) for _ in range(ranks)]
 
     def rank(world: World) -> list[Any]:
         return train(make_engine(world, text, made, {}, copies[world.rank]), made, num_samples)
 
-    outcome = compare(threaded(ranks, rank, plan=plan), reference(family, Plan.parse(text), num_samples, {}))
+    outcome = compare(
+        threaded(ranks, rank, plan=plan), reference(family, Plan.parse(text), num_samples, {})
+    )
     assert outcome.largest <= TOLERANCE, outcome
 
 
@@ -85,7 +99,9 @@ def test_composes_with_pipelines(ranks: Run, plan: str) -> None:
     assert outcome.largest <= TOLERANCE, outcome
 
 
-@pytest.mark.parametrize("plan", ["tp2", "tp4:1d,sp", "tp4:2d dp2:zero2", "tp8:2.5d,depth2", "tp8:3d"])
+@pytest.mark.parametrize(
+    "plan", ["tp2", "tp4:1d,sp", "tp4:2d dp2:zero2", "tp8:2.5d,depth2", "tp8:3d"]
+)
 def test_clips_by_the_global_norm(ranks: Run, plan: str) -> None:
     """What several ranks hold counts once."""
     outcome = check(ranks, f"{plan} precision:float64", "split-gpt", clip_grad_norm=0.05)
@@ -106,9 +122,13 @@ def test_recomputes(ranks: Run, plan: str, remat: str) -> None:
     assert outcome.largest <= TOLERANCE, outcome
 
 
-@pytest.mark.parametrize("plan", ["tp2", "tp2:1d,sp mb2", "tp4:2d", "tp8:2.5d,depth2", "tp8:3d", "tp2 dp2:zero1"])
+@pytest.mark.parametrize(
+    "plan", ["tp2", "tp2:1d,sp mb2", "tp4:2d", "tp8:2.5d,depth2", "tp8:3d", "tp2 dp2:zero1"]
+)
 def test_dropout_is_that_of_one_device(ranks: Run, plan: str) -> None:
-    """The mask of the whole tensor is drawn alike everywhere and cut: also that of attention's weights."""
+    """The mask of the whole tensor is drawn alike everywhere and cut: also that of attention's
+    weights.
+    """
     outcome = check(ranks, f"{plan} precision:float64", "split-gpt-dropout")
     assert outcome.largest <= TOLERANCE, outcome
 
@@ -116,6 +136,8 @@ def test_dropout_is_that_of_one_device(ranks: Run, plan: str) -> None:
 @pytest.mark.parametrize("plan", ["tp2", "tp2:1d,sp", "tp4:2d dp2:zero3"])
 @pytest.mark.parametrize("family", MORE_SPLIT)
 def test_models_with_a_plan_of_their_own(ranks: Run, family: str, plan: str) -> None:
-    """Roles from the config's own plan; windows, scaled embeddings, soft caps, norms of heads, fused projections."""
+    """Roles from the config's own plan; windows, scaled embeddings, soft caps, norms of heads,
+    fused projections.
+    """
     outcome = check(ranks, f"{plan} precision:float64", family)
     assert outcome.largest <= TOLERANCE, outcome

@@ -20,7 +20,17 @@ def run_task(world: Any, task: Task) -> Report:
 
 
 @pytest.mark.parametrize(
-    "plan", ["dp1", "dp2 mb2", "dp2:ring", "dp2:server", "dp4:zero1 mb2", "dp2:zero2 mb2", "dp2:zero3", "dp4:zero3,replicate2"]
+    "plan",
+    [
+        "dp1",
+        "dp2 mb2",
+        "dp2:ring",
+        "dp2:server",
+        "dp4:zero1 mb2",
+        "dp2:zero2 mb2",
+        "dp2:zero3",
+        "dp4:zero3,replicate2",
+    ],
 )
 def test_every_probe_passes(ranks, plan):
     task = Task(problem("gpt"), f"{plan} precision:float64", 3, None, tuple(PROBES))
@@ -54,8 +64,21 @@ def test_what_fills_a_micro_batch_up_draws_no_random_numbers(ranks, plan):
 
 
 def test_a_library_model_that_drops_is_cut_into_stages_and_grids(ranks):
-    config = {"model_type": "gpt2", "n_layer": 2, "n_embd": 16, "n_head": 4, "vocab_size": 32, "n_positions": 16}
-    config |= {"attn_pdrop": 0.0, "embd_pdrop": 0.1, "resid_pdrop": 0.1, "bos_token_id": 0, "eos_token_id": 0}
+    config = {
+        "model_type": "gpt2",
+        "n_layer": 2,
+        "n_embd": 16,
+        "n_head": 4,
+        "vocab_size": 32,
+        "n_positions": 16,
+    }
+    config |= {
+        "attn_pdrop": 0.0,
+        "embd_pdrop": 0.1,
+        "resid_pdrop": 0.1,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
     assert prove(ranks, "pp2 tp4:2d mb4", "sgd", model={"name": "hf", "config": config}) == {"sgd"}
 
 
@@ -70,7 +93,11 @@ def test_every_family_passes(ranks, model):
 
 def test_batch_norm_is_compared_slice_by_slice_and_said_so(ranks):
     task = Task(
-        problem("batch-norm", global_batch=32), "dp2:zero1 mb2 precision:float64", 3, None, ("sgd", "adamw", "clipping")
+        problem("batch-norm", global_batch=32),
+        "dp2:zero1 mb2 precision:float64",
+        3,
+        None,
+        ("sgd", "adamw", "clipping"),
     )
     report = ranks(2, run_task, task, plan="dp2")[0]
     assert report.ok, report.text()
@@ -78,7 +105,9 @@ def test_batch_norm_is_compared_slice_by_slice_and_said_so(ranks):
 
 
 def test_training_that_magnifies_rounding_is_called_so(ranks):
-    """Statistics of three values a channel, and a high rate: every step is a thousand times as far off."""
+    """Statistics of three values a channel, and a high rate: every step is a thousand times as far
+    off.
+    """
     task = Task(problem("batch-norm"), "dp2 mb2 precision:float64", 3, None, ("sgd",))
     report = ranks(2, run_task, task, plan="dp2")[0]
     assert not report.ok
@@ -97,7 +126,13 @@ def test_verify_needs_no_second_run_when_all_is_well(ranks):
 
 
 CONFIG = {
-    "model": {"name": "mlp", "in_features": 6, "hidden_size": 11, "num_hidden_layers": 2, "out_features": 5},
+    "model": {
+        "name": "mlp",
+        "in_features": 6,
+        "hidden_size": 11,
+        "num_hidden_layers": 2,
+        "out_features": 5,
+    },
     "data": {"name": "random"},
     "train": {"global_batch": 12},
 }
@@ -106,7 +141,11 @@ CONFIG = {
 def test_the_door_starts_ranks_of_its_own():
     report = run(CONFIG, "dp2:zero2 mb2 precision:bf16", probes=["sgd", "tied"])
     found = report.as_dict()
-    assert found["ok"] and found["plan"] == "dp2:zero2 mb2 precision:float64" and found["world_size"] == 2
+    assert (
+        found["ok"]
+        and found["plan"] == "dp2:zero2 mb2 precision:float64"
+        and found["world_size"] == 2
+    )
     assert found["steps"] == 3 and 0 < found["grad_error"] < 1e-12
     assert any("tied does not apply" in note for note in found["notes"])
     assert any("the plan's own precision is bf16" in note for note in found["notes"])
@@ -114,7 +153,11 @@ def test_the_door_starts_ranks_of_its_own():
 
 @pytest.mark.parametrize(
     ("keys", "words"),
-    [({"dtype": "float16"}, "a proof needs"), ({"probes": ["sdg"]}, "did you mean 'sgd'"), ({"steps": 0}, "at least one step")],
+    [
+        ({"dtype": "float16"}, "a proof needs"),
+        ({"probes": ["sdg"]}, "did you mean 'sgd'"),
+        ({"steps": 0}, "at least one step"),
+    ],
 )
 def test_what_cannot_be_asked(keys, words):
     with pytest.raises(PlanError, match=words):
@@ -124,4 +167,15 @@ def test_what_cannot_be_asked(keys, words):
 @pytest.mark.parametrize("plan", ["dp2:local,every4", "dp2:async-server,stale1"])
 def test_plans_out_of_step_have_nothing_to_be_proven_equal_to(plan: str) -> None:
     with pytest.raises(PlanError, match="do not step together"):
-        run({"model": {"name": "mlp", "in_features": 4, "hidden_size": 4, "num_hidden_layers": 1, "out_features": 3}}, plan)
+        run(
+            {
+                "model": {
+                    "name": "mlp",
+                    "in_features": 4,
+                    "hidden_size": 4,
+                    "num_hidden_layers": 1,
+                    "out_features": 3,
+                }
+            },
+            plan,
+        )

@@ -1,4 +1,6 @@
-"""Weights from safetensors: each rank reads what it keeps, the parallel model is the whole one, and it comes back as files."""
+"""Weights from safetensors: each rank reads what it keeps, the parallel model is the whole one, and
+it comes back as files.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         torch.manual_seed(1)
         settings = transformers.AutoConfig.for_model(**config)
         made[name] = tmp_path_factory.mktemp(name)
-        transformers.AutoModelForCausalLM.from_config(settings).save_pretrained(made[name], max_shard_size="10KB")
+        transformers.AutoModelForCausalLM.from_config(settings).save_pretrained(
+            made[name], max_shard_size="10KB"
+        )
     return made
 
 
@@ -78,9 +82,14 @@ def train(world: World, plan: str, folder: Path, out: Path) -> Any:
         )
     finally:
         weights.Reader.close = close  # type: ignore[method-assign]
-    parts = [(part.name, part.global_shape, part.index(), part.value.clone()) for part in engine.local_parameters()]
+    parts = [
+        (part.name, part.global_shape, part.index(), part.value.clone())
+        for part in engine.local_parameters()
+    ]
     axis = world.axis("dp")
-    loss = engine.step(tuple(part.tensor_split(axis.size)[axis.rank] for part in batch()), trace=False).loss
+    loss = engine.step(
+        tuple(part.tensor_split(axis.size)[axis.rank] for part in batch()), trace=False
+    ).loss
     return read, parts, loss, engine.save_pretrained(out, dtype=torch.float32)
 
 
@@ -94,7 +103,11 @@ def test_a_saved_model_goes_on_in_parts_and_comes_back(
     found = join([parts for _, parts, *_ in results])
     for key, param in model.named_parameters():
         assert torch.equal(found[key].view_as(param), param), key
-    for read, parts, *_ in results:  # four bytes an element in the files: no rank reads what it does not keep
+    for (
+        read,
+        parts,
+        *_,
+    ) in results:  # four bytes an element in the files: no rank reads what it does not keep
         assert read == [4 * sum(value.numel() for *_, value in parts)]
     inputs, targets = batch()
     total, count = losses.cross_entropy(model(inputs), targets)
@@ -108,6 +121,8 @@ def test_a_saved_model_goes_on_in_parts_and_comes_back(
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in results[0][3]}
     assert back.config.model_type == CONFIGS[name]["model_type"]
     for key, param in model.named_parameters():
-        torch.testing.assert_close(back.get_parameter(key.removeprefix("model.")), param.float(), rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(
+            back.get_parameter(key.removeprefix("model.")), param.float(), rtol=1e-6, atol=1e-7
+        )
     tied = back.get_output_embeddings().weight is back.get_input_embeddings().weight
     assert tied == (name != "llama")

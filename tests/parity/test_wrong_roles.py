@@ -1,4 +1,6 @@
-"""A table of roles that is wrong is found out, and the message names the module: by its sizes, or by its outputs."""
+"""A table of roles that is wrong is found out, and the message names the module: by its sizes, or
+by its outputs.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,13 @@ def task_with(model: str, plan: str, changes: Changes, probe: str = "sgd") -> Ta
     base = Problem(keys, {"name": "random", "seq_len": 8}, train())
     roles = {**models.roles_for(base.make_model()), **changes}
     table = {pattern: role for pattern, role in roles.items() if role is not None}
-    return Task(replace(base, model={**keys, "roles": table}), f"{plan} precision:float64", 1, None, (probe,))
+    return Task(
+        replace(base, model={**keys, "roles": table}),
+        f"{plan} precision:float64",
+        1,
+        None,
+        (probe,),
+    )
 
 
 def report_of(world: Any, task: Task) -> Any:
@@ -39,7 +47,12 @@ def report_of(world: Any, task: Task) -> Any:
 @pytest.mark.parametrize(
     ("model", "changes", "words", "probe"),
     [
-        ("gpt", {"blocks.*.attention.o": "replicated"}, "'blocks.0.attention.o' (replicated) gets", "sgd"),
+        (
+            "gpt",
+            {"blocks.*.attention.o": "replicated"},
+            "'blocks.0.attention.o' (replicated) gets",
+            "sgd",
+        ),
         (
             "gpt",
             {"blocks.*.mlp.up": "row", "blocks.*.mlp.down": "column"},
@@ -47,11 +60,23 @@ def report_of(world: Any, task: Task) -> Any:
             "sgd",
         ),
         ("gpt", {"head": "column"}, "'head' (column) leaves", "sgd"),
-        ("gpt", {"head": "replicated"}, "'embed' (embedding) and 'head' (replicated) share a weight", "tied"),
-        ("llama", {"blocks.*.mlp.gate": "replicated"}, "'blocks.0.mlp.gate' (replicated), 'blocks.0.mlp.up' (column)", "sgd"),
+        (
+            "gpt",
+            {"head": "replicated"},
+            "'embed' (embedding) and 'head' (replicated) share a weight",
+            "tied",
+        ),
+        (
+            "llama",
+            {"blocks.*.mlp.gate": "replicated"},
+            "'blocks.0.mlp.gate' (replicated), 'blocks.0.mlp.up' (column)",
+            "sgd",
+        ),
     ],
 )
-def test_sizes_that_do_not_fit_name_the_module(ranks: Run, model: str, changes: Changes, words: str, probe: str) -> None:
+def test_sizes_that_do_not_fit_name_the_module(
+    ranks: Run, model: str, changes: Changes, words: str, probe: str
+) -> None:
     found = ranks(2, report_of, task_with(model, "tp2", changes, probe), plan="tp2")
     assert isinstance(found[0], str) and words in found[0], found[0]
     assert "under tp2" in found[0] or "role" in found[0]
@@ -61,10 +86,17 @@ def test_sizes_that_do_not_fit_name_the_module(ranks: Run, model: str, changes: 
     ("plan", "changes", "probe", "names"),
     [
         ("tp2:1d,sp", {"position": "replicated"}, "sgd", {"position"}),
-        ("tp2", {"blocks.*.attention.core": None}, "dropout", {"blocks.0.attention.core", "blocks.0.attention.o"}),
+        (
+            "tp2",
+            {"blocks.*.attention.core": None},
+            "dropout",
+            {"blocks.0.attention.core", "blocks.0.attention.o"},
+        ),
     ],
 )
-def test_outputs_that_differ_name_the_module(ranks: Run, plan: str, changes: Changes, probe: str, names: set[str]) -> None:
+def test_outputs_that_differ_name_the_module(
+    ranks: Run, plan: str, changes: Changes, probe: str, names: set[str]
+) -> None:
     report = ranks(2, report_of, task_with("gpt", plan, changes, probe), plan=plan)[0]
     assert not report.ok
     finding = next(one for one in report.all_findings if one.cause == "role")

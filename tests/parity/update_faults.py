@@ -1,4 +1,6 @@
-"""More faults, of the start, the update, the optimizer's state, and of what ranks see after the update."""
+"""More faults, of the start, the update, the optimizer's state, and of what ranks see after the
+update.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from plait.data import gradients, replicated, strategy, zero, zero3
 from plait.engine import build, engine, init, update, values
 from tests.parity.faults import after, wrap
 
-# -- start, update, state -----------------------------------------------------------------------------------------
+# -- start, update, state
+# -----------------------------------------------------------------------------------------
 
 
 def wrong_seed() -> list[Any]:
@@ -97,7 +100,8 @@ def untied() -> list[Any]:
     return [wrap(build, "_blocks", make), wrap(engine.Engine, "__init__", after(start_alike))]
 
 
-# -- what ranks see after the update ------------------------------------------------------------------------------
+# -- what ranks see after the update
+# ------------------------------------------------------------------------------
 
 
 def replicas_drift() -> list[Any]:
@@ -115,7 +119,8 @@ def gathers_too_little() -> list[Any]:
                 self._flats, kept = self._flats[1:], self._flats
                 self.states, states = self.states[1:], self.states
                 original(self)
-                self._flats, self.states = kept, states
+                self._flats = kept
+                self.states = states
             else:
                 self._published = True
                 original(self)

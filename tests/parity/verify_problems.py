@@ -16,7 +16,13 @@ GPT = {
     "vocab_size": 29,
     "max_position_embeddings": 12,
 }
-MLP = {"name": "mlp", "in_features": 6, "hidden_size": 11, "num_hidden_layers": 2, "out_features": 5}
+MLP = {
+    "name": "mlp",
+    "in_features": 6,
+    "hidden_size": 11,
+    "num_hidden_layers": 2,
+    "out_features": 5,
+}
 LLAMA = {**GPT, "name": "llama", "num_key_value_heads": 2}
 RESNET = {"name": "resnet", "depth": 18, "num_classes": 7, "in_channels": 2, "width": 4}
 MODELS: dict[str, dict[str, Any]] = {

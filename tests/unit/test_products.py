@@ -1,4 +1,6 @@
-"""Both libraries give the same product, and the quicker one is taken only for what it takes and pays for."""
+"""Both libraries give the same product, and the quicker one is taken only for what it takes and
+pays for.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from plait import products
 from plait.errors import PlanError
 from plait.products import FEWEST_MULTIPLICATIONS, FEWEST_ROWS, FEWEST_SUMMED, Products, operations
 
-N, K = 256, FEWEST_MULTIPLICATIONS // FEWEST_ROWS // 256
+N = 256
+K = FEWEST_MULTIPLICATIONS // FEWEST_ROWS // 256
 """Of a weight with which `FEWEST_ROWS` rows are just enough work."""
 
 
@@ -33,20 +36,28 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
 
 def close(one: Tensor, other: Tensor) -> None:
-    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-3)  # sums of hundreds, in another order
+    torch.testing.assert_close(
+        one, other, rtol=1e-4, atol=1e-3
+    )  # sums of hundreds, in another order
 
 
 @pytest.mark.skipif(not operations(), reason="torch was built without oneDNN")
-@pytest.mark.parametrize("shape", [(FEWEST_ROWS, K), (2, FEWEST_ROWS // 2, K), (1, FEWEST_SUMMED, K)])
+@pytest.mark.parametrize(
+    "shape", [(FEWEST_ROWS, K), (2, FEWEST_ROWS // 2, K), (1, FEWEST_SUMMED, K)]
+)
 def test_both_libraries_agree(shape: tuple[int, ...], asked: list[tuple[int, ...]]) -> None:
     torch.manual_seed(0)
-    x, weight, bias, grad = torch.randn(shape), torch.randn(N, K), torch.randn(N), torch.randn(*shape[:-1], N)
+    x = torch.randn(shape)
+    weight = torch.randn(N, K)
+    bias = torch.randn(N)
+    grad = torch.randn(*shape[:-1], N)
     made = Products()
     close(made.linear(x, weight, bias), F.linear(x, weight, bias))
     close(made.linear(x, weight, None), F.linear(x, weight))
     close(made.product(grad, weight), grad @ weight)
     close(made.linear(x, weight.t().contiguous().t(), bias), F.linear(x, weight, bias))
-    left, right = grad.reshape(-1, N).t(), x.reshape(-1, K)
+    left = grad.reshape(-1, N).t()
+    right = x.reshape(-1, K)
     close(made.weight_grad(left, right), left @ right)
     assert len(asked) == 5
     summed = made.summed(left, right)
@@ -60,8 +71,12 @@ def test_both_libraries_agree(shape: tuple[int, ...], asked: list[tuple[int, ...
 @pytest.mark.skipif(not operations(), reason="torch was built without oneDNN")
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("rows", [FEWEST_ROWS - 1, FEWEST_ROWS])
-def test_a_product_is_written_or_added_where_it_belongs(rows: int, add: bool, asked: list[tuple[int, ...]]) -> None:
-    x, weight, there = torch.randn(rows, K), torch.randn(N, K), torch.randn(rows, N)
+def test_a_product_is_written_or_added_where_it_belongs(
+    rows: int, add: bool, asked: list[tuple[int, ...]]
+) -> None:
+    x = torch.randn(rows, K)
+    weight = torch.randn(N, K)
+    there = torch.randn(rows, N)
     expected = F.linear(x, weight) + (there if add else 0)
     if not add:
         there.fill_(torch.nan)
@@ -73,7 +88,11 @@ def test_a_product_is_written_or_added_where_it_belongs(rows: int, add: bool, as
 @pytest.mark.parametrize("why", ["float64", "few rows", "little work", "torch"])
 def test_otherwise_torch_multiplies(why: str, asked: list[tuple[int, ...]]) -> None:
     made = Products("torch" if why == "torch" else "rule")
-    x = torch.randn(FEWEST_ROWS - (why == "few rows"), K, dtype=torch.float64 if why == "float64" else torch.float32)
+    x = torch.randn(
+        FEWEST_ROWS - (why == "few rows"),
+        K,
+        dtype=torch.float64 if why == "float64" else torch.float32,
+    )
     weight = torch.randn(N - 1 if why == "little work" else 2 * N, K, dtype=x.dtype)
     assert torch.equal(made.linear(x, weight, None), F.linear(x, weight))
     assert torch.equal(made.product(x @ weight.t(), weight), x @ weight.t() @ weight)
@@ -83,7 +102,8 @@ def test_otherwise_torch_multiplies(why: str, asked: list[tuple[int, ...]]) -> N
 
 
 def test_where_torch_records_its_own_product_stays(asked: list[tuple[int, ...]]) -> None:
-    x, weight = torch.randn(FEWEST_ROWS, K), torch.randn(N, K, requires_grad=True)
+    x = torch.randn(FEWEST_ROWS, K)
+    weight = torch.randn(N, K, requires_grad=True)
     assert Products().linear(x, weight, None).requires_grad and not asked
     with torch.no_grad():
         Products().linear(x, weight, None)

@@ -1,4 +1,6 @@
-"""Single TOML values, as `--set` and overrides give them; files are tested through those who read them."""
+"""Single TOML values, as `--set` and overrides give them; files are tested through those who read
+them.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Export: a checkpoint's tensors, whole, in plain safetensors files as Hugging Face libraries read them.
+"""Export: a checkpoint's tensors, whole, in plain safetensors files as Hugging Face libraries read
+them.
 
-One tensor at a time goes through memory, so the host needs room for the largest tensor and not for the model.
+One tensor at a time goes through memory, so the host needs room for the largest tensor and not for
+the model.
 """
 
 from __future__ import annotations
@@ -44,19 +46,25 @@ def export_safetensors(
 ) -> list[Path]:
     """Write full tensors; returns the files written, the index last.
 
-    `out` that ends in `.safetensors` becomes one file of any size; anything else a folder with `model.safetensors`, or with
-    shards of at most `max_shard_bytes` of data (a larger tensor alone in its shard) and their index. `names` maps names of
-    the checkpoint to names of the export, and selects; without it all but random states are written under their names.
-    `dtype` converts floating tensors.
+    `out` that ends in `.safetensors` becomes one file of any size; anything else a folder with
+    `model.safetensors`, or with shards of at most `max_shard_bytes` of data (a larger tensor alone
+    in its shard) and their index. `names` maps names of the checkpoint to names of the export, and
+    selects; without it all but random states are written under their names. `dtype` converts
+    floating tensors.
 
     Raises:
-        CheckpointError: as `Checkpoint.open` and `fill`; a name that is not there; two tensors under one name; `out`
+        CheckpointError: as `Checkpoint.open` and `fill`; a name that is not there; two tensors
+        under one name; `out`
             cannot be written.
     """
     if max_shard_bytes < 1:
         raise CheckpointError(f"max_shard_bytes is {max_shard_bytes}; it must be at least 1")
-    checkpoint, out = Checkpoint.open(checkpoint_dir), Path(out)
-    entries = [_entry(checkpoint, source, name, dtype) for source, name in _selected(checkpoint, names).items()]
+    checkpoint = Checkpoint.open(checkpoint_dir)
+    out = Path(out)
+    entries = [
+        _entry(checkpoint, source, name, dtype)
+        for source, name in _selected(checkpoint, names).items()
+    ]
     try:
         if out.suffix == ".safetensors":
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +81,9 @@ def _selected(checkpoint: Checkpoint, names: Mapping[str, str] | None) -> dict[s
     sources: dict[str, str] = {}
     for source, name in names.items():
         if name in sources:
-            raise CheckpointError(f"'{sources[name]}' and '{source}' would both be exported as '{name}'")
+            raise CheckpointError(
+                f"'{sources[name]}' and '{source}' would both be exported as '{name}'"
+            )
         sources[name] = source
     return dict(names)
 
@@ -109,10 +119,13 @@ def _write(checkpoint: Checkpoint, path: Path, entries: Sequence[_Entry]) -> Pat
     return path
 
 
-def _write_shards(checkpoint: Checkpoint, folder: Path, shards: Sequence[Sequence[_Entry]]) -> list[Path]:
+def _write_shards(
+    checkpoint: Checkpoint, folder: Path, shards: Sequence[Sequence[_Entry]]
+) -> list[Path]:
     if len(shards) == 1:
         return [_write(checkpoint, folder / "model.safetensors", shards[0])]
-    written, weight_map = [], {}
+    written = []
+    weight_map = {}
     for number, entries in enumerate(shards, 1):
         name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         written.append(_write(checkpoint, folder / name, entries))

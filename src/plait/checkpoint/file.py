@@ -1,11 +1,14 @@
-"""One safetensors file, written as a stream and read as a map of memory, with a checksum of every block.
+"""One safetensors file, written as a stream and read as a map of memory, with a checksum of every
+block.
 
-The library's own writer takes all tensors at once (those of a device are copied to the host together) and gives neither a
-checksum nor an fsync; the format is simple, so it is written here, one tensor at a time, and any safetensors reader opens
-it. The checksums are the last tensor of the file: the CRC-32 of each block of the data before it. A reader checks the
-blocks that it touches and no others.
+The library's own writer takes all tensors at once (those of a device are copied to the host
+together) and gives neither a checksum nor an fsync; the format is simple, so it is written here,
+one tensor at a time, and any safetensors reader opens it. The checksums are the last tensor of the
+file: the CRC-32 of each block of the data before it. A reader checks the blocks that it touches and
+no others.
 
-    u64 length | header (JSON, padded with blanks to 8) | data of the tensors, widest type first | u32 checksums
+    u64 length | header (JSON, padded with blanks to 8) | data of the tensors, widest type first |
+    u32 checksums
 """
 
 from __future__ import annotations
@@ -43,27 +46,41 @@ Declared = tuple[str, torch.dtype, tuple[int, ...]]  # a tensor before its value
 def format_name(name: str, dtype: torch.dtype) -> str:
     """The format's word for a type. Errors: `CheckpointError` when it has none."""
     if dtype not in FORMAT_NAMES:
-        raise CheckpointError(f"'{name}' is {dtype}, which the safetensors format does not know; convert it first")
+        raise CheckpointError(
+            f"'{name}' is {dtype}, which the safetensors format does not know; convert it first"
+        )
     return FORMAT_NAMES[dtype]
 
 
 def file_order(declared: Sequence[Declared]) -> list[int]:
-    """The order in which tensors stand in a file: widest type first, so that every element is aligned."""
+    """The order in which tensors stand in a file: widest type first, so that every element is
+    aligned.
+    """
     return sorted(range(len(declared)), key=lambda index: -declared[index][1].itemsize)
 
 
 class FileWriter:
-    """Writes the tensors that `declared` names, in `file_order`, with or without checksums. Use as a context manager.
+    """Writes the tensors that `declared` names, in `file_order`, with or without checksums. Use as
+    a context manager.
 
-    On leaving without an error the file is complete and durable; `size_bytes` and `checksum` (of the header, which no
-    block holds) say what a whole file must have.
+    On leaving without an error the file is complete and durable; `size_bytes` and `checksum` (of
+    the header, which no block holds) say what a whole file must have.
     """
 
-    def __init__(self, path: Path, declared: Sequence[Declared], metadata: Mapping[str, str], checksums: bool = True) -> None:
-        self.path, self.size_bytes = path, 0
+    def __init__(
+        self,
+        path: Path,
+        declared: Sequence[Declared],
+        metadata: Mapping[str, str],
+        checksums: bool = True,
+    ) -> None:
+        self.path = path
+        self.size_bytes = 0
         self._checksums = checksums
         self._expected = [declared[index] for index in file_order(declared)]
-        self._next, self._data_bytes, self._block_crc = 0, 0, 0
+        self._next = 0
+        self._data_bytes = 0
+        self._block_crc = 0
         self._blocks: list[int] = []
         header = self._make_header(dict(metadata))
         self.checksum = zlib.crc32(header)
@@ -75,29 +92,43 @@ class FileWriter:
         offset = 0
         for name, dtype, shape in self._expected:
             end = offset + dtype.itemsize * torch.Size(shape).numel()
-            entries[name] = {"dtype": format_name(name, dtype), "shape": list(shape), "data_offsets": [offset, end]}
+            entries[name] = {
+                "dtype": format_name(name, dtype),
+                "shape": list(shape),
+                "data_offsets": [offset, end],
+            }
             offset = end
         if len(entries) != len(self._expected) + 1:
             raise CheckpointError(f"{self.path}: two tensors have one name")
         if self._checksums:
             # U8, because the data before it need not end on a multiple of four
             size = 4 * -(-offset // BLOCK_BYTES)
-            entries[CHECKSUMS] = {"dtype": "U8", "shape": [size], "data_offsets": [offset, offset + size]}
+            entries[CHECKSUMS] = {
+                "dtype": "U8",
+                "shape": [size],
+                "data_offsets": [offset, offset + size],
+            }
         text = json.dumps(entries, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         return len(text).to_bytes(8, "little") + text
 
     def write(self, tensor: Tensor) -> None:
-        """Write the next tensor's elements, from any device, without a second copy of them in memory."""
+        """Write the next tensor's elements, from any device, without a second copy of them in
+        memory.
+        """
         name, dtype, shape = self._expected[self._next]
         if tensor.dtype != dtype or tensor.numel() != torch.Size(shape).numel():
-            raise CheckpointError(f"'{name}' was declared as {dtype} {shape} and is {tensor.dtype} {tuple(tensor.shape)}")
+            raise CheckpointError(
+                f"'{name}' was declared as {dtype} {shape} and is {tensor.dtype} {tuple(tensor.shape)}"
+            )
         self._next += 1
         flat = tensor.detach().reshape(-1)
         step = max(1, _HOST_BYTES // dtype.itemsize)
         for start in range(0, flat.numel(), step):
             part = flat[start : start + step].cpu().contiguous()
-            part = part.as_strided(part.shape, (1,))  # one element counts as contiguous with any stride, but has no bytes
+            part = part.as_strided(
+                part.shape, (1,)
+            )  # one element counts as contiguous with any stride, but has no bytes
             self._write_data(part.view(torch.uint8).numpy().data)
 
     def _write_data(self, data: memoryview) -> None:
@@ -121,12 +152,19 @@ class FileWriter:
     def __enter__(self) -> FileWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         with self._file:
             if error is not None:
                 return
             if self._next != len(self._expected):
-                raise CheckpointError(f"{self.path}: {self._next} of {len(self._expected)} tensors were written")
+                raise CheckpointError(
+                    f"{self.path}: {self._next} of {len(self._expected)} tensors were written"
+                )
             if self._checksums:
                 if self._data_bytes % BLOCK_BYTES:
                     self._end_block()
@@ -140,14 +178,16 @@ class FileReader:
     """A file of `FileWriter` as a private map of memory: only the pages that are used are read.
 
     Raises:
-        CheckpointError: the header is not the one that `checksum` was made of. The message is the bare fact; the caller,
+        CheckpointError: the header is not the one that `checksum` was made of. The message is the
+        bare fact; the caller,
             who knows the checkpoint, adds the cure.
     """
 
     def __init__(self, path: Path, checksum: int) -> None:
         self.path = path
         with path.open("rb") as file:
-            # a private map is writable (never to the file), which is what torch asks of memory that it looks into
+            # a private map is writable (never to the file), which is what torch asks of memory that
+            # it looks into
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         self._base = 8 + int.from_bytes(self._map[:8], "little")
         if self._base > len(self._map) or zlib.crc32(self._map[: self._base]) != checksum:
@@ -155,27 +195,35 @@ class FileReader:
         self._entries: dict[str, Any] = json.loads(self._map[8 : self._base])
         self._data_bytes, end = self._entries.pop(CHECKSUMS)["data_offsets"]
         table = self._map[self._base + self._data_bytes : self._base + end]
-        self._blocks = [int.from_bytes(table[at : at + 4], "little") for at in range(0, len(table), 4)]
+        self._blocks = [
+            int.from_bytes(table[at : at + 4], "little") for at in range(0, len(table), 4)
+        ]
         self._checked = bytearray(len(self._blocks))
         self.metadata: dict[str, str] = self._entries.pop("__metadata__")
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor of the file as a 1-D view of the map: nothing is read yet, and nothing checked."""
+        """A tensor of the file as a 1-D view of the map: nothing is read yet, and nothing
+        checked.
+        """
         entry = self._entries[name]
         dtype = FORMAT_DTYPES[entry["dtype"]]
         low, high = entry["data_offsets"]
         if low == high:
             return torch.empty(0, dtype=dtype)
-        return torch.frombuffer(self._map, dtype=dtype, count=(high - low) // dtype.itemsize, offset=self._base + low)
+        return torch.frombuffer(
+            self._map, dtype=dtype, count=(high - low) // dtype.itemsize, offset=self._base + low
+        )
 
     def check(self, name: str, start: int, stop: int) -> None:
-        """Compare the checksums of the blocks that hold elements [start, stop) of a tensor, each block once.
+        """Compare the checksums of the blocks that hold elements [start, stop) of a tensor, each
+        block once.
 
         Raises:
             CheckpointError: a block is not what was written.
         """
         entry = self._entries[name]
-        low, width = entry["data_offsets"][0], FORMAT_DTYPES[entry["dtype"]].itemsize
+        low = entry["data_offsets"][0]
+        width = FORMAT_DTYPES[entry["dtype"]].itemsize
         self._check_bytes(low + start * width, low + stop * width)
 
     def check_all(self) -> None:
@@ -186,8 +234,12 @@ class FileReader:
         for block in range(low // BLOCK_BYTES, -(-high // BLOCK_BYTES)):
             if self._checked[block]:
                 continue
-            first, last = block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, self._data_bytes)
-            if zlib.crc32(memoryview(self._map)[self._base + first : self._base + last]) != self._blocks[block]:
+            first = block * BLOCK_BYTES
+            last = min((block + 1) * BLOCK_BYTES, self._data_bytes)
+            if (
+                zlib.crc32(memoryview(self._map)[self._base + first : self._base + last])
+                != self._blocks[block]
+            ):
                 raise CheckpointError(
                     f"{self.path} is damaged: the checksum of its bytes {self._base + first} to {self._base + last} is wrong"
                 )

@@ -7,7 +7,8 @@
         rank-00000-of-00002.safetensors ...
       step-00000200.tmp-1f3a.../   a save that is under way, or was killed
 
-`latest` decides, not the largest number: a run that was taken up again at step 100 continues beside older, larger steps.
+`latest` decides, not the largest number: a run that was taken up again at step 100 continues beside
+older, larger steps.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def sync_directory(directory: Path) -> None:
 
 
 def write_text_atomic(path: Path, text: str) -> None:
-    """Write a small file that holds either its old text or the new one, whenever the process is killed."""
+    """Write a small file that holds either its old text or the new one, whenever the process is
+    killed.
+    """
     temporary = path.with_name(f"{path.name}.tmp")
     with temporary.open("w", encoding="utf-8") as file:
         file.write(text)
@@ -69,7 +72,9 @@ def read_index(directory: Path) -> dict[str, Any]:
     try:
         whole = json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise CheckpointError(f"{directory} is no checkpoint: it has no {INDEX}{cure(directory)}") from None
+        raise CheckpointError(
+            f"{directory} is no checkpoint: it has no {INDEX}{cure(directory)}"
+        ) from None
     except (ValueError, OSError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}){cure(directory)}") from error
     if not isinstance(whole, dict) or "format" not in whole:
@@ -78,7 +83,9 @@ def read_index(directory: Path) -> dict[str, Any]:
         cause = f"{path} has format {found} and this version of plait reads format {FORMAT}"
         raise CheckpointError(f"{cause}; load it with the version that wrote it")
     if whole.pop("checksum", None) != _checksum(whole):
-        raise CheckpointError(f"{path} is damaged: its checksum is not that of its text{cure(directory)}")
+        raise CheckpointError(
+            f"{path} is damaged: its checksum is not that of its text{cure(directory)}"
+        )
     return whole
 
 
@@ -87,7 +94,9 @@ def _checksum(index: dict[str, Any]) -> str:
 
 
 def previous(directory: Path) -> Path | None:
-    """The checkpoint before this one in the same folder whose files are all there; None if there is none."""
+    """The checkpoint before this one in the same folder whose files are all there; None if there is
+    none.
+    """
     own = step_number(directory)
     if own is None:
         return None
@@ -98,28 +107,39 @@ def previous(directory: Path) -> Path | None:
 def cure(directory: Path) -> str:
     """The end of a message about a damaged checkpoint: which one to load in its place."""
     earlier = previous(directory)
-    return f"; the checkpoint before it is {earlier}: load that one" if earlier else "; there is no checkpoint before it"
+    return (
+        f"; the checkpoint before it is {earlier}: load that one"
+        if earlier
+        else "; there is no checkpoint before it"
+    )
 
 
 def is_whole(directory: Path) -> bool:
     """Whether every file is there with its size. Contents are checked when they are read."""
     try:
         whole = json.loads((directory / INDEX).read_bytes())
-        return all((directory / file["name"]).stat().st_size == file["size_bytes"] for file in whole["files"])
+        return all(
+            (directory / file["name"]).stat().st_size == file["size_bytes"]
+            for file in whole["files"]
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
 def _steps(folder: Path) -> list[Path]:
     """The checkpoints of a folder, by step."""
-    found = [path for path in folder.glob("step-*") if step_number(path) is not None and path.is_dir()]
+    found = [
+        path for path in folder.glob("step-*") if step_number(path) is not None and path.is_dir()
+    ]
     return sorted(found, key=lambda path: step_number(path) or 0)
 
 
 def resolve(path: str | Path) -> Path:
-    """The checkpoint that is meant by a run's folder, by its `checkpoints` folder, or by the checkpoint itself.
+    """The checkpoint that is meant by a run's folder, by its `checkpoints` folder, or by the
+    checkpoint itself.
 
-    Contents are judged by `Checkpoint.open`: a damaged latest is an error to see, not a reason to train on from an older one.
+    Contents are judged by `Checkpoint.open`: a damaged latest is an error to see, not a reason to
+    train on from an older one.
 
     Raises:
         CheckpointError: there is none.
@@ -132,19 +152,29 @@ def resolve(path: str | Path) -> Path:
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     if (folder / LATEST).is_file():
         named = folder / (folder / LATEST).read_text(encoding="utf-8").strip()
-        if named.is_dir() and named.parent == folder:  # damaged or not: the error that follows says what else there is
+        if (
+            named.is_dir() and named.parent == folder
+        ):  # damaged or not: the error that follows says what else there is
             return named
         if aside := _set_aside(named):
             return aside
-    if newest := next((step for step in reversed(_steps(folder)) if (step / INDEX).is_file()), None):
+    if newest := next(
+        (step for step in reversed(_steps(folder)) if (step / INDEX).is_file()), None
+    ):
         return newest
     if step_number(path) is not None and path.is_dir():
         raise CheckpointError(f"{path} is no checkpoint: it has no {INDEX}{cure(path)}")
-    raise CheckpointError(f"{path} holds no checkpoint" if path.is_dir() else f"{path} is no folder")
+    raise CheckpointError(
+        f"{path} holds no checkpoint" if path.is_dir() else f"{path} is no folder"
+    )
 
 
 def _set_aside(directory: Path) -> Path | None:
-    """The old checkpoint of this name, if a save was killed in the moment between moving it away and taking its place."""
+    """The old checkpoint of this name, if a save was killed in the moment between moving it away
+    and taking its place.
+    """
     if directory.exists():
         return None
-    return next((path for path in directory.parent.glob(f"{directory.name}.old-*") if is_whole(path)), None)
+    return next(
+        (path for path in directory.parent.glob(f"{directory.name}.old-*") if is_whole(path)), None
+    )

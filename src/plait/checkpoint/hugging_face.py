@@ -1,7 +1,9 @@
-"""A checkpoint's weights under the names of Hugging Face: what `from_pretrained` of the same architecture reads.
+"""A checkpoint's weights under the names of Hugging Face: what `from_pretrained` of the same
+architecture reads.
 
-plait keeps query, key and value apart and turns halves against halves as that library's Llama does, so a dense Llama is a
-matter of names. Other models keep the names they have, and those that came from the library already have its own.
+plait keeps query, key and value apart and turns halves against halves as that library's Llama does,
+so a dense Llama is a matter of names. Other models keep the names they have, and those that came
+from the library already have its own.
 """
 
 from __future__ import annotations
@@ -34,18 +36,24 @@ LLAMA = (
 """plait's Llama -> the library's `LlamaForCausalLM`."""
 
 
-def export_model(source: str | Path, out: str | Path, dtype: torch.dtype | None = None) -> tuple[list[Path], dict[str, str]]:
-    """Write the weights of a run or checkpoint; returns the files and the name that each weight got.
+def export_model(
+    source: str | Path, out: str | Path, dtype: torch.dtype | None = None
+) -> tuple[list[Path], dict[str, str]]:
+    """Write the weights of a run or checkpoint; returns the files and the name that each weight
+    got.
 
     Raises `CheckpointError` where there is no checkpoint, and as `export_safetensors`.
     """
     checkpoint = resolve(source)
-    names = exported_names([name for name in Checkpoint.open(checkpoint).names() if not name.startswith(NOT_WEIGHTS)])
+    names = exported_names(
+        [name for name in Checkpoint.open(checkpoint).names() if not name.startswith(NOT_WEIGHTS)]
+    )
     return export_safetensors(checkpoint, out, names=names, dtype=dtype), names
 
 
 def exported_names(names: list[str]) -> dict[str, str]:
-    """The name of each weight in the export: a dense Llama's if all of them are one's, else as they are.
+    """The name of each weight in the export: a dense Llama's if all of them are one's, else as they
+    are.
 
     >>> exported_names(["blocks.0.attention.q.weight", "norm.weight"])["norm.weight"]
     'model.norm.weight'

@@ -1,7 +1,8 @@
-"""Load: what is wanted, intersected with what was written. Nothing here knows the plan of either side.
+"""Load: what is wanted, intersected with what was written. Nothing here knows the plan of either
+side.
 
-A target piece is cut into rectangles; every saved rectangle of that name takes its part of them, once. What is left over
-at the end is in no file, and is named.
+A target piece is cut into rectangles; every saved rectangle of that name takes its part of them,
+once. What is left over at the end is in no file, and is named.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class _Saved:
 
 
 class Checkpoint:
-    """An open checkpoint. Files are mapped when they are first needed; each block's checksum is checked when it is read."""
+    """An open checkpoint. Files are mapped when they are first needed; each block's checksum is
+    checked when it is read.
+    """
 
     def __init__(self, directory: Path, index: dict[str, Any]) -> None:
         self.directory = directory
@@ -47,10 +50,12 @@ class Checkpoint:
 
     @staticmethod
     def open(path: str | Path) -> Checkpoint:
-        """Open the checkpoint that `resolve(path)` finds, and see that all its files are there with their sizes.
+        """Open the checkpoint that `resolve(path)` finds, and see that all its files are there with
+        their sizes.
 
         Raises:
-            CheckpointError: none found; wrong format version; damaged `checkpoint.json`; a file missing or truncated, with
+            CheckpointError: none found; wrong format version; damaged `checkpoint.json`; a file
+            missing or truncated, with
                 its name, both sizes, and the checkpoint to load instead.
         """
         directory = resolve(path)
@@ -63,9 +68,13 @@ class Checkpoint:
         try:
             size = path.stat().st_size
         except OSError as error:
-            raise CheckpointError(f"{path} is missing ({expected:,} bytes){cure(self.directory)}") from error
+            raise CheckpointError(
+                f"{path} is missing ({expected:,} bytes){cure(self.directory)}"
+            ) from error
         if size != expected:
-            raise CheckpointError(f"{path} is damaged: it has {size:,} of {expected:,} bytes{cure(self.directory)}")
+            raise CheckpointError(
+                f"{path} is damaged: it has {size:,} of {expected:,} bytes{cure(self.directory)}"
+            )
 
     def names(self) -> list[str]:
         """The names of all saved tensors."""
@@ -85,15 +94,17 @@ class Checkpoint:
 
     def _tensor(self, name: str) -> dict[str, Any]:
         if name not in self._tensors:
-            raise CheckpointError(f"'{name}' is not in {self.directory}; {nearest(name, self._tensors)}")
+            raise CheckpointError(
+                f"'{name}' is not in {self.directory}; {nearest(name, self._tensors)}"
+            )
         found: dict[str, Any] = self._tensors[name]
         return found
 
     def check(self, wanted: Mapping[str, Sequence[int]], complete: bool = True) -> None:
         """Compare names and shapes before anything is loaded; random states are left out.
 
-        `wanted` maps names to global shapes. When it is `complete` (those of all ranks), saved names that nobody wants are
-        errors too.
+        `wanted` maps names to global shapes. When it is `complete` (those of all ranks), saved
+        names that nobody wants are errors too.
 
         Raises:
             CheckpointError: with all that is missing, unexpected or of another shape.
@@ -107,17 +118,22 @@ class Checkpoint:
             faults.append(f"in the checkpoint only: {_some(unexpected)}")
         for name in sorted(asked & saved):
             if self.global_shape(name) != tuple(wanted[name]):
-                faults.append(f"'{name}' has shape {self.global_shape(name)} there and {tuple(wanted[name])} here")
+                faults.append(
+                    f"'{name}' has shape {self.global_shape(name)} there and {tuple(wanted[name])} here"
+                )
         if faults:
             raise CheckpointError(f"{self.directory} is of another model; " + "; ".join(faults))
 
     def fill(self, piece: Piece, convert: bool = False) -> None:
-        """Copy the piece's elements from the checkpoint into its tensor, which may be on any device.
+        """Copy the piece's elements from the checkpoint into its tensor, which may be on any
+        device.
 
-        With `convert`, values of one floating type become another's (master weights into bf16 and back).
+        With `convert`, values of one floating type become another's (master weights into bf16 and
+        back).
 
         Raises:
-            CheckpointError: unknown name; another shape or type; elements in no file; a damaged block. The piece's tensor
+            CheckpointError: unknown name; another shape or type; elements in no file; a damaged
+            block. The piece's tensor
                 is then undefined.
         """
         self._check_form(piece, convert)
@@ -140,39 +156,52 @@ class Checkpoint:
             self._raise_uncovered(piece, [box for _, box in remaining])
 
     def load(self, pieces: Iterable[Piece], convert: bool = False) -> None:
-        """Fill every piece, after `check` of their names and shapes (not `complete`: other ranks want other names)."""
+        """Fill every piece, after `check` of their names and shapes (not `complete`: other ranks
+        want other names).
+        """
         held = list(pieces)
         self.check({piece.name: piece.global_shape for piece in held}, complete=False)
         for piece in held:
             self.fill(piece, convert)
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """One whole tensor in its shape, in memory of its own, in its saved type or converted. Errors: as `fill`."""
+        """One whole tensor in its shape, in memory of its own, in its saved type or converted.
+        Errors: as `fill`.
+        """
         full = torch.empty(self.global_shape(name), dtype=dtype or self.dtype(name))
         self.fill(Piece.whole(name, full), convert=dtype is not None)
         return full
 
     def verify(self) -> None:
-        """Read everything and compare all checksums. Errors: `CheckpointError` naming the file and its bytes."""
+        """Read everything and compare all checksums. Errors: `CheckpointError` naming the file and
+        its bytes.
+        """
         for index in range(len(self._files)):
             with self._adding_cure():
                 self._reader(index).check_all()
 
     def _check_form(self, piece: Piece, convert: bool) -> None:
-        shape, dtype = self.global_shape(piece.name), self.dtype(piece.name)
+        shape = self.global_shape(piece.name)
+        dtype = self.dtype(piece.name)
         if shape != tuple(piece.global_shape):
-            raise CheckpointError(f"'{piece.name}' has shape {shape} in {self.directory} and {tuple(piece.global_shape)} here")
+            raise CheckpointError(
+                f"'{piece.name}' has shape {shape} in {self.directory} and {tuple(piece.global_shape)} here"
+            )
         if dtype == piece.tensor.dtype:
             return
         if not (dtype.is_floating_point and piece.tensor.dtype.is_floating_point):
-            raise CheckpointError(f"'{piece.name}' is {dtype} in {self.directory} and {piece.tensor.dtype} here")
+            raise CheckpointError(
+                f"'{piece.name}' is {dtype} in {self.directory} and {piece.tensor.dtype} here"
+            )
         if not convert:
             raise CheckpointError(
                 f"'{piece.name}' is {dtype} in {self.directory} and {piece.tensor.dtype} here; "
                 "load it with convert=True, or train in the precision of the checkpoint"
             )
 
-    def _copy(self, piece: Piece, target: Rectangle, origin: tuple[_Saved, Rectangle], shared: Box) -> None:
+    def _copy(
+        self, piece: Piece, target: Rectangle, origin: tuple[_Saved, Rectangle], shared: Box
+    ) -> None:
         saved, rectangle = origin
         start, stop = _span(shared, rectangle)
         with self._adding_cure():
@@ -202,7 +231,9 @@ class Checkpoint:
             reader = self._reader(index)
         found: dict[str, list[_Saved]] = {}
         for number, entry in enumerate(json.loads(reader.metadata["pieces"])):
-            flat_range = FlatRange(Box(tuple(entry["offset"]), tuple(entry["extent"])), entry["start"], entry["stop"])
+            flat_range = FlatRange(
+                Box(tuple(entry["offset"]), tuple(entry["extent"])), entry["start"], entry["stop"]
+            )
             saved = _Saved(f"{number:06d}/{entry['name']}", flat_range.rectangles(), reader)
             found.setdefault(entry["name"], []).append(saved)
         return found
@@ -224,10 +255,16 @@ class Checkpoint:
 
 
 def _span(part: Box, rectangle: Rectangle) -> tuple[int, int]:
-    """The shortest range of a flat range's elements that holds `part`, a box inside one of its rectangles."""
-    first, last = 0, 0
-    for start, end, base, size in zip(part.offset, part.end, rectangle.box.offset, rectangle.box.extent, strict=True):
-        first, last = first * size + start - base, last * size + end - 1 - base
+    """The shortest range of a flat range's elements that holds `part`, a box inside one of its
+    rectangles.
+    """
+    first = 0
+    last = 0
+    for start, end, base, size in zip(
+        part.offset, part.end, rectangle.box.offset, rectangle.box.extent, strict=True
+    ):
+        first = first * size + start - base
+        last = last * size + end - 1 - base
     return rectangle.position + first, rectangle.position + last + 1
 
 

@@ -1,4 +1,6 @@
-"""Boxes and ranges of elements, as this room calls them; they live in `mesh`, because others need them too."""
+"""Boxes and ranges of elements, as this room calls them; they live in `mesh`, because others need
+them too.
+"""
 
 from __future__ import annotations
 

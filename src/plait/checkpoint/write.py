@@ -5,8 +5,8 @@
     complete   rank 0 writes checkpoint.json, the list of what must be there
     publish    rank 0 renames the folder to its name, then lets `latest` name it
 
-Whatever kills it before `publish` leaves the checkpoint before it as it was. A rank that fails tells the others, so that
-none waits for it.
+Whatever kills it before `publish` leaves the checkpoint before it as it was. A rank that fails
+tells the others, so that none waits for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from plait.checkpoint.file import Declared, FileWriter, file_order, format_name
-from plait.checkpoint.folder import LATEST, step_number, sync_directory, write_index, write_text_atomic
+from plait.checkpoint.folder import (
+    LATEST,
+    step_number,
+    sync_directory,
+    write_index,
+    write_text_atomic,
+)
 from plait.checkpoint.piece import Piece
 from plait.errors import CheckpointError
 
@@ -37,20 +43,29 @@ def save(
     world_size: int = 1,
     gather: Gather | None = None,
 ) -> Path:
-    """Save the pieces of all ranks as the checkpoint `directory`. A collective call; returns the directory.
+    """Save the pieces of all ranks as the checkpoint `directory`. A collective call; returns the
+    directory.
 
-    Every element of every tensor named must be in some rank's pieces; of elements in several, one is loaded (the ranks
-    are taken to agree), so replicas need not pass theirs. `meta` is JSON (step, plan text, config, loader and scheduler
-    state, seeds); rank 0's is kept. `gather` is `Axis.gather_objects` of the world; one rank needs none. A directory named
-    `step-N` becomes the folder's `latest`.
+    Every element of every tensor named must be in some rank's pieces; of elements in several, one
+    is loaded (the ranks are taken to agree), so replicas need not pass theirs. `meta` is JSON
+    (step, plan text, config, loader and scheduler state, seeds); rank 0's is kept. `gather` is
+    `Axis.gather_objects` of the world; one rank needs none. A directory named `step-N` becomes the
+    folder's `latest`.
 
     Raises:
-        CheckpointError: on every rank alike: pieces that disagree or do not cover a tensor, a `meta` that is not JSON, or
-            a rank that could not write (a full disk, a missing folder), with the rank and its reason.
+        CheckpointError: on every rank alike: pieces that disagree or do not cover a tensor, a
+        `meta` that is not JSON, or
+            a rank that could not write (a full disk, a missing folder), with the rank and its
+            reason.
     """
     gather = gather or (lambda item: [item])
-    final, held = Path(directory).absolute(), _distinct(pieces)
-    hold = _Hold(secrets.token_hex(6), [piece.entry() for piece in held], _attempt(_check_meta, meta) if rank == 0 else None)
+    final = Path(directory).absolute()
+    held = _distinct(pieces)
+    hold = _Hold(
+        secrets.token_hex(6),
+        [piece.entry() for piece in held],
+        _attempt(_check_meta, meta) if rank == 0 else None,
+    )
     holds: list[_Hold] = gather(hold)
     _stop_if_failed(final, [one.failure for one in holds])
     tensors = _agree([one.entries for one in holds])
@@ -111,7 +126,9 @@ def _check_meta(meta: Any, path: str = "meta") -> None:
         for index, value in enumerate(meta):
             _check_meta(value, f"{path}[{index}]")
     elif not (meta is None or isinstance(meta, (str, int, float))):
-        raise CheckpointError(f"{path} is a {type(meta).__name__}, which is not JSON; save tensors as pieces")
+        raise CheckpointError(
+            f"{path} is a {type(meta).__name__}, which is not JSON; save tensors as pieces"
+        )
 
 
 def _distinct(pieces: Iterable[Piece]) -> list[Piece]:
@@ -119,12 +136,15 @@ def _distinct(pieces: Iterable[Piece]) -> list[Piece]:
     found: dict[Any, Piece] = {}
     for piece in pieces:
         if piece.flat_range.numel or not math.prod(piece.global_shape):
-            found.setdefault((piece.name, piece.global_shape, piece.box, piece.start, piece.stop), piece)
+            found.setdefault(
+                (piece.name, piece.global_shape, piece.box, piece.start, piece.stop), piece
+            )
     return list(found.values())
 
 
 def _agree(entries: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
-    """The tensors of all ranks: name -> shape, dtype, and the indices of the files that hold elements of it.
+    """The tensors of all ranks: name -> shape, dtype, and the indices of the files that hold
+    elements of it.
 
     Raises:
         CheckpointError: two pieces of one name disagree, or too few elements are there to cover it.
@@ -133,19 +153,25 @@ def _agree(entries: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
     sizes: dict[str, dict[Any, int]] = {}
     for rank, held in enumerate(entries):
         for entry in held:
-            name, form = entry["name"], {"shape": entry["shape"], "dtype": entry["dtype"]}
+            name = entry["name"]
+            form = {"shape": entry["shape"], "dtype": entry["dtype"]}
             known = tensors.setdefault(name, {**form, "files": []})
             if {key: known[key] for key in form} != form:
                 first = f"{known['dtype']} {known['shape']} on rank {known['files'][0]}"
-                raise CheckpointError(f"'{name}' is {first} and {form['dtype']} {form['shape']} on rank {rank}")
+                raise CheckpointError(
+                    f"'{name}' is {first} and {form['dtype']} {form['shape']} on rank {rank}"
+                )
             if rank not in known["files"]:
                 known["files"].append(rank)
             where = (*entry["offset"], *entry["extent"], entry["start"], entry["stop"])
             sizes.setdefault(name, {})[where] = entry["stop"] - entry["start"]
     for name, known in tensors.items():
-        there, numel = sum(sizes[name].values()), math.prod(known["shape"])
+        there = sum(sizes[name].values())
+        numel = math.prod(known["shape"])
         if there < numel:
-            raise CheckpointError(f"'{name}' has {numel} elements and the pieces of all ranks hold {there}: one is missing")
+            raise CheckpointError(
+                f"'{name}' has {numel} elements and the pieces of all ranks hold {there}: one is missing"
+            )
     return tensors
 
 
@@ -159,10 +185,15 @@ def _prepare(temporary: Path, final: Path) -> None:
 
 def _write_file(path: Path, pieces: Sequence[Piece]) -> dict[str, Any]:
     """Write one rank's file; what `checkpoint.json` says of it."""
-    declared: list[Declared] = [(f"{i:06d}/{p.name}", p.tensor.dtype, tuple(p.tensor.shape)) for i, p in enumerate(pieces)]
+    declared: list[Declared] = [
+        (f"{i:06d}/{p.name}", p.tensor.dtype, tuple(p.tensor.shape)) for i, p in enumerate(pieces)
+    ]
     for piece in pieces:
         format_name(piece.name, piece.tensor.dtype)
-    metadata = {"format": "pt", "pieces": json.dumps([piece.entry() for piece in pieces], separators=(",", ":"))}
+    metadata = {
+        "format": "pt",
+        "pieces": json.dumps([piece.entry() for piece in pieces], separators=(",", ":")),
+    }
     with FileWriter(path, declared, metadata) as file:
         for index in file_order(declared):
             file.write(pieces[index].tensor)
@@ -173,7 +204,9 @@ def _publish(temporary: Path, final: Path) -> None:
     """Give the finished folder its name, and let `latest` name it."""
     sync_directory(temporary)
     aside = final.with_name(f"{final.name}.old-{temporary.name.rpartition('-')[2]}")
-    if final.exists():  # a folder cannot replace a full one: `resolve` knows the name it has in between
+    if (
+        final.exists()
+    ):  # a folder cannot replace a full one: `resolve` knows the name it has in between
         final.rename(aside)
     temporary.rename(final)
     sync_directory(final.parent)

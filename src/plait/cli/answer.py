@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Answer:
-    """`data` is the object of `--json`; `view` is what is printed otherwise; `ok` false means exit code 1.
+    """`data` is the object of `--json`; `view` is what is printed otherwise; `ok` false means exit
+    code 1.
 
     Without data nothing is printed: a rank of a world lets rank 0 speak.
     """

@@ -1,7 +1,8 @@
-"""What the verbs share: the config with its overrides, the plan that is meant, and the checks that need no rank.
+"""What the verbs share: the config with its overrides, the plan that is meant, and the checks that
+need no rank.
 
-Everything that can be refused is refused here, before a process exists, so that bad input costs milliseconds and is said
-once instead of once a rank.
+Everything that can be refused is refused here, before a process exists, so that bad input costs
+milliseconds and is said once instead of once a rank.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ ALL = 1_000_000
 
 def add_config(parser: argparse.ArgumentParser) -> None:
     """`CONFIG` and `--set`."""
-    parser.add_argument("config", metavar="CONFIG", help="a TOML file: [model], [data], [train], [plan], [cluster]")
+    parser.add_argument(
+        "config", metavar="CONFIG", help="a TOML file: [model], [data], [train], [plan], [cluster]"
+    )
     parser.add_argument(
         "--set",
         nargs="+",
@@ -39,7 +42,9 @@ def add_config(parser: argparse.ArgumentParser) -> None:
 
 def add_steps(parser: argparse.ArgumentParser) -> None:
     """`--steps`."""
-    parser.add_argument("--steps", type=int, metavar="K", help="steps in all (default: train.steps of the config)")
+    parser.add_argument(
+        "--steps", type=int, metavar="K", help="steps in all (default: train.steps of the config)"
+    )
 
 
 def add_framework(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +58,9 @@ def add_framework(parser: argparse.ArgumentParser) -> None:
 
 
 def read_config(arguments: argparse.Namespace, *, with_steps: bool = True) -> Config:
-    """The config file with `--set`, and `--steps` where it means those of training, laid over it. Errors: `ConfigError`."""
+    """The config file with `--set`, and `--steps` where it means those of training, laid over it.
+    Errors: `ConfigError`.
+    """
     from plait.config import load
 
     steps = arguments.steps if with_steps else None
@@ -62,11 +69,12 @@ def read_config(arguments: argparse.Namespace, *, with_steps: bool = True) -> Co
 
 
 def plan_of(config: Config, text: str | None, num_ranks: int | None = None) -> Plan:
-    """The plan that is meant: `text`, else the config's; `auto` is the best for the ranks that are there.
+    """The plan that is meant: `text`, else the config's; `auto` is the best for the ranks that are
+    there.
 
     `num_ranks` is what the user asked for; in a world that has begun, its size counts.
-    Errors: `PlanError`, `NotAvailable`, `WorldSizeError`, `ScheduleError` of the config's own schedule, all of them before
-    any process is started.
+    Errors: `PlanError`, `NotAvailable`, `WorldSizeError`, `ScheduleError` of the config's own
+    schedule, all of them before any process is started.
     """
     world = joined_world()
     num_ranks = num_ranks if world is None else world.world_size
@@ -88,8 +96,9 @@ def plan_of(config: Config, text: str | None, num_ranks: int | None = None) -> P
 
 
 def choose(config: Config, num_ranks: int | None) -> Plan:
-    """The planner's first choice among the plans that this version runs; a machine that nobody has measured is measured
-    first, in seconds and once. Errors: `PlanError` when there is none."""
+    """The planner's first choice among the plans that this version runs; a machine that nobody has
+    measured is measured first, in seconds and once. Errors: `PlanError` when there is none.
+    """
     from plait.cluster import Cluster
 
     if joined_world() is not None:
@@ -99,7 +108,9 @@ def choose(config: Config, num_ranks: int | None) -> Plan:
 
 
 def _chosen_together(config: Config) -> Plan:
-    """In a world that has begun rank 0 chooses for all, as other hosts may have been measured otherwise. Collective."""
+    """In a world that has begun rank 0 chooses for all, as other hosts may have been measured
+    otherwise. Collective.
+    """
     import atexit
 
     from plait import comm
@@ -110,11 +121,17 @@ def _chosen_together(config: Config) -> Plan:
     joined = joined_world()
     assert joined is not None
     world = comm.init(Mesh(dp=joined.world_size))
-    atexit.register(world.close, together=False)  # the run that follows is in the same process group
+    atexit.register(
+        world.close, together=False
+    )  # the run that follows is in the same process group
     meeting = world.axis("world")
     if config.cluster.name.strip() == "local":
         ensure_probe_together(meeting)
-    own = str(best(config, Cluster.parse(config.cluster.name), joined.world_size)) if world.rank == 0 else ""
+    own = (
+        str(best(config, Cluster.parse(config.cluster.name), joined.world_size))
+        if world.rank == 0
+        else ""
+    )
     return Plan.parse(meeting.gather_objects(own)[0])
 
 
@@ -128,11 +145,15 @@ def best(config: Config, cluster: Cluster, num_ranks: int | None) -> Plan:
         plan = Plan.parse(str(estimate.plan))
         if is_available(plan):
             return plan
-    raise PlanError(f"of the plans that fit on {cluster.num_devices} x {cluster.device.name} none runs in this version yet")
+    raise PlanError(
+        f"of the plans that fit on {cluster.num_devices} x {cluster.device.name} none runs in this version yet"
+    )
 
 
 def measured(cluster: str | None) -> None:
-    """Make sure that `local` has been measured, where it is what is asked for. Errors: `ConfigError`."""
+    """Make sure that `local` has been measured, where it is what is asked for. Errors:
+    `ConfigError`.
+    """
     if cluster is not None and cluster.strip() == "local":
         from plait.cli.probe import ensure_probe
 
@@ -154,7 +175,9 @@ def ranks(plan: Plan) -> str:
 
 
 def speaks() -> bool:
-    """Whether this process speaks for all: the only one, or rank 0 of a world that torchrun started."""
+    """Whether this process speaks for all: the only one, or rank 0 of a world that torchrun
+    started.
+    """
     world = joined_world()
     return world is None or world.rank == 0
 

@@ -1,4 +1,6 @@
-"""`plait compare`: the same training under several plans, one after the other, their numbers side by side."""
+"""`plait compare`: the same training under several plans, one after the other, their numbers side
+by side.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,20 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `plait compare`."""
     common.add_config(parser)
-    parser.add_argument("--plans", nargs="+", required=True, metavar="TEXT", help="the plans; errors are against the first")
+    parser.add_argument(
+        "--plans",
+        nargs="+",
+        required=True,
+        metavar="TEXT",
+        help="the plans; errors are against the first",
+    )
     common.add_steps(parser)
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write one page with the table, bars and timelines")
+    parser.add_argument(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="write one page with the table, bars and timelines",
+    )
 
 
 def run(arguments: argparse.Namespace) -> Answer:
@@ -35,14 +48,17 @@ def run(arguments: argparse.Namespace) -> Answer:
         rows.append({**result, "loss_error": loss_error(result, rows[0] if rows else result)})
     if arguments.html is not None and common.speaks():
         arguments.html.parent.mkdir(parents=True, exist_ok=True)
-        arguments.html.write_text(comparison.html(f"Plans compared: {Path(arguments.config).stem}", rows, timelines))
+        arguments.html.write_text(
+            comparison.html(f"Plans compared: {Path(arguments.config).stem}", rows, timelines)
+        )
         common.say(f"plait compare: {arguments.html}")
     return Answer({"rows": rows}, view(rows)) if common.speaks() else Answer(None)
 
 
 def loss_error(result: dict[str, Any], first: dict[str, Any]) -> float | None:
     """The relative difference of the final losses; None when no step was done."""
-    own, other = result["final_loss"], first["final_loss"]
+    own = result["final_loss"]
+    other = first["final_loss"]
     if own is None or other is None:
         return None
     return float(abs(own - other) / abs(other)) if other else float(abs(own))

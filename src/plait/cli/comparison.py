@@ -1,4 +1,6 @@
-"""The page of `plait compare`: one self-contained HTML file of a table, bars and a timeline a plan, on one time scale."""
+"""The page of `plait compare`: one self-contained HTML file of a table, bars and a timeline a plan,
+on one time scale.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,10 @@ def html(title: str, rows: Sequence[dict[str, Any]], timelines: Sequence[Timelin
 
 
 def _parts(breakdown: dict[str, Any]) -> tuple[tuple[str, float], ...]:
-    waiting = [(f"waiting for {axis}", seconds * 1e3) for axis, seconds in sorted(breakdown["waiting_seconds"].items())]
+    waiting = [
+        (f"waiting for {axis}", seconds * 1e3)
+        for axis, seconds in sorted(breakdown["waiting_seconds"].items())
+    ]
     return (
         ("computing", breakdown["compute_seconds"] * 1e3),
         *(part for part in waiting if part[1] > 0),
@@ -65,11 +70,17 @@ def _memory(row: dict[str, Any]) -> Bar:
 
 def _pictures(rows: Sequence[dict[str, Any]], timelines: Sequence[Timeline]) -> list[str | Picture]:
     """One time scale for all, so that lengths can be compared by eye."""
-    pictures = [(row["plan"], timeline) for row, timeline in zip(rows, timelines, strict=True) if timeline.spans]
+    pictures = [
+        (row["plan"], timeline)
+        for row, timeline in zip(rows, timelines, strict=True)
+        if timeline.spans
+    ]
     if not pictures:
         return ["No step was traced."]
     longest = max(timeline.seconds for _, timeline in pictures) * 1e3
     return [
-        Picture(lanes(timeline_lanes(timeline), Frame(length=longest, unit="ms", row_height=20)), plan)
+        Picture(
+            lanes(timeline_lanes(timeline), Frame(length=longest, unit="ms", row_height=20)), plan
+        )
         for plan, timeline in pictures
     ]

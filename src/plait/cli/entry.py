@@ -1,7 +1,9 @@
-"""`main`, the one entry: words in, exit code out. The only place of the command line that prints a result or an error.
+"""`main`, the one entry: words in, exit code out. The only place of the command line that prints a
+result or an error.
 
-Exit codes: 0 done, 1 the answer is no or the run failed, 2 bad input, 130 stopped by Ctrl-C. With `--json` there is one
-object on stdout, `{"error": ..., "kind": ...}` when it failed, and everything else goes to stderr.
+Exit codes: 0 done, 1 the answer is no or the run failed, 2 bad input, 130 stopped by Ctrl-C. With
+`--json` there is one object on stdout, `{"error": ..., "kind": ...}` when it failed, and everything
+else goes to stderr.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ def _answered(words: list[str], json_to: TextIO | None) -> int:
 
 @contextlib.contextmanager
 def _own_stdout() -> Iterator[TextIO]:
-    """The real stdout for the one object; whatever else is written to it, also by ranks and native code, goes to stderr."""
+    """The real stdout for the one object; whatever else is written to it, also by ranks and native
+    code, goes to stderr.
+    """
     try:
         is_real = sys.stdout.fileno() == 1
     except (OSError, AttributeError):  # replaced by something in memory
@@ -75,17 +79,25 @@ def _own_stdout() -> Iterator[TextIO]:
 def _run(words: list[str]) -> Answer:
     name = words[0]
     if name.startswith("-"):
-        raise UsageError(f"the verb comes first, before {name}: plait VERB {name}; plait --help lists the verbs")
+        raise UsageError(
+            f"the verb comes first, before {name}: plait VERB {name}; plait --help lists the verbs"
+        )
     try:
         verb = table.load(name)
         parser = Parser(f"plait {name}", table.VERBS[name])
         verb.add_arguments(parser)
-        parser.add_argument("--json", action="store_true", help="print one JSON object on stdout and nothing else there")
+        parser.add_argument(
+            "--json",
+            action="store_true",
+            help="print one JSON object on stdout and nothing else there",
+        )
         parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
         return verb.run(parser.parse(words[1:]))
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("plait."):
-            raise NotAvailable(f"plait {name} is not available yet: this version has no {error.name}") from error
+            raise NotAvailable(
+                f"plait {name} is not available yet: this version has no {error.name}"
+            ) from error
         raise
 
 
@@ -98,19 +110,25 @@ def _print(answer: Answer, json_to: TextIO | None) -> None:
             from rich.text import Text
 
             # Running text is left to the terminal to wrap, and whole where it is piped into a file.
-            Console(highlight=False).print(answer.view, soft_wrap=isinstance(answer.view, (str, Text)))
+            Console(highlight=False).print(
+                answer.view, soft_wrap=isinstance(answer.view, (str, Text))
+            )
     except BrokenPipeError:  # the reader of stdout, such as head, has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _report(error: Exception, verb: str, json_to: TextIO | None) -> int:
-    """Print one message and return the exit code; an error that is not the user's says where it comes from."""
+    """Print one message and return the exit code; an error that is not the user's says where it
+    comes from.
+    """
     if isinstance(error, PlaitError):
-        message, code = str(error), error.exit_code
+        message = str(error)
+        code = error.exit_code
     else:
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{last.filename}:{last.lineno}"
-        message, code = f"{type(error).__name__}: {error} (at {where}; --debug shows the whole traceback)", 1
+        message = f"{type(error).__name__}: {error} (at {where}; --debug shows the whole traceback)"
+        code = 1
     who = f"plait {verb}" if verb in table.VERBS else "plait"
     world = joined_world()  # torchrun starts one command a rank, and each of them speaks of itself
     print(f"{who}{f' (rank {world.rank})' if world else ''}: {message}", file=sys.stderr)

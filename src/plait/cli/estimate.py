@@ -20,11 +20,15 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `plait estimate`."""
     parser.add_argument(
-        "config", metavar="CONFIG", help="a TOML file with [model], [data], [train], or a Hugging Face config.json"
+        "config",
+        metavar="CONFIG",
+        help="a TOML file with [model], [data], [train], or a Hugging Face config.json",
     )
     parser.add_argument("--plan", metavar="TEXT", help="the plan (default: the config's own)")
     parser.add_argument(
-        "--cluster", metavar="NAME|FILE|local", help="where it would run (default: the config's own, else local)"
+        "--cluster",
+        metavar="NAME|FILE|local",
+        help="where it would run (default: the config's own, else local)",
     )
     common.add_framework(parser)
     parser.add_argument(
@@ -48,17 +52,28 @@ def run(arguments: argparse.Namespace) -> Answer:
     common.measured(arguments.cluster or cluster_name(tables))
     guess = estimate(tables, arguments.plan, arguments.cluster, framework=arguments.framework)
     runs = framework_of(arguments.framework)
-    job = job_of(tables, guess.plan, runs, num_devices=cluster_of(tables, arguments.cluster).num_devices)
+    job = job_of(
+        tables, guess.plan, runs, num_devices=cluster_of(tables, arguments.cluster).num_devices
+    )
     open_keys = assumed(tables, job.global_batch, job.model.seq_len)
-    data = {**guess.as_dict(), "framework": runs.name, "notes": [*notes(job.model, guess.plan, runs), *open_keys]}
+    data = {
+        **guess.as_dict(),
+        "framework": runs.name,
+        "notes": [*notes(job.model, guess.plan, runs), *open_keys],
+    }
     return Answer(data, _view(data), ok=guess.fits)
 
 
 def notes(model: Model, plan: Plan, runs: Framework | None = None) -> list[str]:
-    """Why `plait train` would refuse the plan for this model: others fill up what does not divide, so it has a price here. Of
-    another framework, that it has no such plan."""
+    """Why `plait train` would refuse the plan for this model: others fill up what does not divide,
+    so it has a price here. Of another framework, that it has no such plan.
+    """
     if runs is not None and runs.name != "plait":
-        return [] if runs.offers(plan) else [f"{runs.name} does not offer all of '{plan}': see plait export plan"]
+        return (
+            []
+            if runs.offers(plan)
+            else [f"{runs.name} does not offer all of '{plan}': see plait export plan"]
+        )
     from plait.cost.operations import Attention
     from plait.plan.fit import check_config
 
@@ -67,8 +82,12 @@ def notes(model: Model, plan: Plan, runs: Framework | None = None) -> list[str]:
         check_config(plan, sizes)
     except PlanError as error:
         return [f"plait train would refuse this: {error}"]
-    if plan.cp.size > 1 and not any(isinstance(op, Attention) for block, _ in model.runs for op in block.operations):
-        return [f"plait train would refuse this: {plan.cp} splits attention, and {model.name} has none; leave it out"]
+    if plan.cp.size > 1 and not any(
+        isinstance(op, Attention) for block, _ in model.runs for op in block.operations
+    ):
+        return [
+            f"plait train would refuse this: {plan.cp} splits attention, and {model.name} has none; leave it out"
+        ]
     return []
 
 
@@ -76,19 +95,28 @@ def _view(data: dict[str, Any]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    return Group(*(Text(line) for line in [*lines(data), *(f"note       {note}" for note in data["notes"])]))
+    return Group(
+        *(Text(line) for line in [*lines(data), *(f"note       {note}" for note in data["notes"])])
+    )
 
 
 def lines(data: dict[str, Any]) -> list[str]:
     """A prediction for people."""
-    memory, limit = data["memory"], data["memory_limit"]
+    memory = data["memory"]
+    limit = data["memory_limit"]
     parts = ", ".join(
-        f"{name} {size(memory[name])}" for name in ("parameters", "gradients", "optimizer", "activations", "buffers")
+        f"{name} {size(memory[name])}"
+        for name in ("parameters", "gradients", "optimizer", "activations", "buffers")
     )
-    sent = ", ".join(f"{axis} {size(count)}" for axis, count in data["traffic"].items() if count) or "nothing"
+    sent = (
+        ", ".join(f"{axis} {size(count)}" for axis, count in data["traffic"].items() if count)
+        or "nothing"
+    )
     causes = sorted(data["breakdown_seconds"].items(), key=lambda item: -item[1])
     spent = ", ".join(
-        f"{name} {seconds / data['step_seconds']:.0%}" for name, seconds in causes if seconds > 0.005 * data["step_seconds"]
+        f"{name} {seconds / data['step_seconds']:.0%}"
+        for name, seconds in causes
+        if seconds > 0.005 * data["step_seconds"]
     )
     verdict = "fits" if data["fits"] else "DOES NOT FIT"
     return [

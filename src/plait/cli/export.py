@@ -1,7 +1,8 @@
-"""`plait export`: a plan in the words of another framework, or a checkpoint as Hugging Face safetensors.
+"""`plait export`: a plan in the words of another framework, or a checkpoint as Hugging Face
+safetensors.
 
-What another framework cannot say is listed and never left out in silence; the exit code is 1 when what is left is no longer
-the plan (its ranks would be other ones).
+What another framework cannot say is listed and never left out in silence; the exit code is 1 when
+what is left is no longer the plan (its ranks would be other ones).
 """
 
 from __future__ import annotations
@@ -29,12 +30,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="plan: its text, or a CONFIG whose [plan] is meant; checkpoint: a run's folder",
     )
     parser.add_argument(
-        "--to", metavar="NAME", help="plan: megatron-lm, deepspeed or torchtitan; checkpoint: huggingface (the default)"
+        "--to",
+        metavar="NAME",
+        help="plan: megatron-lm, deepspeed or torchtitan; checkpoint: huggingface (the default)",
     )
     parser.add_argument("--plan", metavar="TEXT", help="the plan, instead of the CONFIG's")
-    parser.add_argument("--global-batch", type=int, metavar="N", help="samples a step (default: the CONFIG's, else dp x mb)")
-    parser.add_argument("--out", type=Path, metavar="PATH", help="where to write (plan: default stdout; checkpoint: needed)")
-    parser.add_argument("--dtype", choices=DTYPES, help="checkpoint: convert the weights (default: as they are)")
+    parser.add_argument(
+        "--global-batch",
+        type=int,
+        metavar="N",
+        help="samples a step (default: the CONFIG's, else dp x mb)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="PATH",
+        help="where to write (plan: default stdout; checkpoint: needed)",
+    )
+    parser.add_argument(
+        "--dtype", choices=DTYPES, help="checkpoint: convert the weights (default: as they are)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> Answer:
@@ -68,23 +83,31 @@ def _plan(arguments: argparse.Namespace) -> Answer:
 
 
 def _plan_and_batch(arguments: argparse.Namespace) -> tuple[Any, int | None]:
-    """The plan that is meant, and its samples a step. Errors: those of the plan's text and of the config."""
+    """The plan that is meant, and its samples a step. Errors: those of the plan's text and of the
+    config.
+    """
     from plait.cost.tables import config_tables
     from plait.plan import Plan
 
-    source, text, batch = arguments.source, arguments.plan, arguments.global_batch
+    source = arguments.source
+    text = arguments.plan
+    batch = arguments.global_batch
     if source is not None and (source.endswith((".toml", ".json")) or Path(source).is_file()):
         tables = config_tables(source, with_model=False)
         text = text if text is not None else tables.get("plan", {}).get("text")
         batch = batch or tables.get("train", {}).get("global_batch")
         if text is None or text.strip() == "auto":
-            raise UsageError(f"{source} names no plan; write --plan TEXT (plait plan {source} finds the best)")
+            raise UsageError(
+                f"{source} names no plan; write --plan TEXT (plait plan {source} finds the best)"
+            )
     elif source is not None:
         if text is not None:
             raise UsageError(f"two plans are given, '{source}' and --plan '{text}'")
         text = source
     elif text is None:
-        raise UsageError("say which plan: plait export plan 'tp2:1d,sp dp4:zero1' --to megatron-lm, or a CONFIG with [plan]")
+        raise UsageError(
+            "say which plan: plait export plan 'tp2:1d,sp dp4:zero1' --to megatron-lm, or a CONFIG with [plan]"
+        )
     if batch is not None and batch < 1:
         raise UsageError(f"--global-batch is {batch}; a step has one sample or more")
     return Plan.parse(text), None if batch is None else int(batch)
@@ -92,10 +115,14 @@ def _plan_and_batch(arguments: argparse.Namespace) -> tuple[Any, int | None]:
 
 def _checkpoint(arguments: argparse.Namespace) -> Answer:
     if arguments.to not in {None, "huggingface", "hugging-face", "hf", "safetensors"}:
-        raise UsageError(f"a checkpoint is exported to huggingface (safetensors), not to '{arguments.to}'")
+        raise UsageError(
+            f"a checkpoint is exported to huggingface (safetensors), not to '{arguments.to}'"
+        )
     for option in ("plan", "global_batch"):
         if getattr(arguments, option) is not None:
-            raise UsageError(f"--{option.replace('_', '-')} belongs to a plan; a checkpoint is whole whatever its plan was")
+            raise UsageError(
+                f"--{option.replace('_', '-')} belongs to a plan; a checkpoint is whole whatever its plan was"
+            )
     if arguments.source is None or arguments.out is None:
         raise UsageError("say what and where: plait export checkpoint RUN_DIR --out DIR")
     import torch
@@ -104,7 +131,12 @@ def _checkpoint(arguments: argparse.Namespace) -> Answer:
 
     dtype = None if arguments.dtype is None else getattr(torch, arguments.dtype)
     files, names = export_model(Path(arguments.source), arguments.out, dtype)
-    data = {"out": str(arguments.out), "files": [str(file) for file in files], "num_tensors": len(names), "names": names}
+    data = {
+        "out": str(arguments.out),
+        "files": [str(file) for file in files],
+        "num_tensors": len(names),
+        "names": names,
+    }
     view = f"{len(names)} tensors written to {', '.join(map(str, files))}"
     return Answer(data, view)
 

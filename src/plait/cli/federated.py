@@ -1,4 +1,6 @@
-"""`plait federated`: train over clients that keep their data; simulated here, or written out for a real deployment."""
+"""`plait federated`: train over clients that keep their data; simulated here, or written out for a
+real deployment.
+"""
 
 from __future__ import annotations
 
@@ -20,26 +22,49 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `plait federated`."""
     common.add_config(parser)
-    parser.add_argument("--rounds", type=int, metavar="K", help="rounds (default: federated.rounds of the config)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the numbers of every round there, as JSON")
+    parser.add_argument(
+        "--rounds", type=int, metavar="K", help="rounds (default: federated.rounds of the config)"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="write the numbers of every round there, as JSON"
+    )
     parser.add_argument(
         "--deploy",
         type=Path,
         metavar="DIR",
         help="write there what Flower needs to run it for real: app, certificates, commands",
     )
-    parser.add_argument("--serve", type=Path, metavar="ROOM", help="be one client, for the scripts that --deploy wrote")
-    parser.add_argument("--client", type=int, default=0, metavar="N", help="with --serve: which client")
-    parser.add_argument("--kept", type=Path, metavar="FILE", help="with --serve: what the client keeps from round to round")
-    parser.add_argument("--host", default="127.0.0.1", help="with --deploy: the name or address of the server")
-    parser.add_argument("--port", type=int, default=9092, help="with --deploy: the port of the server")
+    parser.add_argument(
+        "--serve",
+        type=Path,
+        metavar="ROOM",
+        help="be one client, for the scripts that --deploy wrote",
+    )
+    parser.add_argument(
+        "--client", type=int, default=0, metavar="N", help="with --serve: which client"
+    )
+    parser.add_argument(
+        "--kept",
+        type=Path,
+        metavar="FILE",
+        help="with --serve: what the client keeps from round to round",
+    )
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="with --deploy: the name or address of the server"
+    )
+    parser.add_argument(
+        "--port", type=int, default=9092, help="with --deploy: the port of the server"
+    )
 
 
 def run(arguments: argparse.Namespace) -> Answer:
     """Simulate, or write the deployment. Errors: those of the config, the plan and the rounds."""
     from plait.config import load
 
-    overrides = [*arguments.overrides, *([] if arguments.rounds is None else [f"federated.rounds={arguments.rounds}"])]
+    overrides = [
+        *arguments.overrides,
+        *([] if arguments.rounds is None else [f"federated.rounds={arguments.rounds}"]),
+    ]
     config = load(arguments.config, overrides)
     plan = common.plan_of(config, None)
     if arguments.serve is not None:
@@ -68,8 +93,15 @@ def be_client(config: Config, arguments: argparse.Namespace, num_ranks: int) -> 
 
     end_with_parent(arguments.serve)
     if not 0 <= arguments.client < config.federated.clients:
-        raise ConfigError(f"--client {arguments.client}: the config has clients 0 to {config.federated.clients - 1}")
-    words = config, arguments.client, str(arguments.serve), str(arguments.kept or arguments.serve / "kept.safetensors")
+        raise ConfigError(
+            f"--client {arguments.client}: the config has clients 0 to {config.federated.clients - 1}"
+        )
+    words = (
+        config,
+        arguments.client,
+        str(arguments.serve),
+        str(arguments.kept or arguments.serve / "kept.safetensors"),
+    )
     if num_ranks == 1:
         serve(*words)
     launch(serve, *words, nproc=num_ranks)
@@ -90,7 +122,11 @@ def show(done: Any) -> None:
         told = done.as_dict()
         missing = len(told["asked"]) - len(told["answered"])
         judged = told["client_accuracy"]
-        spread = f"clients {told['client_accuracy_worst']:.3f} to {max(judged.values()):.3f}  " if judged else ""
+        spread = (
+            f"clients {told['client_accuracy_worst']:.3f} to {max(judged.values()):.3f}  "
+            if judged
+            else ""
+        )
         line = (
             f"round {told['round']}  accuracy {told['accuracy']:.3f}  {spread}"
             f"{told['sent_bytes'] / 1e6:.2f} MB out, {told['received_bytes'] / 1e6:.2f} MB in"

@@ -1,7 +1,8 @@
-"""One training run as its ranks see it: `run` is what every rank calls, with a job that says everything.
+"""One training run as its ranks see it: `run` is what every rank calls, with a job that says
+everything.
 
-A job is plain data, so that it travels to new processes. What is wrong with it and needs no rank to be seen has been
-refused before (see `common`).
+A job is plain data, so that it travels to new processes. What is wrong with it and needs no rank to
+be seen has been refused before (see `common`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 class Job:
     """What to train and where to put what comes of it; without a folder nothing is written.
 
-    With `keeps_timeline` rank 0's numbers hold the last step of all ranks as `timeline`, which is no JSON.
+    With `keeps_timeline` rank 0's numbers hold the last step of all ranks as `timeline`, which is
+    no JSON.
     """
 
     config: Config
@@ -52,8 +54,14 @@ def run(job: Job) -> dict[str, Any]:
     folder = _agreed_folder(world, job)
     training = assemble(job.config, plan, world)
     if world.rank == 0 and plan.dp.offload and world.device.type == "cpu":
-        print("offload saves nothing here: on the CPU optimizer state is in host memory already", file=sys.stderr, flush=True)
-    if job.checkpoint is not None and not training.engine.step_index:  # else it was brought in by ranks that go on from it
+        print(
+            "offload saves nothing here: on the CPU optimizer state is in host memory already",
+            file=sys.stderr,
+            flush=True,
+        )
+    if (
+        job.checkpoint is not None and not training.engine.step_index
+    ):  # else it was brought in by ranks that go on from it
         training.loader.load_state_dict(training.engine.load(job.checkpoint)["loader"])
     if folder is not None and world.rank == 0:
         folder.config.write_text(job.config.to_toml())
@@ -62,14 +70,27 @@ def run(job: Job) -> dict[str, Any]:
         if own is not None:
             folder.schedule.write_text(dumps(own))
     tally = Tally()
-    fit(training.engine, training.loader, job.config.train.steps, [tally, *_hooks(job, world, folder, training)])
+    fit(
+        training.engine,
+        training.loader,
+        job.config.train.steps,
+        [tally, *_hooks(job, world, folder, training)],
+    )
     timeline = tally.timelines[-1] if tally.timelines else Timeline(world.rank)
     kept = world.axis("world").gather_objects(timeline) if job.keeps_timeline else []
-    result = {"out": None if folder is None else str(folder.path), **_numbers(world, training, tally, folder), "plan": job.plan}
+    result = {
+        "out": None if folder is None else str(folder.path),
+        **_numbers(world, training, tally, folder),
+        "plan": job.plan,
+    }
     if folder is not None and world.rank == 0:
         folder.summary.write_text(json.dumps(result, indent=2) + "\n")
     world.close()
-    return {**result, "timeline": Timeline.merge(kept)} if job.keeps_timeline and world.rank == 0 else result
+    return (
+        {**result, "timeline": Timeline.merge(kept)}
+        if job.keeps_timeline and world.rank == 0
+        else result
+    )
 
 
 def _agreed_folder(world: World, job: Job) -> RunFolder | None:
@@ -95,13 +116,21 @@ def _hooks(job: Job, world: World, folder: RunFolder | None, training: Training)
     return hooks
 
 
-def _numbers(world: World, training: Training, tally: Tally, folder: RunFolder | None) -> dict[str, Any]:
+def _numbers(
+    world: World, training: Training, tally: Tally, folder: RunFolder | None
+) -> dict[str, Any]:
     """The summary over all ranks; rank 0 writes the trace of all into the folder."""
     from plait.engine.metrics import peak_memory_bytes, summary
     from plait.trace import Timeline, breakdown
 
     engine = training.engine
-    own = (peak_memory_bytes(), tally.traffic(), engine.memory(), tally.timeline(), engine.strategy.staleness())
+    own = (
+        peak_memory_bytes(),
+        tally.traffic(),
+        engine.memory(),
+        tally.timeline(),
+        engine.strategy.staleness(),
+    )
     gathered = zip(*world.axis("world").gather_objects((*own, tally.breakdown())), strict=True)
     peaks, traffic, states, timelines, ages, parts = (list(part) for part in gathered)
     if folder is not None and world.rank == 0:

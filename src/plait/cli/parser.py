@@ -33,5 +33,12 @@ class Parser(argparse.ArgumentParser):
     def _refuse(self, word: str) -> NoReturn:
         if not word.startswith("-"):
             raise UsageError(f"'{word}' is one argument too many; see {self.prog} --help")
-        known = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
-        raise UsageError(f"unknown option {word.partition('=')[0]}; {nearest(word.partition('=')[0], known)}")
+        known = [
+            option
+            for action in self._actions
+            for option in action.option_strings
+            if option.startswith("--")
+        ]
+        raise UsageError(
+            f"unknown option {word.partition('=')[0]}; {nearest(word.partition('=')[0], known)}"
+        )

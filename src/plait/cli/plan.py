@@ -20,15 +20,36 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `plait plan`."""
     parser.add_argument(
-        "config", metavar="CONFIG", help="a TOML file with [model], [data], [train], or a Hugging Face config.json"
+        "config",
+        metavar="CONFIG",
+        help="a TOML file with [model], [data], [train], or a Hugging Face config.json",
     )
     parser.add_argument(
-        "--cluster", metavar="NAME|FILE|local", help="PRESETxCOUNT, a file, or local (default: the config's own)"
+        "--cluster",
+        metavar="NAME|FILE|local",
+        help="PRESETxCOUNT, a file, or local (default: the config's own)",
     )
-    parser.add_argument("--gpus", type=int, metavar="N", help="how many devices, instead of the cluster's own number")
-    parser.add_argument("--objective", choices=("time", "cost", "memory"), default="time", help="what is best (default: time)")
-    parser.add_argument("--top", type=int, default=5, metavar="K", help="how many plans are shown (default: 5)")
-    parser.add_argument("--explain", nargs="*", metavar="PLAN", help="say why other ways to split lost, or why these plans do")
+    parser.add_argument(
+        "--gpus",
+        type=int,
+        metavar="N",
+        help="how many devices, instead of the cluster's own number",
+    )
+    parser.add_argument(
+        "--objective",
+        choices=("time", "cost", "memory"),
+        default="time",
+        help="what is best (default: time)",
+    )
+    parser.add_argument(
+        "--top", type=int, default=5, metavar="K", help="how many plans are shown (default: 5)"
+    )
+    parser.add_argument(
+        "--explain",
+        nargs="*",
+        metavar="PLAN",
+        help="say why other ways to split lost, or why these plans do",
+    )
     common.add_framework(parser)
     parser.add_argument(
         "--set",
@@ -60,7 +81,9 @@ def run(arguments: argparse.Namespace) -> Answer:
     for plan in named:
         check_size(plan, cluster)
     try:
-        choice = decide(tables, cluster, objective=arguments.objective, framework=arguments.framework)
+        choice = decide(
+            tables, cluster, objective=arguments.objective, framework=arguments.framework
+        )
     except NothingFits as reason:
         return Answer({"plans": [], "reason": str(reason)}, _text([str(reason)]), ok=False)
     plans = [estimate.as_dict() for estimate in choice.plans[: arguments.top]]

@@ -1,4 +1,6 @@
-"""`plait probe`: measure this machine, so that `local` is a cluster like any other to `plan` and `estimate`."""
+"""`plait probe`: measure this machine, so that `local` is a cluster like any other to `plan` and
+`estimate`.
+"""
 
 from __future__ import annotations
 
@@ -30,28 +32,47 @@ PRECISIONS = {"float32": "float32", "bfloat16": "bf16", "float64": "float64"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `plait probe`."""
-    parser.add_argument("--out", type=Path, metavar="FILE", help=f"where to write it (default: {DEFAULT_PROBE_PATH})")
-    parser.add_argument("--quick", action="store_true", help="leave out how more ranks than cores share these")
-    parser.add_argument("--nproc", type=int, metavar="N", help="ranks that measure together (default: GPUs, else cores)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help=f"where to write it (default: {DEFAULT_PROBE_PATH})",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="leave out how more ranks than cores share these"
+    )
+    parser.add_argument(
+        "--nproc",
+        type=int,
+        metavar="N",
+        help="ranks that measure together (default: GPUs, else cores)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> Answer:
-    """Measure with one rank a device, all at once, as training would use them. Errors: `ConfigError` for the file."""
+    """Measure with one rank a device, all at once, as training would use them. Errors:
+    `ConfigError` for the file.
+    """
     out = arguments.out if arguments.out is not None else DEFAULT_PROBE_PATH.expanduser()
     _check_writable(out)
     world = joined_world()
     num_ranks = arguments.nproc or (world.world_size if world else num_devices())
     result = measure_here(out, num_ranks, quick=arguments.quick)
-    return Answer({"out": str(out), **result}, view(result, out)) if common.speaks() else Answer(None)
+    return (
+        Answer({"out": str(out), **result}, view(result, out)) if common.speaks() else Answer(None)
+    )
 
 
 def measure_here(out: Path, num_ranks: int | None = None, *, quick: bool = False) -> dict[str, Any]:
     """Measure this machine and write what was found, in one go, so that nobody reads half a file.
 
-    `quick` leaves out how more ranks than cores share these: estimates of such plans draw on what fewer ranks lose.
+    `quick` leaves out how more ranks than cores share these: estimates of such plans draw on what
+    fewer ranks lose.
     """
     num_ranks = num_ranks or num_devices()
-    common.say(f"plait probe: measuring this machine, {num_ranks} {'rank' if num_ranks == 1 else 'ranks'}, some seconds")
+    common.say(
+        f"plait probe: measuring this machine, {num_ranks} {'rank' if num_ranks == 1 else 'ranks'}, some seconds"
+    )
     shared = joined_world() is None  # else other ranks cannot be started
     measured = launch(_measure, num_ranks, shared, nproc=num_ranks)
     result = summary(measured[0])
@@ -68,7 +89,8 @@ def measure_here(out: Path, num_ranks: int | None = None, *, quick: bool = False
 def ensure_probe() -> None:
     """Measure this machine if nobody has: what cluster `local` means from then on.
 
-    A world of torchrun could not measure how ranks share the cores of a processor; that is made up for here.
+    A world of torchrun could not measure how ranks share the cores of a processor; that is made up
+    for here.
     """
     path = DEFAULT_PROBE_PATH.expanduser()
     probe = read_probe(path)
@@ -92,7 +114,9 @@ def is_usable(probe: dict[str, Any]) -> bool:
 
 
 def ensure_probe_together(meeting: Axis) -> None:
-    """The same in a world that has begun: all ranks measure where one has no measurements that can be used. Collective."""
+    """The same in a world that has begun: all ranks measure where one has no measurements that can
+    be used. Collective.
+    """
     path = DEFAULT_PROBE_PATH.expanduser()
     probe = read_probe(path)
     if any(meeting.gather_objects(probe is None or not is_usable(probe))):
@@ -101,7 +125,9 @@ def ensure_probe_together(meeting: Axis) -> None:
 
 
 CROWDED = (2, 4)
-"""How many times as many ranks as cores the links and what ranks lose when they meet are also measured with."""
+"""How many times as many ranks as cores the links and what ranks lose when they meet are also
+measured with.
+"""
 MOST_RANKS = 16
 
 
@@ -113,18 +139,36 @@ def _host(measured: list[dict[str, Any]], num_ranks: int, quick: bool) -> dict[s
     from plait.products import FEWEST_MULTIPLICATIONS, FEWEST_ROWS
 
     found = {num_ranks: [one["met"] for one in measured]}
-    crowded = () if quick else tuple(num_ranks * times for times in CROWDED if num_ranks * times <= MOST_RANKS)
+    crowded = (
+        ()
+        if quick
+        else tuple(num_ranks * times for times in CROWDED if num_ranks * times <= MOST_RANKS)
+    )
     for size in {*crowded, 2} - {num_ranks}:
         found[size] = launch(_meet, size, nproc=size)
-    engine, blocks, seconds = ({k: v for one in measured for k, v in one["own"][part].items()} for part in PARTS)
+    engine, blocks, seconds = (
+        {k: v for one in measured for k, v in one["own"][part].items()} for part in PARTS
+    )
     host: dict[str, Any] = {
         "version": VERSION,
         "seconds": seconds,
-        "engine": engine | {"stretch": 1.0, "idle": 1.0, "blocks": blocks} | {name: {} for name in MEETINGS},
-        "links": {str(size): _fits(ranks[0]["links"]) for size, ranks in sorted(found.items()) if size > 1},
-        "rule": {"rows": FEWEST_ROWS, "multiplications": FEWEST_MULTIPLICATIONS, "met_at_once": MET_AT_ONCE},
+        "engine": engine
+        | {"stretch": 1.0, "idle": 1.0, "blocks": blocks}
+        | {name: {} for name in MEETINGS},
+        "links": {
+            str(size): _fits(ranks[0]["links"]) for size, ranks in sorted(found.items()) if size > 1
+        },
+        "rule": {
+            "rows": FEWEST_ROWS,
+            "multiplications": FEWEST_MULTIPLICATIONS,
+            "met_at_once": MET_AT_ONCE,
+        },
     }
-    steps = {text: [one["steps"][text] for one in ranks] for ranks in found.values() for text in ranks[0]["steps"]}
+    steps = {
+        text: [one["steps"][text] for one in ranks]
+        for ranks in found.values()
+        for text in ranks[0]["steps"]
+    }
     works = {text: [step.work for step in ranks] for text, ranks in steps.items()}
 
     def machine() -> Machine:
@@ -169,10 +213,11 @@ def num_devices() -> int:
 
 
 def summary(measured: dict[str, Any]) -> dict[str, Any]:
-    """The numbers that make a cluster (SI units, of each device), with all that was measured under `measured`.
+    """The numbers that make a cluster (SI units, of each device), with all that was measured under
+    `measured`.
 
-    The link's rate is that of an all-reduce, its latency that of a small message; a single device has no link, and gets
-    what its memory does.
+    The link's rate is that of an all-reduce, its latency that of a small message; a single device
+    has no link, and gets what its memory does.
     """
     device = measured["device"]
     links = [axis["ops"] for axis in measured["axes"].values()]
@@ -181,7 +226,9 @@ def summary(measured: dict[str, Any]) -> dict[str, Any]:
         "name": measured["name"],
         "is_cpu": device["kind"] == "cpu",
         "num_devices": measured["num_devices"],
-        "peak_flops": {PRECISIONS[dtype]: rate for dtype, rate in device["matmul_flops_per_second"].items()},
+        "peak_flops": {
+            PRECISIONS[dtype]: rate for dtype, rate in device["matmul_flops_per_second"].items()
+        },
         "memory_bytes": measured["memory_bytes"],
         "memory_bandwidth": memory_rate,
         "link_bandwidth": links[0]["all_reduce"]["bytes_per_second"] if links else memory_rate,
@@ -197,20 +244,35 @@ def view(result: dict[str, Any], out: Path) -> RenderableType:
 
     each = "each device" if not result["is_cpu"] else "each rank"
     lines = [f"{result['num_devices']} x {result['name']} ({each}, all at work at once)"]
-    lines += [f"matrix product  {rate / 1e9:,.1f} Gflop/s in {name}" for name, rate in result["peak_flops"].items()]
-    lines.append(f"memory          {result['memory_bandwidth'] / 1e9:,.1f} GB/s, {result['memory_bytes'] / 1e9:,.1f} GB")
+    lines += [
+        f"matrix product  {rate / 1e9:,.1f} Gflop/s in {name}"
+        for name, rate in result["peak_flops"].items()
+    ]
+    lines.append(
+        f"memory          {result['memory_bandwidth'] / 1e9:,.1f} GB/s, {result['memory_bytes'] / 1e9:,.1f} GB"
+    )
     table = Table("operation", box=None, pad_edge=False)
     for name in ("latency", "rate"):
         table.add_column(name, justify="right")
     for axis in result["measured"]["axes"].values():
         for op, link in axis["ops"].items():
-            table.add_row(op, f"{link['latency_seconds'] * 1e6:,.0f} µs", f"{link['bytes_per_second'] / 1e9:,.2f} GB/s sent")
+            table.add_row(
+                op,
+                f"{link['latency_seconds'] * 1e6:,.0f} µs",
+                f"{link['bytes_per_second'] / 1e9:,.2f} GB/s sent",
+            )
     is_local = out == DEFAULT_PROBE_PATH.expanduser()
-    return Group("\n".join(lines), table, f"written to {out}" + (": what cluster 'local' means" if is_local else ""))
+    return Group(
+        "\n".join(lines),
+        table,
+        f"written to {out}" + (": what cluster 'local' means" if is_local else ""),
+    )
 
 
 def _measure(num_ranks: int, shared: bool) -> dict[str, Any]:
-    """What one rank finds, in all of them together; `shared`: also what a processor's cost model needs."""
+    """What one rank finds, in all of them together; `shared`: also what a processor's cost model
+    needs.
+    """
     import torch
 
     from plait import comm
@@ -238,11 +300,19 @@ def _measure(num_ranks: int, shared: bool) -> dict[str, Any]:
         else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // num_ranks
     )
     world.close()
-    return {"name": name, "num_devices": num_ranks, "memory_bytes": memory_bytes, "at": time.time(), **measured}
+    return {
+        "name": name,
+        "num_devices": num_ranks,
+        "memory_bytes": memory_bytes,
+        "at": time.time(),
+        **measured,
+    }
 
 
 def _own_share(world: World) -> dict[str, dict[str, Any]]:
-    """What a rank takes for itself: each rank measures some of it, while the others are at work on the rest."""
+    """What a rank takes for itself: each rank measures some of it, while the others are at work on
+    the rest.
+    """
     from plait.cli.probe_engine import OTHER_FAMILIES, block_seconds, engine_seconds
     from plait.cli.probe_operations import OPERATIONS
 

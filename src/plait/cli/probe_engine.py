@@ -1,8 +1,9 @@
-"""What the engine itself costs on this machine: processor seconds of a step, a micro-batch, a block that compute nothing.
+"""What the engine itself costs on this machine: processor seconds of a step, a micro-batch, a block
+that compute nothing.
 
-Tiny models are trained for some steps; the differences between few and many blocks, and between few and many micro-batches,
-are what Python, autograd and the engine take, and so are those between a block and one that recomputes. Also the memory of a
-rank that holds almost no model.
+Tiny models are trained for some steps; the differences between few and many blocks, and between few
+and many micro-batches, are what Python, autograd and the engine take, and so are those between a
+block and one that recomputes. Also the memory of a rank that holds almost no model.
 """
 
 from __future__ import annotations
@@ -15,16 +16,31 @@ from typing import Any, NamedTuple
 from plait.comm.simulated import simulate
 from plait.mesh import Mesh
 
-STEPS, FEWEST_STEPS, SPREAD = 9, 6, 1.04
-"""Of a model that is trained: fewer are enough where the shortest came three times, within so much."""
-SIZES = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 64, "max_position_embeddings": 8}
+STEPS = 9
+FEWEST_STEPS = 6
+SPREAD = 1.04
+"""Of a model that is trained: fewer are enough where the shortest came three times, within so
+much.
+"""
+SIZES = {
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "vocab_size": 64,
+    "max_position_embeddings": 8,
+}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
-FEW_EXPERTS, MANY_EXPERTS, FEW, MANY = 2, 6, 1, 5
+FEW_EXPERTS = 2
+MANY_EXPERTS = 6
+FEW = 1
+MANY = 5
 
 
 @dataclass(frozen=True)
 class Tiny:
-    """A model of few or many blocks: the name, the key that says how many, those numbers, and the other keys."""
+    """A model of few or many blocks: the name, the key that says how many, those numbers, and the
+    other keys.
+    """
 
     name: str
     keys: dict[str, Any]
@@ -45,17 +61,26 @@ class Step(NamedTuple):
 
 
 def engine_seconds() -> dict[str, Any]:
-    """`step`, `micro_batch` and `expert` (each chunk of a block) in seconds, `memory` in bytes, `blocks` as in `block_seconds`.
+    """`step`, `micro_batch` and `expert` (each chunk of a block) in seconds, `memory` in bytes,
+    `blocks` as in `block_seconds`.
 
     In this rank alone, and before anything large, as memory is that of the fullest moment.
     """
     blocks = block_seconds(TEXT_FAMILIES)
-    expert = (_block(_experts(MANY_EXPERTS), "dp1") - blocks["experts"]["none"]) / (MANY_EXPERTS - FEW_EXPERTS)
+    expert = (_block(_experts(MANY_EXPERTS), "dp1") - blocks["experts"]["none"]) / (
+        MANY_EXPERTS - FEW_EXPERTS
+    )
     gpt = TEXT_FAMILIES["gpt"]
     small, often = (_alone(gpt, FEW, f"mb{micro_batches}") for micro_batches in (FEW, MANY))
     micro_batch = max((often - small) / (MANY - FEW) - blocks["gpt"]["none"], 0.0)
     step = max(small - blocks["gpt"]["none"] - micro_batch, 0.0)
-    return {"blocks": blocks, "step": step, "micro_batch": micro_batch, "expert": max(expert, 0.0), "memory": _memory()}
+    return {
+        "blocks": blocks,
+        "step": step,
+        "micro_batch": micro_batch,
+        "expert": max(expert, 0.0),
+        "memory": _memory(),
+    }
 
 
 def block_seconds(families: Mapping[str, Tiny]) -> dict[str, dict[str, float]]:
@@ -70,9 +95,15 @@ def _experts(num_experts: int) -> Tiny:
     return Tiny("llama", {**SIZES, **EXPERTS, "num_local_experts": num_experts})
 
 
-TEXT_FAMILIES = {"gpt": Tiny("gpt", SIZES), "llama": Tiny("llama", SIZES), "experts": _experts(FEW_EXPERTS)}
+TEXT_FAMILIES = {
+    "gpt": Tiny("gpt", SIZES),
+    "llama": Tiny("llama", SIZES),
+    "experts": _experts(FEW_EXPERTS),
+}
 OTHER_FAMILIES = {
-    "resnet": Tiny("resnet", {"width": 16, "in_channels": 1, "num_classes": 64}, "depth", 18, 34, 8, (1, 8, 8)),
+    "resnet": Tiny(
+        "resnet", {"width": 16, "in_channels": 1, "num_classes": 64}, "depth", 18, 34, 8, (1, 8, 8)
+    ),
     "mlp": Tiny("mlp", {"in_features": 16, "hidden_size": 16, "out_features": 64}, shape=(16,)),
 }
 """A tiny model of each kind of block."""
@@ -91,10 +122,14 @@ def _block(model: Tiny, text: str) -> float:
 
 def _alone(model: Tiny, depth: int, text: str) -> float:
     samples = MANY if text == f"mb{MANY}" else 1
-    return simulate(Mesh(), lambda world: step_seconds(model, depth, text, world, samples=samples))[0].work
+    return simulate(Mesh(), lambda world: step_seconds(model, depth, text, world, samples=samples))[
+        0
+    ].work
 
 
-def step_seconds(tiny: Tiny, depth: int, text: str, world: Any, *, samples: int, steps: int = STEPS) -> Step:
+def step_seconds(
+    tiny: Tiny, depth: int, text: str, world: Any, *, samples: int, steps: int = STEPS
+) -> Step:
     """The shortest step of this rank; a rank that is alone may do with fewer `steps`."""
     import torch
 
@@ -104,7 +139,13 @@ def step_seconds(tiny: Tiny, depth: int, text: str, world: Any, *, samples: int,
 
     with torch.device("meta"):
         model = models.make(tiny.name, **{tiny.depth: depth}, **tiny.keys)
-    engine = build(model, text, loss=cross_entropy, optimizer=lambda p: torch.optim.AdamW(p, fused=True), world=world)
+    engine = build(
+        model,
+        text,
+        loss=cross_entropy,
+        optimizer=lambda p: torch.optim.AdamW(p, fused=True),
+        world=world,
+    )
     batch = _batch(tiny, samples)
     return _shortest(lambda: engine.step(batch), steps, may_stop=world.size == 1)
 
@@ -115,7 +156,9 @@ def _batch(tiny: Tiny, samples: int) -> tuple[Any, Any]:
 
     drawn = torch.Generator().manual_seed(0)
     if tiny.shape:
-        return torch.randn(samples, *tiny.shape, generator=drawn), torch.zeros(samples, dtype=torch.long)
+        return torch.randn(samples, *tiny.shape, generator=drawn), torch.zeros(
+            samples, dtype=torch.long
+        )
     length = tiny.keys["max_position_embeddings"]
     tokens = torch.randint(tiny.keys["vocab_size"], (samples, length + 1), generator=drawn)
     return tokens[:, :-1], tokens[:, 1:]
@@ -126,7 +169,8 @@ def _shortest(step: Callable[[], object], most: int, *, may_stop: bool) -> Step:
     seconds: list[float] = []
     passed: list[float] = []
     while len(seconds) < most and not (may_stop and _settled(seconds)):
-        began, clock = time.process_time(), time.perf_counter()
+        began = time.process_time()
+        clock = time.perf_counter()
         step()
         seconds.append(time.process_time() - began)
         passed.append(time.perf_counter() - clock)

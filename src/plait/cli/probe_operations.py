@@ -1,9 +1,10 @@
-"""What a processor core takes for the operations of a model: seconds for each number, flop or weight, as training meets them.
+"""What a processor core takes for the operations of a model: seconds for each number, flop or
+weight, as training meets them.
 
-Training comes back to a tensor when it has left the caches long ago. So each operation runs over a row of different tensors
-that are more than the caches hold, and keeps its results. What Python takes to start it is measured with almost no numbers
-and taken off: it is counted by itself (`plait.cli.probe_engine`). All seconds are the processor's, which other processes do
-not lengthen.
+Training comes back to a tensor when it has left the caches long ago. So each operation runs over a
+row of different tensors that are more than the caches hold, and keeps its results. What Python
+takes to start it is measured with almost no numbers and taken off: it is counted by itself
+(`plait.cli.probe_engine`). All seconds are the processor's, which other processes do not lengthen.
 """
 
 from __future__ import annotations
@@ -24,18 +25,36 @@ from plait.products import Products
 Calls = Sequence[tuple[Tensor, ...]]
 Rows = list[tuple[tuple[float, ...], float]]
 """Sizes, and the seconds that they took."""
-FEWEST_COPIES, REPEATS, FEWEST_REPEATS, SPREAD = 6, 4, 2, 1.04
-"""Different tensors in a row; how often, of which the first does not count: fewer are enough where all came within so much."""
-SOME_CACHE_BYTES, MOST_BYTES = 32 << 20, 64 << 20
-"""A row is three quarters of the last cache, which ranks share; that is so large where the system does not say, and the row no
-larger."""
-TOKENS, WIDTH = 1024, 512
+FEWEST_COPIES = 6
+REPEATS = 4
+FEWEST_REPEATS = 2
+SPREAD = 1.04
+"""Different tensors in a row; how often, of which the first does not count: fewer are enough where
+all came within so much.
+"""
+SOME_CACHE_BYTES = 32 << 20
+MOST_BYTES = 64 << 20
+"""A row is three quarters of the last cache, which ranks share; that is so large where the system
+does not say, and the row no larger.
+"""
+TOKENS = 1024
+WIDTH = 512
 UPDATED = 4 << 20
 """Parameters of an update."""
-FREED_BYTES, FREED_TIMES = 2 << 20, 9
-SAMPLES, HEADS, LENGTH = 8, 4, 128
+FREED_BYTES = 2 << 20
+FREED_TIMES = 9
+SAMPLES = 8
+HEADS = 4
+LENGTH = 128
 HEAD_DIMS = (16, 64)
-PRODUCTS = ((256, 128, 128), (32, 512, 512), (512, 192, 512), (2048, 128, 512), (2048, 512, 128), (1024, 384, 384))
+PRODUCTS = (
+    (256, 128, 128),
+    (32, 512, 512),
+    (512, 192, 512),
+    (2048, 128, 512),
+    (2048, 512, 128),
+    (1024, 384, 384),
+)
 PLAIN_PRODUCTS = ((256, 64, 64), (64, 128, 128), (256, 128, 128), (512, 192, 512))
 """(rows, inputs, outputs) of linear layers. `plait.products` has a choice for the large ones."""
 CONVOLUTIONS = ((32, 32, 8), (64, 64, 2), (16, 128, 1), (64, 128, 2), (64, 256, 1))
@@ -68,30 +87,42 @@ def elementwise_seconds() -> dict[str, float]:
         "gate": lambda x, y: F.silu(x) * y,
         "relu": F.relu,
         "rotary": rotary,
-        "permute": lambda x: x.index_select(0, torch.arange(len(x)).flip(0)) * torch.ones(len(x), 1),
+        "permute": lambda x: (
+            x.index_select(0, torch.arange(len(x)).flip(0)) * torch.ones(len(x), 1)
+        ),
         "lookup": lookup,
         "loss": lambda x: cross_entropy(x, torch.zeros(len(x), dtype=torch.long))[0],
     }
     found: dict[str, float] = {}
     for name, function in kinds.items():
         forward, backward = _both_ways(function, (TOKENS, WIDTH), inputs=2 if name == "gate" else 1)
-        found[f"{name}_forward"], found[f"{name}_backward"] = forward / (TOKENS * WIDTH), backward / (TOKENS * WIDTH)
+        found[f"{name}_forward"], found[f"{name}_backward"] = (
+            forward / (TOKENS * WIDTH),
+            backward / (TOKENS * WIDTH),
+        )
     rows = [(_tensor((TOKENS, WIDTH)),) for _ in range(_copies(TOKENS * WIDTH))]
     return {**found, "bias": _each(lambda grad: grad.sum(0), rows) / (TOKENS * WIDTH)}
 
 
 def attention_seconds() -> dict[str, float]:
-    """Causal attention, for each flop (of the whole square) and for each score, which takes an exponential; from and to
-    features that are not cut into heads, as the layers beside it have them."""
-    found, scores = {}, SAMPLES * HEADS * LENGTH**2
+    """Causal attention, for each flop (of the whole square) and for each score, which takes an
+    exponential; from and to features that are not cut into heads, as the layers beside it have
+    them.
+    """
+    found = {}
+    scores = SAMPLES * HEADS * LENGTH**2
     measured = []
     for width in HEAD_DIMS:
 
         def core(*qkv: Tensor, width: int = width) -> Tensor:
             q, k, v = (x.unflatten(-1, (-1, width)).transpose(1, 2) for x in qkv)
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+            return (
+                F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+            )
 
-        measured.append(_both_ways(core, (SAMPLES, LENGTH, HEADS * width), (1, 1, HEADS * width), inputs=3))
+        measured.append(
+            _both_ways(core, (SAMPLES, LENGTH, HEADS * width), (1, 1, HEADS * width), inputs=3)
+        )
     for way, one, other in zip(("forward", "backward"), *measured, strict=True):
         flop = max(other - one, 0.0) / (4.0 * scores * (HEAD_DIMS[1] - HEAD_DIMS[0]))
         found[f"attention_{way}"] = flop
@@ -100,15 +131,22 @@ def attention_seconds() -> dict[str, float]:
 
 
 def product_seconds() -> dict[str, float]:
-    """Matrix products of a linear layer, its forward and the two of its backward, made by rule: to begin, for each flop, and
-    for each number of the three matrices."""
+    """Matrix products of a linear layer, its forward and the two of its backward, made by rule: to
+    begin, for each flop, and for each number of the three matrices.
+    """
     found = _fit([((1.0, *sizes), spent) for sizes, spent in _product_rows(PRODUCTS, Products())])
     return dict(zip(("product_start", "product_flop", "product_number"), found, strict=True))
 
 
 def plain_product_seconds() -> dict[str, float]:
     """The same as torch makes them."""
-    return dict(zip(("plain_flop", "plain_number"), _fit(_product_rows(PLAIN_PRODUCTS, Products("torch"))), strict=True))
+    return dict(
+        zip(
+            ("plain_flop", "plain_number"),
+            _fit(_product_rows(PLAIN_PRODUCTS, Products("torch"))),
+            strict=True,
+        )
+    )
 
 
 def product_rate(size: int = 512) -> float:
@@ -125,14 +163,18 @@ def _product_rows(shapes: Sequence[tuple[int, int, int]], made: Products) -> Row
         x, w, grad = ([_tensor(shape) for _ in range(copies)] for shape in ((m, k), (n, k), (m, n)))
         forward = _each(lambda x, w: made.linear(x, w, None), list(zip(x, w, strict=True)))
         input_grad = _each(made.product, list(zip(grad, w, strict=True)))
-        weight_grad = _each(lambda grad, x: made.weight_grad(grad.t(), x), list(zip(grad, x, strict=True)))
+        weight_grad = _each(
+            lambda grad, x: made.weight_grad(grad.t(), x), list(zip(grad, x, strict=True))
+        )
         sizes = (2.0 * m * n * k, float(m * n + n * k + m * k))
         rows += [(sizes, seconds) for seconds in (forward, input_grad, weight_grad)]
     return rows
 
 
 def convolution_seconds() -> dict[str, float]:
-    """Convolutions, for each flop and for each weight: small images are dominated by the weights."""
+    """Convolutions, for each flop and for each weight: small images are dominated by the
+    weights.
+    """
     found: dict[str, float] = {}
     forward: Rows = []
     backward: Rows = []
@@ -140,7 +182,9 @@ def convolution_seconds() -> dict[str, float]:
         shapes = (samples, channels, side, side), (channels, channels, 3, 3)
         copies = _copies(2 * math.prod(shapes[0]) + math.prod(shapes[1]))
         calls = [tuple(_tensor(shape).requires_grad_() for shape in shapes) for _ in range(copies)]
-        ahead, back = _passes(lambda x, kernel: F.conv2d(x, kernel, padding=1), calls, torch.ones(shapes[0]))
+        ahead, back = _passes(
+            lambda x, kernel: F.conv2d(x, kernel, padding=1), calls, torch.ones(shapes[0])
+        )
         sizes = (2.0 * samples * side**2 * channels**2 * 9, 9.0 * channels**2)
         forward.append((sizes, ahead))
         backward.append((sizes, back))
@@ -165,8 +209,9 @@ def update_seconds() -> dict[str, float]:
 
 
 def fresh_seconds() -> float:
-    """Memory that is freed and taken again, for each byte: where the process does not keep it, the system zeroes it page by
-    page."""
+    """Memory that is freed and taken again, for each byte: where the process does not keep it, the
+    system zeroes it page by page.
+    """
     times = []
     for _ in range(FREED_TIMES):
         memory = torch.empty(FREED_BYTES, dtype=torch.uint8)
@@ -180,7 +225,9 @@ def fresh_seconds() -> float:
 
 
 def _tensor(shape: tuple[int, ...]) -> Tensor:
-    """Numbers that no operation is quicker or slower with than with others; to draw some takes longer than to use them."""
+    """Numbers that no operation is quicker or slower with than with others; to draw some takes
+    longer than to use them.
+    """
     return torch.full(shape, 0.5)
 
 
@@ -191,18 +238,33 @@ def _copies(numbers: int) -> int:
 
 @cache
 def _row_bytes() -> float:
-    sizes = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
-    last = max((int(size[:-1]) << 10 for size in sizes if size[:-1].isdigit() and size.endswith("K")), default=SOME_CACHE_BYTES)
+    sizes = [
+        path.read_text().strip()
+        for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    ]
+    last = max(
+        (int(size[:-1]) << 10 for size in sizes if size[:-1].isdigit() and size.endswith("K")),
+        default=SOME_CACHE_BYTES,
+    )
     return min(0.75 * last, MOST_BYTES)
 
 
 def _both_ways(
-    function: Callable[..., Tensor], shape: tuple[int, ...], least: tuple[int, ...] | None = None, *, inputs: int = 1
+    function: Callable[..., Tensor],
+    shape: tuple[int, ...],
+    least: tuple[int, ...] | None = None,
+    *,
+    inputs: int = 1,
 ) -> tuple[float, float]:
-    """Seconds forward and backward of `inputs` tensors of a shape, less those of the `least` (one row)."""
-    times, copies = [], _copies((1 + inputs) * math.prod(shape))
+    """Seconds forward and backward of `inputs` tensors of a shape, less those of the `least` (one
+    row).
+    """
+    times = []
+    copies = _copies((1 + inputs) * math.prod(shape))
     for size in (shape, least or (1, *shape[1:])):
-        calls = [tuple(_tensor(size).requires_grad_() for _ in range(inputs)) for _ in range(copies)]
+        calls = [
+            tuple(_tensor(size).requires_grad_() for _ in range(inputs)) for _ in range(copies)
+        ]
         times.append(_passes(function, calls, torch.ones_like(function(*calls[0]))))
     (forward, backward), (start, start_back) = times
     return max(forward - start, 0.0), max(backward - start_back, 0.0)
@@ -237,16 +299,24 @@ def _each(function: Callable[..., Tensor], calls: Calls) -> float:
 
 def _settled(times: list[float]) -> bool:
     later = times[1:]
-    return len(later) >= (FEWEST_REPEATS if later and max(later) <= SPREAD * min(later) else REPEATS - 1)
+    return len(later) >= (
+        FEWEST_REPEATS if later and max(later) <= SPREAD * min(later) else REPEATS - 1
+    )
 
 
 def _fit(rows: Rows) -> list[float]:
-    """The factors, none negative, of `seconds = sum of factor x size`, least squares of the relative errors."""
-    parts = torch.tensor([[size / seconds for size in sizes] for sizes, seconds in rows], dtype=torch.float64)
+    """The factors, none negative, of `seconds = sum of factor x size`, least squares of the
+    relative errors.
+    """
+    parts = torch.tensor(
+        [[size / seconds for size in sizes] for sizes, seconds in rows], dtype=torch.float64
+    )
     scale = parts.norm(dim=0)
     kept = list(range(parts.shape[1]))
     while True:
-        found = torch.linalg.lstsq((parts / scale)[:, kept], torch.ones(len(rows), 1, dtype=torch.float64)).solution.flatten()
+        found = torch.linalg.lstsq(
+            (parts / scale)[:, kept], torch.ones(len(rows), 1, dtype=torch.float64)
+        ).solution.flatten()
         if found.min() >= 0:
             break
         del kept[int(found.argmin())]

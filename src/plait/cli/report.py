@@ -1,4 +1,6 @@
-"""`plait report`: the folder of a run as one HTML page, what was promised above what was measured."""
+"""`plait report`: the folder of a run as one HTML page, what was promised above what was
+measured.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,24 @@ from plait.errors import ConfigError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `plait report`."""
-    parser.add_argument("folder", type=Path, metavar="RUN_DIR", help="the folder of a run, as plait train --out names it")
-    parser.add_argument("--out", type=Path, metavar="FILE.html", help="where the page goes (default: RUN_DIR/report.html)")
+    parser.add_argument(
+        "folder",
+        type=Path,
+        metavar="RUN_DIR",
+        help="the folder of a run, as plait train --out names it",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE.html",
+        help="where the page goes (default: RUN_DIR/report.html)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> Answer:
-    """Write the page. Errors: `ConfigError` for a folder that is no run's, or a page that cannot be written."""
+    """Write the page. Errors: `ConfigError` for a folder that is no run's, or a page that cannot be
+    written.
+    """
     from plait.cli.report_page import report_page
     from plait.cli.rundata import read_run
 
@@ -39,17 +53,31 @@ def view(result: dict[str, Any], why_no_prediction: str = "") -> str:
             return f"{name:<12}{'-':>10}   {what}"
         return f"{name:<12}{seconds * 1e3:8.1f} ms   bubble {bubble:6.1%}   {what}"
 
-    where = f"cost model, cluster {result['predicted_for']}" if result["predicted_for"] else f"not made: {why_no_prediction}"
+    where = (
+        f"cost model, cluster {result['predicted_for']}"
+        if result["predicted_for"]
+        else f"not made: {why_no_prediction}"
+    )
     return "\n".join(
         [
-            line("predicted", result["predicted_step_seconds"], result["predicted_bubble_fraction"], where),
+            line(
+                "predicted",
+                result["predicted_step_seconds"],
+                result["predicted_bubble_fraction"],
+                where,
+            ),
             line(
                 "simulated",
                 result["simulated_step_seconds"],
                 result["simulated_bubble_fraction"],
                 "that step's own times, waits left out",
             ),
-            line("measured", result["measured_step_seconds"], result["measured_bubble_fraction"], "median traced step"),
+            line(
+                "measured",
+                result["measured_step_seconds"],
+                result["measured_bubble_fraction"],
+                "median traced step",
+            ),
             f"written to {result['out']}",
         ]
     )

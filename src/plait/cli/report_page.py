@@ -1,4 +1,6 @@
-"""The page of `plait report`: timelines on one scale, then memory, traffic and the loss, promised beside measured."""
+"""The page of `plait report`: timelines on one scale, then memory, traffic and the loss, promised
+beside measured.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,32 @@ NAMES = {
 
 def report_page(data: RunData) -> str:
     """The whole page."""
-    sections = [_summary(data), _timelines(data), _memory(data), _traffic(data), _course(data.metrics)]
+    sections = [
+        _summary(data),
+        _timelines(data),
+        _memory(data),
+        _traffic(data),
+        _course(data.metrics),
+    ]
     return page(f"plait run {data.folder.resolve().name}: {data.plan}", sections)
 
 
 def _summary(data: RunData) -> Section:
-    numbers, summary = data.numbers(), data.summary
+    numbers = data.numbers()
+    summary = data.summary
     rows = [
-        ("measured", _ms(numbers["measured_step_seconds"]), _percent(numbers["measured_bubble_fraction"]), _traced(data)),
-        ("simulated", _ms(numbers["simulated_step_seconds"]), _percent(numbers["simulated_bubble_fraction"]), OWN_TIMES),
+        (
+            "measured",
+            _ms(numbers["measured_step_seconds"]),
+            _percent(numbers["measured_bubble_fraction"]),
+            _traced(data),
+        ),
+        (
+            "simulated",
+            _ms(numbers["simulated_step_seconds"]),
+            _percent(numbers["simulated_bubble_fraction"]),
+            OWN_TIMES,
+        ),
     ]
     if data.prediction is not None:
         what = f"the cost model for cluster {data.prediction.cluster}"
@@ -61,19 +80,35 @@ def _traced(data: RunData) -> str:
 def _timelines(data: RunData) -> Section:
     asynchronous = data.plan.pp.schedule in ("pipedream", "2bw")
     measured = Timeline.merge(data.steps.values()) if asynchronous else data.steps[data.shown]
-    drawn = [measured, data.simulated, *([data.prediction.timeline] if data.prediction is not None else [])]
+    drawn = [
+        measured,
+        data.simulated,
+        *([data.prediction.timeline] if data.prediction is not None else []),
+    ]
     length = max(timeline.seconds for timeline in drawn) * 1e3
     line = lines_of(data.plan)
     parts: list[str | Picture] = [_legend(drawn)]
     if data.prediction is not None:
-        parts.append(_picture(_renamed(data.prediction.timeline, line), length, "predicted before the run, by the cost model"))
-    which = f"steps {min(data.steps)} to {max(data.steps)}" if asynchronous else f"step {data.shown}"
+        parts.append(
+            _picture(
+                _renamed(data.prediction.timeline, line),
+                length,
+                "predicted before the run, by the cost model",
+            )
+        )
+    which = (
+        f"steps {min(data.steps)} to {max(data.steps)}" if asynchronous else f"step {data.shown}"
+    )
     parts.append(_picture(_renamed(data.simulated, line), length, f"simulated: {OWN_TIMES}"))
     parts.append(_picture(timeline_lanes(measured), length, f"measured: {which}"))
     if asynchronous:
-        parts.append("The schedule never drains: the simulated stretch begins with an empty pipeline, the measured one inside.")
+        parts.append(
+            "The schedule never drains: the simulated stretch begins with an empty pipeline, the measured one inside."
+        )
     if len(line) < data.plan.world_size:
-        parts.append(f"Predicted and simulated are one pipeline line, ranks {', '.join(map(str, line))}; the others do alike.")
+        parts.append(
+            f"Predicted and simulated are one pipeline line, ranks {', '.join(map(str, line))}; the others do alike."
+        )
     return Section("Timelines", parts)
 
 
@@ -91,7 +126,9 @@ def _renamed(timeline: Timeline, line: Sequence[int]) -> list[Lane]:
 
 def _picture(rows: Sequence[Lane], length: float, caption: str) -> Picture:
     more = f" (the first {MAX_LANES} of {len(rows)} ranks)" if len(rows) > MAX_LANES else ""
-    return Picture(lanes(rows[:MAX_LANES], Frame(length=length, unit="ms", row_height=24)), f"{caption}{more}")
+    return Picture(
+        lanes(rows[:MAX_LANES], Frame(length=length, unit="ms", row_height=24)), f"{caption}{more}"
+    )
 
 
 def _memory(data: RunData) -> Section:
@@ -99,22 +136,37 @@ def _memory(data: RunData) -> Section:
     if data.prediction is not None:
         memory = data.prediction.numbers["memory"]
         kinds = ("parameters", "gradients", "optimizer", "activations", "buffers")
-        rows.append(Bar("predicted, fullest rank", tuple((name, memory[name] / 1e6) for name in kinds)))
+        rows.append(
+            Bar("predicted, fullest rank", tuple((name, memory[name] / 1e6) for name in kinds))
+        )
     for rank, state in enumerate(data.summary.get("state_memory") or []):
-        rows.append(Bar(f"measured, rank {rank}", tuple((name, count / 1e6) for name, count in state.items())))
+        rows.append(
+            Bar(
+                f"measured, rank {rank}",
+                tuple((name, count / 1e6) for name, count in state.items()),
+            )
+        )
     peaks = data.summary.get("peak_memory") or []
     said = (
         f"Measured between steps: state alone. At its peak the fullest process held {max(peaks) / 1e6:,.0f} MB."
         if peaks
         else ""
     )
-    return Section("Memory", [Picture(bars(rows[: MAX_LANES + 1], "MB")), *([said] if said else [])])
+    return Section(
+        "Memory", [Picture(bars(rows[: MAX_LANES + 1], "MB")), *([said] if said else [])]
+    )
 
 
 def _traffic(data: RunData) -> Section:
     counted: Mapping[str, float] = data.summary.get("traffic") or {}
-    expected: Mapping[str, float] = {} if data.prediction is None else data.prediction.numbers["traffic"]
-    axes = [axis for axis in dict.fromkeys([*expected, *counted]) if expected.get(axis) or counted.get(axis)]
+    expected: Mapping[str, float] = (
+        {} if data.prediction is None else data.prediction.numbers["traffic"]
+    )
+    axes = [
+        axis
+        for axis in dict.fromkeys([*expected, *counted])
+        if expected.get(axis) or counted.get(axis)
+    ]
 
     def row(axis: str) -> Iterator[Bar]:
         if data.prediction is not None:
@@ -123,7 +175,8 @@ def _traffic(data: RunData) -> Section:
 
     rows = [bar for axis in axes for bar in row(axis)]
     return Section(
-        "Traffic: MB sent by the busiest rank in a step", [Picture(bars(rows, "MB")) if rows else "Nothing was sent."]
+        "Traffic: MB sent by the busiest rank in a step",
+        [Picture(bars(rows, "MB")) if rows else "Nothing was sent."],
     )
 
 
@@ -136,7 +189,12 @@ def _course(metrics: Sequence[Mapping[str, Any]]) -> Section:
         return "-" if value is None else format(value, form)
 
     rows = tuple(
-        (str(one["step"]), cell(one["loss"], ".4f"), cell(one["grad_norm"], ".3f"), cell(one["seconds"] * 1e3, ",.1f"))
+        (
+            str(one["step"]),
+            cell(one["loss"], ".4f"),
+            cell(one["grad_norm"], ".3f"),
+            cell(one["seconds"] * 1e3, ",.1f"),
+        )
         for one in shown
     )
     return Section("Course", [Grid(("step", "loss", "gradient norm", "ms"), rows)])

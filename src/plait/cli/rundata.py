@@ -1,4 +1,6 @@
-"""What the folder of a run says, and what was promised for it: the plan, its numbers, the measured and the simulated steps."""
+"""What the folder of a run says, and what was promised for it: the plan, its numbers, the measured
+and the simulated steps.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from plait.errors import ConfigError, PlaitError
 from plait.mesh import Mesh
 from plait.pipeline.actions import Kind, Schedule
 from plait.pipeline.lower import lower
-from plait.pipeline.observed import Messages, StageCosts, median_step, observed_bubble, observed_costs, simulated_step
+from plait.pipeline.observed import (
+    Messages,
+    StageCosts,
+    median_step,
+    observed_bubble,
+    observed_costs,
+    simulated_step,
+)
 from plait.pipeline.schedules import make
 from plait.pipeline.text import load
 from plait.plan import Plan
@@ -23,7 +32,9 @@ from plait.trace import Timeline
 
 @dataclass(frozen=True)
 class Prediction:
-    """A step from the cost model, before anything ran: its timeline, its seconds, and the whole estimate by its keys."""
+    """A step from the cost model, before anything ran: its timeline, its seconds, and the whole
+    estimate by its keys.
+    """
 
     cluster: str
     timeline: Timeline
@@ -32,7 +43,9 @@ class Prediction:
 
 @dataclass(frozen=True)
 class RunData:
-    """`steps` are the traced steps by number; `simulated`: the schedule, with the mean times of the shown step's actions."""
+    """`steps` are the traced steps by number; `simulated`: the schedule, with the mean times of the
+    shown step's actions.
+    """
 
     folder: Path
     plan: Plan
@@ -63,16 +76,24 @@ class RunData:
             "traced_steps": list(self.steps),
             "measured_step_seconds": self.measured_seconds,
             "simulated_step_seconds": self.simulated.seconds,
-            "predicted_step_seconds": None if predicted is None else predicted.numbers["step_seconds"],
+            "predicted_step_seconds": None
+            if predicted is None
+            else predicted.numbers["step_seconds"],
             "predicted_for": None if predicted is None else predicted.cluster,
-            "measured_bubble_fraction": statistics.median(observed_bubble(step) for step in self.steps.values()),
+            "measured_bubble_fraction": statistics.median(
+                observed_bubble(step) for step in self.steps.values()
+            ),
             "simulated_bubble_fraction": observed_bubble(self.simulated),
-            "predicted_bubble_fraction": None if predicted is None else predicted.numbers["bubble_fraction"],
+            "predicted_bubble_fraction": None
+            if predicted is None
+            else predicted.numbers["bubble_fraction"],
         }
 
 
 def read_run(path: Path) -> RunData:
-    """Read a run's folder. Errors: `ConfigError` that names the file which is missing or cannot be read."""
+    """Read a run's folder. Errors: `ConfigError` that names the file which is missing or cannot be
+    read.
+    """
     folder = RunFolder(path)
     if not path.is_dir():
         raise ConfigError(f"{path} is no folder of a run; plait train --out DIR makes one")
@@ -81,12 +102,20 @@ def read_run(path: Path) -> RunData:
     try:
         steps = Timeline.from_chrome(trace).by_label("step")
     except (KeyError, ValueError, TypeError) as error:
-        raise ConfigError(f"{folder.trace} is no trace of plait ({type(error).__name__}: {error})") from error
+        raise ConfigError(
+            f"{folder.trace} is no trace of plait ({type(error).__name__}: {error})"
+        ) from error
     if not steps:
-        raise ConfigError(f"{folder.trace} has no steps to draw; train with this version, at least one step")
+        raise ConfigError(
+            f"{folder.trace} has no steps to draw; train with this version, at least one step"
+        )
     metrics = tuple(json.loads(line) for line in _text(folder.metrics).splitlines() if line.strip())
     own = load(folder.schedule) if folder.schedule.exists() else None
-    prediction, why = predict(folder.config, plan) if own is None else (None, "the cost model knows no schedule of your own")
+    prediction, why = (
+        predict(folder.config, plan)
+        if own is None
+        else (None, "the cost model knows no schedule of your own")
+    )
     schedule = schedule_of(plan, len(steps)) if own is None else lower(own)
     seen = list(steps.values()) if schedule.asynchronous else [median_step(list(steps.values()))]
     simulated = simulated_step(schedule, observed_costs(seen, statistics.fmean))
@@ -94,10 +123,14 @@ def read_run(path: Path) -> RunData:
 
 
 def schedule_of(plan: Plan, num_steps: int) -> Schedule:
-    """What a pipeline line of the plan executes: one step with its transfers, or a stretch of an asynchronous stream."""
+    """What a pipeline line of the plan executes: one step with its transfers, or a stretch of an
+    asynchronous stream.
+    """
     schedule = make(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual)
     if schedule.asynchronous:
-        return make(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual, num_steps=num_steps)
+        return make(
+            plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual, num_steps=num_steps
+        )
     return lower(schedule)
 
 
@@ -119,11 +152,16 @@ def predict(config: Path, plan: Plan) -> tuple[Prediction | None, str]:
     costs: dict[tuple[Kind, int], float] = {}
     for stage, seconds in enumerate(stages):
         costs[Kind.FORWARD, stage], costs[Kind.BACKWARD, stage] = seconds.forward, seconds.backward
-        costs[Kind.INPUT_GRAD, stage], costs[Kind.WEIGHT_GRAD, stage] = seconds.input_grad, seconds.weight_grad
+        costs[Kind.INPUT_GRAD, stage], costs[Kind.WEIGHT_GRAD, stage] = (
+            seconds.input_grad,
+            seconds.weight_grad,
+        )
     for rank, tail in enumerate(tails):
         own = schedule.stages(rank)
         costs.update({(Kind.UPDATE, stage): tail / len(own) for stage in own})
-    timeline = simulated_step(schedule, _known(costs), Messages(max(stage.send for stage in stages)))
+    timeline = simulated_step(
+        schedule, _known(costs), Messages(max(stage.send for stage in stages))
+    )
     return Prediction(cluster.name, timeline, guess.as_dict()), ""
 
 
@@ -141,7 +179,9 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise ConfigError(f"{path} cannot be read ({reason}); a run that has ended has it") from error
+        raise ConfigError(
+            f"{path} cannot be read ({reason}); a run that has ended has it"
+        ) from error
 
 
 def _json(path: Path) -> Any:

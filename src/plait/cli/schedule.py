@@ -1,4 +1,6 @@
-"""`plait schedule`: a pipeline schedule as a grid, with what it wastes, holds and keeps, before anything runs."""
+"""`plait schedule`: a pipeline schedule as a grid, with what it wastes, holds and keeps, before
+anything runs.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +20,40 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.text import Text
 
-STREAM_STEPS = 3  # steps of an asynchronous schedule that are simulated: enough for its versions to show
+STREAM_STEPS = (
+    3  # steps of an asynchronous schedule that are simulated: enough for its versions to show
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `plait schedule`."""
-    parser.add_argument("name", metavar="NAME", help=f"{', '.join(SCHEDULES)} (or interleaved,v3), or a text file")
-    parser.add_argument("--stages", type=int, metavar="P", help="ranks of the pipeline (default 4; a file says its own)")
-    parser.add_argument("--microbatches", type=int, metavar="M", help="micro-batches a step (default 2P; a file says its own)")
-    parser.add_argument("--virtual", type=int, metavar="V", help="stages on a rank, for interleaved (default 2)")
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="also draw the grid into an SVG file")
+    parser.add_argument(
+        "name", metavar="NAME", help=f"{', '.join(SCHEDULES)} (or interleaved,v3), or a text file"
+    )
+    parser.add_argument(
+        "--stages",
+        type=int,
+        metavar="P",
+        help="ranks of the pipeline (default 4; a file says its own)",
+    )
+    parser.add_argument(
+        "--microbatches",
+        type=int,
+        metavar="M",
+        help="micro-batches a step (default 2P; a file says its own)",
+    )
+    parser.add_argument(
+        "--virtual", type=int, metavar="V", help="stages on a rank, for interleaved (default 2)"
+    )
+    parser.add_argument(
+        "--svg", type=Path, metavar="FILE", help="also draw the grid into an SVG file"
+    )
 
 
 def run(arguments: argparse.Namespace) -> Answer:
-    """The grid and its numbers; ScheduleError (with the grid of what is wrong) for a schedule that cannot run."""
+    """The grid and its numbers; ScheduleError (with the grid of what is wrong) for a schedule that
+    cannot run.
+    """
     drawn, measured = _schedules(arguments)
     result = simulate(measured)
     if arguments.svg is not None:
@@ -46,9 +68,15 @@ def _schedules(arguments: argparse.Namespace) -> tuple[Schedule, Schedule]:
     """What is drawn (one step) and what the numbers are of (some steps, where they overlap)."""
     name, _, suffix = arguments.name.partition(",v")
     if name not in SCHEDULES and Path(arguments.name).is_file():
-        given = [flag for flag in ("stages", "microbatches", "virtual") if getattr(arguments, flag) is not None]
+        given = [
+            flag
+            for flag in ("stages", "microbatches", "virtual")
+            if getattr(arguments, flag) is not None
+        ]
         if given:
-            raise ScheduleError(f"{arguments.name} says its own shape; leave out --{' --'.join(given)}")
+            raise ScheduleError(
+                f"{arguments.name} says its own shape; leave out --{' --'.join(given)}"
+            )
         loaded = text.load(arguments.name)
         return loaded, loaded
     if suffix and not suffix.isdigit():
@@ -57,11 +85,15 @@ def _schedules(arguments: argparse.Namespace) -> tuple[Schedule, Schedule]:
     stages = 4 if arguments.stages is None else arguments.stages
     micro_batches = 2 * stages if arguments.microbatches is None else arguments.microbatches
     drawn = make(name, stages, micro_batches, virtual)
-    return drawn, make(name, stages, micro_batches, virtual, num_steps=STREAM_STEPS) if drawn.asynchronous else drawn
+    return drawn, make(
+        name, stages, micro_batches, virtual, num_steps=STREAM_STEPS
+    ) if drawn.asynchronous else drawn
 
 
 def as_dict(schedule: Schedule, result: Simulation) -> dict[str, Any]:
-    """The keys of `--json`; `grid` has a line a rank, one word a slot: an action, `-` while it lasts, `.` idle."""
+    """The keys of `--json`; `grid` has a line a rank, one word a slot: an action, `-` while it
+    lasts, `.` idle.
+    """
     return {
         "name": schedule.name,
         "stages": schedule.num_stages,
@@ -98,7 +130,9 @@ def _view(schedule: Schedule, result: Simulation) -> RenderableType:
         f"live activations     {_list(result.peak_activations)}   micro-batches, by stage",
     ]
     if schedule.num_stages > schedule.num_ranks:
-        lines.append(f"                     {_list(result.peak_activations_per_rank)}   of a rank's whole share, by rank")
+        lines.append(
+            f"                     {_list(result.peak_activations_per_rank)}   of a rank's whole share, by rank"
+        )
     lines += [
         f"weight versions      {_list(result.weight_versions)}   by stage",
         f"staleness            {_list(result.staleness)}   updates, by stage",

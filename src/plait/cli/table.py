@@ -1,7 +1,8 @@
-"""Verb -> what it does. The module of a verb is `plait.cli.<verb>`, imported only when the verb is called.
+"""Verb -> what it does. The module of a verb is `plait.cli.<verb>`, imported only when the verb is
+called.
 
-Such a module has `add_arguments(parser)` and `run(arguments) -> Answer`. A verb of the contract whose module does not
-exist yet says so, and is marked in the help.
+Such a module has `add_arguments(parser)` and `run(arguments) -> Answer`. A verb of the contract
+whose module does not exist yet says so, and is marked in the help.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def is_available(verb: str) -> bool:
 
 
 def load(verb: str) -> Verb:
-    """The verb's module. Errors: `UsageError` for a word that is no verb, `NotAvailable` for one that is not built yet."""
+    """The verb's module. Errors: `UsageError` for a word that is no verb, `NotAvailable` for one
+    that is not built yet.
+    """
     if verb not in VERBS:
         raise UsageError(f"'{verb}' is not a verb of plait; {nearest(verb, VERBS)}")
     if not is_available(verb):

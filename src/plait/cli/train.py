@@ -1,4 +1,6 @@
-"""`plait train`: from a config to a trained model in a folder, on local ranks or in torchrun's world."""
+"""`plait train`: from a config to a trained model in a folder, on local ranks or in torchrun's
+world.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,18 @@ from plait.launcher import launch
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `plait train`."""
     common.add_config(parser)
-    parser.add_argument("--plan", metavar="TEXT", help="how to split it, as 'dp2:zero3', or auto (default: the config's plan)")
-    parser.add_argument("--nproc", type=int, metavar="N", help="ranks to start (default: what the plan needs)")
+    parser.add_argument(
+        "--plan",
+        metavar="TEXT",
+        help="how to split it, as 'dp2:zero3', or auto (default: the config's plan)",
+    )
+    parser.add_argument(
+        "--nproc", type=int, metavar="N", help="ranks to start (default: what the plan needs)"
+    )
     common.add_steps(parser)
-    parser.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/<config>-<time>)")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="the run's folder (default: runs/<config>-<time>)"
+    )
     parser.add_argument(
         "--resume",
         nargs="?",
@@ -30,12 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Answer:
-    """Train. Errors: those of the config and the plan before any rank is started, then those of the ranks."""
+    """Train. Errors: those of the config and the plan before any rank is started, then those of the
+    ranks.
+    """
     from plait.engine.rundir import new_run, resumed_run
 
     config = common.read_config(arguments)
     plan = common.plan_of(config, arguments.plan, arguments.nproc)
-    folder, checkpoint, name = None, None, Path(arguments.config).stem
+    folder = None
+    checkpoint = None
+    name = Path(arguments.config).stem
     if arguments.resume is not None:
         source = None if arguments.resume == Path() else arguments.resume
         folder, checkpoint = resumed_run(source, arguments.out, name)
@@ -43,7 +57,9 @@ def run(arguments: argparse.Namespace) -> Answer:
         folder = new_run(arguments.out, name)
     if folder is not None:
         common.say(f"plait train: {plan} on {common.ranks(plan)}, into {folder.path}")
-    task = job.Job(config, str(plan), folder=None if folder is None else folder.path, checkpoint=checkpoint)
+    task = job.Job(
+        config, str(plan), folder=None if folder is None else folder.path, checkpoint=checkpoint
+    )
     try:
         result = launched(task, plan.world_size)
     finally:
@@ -53,7 +69,9 @@ def run(arguments: argparse.Namespace) -> Answer:
 
 
 def launched(task: job.Job, num_ranks: int) -> dict[str, Any]:
-    """The job's numbers, from its ranks; a bar that a failed rank left behind gives the cursor back."""
+    """The job's numbers, from its ranks; a bar that a failed rank left behind gives the cursor
+    back.
+    """
     try:
         return launch(job.run, task, nproc=num_ranks, restarts=task.config.train.restarts)[0]
     finally:
@@ -63,12 +81,16 @@ def launched(task: job.Job, num_ranks: int) -> dict[str, Any]:
 
 def view(result: dict[str, Any]) -> str:
     """The numbers for people."""
-    traffic = ", ".join(f"{axis} {sent / 1e6:,.1f} MB" for axis, sent in result["traffic"].items()) or "none"
+    traffic = (
+        ", ".join(f"{axis} {sent / 1e6:,.1f} MB" for axis, sent in result["traffic"].items())
+        or "none"
+    )
     here = result["steps_here"]
     ms = (result["step_seconds_median"] or 0) * 1e3
     lines = [
         f"plan          {result['plan']}",
-        f"steps         {result['steps']}" + ("" if here == result["steps"] else f", the last {here} here"),
+        f"steps         {result['steps']}"
+        + ("" if here == result["steps"] else f", the last {here} here"),
         f"final loss    {'-' if result['final_loss'] is None else format(result['final_loss'], '.4f')}",
         f"speed         {result['tokens_per_second']:,.0f} tokens/s, {ms:,.1f} ms a step",
         f"peak memory   {max(result['peak_memory']) / 1e6:,.0f} MB in the fullest rank",

@@ -1,4 +1,6 @@
-"""`plait verify`: the proof that a plan computes what one device computes. Exit code 1 when it does not."""
+"""`plait verify`: the proof that a plan computes what one device computes. Exit code 1 when it does
+not.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,12 @@ from plait.cli.answer import Answer
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `plait verify`."""
     common.add_config(parser)
-    parser.add_argument("--plan", required=True, metavar="TEXT", help="the plan to prove, as 'dp2:zero3 mb2'")
-    parser.add_argument("--steps", type=int, default=3, metavar="K", help="updates that are compared (default: 3)")
+    parser.add_argument(
+        "--plan", required=True, metavar="TEXT", help="the plan to prove, as 'dp2:zero3 mb2'"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=3, metavar="K", help="updates that are compared (default: 3)"
+    )
     parser.add_argument(
         "--dtype",
         default="float64",
@@ -20,7 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what both compute in (default: float64); bf16: how far it drifts",
     )
     parser.add_argument(
-        "--tolerance", type=float, metavar="X", help="the largest relative error that passes (default: by dtype)"
+        "--tolerance",
+        type=float,
+        metavar="X",
+        help="the largest relative error that passes (default: by dtype)",
     )
 
 
@@ -31,5 +40,11 @@ def run(arguments: argparse.Namespace) -> Answer:
     common.say(f"plait verify: {plan} on {common.ranks(plan)}, against one device")
     from plait.verify.run import run as verify
 
-    report = verify(config, plan, steps=arguments.steps, dtype=arguments.dtype, tolerance=arguments.tolerance)
-    return Answer(report.as_dict(), report.text(), ok=report.ok) if common.speaks() else Answer(None, ok=report.ok)
+    report = verify(
+        config, plan, steps=arguments.steps, dtype=arguments.dtype, tolerance=arguments.tolerance
+    )
+    return (
+        Answer(report.as_dict(), report.text(), ok=report.ok)
+        if common.speaks()
+        else Answer(None, ok=report.ok)
+    )

@@ -1,7 +1,8 @@
 """From quoted numbers to a `Cluster`: vendors' units into SI, after every number was looked at.
 
-Presets and cluster files meet here as one table of settings, so that a file overrides any number of a preset and the
-same bounds guard both. The bounds only catch slips (a unit, a sign, a zero too many), not unusual machines.
+Presets and cluster files meet here as one table of settings, so that a file overrides any number of
+a preset and the same bounds guard both. The bounds only catch slips (a unit, a sign, a zero too
+many), not unusual machines.
 """
 
 from __future__ import annotations
@@ -46,7 +47,11 @@ BOUNDS: Final[dict[str, Bounds]] = {
 def settings_of(preset: Preset) -> dict[str, Any]:
     """A preset as the settings of a cluster file, by dotted key."""
     return {
-        "device.peak_tflops": {"bf16": preset.bf16, "float32": preset.float32, "float64": preset.float64},
+        "device.peak_tflops": {
+            "bf16": preset.bf16,
+            "float32": preset.float32,
+            "float64": preset.float64,
+        },
         "device.memory_gb": preset.memory_gb,
         "device.memory_bandwidth_gbps": preset.memory_bandwidth,
         "device.price_per_hour": preset.price,
@@ -73,10 +78,14 @@ def faults(settings: Mapping[str, Any]) -> list[str]:
         if key == "count" and key not in settings:
             continue  # one node
         if key not in settings:
-            found.append(f"{key} is missing; give it in {bounds.unit}, or name a [device] preset to start from")
+            found.append(
+                f"{key} is missing; give it in {bounds.unit}, or name a [device] preset to start from"
+            )
         elif key == "device.peak_tflops" and isinstance(settings[key], Mapping):
             found += [
-                fault for name, number in settings[key].items() for fault in number_faults(f"{key}.{name}", number, bounds)
+                fault
+                for name, number in settings[key].items()
+                for fault in number_faults(f"{key}.{name}", number, bounds)
             ]
         else:
             found += number_faults(key, settings[key], bounds)
@@ -89,15 +98,23 @@ def number_faults(key: str, number: object, bounds: Bounds) -> list[str]:
     if isinstance(number, bool) or not isinstance(number, int if bounds.whole else (int, float)):
         return [f"{key} must be {kind} of {bounds.unit}, not {number!r}"]
     if math.isnan(number) or not bounds.least <= number <= bounds.most:
-        return [f"{key} is {number:g} {bounds.unit}, which cannot be; it must be between {bounds.least:g} and {bounds.most:g}"]
+        return [
+            f"{key} is {number:g} {bounds.unit}, which cannot be; it must be between {bounds.least:g} and {bounds.most:g}"
+        ]
     return []
 
 
-def build(name: str, device: str, settings: Mapping[str, Any], achieved_bf16: float = 0.0) -> Cluster:
-    """The cluster of complete settings, in SI units; raises `ClusterError` listing every wrong number."""
+def build(
+    name: str, device: str, settings: Mapping[str, Any], achieved_bf16: float = 0.0
+) -> Cluster:
+    """The cluster of complete settings, in SI units; raises `ClusterError` listing every wrong
+    number.
+    """
     wrong = faults(settings)
     if wrong:
-        raise ClusterError(f"{name}: {wrong[0]}" if len(wrong) == 1 else "\n  ".join([f"{name}:", *wrong]))
+        raise ClusterError(
+            f"{name}: {wrong[0]}" if len(wrong) == 1 else "\n  ".join([f"{name}:", *wrong])
+        )
     tflops = settings["device.peak_tflops"]
     devices = settings["node.devices"]
     return Cluster(
@@ -110,7 +127,14 @@ def build(name: str, device: str, settings: Mapping[str, Any], achieved_bf16: fl
             price_per_hour=float(settings["device.price_per_hour"]),
             matmul_efficiency=achieved_bf16 / tflops["bf16"] if achieved_bf16 else None,
         ),
-        node=Node(devices, settings["node.bandwidth_gbps"] * GIGABYTE, settings["node.latency_us"] * MICROSECOND),
-        network=Network(settings["network.bandwidth_gbps_per_device"] * GIGABIT, settings["network.latency_us"] * MICROSECOND),
+        node=Node(
+            devices,
+            settings["node.bandwidth_gbps"] * GIGABYTE,
+            settings["node.latency_us"] * MICROSECOND,
+        ),
+        network=Network(
+            settings["network.bandwidth_gbps_per_device"] * GIGABIT,
+            settings["network.latency_us"] * MICROSECOND,
+        ),
         num_devices=settings.get("count", devices),
     )

@@ -1,4 +1,5 @@
-"""Where a plan runs: frozen records of a device, its node, its network, and how many there are. SI units throughout.
+"""Where a plan runs: frozen records of a device, its node, its network, and how many there are. SI
+units throughout.
 
 Bandwidths are per device and per direction, because that is what one rank of a collective can send.
 """
@@ -24,9 +25,10 @@ MOST_DEVICES: Final = 10_000_000
 class Device:
     """One accelerator, or one processor core that holds a rank.
 
-    `flops`: peak flop/s by precision (`float32`, `bf16`, `float64`), dense; `memory_bandwidth`: bytes/s;
-    `matmul_efficiency`: the share of the bf16 peak that large matrix products were measured to reach, None if unknown;
-    `price_per_hour`: US dollars, only a default to compare plans by.
+    `flops`: peak flop/s by precision (`float32`, `bf16`, `float64`), dense; `memory_bandwidth`:
+    bytes/s; `matmul_efficiency`: the share of the bf16 peak that large matrix products were
+    measured to reach, None if unknown; `price_per_hour`: US dollars, only a default to compare
+    plans by.
     """
 
     name: str
@@ -43,12 +45,22 @@ class Device:
     def __hash__(self) -> int:
         return hash((self.name, self.memory_bytes, self.memory_bandwidth, self.price_per_hour))
 
-    def __reduce__(self) -> tuple[Any, ...]:  # a read-only mapping does not pickle; the plain one does
-        rest = (self.memory_bytes, self.memory_bandwidth, self.price_per_hour, self.matmul_efficiency, self.is_cpu)
+    def __reduce__(
+        self,
+    ) -> tuple[Any, ...]:  # a read-only mapping does not pickle; the plain one does
+        rest = (
+            self.memory_bytes,
+            self.memory_bandwidth,
+            self.price_per_hour,
+            self.matmul_efficiency,
+            self.is_cpu,
+        )
         return Device, (self.name, dict(self.flops), *rest)
 
     def peak_flops(self, precision: str = "bf16") -> float:
-        """Peak flop/s of dense matrix products; raises `ClusterError` for a precision that the device does not state."""
+        """Peak flop/s of dense matrix products; raises `ClusterError` for a precision that the
+        device does not state.
+        """
         if precision not in self.flops:
             raise ClusterError(
                 f"{self.name}: no peak is known for precision {precision}, only for {', '.join(self.flops)}; "
@@ -76,7 +88,9 @@ class Network:
 
 @dataclass(frozen=True)
 class Cluster:
-    """`num_devices` equal devices in nodes of `node.devices`, joined by a network; `name` is what it was read from."""
+    """`num_devices` equal devices in nodes of `node.devices`, joined by a network; `name` is what
+    it was read from.
+    """
 
     name: str
     device: Device
@@ -88,7 +102,8 @@ class Cluster:
 
     @staticmethod
     def parse(text: str, probe_path: str | Path | None = None) -> Cluster:
-        """A preset, `PRESETxCOUNT`, the path of a TOML file, or `local` (this machine, as `plait probe` measured it).
+        """A preset, `PRESETxCOUNT`, the path of a TOML file, or `local` (this machine, as `plait
+        probe` measured it).
 
         Raises `ClusterError` with the nearest preset, or with the key of a number that cannot be.
         """
@@ -98,7 +113,9 @@ class Cluster:
 
     @staticmethod
     def local(probe: Mapping[str, Any] | None) -> Cluster:
-        """This machine, from the measurements of `plait probe`; raises `ClusterError` when there are none."""
+        """This machine, from the measurements of `plait probe`; raises `ClusterError` when there
+        are none.
+        """
         from plait.cluster.local import cluster_of_probe
 
         return cluster_of_probe(probe)
@@ -116,7 +133,11 @@ class Cluster:
     def with_num_devices(self, num_devices: int) -> Cluster:
         """The same kind of machines, another number of devices."""
         if num_devices < 1:
-            raise ClusterError(f"{self.name}: a cluster needs at least one device, not {num_devices}")
+            raise ClusterError(
+                f"{self.name}: a cluster needs at least one device, not {num_devices}"
+            )
         if num_devices > MOST_DEVICES:
-            raise ClusterError(f"{self.name}: a cluster has {MOST_DEVICES} devices at most, not {num_devices}")
+            raise ClusterError(
+                f"{self.name}: a cluster has {MOST_DEVICES} devices at most, not {num_devices}"
+            )
         return replace(self, num_devices=num_devices)

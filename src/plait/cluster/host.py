@@ -1,7 +1,9 @@
-"""A processor as `plait probe` measured it: seconds of operations, of the engine itself, and of collectives by number of ranks.
+"""A processor as `plait probe` measured it: seconds of operations, of the engine itself, and of
+collectives by number of ranks.
 
-Accelerators are described by a data sheet and a few efficiencies; a processor is slow in ways of its own (activations that
-leave the caches, Python between small products, ranks that share its cores), so each of them is measured.
+Accelerators are described by a data sheet and a few efficiencies; a processor is slow in ways of
+its own (activations that leave the caches, Python between small products, ranks that share its
+cores), so each of them is measured.
 """
 
 from __future__ import annotations
@@ -13,7 +15,19 @@ from typing import Any, Final
 from plait.cluster.build import Bounds, number_faults
 from plait.errors import ClusterError
 
-KINDS: Final = ("add", "norm", "rms", "group", "activation", "gate", "relu", "rotary", "permute", "lookup", "loss")
+KINDS: Final = (
+    "add",
+    "norm",
+    "rms",
+    "group",
+    "activation",
+    "gate",
+    "relu",
+    "rotary",
+    "permute",
+    "lookup",
+    "loss",
+)
 """Operations bound by memory."""
 SECONDS: Final = (
     *(
@@ -21,7 +35,16 @@ SECONDS: Final = (
         for kind in (*KINDS, "attention", "score", "convolution_flop", "convolution_weight")
         for way in ("forward", "backward")
     ),
-    *("product_start", "product_flop", "product_number", "plain_flop", "plain_number", "bias", "update", "fresh"),
+    *(
+        "product_start",
+        "product_flop",
+        "product_number",
+        "plain_flop",
+        "plain_number",
+        "bias",
+        "update",
+        "fresh",
+    ),
 )
 RULE: Final = ("rows", "multiplications", "met_at_once")
 VERSION: Final = 3
@@ -34,21 +57,25 @@ OPS: Final = (
     *("all_reduce", "all_gather", "reduce_scatter", "send"),
     *("staged_all_reduce", "staged_all_gather", "staged_reduce_scatter"),
 )
-_TIME, _RATE, _COUNT = Bounds(0, 1e3, "seconds"), Bounds(1e3, 1e15, "bytes/s"), Bounds(0, 1e15, "")
+_TIME = Bounds(0, 1e3, "seconds")
+_RATE = Bounds(1e3, 1e15, "bytes/s")
+_COUNT = Bounds(0, 1e15, "")
 
 
 @dataclass(frozen=True, eq=False)
 class Host:
     """What a rank takes of its core.
 
-    `seconds`: for each number, flop, weight, or score of attention's whole square; a `product` is one that has at least the
-    `rule`'s rows and multiplications, others are `plain`, and all are without a rule. `engine`: seconds that the engine takes
-    where there is nothing to compute, of a step, a micro-batch, a chunk of an expert; `stretch` is how many times as long a
-    step takes as the sum of its parts, `idle` how many times as long ranks that share cores take as their work needs.
-    `meetings`: what is lost beside the work when ranks meet, by kind and number of ranks
-    (see `plait.cli.probe_meetings`). `blocks`: what the engine takes for a block forward and backward, by family and
-    recomputation. `memory_bytes`: of a rank that holds no model. `links`: by number of ranks, by operation, (seconds of a small
-    message, bytes/s sent), of tensors that peers read where they lie and of others (`staged`).
+    `seconds`: for each number, flop, weight, or score of attention's whole square; a `product` is
+    one that has at least the `rule`'s rows and multiplications, others are `plain`, and all are
+    without a rule. `engine`: seconds that the engine takes where there is nothing to compute, of a
+    step, a micro-batch, a chunk of an expert; `stretch` is how many times as long a step takes as
+    the sum of its parts, `idle` how many times as long ranks that share cores take as their work
+    needs. `meetings`: what is lost beside the work when ranks meet, by kind and number of ranks
+    (see `plait.cli.probe_meetings`). `blocks`: what the engine takes for a block forward and
+    backward, by family and recomputation. `memory_bytes`: of a rank that holds no model. `links`:
+    by number of ranks, by operation, (seconds of a small message, bytes/s sent), of tensors that
+    peers read where they lie and of others (`staged`).
     """
 
     seconds: Mapping[str, float]
@@ -61,17 +88,23 @@ class Host:
 
     @property
     def met_at_once(self) -> float:
-        """Keys of a ring that attention meets at once; one rank's at a time where it is not said."""
+        """Keys of a ring that attention meets at once; one rank's at a time where it is not
+        said.
+        """
         return self.rule["met_at_once"] if self.rule is not None else 1.0
 
 
 def host_of_probe(probe: Mapping[str, Any]) -> Host | None:
-    """The `host` of a probe file, None where it has none. Raises `ClusterError` with every wrong number."""
+    """The `host` of a probe file, None where it has none. Raises `ClusterError` with every wrong
+    number.
+    """
     given = probe.get("host")
     if given is None:
         return None
     if isinstance(given, Mapping) and given.get("version") != VERSION:
-        raise ClusterError("cluster 'local': it was measured by another version of plait; run plait probe again")
+        raise ClusterError(
+            "cluster 'local': it was measured by another version of plait; run plait probe again"
+        )
     wrong: list[str] = []
 
     def table(name: str, of: Any) -> Mapping[str, Any]:
@@ -81,16 +114,26 @@ def host_of_probe(probe: Mapping[str, Any]) -> Host | None:
         return of
 
     whole = table("", given)
-    seconds, engine, rule = (table(prefix, whole.get(prefix)) for prefix in ("seconds", "engine", "rule"))
-    for prefix, numbers, names in (("seconds", seconds, SECONDS), ("engine", engine, ENGINE), ("rule", rule, RULE)):
+    seconds, engine, rule = (
+        table(prefix, whole.get(prefix)) for prefix in ("seconds", "engine", "rule")
+    )
+    for prefix, numbers, names in (
+        ("seconds", seconds, SECONDS),
+        ("engine", engine, ENGINE),
+        ("rule", rule, RULE),
+    ):
         for name in names:
-            wrong += number_faults(f"host.{prefix}.{name}", numbers.get(name), _COUNT if prefix == "rule" else _TIME)
+            wrong += number_faults(
+                f"host.{prefix}.{name}", numbers.get(name), _COUNT if prefix == "rule" else _TIME
+            )
     wrong += number_faults("host.engine.memory", engine.get("memory"), Bounds(1e6, 1e13, "bytes"))
     blocks = table("engine.blocks", engine.get("blocks"))
     for family in FAMILIES:
         by_remat = table(f"engine.blocks.{family}", blocks.get(family))
         for remat in REMAT:
-            wrong += number_faults(f"host.engine.blocks.{family}.{remat}", by_remat.get(remat), _TIME)
+            wrong += number_faults(
+                f"host.engine.blocks.{family}.{remat}", by_remat.get(remat), _TIME
+            )
     meetings = {name: table(f"engine.{name}", engine.get(name)) for name in MEETINGS}
     for name, by_ranks in meetings.items():
         for count, spent in by_ranks.items():
@@ -98,16 +141,35 @@ def host_of_probe(probe: Mapping[str, Any]) -> Host | None:
     links: dict[int, dict[str, tuple[float, float]]] = {}
     for count, ops in table("links", whole.get("links")).items():
         for op in OPS:
-            latency, rate = (*(ops.get(op) or ()), None, None)[:2] if isinstance(ops, Mapping) else (None, None)
+            latency, rate = (
+                (*(ops.get(op) or ()), None, None)[:2] if isinstance(ops, Mapping) else (None, None)
+            )
             wrong += number_faults(f"host.links.{count}.{op}", latency, _TIME) + number_faults(
                 f"host.links.{count}.{op}", rate, _RATE
             )
             if not wrong:
                 links.setdefault(int(count), {})[op] = (float(latency), float(rate))
     if wrong:
-        raise ClusterError("\n  ".join(["cluster 'local': the measurements are wrong; run plait probe again", *wrong]))
+        raise ClusterError(
+            "\n  ".join(
+                ["cluster 'local': the measurements are wrong; run plait probe again", *wrong]
+            )
+        )
     times = {name: float(seconds[name]) for name in SECONDS}
     own = {name: float(engine[name]) for name in ENGINE}
-    by_family = {family: {remat: float(blocks[family][remat]) for remat in REMAT} for family in FAMILIES}
-    met = {name: {int(count): float(spent) for count, spent in by_ranks.items()} for name, by_ranks in meetings.items()}
-    return Host(times, own, met, by_family, float(engine["memory"]), links, {name: float(rule[name]) for name in RULE})
+    by_family = {
+        family: {remat: float(blocks[family][remat]) for remat in REMAT} for family in FAMILIES
+    }
+    met = {
+        name: {int(count): float(spent) for count, spent in by_ranks.items()}
+        for name, by_ranks in meetings.items()
+    }
+    return Host(
+        times,
+        own,
+        met,
+        by_family,
+        float(engine["memory"]),
+        links,
+        {name: float(rule[name]) for name in RULE},
+    )

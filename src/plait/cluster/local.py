@@ -1,7 +1,8 @@
 """This machine as a cluster of one node, from what `plait probe` measured.
 
-Measured rates are what a kernel reaches, not a data sheet's peak: `matmul_efficiency` is 1, so that nothing is
-discounted twice. The probe itself needs torch and lives elsewhere; here is only what its file says.
+Measured rates are what a kernel reaches, not a data sheet's peak: `matmul_efficiency` is 1, so that
+nothing is discounted twice. The probe itself needs torch and lives elsewhere; here is only what its
+file says.
 """
 
 from __future__ import annotations
@@ -24,13 +25,17 @@ PROBE_KEYS: Final[dict[str, Bounds]] = {
     "link_bandwidth": Bounds(1e3, 1e14, "bytes/s for each device and direction"),
     "link_latency_seconds": Bounds(1e-9, 10, "seconds for one small message"),
 }
-"""The numbers of a probe file, beside `peak_flops` (flop/s of each device by precision); `name` and `is_cpu` are optional."""
+"""The numbers of a probe file, beside `peak_flops` (flop/s of each device by precision); `name` and
+`is_cpu` are optional.
+"""
 
 
 def cluster_of_probe(probe: Mapping[str, Any] | None) -> Cluster:
     """See `Cluster.local`."""
     if probe is None:
-        raise ClusterError("cluster 'local': this machine has not been measured yet; run plait probe, then ask again")
+        raise ClusterError(
+            "cluster 'local': this machine has not been measured yet; run plait probe, then ask again"
+        )
     wrong = [f"{key} is missing" for key in PROBE_KEYS if key not in probe]
     for key, bounds in PROBE_KEYS.items():
         wrong += number_faults(key, probe[key], bounds) if key in probe else []
@@ -41,8 +46,13 @@ def cluster_of_probe(probe: Mapping[str, Any] | None) -> Cluster:
     for precision, rate in peaks.items():
         wrong += number_faults(f"peak_flops.{precision}", rate, Bounds(1e6, 1e17, "flop/s"))
     if wrong:
-        raise ClusterError("\n  ".join(["cluster 'local': the measurements are wrong; run plait probe again", *wrong]))
-    link, latency = float(probe["link_bandwidth"]), float(probe["link_latency_seconds"])
+        raise ClusterError(
+            "\n  ".join(
+                ["cluster 'local': the measurements are wrong; run plait probe again", *wrong]
+            )
+        )
+    link = float(probe["link_bandwidth"])
+    latency = float(probe["link_latency_seconds"])
     return Cluster(
         name="local",
         device=Device(

@@ -1,8 +1,9 @@
 """Cluster texts: `h100`, `h100x64`, the path of a TOML file, `local`.
 
-A preset without a count is one of its usual nodes. A file starts from `[device] preset` when it names one and
-overrides any number, so that two lines describe a machine that differs in one thing. Numbers are in the units in which
-they are quoted: bandwidth of memory and node in gigabytes a second, of the network in gigabits.
+A preset without a count is one of its usual nodes. A file starts from `[device] preset` when it
+names one and overrides any number, so that two lines describe a machine that differs in one thing.
+Numbers are in the units in which they are quoted: bandwidth of memory and node in gigabytes a
+second, of the network in gigabits.
 """
 
 from __future__ import annotations
@@ -26,17 +27,22 @@ _FIRST_PRECISION = ("bf16", "float32", "float64")
 def parse_cluster(text: str, probe_path: str | Path | None = None) -> Cluster:
     """See `Cluster.parse`."""
     if not isinstance(text, str) or not text.strip():
-        raise ClusterError(f"a cluster is PRESETxCOUNT, the path of a TOML file, or local, not {text!r}")
+        raise ClusterError(
+            f"a cluster is PRESETxCOUNT, the path of a TOML file, or local, not {text!r}"
+        )
     text = text.strip()
     if text == "local":
         return cluster_of_probe(read_probe(probe_path))
     if text.endswith(".toml") or "/" in text or Path(text).is_file():
         return cluster_of_tables(text, read_toml(text, ClusterError))
-    name, count = text, None
+    name = text
+    count = None
     if name not in PRESETS and "x" in name:
         name, _, digits = text.rpartition("x")
         if name in PRESETS and not re.fullmatch("[0-9]{1,9}", digits):
-            raise ClusterError(f"cluster '{text}': '{digits}' is no number of devices; write {name}x8 for eight")
+            raise ClusterError(
+                f"cluster '{text}': '{digits}' is no number of devices; write {name}x8 for eight"
+            )
         count = int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 10 else None
     if name not in PRESETS:
         word = name if count is not None else text
@@ -51,20 +57,32 @@ def parse_cluster(text: str, probe_path: str | Path | None = None) -> Cluster:
 
 
 def cluster_of_tables(name: str, tables: Mapping[str, Any]) -> Cluster:
-    """The cluster of a TOML file's tables; raises `ClusterError` naming unknown keys and impossible numbers."""
+    """The cluster of a TOML file's tables; raises `ClusterError` naming unknown keys and impossible
+    numbers.
+    """
     given = _flatten(name, tables)
     preset_name = given.pop("device.preset", None)
     if preset_name is not None and (not isinstance(preset_name, str) or preset_name not in PRESETS):
-        raise ClusterError(f"{name}: [device] preset {preset_name!r} is unknown; {_nearest_preset(str(preset_name))}")
+        raise ClusterError(
+            f"{name}: [device] preset {preset_name!r} is unknown; {_nearest_preset(str(preset_name))}"
+        )
     preset = PRESETS[preset_name] if preset_name else None
     settings = {**(settings_of(preset) if preset else DEFAULTS), **given}
     peak: Any = settings.get("device.peak_tflops")
     if not isinstance(peak, Mapping) and not number_faults("", peak, BOUNDS["device.peak_tflops"]):
-        # one number is the bf16 peak; the other precisions keep the preset's ratio to it, or share it
-        ratios = [getattr(preset, precision) / preset.bf16 if preset else 1.0 for precision in _FIRST_PRECISION]
-        settings["device.peak_tflops"] = {p: peak * ratio for p, ratio in zip(_FIRST_PRECISION, ratios, strict=True)}
+        # one number is the bf16 peak; the other precisions keep the preset's ratio to it, or share
+        # it
+        ratios = [
+            getattr(preset, precision) / preset.bf16 if preset else 1.0
+            for precision in _FIRST_PRECISION
+        ]
+        settings["device.peak_tflops"] = {
+            p: peak * ratio for p, ratio in zip(_FIRST_PRECISION, ratios, strict=True)
+        }
     elif isinstance(peak, Mapping) and not faults({**settings, "device.peak_tflops": peak}):
-        settings["device.peak_tflops"] = {**settings_of(preset)["device.peak_tflops"], **peak} if preset else peak
+        settings["device.peak_tflops"] = (
+            {**settings_of(preset)["device.peak_tflops"], **peak} if preset else peak
+        )
     achieved = preset.achieved_bf16 if preset and "device.peak_tflops" not in given else 0.0
     return build(name, preset_name or Path(name).stem, settings, achieved)
 
@@ -80,10 +98,14 @@ def _flatten(name: str, tables: Mapping[str, Any]) -> dict[str, Any]:
             given[section] = value
     unknown = [f"unknown key {key}; {nearest(key, known)}" for key in given if key not in known]
     if unknown:
-        raise ClusterError(f"{name}: {unknown[0]}" if len(unknown) == 1 else "\n  ".join([f"{name}:", *unknown]))
+        raise ClusterError(
+            f"{name}: {unknown[0]}" if len(unknown) == 1 else "\n  ".join([f"{name}:", *unknown])
+        )
     peaks = given.get("device.peak_tflops")
     if isinstance(peaks, Mapping) and (set(peaks) - set(_FIRST_PRECISION) or not peaks):
-        raise ClusterError(f"{name}: device.peak_tflops is one number, or a table with {', '.join(_FIRST_PRECISION)}")
+        raise ClusterError(
+            f"{name}: device.peak_tflops is one number, or a table with {', '.join(_FIRST_PRECISION)}"
+        )
     return given
 
 
@@ -100,7 +122,11 @@ def read_probe(path: str | Path | None = None) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as cause:
-        raise ClusterError(f"{path}: the measurements cannot be read ({cause}); run plait probe again") from None
+        raise ClusterError(
+            f"{path}: the measurements cannot be read ({cause}); run plait probe again"
+        ) from None
     if not isinstance(probe, dict):
-        raise ClusterError(f"{path}: the measurements are not one JSON object; run plait probe again")
+        raise ClusterError(
+            f"{path}: the measurements are not one JSON object; run plait probe again"
+        )
     return probe

@@ -1,7 +1,9 @@
-"""The axis: the only door to communication. One line of ranks along one mesh axis, or a product of axes.
+"""The axis: the only door to communication. One line of ranks along one mesh axis, or a product of
+axes.
 
-It checks what callers can get wrong, counts bytes by the formulae of `transitions`, times, and names failures; a
-backend moves the bytes. On an axis of size one every operation is its local meaning, and nothing is counted.
+It checks what callers can get wrong, counts bytes by the formulae of `transitions`, times, and
+names failures; a backend moves the bytes. On an axis of size one every operation is its local
+meaning, and nothing is counted.
 """
 
 from __future__ import annotations
@@ -31,7 +33,14 @@ class Axis:
         size: the number of ranks.
     """
 
-    def __init__(self, name: str, ranks: tuple[int, ...], rank: int, backend: Backend | None, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        name: str,
+        ranks: tuple[int, ...],
+        rank: int,
+        backend: Backend | None,
+        recorder: Recorder,
+    ) -> None:
         self.name = name
         self.ranks = ranks
         self.rank = rank
@@ -50,58 +59,93 @@ class Axis:
     def all_reduce(self, tensor: Tensor, *, padding: int = 0, control: bool = False) -> Work:
         """Sum `tensor` (any shape, contiguous) over the axis, in place.
 
-        `padding` elements are there only to make the buffer divide, and are counted apart; so are scalars of `control`.
+        `padding` elements are there only to make the buffer divide, and are counted apart; so are
+        scalars of `control`.
         """
         tensor = self._checked(tensor)
         size = _Payload.of(tensor, padding=padding, control=control)
         return self._issue("all_reduce", size, lambda b: b.all_reduce(tensor))
 
     def total(self, out: Tensor, source: Tensor) -> Work:
-        """`out`, contiguous, becomes the sum of `source`, of the same shape and any strides: an all-reduce of a copy."""
-        out, source = self._checked(out), source.detach()
+        """`out`, contiguous, becomes the sum of `source`, of the same shape and any strides: an
+        all-reduce of a copy.
+        """
+        out = self._checked(out)
+        source = source.detach()
         self._check_shapes("total", out.shape, source.shape)
-        return self._issue("all_reduce", _Payload.of(out), lambda b: b.total(out, source), lambda: out.copy_(source))
+        return self._issue(
+            "all_reduce",
+            _Payload.of(out),
+            lambda b: b.total(out, source),
+            lambda: out.copy_(source),
+        )
 
     def gather_parts(self, parts: Tensor, shard: Tensor) -> Work:
-        """`parts[k]` becomes the shard of coordinate k: an all-gather into (size, ..) of any strides."""
-        parts, shard = parts.detach(), shard.detach()
+        """`parts[k]` becomes the shard of coordinate k: an all-gather into (size, ..) of any
+        strides.
+        """
+        parts = parts.detach()
+        shard = shard.detach()
         self._check_shapes("gather_parts", parts.shape, (self.size, *shard.shape))
         return self._issue(
-            "all_gather", _Payload.of(parts), lambda b: b.gather_parts(parts, shard), lambda: parts[0].copy_(shard)
+            "all_gather",
+            _Payload.of(parts),
+            lambda b: b.gather_parts(parts, shard),
+            lambda: parts[0].copy_(shard),
         )
 
     def scatter_parts(self, out: Tensor, parts: Tensor) -> Work:
-        """`out`, contiguous, becomes the sum of `parts[rank]`: a reduce-scatter from (size, ..) of any strides."""
-        out, parts = self._checked(out), parts.detach()
+        """`out`, contiguous, becomes the sum of `parts[rank]`: a reduce-scatter from (size, ..) of
+        any strides.
+        """
+        out = self._checked(out)
+        parts = parts.detach()
         self._check_shapes("scatter_parts", parts.shape, (self.size, *out.shape))
         return self._issue(
-            "reduce_scatter", _Payload.of(parts), lambda b: b.scatter_parts(out, parts), lambda: out.copy_(parts[0])
+            "reduce_scatter",
+            _Payload.of(parts),
+            lambda b: b.scatter_parts(out, parts),
+            lambda: out.copy_(parts[0]),
         )
 
     def reduce_scatter(self, out: Tensor, full: Tensor, *, padding: int = 0) -> Work:
-        """`out` (n,) becomes the own n of the sum of `full` (size * n,); it may be that very part of `full`.
+        """`out` (n,) becomes the own n of the sum of `full` (size * n,); it may be that very part
+        of `full`.
 
         Until the wait, `full` is in use; after it, what is left in `full` is undefined.
         """
         out, full = self._checked_flat("reduce_scatter", out, full)
         size = _Payload.of(full, padding=padding)
-        return self._issue("reduce_scatter", size, lambda b: b.reduce_scatter(out, full), lambda: _copy(out, full))
+        return self._issue(
+            "reduce_scatter", size, lambda b: b.reduce_scatter(out, full), lambda: _copy(out, full)
+        )
 
     def all_gather(self, full: Tensor, shard: Tensor, *, padding: int = 0) -> Work:
-        """`full` (size * n,) becomes all shards (n,) by coordinate; `shard` may be the own part of `full`."""
+        """`full` (size * n,) becomes all shards (n,) by coordinate; `shard` may be the own part of
+        `full`.
+        """
         shard, full = self._checked_flat("all_gather", shard, full)
         size = _Payload.of(full, padding=padding)
-        return self._issue("all_gather", size, lambda b: b.all_gather(full, shard), lambda: _copy(full, shard))
+        return self._issue(
+            "all_gather", size, lambda b: b.all_gather(full, shard), lambda: _copy(full, shard)
+        )
 
     def all_to_all(
-        self, out: Tensor, source: Tensor, out_splits: list[int] | None = None, source_splits: list[int] | None = None
+        self,
+        out: Tensor,
+        source: Tensor,
+        out_splits: list[int] | None = None,
+        source_splits: list[int] | None = None,
     ) -> Work:
-        """Send `source_splits[k]` rows (dimension 0) of `source` to rank k, receive `out_splits[k]` rows from it into `out`.
+        """Send `source_splits[k]` rows (dimension 0) of `source` to rank k, receive `out_splits[k]`
+        rows from it into `out`.
 
         Without splits, equal parts. Empty splits are allowed.
         """
-        out, source = self._checked(out), self._checked(source)
-        given, taken = self._splits(source, source_splits, "source"), self._splits(out, out_splits, "out")
+        out = self._checked(out)
+        source = self._checked(source)
+        given = self._splits(source, source_splits, "source")
+        taken = self._splits(out, out_splits, "out")
         row_bytes = _num_bytes(source) // source.shape[0] if source.shape[0] else 0
         return self._issue(
             "all_to_all",
@@ -124,43 +168,64 @@ class Axis:
         return self._issue("reduce", _Payload.of(tensor), lambda b: b.reduce(tensor, root))
 
     def send(self, tensor: Tensor, to: int, tag: int = 0, *, padding: int = 0) -> Work:
-        """To coordinate `to`. Sends and receives of a pair match in order of issue, for each tag (NCCL: for the pair)."""
+        """To coordinate `to`. Sends and receives of a pair match in order of issue, for each tag
+        (NCCL: for the pair).
+        """
         tensor = self._checked(tensor)
         self._check_peer(to, other=True)
-        return self._issue("send", _Payload.of(tensor, padding=padding), lambda b: b.send(tensor, to, tag))
+        return self._issue(
+            "send", _Payload.of(tensor, padding=padding), lambda b: b.send(tensor, to, tag)
+        )
 
     def receive(self, tensor: Tensor, source: int, tag: int = 0) -> Work:
         """From coordinate `source`, into `tensor`. The sender counts the bytes."""
         tensor = self._checked(tensor)
         self._check_peer(source, other=True)
-        return self._issue("receive", _Payload(0), lambda b: b.receive(tensor, source, tag), exact=True)
+        return self._issue(
+            "receive", _Payload(0), lambda b: b.receive(tensor, source, tag), exact=True
+        )
 
     def shift(self, out: Tensor, tensor: Tensor, by: int = 1) -> Work:
-        """Round the ring: send `tensor` to coordinate `rank + by`, receive `out` from `rank - by` (modulo size)."""
-        out, tensor = self._checked(out), self._checked(tensor)
+        """Round the ring: send `tensor` to coordinate `rank + by`, receive `out` from `rank - by`
+        (modulo size).
+        """
+        out = self._checked(out)
+        tensor = self._checked(tensor)
         if by % self.size == 0:
             return self._local("shift", lambda: _copy(out, tensor))
-        to, source = (self.rank + by) % self.size, (self.rank - by) % self.size
-        return self._issue("shift", _Payload.of(tensor), lambda b: b.exchange(out, tensor, to, source))
+        to = (self.rank + by) % self.size
+        source = (self.rank - by) % self.size
+        return self._issue(
+            "shift", _Payload.of(tensor), lambda b: b.exchange(out, tensor, to, source)
+        )
 
     def add_shifted(self, out: Tensor, parts: Tensor, by: Sequence[int]) -> Work:
-        """Several shifts at once, added up: send `parts[i]` to coordinate `rank + by[i]`, and add to `out` what comes.
+        """Several shifts at once, added up: send `parts[i]` to coordinate `rank + by[i]`, and add
+        to `out` what comes.
 
-        Each part is of the shape of `out`, for another rank, and `by` is alike on all ranks. Counted as the shifts that it is.
+        Each part is of the shape of `out`, for another rank, and `by` is alike on all ranks.
+        Counted as the shifts that it is.
         """
-        out, parts = self._checked(out), self._checked(parts)
+        out = self._checked(out)
+        parts = self._checked(parts)
         self._check_shapes("add_shifted", parts.shape, (len(by), *out.shape))
         if any(each % self.size == 0 for each in by):
-            raise PlanError(f"add_shifted on axis {self.name} of size {self.size}: by {list(by)} leads back to this rank")
+            raise PlanError(
+                f"add_shifted on axis {self.name} of size {self.size}: by {list(by)} leads back to this rank"
+            )
         peers = [((self.rank + each) % self.size, (self.rank - each) % self.size) for each in by]
-        return self._issue("shift", _Payload.of(parts), lambda b: b.add_exchanged(out, parts, peers), exact=True)
+        return self._issue(
+            "shift", _Payload.of(parts), lambda b: b.add_exchanged(out, parts, peers), exact=True
+        )
 
     def tour(self, tensor: Tensor) -> Generator[Tensor]:
-        """Round the ring: the own tensor, then that of coordinate `rank - 1`, `rank - 2` and so on, until all have been seen.
+        """Round the ring: the own tensor, then that of coordinate `rank - 1`, `rank - 2` and so on,
+        until all have been seen.
 
-        Every rank goes all the way. What is yielded is to be read only, until the next is asked for, which is under way
-        meanwhile; or lies where its rank has it, in memory that all can read. `tensor` may be overwritten on the way. Counted
-        as the shifts that it stands for. To close it is to let go of the last.
+        Every rank goes all the way. What is yielded is to be read only, until the next is asked
+        for, which is under way meanwhile; or lies where its rank has it, in memory that all can
+        read. `tensor` may be overwritten on the way. Counted as the shifts that it stands for. To
+        close it is to let go of the last.
         """
         tensor = self._checked(tensor)
         shown = self._show(tensor)
@@ -192,8 +257,11 @@ class Axis:
         return self._issue("shift", size, start, exact=True), exhibits[0]
 
     def _travel(self, tensor: Tensor) -> Generator[Tensor]:
-        """By shifts, each under way while what came by the one before is read; in two buffers however long the way."""
-        here, other = tensor, torch.empty_like(tensor)
+        """By shifts, each under way while what came by the one before is read; in two buffers
+        however long the way.
+        """
+        here = tensor
+        other = torch.empty_like(tensor)
         for _ in range(self.size - 1):
             work = self.shift(other, here)
             yield here
@@ -208,25 +276,31 @@ class Axis:
                 self._backend.barrier()
 
     def gather_objects(self, item: object) -> list[Any]:
-        """Small picklable things of all ranks, by coordinate: for control, not for data; not counted."""
+        """Small picklable things of all ranks, by coordinate: for control, not for data; not
+        counted.
+        """
         if self._backend is None:
             return [item]
         with naming_failure(self._label("gather_objects", 0), self._recorder.rank):
             return self._backend.gather_objects(item)
 
     def empty(self, numel: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
-        """Uninitialised memory (numel,) on which operations are fastest: shared memory where the backend has it.
+        """Uninitialised memory (numel,) on which operations are fastest: shared memory where the
+        backend has it.
 
-        A local call; the memory is freed with the last tensor on it, but peers that read it keep it mapped until they close.
+        A local call; the memory is freed with the last tensor on it, but peers that read it keep it
+        mapped until they close.
         """
         if self._backend is None:
             return torch.empty(numel, dtype=dtype, device=device)
         return self._backend.empty(numel, dtype, torch.device(device))
 
     def lend(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Uninitialised memory for what one `total`, `scatter_parts`, `tour` or `add_shifted` sends; that gives it back.
+        """Uninitialised memory for what one `total`, `scatter_parts`, `tour` or `add_shifted`
+        sends; that gives it back.
 
-        What is written there need not be copied to be read by peers. A local call; of the type and device of `like`.
+        What is written there need not be copied to be read by peers. A local call; of the type and
+        device of `like`.
         """
         numel = math.prod(shape)
         if self._backend is None:
@@ -265,7 +339,9 @@ class Axis:
         num_bytes = payload.bytes if exact else bytes_sent(op, payload.bytes, self.size)
         padding_bytes = 0
         if payload.padding_bytes:
-            padding_bytes = bytes_sent(op, payload.bytes + payload.padding_bytes, self.size) - num_bytes
+            padding_bytes = (
+                bytes_sent(op, payload.bytes + payload.padding_bytes, self.size) - num_bytes
+            )
         label = self._label(op, num_bytes)
         if op != "receive":
             self.ledger.add(self.name, CONTROL if payload.control else op, num_bytes, padding_bytes)
@@ -274,7 +350,9 @@ class Axis:
         return Work(handle, label, self._recorder)
 
     def _checked(self, tensor: Tensor) -> Tensor:
-        """The tensor without its graph: communication here is no operation of autograd (`transition` is)."""
+        """The tensor without its graph: communication here is no operation of autograd
+        (`transition` is).
+        """
         if not tensor.is_contiguous():
             raise PlanError(
                 f"axis {self.name}: a tensor of shape {tuple(tensor.shape)} with strides {tensor.stride()} is not "
@@ -292,17 +370,23 @@ class Axis:
 
     def _check_shapes(self, op: str, found: Sequence[int], expected: Sequence[int]) -> None:
         if tuple(found) != tuple(expected):
-            raise PlanError(f"{op} on axis {self.name} of size {self.size}: shape {tuple(found)} must be {tuple(expected)}")
+            raise PlanError(
+                f"{op} on axis {self.name} of size {self.size}: shape {tuple(found)} must be {tuple(expected)}"
+            )
 
     def _check_peer(self, peer: int, other: bool = False) -> None:
         if not 0 <= peer < self.size or (other and peer == self.rank):
-            raise PlanError(f"axis {self.name} of size {self.size}: coordinate {peer} is no peer of coordinate {self.rank}")
+            raise PlanError(
+                f"axis {self.name} of size {self.size}: coordinate {peer} is no peer of coordinate {self.rank}"
+            )
 
     def _splits(self, tensor: Tensor, splits: list[int] | None, side: str) -> list[int]:
         rows = tensor.shape[0]
         if splits is None:
             if rows % self.size:
-                raise PlanError(f"all_to_all on axis {self.name}: {rows} {side} rows do not divide by {self.size}; give splits")
+                raise PlanError(
+                    f"all_to_all on axis {self.name}: {rows} {side} rows do not divide by {self.size}; give splits"
+                )
             return [rows // self.size] * self.size
         if len(splits) != self.size or sum(splits) != rows or min(splits) < 0:
             raise PlanError(

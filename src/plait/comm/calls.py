@@ -1,9 +1,12 @@
-"""Calls between ranks that are not in step: one rank asks when it likes, another answers from a thread of its own.
+"""Calls between ranks that are not in step: one rank asks when it likes, another answers from a
+thread of its own.
 
-Collectives and matched sends need both sides to agree on an order; a server that waits for whoever comes first has none.
-So these are plain TCP connections beside the process group, one for each pair, with a header of numbers and one flat tensor;
-nothing is pickled. A caller proves by a secret, which the ranks share through the process group, that it is one of them. A
-connection that breaks is a caller that is lost; it may come back by a new one, which is answered when the old one is done with.
+Collectives and matched sends need both sides to agree on an order; a server that waits for whoever
+comes first has none. So these are plain TCP connections beside the process group, one for each
+pair, with a header of numbers and one flat tensor; nothing is pickled. A caller proves by a secret,
+which the ranks share through the process group, that it is one of them. A connection that breaks is
+a caller that is lost; it may come back by a new one, which is answered when the old one is done
+with.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ CONNECT_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Message:
-    """A kind, up to six numbers and a flat tensor. Tensors of the receiver's own are filled; see `Line.call`."""
+    """A kind, up to six numbers and a flat tensor. Tensors of the receiver's own are filled; see
+    `Line.call`.
+    """
 
     kind: int
     numbers: tuple[float, ...] = ()
@@ -59,7 +64,9 @@ class Address:
 
 
 Handler = Callable[[int, Message], Message]
-"""(caller, question) -> answer; called in the caller's thread, and may block it. The question's tensor is bytes (uint8)."""
+"""(caller, question) -> answer; called in the caller's thread, and may block it. The question's
+tensor is bytes (uint8).
+"""
 
 
 @dataclass(frozen=True)
@@ -71,16 +78,23 @@ class _Caller:
 
 
 class Service:
-    """Answers calls, each caller in a thread of its own. `lost(caller)` is told when a connection ends.
+    """Answers calls, each caller in a thread of its own. `lost(caller)` is told when a connection
+    ends.
 
-    A caller that calls anew is lost first: `lost` must have a handler that still waits for that caller's sake return or
-    raise `ConnectionError`. So nothing of the old connection happens after the first question of the new one.
+    A caller that calls anew is lost first: `lost` must have a handler that still waits for that
+    caller's sake return or raise `ConnectionError`. So nothing of the old connection happens after
+    the first question of the new one.
     """
 
-    def __init__(self, handler: Handler, lost: Callable[[int], None], host: str = "127.0.0.1") -> None:
-        self._handler, self._lost = handler, lost
+    def __init__(
+        self, handler: Handler, lost: Callable[[int], None], host: str = "127.0.0.1"
+    ) -> None:
+        self._handler = handler
+        self._lost = lost
         self._listener = socket.create_server((host, 0), backlog=128)
-        self.address = Address(host, self._listener.getsockname()[1], secrets.token_bytes(SECRET_BYTES))
+        self.address = Address(
+            host, self._listener.getsockname()[1], secrets.token_bytes(SECRET_BYTES)
+        )
         self._lock = threading.Lock()
         self._callers: dict[int, _Caller] = {}
         self._sent_bytes = 0
@@ -90,7 +104,8 @@ class Service:
     def take_sent_bytes(self) -> int:
         """The bytes of tensors sent in answers since the last time that this was asked."""
         with self._lock:
-            sent, self._sent_bytes = self._sent_bytes, 0
+            sent = self._sent_bytes
+            self._sent_bytes = 0
         return sent
 
     def close(self) -> None:
@@ -109,7 +124,9 @@ class Service:
                 connection, _ = self._listener.accept()
             except OSError:  # closed
                 return
-            threading.Thread(target=self._serve, args=(connection,), name="plait-service-caller", daemon=True).start()
+            threading.Thread(
+                target=self._serve, args=(connection,), name="plait-service-caller", daemon=True
+            ).start()
 
     def _serve(self, connection: socket.socket) -> None:
         """The life of one connection."""
@@ -166,12 +183,16 @@ class Service:
 
 
 class Line:
-    """One caller's connection to one service. `ask` and `answer` are apart, so that many services can be asked at once."""
+    """One caller's connection to one service. `ask` and `answer` are apart, so that many services
+    can be asked at once.
+    """
 
     def __init__(self, address: Address, caller: int, timeout_seconds: float = 300.0) -> None:
         self._address = address
         try:
-            self._socket = socket.create_connection((address.host, address.port), timeout=CONNECT_SECONDS)
+            self._socket = socket.create_connection(
+                (address.host, address.port), timeout=CONNECT_SECONDS
+            )
             self._socket.settimeout(timeout_seconds)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket.sendall(_HELLO.pack(address.secret, caller))
@@ -186,15 +207,19 @@ class Line:
             raise self._failed(error) from error
 
     def answer(self, into: Tensor | None = None) -> Message:
-        """Wait for the answer to the oldest question; its tensor fills `into` (contiguous, of the same number of bytes).
+        """Wait for the answer to the oldest question; its tensor fills `into` (contiguous, of the
+        same number of bytes).
 
         Raises:
-            RankFailed: the service has gone, did not answer in time, or sent another number of bytes.
+            RankFailed: the service has gone, did not answer in time, or sent another number of
+            bytes.
         """
         try:
             kind, numbers, num_bytes = _receive_header(self._socket)
             if num_bytes != _num_bytes(into):
-                raise RankFailed(f"{num_bytes} bytes came from {self._where} where {_num_bytes(into)} were expected")
+                raise RankFailed(
+                    f"{num_bytes} bytes came from {self._where} where {_num_bytes(into)} were expected"
+                )
             if into is not None:
                 _receive_into(self._socket, into)
         except OSError as error:

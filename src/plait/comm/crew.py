@@ -1,9 +1,11 @@
-"""The ranks of a world that come and go, as one of them sees them: who is in now, and a process group of exactly those.
+"""The ranks of a world that come and go, as one of them sees them: who is in now, and a process
+group of exactly those.
 
-Such a world begins apart: every rank builds what it has by itself. When it meets the others (`Crew.together`), the world's
-axes become those of the ranks that met, on a new process group; where that breaks it is dropped, and they meet again. Only
-strategies whose ranks do not step together can live so. Who starts the ranks keeps the roster and a store (`launch(...,
-restarts=K)`), and tells each rank where they are in variables, as torchrun does.
+Such a world begins apart: every rank builds what it has by itself. When it meets the others
+(`Crew.together`), the world's axes become those of the ranks that met, on a new process group;
+where that breaks it is dropped, and they meet again. Only strategies whose ranks do not step
+together can live so. Who starts the ranks keeps the roster and a store (`launch(..., restarts=K)`),
+and tells each rank where they are in variables, as torchrun does.
 """
 
 from __future__ import annotations
@@ -52,15 +54,27 @@ class Place:
         if VARIABLE not in told:
             return None
         address = Address.of_text(told[VARIABLE])
-        return Place(int(told["RANK"]), int(told["WORLD_SIZE"]), address, (told["MASTER_ADDR"], int(told["MASTER_PORT"])))
+        return Place(
+            int(told["RANK"]),
+            int(told["WORLD_SIZE"]),
+            address,
+            (told["MASTER_ADDR"], int(told["MASTER_PORT"])),
+        )
 
 
 class Crew:
     """This rank's seat, and whom it has met."""
 
-    def __init__(self, place: Place, timeout_seconds: float, regroup: Callable[[tuple[int, ...]], None]) -> None:
-        self.seat, self.num_seats = place.seat, place.num_seats
-        self._place, self._timeout, self._regroup = place, timedelta(seconds=timeout_seconds), regroup
+    def __init__(
+        self, place: Place, timeout_seconds: float, regroup: Callable[[tuple[int, ...]], None]
+    ) -> None:
+        self.seat = place.seat
+        self.num_seats = place.num_seats
+        self._place, self._timeout, self._regroup = (
+            place,
+            timedelta(seconds=timeout_seconds),
+            regroup,
+        )
         self._member: Member | None = None
         self._kept: Store | None = None
         self._members: tuple[int, ...] = ()
@@ -70,19 +84,28 @@ class Crew:
         """Have others wait for this rank when they meet."""
         self._known().here()
 
-    def together(self, act: Callable[[Meeting], T], opens: bool = True, undo: Callable[[], None] = lambda: None) -> T:
-        """Meet whoever is there, and do something with them; again, after `undo`, without those that are lost in it.
+    def together(
+        self,
+        act: Callable[[Meeting], T],
+        opens: bool = True,
+        undo: Callable[[], None] = lambda: None,
+    ) -> T:
+        """Meet whoever is there, and do something with them; again, after `undo`, without those
+        that are lost in it.
 
-        While `act` runs the world's axes are those of the ranks that met, and they stay so. Not `opens` lets nobody in who
-        was not at the meeting before. Raises `RankFailed` when this rank is too late. Collective of those that are there.
+        While `act` runs the world's axes are those of the ranks that met, and they stay so. Not
+        `opens` lets nobody in who was not at the meeting before. Raises `RankFailed` when this rank
+        is too late. Collective of those that are there.
         """
         while True:
-            meeting, done = self._meet(opens), []
+            meeting = self._meet(opens)
+            done = []
             try:
                 self._join(meeting)
                 done.append(act(meeting))
             except RankFailed:
-                self._leave()  # whoever still waits in the group for a rank that is gone is set free by that
+                # whoever still waits in the group for a rank that is gone is set free by that
+                self._leave()
                 self._members = ()
             if self._known().agree(bool(done)):
                 self._is_in = True
@@ -136,11 +159,16 @@ class Crew:
         members = meeting.members
         if len(members) == 1:
             return
-        store, rank = PrefixStore(f"meeting/{meeting.number}", self._store()), members.index(self.seat)
+        store = PrefixStore(f"meeting/{meeting.number}", self._store())
+        rank = members.index(self.seat)
         try:
-            dist.init_process_group("gloo", store=store, rank=rank, world_size=len(members), timeout=self._timeout)
+            dist.init_process_group(
+                "gloo", store=store, rank=rank, world_size=len(members), timeout=self._timeout
+            )
         except RuntimeError as error:  # one of them has died since
-            raise RankFailed(f"the ranks {list(members)} have met and cannot reach each other: {error}") from error
+            raise RankFailed(
+                f"the ranks {list(members)} have met and cannot reach each other: {error}"
+            ) from error
 
     def _leave(self) -> None:
         if dist.is_initialized():

@@ -1,7 +1,8 @@
 """`transition`: the one differentiable function of the library that communicates.
 
-One `autograd.Function` for all rows of the table (`comm.transitions`): its forward runs the row of (source, target),
-its backward is `transition` again, with the pair (target*, source*). So gradients of gradients work too.
+One `autograd.Function` for all rows of the table (`comm.transitions`): its forward runs the row of
+(source, target), its backward is `transition` again, with the pair (target*, source*). So gradients
+of gradients work too.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def transition(tensor: Tensor, axis: Axis, source: Layout, target: Layout) -> Te
         target: the layout that the result has.
 
     Raises:
-        PlanError: a dimension that the tensor lacks or that does not divide by the size of the axis.
+        PlanError: a dimension that the tensor lacks or that does not divide by the size of the
+        axis.
     """
     return _Transition.apply(tensor, axis, source, target)
 
@@ -58,7 +60,12 @@ def _run(tensor: Tensor, axis: Axis, source: Layout, target: Layout) -> Tensor:
     sharded = source if isinstance(source, Sharded) else target
     assert isinstance(sharded, Sharded)  # the remaining rows have one sharded side
     dim = _dim(tensor, sharded)
-    return {"all_gather": _all_gather, "reduce_scatter": _reduce_scatter, "slice": _slice, "pad": _pad}[op](tensor, axis, dim)
+    return {
+        "all_gather": _all_gather,
+        "reduce_scatter": _reduce_scatter,
+        "slice": _slice,
+        "pad": _pad,
+    }[op](tensor, axis, dim)
 
 
 def _all_gather(tensor: Tensor, axis: Axis, dim: int) -> Tensor:
@@ -87,7 +94,9 @@ def _all_to_all(tensor: Tensor, axis: Axis, source: int, target: int) -> Tensor:
 
 def _slice(tensor: Tensor, axis: Axis, dim: int) -> Tensor:
     length = _part_length(tensor, axis, dim)
-    return tensor.narrow(dim, axis.rank * length, length).clone(memory_format=torch.contiguous_format)
+    return tensor.narrow(dim, axis.rank * length, length).clone(
+        memory_format=torch.contiguous_format
+    )
 
 
 def _pad(tensor: Tensor, axis: Axis, dim: int) -> Tensor:
@@ -112,7 +121,9 @@ def _join(parts: Tensor, dim: int) -> Tensor:
 
 def _dim(tensor: Tensor, layout: Sharded) -> int:
     if not -tensor.dim() <= layout.dim < tensor.dim():
-        raise PlanError(f"{layout}: a tensor of shape {tuple(tensor.shape)} has no dimension {layout.dim}")
+        raise PlanError(
+            f"{layout}: a tensor of shape {tuple(tensor.shape)} has no dimension {layout.dim}"
+        )
     return layout.dim % tensor.dim()
 
 

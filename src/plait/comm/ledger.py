@@ -1,7 +1,7 @@
 """The ledger: how often and how many bytes this rank sent, by axis and operation.
 
-Counted by the same formulae that predict them (`transitions.bytes_sent`), so prediction and count can be compared
-exactly, and independent of how a backend moves the bytes.
+Counted by the same formulae that predict them (`transitions.bytes_sent`), so prediction and count
+can be compared exactly, and independent of how a backend moves the bytes.
 """
 
 from __future__ import annotations
@@ -13,28 +13,38 @@ CONTROL = "control"  # the operation under which a step's scalars are counted: l
 
 @dataclass(frozen=True)
 class Count:
-    """A number of operations, the bytes that they sent, and the bytes that they sent besides only to pad buffers."""
+    """A number of operations, the bytes that they sent, and the bytes that they sent besides only
+    to pad buffers.
+    """
 
     num: int = 0
     bytes: int = 0
     padding_bytes: int = 0
 
     def __add__(self, other: Count) -> Count:
-        return Count(self.num + other.num, self.bytes + other.bytes, self.padding_bytes + other.padding_bytes)
+        return Count(
+            self.num + other.num, self.bytes + other.bytes, self.padding_bytes + other.padding_bytes
+        )
 
     def __sub__(self, other: Count) -> Count:
-        return Count(self.num - other.num, self.bytes - other.bytes, self.padding_bytes - other.padding_bytes)
+        return Count(
+            self.num - other.num, self.bytes - other.bytes, self.padding_bytes - other.padding_bytes
+        )
 
 
 class Ledger:
-    """Counts by (axis, operation). `copy` before and `since` after give the traffic of a stretch of a run."""
+    """Counts by (axis, operation). `copy` before and `since` after give the traffic of a stretch of
+    a run.
+    """
 
     def __init__(self, counts: dict[tuple[str, str], Count] | None = None) -> None:
         self.counts: dict[tuple[str, str], Count] = dict(counts or {})
 
     def add(self, axis: str, op: str, num_bytes: int, padding_bytes: int = 0) -> None:
         """Count one operation."""
-        self.counts[axis, op] = self.counts.get((axis, op), Count()) + Count(1, num_bytes, padding_bytes)
+        self.counts[axis, op] = self.counts.get((axis, op), Count()) + Count(
+            1, num_bytes, padding_bytes
+        )
 
     def num(self, axis: str | None = None, op: str | None = None) -> int:
         """The number of operations, of one axis or operation or of all."""
@@ -47,8 +57,9 @@ class Ledger:
     def by_axis(self) -> dict[str, int]:
         """Bytes sent on each axis, without padding and without the few scalars of control.
 
-        A sub-axis counts for its axis: `dp_shard` and `dp_replicate` are `dp`. So do the ranks between which the gradients
-        of the data axis go when other axes take part (`dp*cp`), and those that hold copies of the same experts (`edp`).
+        A sub-axis counts for its axis: `dp_shard` and `dp_replicate` are `dp`. So do the ranks
+        between which the gradients of the data axis go when other axes take part (`dp*cp`), and
+        those that hold copies of the same experts (`edp`).
         """
         totals: dict[str, int] = {}
         for (axis, op), count in sorted(self.counts.items()):

@@ -1,8 +1,9 @@
-"""Measure this machine: matrix rate, memory bandwidth, and latency and bandwidth of the links of each axis.
+"""Measure this machine: matrix rate, memory bandwidth, and latency and bandwidth of the links of
+each axis.
 
-A plain dictionary comes out, so that a cluster description can be made of it without anything of this module. All ranks
-call it together; it takes seconds. Every time is the shortest of repeated runs after a warm-up: whatever else runs on a
-machine only adds.
+A plain dictionary comes out, so that a cluster description can be made of it without anything of
+this module. All ranks call it together; it takes seconds. Every time is the shortest of repeated
+runs after a warm-up: whatever else runs on a machine only adds.
 """
 
 from __future__ import annotations
@@ -21,41 +22,57 @@ from plait.comm.world import World
 from plait.mesh import AxisName
 
 SIZES_BYTES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 23)
-ROW_BYTES, MOST_COPIES = 24 << 20, 16
-"""Of different buffers that an operation goes over in turn, as a step does not come back to one while it is in a cache."""
+ROW_BYTES = 24 << 20
+MOST_COPIES = 16
+"""Of different buffers that an operation goes over in turn, as a step does not come back to one
+while it is in a cache.
+"""
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "send")
 STAGED = ("staged_all_reduce", "staged_all_gather", "staged_reduce_scatter")
 """The same with tensors that peers cannot read where they lie: as inside a block."""
 
 
 def probe(world: World, axes: Iterable[AxisName] = ("world",)) -> dict[str, Any]:
-    """Measure the device of this rank and the given axes; the times of axes are those of the slowest rank.
+    """Measure the device of this rank and the given axes; the times of axes are those of the
+    slowest rank.
 
     Returns:
-        `{"device": {"kind", "threads", "matmul_flops_per_second": {dtype: x}, "memory_bytes_per_second"},
-        "axes": {name: {"size", "ops": {op: {"latency_seconds", "bytes_per_second", "points": [[bytes_sent, seconds]]}}}}}`.
-        `bytes_sent` are those of one rank, so `latency + bytes_sent / bytes_per_second` predicts an operation.
+        `{"device": {"kind", "threads", "matmul_flops_per_second": {dtype: x},
+        "memory_bytes_per_second"}, "axes": {name: {"size", "ops": {op: {"latency_seconds",
+        "bytes_per_second", "points": [[bytes_sent, seconds]]}}}}}`. `bytes_sent` are those of one
+        rank, so `latency + bytes_sent / bytes_per_second` predicts an operation.
     """
     return {"device": probe_device(world.device), "axes": probe_links(world, axes, SIZES_BYTES)}
 
 
 def probe_links(
-    world: World, axes: Iterable[AxisName] = ("world",), sizes_bytes: Sequence[int] = SIZES_BYTES, *, work: bool = False
+    world: World,
+    axes: Iterable[AxisName] = ("world",),
+    sizes_bytes: Sequence[int] = SIZES_BYTES,
+    *,
+    work: bool = False,
 ) -> dict[str, Any]:
-    """The `axes` of `probe`, with messages of these sizes. With `work`, the seconds that a rank's processor takes, on average,
-    instead of those that pass, and `STAGED` besides. Collective."""
+    """The `axes` of `probe`, with messages of these sizes. With `work`, the seconds that a rank's
+    processor takes, on average, instead of those that pass, and `STAGED` besides. Collective.
+    """
     counted = world.ledger.copy()
     lines = [world.axis(name) for name in axes]
     links = {
-        axis.name: {"size": axis.size, "ops": _links(axis, world.device, sizes_bytes, work)} for axis in lines if axis.size > 1
+        axis.name: {"size": axis.size, "ops": _links(axis, world.device, sizes_bytes, work)}
+        for axis in lines
+        if axis.size > 1
     }
     world.ledger.counts = counted.counts  # what is measured here is no traffic of the run
     return links
 
 
 def probe_device(device: torch.device) -> dict[str, Any]:
-    """Matrix rate (multiplications and additions both counted) by dtype, and memory bandwidth (read and written)."""
-    dtypes = (torch.float32, torch.bfloat16) if device.type == "cuda" else (torch.float32, torch.float64)
+    """Matrix rate (multiplications and additions both counted) by dtype, and memory bandwidth (read
+    and written).
+    """
+    dtypes = (
+        (torch.float32, torch.bfloat16) if device.type == "cuda" else (torch.float32, torch.float64)
+    )
     n, numel = (4096, 1 << 28) if device.type == "cuda" else (512, 1 << 23)
     rates = {}
     for dtype in dtypes:
@@ -72,7 +89,9 @@ def probe_device(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _links(axis: Axis, device: torch.device, sizes_bytes: Sequence[int], work: bool) -> dict[str, Any]:
+def _links(
+    axis: Axis, device: torch.device, sizes_bytes: Sequence[int], work: bool
+) -> dict[str, Any]:
     """Each operation at each size."""
     result = {}
     for op in (*OPS, *STAGED) if work else OPS:
@@ -82,22 +101,38 @@ def _links(axis: Axis, device: torch.device, sizes_bytes: Sequence[int], work: b
             if not numel:
                 continue
             repeats = 10 if size_bytes <= 1 << 18 else 5
-            times = _seconds(_call(axis, op, numel, device), repeats, device, time.process_time if work else time.perf_counter)
+            times = _seconds(
+                _call(axis, op, numel, device),
+                repeats,
+                device,
+                time.process_time if work else time.perf_counter,
+            )
             found = axis.gather_objects(statistics.median(times) if work else min(times))
             pair = 2 if op == "send" else axis.size  # the others rest
             seconds = statistics.fmean(found[:pair]) if work else max(found)
             points.append(
-                (bytes_sent(op.removeprefix("staged_"), numel * 4, axis.size), seconds / 2 if op == "send" else seconds)
+                (
+                    bytes_sent(op.removeprefix("staged_"), numel * 4, axis.size),
+                    seconds / 2 if op == "send" else seconds,
+                )
             )
         latency, rate = fit(points)
-        result[op] = {"latency_seconds": latency, "bytes_per_second": rate, "points": [list(point) for point in points]}
+        result[op] = {
+            "latency_seconds": latency,
+            "bytes_per_second": rate,
+            "points": [list(point) for point in points],
+        }
     return result
 
 
 def _call(axis: Axis, op: str, numel: int, device: torch.device) -> Callable[[], object]:
     copies = max(1, min(MOST_COPIES, ROW_BYTES // (4 * numel)))
     staged = op in STAGED
-    memory = torch.empty(copies * numel, device=device) if staged else axis.empty(copies * numel, torch.float32, device)
+    memory = (
+        torch.empty(copies * numel, device=device)
+        if staged
+        else axis.empty(copies * numel, torch.float32, device)
+    )
     row = itertools.cycle(memory.zero_().view(copies, numel))
 
     def own(full: torch.Tensor) -> torch.Tensor:
@@ -129,7 +164,9 @@ def _least_seconds(call: Callable[[], object], repeats: int, device: torch.devic
     return min(_seconds(call, repeats, device, time.perf_counter))
 
 
-def _seconds(call: Callable[[], object], repeats: int, device: torch.device, clock: Callable[[], float]) -> list[float]:
+def _seconds(
+    call: Callable[[], object], repeats: int, device: torch.device, clock: Callable[[], float]
+) -> list[float]:
     """All ranks repeat equally often, so that collectives match."""
 
     def settle() -> None:
@@ -147,15 +184,19 @@ def _seconds(call: Callable[[], object], repeats: int, device: torch.device, clo
 
 
 def fit(points: list[tuple[int, float]]) -> tuple[float, float]:
-    """(latency, bytes per second) of `seconds = latency + bytes / rate`, least squares of the relative errors.
+    """(latency, bytes per second) of `seconds = latency + bytes / rate`, least squares of the
+    relative errors.
 
-    Relative, because otherwise the largest message alone would decide. A negative latency becomes zero.
+    Relative, because otherwise the largest message alone would decide. A negative latency becomes
+    zero.
     """
     weights = [1 / seconds**2 for _, seconds in points]
     total = sum(weights)
     mean_bytes = sum(w * b for w, (b, _) in zip(weights, points, strict=True)) / total
     mean_seconds = sum(w * s for w, (_, s) in zip(weights, points, strict=True)) / total
-    both = [(w, b - mean_bytes, s - mean_seconds) for w, (b, s) in zip(weights, points, strict=True)]
+    both = [
+        (w, b - mean_bytes, s - mean_seconds) for w, (b, s) in zip(weights, points, strict=True)
+    ]
     spread = sum(w * b * b for w, b, _ in both)
     slope = sum(w * b * s for w, b, s in both) / spread if spread else 0.0
     if slope <= 0:  # noise: the largest message tells the rate

@@ -1,14 +1,18 @@
-"""Who is in, where ranks come and go: a barrier of those that are there, and the same list of them for all.
+"""Who is in, where ranks come and go: a barrier of those that are there, and the same list of them
+for all.
 
-A process group has no such thing: its ranks are fixed when it is made, and one that dies breaks it. So the list is kept
-outside, by whoever started the ranks, over connections that end with their rank. A rank has a *seat*, its number among all
-that may ever come. Two questions are answered:
+A process group has no such thing: its ranks are fixed when it is made, and one that dies breaks it.
+So the list is kept outside, by whoever started the ranks, over connections that end with their
+rank. A rank has a *seat*, its number among all that may ever come. Two questions are answered:
 
-    meet     wait until everybody who is awaited has come; then who that is, and who of them is new to the others
-    agree    wait until everybody of the last meeting has said how it went; then whether it went well for all
+    meet     wait until everybody who is awaited has come; then who that is, and who of them is new
+    to the others
+    agree    wait until everybody of the last meeting has said how it went; then whether it went
+    well for all
 
-Awaited are all seats at first, then those that were at the last meeting or have said that they are here. Who is lost is not
-awaited any more, nor who comes later than `patience_seconds` after somebody of the last meeting.
+Awaited are all seats at first, then those that were at the last meeting or have said that they are
+here. Who is lost is not awaited any more, nor who comes later than `patience_seconds` after
+somebody of the last meeting.
 """
 
 from __future__ import annotations
@@ -38,7 +42,9 @@ class Meeting:
 
 
 class Attendance:
-    """What the keeper of the roster knows. Its methods are called from one thread for each seat, and block it."""
+    """What the keeper of the roster knows. Its methods are called from one thread for each seat,
+    and block it.
+    """
 
     def __init__(self, num_seats: int, patience_seconds: float = 120.0) -> None:
         self._patience_seconds = patience_seconds
@@ -48,9 +54,13 @@ class Attendance:
         self._awaited = set(range(num_seats))
         self._come: dict[int, bool] = {}  # and whether newcomers may be let in
         self._said: dict[int, bool] = {}
-        self._meetings: dict[int, Meeting | None] = {}  # answers that their seats have not taken yet
+        self._meetings: dict[
+            int, Meeting | None
+        ] = {}  # answers that their seats have not taken yet
         self._verdicts: dict[int, bool] = {}
-        self._lives = [0] * num_seats  # how often each seat was lost: who waits for one of an earlier life waits no more
+        self._lives = (
+            [0] * num_seats
+        )  # how often each seat was lost: who waits for one of an earlier life waits no more
         self._changed = threading.Condition()
 
     def here(self, seat: int) -> None:
@@ -69,9 +79,11 @@ class Attendance:
             self._look()
 
     def meet(self, seat: int, opens: bool = True) -> Meeting | None:
-        """Wait for the others. Where one of the last meeting says not `opens`, newcomers wait for the next one.
+        """Wait for the others. Where one of the last meeting says not `opens`, newcomers wait for
+        the next one.
 
-        None when nobody of the last meeting is left: what they knew is lost. Raises `ConnectionError` when the seat is lost.
+        None when nobody of the last meeting is left: what they knew is lost. Raises
+        `ConnectionError` when the seat is lost.
         """
         with self._changed:
             life = self._lives[seat]
@@ -87,7 +99,8 @@ class Attendance:
             return self._meetings.pop(seat)
 
     def agree(self, seat: int, well: bool) -> bool:
-        """Wait for the others of the last meeting; whether all of those that are left say that it went well.
+        """Wait for the others of the last meeting; whether all of those that are left say that it
+        went well.
 
         Raises `ConnectionError` when the seat is lost.
         """
@@ -109,7 +122,9 @@ class Attendance:
         elders = self._members & self._awaited
         if self._said and elders <= self._said.keys():
             verdict = all(self._said[seat] for seat in elders)
-            if not verdict and self._members != self._newcomers:  # what these were to be told they may not have heard
+            if (
+                not verdict and self._members != self._newcomers
+            ):  # what these were to be told they may not have heard
                 self._members -= self._newcomers
             self._verdicts.update(dict.fromkeys(self._said, verdict))
             self._said.clear()
@@ -127,7 +142,8 @@ class Attendance:
     def _hold(self, seats: set[int]) -> None:
         self._number += 1
         meeting = Meeting(self._number, tuple(sorted(seats)), frozenset(seats - self._members))
-        self._members, self._newcomers = seats, meeting.newcomers
+        self._members = seats
+        self._newcomers = meeting.newcomers
         for seat in seats:
             del self._come[seat]
             self._meetings[seat] = meeting
@@ -136,7 +152,9 @@ class Attendance:
 class Roster:
     """Keeps the list for ranks that call from other processes; see `Member`."""
 
-    def __init__(self, num_seats: int, patience_seconds: float = 120.0, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, num_seats: int, patience_seconds: float = 120.0, host: str = "127.0.0.1"
+    ) -> None:
         self._num_seats = num_seats
         self.attendance = Attendance(num_seats, patience_seconds)
         self._service = Service(self._answer, self.attendance.lost, host)
@@ -177,7 +195,9 @@ class Member:
         self._line.answer()
 
     def meet(self, opens: bool = True) -> Meeting:
-        """See `Attendance.meet`. Raises `RankFailed` when nobody is left who knows how far the run is."""
+        """See `Attendance.meet`. Raises `RankFailed` when nobody is left who knows how far the run
+        is.
+        """
         self._line.ask(Message(MEET, (float(opens),)))
         seats = torch.zeros(self._num_seats, dtype=torch.int8)
         number = int(self._line.answer(seats).numbers[0])

@@ -1,7 +1,8 @@
-"""Simulated ranks: the ranks of a mesh as threads of this process, with everything a real world has.
+"""Simulated ranks: the ranks of a mesh as threads of this process, with everything a real world
+has.
 
-Communication runs the same code as between processes of one host. Random numbers and default dtypes are the process's, so
-ranks that draw should use their own generators.
+Communication runs the same code as between processes of one host. Random numbers and default dtypes
+are the process's, so ranks that draw should use their own generators.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from plait.mesh import AxisName, Mesh
 T = TypeVar("T")
 
 
-def simulate(mesh: Mesh, fn: Callable[..., T], *args: Any, timeout_seconds: float = 60.0) -> list[T]:
+def simulate(
+    mesh: Mesh, fn: Callable[..., T], *args: Any, timeout_seconds: float = 60.0
+) -> list[T]:
     """Call `fn(world, *args)` on every rank of the mesh, each in a thread; the results by rank.
 
     Raises:
@@ -37,7 +40,10 @@ def simulate(mesh: Mesh, fn: Callable[..., T], *args: Any, timeout_seconds: floa
             failures.append((rank, error))
             hub.fail(rank)
 
-    threads = [threading.Thread(target=live, args=(rank,), name=f"rank {rank}", daemon=True) for rank in mesh]
+    threads = [
+        threading.Thread(target=live, args=(rank,), name=f"rank {rank}", daemon=True)
+        for rank in mesh
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,14 +1,17 @@
-"""The transition table and the bytes of every operation. Pure: the cost model and the ledger share these formulae.
+"""The transition table and the bytes of every operation. Pure: the cost model and the ledger share
+these formulae.
 
-One law gives every backward: that of `a -> b` is `b* -> a*`. So the table needs only the forward operation of each pair
-of letters; the first group of rows communicates, the second is local.
+One law gives every backward: that of `a -> b` is `b* -> a*`. So the table needs only the forward
+operation of each pair of letters; the first group of rows communicates, the second is local.
 
     P -> I, P -> R   all_reduce        I -> R, a -> a   none
     S -> R, S -> I   all_gather        I -> S, R -> S   slice  (its own part)
     P -> S           reduce_scatter    S -> P           pad    (its own part among zeros)
-    S(i) -> S(j)     all_to_all        R -> P, I -> P   keep   (rank 0 keeps the value, the others hold zeros)
+    S(i) -> S(j)     all_to_all        R -> P, I -> P   keep   (rank 0 keeps the value, the others
+    hold zeros)
 
-`R -> I` moves nothing: the value is the same. Its gradient then is `I -> P`, which `keep` makes a partial sum.
+`R -> I` moves nothing: the value is the same. Its gradient then is `I -> P`, which `keep` makes a
+partial sum.
 """
 
 from __future__ import annotations
@@ -34,7 +37,16 @@ _OPS = {
     ("I", "P"): "keep",
 }
 
-COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "send", "shift")
+COLLECTIVES = (
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "send",
+    "shift",
+)
 LOCAL = ("none", "slice", "pad", "keep")
 
 
@@ -45,24 +57,29 @@ def operation(source: Layout, target: Layout) -> str:
     try:
         return _OPS[source.letter, target.letter]
     except KeyError:
-        raise PlanError(f"no transition {source} -> {target}; layouts are R, I, P and S(dim)") from None
+        raise PlanError(
+            f"no transition {source} -> {target}; layouts are R, I, P and S(dim)"
+        ) from None
 
 
 def backward(source: Layout, target: Layout) -> tuple[Layout, Layout]:
-    """The pair that the gradient takes when the value takes `source -> target`: (target*, source*)."""
+    """The pair that the gradient takes when the value takes `source -> target`: (target*,
+    source*).
+    """
     return target.dual(), source.dual()
 
 
 def bytes_sent(op: str, payload_bytes: int, size: int) -> int:
     """Bytes that one rank sends in one operation over `size` ranks.
 
-    `payload_bytes` is the full tensor (all_reduce, broadcast, reduce, the unsharded side of reduce_scatter and
-    all_gather), or what this rank holds (all_to_all, send, shift).
+    `payload_bytes` is the full tensor (all_reduce, broadcast, reduce, the unsharded side of
+    reduce_scatter and all_gather), or what this rank holds (all_to_all, send, shift).
 
         all_reduce                   2 (N-1)/N B   reduce-scatter, then all-gather; optimal
         reduce_scatter, all_gather     (N-1)/N B
         all_to_all                     (N-1)/N B   even splits; uneven ones are counted as they are
-        broadcast, reduce              (N-1)/N B   N-1 copies cross links whatever the tree: the share of one rank
+        broadcast, reduce              (N-1)/N B   N-1 copies cross links whatever the tree: the
+        share of one rank
         send, shift                            B
         local operations                       0
     """
@@ -78,7 +95,9 @@ def bytes_sent(op: str, payload_bytes: int, size: int) -> int:
 
 
 def transition_bytes(source: Layout, target: Layout, global_bytes: int, size: int) -> int:
-    """Bytes that one rank sends in the forward of `source -> target` of a tensor of `global_bytes` (unsharded)."""
+    """Bytes that one rank sends in the forward of `source -> target` of a tensor of `global_bytes`
+    (unsharded).
+    """
     op = operation(source, target)
     return bytes_sent(op, global_bytes // size if op == "all_to_all" else global_bytes, size)
 

@@ -1,8 +1,10 @@
-"""Rows to ranks and back: the differentiable all-to-all with uneven splits, in two halves so that there is time between.
+"""Rows to ranks and back: the differentiable all-to-all with uneven splits, in two halves so that
+there is time between.
 
-`depart` issues the collective and returns memory that is not filled yet; `arrive` waits for it. Backward is the way back,
-with the same two halves: the gradient of `arrive` issues it, the gradient of `depart` waits. What is computed between the
-two in the forward has its backward between them too.
+`depart` issues the collective and returns memory that is not filled yet; `arrive` waits for it.
+Backward is the way back, with the same two halves: the gradient of `arrive` issues it, the gradient
+of `depart` waits. What is computed between the two in the forward has its backward between them
+too.
 """
 
 from __future__ import annotations
@@ -17,10 +19,14 @@ from plait.comm.work import Work
 
 
 class Flight:
-    """One exchange of rows [R, ...] over an axis: `sent[k]` of them to rank k, `received[k]` from it."""
+    """One exchange of rows [R, ...] over an axis: `sent[k]` of them to rank k, `received[k]` from
+    it.
+    """
 
     def __init__(self, axis: Axis, sent: list[int], received: list[int]) -> None:
-        self._axis, self.sent, self.received = axis, sent, received
+        self._axis = axis
+        self.sent = sent
+        self.received = received
         self._work: Work | None = None
         self.coming_home: Tensor | None = None
 
@@ -58,7 +64,8 @@ class _Depart(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         flight = ctx.flight
         flight._wait()
-        home, flight.coming_home = flight.coming_home, None
+        home = flight.coming_home
+        flight.coming_home = None
         return home, None
 
 
@@ -73,4 +80,6 @@ class _Arrive(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         flight = ctx.flight
         flight.coming_home = flight._issue(grads[0], flight.received, flight.sent)
-        return grads[0], None  # of the shape that autograd expects; `_Depart` puts what comes home in its place
+        return grads[
+            0
+        ], None  # of the shape that autograd expects; `_Depart` puts what comes home in its place

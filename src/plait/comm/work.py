@@ -1,6 +1,7 @@
 """A `Work` is a communication under way: `wait` it, or `wait_all` of many at once.
 
-It carries the name of its axis and operation so that a failure names them, and closes its event in the timeline.
+It carries the name of its axis and operation so that a failure names them, and closes its event in
+the timeline.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _NOTHING = nullcontext()
 
 @dataclass
 class Recorder:
-    """Where the axes of one rank count and time: shared by all of them, so that a new timeline reaches all."""
+    """Where the axes of one rank count and time: shared by all of them, so that a new timeline
+    reaches all.
+    """
 
     rank: int
     ledger: Ledger = field(default_factory=Ledger)
@@ -40,11 +43,12 @@ class Label:
     ranks: tuple[int, ...]
 
 
-class naming_failure:  # noqa: N801 - a class because a generator takes longer, and messages are many
-    """Add axis, operation and peers to the bare fact that a backend raised; torch's RuntimeError becomes `RankFailed`.
+class naming_failure:
+    """Add axis, operation and peers to the bare fact that a backend raised; torch's RuntimeError
+    becomes `RankFailed`.
 
-    What a backend does is hidden from torch's dispatch modes: how many operations a collective takes depends on when the peers
-    come, and selective recomputation counts them.
+    What a backend does is hidden from torch's dispatch modes: how many operations a collective
+    takes depends on when the peers come, and selective recomputation counts them.
     """
 
     __slots__ = ("_label", "_modes", "_rank")
@@ -55,13 +59,23 @@ class naming_failure:  # noqa: N801 - a class because a generator takes longer, 
     def __enter__(self) -> None:
         self._modes.__enter__()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._modes.__exit__(kind, error, trace)
-        label, place = self._label, f"rank {self._rank}"
+        label = self._label
+        place = f"rank {self._rank}"
         if isinstance(error, RunError):
-            raise type(error)(f"{place}: {label.op} on axis {label.axis} (ranks {list(label.ranks)}): {error}") from error
+            raise type(error)(
+                f"{place}: {label.op} on axis {label.axis} (ranks {list(label.ranks)}): {error}"
+            ) from error
         if isinstance(error, RuntimeError):
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            reason = (
+                str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            )
             raise RankFailed(
                 f"{place}: {label.op} on axis {label.axis} failed; of its ranks {list(label.ranks)} one died, "
                 f"stopped answering or called another operation ({reason})"
@@ -88,7 +102,9 @@ class Waitable(Protocol):
 
 
 class Work:
-    """One communication under way. Works of one axis may be waited in any order; later ones complete earlier ones."""
+    """One communication under way. Works of one axis may be waited in any order; later ones
+    complete earlier ones.
+    """
 
     __slots__ = ("_handle", "_label", "_recorder", "_start")
 
@@ -112,19 +128,32 @@ class Work:
         """
         if self._handle is None:
             return
-        handle, self._handle = self._handle, None
-        timeline, label = self._recorder.timeline, self._label
+        handle = self._handle
+        self._handle = None
+        timeline = self._recorder.timeline
+        label = self._label
         began = timeline.now() if timeline.enabled else 0.0
         with naming_failure(label, self._recorder.rank):
             handle.wait()
         if timeline.enabled:
-            now, start = timeline.now(), min(self._start, began)
-            event = CommEvent(label.axis, label.op, label.bytes, start, now - start, self._recorder.rank, now - began)
+            now = timeline.now()
+            start = min(self._start, began)
+            event = CommEvent(
+                label.axis,
+                label.op,
+                label.bytes,
+                start,
+                now - start,
+                self._recorder.rank,
+                now - began,
+            )
             timeline.add(event)
 
 
 def wait_all(works: Iterable[Waitable]) -> None:
-    """Wait for many: all do their first phase before any does its last, which is faster than one after the other."""
+    """Wait for many: all do their first phase before any does its last, which is faster than one
+    after the other.
+    """
     pending = list(works)
     for work in pending:
         work.advance()

@@ -1,7 +1,7 @@
 """The world of one rank: its mesh, its axes, its ledger. `init` joins or makes the process group.
 
-Passed along explicitly; there is no global world. Axes are made at their first use, which is a collective call: all
-ranks ask for their axes in the same order.
+Passed along explicitly; there is no global world. Axes are made at their first use, which is a
+collective call: all ranks ask for their axes in the same order.
 """
 
 from __future__ import annotations
@@ -42,7 +42,12 @@ class World:
     """One rank's view: `rank` and `size` are global, `axis(name)` gives its line of ranks."""
 
     def __init__(
-        self, mesh: Mesh, rank: int, device: torch.device, connect: Callable[[AxisName], Backend], leave: Callable[[], None]
+        self,
+        mesh: Mesh,
+        rank: int,
+        device: torch.device,
+        connect: Callable[[AxisName], Backend],
+        leave: Callable[[], None],
     ) -> None:
         self.mesh = mesh
         self.rank = rank
@@ -74,7 +79,8 @@ class World:
         self.recorder.timeline = timeline
 
     def axis(self, name: AxisName) -> Axis:
-        """The axis (or sub-axis, or product of axes in mesh order) of that name; the first call is collective.
+        """The axis (or sub-axis, or product of axes in mesh order) of that name; the first call is
+        collective.
 
         Raises:
             PlanError: an unknown name, or a product that is not in mesh order.
@@ -83,17 +89,23 @@ class World:
             line = self.mesh.line(self._rank_in_mesh, name)
             text = name if isinstance(name, str) else "*".join(name)
             if list(line) != sorted(line):
-                raise PlanError(f"the product {text} is not in mesh order; write the outer axis first (pp, dp, cp, tp)")
+                raise PlanError(
+                    f"the product {text} is not in mesh order; write the outer axis first (pp, dp, cp, tp)"
+                )
             backend = None
             if len(line) > 1:
                 with naming_failure(Label(text, "connect", 0, line), self.rank):
                     backend = self._connect(name)
-            self._axes[name] = Axis(text, line, line.index(self._rank_in_mesh), backend, self.recorder)
+            self._axes[name] = Axis(
+                text, line, line.index(self._rank_in_mesh), backend, self.recorder
+            )
         return self._axes[name]
 
     @property
     def seat(self) -> tuple[int, int]:
-        """(own, of how many) places on the data axis, whoever is there: which samples are this rank's."""
+        """(own, of how many) places on the data axis, whoever is there: which samples are this
+        rank's.
+        """
         if self.crew is not None:
             return self.crew.seat, self.crew.num_seats
         axis = self.axis("dp")
@@ -105,8 +117,12 @@ class World:
         return min(self.rank, self.mesh.size - 1)
 
     def regroup(self, mesh: Mesh, rank: int, connect: Callable[[AxisName], Backend]) -> None:
-        """Be rank `rank` of another mesh from here on. Axes that have been given out become those of the new one."""
-        self.mesh, self.rank, self._connect = mesh, rank, connect
+        """Be rank `rank` of another mesh from here on. Axes that have been given out become those
+        of the new one.
+        """
+        self.mesh = mesh
+        self.rank = rank
+        self._connect = connect
         for name, axis in self._axes.items():
             line = mesh.line(rank, name)
             axis.become(line, line.index(rank), connect(name) if len(line) > 1 else None)
@@ -122,21 +138,26 @@ class World:
     def close(self, together: bool = True) -> None:
         """Give back the axes, and destroy the process group if `init` made it. Safe to call twice.
 
-        `together` waits for all ranks first, because a Gloo rank that leaves early breaks the last operation of its peers;
-        after a failure, pass False.
+        `together` waits for all ranks first, because a Gloo rank that leaves early breaks the last
+        operation of its peers; after a failure, pass False.
         """
-        closings, self._closings = self._closings, []
+        closings = self._closings
+        self._closings = []
         if together and self._axes:
-            with contextlib.suppress(RankFailed):  # a peer that is gone already need not be waited for
+            with contextlib.suppress(
+                RankFailed
+            ):  # a peer that is gone already need not be waited for
                 for before, _ in closings:
                     before()
                 self.barrier()
         for _, after in closings:
             after()
-        axes, self._axes = self._axes, {}
+        axes = self._axes
+        self._axes = {}
         for axis in axes.values():
             axis.close()
-        leave, self._leave = self._leave, lambda: None
+        leave = self._leave
+        self._leave = lambda: None
         leave()
 
 
@@ -149,16 +170,19 @@ def init(
     backend: str = "auto",
     device: torch.device | str | None = None,
 ) -> World:
-    """Join the world: the process group that exists, or one made from `rank` and `store`, or from torchrun's variables.
+    """Join the world: the process group that exists, or one made from `rank` and `store`, or from
+    torchrun's variables.
 
     Args:
         mesh: the axes; its size must be the number of ranks.
         rank: the own rank; needed with `store`.
         store: where ranks meet; without it, torchrun's environment (`env://`) is used.
         timeout_seconds: after which a silent peer counts as failed.
-        backend: `auto` (NCCL on CUDA; shared memory or Gloo on CPU), `native` (torch's operations as they are),
+        backend: `auto` (NCCL on CUDA; shared memory or Gloo on CPU), `native` (torch's operations
+        as they are),
             `gloo`, or `shared` (memory of one host; `auto` uses it where it can).
-        device: of the tensors; default the CUDA device of this local rank if there is one, else the CPU.
+        device: of the tensors; default the CUDA device of this local rank if there is one, else the
+        CPU.
 
     Raises:
         WorldSizeError: the number of ranks is not the size of the mesh.
@@ -173,19 +197,28 @@ def init(
     made = not dist.is_initialized()
     if made:
         _make_group(mesh, rank, store, timeout_seconds, device)
-    own, size = dist.get_rank(), dist.get_world_size()
+    own = dist.get_rank()
+    size = dist.get_world_size()
     if size != mesh.size:
         if made:
             dist.destroy_process_group()
-        raise WorldSizeError(f"the plan needs {mesh.size} ranks and the world has {size}; start {mesh.size} ranks")
+        raise WorldSizeError(
+            f"the plan needs {mesh.size} ranks and the world has {size}; start {mesh.size} ranks"
+        )
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", own % torch.cuda.device_count())
         torch.cuda.set_device(device)
     if device.type != "cpu" and backend in {"gloo", "shared"}:
-        raise PlanError(f"backend {backend!r} moves CPU memory and the device is {device}; use 'auto' or 'native'")
+        raise PlanError(
+            f"backend {backend!r} moves CPU memory and the device is {device}; use 'auto' or 'native'"
+        )
     if mesh.ep > 1 and not mesh.node:
         mesh = replace(mesh, node=_ranks_a_node())
-    links = _Links(Groups(mesh, own, timeout_seconds), "native" if device.type != "cpu" else backend, timeout_seconds)
+    links = _Links(
+        Groups(mesh, own, timeout_seconds),
+        "native" if device.type != "cpu" else backend,
+        timeout_seconds,
+    )
 
     def leave() -> None:
         links.close()
@@ -198,14 +231,19 @@ def init(
 def _apart(mesh: Mesh, place: Place, timeout_seconds: float, device: torch.device) -> World:
     """A world whose ranks come and go: each begins by itself (see `crew`)."""
     if mesh.size != mesh.dp or mesh.size != place.num_seats:
-        raise WorldSizeError(f"ranks come and go on the data axis alone: {place.num_seats} seats do not fit {mesh}")
+        raise WorldSizeError(
+            f"ranks come and go on the data axis alone: {place.num_seats} seats do not fit {mesh}"
+        )
 
     def alone(name: AxisName) -> Backend:
         raise PlanError(f"axis {name}: this rank has met nobody yet")
 
     def regroup(members: tuple[int, ...]) -> None:
-        rank, met = members.index(place.seat), Mesh(dp=len(members))
-        world.regroup(met, rank, _Links(Groups(met, rank, timeout_seconds), "gloo", timeout_seconds).connect)
+        rank = members.index(place.seat)
+        met = Mesh(dp=len(members))
+        world.regroup(
+            met, rank, _Links(Groups(met, rank, timeout_seconds), "gloo", timeout_seconds).connect
+        )
 
     crew = Crew(place, timeout_seconds, regroup)
     world = World(Mesh(), place.seat, device, alone, crew.close)
@@ -214,14 +252,17 @@ def _apart(mesh: Mesh, place: Place, timeout_seconds: float, device: torch.devic
 
 
 def _ranks_a_node() -> int:
-    """How many ranks each host has; 0 if they are all on one, or not as many on each, one host after the other."""
+    """How many ranks each host has; 0 if they are all on one, or not as many on each, one host
+    after the other.
+    """
     hosts: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(hosts, socket.gethostname())
     return ranks_a_node(hosts)
 
 
 def ranks_a_node(hosts: Sequence[object]) -> int:
-    """The length of the blocks of equal hosts, by rank; 0 for one host, or blocks of unequal length.
+    """The length of the blocks of equal hosts, by rank; 0 for one host, or blocks of unequal
+    length.
 
     >>> ranks_a_node("aabb"), ranks_a_node("aaaa"), ranks_a_node("abab"), ranks_a_node("abbb")
     (2, 0, 0, 0)
@@ -249,7 +290,9 @@ class _Links:
             return gloo
         shared = connect_shared(gloo, self._memory, self._timeout_seconds)
         if shared is None and self._backend == "shared":
-            raise PlanError(f"the ranks of axis {name} cannot read each other's memory (other hosts?); use backend 'auto'")
+            raise PlanError(
+                f"the ranks of axis {name} cannot read each other's memory (other hosts?); use backend 'auto'"
+            )
         return shared or gloo
 
     def close(self) -> None:
@@ -257,7 +300,9 @@ class _Links:
         self._groups.close()
 
 
-def _make_group(mesh: Mesh, rank: int | None, store: Store | None, timeout_seconds: float, device: torch.device) -> None:
+def _make_group(
+    mesh: Mesh, rank: int | None, store: Store | None, timeout_seconds: float, device: torch.device
+) -> None:
     kind = "nccl" if device.type == "cuda" else "gloo"
     timeout = timedelta(seconds=timeout_seconds)
     if store is None:
@@ -275,4 +320,6 @@ def _make_group(mesh: Mesh, rank: int | None, store: Store | None, timeout_secon
     else:
         dist.init_process_group(kind, store=store, rank=rank, world_size=mesh.size, timeout=timeout)
     if kind == "gloo":
-        dist.barrier()  # a rank has joined once it has its own connections: if it left then, others would still be joining
+        # a rank has joined once it has its own connections: if it left then, others would still be
+        # joining
+        dist.barrier()

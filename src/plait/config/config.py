@@ -1,7 +1,8 @@
-"""The config of a run: six frozen sections, read from TOML or a mapping with overrides laid over it.
+"""The config of a run: six frozen sections, read from TOML or a mapping with overrides laid over
+it.
 
-Reading is strict and complete: an unknown key is an error, and all errors are said at once, because a run that starts
-with a default instead of what was meant costs more than a message.
+Reading is strict and complete: an unknown key is an error, and all errors are said at once, because
+a run that starts with a default instead of what was meant costs more than a message.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from plait.toml import parse_value, read_toml, write_toml
 
 @dataclass(frozen=True)
 class Config:
-    """What to train (`model`), on what (`data`), how (`train`), split how (`plan`), where (`cluster`).
+    """What to train (`model`), on what (`data`), how (`train`), split how (`plan`), where
+    (`cluster`).
 
     `federated` is for `plait federated` alone: over which clients, and by which rules.
     """
@@ -34,11 +36,15 @@ class Config:
     federated: Federated = field(default_factory=Federated)
 
     @staticmethod
-    def load(source: str | Path | Mapping[str, Any] | Config, overrides: Sequence[str] = ()) -> Config:
-        """The config of a TOML file or of a mapping of the same shape, with `section.key=value` overrides.
+    def load(
+        source: str | Path | Mapping[str, Any] | Config, overrides: Sequence[str] = ()
+    ) -> Config:
+        """The config of a TOML file or of a mapping of the same shape, with `section.key=value`
+        overrides.
 
-        Override values are TOML, or plain strings where they are not. Raises `ConfigError` listing every unknown
-        key with the nearest known one, every value of the wrong kind, and every pair of keys that do not fit.
+        Override values are TOML, or plain strings where they are not. Raises `ConfigError` listing
+        every unknown key with the nearest known one, every value of the wrong kind, and every pair
+        of keys that do not fit.
         """
         if isinstance(source, Config):
             source = source.as_dict()
@@ -49,13 +55,19 @@ class Config:
         if config is not None:
             faults += broken_rules(config)
         if faults or config is None:
-            raise ConfigError(f"{name}: {faults[0]}" if len(faults) == 1 else "\n  ".join([f"{name}:", *faults]))
+            raise ConfigError(
+                f"{name}: {faults[0]}" if len(faults) == 1 else "\n  ".join([f"{name}:", *faults])
+            )
         return config
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
-        """The sections as plain data, defaults included; `Config.load` of it is this config again."""
+        """The sections as plain data, defaults included; `Config.load` of it is this config
+        again.
+        """
         sections = (self.model, self.data, self.train, self.plan, self.cluster, self.federated)
-        return {name: section.as_dict() for name, section in zip(read.SECTIONS, sections, strict=True)}
+        return {
+            name: section.as_dict() for name, section in zip(read.SECTIONS, sections, strict=True)
+        }
 
     def to_toml(self) -> str:
         """The text of a TOML file that loads as this config."""
@@ -75,7 +87,11 @@ def _read(tables: Mapping[str, Any], faults: list[str]) -> Config | None:
     table = {name: {} if name in wrong else tables.get(name, {}) for name in read.SECTIONS}
     if "model" not in tables:
         faults.append("the section [model] is missing")
-    model = read.read_model(table["model"], faults) if "model" in tables and "model" not in wrong else None
+    model = (
+        read.read_model(table["model"], faults)
+        if "model" in tables and "model" not in wrong
+        else None
+    )
     data = read.read_data(table["data"] if "data" in tables else None, model, faults)
     train = read.read_train(table["train"], faults)
     plan = read.read_plan(table["plan"], faults)
@@ -87,23 +103,31 @@ def _read(tables: Mapping[str, Any], faults: list[str]) -> Config | None:
     return Config(model, data, train, plan, cluster, federated)
 
 
-def _overridden(tables: Mapping[str, Any], overrides: Sequence[str], faults: list[str]) -> dict[str, Any]:
+def _overridden(
+    tables: Mapping[str, Any], overrides: Sequence[str], faults: list[str]
+) -> dict[str, Any]:
     """A copy of the tables with the overrides in their places."""
     result = _copied(tables)
     for override in overrides:
         path, equals, text = override.partition("=")
         keys = path.strip().split(".")
         if not equals or len(keys) < 2 or not all(keys):
-            faults.append(f"override '{override}' is not of the form section.key=value, as in train.lr=1e-3")
+            faults.append(
+                f"override '{override}' is not of the form section.key=value, as in train.lr=1e-3"
+            )
             continue
         if keys[0] not in read.SECTIONS:
-            faults.append(f"override '{override}': unknown section '{keys[0]}'; {nearest(keys[0], read.SECTIONS)}")
+            faults.append(
+                f"override '{override}': unknown section '{keys[0]}'; {nearest(keys[0], read.SECTIONS)}"
+            )
             continue
         inner = result
         for key in keys[:-1]:
             inner = inner.setdefault(key, {})
             if not isinstance(inner, dict):
-                faults.append(f"override '{override}': {key} is {inner!r}, which has no keys of its own")
+                faults.append(
+                    f"override '{override}': {key} is {inner!r}, which has no keys of its own"
+                )
                 break
         else:
             inner[keys[-1]] = parse_value(text.strip())
@@ -111,4 +135,7 @@ def _overridden(tables: Mapping[str, Any], overrides: Sequence[str], faults: lis
 
 
 def _copied(tables: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _copied(value) if isinstance(value, Mapping) else value for key, value in tables.items()}
+    return {
+        key: _copied(value) if isinstance(value, Mapping) else value
+        for key, value in tables.items()
+    }

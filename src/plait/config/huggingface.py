@@ -1,7 +1,8 @@
 """A pasted Hugging Face config.json, for the families that are written here: gpt and llama.
 
-Three kinds of keys beside the sizes: those without effect on the mathematics of training, which are dropped; those that
-have another name here; and those that would change the mathematics, which must have the one value that is implemented.
+Three kinds of keys beside the sizes: those without effect on the mathematics of training, which are
+dropped; those that have another name here; and those that would change the mathematics, which must
+have the one value that is implemented.
 """
 
 from __future__ import annotations
@@ -11,14 +12,43 @@ from typing import Any, Final
 
 from plait.errors import nearest
 
-MODEL_TYPES: Final = {"gpt2": "gpt", "gpt": "gpt", "llama": "llama", "mistral": "llama", "mixtral": "llama"}
+MODEL_TYPES: Final = {
+    "gpt2": "gpt",
+    "gpt": "gpt",
+    "llama": "llama",
+    "mistral": "llama",
+    "mixtral": "llama",
+}
 """The `model_type`s whose mathematics is that of a model here."""
 
 NO_EFFECT: Final = frozenset(
     {
-        *("architectures", "_name_or_path", "name_or_path", "transformers_version", "tokenizer_class", "auto_map", "prefix"),
-        *("torch_dtype", "dtype", "torchscript", "attn_implementation", "_attn_implementation", "gradient_checkpointing"),
-        *("use_cache", "is_decoder", "return_dict", "output_attentions", "output_hidden_states", "n_ctx", "max_window_layers"),
+        *(
+            "architectures",
+            "_name_or_path",
+            "name_or_path",
+            "transformers_version",
+            "tokenizer_class",
+            "auto_map",
+            "prefix",
+        ),
+        *(
+            "torch_dtype",
+            "dtype",
+            "torchscript",
+            "attn_implementation",
+            "_attn_implementation",
+            "gradient_checkpointing",
+        ),
+        *(
+            "use_cache",
+            "is_decoder",
+            "return_dict",
+            "output_attentions",
+            "output_hidden_states",
+            "n_ctx",
+            "max_window_layers",
+        ),
         *("pretraining_tp", "task_specific_params", "finetuning_task", "problem_type"),
         *("id2label", "label2id"),
     }
@@ -60,7 +90,9 @@ MUST_BE: Final[dict[str, dict[str, tuple[Any, ...]]]] = {
         "rope_scaling": (),
         "sliding_window": (),
         "use_sliding_window": (False,),
-        "output_router_logits": (False,),  # its balance loss pools the layers; ours is a sum of one a layer
+        "output_router_logits": (
+            False,
+        ),  # its balance loss pools the layers; ours is a sum of one a layer
         "moe_layer_freq": (1,),
         "decoder_sparse_step": (1,),
         "mlp_only_layers": ([],),
@@ -69,14 +101,18 @@ MUST_BE: Final[dict[str, dict[str, tuple[Any, ...]]]] = {
         "quantization_config": (),
     },
 }
-"""Keys whose other values would be another model; null always means the value that is implemented."""
+"""Keys whose other values would be another model; null always means the value that is
+implemented.
+"""
 
 _DROPOUTS: Final = ("attn_pdrop", "embd_pdrop", "resid_pdrop")
 
 
 def digest(family: str, keys: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The keys as this project names them, and one message for each that would be another model."""
-    left = {key: value for key, value in keys.items() if value is not None and not _has_no_effect(key)}
+    left = {
+        key: value for key, value in keys.items() if value is not None and not _has_no_effect(key)
+    }
     faults: list[str] = []
     for step in (_balance_loss, _model_type, _dropouts, _rope, _layer_types, _fixed, _aliases):
         faults += step(family, left)
@@ -88,7 +124,9 @@ def _has_no_effect(key: str) -> bool:
 
 
 def _balance_loss(family: str, keys: dict[str, Any]) -> list[str]:
-    """A saved config carries the coefficient always, and its library uses it only with `output_router_logits`."""
+    """A saved config carries the coefficient always, and its library uses it only with
+    `output_router_logits`.
+    """
     if "model_type" in keys:
         keys.pop("router_aux_loss_coef", None)
     return []
@@ -105,7 +143,9 @@ def _model_type(family: str, keys: dict[str, Any]) -> list[str]:
             'write name = "hf" with config = {model_type = ...} to train it as it is'
         ]
     if model_type == "gpt2":
-        keys.setdefault("tie_word_embeddings", True)  # the library's default, which its files leave out
+        keys.setdefault(
+            "tie_word_embeddings", True
+        )  # the library's default, which its files leave out
     return []
 
 
@@ -116,14 +156,18 @@ def _dropouts(family: str, keys: dict[str, Any]) -> list[str]:
     rates = {name: keys.pop(name) for name in _DROPOUTS if name in keys}
     if len(set(map(repr, rates.values()))) > 1:
         spelled = ", ".join(f"{name} {rate}" for name, rate in rates.items())
-        return [f"model.dropout is one rate for attention, embedding and residual, but {spelled} differ; make them equal"]
+        return [
+            f"model.dropout is one rate for attention, embedding and residual, but {spelled} differ; make them equal"
+        ]
     for rate in rates.values():
         keys.setdefault("dropout", rate)
     return []
 
 
 def _rope(family: str, keys: dict[str, Any]) -> list[str]:
-    """Newer files keep `rope_theta` in a table of rotary parameters, and say that nothing is scaled in words."""
+    """Newer files keep `rope_theta` in a table of rotary parameters, and say that nothing is scaled
+    in words.
+    """
     faults = []
     for name in ("rope_parameters", "rope_scaling"):
         table = keys.get(name)
@@ -131,7 +175,9 @@ def _rope(family: str, keys: dict[str, Any]) -> list[str]:
             continue
         kind = table.get("rope_type", table.get("type", "default"))
         if kind != "default":
-            faults.append(f"model.{name} of type {kind!r} is not implemented, only unscaled rotary positions; leave it out")
+            faults.append(
+                f"model.{name} of type {kind!r} is not implemented, only unscaled rotary positions; leave it out"
+            )
         elif "rope_theta" in table:
             keys.setdefault("rope_theta", table["rope_theta"])
         del keys[name]
@@ -143,7 +189,11 @@ def _rope(family: str, keys: dict[str, Any]) -> list[str]:
 def _layer_types(family: str, keys: dict[str, Any]) -> list[str]:
     types = keys.pop("layer_types", None)
     others = [kind for kind in types or [] if kind != "full_attention"]
-    return [f"model.layer_types has {others[0]!r}, but model '{family}' attends fully in every layer"] if others else []
+    return (
+        [f"model.layer_types has {others[0]!r}, but model '{family}' attends fully in every layer"]
+        if others
+        else []
+    )
 
 
 def _fixed(family: str, keys: dict[str, Any]) -> list[str]:
@@ -154,7 +204,9 @@ def _fixed(family: str, keys: dict[str, Any]) -> list[str]:
         value = keys.pop(key)
         if value not in values:
             only = " or ".join(map(repr, values)) if values else "nothing else than null"
-            faults.append(f"model.{key} = {value!r} would be another model: '{family}' implements {only}")
+            faults.append(
+                f"model.{key} = {value!r} would be another model: '{family}' implements {only}"
+            )
     return faults
 
 
@@ -165,7 +217,9 @@ def _aliases(family: str, keys: dict[str, Any]) -> list[str]:
             continue
         value = keys.pop(alias)
         if keys.setdefault(name, value) != value:
-            faults.append(f"model.{alias} = {value!r} and model.{name} = {keys[name]!r} are one thing; keep one")
+            faults.append(
+                f"model.{alias} = {value!r} and model.{name} = {keys[name]!r} are one thing; keep one"
+            )
     return faults
 
 

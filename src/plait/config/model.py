@@ -31,18 +31,26 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
 
     def as_dict(self) -> dict[str, Any]:
-        """The keys that have a value, as JSON and TOML can hold them; the name of the thing first."""
+        """The keys that have a value, as JSON and TOML can hold them; the name of the thing
+        first.
+        """
         keys = self.model_dump(mode="json", exclude_none=True)
-        return {key: keys[key] for key in sorted(keys, key=lambda key: key not in ("name", "python"))}
+        return {
+            key: keys[key] for key in sorted(keys, key=lambda key: key not in ("name", "python"))
+        }
 
 
 class ModelSection(Section):
-    """What all models share. `roles`: from module pattern to role, for plans that split layers; None takes the model's own."""
+    """What all models share. `roles`: from module pattern to role, for plans that split layers;
+    None takes the model's own.
+    """
 
     roles: dict[str, str] | None = None
 
     def keys_for_factory(self) -> dict[str, Any]:
-        """The keyword arguments of the model factory: `name` (or `python`) and every key that has a value, but `roles`."""
+        """The keyword arguments of the model factory: `name` (or `python`) and every key that has a
+        value, but `roles`.
+        """
         return {key: value for key, value in self.as_dict().items() if key != "roles"}
 
 
@@ -81,7 +89,8 @@ class GPT(Transformer):
 class Llama(Transformer):
     """Llama's architecture, dense or (with `num_local_experts`) a mixture of experts.
 
-    What the keys of experts mean, and their defaults, stands in `plait.models.llama.mixture` and `models.routing`.
+    What the keys of experts mean, and their defaults, stands in `plait.models.llama.mixture` and
+    `models.routing`.
     """
 
     name: Literal["llama"]
@@ -95,7 +104,9 @@ class Llama(Transformer):
     moe_intermediate_size: Count | None = None
     num_shared_experts: Annotated[int, Field(ge=0)] | None = None
     first_k_dense_replace: Annotated[int, Field(ge=0)] | None = None
-    topk_method: Literal["greedy", "group_limited_greedy", "noaux_tc", "noisy", "expert_choice"] | None = None
+    topk_method: (
+        Literal["greedy", "group_limited_greedy", "noaux_tc", "noisy", "expert_choice"] | None
+    ) = None
     scoring_func: Literal["softmax", "sigmoid"] | None = None
     norm_topk_prob: bool | None = None
     routed_scaling_factor: Positive | None = None
@@ -109,7 +120,9 @@ class Llama(Transformer):
     router_bias_update_speed: NonNegative | None = None
 
 
-EXPERT_KEYS: Final = tuple(Llama.model_fields)[tuple(Llama.model_fields).index("num_experts_per_tok") :]
+EXPERT_KEYS: Final = tuple(Llama.model_fields)[
+    tuple(Llama.model_fields).index("num_experts_per_tok") :
+]
 """The keys of `Llama` that mean nothing without `num_local_experts`."""
 
 
@@ -136,7 +149,9 @@ class FNO(ModelSection):
 
 
 class HuggingFace(ModelSection):
-    """A model of `transformers`: the path of its config.json, or the table itself with `model_type`."""
+    """A model of `transformers`: the path of its config.json, or the table itself with
+    `model_type`.
+    """
 
     name: Literal["hf"]
     config: PathText | dict[str, Any]

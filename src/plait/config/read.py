@@ -1,7 +1,8 @@
-"""From tables to sections: every fault of every section becomes one sentence with the key's path and the cure.
+"""From tables to sections: every fault of every section becomes one sentence with the key's path
+and the cure.
 
-The schemas say what is right; here is only how it is said. pydantic's own messages speak of its types, which no user of
-a TOML file has heard of.
+The schemas say what is right; here is only how it is said. pydantic's own messages speak of its
+types, which no user of a TOML file has heard of.
 """
 
 from __future__ import annotations
@@ -15,7 +16,15 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from plait.config import huggingface
-from plait.config.model import LANGUAGE_MODELS, MODELS, HuggingFace, ModelSection, Python, Section, Transformer
+from plait.config.model import (
+    LANGUAGE_MODELS,
+    MODELS,
+    HuggingFace,
+    ModelSection,
+    Python,
+    Section,
+    Transformer,
+)
 from plait.config.sections import ClusterSection, Data, Federated, PlanSection, Train
 from plait.errors import nearest
 
@@ -44,13 +53,17 @@ def read_model(table: Mapping[str, Any], faults: list[str]) -> ModelSection | No
         return read_section("model", Python, keys, faults)
     name = keys.get("name")
     if "python" in keys:
-        faults.append(f"model.name {name!r} and model.python {keys['python']!r} are two models; keep one")
+        faults.append(
+            f"model.name {name!r} and model.python {keys['python']!r} are two models; keep one"
+        )
         return None
     if name is None:
         name = huggingface.family_of(keys.get("model_type"))
         if name is None:
             pasted = "model_type" in keys
-            missing = f"model.name is missing; known: {', '.join(MODELS)} (or python = 'module:function')"
+            missing = (
+                f"model.name is missing; known: {', '.join(MODELS)} (or python = 'module:function')"
+            )
             faults.append(huggingface.unknown_model_type(keys["model_type"]) if pasted else missing)
             return None
         keys["name"] = name
@@ -63,14 +76,24 @@ def read_model(table: Mapping[str, Any], faults: list[str]) -> ModelSection | No
     schema = MODELS[name]
     if issubclass(schema, Transformer):
         hidden_size: Any = keys.get("hidden_size")
-        keys.setdefault("intermediate_size", max(1, 4 * hidden_size) if isinstance(hidden_size, int) else 1)
+        keys.setdefault(
+            "intermediate_size", max(1, 4 * hidden_size) if isinstance(hidden_size, int) else 1
+        )
     return read_section("model", schema, keys, faults)
 
 
-def read_data(table: Mapping[str, Any] | None, model: ModelSection | None, faults: list[str]) -> Data | None:
-    """The section of a `[data]` table, random data without one; language models get a sequence length."""
+def read_data(
+    table: Mapping[str, Any] | None, model: ModelSection | None, faults: list[str]
+) -> Data | None:
+    """The section of a `[data]` table, random data without one; language models get a sequence
+    length.
+    """
     keys: dict[str, Any] = {"name": "random"} if table is None else dict(table)
-    if keys.get("seq_len") is None and getattr(model, "name", None) in LANGUAGE_MODELS and "python" not in keys:
+    if (
+        keys.get("seq_len") is None
+        and getattr(model, "name", None) in LANGUAGE_MODELS
+        and "python" not in keys
+    ):
         keys["seq_len"] = min(SEQ_LEN, longest_sequence(model) or SEQ_LEN)
     return read_section("data", Data, keys, faults)
 
@@ -103,8 +126,12 @@ def read_federated(table: Mapping[str, Any], faults: list[str]) -> Federated | N
     return read_section("federated", Federated, table, faults)
 
 
-def read_section(name: str, schema: type[AnySection], table: Mapping[str, Any], faults: list[str]) -> AnySection | None:
-    """One section by its schema; adds a sentence for each key at fault and returns None when there are any."""
+def read_section(
+    name: str, schema: type[AnySection], table: Mapping[str, Any], faults: list[str]
+) -> AnySection | None:
+    """One section by its schema; adds a sentence for each key at fault and returns None when there
+    are any.
+    """
     given = {key: value for key, value in table.items() if value is not None}
     try:
         return schema.model_validate(given)
@@ -112,7 +139,9 @@ def read_section(name: str, schema: type[AnySection], table: Mapping[str, Any], 
         by_key: dict[str, list[ErrorDetails]] = {}
         for detail in error.errors(include_url=False):
             by_key.setdefault(str(detail["loc"][0]), []).append(detail)
-        faults += [_sentence(name, schema, key, given.get(key), details) for key, details in by_key.items()]
+        faults += [
+            _sentence(name, schema, key, given.get(key), details) for key, details in by_key.items()
+        ]
         return None
 
 
@@ -123,15 +152,20 @@ def unknown_section(name: str) -> str:
     return f"unknown section [{name}]; {ELSEWHERE[name] if name in ELSEWHERE else nearest(name, SECTIONS)}"
 
 
-def _sentence(section: str, schema: type[BaseModel], key: str, value: Any, details: list[ErrorDetails]) -> str:
-    path, kind = f"{section}.{key}", details[0]["type"]
+def _sentence(
+    section: str, schema: type[BaseModel], key: str, value: Any, details: list[ErrorDetails]
+) -> str:
+    path = f"{section}.{key}"
+    kind = details[0]["type"]
     if kind == "extra_forbidden":
         return f"unknown key {path}; {_where_is(section, key, schema)}"
     if value is None:
         return f"{path} is missing"
     shown = repr(value)
     shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-    wanted = dict.fromkeys([_LISTS[key]] if key in _LISTS else [_wanted(detail) for detail in details])
+    wanted = dict.fromkeys(
+        [_LISTS[key]] if key in _LISTS else [_wanted(detail) for detail in details]
+    )
     sentence = f"{path} = {shown} is wrong: it must be {' or '.join(wanted)}"
     if kind == "literal_error" and isinstance(value, str):
         near = nearest(value, re.findall("'([^']*)'", details[0]["ctx"]["expected"]))
@@ -143,7 +177,12 @@ def _where_is(section: str, key: str, schema: type[BaseModel]) -> str:
     near = nearest_key(section, key, schema.model_fields)
     if not near.startswith("known"):
         return near
-    others: dict[str, type[Section]] = {"data": Data, "train": Train, "plan": PlanSection, "cluster": ClusterSection}
+    others: dict[str, type[Section]] = {
+        "data": Data,
+        "train": Train,
+        "plan": PlanSection,
+        "cluster": ClusterSection,
+    }
     others["federated"] = Federated
     for other, known in others.items():
         if other != section and key in known.model_fields:

@@ -1,6 +1,8 @@
-"""What must hold between keys and between sections: each rule one function, all failures reported at once.
+"""What must hold between keys and between sections: each rule one function, all failures reported
+at once.
 
-Only what can be seen without data, plan or torch. The rooms that meet the real thing ask again and ask more.
+Only what can be seen without data, plan or torch. The rooms that meet the real thing ask again and
+ask more.
 """
 
 from __future__ import annotations
@@ -8,14 +10,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from plait.config.model import EXPERT_KEYS, FNO, GPT, LANGUAGE_MODELS, MLP, HuggingFace, Llama, Python, ResNet, Transformer
+from plait.config.model import (
+    EXPERT_KEYS,
+    FNO,
+    GPT,
+    LANGUAGE_MODELS,
+    MLP,
+    HuggingFace,
+    Llama,
+    Python,
+    ResNet,
+    Transformer,
+)
 from plait.config.read import longest_sequence
 
 if TYPE_CHECKING:
     from plait.config.config import Config
 
 BYTES: Final = 256
-DIGIT_FEATURES, DIGIT_CLASSES = 64, 10
+DIGIT_FEATURES = 64
+DIGIT_CLASSES = 10
 
 
 def _near(size: int, parts: int) -> str:
@@ -50,7 +64,11 @@ def head_dim_is_even(config: Config) -> Iterator[str]:
 def key_value_heads_divide_the_heads(config: Config) -> Iterator[str]:
     """Each key-value head serves a whole group of queries."""
     model = config.model
-    if isinstance(model, Llama) and model.num_key_value_heads and model.num_attention_heads % model.num_key_value_heads:
+    if (
+        isinstance(model, Llama)
+        and model.num_key_value_heads
+        and model.num_attention_heads % model.num_key_value_heads
+    ):
         yield (
             f"model.num_attention_heads {model.num_attention_heads} must be a multiple of num_key_value_heads "
             f"{model.num_key_value_heads}; {_near(model.num_attention_heads, model.num_key_value_heads)}"
@@ -58,7 +76,9 @@ def key_value_heads_divide_the_heads(config: Config) -> Iterator[str]:
 
 
 def expert_keys_go_together(config: Config) -> Iterator[str]:
-    """The keys of experts mean nothing without experts, and a token cannot go to more than there are."""
+    """The keys of experts mean nothing without experts, and a token cannot go to more than there
+    are.
+    """
     model = config.model
     if not isinstance(model, Llama):
         return
@@ -66,16 +86,23 @@ def expert_keys_go_together(config: Config) -> Iterator[str]:
         for key in EXPERT_KEYS:
             if getattr(model, key):
                 yield f"model.{key} {getattr(model, key)} needs num_local_experts, the number of experts"
-    elif model.num_experts_per_tok is not None and model.num_experts_per_tok > model.num_local_experts:
+    elif (
+        model.num_experts_per_tok is not None
+        and model.num_experts_per_tok > model.num_local_experts
+    ):
         yield f"model.num_experts_per_tok {model.num_experts_per_tok} is more than num_local_experts {model.num_local_experts}"
 
 
 def router_keys_go_together(config: Config) -> Iterator[str]:
-    """Groups cut the experts evenly and hold enough of them; what is balanced by itself needs no help."""
+    """Groups cut the experts evenly and hold enough of them; what is balanced by itself needs no
+    help.
+    """
     model = config.model
     if not isinstance(model, Llama) or model.num_local_experts is None:
         return
-    experts, groups, chosen_groups = model.num_local_experts, model.n_group or 1, model.topk_group or 1
+    experts = model.num_local_experts
+    groups = model.n_group or 1
+    chosen_groups = model.topk_group or 1
     if experts % groups:
         yield f"model.num_local_experts {experts} must be a multiple of n_group {groups}; {_near(experts, groups)}"
     elif chosen_groups > groups:
@@ -85,14 +112,20 @@ def router_keys_go_together(config: Config) -> Iterator[str]:
             f"model.topk_group {chosen_groups} groups hold {chosen_groups * (experts // groups)} experts, fewer than "
             f"num_experts_per_tok {model.num_experts_per_tok or 2}"
         )
-    if model.topk_method == "expert_choice" and (model.router_aux_loss_coef or model.router_bias_update_speed):
+    if model.topk_method == "expert_choice" and (
+        model.router_aux_loss_coef or model.router_bias_update_speed
+    ):
         yield "model.topk_method 'expert_choice' is balanced by itself; leave router_aux_loss_coef and the bias's speed out"
 
 
 def hf_config_has_a_type(config: Config) -> Iterator[str]:
     """An inline table must say which model it is."""
     model = config.model
-    if isinstance(model, HuggingFace) and isinstance(model.config, dict) and "model_type" not in model.config:
+    if (
+        isinstance(model, HuggingFace)
+        and isinstance(model.config, dict)
+        and "model_type" not in model.config
+    ):
         yield "model.config needs model_type when it is a table, as in config = {model_type = 'gpt2'}"
 
 
@@ -111,7 +144,8 @@ def data_has_one_source(config: Config) -> Iterator[str]:
 
 def text_needs_a_language_model(config: Config) -> Iterator[str]:
     """Bytes are tokens: 256 of them, in sequences."""
-    data, model = config.data, config.model
+    data = config.data
+    model = config.model
     if data.name not in ("stdlib", "text"):
         return
     if isinstance(model, (MLP, ResNet, FNO)):

@@ -1,4 +1,6 @@
-"""`[data]`, `[train]`, `[plan]` and `[cluster]`: frozen schemas whose defaults are those of a first run."""
+"""`[data]`, `[train]`, `[plan]` and `[cluster]`: frozen schemas whose defaults are those of a first
+run.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ Files = Annotated[tuple[PathText, ...], BeforeValidator(_as_tuple)]
 class Data(Section):
     """Where samples come from: a name, or a user's function.
 
-    `seq_len` (tokens) is for language models, `num_samples` and `image_size` for random data; `seed` None is that of
-    `[train]`. `packed`: text whose files do not see each other.
+    `seq_len` (tokens) is for language models, `num_samples` and `image_size` for random data;
+    `seed` None is that of `[train]`. `packed`: text whose files do not see each other.
     """
 
     name: Literal["stdlib", "text", "digits", "random"] | None = None
@@ -38,19 +40,22 @@ class Data(Section):
 
 
 class Train(Section):
-    """How to train. `global_batch`: samples a step, over all ranks and micro-batches; `checkpoint_every` 0: at the end.
+    """How to train. `global_batch`: samples a step, over all ranks and micro-batches;
+    `checkpoint_every` 0: at the end.
 
     `clip_grad_norm` None does not clip; `loss` is a user's `module:function` of (output, targets).
-    `num_servers` and `aggregate` are for parameter servers: how many ranks serve (None: all) and whether the workers'
-    gradients are summed to the global mean loss or averaged worker by worker.
-    `outer_lr` and `outer_momentum` are of the outer step of `local` (DiLoCo: 0.7 and 0.9), `compress` how its differences
-    travel; `staleness_rate` whether `async-server` trusts old gradients less: 1, or 1 / (1 + updates missed).
-    `restarts`: how often, in all, a rank that is lost is started again while the others go on (`local`, `async-server`).
-    `float16` computes in float16 where the plan says float32, with a dynamic scale of the loss and float32 masters.
-    `place_experts_every`: steps after which experts are placed anew over the ranks of `ep`, by the load seen since (0: they
-    stay); `spare_expert_slots`: of each rank, for copies of the busiest. Neither changes what is computed.
-    `grouped_product`: of experts, by rule, by measurement after the first step (recorded in the metrics), or by name.
-    `linear_product`: of float32 layers and experts on CPUs, by the quicker of torch's two libraries, or as torch itself would.
+    `num_servers` and `aggregate` are for parameter servers: how many ranks serve (None: all) and
+    whether the workers' gradients are summed to the global mean loss or averaged worker by worker.
+    `outer_lr` and `outer_momentum` are of the outer step of `local` (DiLoCo: 0.7 and 0.9),
+    `compress` how its differences travel; `staleness_rate` whether `async-server` trusts old
+    gradients less: 1, or 1 / (1 + updates missed). `restarts`: how often, in all, a rank that is
+    lost is started again while the others go on (`local`, `async-server`). `float16` computes in
+    float16 where the plan says float32, with a dynamic scale of the loss and float32 masters.
+    `place_experts_every`: steps after which experts are placed anew over the ranks of `ep`, by the
+    load seen since (0: they stay); `spare_expert_slots`: of each rank, for copies of the busiest.
+    Neither changes what is computed. `grouped_product`: of experts, by rule, by measurement after
+    the first step (recorded in the metrics), or by name. `linear_product`: of float32 layers and
+    experts on CPUs, by the quicker of torch's two libraries, or as torch itself would.
     """
 
     steps: Count = 100
@@ -86,10 +91,11 @@ class Train(Section):
 class PlanSection(Section):
     """The plan's text, or `auto` for the planner's choice.
 
-    Where a pipeline cuts the model: `counts` of layers, one a stage, or `splits`, the layer that begins each later stage;
-    without either, balanced: by estimated work, or `measure`d on a sample, within `stage_memory_gb`. `schedule`: a text file
-    with the pipeline's schedule, in place of the plan's. `weight_grad_group`: under schedules that split backwards, the
-    micro-batches whose weight gradients are made at once.
+    Where a pipeline cuts the model: `counts` of layers, one a stage, or `splits`, the layer that
+    begins each later stage; without either, balanced: by estimated work, or `measure`d on a sample,
+    within `stage_memory_gb`. `schedule`: a text file with the pipeline's schedule, in place of the
+    plan's. `weight_grad_group`: under schedules that split backwards, the micro-batches whose
+    weight gradients are made at once.
     """
 
     text: str = "dp1"
@@ -108,14 +114,17 @@ class ClusterSection(Section):
 
 
 class Federated(Section):
-    """A federation: who has which samples, how rounds are run, and what the server makes of the clients' changes.
+    """A federation: who has which samples, how rounds are run, and what the server makes of the
+    clients' changes.
 
-    Clients train by `[train]`: `global_batch` is a client's batch, `local_epochs` its passes over its samples in a round;
-    `[plan]` is the plan of one client. `alpha` is of the Dirichlet and quantity partitions, `shards_per_client` of shards.
-    `workers`: processes that simulate clients (1: this one). `clip` and `noise`: differential privacy, see
-    `plait.federated.privacy`; `secure`: secure aggregation. Clients judge the weights every `evaluate_every` rounds.
-    Deployed, a round waits `patience_seconds` for the others once `min_replies` clients have answered; and with
-    `partition = "own"` all that a client's [data] names is its own, where the others deal one data set out.
+    Clients train by `[train]`: `global_batch` is a client's batch, `local_epochs` its passes over
+    its samples in a round; `[plan]` is the plan of one client. `alpha` is of the Dirichlet and
+    quantity partitions, `shards_per_client` of shards. `workers`: processes that simulate clients
+    (1: this one). `clip` and `noise`: differential privacy, see `plait.federated.privacy`;
+    `secure`: secure aggregation. Clients judge the weights every `evaluate_every` rounds. Deployed,
+    a round waits `patience_seconds` for the others once `min_replies` clients have answered; and
+    with `partition = "own"` all that a client's [data] names is its own, where the others deal one
+    data set out.
     """
 
     clients: Count = 10
@@ -126,7 +135,17 @@ class Federated(Section):
     partition: Literal["iid", "dirichlet", "shards", "quantity", "own"] = "iid"
     alpha: Positive = 0.5
     shards_per_client: Count = 2
-    strategy: Literal["fedavg", "fedprox", "fedavgm", "fedadam", "fedyogi", "scaffold", "trimmed", "median", "krum"] = "fedavg"
+    strategy: Literal[
+        "fedavg",
+        "fedprox",
+        "fedavgm",
+        "fedadam",
+        "fedyogi",
+        "scaffold",
+        "trimmed",
+        "median",
+        "krum",
+    ] = "fedavg"
     server_lr: Positive = 1.0
     server_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     server_betas: Betas = (0.9, 0.99)

@@ -1,7 +1,9 @@
-"""Split a sequence: ring attention and Ulysses; split space: strips that borrow their neighbours' edges.
+"""Split a sequence: ring attention and Ulysses; split space: strips that borrow their neighbours'
+edges.
 
-`apply` puts a parallel form in the place of every module of role `attention`, tells those of role `position` where this
-rank's tokens stand, and gives what cuts a batch. Everything else of a model sees each token alone and stays as it is.
+`apply` puts a parallel form in the place of every module of role `attention`, tells those of role
+`position` where this rank's tokens stand, and gives what cuts a batch. Everything else of a model
+sees each token alone and stays as it is.
 """
 
 from __future__ import annotations

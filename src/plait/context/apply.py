@@ -15,30 +15,40 @@ from plait.errors import ModelError, PlanError
 
 
 def apply(model: nn.Module, roles: Mapping[str, str], axis: Axis, strategy: str) -> ContextGroup:
-    """Replace the attention modules in place; `roles` is by module *name*, of modules that have one.
+    """Replace the attention modules in place; `roles` is by module *name*, of modules that have
+    one.
 
-    Raises `ModelError` for a model without attention, or with dropout (each rank would draw its own).
+    Raises `ModelError` for a model without attention, or with dropout (each rank would draw its
+    own).
     """
     group = ContextGroup(axis, strategy)
     attention = [name for name, role in roles.items() if role == "attention"]
     if not attention:
-        raise ModelError(f"cp{axis.size} needs modules of role attention, and this model names none; leave cp out")
+        raise ModelError(
+            f"cp{axis.size} needs modules of role attention, and this model names none; leave cp out"
+        )
     _refuse_dropout(model, axis.size)
     for name in attention:
         parent_name, _, key = name.rpartition(".")
         core = model.get_submodule(name)
         if strategy not in ("ring", "ulysses"):
-            raise PlanError(f"there is no context strategy {strategy!r}; there are ring and ulysses")
+            raise PlanError(
+                f"there is no context strategy {strategy!r}; there are ring and ulysses"
+            )
         made = RingAttention(group) if strategy == "ring" else UlyssesAttention(group, core)
         setattr(model.get_submodule(parent_name), key, made)
     for name, role in roles.items():
         if role == "position":
-            model.get_submodule(name).register_forward_pre_hook(_tell_positions(group), with_kwargs=True)
+            model.get_submodule(name).register_forward_pre_hook(
+                _tell_positions(group), with_kwargs=True
+            )
     return group
 
 
 def _tell_positions(group: ContextGroup) -> Any:
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def hook(
+        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return args, {**kwargs, "positions": group.positions().to(args[0].device)}
 
     return hook

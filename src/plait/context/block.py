@@ -1,8 +1,10 @@
-"""Attention of some queries to some keys, with what is needed to add the parts up: the log of the softmax's denominator.
+"""Attention of some queries to some keys, with what is needed to add the parts up: the log of the
+softmax's denominator.
 
-For a query whose keys lie in several blocks, out = sum_j exp(lse_j - lse) out_j with lse = log sum_j exp(lse_j): the rule of
-the online softmax (Dao et al., "FlashAttention", section 3.1). And the backward of a block needs only the *final* out and
-lse, not its own. Shapes: B samples, H heads, Q queries, J keys, K head size; everything [B, H, ., K], lse [B, H, Q].
+For a query whose keys lie in several blocks, out = sum_j exp(lse_j - lse) out_j with lse = log
+sum_j exp(lse_j): the rule of the online softmax (Dao et al., "FlashAttention", section 3.1). And
+the backward of a block needs only the *final* out and lse, not its own. Shapes: B samples, H heads,
+Q queries, J keys, K head size; everything [B, H, ., K], lse [B, H, Q].
 """
 
 from __future__ import annotations
@@ -18,8 +20,11 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """(out, lse). `causal`: query i sees keys 0..i of as many. `mask` [B or 1, 1, Q, J], True where a query sees a key.
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """(out, lse). `causal`: query i sees keys 0..i of as many. `mask` [B or 1, 1, Q, J], True where
+    a query sees a key.
 
     A query that sees nothing has out 0 and lse -inf.
     """
@@ -37,7 +42,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None
 
 
 def attend_backward(
-    grad: Tensor, qkv: tuple[Tensor, Tensor, Tensor], out: Tensor, lse: Tensor, *, causal: bool, mask: Tensor | None = None
+    grad: Tensor,
+    qkv: tuple[Tensor, Tensor, Tensor],
+    out: Tensor,
+    lse: Tensor,
+    *,
+    causal: bool,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """This block's part of the gradients of q, k, v; `out` and `lse` are those over all blocks."""
     q, k, v, grad, out = (_rows(x) for x in (*qkv, grad, out))
@@ -46,30 +57,42 @@ def attend_backward(
         return dq, dk, dv
     if mask is None and _takes_flash(q):
         empty = torch.empty(0, dtype=torch.uint64, device=q.device)
-        dq, dk, dv = _flash_backward(grad, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, empty, empty)
+        dq, dk, dv = _flash_backward(
+            grad, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, empty, empty
+        )
         return dq, dk, dv
     scores = _scores(q, k, causal, mask)
     weights = (scores - lse.masked_fill(lse == -math.inf, 0.0)[..., None]).exp()
     delta = (grad.to(weights.dtype) * out.to(weights.dtype)).sum(-1, keepdim=True)
-    inner = weights * ((grad @ v.transpose(-1, -2)).to(weights.dtype) - delta) / math.sqrt(q.shape[-1])
+    inner = (
+        weights * ((grad @ v.transpose(-1, -2)).to(weights.dtype) - delta) / math.sqrt(q.shape[-1])
+    )
     inner = inner.to(q.dtype)
     return inner @ k, inner.transpose(-1, -2) @ q, weights.to(q.dtype).transpose(-1, -2) @ grad
 
 
 def _rows(x: Tensor) -> Tensor:
-    """With the elements of a head side by side: the kernels take that for granted, and read others' memory where it is not."""
+    """With the elements of a head side by side: the kernels take that for granted, and read others'
+    memory where it is not.
+    """
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """Make (out, lse) the attention to their keys and those of the part: exp(part_lse - total) is a sigmoid."""
+    """Make (out, lse) the attention to their keys and those of the part: exp(part_lse - total) is a
+    sigmoid.
+    """
     share = torch.sigmoid(part_lse - lse).nan_to_num_(0.0)  # where both see nothing
     out.lerp_(part.to(out.dtype), share[..., None])
     torch.logaddexp(lse, part_lse, out=lse)
 
 
 def _takes_flash(q: Tensor) -> bool:
-    return q.device.type == "cuda" and q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] % 8 == 0
+    return (
+        q.device.type == "cuda"
+        and q.dtype in (torch.bfloat16, torch.float16)
+        and q.shape[-1] % 8 == 0
+    )
 
 
 def _scores(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None) -> Tensor:

@@ -1,7 +1,8 @@
 """Which positions of a sequence a rank of the context axis holds.
 
-For ring attention the sequence is cut into 2 n chunks, and rank r of n holds chunks r and 2n-1-r ("zig-zag"): an early
-token attends to few others and a late one to many, so each rank has as much to do as any other in every step of the ring.
+For ring attention the sequence is cut into 2 n chunks, and rank r of n holds chunks r and 2n-1-r
+("zig-zag"): an early token attends to few others and a late one to many, so each rank has as much
+to do as any other in every step of the ring.
 
     n = 2, 8 positions      rank 0: 0 1 . . . . 6 7      rank 1: . . 2 3 4 5 . .
 
@@ -21,10 +22,13 @@ from plait.errors import DataError
 
 
 class ContextGroup:
-    """The context axis, and the length of the sequences at hand (learned from each batch by `cut`)."""
+    """The context axis, and the length of the sequences at hand (learned from each batch by
+    `cut`).
+    """
 
     def __init__(self, axis: Axis, strategy: str) -> None:
-        self.axis, self.strategy = axis, strategy
+        self.axis = axis
+        self.strategy = strategy
         self.seq_len = 0
         self._gathered: tuple[Tensor, Tensor] | None = None
 
@@ -41,15 +45,21 @@ class ContextGroup:
         """The places in the whole sequence [S here] of what a rank holds; by default this rank."""
         length = self.seq_len // self.num_chunks
         rank = self.axis.rank if rank is None else rank
-        return torch.cat([torch.arange(chunk * length, (chunk + 1) * length) for chunk in self.chunks(rank)])
+        return torch.cat(
+            [torch.arange(chunk * length, (chunk + 1) * length) for chunk in self.chunks(rank)]
+        )
 
     def order(self) -> Tensor:
-        """For each position of the sequence, where it stands among the parts of all ranks laid end to end. [S]"""
+        """For each position of the sequence, where it stands among the parts of all ranks laid end
+        to end. [S]
+        """
         parts = torch.cat([self.positions(rank) for rank in range(self.axis.size)])
         return parts.argsort()
 
     def whole(self, part: Tensor) -> Tensor:
-        """[B, S here] of every rank -> [B, S] in the order of positions. Gathered once for all layers that ask. Collective."""
+        """[B, S here] of every rank -> [B, S] in the order of positions. Gathered once for all
+        layers that ask. Collective.
+        """
         if self._gathered is None or self._gathered[0] is not part:
             mine = part.t().contiguous()
             parts = mine.new_empty((self.axis.size * mine.shape[0], mine.shape[1]))
@@ -58,12 +68,16 @@ class ContextGroup:
         return self._gathered[1]
 
     def cut(self, batch: Any) -> Any:
-        """This rank's positions of every tensor of a batch that has a sequence: dimension 1. Remembers the length.
+        """This rank's positions of every tensor of a batch that has a sequence: dimension 1.
+        Remembers the length.
 
-        Raises `DataError` for tensors that disagree on the length, or a length that does not divide.
+        Raises `DataError` for tensors that disagree on the length, or a length that does not
+        divide.
         """
         lengths: set[int] = set()
-        tree_map_only(Tensor, lambda leaf: lengths.add(leaf.shape[1]) if leaf.dim() > 1 else None, batch)
+        tree_map_only(
+            Tensor, lambda leaf: lengths.add(leaf.shape[1]) if leaf.dim() > 1 else None, batch
+        )
         if len(lengths) != 1:
             raise DataError(
                 f"cp{self.axis.size} cuts sequences, the second dim of all tensors; they have lengths {sorted(lengths)}"
@@ -78,4 +92,8 @@ class ContextGroup:
             )
         self.seq_len = length
         here = self.positions()
-        return tree_map_only(Tensor, lambda leaf: leaf.index_select(1, here.to(leaf.device)) if leaf.dim() > 1 else leaf, batch)
+        return tree_map_only(
+            Tensor,
+            lambda leaf: leaf.index_select(1, here.to(leaf.device)) if leaf.dim() > 1 else leaf,
+            batch,
+        )

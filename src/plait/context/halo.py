@@ -1,9 +1,11 @@
-"""Space in strips: each rank holds some rows of a field, and borrows its neighbours' edges where a stencil reaches over.
+"""Space in strips: each rank holds some rows of a field, and borrows its neighbours' edges where a
+stencil reaches over.
 
-`with_halo` lengthens a strip by `width` rows on both sides; its backward gives the gradients of what was borrowed back to
-their owners and adds them, so that a convolution on strips has the gradients of one on the whole field. A convolution's
-weights are used on every strip: their gradients are summed over the axis, as over any axis whose ranks have other data.
-Shapes: fields [B, C, H, W]; H is cut.
+`with_halo` lengthens a strip by `width` rows on both sides; its backward gives the gradients of
+what was borrowed back to their owners and adds them, so that a convolution on strips has the
+gradients of one on the whole field. A convolution's weights are used on every strip: their
+gradients are summed over the axis, as over any axis whose ranks have other data. Shapes: fields [B,
+C, H, W]; H is cut.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from plait.errors import DataError
 def with_halo(x: Tensor, axis: Axis, width: int, *, dim: int = -2, periodic: bool = True) -> Tensor:
     """`x` with `width` rows of the neighbours before and after its own along `dim`; differentiable.
 
-    `periodic`: the first and the last rank are neighbours; else zeros stand beyond the field. Raises DataError where a strip
-    is thinner than what its neighbour borrows.
+    `periodic`: the first and the last rank are neighbours; else zeros stand beyond the field.
+    Raises DataError where a strip is thinner than what its neighbour borrows.
     """
     if x.shape[dim] < width:
         raise DataError(
@@ -38,7 +40,8 @@ class _Halo(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis, width: int, how: tuple[int, bool]) -> Tensor:
         ctx.axis, ctx.width, (ctx.dim, ctx.periodic) = axis, width, how
-        dim, length = ctx.dim, x.shape[ctx.dim]
+        dim = ctx.dim
+        length = x.shape[ctx.dim]
         above, below = _swap(axis, x.narrow(dim, 0, width), x.narrow(dim, length - width, width))
         if not ctx.periodic:
             above, below = _inside(axis, above, below)
@@ -46,9 +49,12 @@ class _Halo(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad, dim, width = grads[0], ctx.dim, ctx.width
+        grad = grads[0]
+        dim = ctx.dim
+        width = ctx.width
         length = grad.shape[dim] - 2 * width
-        above, below = grad.narrow(dim, 0, width), grad.narrow(dim, length + width, width)
+        above = grad.narrow(dim, 0, width)
+        below = grad.narrow(dim, length + width, width)
         if not ctx.periodic:
             above, below = _inside(ctx.axis, above, below)
         from_above, from_below = _swap(ctx.axis, above, below)
@@ -60,8 +66,10 @@ class _Halo(torch.autograd.Function):
 
 def _swap(axis: Axis, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
     """Give `first` to the rank before and `last` to the rank after; what those two gave."""
-    first, last = first.contiguous(), last.contiguous()
-    before, after = torch.empty_like(last), torch.empty_like(first)
+    first = first.contiguous()
+    last = last.contiguous()
+    before = torch.empty_like(last)
+    after = torch.empty_like(first)
     works = [axis.shift(before, last, 1), axis.shift(after, first, -1)]
     for work in works:
         work.wait()
@@ -77,16 +85,24 @@ def _inside(axis: Axis, above: Tensor, below: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class HaloConv2d(nn.Conv2d):
-    """A convolution of a periodic field that lies in strips over `axis`: [B, in, H, W] -> [B, out, H, W], odd square kernels.
+    """A convolution of a periodic field that lies in strips over `axis`: [B, in, H, W] -> [B, out,
+    H, W], odd square kernels.
 
     Without an axis the field is whole.
     """
 
     def __init__(
-        self, in_channels: int, out_channels: int, kernel_size: int, *, axis: Axis | None = None, groups: int = 1
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        *,
+        axis: Axis | None = None,
+        groups: int = 1,
     ) -> None:
         super().__init__(in_channels, out_channels, kernel_size, groups=groups)
-        self._axis, self._reach = axis, kernel_size // 2
+        self._axis = axis
+        self._reach = kernel_size // 2
 
     def forward(self, x: Tensor) -> Tensor:
         """Rows come from the neighbours, columns from the other side of the field."""

@@ -1,14 +1,16 @@
 """The way round the ring: which keys the queries of a rank see, and which of them it meets at once.
 
-In step s rank r meets the keys and values of rank j = r - s. The queries stand in two halves, as the chunks do (`group`):
+In step s rank r meets the keys and values of rank j = r - s. The queries stand in two halves, as
+the chunks do (`group`):
 
     j = r    causal, as on one device: the own two chunks are in order
     j < r    all queries see the first half of j's keys, and nothing of its second
     j > r    the second half of the queries sees everything of j, the first half nothing
 
-Few keys at a time cost more in starting kernels, adding up and waiting than in attention. So short parts of the sequence are
-met several at once: steps make a round of up to `MET_AT_ONCE` keys, and in a round those of one kind are one visit. Longer
-parts are met one by one, where they lie. Shapes: B samples, G key-value heads, J keys, K head size.
+Few keys at a time cost more in starting kernels, adding up and waiting than in attention. So short
+parts of the sequence are met several at once: steps make a round of up to `MET_AT_ONCE` keys, and
+in a round those of one kind are one visit. Longer parts are met one by one, where they lie. Shapes:
+B samples, G key-value heads, J keys, K head size.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ MET_AT_ONCE = 128
 
 @dataclass(frozen=True)
 class Visit:
-    """Some rows of the queries, and those columns of the keys and values of some `ranks` (ascending) that they see."""
+    """Some rows of the queries, and those columns of the keys and values of some `ranks`
+    (ascending) that they see.
+    """
 
     ranks: range
     rows: slice
@@ -40,7 +44,9 @@ class Visit:
         return x[:, :, self.rows]
 
     def collect(self, shown: Iterator[Tensor]) -> Tensor:
-        """The keys and values [2, B, G, J, K] that are seen of those that come, from the last rank to the first."""
+        """The keys and values [2, B, G, J, K] that are seen of those that come, from the last rank
+        to the first.
+        """
         last = next(shown)[:, :, :, self.cols]
         if len(self.ranks) == 1:
             return last
@@ -56,7 +62,9 @@ class Visit:
         return keys, values
 
     def by_rank(self, grad: Tensor) -> Tensor:
-        """The inverse, for a gradient [B, H, J, K]: of each rank, summed over the queries' heads. [ranks, B, G, J of one, K]"""
+        """The inverse, for a gradient [B, H, J, K]: of each rank, summed over the queries' heads.
+        [ranks, B, G, J of one, K]
+        """
         grad = grad.unflatten(1, (-1, self.repeats)).sum(2) if self.repeats > 1 else grad
         return grad.unflatten(2, (len(self.ranks), -1)).movedim(2, 0)
 
@@ -74,7 +82,9 @@ class Round:
             yield visit, visit.collect(shown)
 
     def gather(self, parts: Tensor, grads: Sequence[Sequence[Tensor]]) -> None:
-        """The gradients of each visit's keys and values, by rank: `parts` [steps, 2, B, G, S here, K]."""
+        """The gradients of each visit's keys and values, by rank: `parts` [steps, 2, B, G, S here,
+        K].
+        """
         stop = len(self.steps)
         for visit, both in zip(self.visits, grads, strict=True):
             place = parts[stop - len(visit.ranks) : stop]
@@ -86,11 +96,16 @@ class Round:
 
 
 class Way:
-    """All visits of one rank: `own`, then round by round. Masks are made where they are used, and not kept."""
+    """All visits of one rank: `own`, then round by round. Masks are made where they are used, and
+    not kept.
+    """
 
     def __init__(self, group: ContextGroup, repeats: int, documents: Tensor | None) -> None:
-        self._group, self._repeats, self._documents = group, repeats, documents
-        self._rank, self._size = group.axis.rank, group.axis.size
+        self._group = group
+        self._repeats = repeats
+        self._documents = documents
+        self._rank = group.axis.rank
+        self._size = group.axis.size
         self._length = group.seq_len // self._size
 
     def own(self) -> Visit:
@@ -104,8 +119,12 @@ class Way:
             yield self._round(first, min(first + num, self._size))
 
     def _round(self, first: int, stop: int) -> Round:
-        """Steps first .. stop - 1: of the ranks before this one, then of those after it, which come last to first."""
-        rank, size, half = self._rank, self._size, self._length // 2
+        """Steps first .. stop - 1: of the ranks before this one, then of those after it, which come
+        last to first.
+        """
+        rank = self._rank
+        size = self._size
+        half = self._length // 2
         before = range(max(0, rank - stop + 1), rank - first + 1)
         after = range(rank + size - stop + 1, size + min(0, rank - first + 1))
         visits = []

@@ -1,8 +1,9 @@
 """Ulysses: between the projections and attention, sequences are exchanged for heads.
 
-Jacobs et al., "DeepSpeed Ulysses" (2023), section 3. One all-to-all turns [B, H, S / n, K] into [B, H / n, S, K], attention
-runs on whole sequences as on one device, and one all-to-all turns back. Where there are fewer key-value heads than ranks,
-each is sent to every rank that needs it. Sent by a rank: (n-1)/n of its q, k, v and output, forward and backward.
+Jacobs et al., "DeepSpeed Ulysses" (2023), section 3. One all-to-all turns [B, H, S / n, K] into [B,
+H / n, S, K], attention runs on whole sequences as on one device, and one all-to-all turns back.
+Where there are fewer key-value heads than ranks, each is sent to every rank that needs it. Sent by
+a rank: (n-1)/n of its q, k, v and output, forward and backward.
 """
 
 from __future__ import annotations
@@ -14,15 +15,19 @@ from plait.context.group import ContextGroup
 from plait.errors import PlanError
 from plait.mesh.layouts import Sharded
 
-HEADS, SEQUENCE = Sharded(1), Sharded(2)
+HEADS = Sharded(1)
+SEQUENCE = Sharded(2)
 
 
 class UlyssesAttention(nn.Module):
-    """The attention `core` of one device, on some of the heads of whole sequences: [B, H, S here, K] x 3 -> the same."""
+    """The attention `core` of one device, on some of the heads of whole sequences: [B, H, S here,
+    K] x 3 -> the same.
+    """
 
     def __init__(self, group: ContextGroup, core: nn.Module) -> None:
         super().__init__()
-        self.group, self.core = group, core
+        self.group = group
+        self.core = core
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
         """`k` and `v` may have fewer heads than `q`, each serving a group of queries.
@@ -31,7 +36,8 @@ class UlyssesAttention(nn.Module):
 
         Raises `PlanError` if the heads do not divide by the ranks.
         """
-        axis, size = self.group.axis, self.group.axis.size
+        axis = self.group.axis
+        size = self.group.axis.size
         if q.shape[1] % size or (k.shape[1] % size and size % k.shape[1]):
             raise PlanError(
                 f"cp{size}:ulysses gives each rank some of the heads; {q.shape[1]} heads and {k.shape[1]} key-value heads do "
@@ -40,5 +46,9 @@ class UlyssesAttention(nn.Module):
         if k.shape[1] % size:
             k, v = (x.repeat_interleave(size // x.shape[1], dim=1) for x in (k, v))
         q, k, v = (transition(x, axis, SEQUENCE, HEADS) for x in (q, k, v))
-        output: Tensor = self.core(q, k, v) if documents is None else self.core(q, k, v, self.group.whole(documents))
+        output: Tensor = (
+            self.core(q, k, v)
+            if documents is None
+            else self.core(q, k, v, self.group.whole(documents))
+        )
         return transition(output, axis, HEADS, SEQUENCE)

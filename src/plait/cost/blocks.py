@@ -1,6 +1,8 @@
-"""A description as a table, a row for each kind of block: what a person asks of a model before any plan.
+"""A description as a table, a row for each kind of block: what a person asks of a model before any
+plan.
 
-The numbers are those that time, memory and traffic use, for one sample on one device, and the messages of one tensor axis.
+The numbers are those that time, memory and traffic use, for one sample on one device, and the
+messages of one tensor axis.
 """
 
 from __future__ import annotations
@@ -15,16 +17,25 @@ from plait.cost.sharding import sharding
 from plait.plan import Plan
 
 POLICIES = ("none", "selective", "full")
-MODES = {"1d": "tp4:1d", "1d,sp": "tp4:1d,sp", "2d": "tp4:2d", "2.5d": "tp8:2.5d,depth2", "3d": "tp8:3d"}
+MODES = {
+    "1d": "tp4:1d",
+    "1d,sp": "tp4:1d,sp",
+    "2d": "tp4:2d",
+    "2.5d": "tp8:2.5d,depth2",
+    "3d": "tp8:3d",
+}
 """A smallest plan of each tensor mode."""
 FUSED_BACKWARD = 2.5
-"""Products of a fused attention's backward over its forward's two: the scores are computed again."""
+"""Products of a fused attention's backward over its forward's two: the scores are computed
+again.
+"""
 
 
 @dataclass(frozen=True)
 class BlockRow:
-    """One kind of block: `count` of them; flops and bytes of one sample; `messages` by tensor mode, (operation, payload bytes,
-    how many) of forward and backward."""
+    """One kind of block: `count` of them; flops and bytes of one sample; `messages` by tensor mode,
+    (operation, payload bytes, how many) of forward and backward.
+    """
 
     name: str
     count: int
@@ -36,7 +47,9 @@ class BlockRow:
 
 
 def block_table(model: Model, precision: str = "bf16") -> list[BlockRow]:
-    """A row for each run of equal blocks; flops of a causal attention are of the half that it computes."""
+    """A row for each run of equal blocks; flops of a causal attention are of the half that it
+    computes.
+    """
     return [_row(block, count, model.seq_len, precision) for block, count in model.runs]
 
 
@@ -55,7 +68,9 @@ def _row(block: Block, count: int, seq_len: int, precision: str) -> BlockRow:
 
 
 def flops(block: Block, seq_len: int) -> tuple[float, float]:
-    """Forward and backward of one sample: a product has two of its size in backward, or one where its input is data."""
+    """Forward and backward of one sample: a product has two of its size in backward, or one where
+    its input is data.
+    """
     forward = backward = 0.0
     for op in block.operations:
         if isinstance(op, Matmul):
@@ -68,8 +83,14 @@ def flops(block: Block, seq_len: int) -> tuple[float, float]:
     return forward * seq_len, backward * seq_len
 
 
-def _messages(block: Block, text: str, seq_len: int, precision: str) -> tuple[tuple[str, float, float], ...]:
+def _messages(
+    block: Block, text: str, seq_len: int, precision: str
+) -> tuple[tuple[str, float, float], ...]:
     plan: Any = Plan.parse(text)
-    parts = sharding(plan, seq_len, 1.0).sample_parts  # a grid deals out samples: as many as it has parts
+    parts = sharding(
+        plan, seq_len, 1.0
+    ).sample_parts  # a grid deals out samples: as many as it has parts
     shard = sharding(plan, seq_len, float(parts))
-    return tuple((one.op, one.payload_bytes, one.count) for one in block_messages(block, shard, precision))
+    return tuple(
+        (one.op, one.payload_bytes, one.count) for one in block_messages(block, shard, precision)
+    )

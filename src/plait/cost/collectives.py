@@ -1,7 +1,9 @@
-"""Time of one collective by algorithm and topology: ring, tree, or hierarchical, whichever is fastest.
+"""Time of one collective by algorithm and topology: ring, tree, or hierarchical, whichever is
+fastest.
 
-A group is known by its size and by how many of its ranks share a node, which is all that bandwidth depends on: every rank owns
-a network port, so a ring through nodes that hold g ranks of the group can use g ports (Thakur et al., 2005; NCCL's rings).
+A group is known by its size and by how many of its ranks share a node, which is all that bandwidth
+depends on: every rank owns a network port, so a ring through nodes that hold g ranks of the group
+can use g ports (Thakur et al., 2005; NCCL's rings).
 """
 
 from __future__ import annotations
@@ -42,7 +44,11 @@ def collective_seconds(machine: Machine, op: str, payload_bytes: float, ranks: G
         return collective(machine, op, sent, ranks.size)
     start = efficiency.collective_seconds * (2 if op == "all_reduce" else 1)
     if ranks.nodes == 1:
-        return start + _hops(op, ranks.size) * machine.link_latency + sent / (machine.link_bandwidth * efficiency.link)
+        return (
+            start
+            + _hops(op, ranks.size) * machine.link_latency
+            + sent / (machine.link_bandwidth * efficiency.link)
+        )
     network = network_rate(machine, ranks.nodes)
     if op in {"send", "shift"}:
         return start + machine.network_latency + sent / network
@@ -63,7 +69,11 @@ def collective_seconds(machine: Machine, op: str, payload_bytes: float, ranks: G
 def network_rate(machine: Machine, nodes: int) -> float:
     """Bytes a second through one device's port when `nodes` nodes talk at once."""
     efficiency = machine.efficiency
-    return machine.network_bandwidth * efficiency.network / (1 + efficiency.congestion * math.log2(max(1, nodes)))
+    return (
+        machine.network_bandwidth
+        * efficiency.network
+        / (1 + efficiency.congestion * math.log2(max(1, nodes)))
+    )
 
 
 def _sent(op: str, payload_bytes: float, size: int) -> float:
@@ -77,11 +87,24 @@ def _hops(op: str, size: int) -> int:
 
 
 def _hierarchical(machine: Machine, op: str, payload_bytes: float, ranks: Group) -> float:
-    """Inside the nodes first, then between them with 1/g of the data on each port, by tree steps in latency."""
+    """Inside the nodes first, then between them with 1/g of the data on each port, by tree steps in
+    latency.
+    """
     efficiency = machine.efficiency
     rounds = 2 if op == "all_reduce" else 1
-    inside = rounds * (ranks.in_node - 1) / ranks.in_node * payload_bytes / (machine.link_bandwidth * efficiency.link)
+    inside = (
+        rounds
+        * (ranks.in_node - 1)
+        / ranks.in_node
+        * payload_bytes
+        / (machine.link_bandwidth * efficiency.link)
+    )
     share = payload_bytes / ranks.in_node
     between = rounds * (ranks.nodes - 1) / ranks.nodes * share / network_rate(machine, ranks.nodes)
     steps = rounds * math.ceil(math.log2(ranks.nodes))
-    return inside + between + steps * machine.network_latency + rounds * (ranks.in_node - 1) * machine.link_latency
+    return (
+        inside
+        + between
+        + steps * machine.network_latency
+        + rounds * (ranks.in_node - 1) * machine.link_latency
+    )

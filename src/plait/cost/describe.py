@@ -1,7 +1,8 @@
-"""A model description from the keys of a config: plait's own names, a pasted Hugging Face config.json, or a module on the
-meta device.
+"""A model description from the keys of a config: plait's own names, a pasted Hugging Face
+config.json, or a module on the meta device.
 
-Describing allocates nothing, so a trillion parameters take as long as a thousand. One table maps what families call things.
+Describing allocates nothing, so a trillion parameters take as long as a thousand. One table maps
+what families call things.
 """
 
 from __future__ import annotations
@@ -36,10 +37,37 @@ ALIASES = {
 
 DESCRIBED = frozenset(
     {
-        *("num_key_value_heads", "head_dim", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size"),
-        *("num_shared_experts", "shared_expert_intermediate_size", "num_dense_layers", "moe_every", "max_position_embeddings"),
-        *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "tie_word_embeddings"),
-        *("attention_dropout", "hidden_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop", "dropout", "hidden_act"),
+        *(
+            "num_key_value_heads",
+            "head_dim",
+            "num_local_experts",
+            "num_experts_per_tok",
+            "moe_intermediate_size",
+        ),
+        *(
+            "num_shared_experts",
+            "shared_expert_intermediate_size",
+            "num_dense_layers",
+            "moe_every",
+            "max_position_embeddings",
+        ),
+        *(
+            "q_lora_rank",
+            "kv_lora_rank",
+            "qk_nope_head_dim",
+            "qk_rope_head_dim",
+            "v_head_dim",
+            "tie_word_embeddings",
+        ),
+        *(
+            "attention_dropout",
+            "hidden_dropout",
+            "attn_pdrop",
+            "resid_pdrop",
+            "embd_pdrop",
+            "dropout",
+            "hidden_act",
+        ),
         *(
             "fused_cross_entropy",
             "activation_function",
@@ -59,19 +87,42 @@ GPT_POSITIONS = 1024
 LARGEST = {"num_hidden_layers": 100_000}
 LARGEST_SIZE = 10**12
 """Sizes above these are slips: a zero too many, a number of bytes."""
-MAY_BE_ZERO = frozenset({"num_local_experts", "num_shared_experts", "num_dense_layers", "num_key_value_heads", "moe_every"})
+MAY_BE_ZERO = frozenset(
+    {
+        "num_local_experts",
+        "num_shared_experts",
+        "num_dense_layers",
+        "num_key_value_heads",
+        "moe_every",
+    }
+)
 LATENT_SIZES = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 OWN_SIZES = (
-    *("head_dim", "moe_intermediate_size", "shared_expert_intermediate_size", "word_embed_proj_dim", "intermediate_size_mlp"),
+    *(
+        "head_dim",
+        "moe_intermediate_size",
+        "shared_expert_intermediate_size",
+        "word_embed_proj_dim",
+        "intermediate_size_mlp",
+    ),
     *LATENT_SIZES,
 )
-RATES = ("attention_dropout", "hidden_dropout", "attention_probs_dropout_prob", "attn_pdrop", "resid_pdrop", "dropout")
+RATES = (
+    "attention_dropout",
+    "hidden_dropout",
+    "attention_probs_dropout_prob",
+    "attn_pdrop",
+    "resid_pdrop",
+    "dropout",
+)
 
 
 def describe(config: Any, seq_len: int | None = None) -> Model:
-    """The description of `config`: a mapping with a `[model]` table, the table itself, or a torch module.
+    """The description of `config`: a mapping with a `[model]` table, the table itself, or a torch
+    module.
 
-    `seq_len` overrides the length of a sample, in tokens. Raises `ModelError` for a family or a key that is missing.
+    `seq_len` overrides the length of a sample, in tokens. Raises `ModelError` for a family or a key
+    that is missing.
     """
     if hasattr(config, "named_modules"):
         return describe_module(config, seq_len or 1)
@@ -87,17 +138,22 @@ def describe(config: Any, seq_len: int | None = None) -> Model:
 
 
 def describe_keys(model: Mapping[str, Any], seq_len: int) -> Model:
-    """The description of a `[model]` table or a config.json; `seq_len` 0 means its longest position."""
+    """The description of a `[model]` table or a config.json; `seq_len` 0 means its longest
+    position.
+    """
     family = str(model.get("name") or model.get("model_type") or "llama")
     if family == "hf":
         inner = model.get("config")
         table = _read(inner) if isinstance(inner, (str, Path)) else inner
         if not isinstance(table, Mapping):
-            raise ModelError('model "hf" needs config = "path/config.json" or an inline table with model_type')
+            raise ModelError(
+                'model "hf" needs config = "path/config.json" or an inline table with model_type'
+            )
         return describe_keys({**table, "name": str(table.get("model_type", "llama"))}, seq_len)
     if family == "mlp":
         sizes = {
-            key: int(_need(model, key, family)) for key in ("in_features", "hidden_size", "num_hidden_layers", "out_features")
+            key: int(_need(model, key, family))
+            for key in ("in_features", "hidden_size", "num_hidden_layers", "out_features")
         }
         return mlp_model(**sizes)
     if family == "resnet":
@@ -107,11 +163,17 @@ def describe_keys(model: Mapping[str, Any], seq_len: int) -> Model:
         return resnet_model(**sizes, image=image)
     text = model.get("text_config")
     if isinstance(text, Mapping):  # of a model that also sees or hears: its language model
-        return describe_keys({"model_type": family, **text, "name": str(text.get("model_type") or family)}, seq_len)
+        return describe_keys(
+            {"model_type": family, **text, "name": str(text.get("model_type") or family)}, seq_len
+        )
     if model.get("is_encoder_decoder"):
-        raise ModelError(f"model {family!r} has an encoder and a decoder, which have no formulae here; describe its nn.Module")
+        raise ModelError(
+            f"model {family!r} has an encoder and a decoder, which have no formulae here; describe its nn.Module"
+        )
     shape = transformer_shape(model, family)
-    return transformer_model(family, shape, seq_len or int(_get(model, "max_position_embeddings") or 2048))
+    return transformer_model(
+        family, shape, seq_len or int(_get(model, "max_position_embeddings") or 2048)
+    )
 
 
 def _read(path: str | Path) -> Any:
@@ -124,9 +186,14 @@ def _read(path: str | Path) -> Any:
 
 def wrong_sizes(model: Mapping[str, Any]) -> Iterator[str]:
     """A sentence for each size that is no count."""
-    names = [(key, name) for key in (*ALIASES, *OWN_SIZES, "vocab_size") for name in (key, *ALIASES.get(key, ()))]
+    names = [
+        (key, name)
+        for key in (*ALIASES, *OWN_SIZES, "vocab_size")
+        for name in (key, *ALIASES.get(key, ()))
+    ]
     for key, name in names:
-        value, least = model.get(name), 0 if key in MAY_BE_ZERO or key in OWN_SIZES else 1
+        value = model.get(name)
+        least = 0 if key in MAY_BE_ZERO or key in OWN_SIZES else 1
         if value is None or (name == "moe_layer_freq" and isinstance(value, (list, tuple))):
             continue
         if isinstance(value, bool) or not isinstance(value, int):
@@ -140,19 +207,23 @@ def wrong_sizes(model: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _uneven(shape: Transformer) -> Iterator[str]:
-    heads, groups = shape.num_attention_heads, shape.kv_heads
+    heads = shape.num_attention_heads
+    groups = shape.kv_heads
     if not shape.head_dim and not shape.kv_lora_rank and shape.hidden_size % heads:
         yield f"hidden_size {shape.hidden_size} must be a multiple of num_attention_heads {heads}"
     if not shape.kv_lora_rank and heads % groups:
         yield f"num_attention_heads {heads} must be a multiple of num_key_value_heads {groups}"
     if shape.num_experts_per_tok > shape.num_experts:
         yield f"num_experts_per_tok {shape.num_experts_per_tok} is more than the {shape.num_experts} experts"
-    if shape.kv_lora_rank and not (shape.qk_nope_head_dim + shape.qk_rope_head_dim and shape.v_head_dim):
+    if shape.kv_lora_rank and not (
+        shape.qk_nope_head_dim + shape.qk_rope_head_dim and shape.v_head_dim
+    ):
         yield "kv_lora_rank needs qk_nope_head_dim, qk_rope_head_dim and v_head_dim"
 
 
 def transformer_shape(model: Mapping[str, Any], family: str) -> Transformer:
-    """The sizes of a transformer from the keys of its family, defaults filled as that family fills them.
+    """The sizes of a transformer from the keys of its family, defaults filled as that family fills
+    them.
 
     Raises `ModelError` listing every size that cannot be.
     """
@@ -160,16 +231,22 @@ def transformer_shape(model: Mapping[str, Any], family: str) -> Transformer:
     if wrong:
         raise ModelError("\n  ".join(wrong))
     traits = traits_of(family, model)
-    hidden, heads = int(_need(model, "hidden_size", family)), int(_need(model, "num_attention_heads", family))
+    hidden = int(_need(model, "hidden_size", family))
+    heads = int(_need(model, "num_attention_heads", family))
     inner = int(_get(model, "intermediate_size") or 4 * hidden)
     experts = int(_get(model, "num_local_experts") or 0)
     moe_inner = int(model.get("moe_intermediate_size") or inner)
-    shared = int(model.get("shared_expert_intermediate_size") or 0) or moe_inner * int(_get(model, "num_shared_experts") or 0)
+    shared = int(model.get("shared_expert_intermediate_size") or 0) or moe_inner * int(
+        _get(model, "num_shared_experts") or 0
+    )
     if family in {"llama4", "llama4_text"}:
-        inner, shared = int(model.get("intermediate_size_mlp") or inner), moe_inner
+        inner = int(model.get("intermediate_size_mlp") or inner)
+        shared = moe_inner
     kernel = str(model.get("attn_implementation") or model.get("_attn_implementation") or "sdpa")
     fused = kernel != "eager"
-    positions = int(_get(model, "max_position_embeddings") or GPT_POSITIONS) if traits.positions else 0
+    positions = (
+        int(_get(model, "max_position_embeddings") or GPT_POSITIONS) if traits.positions else 0
+    )
     every = model.get("interleave_moe_layer_step") or _get(model, "moe_every")
     shape = Transformer(
         hidden_size=hidden,
@@ -226,9 +303,9 @@ def _need(model: Mapping[str, Any], key: str, family: str) -> Any:
 def describe_module(module: Any, seq_len: int = 1, roles: Mapping[str, str] | None = None) -> Model:
     """The description of a torch module, usually on the meta device.
 
-    A Hugging Face model of a known family is described by its own config, any other from a forward on the meta device
-    (`plait.cost.modules`), and one that cannot run there, because what it does depends on values, from its layers alone
-    (`plait.cost.leaves`).
+    A Hugging Face model of a known family is described by its own config, any other from a forward
+    on the meta device (`plait.cost.modules`), and one that cannot run there, because what it does
+    depends on values, from its layers alone (`plait.cost.leaves`).
     """
     table = _own_config(module)
     if table is not None and is_known(str(table["name"])) and not table.get("is_encoder_decoder"):
@@ -246,7 +323,9 @@ def describe_module(module: Any, seq_len: int = 1, roles: Mapping[str, str] | No
 
 
 def _own_config(module: Any) -> Mapping[str, Any] | None:
-    """The config.json of a Hugging Face model, or of one that a wrapper holds as `model`, if it has the sizes."""
+    """The config.json of a Hugging Face model, or of one that a wrapper holds as `model`, if it has
+    the sizes.
+    """
     for holder in (module, getattr(module, "model", None)):
         to_dict = getattr(getattr(holder, "config", None), "to_dict", None)
         if callable(to_dict):

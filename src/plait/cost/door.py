@@ -29,14 +29,16 @@ def estimate(
 ) -> Estimate:
     """Predict one plan: no process group, no tensor, milliseconds.
 
-    `config` is a TOML path or a mapping with its tables ([model], [data], [train], and [plan], [cluster] where `plan` or
-    `cluster` are left out). `framework` says who runs the plan; `runtime` and `efficiency` replace how it runs and how well
-    devices do.
+    `config` is a TOML path or a mapping with its tables ([model], [data], [train], and [plan],
+    [cluster] where `plan` or `cluster` are left out). `framework` says who runs the plan; `runtime`
+    and `efficiency` replace how it runs and how well devices do.
 
-    Raises `PlanError` for a plan that cannot be, `WorldSizeError` for one larger than the cluster, `ModelError` for a model
-    that cannot be described, `ClusterError` for an unknown cluster, `ConfigError` for an unknown framework.
+    Raises `PlanError` for a plan that cannot be, `WorldSizeError` for one larger than the cluster,
+    `ModelError` for a model that cannot be described, `ClusterError` for an unknown cluster,
+    `ConfigError` for an unknown framework.
     """
-    tables, runs = config_tables(config), framework_of(framework)
+    tables = config_tables(config)
+    runs = framework_of(framework)
     chosen = plan_of(tables, plan)
     machines = cluster_of(tables, cluster)
     check_size(chosen, machines)
@@ -47,7 +49,9 @@ def estimate(
 
 
 def check_size(chosen: Plan, machines: Cluster) -> None:
-    """Raises `WorldSizeError` for a plan larger than the cluster; the ranks of a processor may share its cores."""
+    """Raises `WorldSizeError` for a plan larger than the cluster; the ranks of a processor may
+    share its cores.
+    """
     if chosen.world_size > machines.num_devices and machines.host is None:
         raise WorldSizeError(
             f"plan '{chosen}' needs {chosen.world_size} devices and {machines.name} has {machines.num_devices}; "
@@ -85,7 +89,9 @@ def job_of(
     *,
     num_devices: int | None = None,
 ) -> Job:
-    """The job of a config, at the samples a step that it says or that `plan` and `num_devices` ask for."""
+    """The job of a config, at the samples a step that it says or that `plan` and `num_devices` ask
+    for.
+    """
     train = tables.get("train", {})
     batch = global_batch(tables, num_devices or (plan.world_size if plan is not None else 1), plan)
     momentum = float(train.get("momentum") or 0)
@@ -96,10 +102,15 @@ def job_of(
 
 
 def described(tables: Mapping[str, Any], runs: Framework = PLAIT) -> Any:
-    """The description of the config's model, for samples of its length; attention as the framework computes it, unless the
-    config says."""
+    """The description of the config's model, for samples of its length; attention as the framework
+    computes it, unless the config says.
+    """
     model = tables.get("model")
-    if isinstance(model, Mapping) and "attn_implementation" not in model and runs.attention != PLAIT.attention:
+    if (
+        isinstance(model, Mapping)
+        and "attn_implementation" not in model
+        and runs.attention != PLAIT.attention
+    ):
         tables = {**tables, "model": {**model, "attn_implementation": runs.attention}}
     return describe(with_lengths(tables))
 

@@ -1,7 +1,9 @@
-"""What the transformer families of Hugging Face differ in beside their sizes: norms, biases, gates, positions, tied tables.
+"""What the transformer families of Hugging Face differ in beside their sizes: norms, biases, gates,
+positions, tied tables.
 
-One row a family, so that a pasted config.json counts its weights exactly (tests hold each row against the family's own code).
-What is not in a row is Llama's: RMS norms, gated feed-forward networks, rotary positions, no biases, an own output table.
+One row a family, so that a pasted config.json counts its weights exactly (tests hold each row
+against the family's own code). What is not in a row is Llama's: RMS norms, gated feed-forward
+networks, rotary positions, no biases, an own output table.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from typing import Any, Final
 
 @dataclass(frozen=True)
 class Traits:
-    """One family. Biases are of the projections of attention (inputs, output) and of the feed-forward network."""
+    """One family. Biases are of the projections of attention (inputs, output) and of the
+    feed-forward network.
+    """
 
     gated: bool = True
     qkv_bias: bool = False
@@ -22,10 +26,14 @@ class Traits:
     norm: int = 1
     """Weights of a norm for each feature: 1 RMSNorm, 2 LayerNorm, 0 none."""
     norms: int = 2
-    """Norms of a layer: 1 where attention and feed-forward network share one, 4 where both are also normed after."""
+    """Norms of a layer: 1 where attention and feed-forward network share one, 4 where both are also
+    normed after.
+    """
     final_norm: bool = True
     qk_norm: str = ""
-    """Norms of queries and keys: one for every `head` in turn, one for `each` head, one over the `whole` width."""
+    """Norms of queries and keys: one for every `head` in turn, one for `each` head, one over the
+    `whole` width.
+    """
     head_bias: bool = False
     embedding_norm: bool = False
     positions: bool = False
@@ -51,14 +59,23 @@ LLAMA: Final = Traits()
 GPT: Final = Traits(gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, norm=2, rotary=False)
 _ROTARY: Final = replace(GPT, rotary=True)
 _BERT: Final = replace(
-    GPT, positions=True, embedding_norm=True, final_norm=False, token_types=2, tied=True, causal=False, transformed_head=True
+    GPT,
+    positions=True,
+    embedding_norm=True,
+    final_norm=False,
+    token_types=2,
+    tied=True,
+    causal=False,
+    transformed_head=True,
 )
 
 FAMILIES: Final[dict[str, Traits]] = {
     "bert": replace(_BERT, head_bias=True),
     "biogpt": replace(GPT, positions=True, position_offset=2, tied=True),
     "bloom": replace(GPT, embedding_norm=True, tied=True, fused=True),
-    "codegen": replace(_ROTARY, qkv_bias=False, out_bias=False, norms=1, head_bias=True, fused=True),
+    "codegen": replace(
+        _ROTARY, qkv_bias=False, out_bias=False, norms=1, head_bias=True, fused=True
+    ),
     "cohere": replace(LLAMA, norms=1, tied=True),
     "cohere2": replace(LLAMA, norms=1, tied=True),
     "exaone4": replace(LLAMA, qk_norm="head"),
@@ -75,10 +92,14 @@ FAMILIES: Final[dict[str, Traits]] = {
     "gpt_bigcode": replace(GPT, positions=True, tied=True, fused=True),
     "gpt_neo": replace(GPT, qkv_bias=False, positions=True, tied=True),
     "gpt_neox": replace(_ROTARY, fused=True),
-    "gpt_oss": replace(LLAMA, qkv_bias=True, out_bias=True, router_bias=True, expert_bias=True, sinks=True),
+    "gpt_oss": replace(
+        LLAMA, qkv_bias=True, out_bias=True, router_bias=True, expert_bias=True, sinks=True
+    ),
     "gptj": replace(_ROTARY, qkv_bias=False, out_bias=False, norms=1, head_bias=True),
     "hunyuan_v1_dense": replace(LLAMA, qk_norm="head"),
-    "mpt": replace(GPT, qkv_bias=False, out_bias=False, mlp_bias=False, norm=1, tied=True, fused=True),
+    "mpt": replace(
+        GPT, qkv_bias=False, out_bias=False, mlp_bias=False, norm=1, tied=True, fused=True
+    ),
     "nemotron": replace(LLAMA, gated=False, norm=2),
     "olmo": replace(LLAMA, norm=0),
     "olmo2": replace(LLAMA, qk_norm="whole"),
@@ -104,7 +125,17 @@ FAMILIES: Final[dict[str, Traits]] = {
 
 LIKE_LLAMA: Final = frozenset(
     {
-        *("llama", "mistral", "mixtral", "ministral", "deepseek_v2", "deepseek_v3", "kimi_k2", "granite", "granitemoe"),
+        *(
+            "llama",
+            "mistral",
+            "mixtral",
+            "ministral",
+            "deepseek_v2",
+            "deepseek_v3",
+            "kimi_k2",
+            "granite",
+            "granitemoe",
+        ),
         *("ernie4_5", "llama4", "llama4_text", "aquila", "yi", "internlm2", "minicpm", "arcee"),
     }
 )
@@ -130,7 +161,9 @@ def traits_of(family: str, model: Mapping[str, Any]) -> Traits:
             names = ("qkv_bias",)
         if isinstance(model.get(key), bool):
             traits = replace(traits, **dict.fromkeys(names, model[key]))
-    if isinstance(model.get("use_qk_norm"), bool) and not family.startswith("llama4"):  # Llama 4's has no weights
+    if isinstance(model.get("use_qk_norm"), bool) and not family.startswith(
+        "llama4"
+    ):  # Llama 4's has no weights
         each = "each" if family.startswith("cohere") else "head"
         traits = replace(traits, qk_norm=(traits.qk_norm or each) if model["use_qk_norm"] else "")
     if model.get("qk_layernorm") is False:
@@ -156,6 +189,16 @@ _SWITCHES: Final = {
 
 def _falcon(traits: Traits, model: Mapping[str, Any]) -> Traits:
     bias = bool(model.get("bias", False))
-    parallel, new = bool(model.get("parallel_attn", True)), bool(model.get("new_decoder_architecture", False))
-    norms = 1 if parallel and (model.get("num_ln_in_parallel_attn") or (2 if new else 1)) == 1 else 2
-    return replace(traits, qkv_bias=bias, out_bias=bias, mlp_bias=bias, norms=norms, rotary=not model.get("alibi", False))
+    parallel = bool(model.get("parallel_attn", True))
+    new = bool(model.get("new_decoder_architecture", False))
+    norms = (
+        1 if parallel and (model.get("num_ln_in_parallel_attn") or (2 if new else 1)) == 1 else 2
+    )
+    return replace(
+        traits,
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=bias,
+        norms=norms,
+        rotary=not model.get("alibi", False),
+    )

@@ -1,8 +1,8 @@
 """Who runs the plan: how other frameworks behave, by name, and which plans they offer.
 
-`plait estimate --framework megatron-core` predicts the plan as that framework would run it, and `plait plan` then chooses
-among the plans that it offers. What stands here is from each framework's own code; its two times of waiting (`LATE`, `SKEW`)
-were set on published runs.
+`plait estimate --framework megatron-core` predicts the plan as that framework would run it, and
+`plait plan` then chooses among the plans that it offers. What stands here is from each framework's
+own code; its two times of waiting (`LATE`, `SKEW`) were set on published runs.
 """
 
 from __future__ import annotations
@@ -38,10 +38,17 @@ class Framework:
 
     def offers(self, plan: Any) -> bool:
         """Whether the framework has every part of the plan."""
-        tp, dp, pp, cp = plan.tp, plan.dp, plan.pp, plan.cp
+        tp = plan.tp
+        dp = plan.dp
+        pp = plan.pp
+        cp = plan.cp
         return all(
             (
-                tp.size == 1 or (tp.mode in self.tensor_modes and (self.sequence_parallel or not tp.sequence_parallel)),
+                tp.size == 1
+                or (
+                    tp.mode in self.tensor_modes
+                    and (self.sequence_parallel or not tp.sequence_parallel)
+                ),
                 pp.size == 1 or self.schedules is None or pp.schedule in self.schedules,
                 (dp.size == 1 and dp.strategy == "allreduce") or dp.strategy in self.data,
                 cp.size == 1 or cp.strategy in self.contexts,
@@ -51,9 +58,13 @@ class Framework:
 
 
 def behaviour(gradient_bytes: float, **habits: Any) -> Runtime:
-    """A framework that is not plait: what sequence parallelism gathered is gathered again, and selective recomputation only
-    repeats the attention itself."""
-    return Runtime(gradient_bytes, **{"keep_gathered": False, "selective_sends": False, "fused_rows": False, **habits})
+    """A framework that is not plait: what sequence parallelism gathered is gathered again, and
+    selective recomputation only repeats the attention itself.
+    """
+    return Runtime(
+        gradient_bytes,
+        **{"keep_gathered": False, "selective_sends": False, "fused_rows": False, **habits},
+    )
 
 
 PLAIT = Framework("plait")
@@ -75,8 +86,9 @@ MEGATRON_LM = Framework(
     contexts=(),
     experts=False,
 )
-"""Narayanan et al. 2021: attention that is not fused, fused bias-gelu and softmax, float32 gradients, reduction after the last
-backward, blocking sends."""
+"""Narayanan et al. 2021: attention that is not fused, fused bias-gelu and softmax, float32
+gradients, reduction after the last backward, blocking sends.
+"""
 MEGATRON_2022 = replace(
     MEGATRON_LM,
     name="megatron-lm-2022",
@@ -84,8 +96,9 @@ MEGATRON_2022 = replace(
     sequence_parallel=True,
     data=("allreduce", "zero1"),
 )
-"""The same with sequence parallelism (Korthikanti et al. 2022), gradients added up inside the products that make them, and a
-distributed optimizer."""
+"""The same with sequence parallelism (Korthikanti et al. 2022), gradients added up inside the
+products that make them, and a distributed optimizer.
+"""
 MEGATRON_DEEPSPEED = replace(
     MEGATRON_LM,
     name="megatron-deepspeed",
@@ -93,18 +106,23 @@ MEGATRON_DEEPSPEED = replace(
     schedules=("1f1b",),
     data=("allreduce", "zero1"),
 )
-"""DeepSpeed's optimizer for bf16 under pipelines: float32 gradients are all-reduced whole, weights gathered. Its pipeline sends
-each rank's part of what a tensor group holds (`PartitionedTensor`) and waits for the device at every send."""
+"""DeepSpeed's optimizer for bf16 under pipelines: float32 gradients are all-reduced whole, weights
+gathered. Its pipeline sends each rank's part of what a tensor group holds (`PartitionedTensor`) and
+waits for the device at every send.
+"""
 MEGATRON_CORE = Framework(
     "megatron-core",
-    behaviour(2.0, balanced_stages=False, overlap_tensor=0.8, fused_accumulation=True, fused_kernels=True),
+    behaviour(
+        2.0, balanced_stages=False, overlap_tensor=0.8, fused_accumulation=True, fused_kernels=True
+    ),
     attention="cudnn",
     schedules=("1f1b", "interleaved"),
     tensor_modes=("1d",),
     data=("allreduce", "zero1"),
 )
-"""Transformer Engine: fused attention and norms; tensor-parallel collectives split and overlapped with their products;
-gradients added up inside the products that make them."""
+"""Transformer Engine: fused attention and norms; tensor-parallel collectives split and overlapped
+with their products; gradients added up inside the products that make them.
+"""
 NANOTRON = Framework(
     "nanotron",
     behaviour(4.0, overlap_sends=False, keep_gathered=True, skew_seconds=SKEW),
@@ -122,14 +140,34 @@ TORCHTITAN = Framework(
     data=("zero3",),
     contexts=("ring",),
 )
-"""Fully sharded, or sharded inside groups and replicated across: its plain data parallelism goes with no other axis."""
+"""Fully sharded, or sharded inside groups and replicated across: its plain data parallelism goes
+with no other axis.
+"""
 FSDP = Framework(
-    "fsdp", behaviour(2.0), schedules=(), tensor_modes=(), data=("allreduce", "zero2", "zero3"), contexts=(), experts=False
+    "fsdp",
+    behaviour(2.0),
+    schedules=(),
+    tensor_modes=(),
+    data=("allreduce", "zero2", "zero3"),
+    contexts=(),
+    experts=False,
 )
-"""PyTorch's fully sharded data parallel with gradients in the working precision, as trainers of one axis use it."""
+"""PyTorch's fully sharded data parallel with gradients in the working precision, as trainers of one
+axis use it.
+"""
 
 FRAMEWORKS = {
-    one.name: one for one in (PLAIT, MEGATRON_CORE, MEGATRON_LM, MEGATRON_2022, MEGATRON_DEEPSPEED, NANOTRON, TORCHTITAN, FSDP)
+    one.name: one
+    for one in (
+        PLAIT,
+        MEGATRON_CORE,
+        MEGATRON_LM,
+        MEGATRON_2022,
+        MEGATRON_DEEPSPEED,
+        NANOTRON,
+        TORCHTITAN,
+        FSDP,
+    )
 }
 ALIASES = {
     **dict.fromkeys(("megatron", "megatron-lm", "megatron-bridge", "nemo"), "megatron-core"),
@@ -138,7 +176,9 @@ ALIASES = {
 
 
 def framework_of(name: Framework | str) -> Framework:
-    """The framework of that name, capitals and underscores aside. Raises `ConfigError` for one that is not known."""
+    """The framework of that name, capitals and underscores aside. Raises `ConfigError` for one that
+    is not known.
+    """
     if isinstance(name, Framework):
         return name
     word = name.strip().lower().replace("_", "-")

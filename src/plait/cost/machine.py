@@ -1,7 +1,8 @@
 """The rates that a cluster reaches in practice: data-sheet numbers times a few named efficiencies.
 
-Every constant that was fitted stands in `Efficiency`, once for all devices, models and plans; nothing else in the cost
-model is a fit. A cluster may carry measured rates of its own (a probe), which then replace these.
+Every constant that was fitted stands in `Efficiency`, once for all devices, models and plans;
+nothing else in the cost model is a fit. A cluster may carry measured rates of its own (a probe),
+which then replace these.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ SUSTAINED = {
     "a100-40gb": 0.80, "a100-80gb": 0.80, "h100": 0.71, "h200": 0.67, "b200": 0.61, "gb200": 0.56, "gb300": 0.56,
     "l40s": 0.50, "t4": 0.37,
 }  # fmt: skip
-"""Median of measured bf16 products beyond 1e12 flops, of the peak rate: clocks fall when products are large. From the public
-kernel measurements of ai-dynamo/aiconfigurator (gemm_perf, commit 095f58a). GB300: none, taken as GB200. T4: 24 of 65 TFLOP/s
-under its power cap of 70 W (NVIDIA developer forum, thread 264462)."""
+"""Median of measured bf16 products beyond 1e12 flops, of the peak rate: clocks fall when products
+are large. From the public kernel measurements of ai-dynamo/aiconfigurator (gemm_perf, commit
+095f58a). GB300: none, taken as GB200. T4: 24 of 65 TFLOP/s under its power cap of 70 W (NVIDIA
+developer forum, thread 264462).
+"""
 
 
 PORTABLE_ATTENTION = {"h100": 0.5, "h200": 0.5, "b200": 0.5, "gb200": 0.5, "gb300": 0.5}
-"""FlashAttention-2 over FlashAttention-3 and cuDNN where warp-group products exist (Shah et al., "FlashAttention-3", figure
-5)."""
+"""FlashAttention-2 over FlashAttention-3 and cuDNN where warp-group products exist (Shah et al.,
+"FlashAttention-3", figure 5).
+"""
 
 
 @dataclass(frozen=True)
@@ -30,9 +34,13 @@ class Efficiency:
     """What real kernels and links reach of the data sheet. Fractions unless the name has a unit."""
 
     matmul: float = 0.95
-    """Large matrix products inside training, of what the device sustains in benchmarks of single products."""
+    """Large matrix products inside training, of what the device sustains in benchmarks of single
+    products.
+    """
     matmul_depth: float = 32.0
-    """Extra depth, in elements, that the start and end of a tile cost: a product of depth k runs at k / (k + this)."""
+    """Extra depth, in elements, that the start and end of a tile cost: a product of depth k runs at
+    k / (k + this).
+    """
     matmul_rows: float = 96.0
     """Extra rows that a product costs, in the same way: waves of tiles that are not full."""
     memory: float = 0.93
@@ -57,11 +65,17 @@ class Efficiency:
     call_seconds: float = 135e-6
     """The same for each collective."""
     eager_passes: float = 1.8
-    """How often an elementwise operation that is not fused passes over memory, beside once when compiled."""
+    """How often an elementwise operation that is not fused passes over memory, beside once when
+    compiled.
+    """
     overlap: float = 0.6
-    """The part of backward (or of the neighbouring layer) behind which data-parallel communication can hide."""
+    """The part of backward (or of the neighbouring layer) behind which data-parallel communication
+    can hide.
+    """
     tail: float = 0.1
-    """The part of a reduction that comes after the last backward whatever the overlap: the last bucket."""
+    """The part of a reduction that comes after the last backward whatever the overlap: the last
+    bucket.
+    """
     contention: float = 0.35
     """Slow-down of compute while a collective shares the device."""
     congestion: float = 0.12
@@ -72,7 +86,9 @@ class Efficiency:
 
 @dataclass(frozen=True, eq=False)
 class Machine:
-    """A cluster as the cost model sees it; SI units. Compared by identity: results are cached by machine."""
+    """A cluster as the cost model sees it; SI units. Compared by identity: results are cached by
+    machine.
+    """
 
     name: str
     num_devices: int
@@ -88,11 +104,15 @@ class Machine:
     price_per_hour: float = 0.0
     sustained: float = 0.72
     portable_attention: float = 1.0
-    """Speed of a fused attention kernel written for older matrix units, of one written for this device."""
+    """Speed of a fused attention kernel written for older matrix units, of one written for this
+    device.
+    """
     efficiency: Efficiency = field(default_factory=Efficiency)
     is_cpu: bool = False
     host: Host | None = None
-    """What the probe measured of a processor; then no efficiency above is used for its compute and its links."""
+    """What the probe measured of a processor; then no efficiency above is used for its compute and
+    its links.
+    """
 
     @property
     def cores(self) -> int:
@@ -129,16 +149,20 @@ MEASURED = Efficiency(
     overlap=0.0,
     step_seconds=1e-3,
 )
-"""For rates that were measured on the machine itself, on products of one size and on copies. A processor core that computes has
-no second engine that communicates, so nothing overlaps."""
+"""For rates that were measured on the machine itself, on products of one size and on copies. A
+processor core that computes has no second engine that communicates, so nothing overlaps.
+"""
 
 
 def machine_of(cluster: Any, efficiency: Efficiency | None = None) -> Machine:
     """The machine of a `plait.cluster.Cluster`."""
-    device, measured = cluster.device, getattr(cluster.device, "is_cpu", False)
+    device = cluster.device
+    measured = getattr(cluster.device, "is_cpu", False)
     chosen = efficiency or (MEASURED if measured else Efficiency())
     if cluster.host is not None and efficiency is None:
-        chosen = replace(MEASURED, matmul=1.0, kernel_seconds=0.0, step_seconds=cluster.host.engine["step"])
+        chosen = replace(
+            MEASURED, matmul=1.0, kernel_seconds=0.0, step_seconds=cluster.host.engine["step"]
+        )
     return Machine(
         name=cluster.name,
         num_devices=cluster.num_devices,
@@ -160,7 +184,9 @@ def machine_of(cluster: Any, efficiency: Efficiency | None = None) -> Machine:
 
 
 def sustained_fraction(device: Any) -> float:
-    """What long runs of large matrix products hold of the peak rate: measured, or derived from the best single product."""
+    """What long runs of large matrix products hold of the peak rate: measured, or derived from the
+    best single product.
+    """
     if device.is_cpu:
         return 1.0
     if device.name in SUSTAINED:

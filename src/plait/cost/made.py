@@ -1,7 +1,8 @@
-"""The description of a model that a config makes by code: made on the meta device, and run there on a sample of its data.
+"""The description of a model that a config makes by code: made on the meta device, and run there on
+a sample of its data.
 
-That is a user's own function (`python = "module:function"`), and what plait has no formulae for. Everything here loads torch,
-and only when it is asked for.
+That is a user's own function (`python = "module:function"`), and what plait has no formulae for.
+Everything here loads torch, and only when it is asked for.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ def is_made(model: Mapping[str, Any]) -> bool:
 
 
 def describe_made(model: Mapping[str, Any], data: Mapping[str, Any], seq_len: int) -> Model:
-    """The description of the model that a `[model]` table makes, of samples as its `[data]` table gives them.
+    """The description of the model that a `[model]` table makes, of samples as its `[data]` table
+    gives them.
 
     Raises `ModelError` for a function that fails or a model that cannot run on the meta device.
     """
@@ -34,12 +36,18 @@ def describe_made(model: Mapping[str, Any], data: Mapping[str, Any], seq_len: in
     keys = {key: value for key, value in model.items() if key not in ("roles", "arguments")}
     with torch.device("meta"):
         by_name = "python" not in keys
-        made = make(keys.pop("name"), **keys) if by_name else user.make(keys["python"], model.get("arguments"))
+        made = (
+            make(keys.pop("name"), **keys)
+            if by_name
+            else user.make(keys["python"], model.get("arguments"))
+        )
     return describe_by_running(made, seq_len or 1, model.get("roles"), example=_sample(data, model))
 
 
 def _sample(data: Mapping[str, Any], model: Mapping[str, Any]) -> Any:
-    """The inputs of the first sample, as a batch of `SAMPLES` on the meta device; None where there are no data to ask."""
+    """The inputs of the first sample, as a batch of `SAMPLES` on the meta device; None where there
+    are no data to ask.
+    """
     import torch
 
     from plait.datasets import make
@@ -49,5 +57,7 @@ def _sample(data: Mapping[str, Any], model: Mapping[str, Any]) -> Any:
     except (PlaitError, LookupError):
         return None
     return torch.utils._pytree.tree_map_only(
-        torch.Tensor, lambda leaf: torch.empty((SAMPLES, *leaf.shape), dtype=leaf.dtype, device="meta"), inputs
+        torch.Tensor,
+        lambda leaf: torch.empty((SAMPLES, *leaf.shape), dtype=leaf.dtype, device="meta"),
+        inputs,
     )

@@ -1,8 +1,10 @@
-"""The description of any torch module: run once on the meta device, where nothing is computed and nothing allocated.
+"""The description of any torch module: run once on the meta device, where nothing is computed and
+nothing allocated.
 
-Blocks are the children of the largest list of modules. Each kind of block runs once more under watch (`watching`). Where
-roles are known (`ROLES` beside the class, or given), they say how a tensor axis splits a block, hence its messages and which
-of the saved numbers it divides. What stands outside of blocks and of layers is not seen.
+Blocks are the children of the largest list of modules. Each kind of block runs once more under
+watch (`watching`). Where roles are known (`ROLES` beside the class, or given), they say how a
+tensor axis splits a block, hence its messages and which of the saved numbers it divides. What
+stands outside of blocks and of layers is not seen.
 """
 
 from __future__ import annotations
@@ -25,26 +27,45 @@ SAMPLES = 2
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def describe_by_running(module: Any, seq_len: int, roles: Mapping[str, str] | None = None, *, example: Any = None) -> Model:
-    """The description of a torch module from its forward on samples of `seq_len` tokens (1: without a sequence).
+def describe_by_running(
+    module: Any, seq_len: int, roles: Mapping[str, str] | None = None, *, example: Any = None
+) -> Model:
+    """The description of a torch module from its forward on samples of `seq_len` tokens (1: without
+    a sequence).
 
-    `example`: what it takes, a batch of `SAMPLES`; without one, what its first layer may take. A block that cannot run on the
-    meta device, because what it does depends on values, is run with values on a few tokens, or described by its layers.
-    Raises `ModelError` when the module runs with no input that its first layer takes.
+    `example`: what it takes, a batch of `SAMPLES`; without one, what its first layer may take. A
+    block that cannot run on the meta device, because what it does depends on values, is run with
+    values on a few tokens, or described by its layers. Raises `ModelError` when the module runs
+    with no input that its first layer takes.
     """
     import torch
 
-    table = roles if roles is not None else getattr(sys.modules.get(type(module).__module__), "ROLES", {})
-    by_module = {id(child): role for name, child in module.named_modules() if (role := _role(name, table))}
+    table = (
+        roles
+        if roles is not None
+        else getattr(sys.modules.get(type(module).__module__), "ROLES", {})
+    )
+    by_module = {
+        id(child): role for name, child in module.named_modules() if (role := _role(name, table))
+    }
     blocks = repeated(module)
     within = {id(part) for block in blocks for part in block.modules()}
-    units = [*blocks, *(layer for layer in module.modules() if is_layer(layer) and id(layer) not in within)]
-    own, known = {id(block) for block in blocks}, dict[str, Block]()
+    units = [
+        *blocks,
+        *(layer for layer in module.modules() if is_layer(layer) and id(layer) not in within),
+    ]
+    own = {id(block) for block in blocks}
+    known = dict[str, Block]()
     try:
         with torch.device("meta"):
-            met = _first_run(module, _inputs(module, seq_len) if example is None else [example], units, own)
+            met = _first_run(
+                module, _inputs(module, seq_len) if example is None else [example], units, own
+            )
             tokens = SAMPLES * seq_len
-            described = [(id(unit) in own, _known(known, unit, call, tokens, by_module)) for unit, call in met]
+            described = [
+                (id(unit) in own, _known(known, unit, call, tokens, by_module))
+                for unit, call in met
+            ]
     except ModelError:
         few = min(seq_len, tokens_for(module) // SAMPLES)
         if not few:
@@ -54,27 +75,44 @@ def describe_by_running(module: Any, seq_len: int, roles: Mapping[str, str] | No
             inputs = list(_inputs(module, few)) if example is None else [example]
         met = _first_run(module, inputs, units, set(), real=True)
         tokens = SAMPLES * (few if example is None else seq_len)
-        described = [(id(unit) in own, _known(known, unit, call, tokens, by_module, real=True)) for unit, call in met]
+        described = [
+            (id(unit) in own, _known(known, unit, call, tokens, by_module, real=True))
+            for unit, call in met
+        ]
     return _assembled(module, described, seq_len)
 
 
 def repeated(module: Any) -> list[Any]:
     """The blocks of a module: the children of its largest list."""
-    lists = [c for c in module.modules() if type(c).__name__ in {"ModuleList", "Sequential"} and len(c) > 1]
+    lists = [
+        c
+        for c in module.modules()
+        if type(c).__name__ in {"ModuleList", "Sequential"} and len(c) > 1
+    ]
     best = max(lists, key=lambda child: sum(p.numel() for p in child.parameters()), default=None)
     return [] if best is None else list(best)
 
 
 def _role(name: str, table: Mapping[str, str]) -> str | None:
-    fits = (role for pattern, role in table.items() if re.fullmatch(re.escape(pattern).replace(r"\*", r"[^.]+"), name))
+    fits = (
+        role
+        for pattern, role in table.items()
+        if re.fullmatch(re.escape(pattern).replace(r"\*", r"[^.]+"), name)
+    )
     return next(fits, None)
 
 
 def _first_run(
-    module: Any, candidates: Iterable[Any], units: list[Any], blocks: set[int], *, real: bool = False
+    module: Any,
+    candidates: Iterable[Any],
+    units: list[Any],
+    blocks: set[int],
+    *,
+    real: bool = False,
 ) -> list[tuple[Any, Call]]:
-    """Each block and each layer outside of blocks with what it was called with, in order. One of the `blocks` that fails is
-    taken to give back something like what it was given."""
+    """Each block and each layer outside of blocks with what it was called with, in order. One of
+    the `blocks` that fails is taken to give back something like what it was given.
+    """
     import torch
 
     met: list[tuple[Any, Call]] = []
@@ -99,13 +137,16 @@ def _first_run(
         finally:
             for handle in handles:
                 handle.remove()
-    raise ModelError(f"{type(module).__name__} runs with no input that its first layer takes: {failure}")
+    raise ModelError(
+        f"{type(module).__name__} runs with no input that its first layer takes: {failure}"
+    )
 
 
 @contextlib.contextmanager
 def _lenient(blocks: list[Any]) -> Iterator[None]:
-    """While it lasts, a block whose forward needs values that the meta device does not have gives back something like its
-    first input."""
+    """While it lasts, a block whose forward needs values that the meta device does not have gives
+    back something like its first input.
+    """
     import torch
 
     def wrapped(forward: Any) -> Any:
@@ -113,7 +154,11 @@ def _lenient(blocks: list[Any]) -> Iterator[None]:
             try:
                 return forward(*args, **kwargs)
             except (NotImplementedError, RuntimeError):
-                tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor) and x.is_floating_point()]
+                tensors = [
+                    x
+                    for x in (*args, *kwargs.values())
+                    if isinstance(x, torch.Tensor) and x.is_floating_point()
+                ]
                 if not tensors:
                     raise
                 return torch.empty_like(tensors[0])
@@ -130,13 +175,16 @@ def _lenient(blocks: list[Any]) -> Iterator[None]:
 
 
 def _inputs(module: Any, seq_len: int) -> Iterator[Any]:
-    """What may go in, by the first layer with a weight: tokens, images, features with and without a sequence."""
+    """What may go in, by the first layer with a weight: tokens, images, features with and without a
+    sequence.
+    """
     import torch
 
     first = next((layer for layer in module.modules() if is_layer(layer)), None)
     if first is None:
         return
-    kind, shape = type(first).__name__, first.weight.shape
+    kind = type(first).__name__
+    shape = first.weight.shape
     if hasattr(first, "num_embeddings"):
         yield torch.zeros(SAMPLES, seq_len, dtype=torch.long)
     elif kind.startswith("Conv"):
@@ -150,7 +198,13 @@ def _inputs(module: Any, seq_len: int) -> Iterator[Any]:
 
 
 def _known(
-    known: dict[str, Block], unit: Any, call: Call, tokens: int, roles: Mapping[int, str], *, real: bool = False
+    known: dict[str, Block],
+    unit: Any,
+    call: Call,
+    tokens: int,
+    roles: Mapping[int, str],
+    *,
+    real: bool = False,
 ) -> Block:
     """The block of a unit; equal ones, called alike, are watched once."""
     args, kwargs = call
@@ -168,7 +222,9 @@ def _known(
 
 
 def _with_values(unit: Any, call: Call, tokens: int, roles: Mapping[int, str]) -> Block:
-    """A block that does not run on the meta device, run on a few tokens with values; else by its layers."""
+    """A block that does not run on the meta device, run on a few tokens with values; else by its
+    layers.
+    """
     import torch
 
     length = tokens // SAMPLES
@@ -176,31 +232,51 @@ def _with_values(unit: Any, call: Call, tokens: int, roles: Mapping[int, str]) -
 
     def part(x: Any) -> Any:  # the dim of tokens is cut; a mask has two of them
         if isinstance(x, torch.Tensor) and few < length:
-            dims = [dim for dim in range(x.dim()) if x.shape[dim] == length and not (dim == 0 and x.dim() > 1)]
+            dims = [
+                dim
+                for dim in range(x.dim())
+                if x.shape[dim] == length and not (dim == 0 and x.dim() > 1)
+            ]
             for dim in dims if x.dim() > 3 else dims[:1]:
                 x = x.narrow(dim, 0, few)
         return value_of(x)
 
     if few:
-        args, kwargs = tuple(map(part, call[0])), {name: part(x) for name, x in call[1].items()}
+        args = tuple(map(part, call[0]))
+        kwargs = {name: part(x) for name, x in call[1].items()}
         try:
             with torch.device("cpu"):
-                return _watched(unit, (args, kwargs), float(SAMPLES * few), roles, first_of_all=False, real=True)
+                return _watched(
+                    unit, (args, kwargs), float(SAMPLES * few), roles, first_of_all=False, real=True
+                )
         except (NotImplementedError, RuntimeError, TypeError, ValueError):
             pass
-    return describe_leaves(type(unit).__name__, [leaf for leaf in unit.modules() if not list(leaf.children())])
+    return describe_leaves(
+        type(unit).__name__, [leaf for leaf in unit.modules() if not list(leaf.children())]
+    )
 
 
 def _watched(
-    unit: Any, call: Call, tokens: float, roles: Mapping[int, str], *, first_of_all: bool, real: bool = False
+    unit: Any,
+    call: Call,
+    tokens: float,
+    roles: Mapping[int, str],
+    *,
+    first_of_all: bool,
+    real: bool = False,
 ) -> Block:
     """`first_of_all`: what goes in is data, which wants no gradient."""
     import torch
 
-    def fresh(x: Any) -> Any:  # as the output of the block before: it needs a gradient where it can have one
-        return x.detach().requires_grad_(x.is_floating_point()) if isinstance(x, torch.Tensor) else x
+    def fresh(
+        x: Any,
+    ) -> Any:  # as the output of the block before: it needs a gradient where it can have one
+        return (
+            x.detach().requires_grad_(x.is_floating_point()) if isinstance(x, torch.Tensor) else x
+        )
 
-    args, kwargs = tuple(map(fresh, call[0])), {name: fresh(x) for name, x in call[1].items()}
+    args = tuple(map(fresh, call[0]))
+    kwargs = {name: fresh(x) for name, x in call[1].items()}
     if first_of_all:
         args, kwargs = call
     watch = Watch(tokens, roles)
@@ -215,11 +291,18 @@ def _watched(
         sequence_masks=watch.saved.get("masks", 0.0) / tokens,
         gathered=watch.gathered / tokens,
     )
-    return Block(type(unit).__name__, (*watch.operations, *watch.elementwise(), *others), saved, max(1, round(width / tokens)))
+    return Block(
+        type(unit).__name__,
+        (*watch.operations, *watch.elementwise(), *others),
+        saved,
+        max(1, round(width / tokens)),
+    )
 
 
 def _assembled(module: Any, described: list[tuple[bool, Block]], seq_len: int) -> Model:
-    """What comes before the first block is the embedding, what comes after the last one is the head."""
+    """What comes before the first block is the embedding, what comes after the last one is the
+    head.
+    """
     places = [index for index, (is_block, _) in enumerate(described) if is_block]
     start, end = (places[0], places[-1] + 1) if places else (0, len(described))
     inner = [block for _, block in described[start:end]]
@@ -228,7 +311,9 @@ def _assembled(module: Any, described: list[tuple[bool, Block]], seq_len: int) -
     unseen = total - sum(block.parameters for _, block in described)
     if unseen > 0:  # parameters of the module itself, layers that this input did not meet
         width = described[-1][1].width if described else 1
-        after.append(Block("unseen", (Elementwise("unseen", 0.0, 0.0, "none", unseen),), Saved(), width))
+        after.append(
+            Block("unseen", (Elementwise("unseen", 0.0, 0.0, "none", unseen),), Saved(), width)
+        )
     runs: list[tuple[Block, int]] = [(_joined("embedding", before), 1)] if before else []
     for block in inner:
         if runs and runs[-1][0] is block:
@@ -239,11 +324,16 @@ def _assembled(module: Any, described: list[tuple[bool, Block]], seq_len: int) -
     counted = sum(block.parameters * count for block, count in runs)
     tied = max(0, counted - total)  # a shared weight is met twice and stored once
     hidden = max((block.width for block, _ in runs), default=1)
-    return Model(type(module).__name__, tuple(runs), seq_len=seq_len, tied_parameters=tied, hidden=hidden)
+    return Model(
+        type(module).__name__, tuple(runs), seq_len=seq_len, tied_parameters=tied, hidden=hidden
+    )
 
 
 def _joined(name: str, blocks: list[Block]) -> Block:
     operations = tuple(op for block in blocks for op in block.operations)
-    kept = {field: sum(getattr(block.saved, field) for block in blocks) for field in ("sequence", "tensor", "sequence_masks")}
+    kept = {
+        field: sum(getattr(block.saved, field) for block in blocks)
+        for field in ("sequence", "tensor", "sequence_masks")
+    }
     gathered = sum(block.saved.gathered for block in blocks)
     return Block(name, operations, Saved(**kept, gathered=gathered), blocks[-1].width)

@@ -1,8 +1,8 @@
 """Optimizer state that lives on the host: what a node has room for, and what a step pays.
 
-Gradients go down the device's own link, Adam runs on the node's processors (which all its devices share), weights come back;
-nothing of it overlaps, as the update is the last thing of a step (Ren et al., "ZeRO-Offload", section 4, without its delayed
-update).
+Gradients go down the device's own link, Adam runs on the node's processors (which all its devices
+share), weights come back; nothing of it overlaps, as the update is the last thing of a step (Ren et
+al., "ZeRO-Offload", section 4, without its delayed update).
 """
 
 from __future__ import annotations
@@ -15,13 +15,19 @@ from plait.cost.machine import Machine
 HOST_LINK = 25e9
 """Bytes a second between a device and its host: four fifths of PCIe 4 x16."""
 HOST_STREAM = 200e9
-"""Bytes a second that a node's processors read and write together; an order of magnitude, no source."""
+"""Bytes a second that a node's processors read and write together; an order of magnitude, no
+source.
+"""
 HOST_PASSES = 3.0
-"""How often an Adam that is not fused passes over what one that is would read and write; an order of magnitude, no source."""
+"""How often an Adam that is not fused passes over what one that is would read and write; an order
+of magnitude, no source.
+"""
 HOST_BYTES = 2e12
 """Memory of a node's host, as the systems of eight accelerators have it."""
 ADAM_BYTES = 28.0
-"""Of a weight: its gradient, master and two moments are read, the last three written, in float32."""
+"""Of a weight: its gradient, master and two moments are read, the last three written, in
+float32.
+"""
 
 
 def without_offload(plan: Any) -> Any:
@@ -30,7 +36,9 @@ def without_offload(plan: Any) -> Any:
 
 
 def update_seconds(machine: Machine, num_devices: int, numbers: float, moved_bytes: float) -> float:
-    """Seconds of an update on the host: `numbers` weights and `moved_bytes` over the link of each of `num_devices` ranks."""
+    """Seconds of an update on the host: `numbers` weights and `moved_bytes` over the link of each
+    of `num_devices` ranks.
+    """
     sharing = min(machine.devices_per_node, num_devices)
     return moved_bytes / HOST_LINK + sharing * numbers * ADAM_BYTES * HOST_PASSES / HOST_STREAM
 

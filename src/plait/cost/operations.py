@@ -1,7 +1,8 @@
 """The words of a model description: operations inside blocks inside a model.
 
-An operation carries what every later question needs (sizes, weights, what it must keep for backward) and how a
-tensor axis may split it, so flops, memory, traffic and time are four readings of one description.
+An operation carries what every later question needs (sizes, weights, what it must keep for
+backward) and how a tensor axis may split it, so flops, memory, traffic and time are four readings
+of one description.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ from functools import cached_property
 from typing import Literal
 
 Split = Literal["column", "row", "heads", "sequence", "none"]
-"""How 1D tensor parallelism divides an operation: its outputs, its inputs, its heads, only its tokens (sequence parallel),
-or not."""
+"""How 1D tensor parallelism divides an operation: its outputs, its inputs, its heads, only its
+tokens (sequence parallel), or not.
+"""
 
 
 @dataclass(frozen=True)
 class Matmul:
-    """`rows x inputs @ inputs x outputs`, `rows` for each token (or sample): 1 for a linear layer, H*W for a convolution."""
+    """`rows x inputs @ inputs x outputs`, `rows` for each token (or sample): 1 for a linear layer,
+    H*W for a convolution.
+    """
 
     name: str
     inputs: int
@@ -29,8 +33,9 @@ class Matmul:
     copies: int = 1
     """Weights of this shape (experts); each token uses `rows` of them."""
     parts: tuple[int, ...] = ()
-    """Outputs of the layers that take the same input (query, key and value), where it is not one matrix. The input moves
-    once for all of them."""
+    """Outputs of the layers that take the same input (query, key and value), where it is not one
+    matrix. The input moves once for all of them.
+    """
     raw: bool = False
     """The input is data, which needs no gradient."""
     convolution: bool = False
@@ -52,7 +57,9 @@ class Matmul:
 
 @dataclass(frozen=True)
 class Attention:
-    """Scores and weighted values over the sequence; `causal` halves what a fused kernel computes."""
+    """Scores and weighted values over the sequence; `causal` halves what a fused kernel
+    computes.
+    """
 
     name: str
     num_heads: int
@@ -61,10 +68,14 @@ class Attention:
     value_dim: int
     causal: bool = True
     fused: bool = True
-    """A fused kernel keeps one statistic per row; otherwise scores, mask and probabilities live in memory."""
+    """A fused kernel keeps one statistic per row; otherwise scores, mask and probabilities live in
+    memory.
+    """
     dropout: bool = False
     tuned: bool = False
-    """The fused kernel uses the matrix units of the newest devices (FlashAttention-3, cuDNN), not those of older ones."""
+    """The fused kernel uses the matrix units of the newest devices (FlashAttention-3, cuDNN), not
+    those of older ones.
+    """
 
     @property
     def parameters(self) -> int:
@@ -72,14 +83,17 @@ class Attention:
         return 0
 
     def flops(self, seq_len: int) -> float:
-        """Forward flops for each token, the full square of the sequence (halve for a fused causal kernel)."""
+        """Forward flops for each token, the full square of the sequence (halve for a fused causal
+        kernel).
+        """
         return 2.0 * seq_len * self.num_heads * (self.head_dim + self.value_dim)
 
 
 @dataclass(frozen=True)
 class Elementwise:
-    """An operation bound by memory: `reads` + `writes` numbers for each token, `split` says whether a tensor axis divides
-    them."""
+    """An operation bound by memory: `reads` + `writes` numbers for each token, `split` says whether
+    a tensor axis divides them.
+    """
 
     name: str
     reads: float
@@ -87,7 +101,9 @@ class Elementwise:
     split: Split = "sequence"
     parameters: int = 0
     statistics: int = 0
-    """Numbers a token that a norm over features exchanges where features are cut: 2 of a layer norm, 1 of an RMS norm."""
+    """Numbers a token that a norm over features exchanges where features are cut: 2 of a layer
+    norm, 1 of an RMS norm.
+    """
 
 
 @dataclass(frozen=True)
@@ -109,10 +125,11 @@ Operation = Matmul | Attention | Elementwise | Lookup
 
 @dataclass(frozen=True)
 class Saved:
-    """What one block keeps for backward, in numbers for each token: `sequence` is divided only by sequence parallelism,
-    `tensor` always.
+    """What one block keeps for backward, in numbers for each token: `sequence` is divided only by
+    sequence parallelism, `tensor` always.
 
-    `*_masks` are single bytes. `scores` is multiplied by the length of the sequence and is what selective recomputation drops.
+    `*_masks` are single bytes. `scores` is multiplied by the length of the sequence and is what
+    selective recomputation drops.
     """
 
     sequence: float = 0.0
@@ -124,14 +141,17 @@ class Saved:
     statistics: float = 0.0
     """float32 numbers for each token (softmax statistics of a fused kernel, norms)."""
     gathered: float = 0.0
-    """The part of `sequence` that column-split products read: sequence parallelism gathers it, again in backward or once
-    and keeps it."""
+    """The part of `sequence` that column-split products read: sequence parallelism gathers it,
+    again in backward or once and keeps it.
+    """
     unfused: float = 0.0
     """What is kept besides in `tensor` when elementwise operations are not fused."""
     logits: float = 0.0
     """Numbers that are also kept in float32 by the loss."""
     routed: float = 0.0
-    """Numbers for each token that an expert axis moves and keeps (inputs and insides of experts), divided like `tensor`."""
+    """Numbers for each token that an expert axis moves and keeps (inputs and insides of experts),
+    divided like `tensor`.
+    """
 
 
 @dataclass(frozen=True)
@@ -142,7 +162,9 @@ class Block:
     operations: tuple[Operation, ...]
     saved: Saved
     width: int
-    """Numbers for each token at the border of the block: what a stage sends to the next, and what full recomputation keeps."""
+    """Numbers for each token at the border of the block: what a stage sends to the next, and what
+    full recomputation keeps.
+    """
     num_experts: int = 0
     top_k: int = 0
 
@@ -152,7 +174,9 @@ class Block:
     @cached_property
     def _hash(self) -> int:
         """Kept, because blocks are keys of every cache of the cost model."""
-        return hash((self.name, self.operations, self.saved, self.width, self.num_experts, self.top_k))
+        return hash(
+            (self.name, self.operations, self.saved, self.width, self.num_experts, self.top_k)
+        )
 
     @cached_property
     def parameters(self) -> int:
@@ -162,11 +186,15 @@ class Block:
     @cached_property
     def expert_parameters(self) -> int:
         """The weights that an expert axis divides."""
-        return sum(op.parameters for op in self.operations if isinstance(op, Matmul) and op.copies > 1)
+        return sum(
+            op.parameters for op in self.operations if isinstance(op, Matmul) and op.copies > 1
+        )
 
     @cached_property
     def replicated_parameters(self) -> int:
-        """The weights that a 1D tensor axis does not divide: norms, biases after a row split, routers."""
+        """The weights that a 1D tensor axis does not divide: norms, biases after a row split,
+        routers.
+        """
         whole = 0
         for op in self.operations:
             if isinstance(op, Elementwise) or (isinstance(op, Matmul) and op.split == "none"):
@@ -176,7 +204,9 @@ class Block:
         return whole
 
     def flops(self, seq_len: int) -> float:
-        """Forward flops for each token; attention counts the whole square (see `Attention.flops`)."""
+        """Forward flops for each token; attention counts the whole square (see
+        `Attention.flops`).
+        """
         total = 0.0
         for op in self.operations:
             if isinstance(op, Matmul):
@@ -188,7 +218,9 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A model as runs of equal blocks, in order: (block, how many). Compared by identity, as it is a key of caches."""
+    """A model as runs of equal blocks, in order: (block, how many). Compared by identity, as it is
+    a key of caches.
+    """
 
     name: str
     runs: tuple[tuple[Block, int], ...]
@@ -216,7 +248,9 @@ class Model:
     @cached_property
     def num_repeated(self) -> int:
         """How many blocks stand between embedding and head: the layers."""
-        inner = sum(count for block, count in self.runs if block.name not in {"embedding", "head", "stem"})
+        inner = sum(
+            count for block, count in self.runs if block.name not in {"embedding", "head", "stem"}
+        )
         return inner or self.num_blocks
 
     @cached_property

@@ -1,8 +1,8 @@
 """The pipeline of a plan in time and in live activations, from the very schedule that would run.
 
-The action lists are translated once into integers in an order that respects every dependency, and then replayed with the
-costs at hand. A schedule is periodic between filling and draining, so many micro-batches are replayed as few plus whole
-periods.
+The action lists are translated once into integers in an order that respects every dependency, and
+then replayed with the costs at hand. A schedule is periodic between filling and draining, so many
+micro-batches are replayed as few plus whole periods.
 """
 
 from __future__ import annotations
@@ -14,12 +14,19 @@ from functools import lru_cache
 from plait.pipeline.actions import Kind, Schedule
 
 FORWARD, BACKWARD, INPUT_GRAD, WEIGHT_GRAD = range(4)
-_CODES = {Kind.FORWARD: FORWARD, Kind.BACKWARD: BACKWARD, Kind.INPUT_GRAD: INPUT_GRAD, Kind.WEIGHT_GRAD: WEIGHT_GRAD}
+_CODES = {
+    Kind.FORWARD: FORWARD,
+    Kind.BACKWARD: BACKWARD,
+    Kind.INPUT_GRAD: INPUT_GRAD,
+    Kind.WEIGHT_GRAD: WEIGHT_GRAD,
+}
 
 
 @dataclass(frozen=True)
 class StageSeconds:
-    """One micro-batch on one stage: compute with the communication that it cannot hide, and the send to a neighbour."""
+    """One micro-batch on one stage: compute with the communication that it cannot hide, and the
+    send to a neighbour.
+    """
 
     forward: float
     input_grad: float
@@ -39,7 +46,9 @@ class StageSeconds:
 
 @dataclass(frozen=True)
 class Replay:
-    """A schedule as integers: (rank, code, stage, producers), each producer (index of the event, whether it crosses ranks)."""
+    """A schedule as integers: (rank, code, stage, producers), each producer (index of the event,
+    whether it crosses ranks).
+    """
 
     num_ranks: int
     num_stages: int
@@ -51,7 +60,9 @@ class Replay:
 
 @dataclass(frozen=True)
 class PipelineTime:
-    """The step of a pipeline: when the last rank ends, when each rank ends, and how much of each rank's time is work."""
+    """The step of a pipeline: when the last rank ends, when each rank ends, and how much of each
+    rank's time is work.
+    """
 
     seconds: float
     rank_ends: tuple[float, ...]
@@ -63,8 +74,12 @@ class PipelineTime:
         return 1.0 - sum(self.busy) / (len(self.busy) * self.seconds) if self.seconds else 0.0
 
 
-def pipeline_time(name: str, num_ranks: int, num_micro_batches: int, stages: Sequence[StageSeconds]) -> PipelineTime:
-    """The step of a schedule whose stages cost `stages`; `len(stages)` is num_ranks times the stages of a rank."""
+def pipeline_time(
+    name: str, num_ranks: int, num_micro_batches: int, stages: Sequence[StageSeconds]
+) -> PipelineTime:
+    """The step of a schedule whose stages cost `stages`; `len(stages)` is num_ranks times the
+    stages of a rank.
+    """
     virtual = len(stages) // num_ranks
     if num_ranks == 1:
         busy = num_micro_batches * sum(stage.total for stage in stages)
@@ -94,14 +109,18 @@ def live_micro_batches(
 
 
 def _few(num_ranks: int, num_micro_batches: int) -> int:
-    """At most three fillings of the pipeline, congruent to the real number so that whole periods remain."""
+    """At most three fillings of the pipeline, congruent to the real number so that whole periods
+    remain.
+    """
     limit = 3 * num_ranks
     if num_micro_batches <= limit:
         return num_micro_batches
     return limit + (num_micro_batches - limit) % num_ranks
 
 
-def _run(name: str, num_ranks: int, micro_batches: int, virtual: int, stages: Sequence[StageSeconds]) -> PipelineTime:
+def _run(
+    name: str, num_ranks: int, micro_batches: int, virtual: int, stages: Sequence[StageSeconds]
+) -> PipelineTime:
     replay = compiled(name, num_ranks, micro_batches, virtual)
     durations = [
         [stage.forward for stage in stages],
@@ -110,7 +129,8 @@ def _run(name: str, num_ranks: int, micro_batches: int, virtual: int, stages: Se
         [stage.weight_grad for stage in stages],
     ]
     sends = [s.send for s in stages]
-    clocks, busy = [0.0] * num_ranks, [0.0] * num_ranks
+    clocks = [0.0] * num_ranks
+    busy = [0.0] * num_ranks
     ends: list[float] = []
     for rank, code, stage, producers in replay.events:
         start = clocks[rank]
@@ -125,15 +145,24 @@ def _run(name: str, num_ranks: int, micro_batches: int, virtual: int, stages: Se
     return PipelineTime(max(clocks), tuple(clocks), tuple(busy))
 
 
-def crowded_seconds(name: str, num_ranks: int, micro_batches: int, stages: Sequence[StageSeconds], cores: int) -> float:
-    """The step of a schedule whose ranks share fewer `cores`: one that could go on waits for a core, the earliest first."""
+def crowded_seconds(
+    name: str, num_ranks: int, micro_batches: int, stages: Sequence[StageSeconds], cores: int
+) -> float:
+    """The step of a schedule whose ranks share fewer `cores`: one that could go on waits for a
+    core, the earliest first.
+    """
     replay = compiled(name, num_ranks, micro_batches, len(stages) // num_ranks)
-    durations = [[getattr(stage, part) for stage in stages] for part in ("forward", "backward", "input_grad", "weight_grad")]
+    durations = [
+        [getattr(stage, part) for stage in stages]
+        for part in ("forward", "backward", "input_grad", "weight_grad")
+    ]
     queues: list[list[int]] = [[] for _ in range(num_ranks)]
     for index, (rank, *_) in enumerate(replay.events):
         queues[rank].append(index)
     ends: dict[int, float] = {}
-    clocks, free, heads = [0.0] * num_ranks, [0.0] * cores, [0] * num_ranks
+    clocks = [0.0] * num_ranks
+    free = [0.0] * cores
+    heads = [0] * num_ranks
     for _ in replay.events:
         ready = []
         for rank, queue in enumerate(queues):
@@ -141,7 +170,10 @@ def crowded_seconds(name: str, num_ranks: int, micro_batches: int, stages: Seque
                 continue
             _, _, stage, producers = replay.events[queue[heads[rank]]]
             if all(index in ends for index, _ in producers):
-                arrivals = (ends[index] + (stages[stage].send if crosses else 0.0) for index, crosses in producers)
+                arrivals = (
+                    ends[index] + (stages[stage].send if crosses else 0.0)
+                    for index, crosses in producers
+                )
                 ready.append((max(clocks[rank], *arrivals, 0.0), rank))
         start, rank = min(ready)
         core = free.index(min(free))
@@ -161,9 +193,12 @@ def compiled(name: str, num_ranks: int, num_micro_batches: int, virtual: int) ->
 
 
 def translate(schedule: Schedule) -> Replay:
-    """The replay of any schedule; transfers and updates are left out, their cost is not the schedule's."""
+    """The replay of any schedule; transfers and updates are left out, their cost is not the
+    schedule's.
+    """
     lists = [[action for action in actions if action.kind in _CODES] for actions in schedule.ranks]
-    placement, last = schedule.placement, schedule.num_stages - 1
+    placement = schedule.placement
+    last = schedule.num_stages - 1
     done: dict[tuple[int, int, int], int] = {}
     events: list[tuple[int, int, int, tuple[tuple[int, bool], ...]]] = []
     position = [0] * len(lists)
@@ -173,17 +208,23 @@ def translate(schedule: Schedule) -> Replay:
         for rank, actions in enumerate(lists):
             while position[rank] < len(actions):
                 action = actions[position[rank]]
-                code, stage, micro = _CODES[action.kind], action.stage, action.micro_batch or 0
+                code = _CODES[action.kind]
+                stage = action.stage
+                micro = action.micro_batch or 0
                 needs = _needs(code, stage, micro, last)
                 if any(need not in done for need in needs):
                     break
-                producers = tuple((done[need], placement[need[1]] != rank) for need in needs if need[1] != stage)
+                producers = tuple(
+                    (done[need], placement[need[1]] != rank) for need in needs if need[1] != stage
+                )
                 # A whole backward also gives the input gradient that the stage before waits for.
                 done[INPUT_GRAD if code == BACKWARD else code, stage, micro] = len(events)
                 events.append((rank, code, stage, producers))
                 position[rank] += 1
                 moved = True
-    return Replay(len(lists), schedule.num_stages, placement, tuple(events), _peaks(schedule, lists))
+    return Replay(
+        len(lists), schedule.num_stages, placement, tuple(events), _peaks(schedule, lists)
+    )
 
 
 def _needs(code: int, stage: int, micro: int, last: int) -> list[tuple[int, int, int]]:
@@ -196,17 +237,22 @@ def _needs(code: int, stage: int, micro: int, last: int) -> list[tuple[int, int,
 
 
 def _peaks(schedule: Schedule, lists: Sequence[Sequence[object]]) -> tuple[int, ...]:
-    """Live micro-batches of each stage where its rank's sum is largest; a split backward frees with its weight gradient."""
+    """Live micro-batches of each stage where its rank's sum is largest; a split backward frees with
+    its weight gradient.
+    """
     peaks = [0] * schedule.num_stages
     for actions in lists:
         live: dict[int, int] = {}
-        most, at_most = 0, dict[int, int]()
+        most = 0
+        at_most = dict[int, int]()
         for action in actions:
-            kind, stage = action.kind, action.stage  # type: ignore[attr-defined]
+            kind = action.kind
+            stage = action.stage  # type: ignore[attr-defined]
             if kind is Kind.FORWARD:
                 live[stage] = live.get(stage, 0) + 1
                 if sum(live.values()) > most:
-                    most, at_most = sum(live.values()), dict(live)
+                    most = sum(live.values())
+                    at_most = dict(live)
             elif kind in (Kind.BACKWARD, Kind.WEIGHT_GRAD):
                 live[stage] -= 1
         for stage, count in at_most.items():

@@ -1,14 +1,17 @@
-"""Values where the meta device has none: for modules whose forward depends on them, as routers do that count their tokens.
+"""Values where the meta device has none: for modules whose forward depends on them, as routers do
+that count their tokens.
 
-Weights and inputs are noise, which spreads tokens over experts as a fresh router does; what is counted (which operators, over
-how many rows) then follows. Little is made real: a few hundred tokens, and of a large weight one number.
+Weights and inputs are noise, which spreads tokens over experts as a fresh router does; what is
+counted (which operators, over how many rows) then follows. Little is made real: a few hundred
+tokens, and of a large weight one number.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-MOST_TOKENS, FEWEST_TOKENS = 512, 16
+MOST_TOKENS = 512
+FEWEST_TOKENS = 16
 """Of a run with real values; every count is for each token."""
 MOST_FLOPS = 4e10
 """Of such a run, which takes fewer tokens then, and none where the fewest are too many."""
@@ -25,13 +28,19 @@ def tokens_for(module: Any) -> int:
 
 
 def state_of(module: Any, *, real: bool) -> dict[str, Any]:
-    """Weights and buffers by name: on the meta device, or with values, those that it has or noise."""
+    """Weights and buffers by name: on the meta device, or with values, those that it has or
+    noise.
+    """
     named = (*module.named_parameters(), *module.named_buffers())
-    return {name: value_of(tensor, weight=True) if real else tensor.to("meta") for name, tensor in named}
+    return {
+        name: value_of(tensor, weight=True) if real else tensor.to("meta") for name, tensor in named
+    }
 
 
 def value_of(x: Any, *, weight: bool = False) -> Any:
-    """A meta tensor with values: noise, ones for a weight of one dim (a norm's), zeros for indices; anything else as it is."""
+    """A meta tensor with values: noise, ones for a weight of one dim (a norm's), zeros for indices;
+    anything else as it is.
+    """
     import torch
 
     if not isinstance(x, torch.Tensor) or not x.is_meta:
@@ -39,7 +48,11 @@ def value_of(x: Any, *, weight: bool = False) -> Any:
     if not x.is_floating_point():
         made = torch.zeros(x.shape, dtype=x.dtype, device="cpu")
     elif weight and x.numel() > LARGE:
-        return torch.full((), SCALE, dtype=x.dtype, device="cpu").expand(x.shape).requires_grad_(x.requires_grad)
+        return (
+            torch.full((), SCALE, dtype=x.dtype, device="cpu")
+            .expand(x.shape)
+            .requires_grad_(x.requires_grad)
+        )
     elif weight and x.dim() < 2:
         made = torch.ones(x.shape, dtype=x.dtype, device="cpu")
     else:

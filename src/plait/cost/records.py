@@ -13,31 +13,41 @@ from plait.cost.operations import Model
 
 @dataclass(frozen=True)
 class Runtime:
-    """How the framework behaves that runs a plan. The defaults are plait's; published runs of others set what they do."""
+    """How the framework behaves that runs a plan. The defaults are plait's; published runs of
+    others set what they do.
+    """
 
     gradient_bytes: float | None = None
-    """Width of a gradient, kept and sent; None: float32 or wider, whatever the weights are. The ZeRO paper counts 2."""
+    """Width of a gradient, kept and sent; None: float32 or wider, whatever the weights are. The
+    ZeRO paper counts 2.
+    """
     overlap_gradients: bool = True
     """Gradients are reduced while the last backward runs."""
     overlap_sends: bool = True
     """A stage computes on while it sends to its neighbour."""
     scatters_sends: bool = False
-    """What a stage hands to the next, which all ranks of a tensor group hold, is sent in parts, one a rank, and gathered there
-    (Narayanan et al., Megatron-LM 2021, section 4.1)."""
+    """What a stage hands to the next, which all ranks of a tensor group hold, is sent in parts, one
+    a rank, and gathered there (Narayanan et al., Megatron-LM 2021, section 4.1).
+    """
     keep_gathered: bool = False
     """Sequence parallelism keeps what it gathered, instead of gathering again in backward."""
     selective_sends: bool = True
     """Selective recomputation repeats the communication between the products that it keeps."""
     fused_rows: bool = True
-    """The product of a row and its sum over the ranks are one step, which recomputation repeats as a whole, at the end of a
-    block too."""
+    """The product of a row and its sum over the ranks are one step, which recomputation repeats as
+    a whole, at the end of a block too.
+    """
     balanced_stages: bool = True
     """Stages are cut by cost, not by equal numbers of layers."""
     expert_imbalance: float = 1.0
-    """Tokens of the busiest expert rank over the mean: a step waits for it, and it receives as many more."""
+    """Tokens of the busiest expert rank over the mean: a step waits for it, and it receives as many
+    more.
+    """
     expert_traffic: float = 1.0
-    """Of the bytes of a token for each of its experts, what is sent: less where routing is limited to a few nodes, to each of
-    which a token goes once (DeepSeek-V3, section 2.1.2), or where tokens travel in eight bits."""
+    """Of the bytes of a token for each of its experts, what is sent: less where routing is limited
+    to a few nodes, to each of which a token goes once (DeepSeek-V3, section 2.1.2), or where tokens
+    travel in eight bits.
+    """
     reduces_whole: bool = False
     """ZeRO-1 all-reduces gradients, although each rank needs only a part of them."""
     fused_kernels: bool = False
@@ -45,16 +55,22 @@ class Runtime:
     fused_accumulation: bool = False
     """The product that makes a weight's gradient adds it to what earlier micro-batches left."""
     skew_seconds: float = 0.0
-    """What each rank of a tensor group adds to the start of a collective of the group where stages on several nodes exchange by
-    blocking sends: hosts that waited for a send go on out of step, and a collective waits for the last of them."""
+    """What each rank of a tensor group adds to the start of a collective of the group where stages
+    on several nodes exchange by blocking sends: hosts that waited for a send go on out of step, and
+    a collective waits for the last of them.
+    """
     late_seconds: float = 0.0
-    """The same where each send is followed by waiting for the device: then what ranks are late by stands in its way, however
-    much work is queued."""
+    """The same where each send is followed by waiting for the device: then what ranks are late by
+    stands in its way, however much work is queued.
+    """
     overlap_tensor: float = 0.0
-    """The part of tensor-parallel communication that is split and hidden behind its own matrix product."""
+    """The part of tensor-parallel communication that is split and hidden behind its own matrix
+    product.
+    """
     overlap_expert: float = 0.0
-    """The part of dispatch and combine that is hidden behind the compute of another micro-batch, as DualPipe does (DeepSeek-V3,
-    section 3.2.1)."""
+    """The part of dispatch and combine that is hidden behind the compute of another micro-batch, as
+    DualPipe does (DeepSeek-V3, section 3.2.1).
+    """
 
 
 @dataclass(frozen=True)
@@ -71,7 +87,9 @@ class Job:
         return self.runtime.gradient_bytes or max(4, BYTES[precision])
 
     def numerics(self, plan: Any) -> Numerics:
-        """How the plan computes: precision, whether elementwise operations are fused, and what is recomputed."""
+        """How the plan computes: precision, whether elementwise operations are fused, and what is
+        recomputed.
+        """
         return plan.precision, plan.compile or self.runtime.fused_kernels, plan.remat
 
 
@@ -130,7 +148,9 @@ class Estimate:
 
     @property
     def tflops_per_device(self) -> float:
-        """Model flops (three forwards, the whole attention square, no recomputation) a second and device, in 1e12."""
+        """Model flops (three forwards, the whole attention square, no recomputation) a second and
+        device, in 1e12.
+        """
         return self.model_flops / self.step_seconds / self.num_devices / 1e12
 
     @property

@@ -1,4 +1,6 @@
-"""How a plan divides one block among the ranks of a stage: the numbers that time, memory and traffic share."""
+"""How a plan divides one block among the ranks of a stage: the numbers that time, memory and
+traffic share.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Sharding:
-    """The inner axes of a plan, and the tokens that one rank's line of them works on in a micro-batch."""
+    """The inner axes of a plan, and the tokens that one rank's line of them works on in a
+    micro-batch.
+    """
 
     tp: int = 1
     mode: str = "1d"
@@ -23,7 +27,9 @@ class Sharding:
     samples: float = 1.0
     """Samples of a micro-batch."""
     regather: bool = False
-    """Sequence parallelism keeps the sharded input of a product and gathers it again in backward."""
+    """Sequence parallelism keeps the sharded input of a product and gathers it again in
+    backward.
+    """
     imbalance: float = 1.0
     """`Runtime.expert_imbalance`, where experts are divided."""
     expert_traffic: float = 1.0
@@ -43,10 +49,14 @@ class Sharding:
 
     @property
     def tokens(self) -> float:
-        """Tokens of a micro-batch on one context rank; a grid cuts samples, and fills up what does not divide."""
+        """Tokens of a micro-batch on one context rank; a grid cuts samples, and fills up what does
+        not divide.
+        """
         if self.mode == "1d":
             return self.samples * self.seq_len / self.cp
-        return math.ceil(self.samples / self.sample_parts) * self.sample_parts * self.seq_len / self.cp
+        return (
+            math.ceil(self.samples / self.sample_parts) * self.sample_parts * self.seq_len / self.cp
+        )
 
     @property
     def sample_parts(self) -> int:
@@ -65,7 +75,9 @@ class Sharding:
 
 
 def sharding(plan: Any, seq_len: int, samples: float, runtime: Any = None) -> Sharding:
-    """The sharding of a plan for micro-batches of `samples` samples, as the `plait.cost.records.Runtime` does it."""
+    """The sharding of a plan for micro-batches of `samples` samples, as the
+    `plait.cost.records.Runtime` does it.
+    """
     tp = plan.tp
     return Sharding(
         tp=tp.size,

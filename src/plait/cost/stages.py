@@ -1,7 +1,8 @@
 """Which blocks each pipeline stage holds.
 
-Balanced by the cost of each block, so that a stage with a large head holds fewer layers; or dealt out evenly, as frameworks
-do whose stages must be equal, where embedding and head count as a layer each.
+Balanced by the cost of each block, so that a stage with a large head holds fewer layers; or dealt
+out evenly, as frameworks do whose stages must be equal, where embedding and head count as a layer
+each.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Stage:
 
 @lru_cache(maxsize=4096)
 def split_model(model: Model, num_stages: int, balanced: bool = True) -> tuple[Stage, ...]:
-    """`num_stages` stages in order: of nearly equal flops, or (not balanced) of nearly equal numbers of layers.
+    """`num_stages` stages in order: of nearly equal flops, or (not balanced) of nearly equal
+    numbers of layers.
 
     Raises `PlanError` when there are more stages than layers.
     """
@@ -39,7 +41,9 @@ def split_model(model: Model, num_stages: int, balanced: bool = True) -> tuple[S
     blocks = list(model.blocks())
     inner = len(blocks) - 2
     if len(blocks) < num_stages:
-        raise PlanError(f"{num_stages} pipeline stages need {num_stages} blocks or more, and {model.name} has {len(blocks)}")
+        raise PlanError(
+            f"{num_stages} pipeline stages need {num_stages} blocks or more, and {model.name} has {len(blocks)}"
+        )
     if balanced:
         ends = _balanced_ends([block.flops(model.seq_len) for block in blocks], num_stages)
     elif inner % num_stages and len(blocks) % num_stages == 0:
@@ -64,27 +68,34 @@ def layer_shares(num_layers: int, num_stages: int) -> tuple[int, ...]:
     """
     base, rest = divmod(num_layers, num_stages)
     shares = [base] * num_stages
-    order = [*range(1, num_stages - 1), 0, num_stages - 1] if num_stages > 2 else [0, 1][:num_stages]
+    order = (
+        [*range(1, num_stages - 1), 0, num_stages - 1] if num_stages > 2 else [0, 1][:num_stages]
+    )
     for index in order[:rest]:
         shares[index] += 1
     return tuple(shares)
 
 
 def _balanced_ends(costs: list[float], num_stages: int) -> list[int]:
-    """Where each stage ends so that the dearest stage is as cheap as can be, and the others near the mean."""
+    """Where each stage ends so that the dearest stage is as cheap as can be, and the others near
+    the mean.
+    """
     capacity = _least_capacity(costs, num_stages)
     needed = _stages_needed(costs, capacity)
     mean = sum(costs) / num_stages
     ends: list[int] = []
-    start, total = 0, 0.0
+    start = 0
+    total = 0.0
     for index in range(num_stages - 1):
         left = num_stages - 1 - index
-        end, stage = start + 1, costs[start]
+        end = start + 1
+        stage = costs[start]
         while len(costs) - end > left and (
             needed[end] > left
             or (
                 stage + costs[end] <= capacity
-                and abs(total + stage + costs[end] - mean * (index + 1)) <= abs(total + stage - mean * (index + 1))
+                and abs(total + stage + costs[end] - mean * (index + 1))
+                <= abs(total + stage - mean * (index + 1))
             )
         ):
             stage += costs[end]
@@ -96,18 +107,24 @@ def _balanced_ends(costs: list[float], num_stages: int) -> list[int]:
 
 
 def _least_capacity(costs: list[float], num_stages: int) -> float:
-    low, high = max(*costs, sum(costs) / num_stages), sum(costs)
+    low = max(*costs, sum(costs) / num_stages)
+    high = sum(costs)
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (low, middle) if _stages_needed(costs, middle)[0] <= num_stages else (middle, high)
+        low, high = (
+            (low, middle) if _stages_needed(costs, middle)[0] <= num_stages else (middle, high)
+        )
     return high * (1 + 1e-9)
 
 
 def _stages_needed(costs: list[float], capacity: float) -> list[int]:
-    """For each block, the stages that the blocks from it to the end need when none may exceed `capacity`."""
+    """For each block, the stages that the blocks from it to the end need when none may exceed
+    `capacity`.
+    """
     count = len(costs)
     needed = [0] * (count + 1)
-    end, total = count, 0.0
+    end = count
+    total = 0.0
     for start in range(count - 1, -1, -1):
         total += costs[start]
         while total > capacity and end > start + 1:

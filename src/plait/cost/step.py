@@ -1,6 +1,8 @@
-"""Predict one plan: stages, their passes, the pipeline over them, the data axis and the update, and what each rank holds.
+"""Predict one plan: stages, their passes, the pipeline over them, the data axis and the update, and
+what each rank holds.
 
-Everything that two ranks or two plans have in common is computed once: the pieces are cached by what they depend on.
+Everything that two ranks or two plans have in common is computed once: the pieces are cached by
+what they depend on.
 """
 
 from __future__ import annotations
@@ -29,7 +31,13 @@ from plait.cost.memory import (
 )
 from plait.cost.offload import overfull, without_offload
 from plait.cost.operations import Model
-from plait.cost.pipeline import PipelineTime, StageSeconds, crowded_seconds, live_micro_batches, pipeline_time
+from plait.cost.pipeline import (
+    PipelineTime,
+    StageSeconds,
+    crowded_seconds,
+    live_micro_batches,
+    pipeline_time,
+)
 from plait.cost.processor import shared_cores
 from plait.cost.records import Breakdown, Estimate, Job
 from plait.cost.sharding import Sharding, sharding
@@ -69,11 +77,13 @@ class Layout:
 
 
 def estimate_job(job: Job, plan: Any, machine: Machine, closed: bool = False) -> Estimate:
-    """Predict one plan. `closed` uses the closed forms of schedules instead of replaying their actions.
+    """Predict one plan. `closed` uses the closed forms of schedules instead of replaying their
+    actions.
 
     The plan's world may be smaller than the machine; prices count the plan's devices.
     """
-    asked, plan = plan, without_offload(plan) if machine.is_cpu else plan
+    asked = plan
+    plan = without_offload(plan) if machine.is_cpu else plan
     layout = lay_out(job, plan, closed)
     process = process_bytes(machine)
     memories = tuple(rank_memory(job, plan, layout, rank, process) for rank in range(plan.pp.size))
@@ -92,7 +102,9 @@ def estimate_job(job: Job, plan: Any, machine: Machine, closed: bool = False) ->
         price_per_hour=machine.price_per_hour,
         breakdown=breakdown,
         stage_memory=memories,
-        host_overfull=overfull(machine, plan.world_size, max(rank.host_bytes for rank in layout.ranks)),
+        host_overfull=overfull(
+            machine, plan.world_size, max(rank.host_bytes for rank in layout.ranks)
+        ),
     )
 
 
@@ -102,13 +114,17 @@ def _data_messages(layout: Layout) -> list[tuple[tuple[int, ...], DataMessages]]
 
 @lru_cache(maxsize=64)
 def square_flops(model: Model) -> float:
-    """Forward flops of one sample with the whole square of attention (Chowdhery et al., PaLM, appendix B)."""
+    """Forward flops of one sample with the whole square of attention (Chowdhery et al., PaLM,
+    appendix B).
+    """
     return sum(block.flops(model.seq_len) * count for block, count in model.runs) * model.seq_len
 
 
 def lay_out(job: Job, plan: Any, closed: bool) -> Layout:
     """The stages of a plan and what each rank holds."""
-    samples = -(-job.global_batch // (plan.dp.size * plan.micro_batches))  # of the largest micro-batch
+    samples = -(
+        -job.global_batch // (plan.dp.size * plan.micro_batches)
+    )  # of the largest micro-batch
     shard = sharding(plan, job.model.seq_len, float(samples), job.runtime)
     stages = split_model(job.model, plan.pp.num_stages, job.runtime.balanced_stages)
     find = closed_live if closed and plan.pp.size > 1 else live_micro_batches
@@ -120,7 +136,10 @@ def lay_out(job: Job, plan: Any, closed: bool) -> Layout:
 
 @lru_cache(maxsize=1024)
 def _held(placement: tuple[int, ...], num_ranks: int) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(stage for stage, holder in enumerate(placement) if holder == rank) for rank in range(num_ranks))
+    return tuple(
+        tuple(stage for stage, holder in enumerate(placement) if holder == rank)
+        for rank in range(num_ranks)
+    )
 
 
 @lru_cache(maxsize=65536)
@@ -129,33 +148,56 @@ def rank_state(stages: tuple[Stage, ...], plan: Any, job: Job) -> RankState:
     shard = sharding(plan, 1, 1.0)
     weights = stage_weights(stages, shard, job.model.tied_parameters)
     width = job.gradient_width(plan.precision)
-    parts = plan.dp.size // plan.dp.replicate * plan.cp.size if plan.dp.strategy in {"zero1", "zero2", "zero3"} else 1
+    parts = (
+        plan.dp.size // plan.dp.replicate * plan.cp.size
+        if plan.dp.strategy in {"zero1", "zero2", "zero3"}
+        else 1
+    )
     blocks = tuple(run for stage in stages for run in stage.runs)
     if plan.dp.strategy == "server" and not job.model.tied_parameters:
-        weights = replace(weights, least_keys=least_keys(blocks, shard, plan.dp.size * plan.cp.size))
+        weights = replace(
+            weights, least_keys=least_keys(blocks, shard, plan.dp.size * plan.cp.size)
+        )
     if plan.dp.strategy == "ring":
         weights = replace(weights, padding=ring_padding(blocks, shard, plan.dp.size * plan.cp.size))
     shared = shared_sums(blocks, shard, parts, width)
     messages = data_messages(plan, weights, width, shared, reduces_whole=job.runtime.reduces_whole)
     states = model_states(weights, plan, job.optimizer, width)
     offloaded = optimizer_bytes(weights, plan, job.optimizer) if plan.dp.offload else 0.0
-    own, sent = updated_numbers(weights, plan), buckets_of(blocks)
+    own = updated_numbers(weights, plan)
+    sent = buckets_of(blocks)
     return RankState(weights, messages, states, weights.total * width, own, offloaded, sent)
 
 
-def rank_memory(job: Job, plan: Any, layout: Layout, rank: int, process_bytes: float = 0.0) -> Memory:
+def rank_memory(
+    job: Job, plan: Any, layout: Layout, rank: int, process_bytes: float = 0.0
+) -> Memory:
     """The parts of one rank's memory at its peak; `process_bytes` are counted as buffers."""
-    state, own = layout.ranks[rank], layout.held[rank]
+    state = layout.ranks[rank]
+    own = layout.held[rank]
     held = tuple((layout.stages[stage], layout.live[stage]) for stage in own)
-    activations, buffers = rank_activations(held, layout.shard, job.numerics(plan), is_cpu=process_bytes > 0)
+    activations, buffers = rank_activations(
+        held, layout.shard, job.numerics(plan), is_cpu=process_bytes > 0
+    )
     if plan.dp.strategy == "zero3" and plan.dp.size * plan.cp.size > 1:
-        # The block at work and the next one, gathered; and the gradients of one, before they are scattered.
-        buffers += state.weights.largest_block * (2 * BYTES[plan.precision] + job.gradient_width(plan.precision))
-    return Memory(state.states.parameters, state.states.gradients, state.states.optimizer, activations, buffers + process_bytes)
+        # The block at work and the next one, gathered; and the gradients of one, before they are
+        # scattered.
+        buffers += state.weights.largest_block * (
+            2 * BYTES[plan.precision] + job.gradient_width(plan.precision)
+        )
+    return Memory(
+        state.states.parameters,
+        state.states.gradients,
+        state.states.optimizer,
+        activations,
+        buffers + process_bytes,
+    )
 
 
 @lru_cache(maxsize=65536)
-def stage_pass(stage: Stage, machine: Machine, shard: Sharding, numerics: tuple[str, bool, str]) -> PassSeconds:
+def stage_pass(
+    stage: Stage, machine: Machine, shard: Sharding, numerics: tuple[str, bool, str]
+) -> PassSeconds:
     """One micro-batch on one stage; `numerics` is (precision, compiled, recomputation)."""
     total = PassSeconds()
     for block, count in stage.runs:
@@ -163,11 +205,15 @@ def stage_pass(stage: Stage, machine: Machine, shard: Sharding, numerics: tuple[
     return total
 
 
-def step_seconds(job: Job, plan: Any, machine: Machine, layout: Layout, closed: bool) -> tuple[PipelineTime, Breakdown, float]:
+def step_seconds(
+    job: Job, plan: Any, machine: Machine, layout: Layout, closed: bool
+) -> tuple[PipelineTime, Breakdown, float]:
     """Seconds of a step, with the pipeline's part and the causes."""
     numerics = job.numerics(plan)
     passes = [stage_pass(stage, machine, layout.shard, numerics) for stage in layout.stages]
-    sharded = [_sharded_seconds(plan, machine, layout, passes, rank) for rank in range(plan.pp.size)]
+    sharded = [
+        _sharded_seconds(plan, machine, layout, passes, rank) for rank in range(plan.pp.size)
+    ]
     costs = _stage_costs(job, plan, machine, layout, passes=passes, sharded=sharded)
     run = closed_time if closed and plan.pp.size > 1 else pipeline_time
     pipeline = run(plan.pp.schedule, plan.pp.size, plan.micro_batches, costs)
@@ -175,12 +221,15 @@ def step_seconds(job: Job, plan: Any, machine: Machine, layout: Layout, closed: 
     end, last = max((pipeline.rank_ends[rank] + sum(tail), rank) for rank, tail in enumerate(tails))
     seconds = end + machine.efficiency.step_seconds
     crowded = _crowded_seconds(plan, machine, costs, pipeline, tails)
-    if crowded > seconds:  # more ranks than cores: while one waits another works, and all work must be done
+    if (
+        crowded > seconds
+    ):  # more ranks than cores: while one waits another works, and all work must be done
         seconds, waiting = crowded, crowded - seconds
     else:
         waiting = 0.0
     worst = max(range(plan.pp.size), key=lambda rank: pipeline.busy[rank])
-    own, m = [passes[stage] for stage in layout.held[worst]], plan.micro_batches
+    own = [passes[stage] for stage in layout.held[worst]]
+    m = plan.micro_batches
     exposed, update = tails[last]
     added = accumulation_seconds(machine, job, plan, layout.ranks[worst])
     parts = {
@@ -199,53 +248,98 @@ def step_seconds(job: Job, plan: Any, machine: Machine, layout: Layout, closed: 
 
 
 def pass_costs(job: Job, plan: Any, machine: Machine) -> tuple[list[StageSeconds], list[float]]:
-    """What a prediction gives its pipeline: the costs of every stage, and the seconds of each rank's update and reduction."""
+    """What a prediction gives its pipeline: the costs of every stage, and the seconds of each
+    rank's update and reduction.
+    """
     layout = lay_out(job, plan, False)
-    passes = [stage_pass(stage, machine, layout.shard, job.numerics(plan)) for stage in layout.stages]
-    sharded = [_sharded_seconds(plan, machine, layout, passes, rank) for rank in range(plan.pp.size)]
+    passes = [
+        stage_pass(stage, machine, layout.shard, job.numerics(plan)) for stage in layout.stages
+    ]
+    sharded = [
+        _sharded_seconds(plan, machine, layout, passes, rank) for rank in range(plan.pp.size)
+    ]
     tails = [sum(tail) for tail in _tails(job, plan, machine, layout, passes)]
     return _stage_costs(job, plan, machine, layout, passes=passes, sharded=sharded), tails
 
 
 def _crowded_seconds(
-    plan: Any, machine: Machine, costs: list[StageSeconds], pipeline: PipelineTime, tails: list[tuple[float, float]]
+    plan: Any,
+    machine: Machine,
+    costs: list[StageSeconds],
+    pipeline: PipelineTime,
+    tails: list[tuple[float, float]],
 ) -> float:
-    """What the cores need for the work of all ranks, where ranks share them: each pipeline has its share of the cores."""
+    """What the cores need for the work of all ranks, where ranks share them: each pipeline has its
+    share of the cores.
+    """
     if machine.host is None or plan.world_size <= machine.cores:
         return 0.0
-    whole = shared_cores(machine, _work(plan, machine, pipeline, tails), plan.world_size) * machine.host.engine["idle"]
-    lines, size = plan.world_size // plan.pp.size, plan.pp.size
+    whole = (
+        shared_cores(machine, _work(plan, machine, pipeline, tails), plan.world_size)
+        * machine.host.engine["idle"]
+    )
+    lines = plan.world_size // plan.pp.size
+    size = plan.pp.size
     if size == 1:
         return whole
-    cores, stretch = max(1, machine.cores // lines), max(1.0, lines / machine.cores)
+    cores = max(1, machine.cores // lines)
+    stretch = max(1.0, lines / machine.cores)
     slower = [
-        StageSeconds(stretch * one.forward, stretch * one.input_grad, stretch * one.weight_grad, one.send) for one in costs
+        StageSeconds(
+            stretch * one.forward, stretch * one.input_grad, stretch * one.weight_grad, one.send
+        )
+        for one in costs
     ]
-    after = lines * sum(sum(tail) + machine.efficiency.step_seconds for tail in tails) / machine.cores
-    return max(whole, crowded_seconds(plan.pp.schedule, size, plan.micro_batches, slower, cores) + after)
+    after = (
+        lines * sum(sum(tail) + machine.efficiency.step_seconds for tail in tails) / machine.cores
+    )
+    return max(
+        whole, crowded_seconds(plan.pp.schedule, size, plan.micro_batches, slower, cores) + after
+    )
 
 
-def _work(plan: Any, machine: Machine, pipeline: PipelineTime, tails: list[tuple[float, float]]) -> float:
-    work = sum(busy + sum(tail) + machine.efficiency.step_seconds for busy, tail in zip(pipeline.busy, tails, strict=True))
+def _work(
+    plan: Any, machine: Machine, pipeline: PipelineTime, tails: list[tuple[float, float]]
+) -> float:
+    work = sum(
+        busy + sum(tail) + machine.efficiency.step_seconds
+        for busy, tail in zip(pipeline.busy, tails, strict=True)
+    )
     return plan.world_size // plan.pp.size * work
 
 
 def work_seconds(job: Job, plan: Any, machine: Machine) -> float:
     """Seconds that all ranks compute and communicate in a step, added up: waiting is no work."""
     layout = lay_out(job, plan, closed=False)
-    passes = [stage_pass(stage, machine, layout.shard, job.numerics(plan)) for stage in layout.stages]
-    sharded = [_sharded_seconds(plan, machine, layout, passes, rank) for rank in range(plan.pp.size)]
+    passes = [
+        stage_pass(stage, machine, layout.shard, job.numerics(plan)) for stage in layout.stages
+    ]
+    sharded = [
+        _sharded_seconds(plan, machine, layout, passes, rank) for rank in range(plan.pp.size)
+    ]
     costs = _stage_costs(job, plan, machine, layout, passes=passes, sharded=sharded)
     pipeline = pipeline_time(plan.pp.schedule, plan.pp.size, plan.micro_batches, costs)
     return _work(plan, machine, pipeline, _tails(job, plan, machine, layout, passes))
 
 
 def _stage_costs(
-    job: Job, plan: Any, machine: Machine, layout: Layout, *, passes: list[PassSeconds], sharded: list[tuple[float, float]]
+    job: Job,
+    plan: Any,
+    machine: Machine,
+    layout: Layout,
+    *,
+    passes: list[PassSeconds],
+    sharded: list[tuple[float, float]],
 ) -> list[StageSeconds]:
-    """What the pipeline sees of each stage: compute, exposed communication, waiting for the host, and the send."""
+    """What the pipeline sees of each stage: compute, exposed communication, waiting for the host,
+    and the send.
+    """
     stride = plan.dp.size * plan.cp.size * plan.tp.size
-    send = send_seconds(machine, layout.shard, job.model.hidden, plan.precision, stride) if plan.pp.size > 1 else 0.0
+    send = (
+        send_seconds(machine, layout.shard, job.model.hidden, plan.precision, stride)
+        if plan.pp.size > 1
+        else 0.0
+    )
     blocking = 0.0 if job.runtime.overlap_sends else send
     action = machine.host.engine["micro_batch"] / 2 if machine.host is not None else 0.0
     if machine.host is not None and plan.pp.size > 1:
@@ -257,30 +351,48 @@ def _stage_costs(
         for stage in own:
             one = passes[stage]
             wait_forward, wait_backward = one.waits
-            sent_forward, sent_backward = one.shown(job.runtime.overlap_tensor, job.runtime.overlap_expert)
+            sent_forward, sent_backward = one.shown(
+                job.runtime.overlap_tensor, job.runtime.overlap_expert
+            )
             costs[stage] = StageSeconds(
                 forward=one.forward + sent_forward + forward + wait_forward + action,
-                input_grad=one.input_grad + one.recompute + sent_backward + backward + wait_backward + action,
+                input_grad=one.input_grad
+                + one.recompute
+                + sent_backward
+                + backward
+                + wait_backward
+                + action,
                 weight_grad=one.weight_grad + add,
                 send=send,
             )
     return costs
 
 
-def _tails(job: Job, plan: Any, machine: Machine, layout: Layout, passes: list[PassSeconds]) -> list[tuple[float, float]]:
+def _tails(
+    job: Job, plan: Any, machine: Machine, layout: Layout, passes: list[PassSeconds]
+) -> list[tuple[float, float]]:
     """`tail_seconds` of each rank."""
     own = [[passes[stage] for stage in held] for held in layout.held]
-    return [tail_seconds(job, plan, machine, state, each) for state, each in zip(layout.ranks, own, strict=True)]
+    return [
+        tail_seconds(job, plan, machine, state, each)
+        for state, each in zip(layout.ranks, own, strict=True)
+    ]
 
 
-def tail_seconds(job: Job, plan: Any, machine: Machine, state: RankState, own: list[PassSeconds]) -> tuple[float, float]:
-    """After the last backward of a rank that holds `state` and runs `own`: the reduction that it could not hide, and the
-    update."""
-    efficiency, reduce = machine.efficiency, messages_seconds(machine, state.data.reduce)
+def tail_seconds(
+    job: Job, plan: Any, machine: Machine, state: RankState, own: list[PassSeconds]
+) -> tuple[float, float]:
+    """After the last backward of a rank that holds `state` and runs `own`: the reduction that it
+    could not hide, and the update.
+    """
+    efficiency = machine.efficiency
+    reduce = messages_seconds(machine, state.data.reduce)
     backward = sum(one.input_grad + one.weight_grad + one.waits[1] for one in own)
     hidden = efficiency.overlap * backward if job.runtime.overlap_gradients else 0.0
     exposed = max(reduce - hidden, efficiency.tail * reduce)
-    exposed += messages_seconds(machine, state.data.gather) + messages_seconds(machine, state.data.shared)
+    exposed += messages_seconds(machine, state.data.gather) + messages_seconds(
+        machine, state.data.shared
+    )
     if machine.host is not None:  # a core that computes communicates itself: nothing is hidden
         exposed = reduction(machine, (*state.data.reduce, *state.data.gather), state.buckets, plan)
         exposed += messages_seconds(machine, state.data.shared)
@@ -303,23 +415,36 @@ def accumulation_seconds(machine: Machine, job: Job, plan: Any, state: RankState
 
 
 def process_bytes(machine: Machine) -> float:
-    """What a process takes before it holds any model, where that is part of what is measured: on a processor."""
+    """What a process takes before it holds any model, where that is part of what is measured: on a
+    processor.
+    """
     if machine.host is not None:
         return machine.host.memory_bytes
     return PROCESS_BYTES_CPU if machine.is_cpu else 0.0
 
 
-def _sharded_seconds(plan: Any, machine: Machine, layout: Layout, passes: list[PassSeconds], rank: int) -> tuple[float, float]:
+def _sharded_seconds(
+    plan: Any, machine: Machine, layout: Layout, passes: list[PassSeconds], rank: int
+) -> tuple[float, float]:
     """What ZeRO-2 and -3 add to each micro-batch of a rank, forward and backward, after overlap."""
-    data, efficiency = layout.ranks[rank].data, machine.efficiency
+    data = layout.ranks[rank].data
+    efficiency = machine.efficiency
     if not data.forward and not data.backward:
         return 0.0, 0.0
-    if machine.host is not None:  # what is gathered, and gradients that are scattered at once, are new memory each time
-        units, fresh = layout.ranks[rank].buckets, machine.host.seconds["fresh"]
-        forward, backward = (reduction(machine, part, units, plan) for part in (data.forward, data.backward))
+    if (
+        machine.host is not None
+    ):  # what is gathered, and gradients that are scattered at once, are new memory each time
+        units = layout.ranks[rank].buckets
+        fresh = machine.host.seconds["fresh"]
+        forward, backward = (
+            reduction(machine, part, units, plan) for part in (data.forward, data.backward)
+        )
         gathered = sum(one.payload_bytes for one in data.forward) * fresh
-        return forward + gathered, backward + sum(one.payload_bytes for one in data.backward) * fresh
-    forward, backward = messages_seconds(machine, data.forward), messages_seconds(machine, data.backward)
+        return forward + gathered, backward + sum(
+            one.payload_bytes for one in data.backward
+        ) * fresh
+    forward = messages_seconds(machine, data.forward)
+    backward = messages_seconds(machine, data.backward)
     own = [passes[stage] for stage in layout.held[rank]]
     extra = []
     for sent, compute in (

@@ -1,7 +1,9 @@
-"""What is asked: the tables of a config, read and looked at as a whole before any number is computed.
+"""What is asked: the tables of a config, read and looked at as a whole before any number is
+computed.
 
-The sections are those of `plait.config` and are refused alike. A [model] may say more here than `plait train` can run: names
-that other families give their keys, and a pasted config.json of a family that has no code here.
+The sections are those of `plait.config` and are refused alike. A [model] may say more here than
+`plait train` can run: names that other families give their keys, and a pasted config.json of a
+family that has no code here.
 """
 
 from __future__ import annotations
@@ -19,22 +21,33 @@ from plait.plan import Plan
 from plait.toml import parse_value, read_toml
 
 GLOBAL_BATCH = 16
-"""Samples of a step where neither the config says how many nor the devices ask for more: as `plait train` takes them."""
+"""Samples of a step where neither the config says how many nor the devices ask for more: as `plait
+train` takes them.
+"""
 SAMPLES_PER_DEVICE = 4
 
 
-def config_tables(config: Mapping[str, Any] | str | Path, *, with_model: bool = True) -> Mapping[str, Any]:
-    """The tables of a config: a mapping as it is, a TOML file, or a Hugging Face config.json as the model. Who needs no model
-    (`with_model`) need not have one that is whole.
+def config_tables(
+    config: Mapping[str, Any] | str | Path, *, with_model: bool = True
+) -> Mapping[str, Any]:
+    """The tables of a config: a mapping as it is, a TOML file, or a Hugging Face config.json as the
+    model. Who needs no model (`with_model`) need not have one that is whole.
 
-    Raises `ConfigError` listing every key that no model or section has and every value of the wrong kind.
+    Raises `ConfigError` listing every key that no model or section has and every value of the wrong
+    kind.
     """
     if not isinstance(config, Mapping) and hasattr(config, "as_dict"):
         config = config.as_dict()
     if isinstance(config, Mapping):
-        tables = config if "model" in config or set(config) <= {"data", "train", "plan", "cluster"} else {"model": config}
+        tables = (
+            config
+            if "model" in config or set(config) <= {"data", "train", "plan", "cluster"}
+            else {"model": config}
+        )
     elif not isinstance(config, (str, Path)):
-        raise ConfigError(f"a config is a path or a mapping of tables, not {type(config).__name__} {config!r}")
+        raise ConfigError(
+            f"a config is a path or a mapping of tables, not {type(config).__name__} {config!r}"
+        )
     elif Path(config).suffix == ".json":
         tables = {"model": _json(Path(config))}
     else:
@@ -48,18 +61,27 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Mapping[str,
 
     Raises `ConfigError` for an override that is no assignment.
     """
-    tables = {section: dict(table) if isinstance(table, Mapping) else table for section, table in config_tables(path).items()}
+    tables = {
+        section: dict(table) if isinstance(table, Mapping) else table
+        for section, table in config_tables(path).items()
+    }
     for override in overrides:
         path_text, equals, value = override.partition("=")
         section, *names = path_text.strip().split(".")
         if not equals or not names or not section or not all(names):
-            raise ConfigError(f"--set {override!r}: write section.key=value, for example train.global_batch=64")
+            raise ConfigError(
+                f"--set {override!r}: write section.key=value, for example train.global_batch=64"
+            )
         inner = tables.setdefault(section, {})
         for name in names[:-1]:
-            inner[name] = dict(inner[name]) if isinstance(inner.get(name), Mapping) else inner.get(name, {})
+            inner[name] = (
+                dict(inner[name]) if isinstance(inner.get(name), Mapping) else inner.get(name, {})
+            )
             inner = inner[name]
             if not isinstance(inner, dict):
-                raise ConfigError(f"--set {override!r}: {name} is {inner!r}, which has no keys of its own")
+                raise ConfigError(
+                    f"--set {override!r}: {name} is {inner!r}, which has no keys of its own"
+                )
         inner[names[-1]] = parse_value(value.strip())
     check_tables(tables)
     return tables
@@ -76,7 +98,9 @@ def _json(path: Path) -> Mapping[str, Any]:
 
 
 def check_tables(tables: Mapping[str, Any]) -> None:
-    """Refuse what nothing reads and what cannot be. Raises `ConfigError` with a sentence for each fault."""
+    """Refuse what nothing reads and what cannot be. Raises `ConfigError` with a sentence for each
+    fault.
+    """
     from plait.config import Data, read
 
     readers: dict[str, Callable[[Mapping[str, Any], list[str]], Any]] = {
@@ -100,7 +124,9 @@ def check_tables(tables: Mapping[str, Any]) -> None:
 
 
 def _check_model(table: Mapping[str, Any], faults: list[str]) -> None:
-    """A model that has code here is held to its schema; what only a description reads, to the names of its keys."""
+    """A model that has code here is held to its schema; what only a description reads, to the names
+    of its keys.
+    """
     from plait.config import MODELS, read
 
     if "python" in table:
@@ -110,7 +136,9 @@ def _check_model(table: Mapping[str, Any], faults: list[str]) -> None:
     name = table.get("name")
     if name is None:
         if "model_type" not in table:
-            faults.append(f"model.name is missing; known: {', '.join(MODELS)} (or model_type, as in a pasted config.json)")
+            faults.append(
+                f"model.name is missing; known: {', '.join(MODELS)} (or model_type, as in a pasted config.json)"
+            )
         return
     if not isinstance(name, str) or name not in MODELS:
         faults.append(f"[model] name {name!r} is unknown; {nearest(str(name), MODELS)}")
@@ -120,7 +148,11 @@ def _check_model(table: Mapping[str, Any], faults: list[str]) -> None:
         _check_whole(read.read_model(table, faults), faults)
         return
     known = _known_keys(own)
-    faults += [f"unknown key model.{key}; {read.nearest_key('model', str(key), known)}" for key in table if key not in known]
+    faults += [
+        f"unknown key model.{key}; {read.nearest_key('model', str(key), known)}"
+        for key in table
+        if key not in known
+    ]
 
 
 def _check_whole(model: Any, faults: list[str]) -> None:
@@ -130,11 +162,15 @@ def _check_whole(model: Any, faults: list[str]) -> None:
     from plait.config.rules import broken_rules
 
     if model is not None:
-        faults += broken_rules(Config(model, Data(name="random"), Train(), PlanSection(), ClusterSection()))
+        faults += broken_rules(
+            Config(model, Data(name="random"), Train(), PlanSection(), ClusterSection())
+        )
 
 
 def _known_keys(own: set[str]) -> set[str]:
-    """The keys of a model, with the names that other families give them and those that only a description reads."""
+    """The keys of a model, with the names that other families give them and those that only a
+    description reads.
+    """
     if "num_attention_heads" not in own:
         return own
     aliases = {alias for key in own for alias in ALIASES.get(key, ())}
@@ -142,7 +178,9 @@ def _known_keys(own: set[str]) -> set[str]:
 
 
 def global_batch(tables: Mapping[str, Any], num_devices: int, plan: Plan | None = None) -> int:
-    """Samples of a step: the config's, else some for each device, and one at least for each micro-batch of a plan."""
+    """Samples of a step: the config's, else some for each device, and one at least for each
+    micro-batch of a plan.
+    """
     given = tables.get("train", {}).get("global_batch")
     if given:
         return int(given)
@@ -155,7 +193,8 @@ def with_lengths(tables: Mapping[str, Any]) -> Mapping[str, Any]:
     from plait.config.model import LANGUAGE_MODELS
     from plait.config.read import SEQ_LEN
 
-    model, data = tables["model"], tables.get("data")
+    model = tables["model"]
+    data = tables.get("data")
     named = isinstance(model, Mapping) and model.get("name") in LANGUAGE_MODELS
     if data is None or data.get("seq_len") or "python" in data or not named:
         return tables
@@ -178,5 +217,7 @@ def assumed(tables: Mapping[str, Any], batch: int, seq_len: int) -> list[str]:
         found.append(f"data.seq_len is not given: samples of {seq_len} tokens are assumed")
     family = family_of(tables["model"])
     if family and not is_known(family):
-        found.append(f"model_type '{family}' has no entry here: it is described as if it were built like Llama")
+        found.append(
+            f"model_type '{family}' has no entry here: it is described as if it were built like Llama"
+        )
     return found

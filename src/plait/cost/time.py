@@ -1,8 +1,9 @@
-"""Seconds of a step: compute and exposed communication of each stage, the pipeline over them, then the data axis and the
-update.
+"""Seconds of a step: compute and exposed communication of each stage, the pipeline over them, then
+the data axis and the update.
 
-What overlaps is modelled: the data axis hides behind backward as far as there is backward, tensor and expert axes stand in
-the way of the next operation and are exposed, ring attention hides behind its own compute.
+What overlaps is modelled: the data axis hides behind backward as far as there is backward, tensor
+and expert axes stand in the way of the next operation and are exposed, ring attention hides behind
+its own compute.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ STATE_BYTES = 8.0
 
 @dataclass(frozen=True)
 class PassSeconds:
-    """One block (or stage) and one micro-batch: compute of each pass and exposed communication by axis."""
+    """One block (or stage) and one micro-batch: compute of each pass and exposed communication by
+    axis.
+    """
 
     forward: float = 0.0
     input_grad: float = 0.0
@@ -45,7 +48,9 @@ class PassSeconds:
 
     def plus(self, other: PassSeconds, times: float) -> PassSeconds:
         """The sum with `times` of another."""
-        return PassSeconds(*(getattr(self, name) + times * getattr(other, name) for name in _FIELDS))
+        return PassSeconds(
+            *(getattr(self, name) + times * getattr(other, name) for name in _FIELDS)
+        )
 
     @property
     def waits(self) -> tuple[float, float]:
@@ -55,12 +60,20 @@ class PassSeconds:
         return max(0.0, self.host_forward - forward), max(0.0, self.host_backward - backward)
 
     def shown(self, tensor: float, expert: float) -> tuple[float, float]:
-        """Communication forward and backward where these parts of what the tensor and the expert axis send are hidden, as far
-        as there is compute to hide it."""
+        """Communication forward and backward where these parts of what the tensor and the expert
+        axis send are hidden, as far as there is compute to hide it.
+        """
         backward = self.input_grad + self.weight_grad + self.recompute
-        hidden_forward = min(self.forward, tensor * self.tensor_forward + expert * self.expert_forward)
-        hidden_backward = min(backward, tensor * self.tensor_backward + expert * self.expert_backward)
-        return self.communication_forward - hidden_forward, self.communication_backward - hidden_backward
+        hidden_forward = min(
+            self.forward, tensor * self.tensor_forward + expert * self.expert_forward
+        )
+        hidden_backward = min(
+            backward, tensor * self.tensor_backward + expert * self.expert_backward
+        )
+        return (
+            self.communication_forward - hidden_forward,
+            self.communication_backward - hidden_backward,
+        )
 
     @property
     def compute(self) -> float:
@@ -72,12 +85,15 @@ _FIELDS = tuple(PassSeconds.__dataclass_fields__)
 
 
 @lru_cache(maxsize=65536)
-def block_pass(block: Block, machine: Machine, shard: Sharding, numerics: tuple[str, bool, str]) -> PassSeconds:
+def block_pass(
+    block: Block, machine: Machine, shard: Sharding, numerics: tuple[str, bool, str]
+) -> PassSeconds:
     """The passes of one block; `numerics` is (precision, compiled, recomputation)."""
     precision, compiled, remat = numerics
     compute = block_seconds(block, Setting(machine, shard, precision, compiled))
     seconds = {"tp": [0.0, 0.0], "cp": [0.0, 0.0], "ep": [0.0, 0.0]}
-    calls, again_sent = [0.0, 0.0], dict.fromkeys(seconds, 0.0)
+    calls = [0.0, 0.0]
+    again_sent = dict.fromkeys(seconds, 0.0)
     for message in block_messages(block, shard, precision):
         spent = message_seconds(machine, message, shard)
         seconds[message.axis][message.when == "backward"] += spent
@@ -86,7 +102,10 @@ def block_pass(block: Block, machine: Machine, shard: Sharding, numerics: tuple[
             again_sent[message.axis] += spent
     # A ring passes keys while the attention of the previous ones runs.
     hidden = (compute.attention, 2.5 * compute.attention) if shard.context == "ring" else (0.0, 0.0)
-    context = [max(0.0, sent - machine.efficiency.overlap * behind) for sent, behind in zip(seconds["cp"], hidden, strict=True)]
+    context = [
+        max(0.0, sent - machine.efficiency.overlap * behind)
+        for sent, behind in zip(seconds["cp"], hidden, strict=True)
+    ]
     forward = seconds["tp"][0] + context[0] + seconds["ep"][0]
     backward = seconds["tp"][1] + context[1] + seconds["ep"][1]
     if again_sent["cp"]:
@@ -99,7 +118,8 @@ def block_pass(block: Block, machine: Machine, shard: Sharding, numerics: tuple[
     if machine.num_devices > machine.devices_per_node:
         call += shard.skew * shard.tp
         late = shard.late * shard.tp
-    late_forward, late_backward = late * calls[0], late * (calls[1] + (calls[0] if again else 0.0))
+    late_forward = late * calls[0]
+    late_backward = late * (calls[1] + (calls[0] if again else 0.0))
     host_forward = efficiency.launch_seconds * compute.launches_forward + call * calls[0]
     host_backward = efficiency.launch_seconds * compute.launches_backward + call * calls[1]
     return PassSeconds(
@@ -136,19 +156,27 @@ def message_seconds(machine: Machine, message: Message, shard: Sharding) -> floa
     return message.count * collective_seconds(machine, message.op, message.payload_bytes, ranks)
 
 
-def send_seconds(machine: Machine, shard: Sharding, width: int, precision: str, stride: int) -> float:
+def send_seconds(
+    machine: Machine, shard: Sharding, width: int, precision: str, stride: int
+) -> float:
     """Seconds to hand one micro-batch to the next stage, whose rank is `stride` away."""
     payload = shard.tokens * width * BYTES[precision] / shard.sequence_split
     there = group(2, stride, machine.devices_per_node)
     if shard.scatters_sends and shard.sequence_split < shard.tp:
-        gathered = collective_seconds(machine, "all_gather", payload, group(shard.tp, 1, machine.devices_per_node))
+        gathered = collective_seconds(
+            machine, "all_gather", payload, group(shard.tp, 1, machine.devices_per_node)
+        )
         return collective_seconds(machine, "send", payload / shard.tp, there) + gathered
     return collective_seconds(machine, "send", payload, there)
 
 
 def update_seconds(machine: Machine, state_bytes: float, gradient_bytes: float = 0.0) -> float:
-    """Seconds of clipping and updating the weights whose optimizer state takes `state_bytes`: all is read and written once.
-    A processor's gradients are new memory in each step."""
+    """Seconds of clipping and updating the weights whose optimizer state takes `state_bytes`: all
+    is read and written once. A processor's gradients are new memory in each step.
+    """
     if machine.host is not None:
-        return state_bytes / STATE_BYTES * machine.host.seconds["update"] + gradient_bytes * machine.host.seconds["fresh"]
+        return (
+            state_bytes / STATE_BYTES * machine.host.seconds["update"]
+            + gradient_bytes * machine.host.seconds["fresh"]
+        )
     return 3.0 * state_bytes / machine.streaming_rate

@@ -1,4 +1,6 @@
-"""Bytes that a rank sends in a step, by axis: the same messages that time prices, counted with the ledger's formula."""
+"""Bytes that a rank sends in a step, by axis: the same messages that time prices, counted with the
+ledger's formula.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,22 @@ AXES = ("dp", "tp", "pp", "cp", "ep")
 
 
 def traffic(
-    job: Job, plan: Any, shard: Sharding, stages: tuple[Stage, ...], ranks: Sequence[tuple[tuple[int, ...], DataMessages]]
+    job: Job,
+    plan: Any,
+    shard: Sharding,
+    stages: tuple[Stage, ...],
+    ranks: Sequence[tuple[tuple[int, ...], DataMessages]],
 ) -> dict[str, float]:
-    """The largest over the pipeline's ranks, axis by axis; each rank is its stages and its messages on the data axis."""
+    """The largest over the pipeline's ranks, axis by axis; each rank is its stages and its messages
+    on the data axis.
+    """
     totals = dict.fromkeys(AXES, 0.0)
     placement = {stage: rank for rank, (own, _) in enumerate(ranks) for stage in own}
     for own, messages in ranks:
-        sent = {"dp": messages.sent_bytes(plan.micro_batches), "pp": _pipeline_bytes(job, plan, shard, own, placement)}
+        sent = {
+            "dp": messages.sent_bytes(plan.micro_batches),
+            "pp": _pipeline_bytes(job, plan, shard, own, placement),
+        }
         sent["tp"] = sum(message.sent_bytes for message in messages.shared)
         for stage in own:
             for axis, each in stage_bytes(stages[stage], shard, plan.precision, plan.remat):
@@ -38,7 +49,9 @@ def traffic(
 
 
 @lru_cache(maxsize=65536)
-def stage_bytes(stage: Stage, shard: Sharding, precision: str, remat: str) -> tuple[tuple[str, float], ...]:
+def stage_bytes(
+    stage: Stage, shard: Sharding, precision: str, remat: str
+) -> tuple[tuple[str, float], ...]:
     """Bytes of one micro-batch on one stage on the axes inside layers."""
     sent: dict[str, float] = {}
     for block, count in stage.runs:
@@ -48,20 +61,32 @@ def stage_bytes(stage: Stage, shard: Sharding, precision: str, remat: str) -> tu
     return tuple(sent.items())
 
 
-def _pipeline_bytes(job: Job, plan: Any, shard: Sharding, own: tuple[int, ...], placement: dict[int, int]) -> float:
-    """Activations forward and gradients backward over each border between stages of different ranks, and the gradients of
-    weights that the first and the last stage share."""
+def _pipeline_bytes(
+    job: Job, plan: Any, shard: Sharding, own: tuple[int, ...], placement: dict[int, int]
+) -> float:
+    """Activations forward and gradients backward over each border between stages of different
+    ranks, and the gradients of weights that the first and the last stage share.
+    """
     if plan.pp.size == 1:
         return 0.0
     payload = shard.tokens * job.model.hidden * BYTES[plan.precision] / shard.sequence_split
-    last, mine = plan.pp.num_stages - 1, set(own)
+    last = plan.pp.num_stages - 1
+    mine = set(own)
     forward = sum(stage < last and stage + 1 not in mine for stage in own)
     backward = sum(stage > 0 and stage - 1 not in mine for stage in own)
     sent = plan.micro_batches * (forward + backward) * payload
-    if plan.pp.schedule in ASYNCHRONOUS:  # each gradient says of how many tokens it is, and a step's loss is told to all
-        sent += plan.micro_batches * backward * COUNT_BYTES + bytes_sent("broadcast", 2 * COUNT_BYTES, plan.pp.size)
+    if (
+        plan.pp.schedule in ASYNCHRONOUS
+    ):  # each gradient says of how many tokens it is, and a step's loss is told to all
+        sent += plan.micro_batches * backward * COUNT_BYTES + bytes_sent(
+            "broadcast", 2 * COUNT_BYTES, plan.pp.size
+        )
     tied = job.model.tied_parameters
     if tied and (0 in mine or last in mine) and placement[0] != placement[last]:
-        parts = plan.dp.size // plan.dp.replicate * plan.cp.size if plan.dp.strategy in {"zero1", "zero2", "zero3"} else 1
+        parts = (
+            plan.dp.size // plan.dp.replicate * plan.cp.size
+            if plan.dp.strategy in {"zero1", "zero2", "zero3"}
+            else 1
+        )
         sent += -(-tied // (shard.weight_split * parts)) * job.gradient_width(plan.precision)
     return sent

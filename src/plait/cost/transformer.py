@@ -1,7 +1,9 @@
-"""Transformers as blocks: GPT and Llama families, grouped-query and latent attention, mixtures of experts.
+"""Transformers as blocks: GPT and Llama families, grouped-query and latent attention, mixtures of
+experts.
 
-What is kept for backward follows Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models"
-(section 4.1), generalised to gated layers, fewer key-value heads and experts; the numbers are per token.
+What is kept for backward follows Korthikanti et al., "Reducing Activation Recomputation in Large
+Transformer Models" (section 4.1), generalised to gated layers, fewer key-value heads and experts;
+the numbers are per token.
 """
 
 from __future__ import annotations
@@ -9,7 +11,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plait.cost.families import LLAMA, Traits
-from plait.cost.operations import Attention, Block, Elementwise, Lookup, Matmul, Model, Operation, Saved
+from plait.cost.operations import (
+    Attention,
+    Block,
+    Elementwise,
+    Lookup,
+    Matmul,
+    Model,
+    Operation,
+    Saved,
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +56,9 @@ class Transformer:
     qk_rope_head_dim: int = 0
     v_head_dim: int = 0
     fused_loss: bool = False
-    """The loss is one kernel that reads the logits once and writes their gradient in their place."""
+    """The loss is one kernel that reads the logits once and writes their gradient in their
+    place.
+    """
 
     @property
     def kv_heads(self) -> int:
@@ -72,14 +85,18 @@ def transformer_model(name: str, shape: Transformer, seq_len: int) -> Model:
         name=name,
         runs=tuple(runs),
         seq_len=seq_len,
-        tied_parameters=shape.vocab_size * (shape.table_width or shape.hidden_size) if shape.traits.tied else 0,
+        tied_parameters=shape.vocab_size * (shape.table_width or shape.hidden_size)
+        if shape.traits.tied
+        else 0,
         num_heads=shape.num_attention_heads,
         num_kv_heads=shape.kv_heads if not shape.kv_lora_rank else shape.num_attention_heads,
         hidden=shape.hidden_size,
         sizes={
             "num_hidden_layers": shape.num_hidden_layers,
             "num_attention_heads": shape.num_attention_heads,
-            "num_key_value_heads": shape.kv_heads if not shape.kv_lora_rank else shape.num_attention_heads,
+            "num_key_value_heads": shape.kv_heads
+            if not shape.kv_lora_rank
+            else shape.num_attention_heads,
             "hidden_size": shape.hidden_size,
             "intermediate_size": shape.intermediate_size,
             "vocab_size": shape.vocab_size,
@@ -105,14 +122,21 @@ def _interleave(dense: Block, sparse: Block, shape: Transformer) -> list[tuple[B
 
 def embedding_block(shape: Transformer) -> Block:
     """Token table, and what some families add: positions, token types, a projection, a norm."""
-    width, table = shape.hidden_size, shape.table_width or shape.hidden_size
+    width = shape.hidden_size
+    table = shape.table_width or shape.hidden_size
     operations: list[Operation] = [Lookup("tokens", shape.vocab_size, table)]
     if table != width:
         operations.append(Matmul("project_in", table, width))
     if shape.max_positions:
-        operations.append(Elementwise("positions", 2 * width, width, "sequence", shape.max_positions * width))
+        operations.append(
+            Elementwise("positions", 2 * width, width, "sequence", shape.max_positions * width)
+        )
     if shape.traits.token_types:
-        operations.append(Elementwise("token_types", 2 * width, width, "sequence", shape.traits.token_types * width))
+        operations.append(
+            Elementwise(
+                "token_types", 2 * width, width, "sequence", shape.traits.token_types * width
+            )
+        )
     if shape.traits.embedding_norm:
         operations.append(_norm("norm", shape))
     masks = width if shape.dropout else 0
@@ -120,10 +144,15 @@ def embedding_block(shape: Transformer) -> Block:
 
 
 def head_block(shape: Transformer) -> Block:
-    """Final norm, projection to the vocabulary, and the loss, whose logits live once in the working width and (where it is not
-    fused) once in float32."""
-    width, vocab, table = shape.hidden_size, shape.vocab_size, shape.table_width or shape.hidden_size
-    reads, writes, copied = (vocab, 0.0, 0.0) if shape.fused_loss else (4.0 * vocab, 2.0 * vocab, vocab)
+    """Final norm, projection to the vocabulary, and the loss, whose logits live once in the working
+    width and (where it is not fused) once in float32.
+    """
+    width = shape.hidden_size
+    vocab = shape.vocab_size
+    table = shape.table_width or shape.hidden_size
+    reads, writes, copied = (
+        (vocab, 0.0, 0.0) if shape.fused_loss else (4.0 * vocab, 2.0 * vocab, vocab)
+    )
     operations: list[Operation] = [_norm("norm", shape)] if shape.traits.final_norm else []
     if shape.traits.transformed_head:
         operations += [Matmul("transform", width, width, bias=True), _norm("transform_norm", shape)]
@@ -133,14 +162,18 @@ def head_block(shape: Transformer) -> Block:
         Matmul("head", table, vocab, "column", bias=shape.traits.head_bias),
         Elementwise("loss", float(reads), writes, "heads"),
     ]
-    saved = Saved(sequence=2.0 * width, gathered=float(width), tensor=float(vocab), logits=float(copied))
+    saved = Saved(
+        sequence=2.0 * width, gathered=float(width), tensor=float(vocab), logits=float(copied)
+    )
     return Block("head", tuple(operations), saved, width)
 
 
 def transformer_block(shape: Transformer, experts: bool) -> Block:
     """One layer: attention, then a feed-forward network or a mixture of experts."""
     attention, kept_a = _attention(shape)
-    forward, kept_f = _experts(shape) if experts else _feed_forward(shape, shape.intermediate_size, "mlp")
+    forward, kept_f = (
+        _experts(shape) if experts else _feed_forward(shape, shape.intermediate_size, "mlp")
+    )
     width = shape.hidden_size
     residual = Elementwise("residual", 4.0 * width, 2.0 * width)
     before = [_norm(f"norm{index + 1}", shape) for index in range(shape.traits.norms)]
@@ -169,17 +202,36 @@ def transformer_block(shape: Transformer, experts: bool) -> Block:
 
 def _norm(name: str, shape: Transformer) -> Elementwise:
     numbers = shape.traits.norm
-    return Elementwise(name, shape.hidden_size, shape.hidden_size, "sequence", shape.hidden_size * numbers, max(1, numbers))
+    return Elementwise(
+        name,
+        shape.hidden_size,
+        shape.hidden_size,
+        "sequence",
+        shape.hidden_size * numbers,
+        max(1, numbers),
+    )
 
 
 def _attention(shape: Transformer) -> tuple[tuple[Operation, ...], Saved]:
-    heads, kv_heads, width, traits = shape.num_attention_heads, shape.kv_heads, shape.hidden_size, shape.traits
+    heads = shape.num_attention_heads
+    kv_heads = shape.kv_heads
+    width = shape.hidden_size
+    traits = shape.traits
     if shape.kv_lora_rank:
         return _latent_attention(shape)
     head = shape.width_of_head
-    query, key = heads * head, kv_heads * head
+    query = heads * head
+    key = kv_heads * head
     core = Attention(
-        "attention", heads, kv_heads, head, head, traits.causal, shape.fused_attention, shape.dropout, shape.tuned_attention
+        "attention",
+        heads,
+        kv_heads,
+        head,
+        head,
+        traits.causal,
+        shape.fused_attention,
+        shape.dropout,
+        shape.tuned_attention,
     )
     parts = () if traits.fused else (query, key, key)
     operations: tuple[Operation, ...] = (
@@ -191,7 +243,9 @@ def _attention(shape: Transformer) -> tuple[tuple[Operation, ...], Saved]:
         Matmul("out", query, width, "row", bias=traits.out_bias),
     )
     # Kept: the input of qkv (sequence); q, k, v and the input of `out` (tensor).
-    return operations, _kept_attention(shape, sequence=width, tensor=2.0 * query + 2.0 * key, gathered=float(width))
+    return operations, _kept_attention(
+        shape, sequence=width, tensor=2.0 * query + 2.0 * key, gathered=float(width)
+    )
 
 
 def _query_key_norm(traits: Traits, query: int, key: int, head: int) -> tuple[Operation, ...]:
@@ -202,14 +256,22 @@ def _query_key_norm(traits: Traits, query: int, key: int, head: int) -> tuple[Op
 
 
 def _latent_attention(shape: Transformer) -> tuple[tuple[Operation, ...], Saved]:
-    """Multi-head latent attention (DeepSeek-V2, section 2.1): queries and keys through low-rank latents."""
-    heads, width, bias = shape.num_attention_heads, shape.hidden_size, shape.traits.out_bias
+    """Multi-head latent attention (DeepSeek-V2, section 2.1): queries and keys through low-rank
+    latents.
+    """
+    heads = shape.num_attention_heads
+    width = shape.hidden_size
+    bias = shape.traits.out_bias
     query_dim = shape.qk_nope_head_dim + shape.qk_rope_head_dim
-    rank, rope, value = shape.kv_lora_rank, shape.qk_rope_head_dim, shape.v_head_dim
+    rank = shape.kv_lora_rank
+    rope = shape.qk_rope_head_dim
+    value = shape.v_head_dim
     if shape.q_lora_rank:
         queries: tuple[Operation, ...] = (
             Matmul("q_down", width, shape.q_lora_rank, bias=bias),
-            Elementwise("q_norm", shape.q_lora_rank, shape.q_lora_rank, "sequence", shape.q_lora_rank),
+            Elementwise(
+                "q_norm", shape.q_lora_rank, shape.q_lora_rank, "sequence", shape.q_lora_rank
+            ),
             Matmul("q_up", shape.q_lora_rank, heads * query_dim, "column"),
         )
     else:
@@ -234,17 +296,22 @@ def _latent_attention(shape: Transformer) -> tuple[tuple[Operation, ...], Saved]
         Matmul("out", heads * value, width, "row", bias=bias),
     )
     sequence = width + 2.0 * shape.q_lora_rank + 2.0 * rank + rope
-    return operations, _kept_attention(shape, sequence, tensor=heads * (2.0 * query_dim + 2.0 * value), gathered=0.0)
+    return operations, _kept_attention(
+        shape, sequence, tensor=heads * (2.0 * query_dim + 2.0 * value), gathered=0.0
+    )
 
 
 def _kept_attention(shape: Transformer, sequence: float, tensor: float, gathered: float) -> Saved:
     heads = shape.num_attention_heads
     if shape.fused_attention:
         return Saved(sequence=sequence, gathered=gathered, tensor=tensor, statistics=float(heads))
-    # Softmax output and, with dropout, its mask (a byte) and result: 5as of the paper in bytes at two bytes a number.
+    # Softmax output and, with dropout, its mask (a byte) and result: 5as of the paper in bytes at
+    # two bytes a number.
     masks = float(heads) if shape.dropout else 0.0
     scores = heads * (2.0 if shape.dropout else 1.0)
-    return Saved(sequence=sequence, gathered=gathered, tensor=tensor, scores=scores, score_masks=masks)
+    return Saved(
+        sequence=sequence, gathered=gathered, tensor=tensor, scores=scores, score_masks=masks
+    )
 
 
 def _gates(shape: Transformer, inner: int) -> tuple[int, ...]:
@@ -252,7 +319,8 @@ def _gates(shape: Transformer, inner: int) -> tuple[int, ...]:
 
 
 def _feed_forward(shape: Transformer, inner: int, name: str) -> tuple[tuple[Operation, ...], Saved]:
-    width, bias = shape.hidden_size, shape.traits.mlp_bias
+    width = shape.hidden_size
+    bias = shape.traits.mlp_bias
     gates = 2 if shape.traits.gated else 1
     operations: tuple[Operation, ...] = (
         Matmul(f"{name}_up", width, gates * inner, "column", bias=bias, parts=_gates(shape, inner)),
@@ -260,15 +328,23 @@ def _feed_forward(shape: Transformer, inner: int, name: str) -> tuple[tuple[Oper
         Matmul(f"{name}_down", inner, width, "row", bias=bias),
     )
     # Kept: the input (sequence), what the activation reads, and what it writes.
-    unfused = float(inner) if shape.traits.gated else 0.0  # the activated gate, beside gate, value and their product
-    return operations, Saved(sequence=width, gathered=width, tensor=(gates + 1.0) * inner, unfused=unfused)
+    unfused = (
+        float(inner) if shape.traits.gated else 0.0
+    )  # the activated gate, beside gate, value and their product
+    return operations, Saved(
+        sequence=width, gathered=width, tensor=(gates + 1.0) * inner, unfused=unfused
+    )
 
 
 def _experts(shape: Transformer) -> tuple[tuple[Operation, ...], Saved]:
-    """Router, top-k experts, shared experts. Each token is copied top_k times, so its inputs and outputs are kept top_k
-    times."""
-    width, inner, top_k = shape.hidden_size, shape.moe_intermediate_size or shape.intermediate_size, shape.num_experts_per_tok
-    traits, gates = shape.traits, 2 if shape.traits.gated else 1
+    """Router, top-k experts, shared experts. Each token is copied top_k times, so its inputs and
+    outputs are kept top_k times.
+    """
+    width = shape.hidden_size
+    inner = shape.moe_intermediate_size or shape.intermediate_size
+    top_k = shape.num_experts_per_tok
+    traits = shape.traits
+    gates = 2 if shape.traits.gated else 1
     experts = shape.num_experts
     operations: tuple[Operation, ...] = (
         Matmul("router", width, experts, bias=traits.router_bias),
@@ -284,7 +360,9 @@ def _experts(shape: Transformer) -> tuple[tuple[Operation, ...], Saved]:
             parts=_gates(shape, inner),
         ),
         Elementwise("experts_activation", gates * inner * top_k, inner * top_k, "heads"),
-        Matmul("experts_down", inner, width, "row", rows=top_k, bias=traits.expert_bias, copies=experts),
+        Matmul(
+            "experts_down", inner, width, "row", rows=top_k, bias=traits.expert_bias, copies=experts
+        ),
     )
     routed = top_k * (2.0 * width + (gates + 1.0) * inner)
     sequence = float(width + shape.num_experts)

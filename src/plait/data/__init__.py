@@ -1,6 +1,7 @@
 """Split the batch and the optimizer state: the data axis.
 
-Every strategy is one file behind the moments of `strategy.DataStrategy`; `make` is the table from a plan's word to it.
+Every strategy is one file behind the moments of `strategy.DataStrategy`; `make` is the table from a
+plan's word to it.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ STRATEGIES: dict[str, Callable[[Sequence[Unit], DataGroup], DataStrategy]] = {
     "local": Local,
 }
 
-# Their optimizers see flat shards, so they need one whose update of an element looks at that element alone.
+# Their optimizers see flat shards, so they need one whose update of an element looks at that
+# element alone.
 ELEMENTWISE_ONLY = frozenset({"zero1", "zero2", "zero3"})
 
-# Their ranks do not step together, so no step of one device equals theirs: they are proven by replays.
+# Their ranks do not step together, so no step of one device equals theirs: they are proven by
+# replays.
 OUT_OF_STEP = frozenset({"async-server", "local"})
 
 

@@ -1,12 +1,15 @@
-"""An asynchronous parameter server with bounded staleness: workers push gradients and fetch weights at their own pace.
+"""An asynchronous parameter server with bounded staleness: workers push gradients and fetch weights
+at their own pace.
 
-Every rank is a worker; the first `num_servers` of them (all, by default) also serve, each from threads of its own, so that a
-server answers while its own worker computes. Keys are spread over the servers by bytes, as under `server`. A step of
-a worker sends its gradients to every server and gets the weights back; each server decides by itself when (`staleness`,
-`key_server`), so the weights of a step may be of different versions on different servers, none of them too old.
+Every rank is a worker; the first `num_servers` of them (all, by default) also serve, each from
+threads of its own, so that a server answers while its own worker computes. Keys are spread over the
+servers by bytes, as under `server`. A step of a worker sends its gradients to every server and gets
+the weights back; each server decides by itself when (`staleness`, `key_server`), so the weights of
+a step may be of different versions on different servers, none of them too old.
 
-A worker sends the keys of all servers but itself, a server its keys to each other worker that pushes: the bytes of the
-synchronous server, without its waiting. With K = 0 it *is* the synchronous server.
+A worker sends the keys of all servers but itself, a server its keys to each other worker that
+pushes: the bytes of the synchronous server, without its waiting. With K = 0 it *is* the synchronous
+server.
 """
 
 from __future__ import annotations
@@ -28,7 +31,16 @@ from plait.data.bucket import Bucket
 from plait.data.gradients import BucketState, Collector, PersistentGradients
 from plait.data.key_server import REFUSED, KeyServer, Push, Receipt
 from plait.data.server import ParameterServer, keys_by_server
-from plait.data.strategy import DataGroup, DataStrategy, Replicas, Told, Weight, bind, make_piece, squared_norm
+from plait.data.strategy import (
+    DataGroup,
+    DataStrategy,
+    Replicas,
+    Told,
+    Weight,
+    bind,
+    make_piece,
+    squared_norm,
+)
 from plait.data.units import Unit
 from plait.errors import RankFailed, RunError
 
@@ -42,9 +54,11 @@ class AsyncServer(DataStrategy):
 
     def __init__(self, units: Sequence[Unit], group: DataGroup) -> None:
         super().__init__(group)
-        self._own, self._num_workers = group.axis.rank, group.axis.size
+        self._own = group.axis.rank
+        self._num_workers = group.axis.size
         if group.crew is not None:
-            self._own, self._num_workers = group.crew.seat, group.crew.num_seats
+            self._own = group.crew.seat
+            self._num_workers = group.crew.num_seats
         self._num_servers = min(group.num_servers or self._num_workers, self._num_workers)
         params = [named for unit in reversed(units) for named in unit.trainable]
         self._rank_of_server: list[int] = []
@@ -54,7 +68,9 @@ class AsyncServer(DataStrategy):
                 state = BucketState(Bucket.of(f"server {server}", keys, 1), len(self.states))
                 self.states.append(state)
                 self._allocate(state, server)
-        self.collector = Collector(self.states, PersistentGradients(self.states, group.axis, group.master_dtype), _stays)
+        self.collector = Collector(
+            self.states, PersistentGradients(self.states, group.axis, group.master_dtype), _stays
+        )
         self._master: Tensor | None = None
         self.server: KeyServer | None = None
         self._service: Service | None = None
@@ -66,37 +82,51 @@ class AsyncServer(DataStrategy):
         self._receipts: list[Receipt] = []
         self._heard = (0.0, 0.0)
 
-    # -- memory -------------------------------------------------------------------------------------------------------
+    # -- memory
+    # -------------------------------------------------------------------------------------------------------
 
     def _allocate(self, state: BucketState, server: int) -> None:
-        flat = torch.zeros(state.bucket.numel, dtype=self.group.param_dtype, device=self.group.device)
+        flat = torch.zeros(
+            state.bucket.numel, dtype=self.group.param_dtype, device=self.group.device
+        )
         for slot, view in zip(state.bucket.slots, state.bucket.views(flat), strict=True):
             bind(slot.param, view)
         self._rank_of_server.append(server)
         self._flats.append(flat)
 
     def _begin_serving_keys(self) -> None:
-        """The pieces of the keys that this rank serves. Their memory is the server's own: its threads write there."""
+        """The pieces of the keys that this rank serves. Their memory is the server's own: its
+        threads write there.
+        """
         group = self.group
         for state, rank in zip(self.states, self._rank_of_server, strict=True):
             if rank == self._own:
                 bucket = state.bucket
-                self._master = torch.zeros(bucket.numel, dtype=group.master_dtype, device=group.device)
+                self._master = torch.zeros(
+                    bucket.numel, dtype=group.master_dtype, device=group.device
+                )
                 grad = torch.zeros_like(self._master)
-                self.pieces = [make_piece(state, part, self._master) for part in bucket.parts(0, bucket.numel)]
+                self.pieces = [
+                    make_piece(state, part, self._master) for part in bucket.parts(0, bucket.numel)
+                ]
                 self._grads = [piece.part.view(grad) for piece in self.pieces]
                 self.server = KeyServer(self._num_workers, self._own, group.asynchrony, grad)
 
     def write(self, state: BucketState, index: int, value: Tensor) -> None:
         slot = state.bucket.slots[index]
-        mine = [] if self._master is None or self._rank_of_server[state.index] != self._own else [self._master]
+        mine = (
+            []
+            if self._master is None or self._rank_of_server[state.index] != self._own
+            else [self._master]
+        )
         for flat in (self._flats[state.index], *mine):
             flat[slot.offset : slot.stop].view(slot.shape).copy_(value)
 
     def publish(self) -> None:
         """All workers get the servers' weights at once. Collective; nobody is in a step.
 
-        Where ranks come and go a worker fetches them when its next step begins: they may not be all there.
+        Where ranks come and go a worker fetches them when its next step begins: they may not be all
+        there.
         """
         works = []
         for rank, flat in zip(self._rank_of_server, self._flats, strict=True):
@@ -108,10 +138,13 @@ class AsyncServer(DataStrategy):
         for work in works:
             work.wait()
 
-    # -- serving ------------------------------------------------------------------------------------------------------
+    # -- serving
+    # ------------------------------------------------------------------------------------------------------
 
     def start(self, apply: Callable[[Change], None]) -> None:
-        """Serve, with `apply` as the optimizer of the pieces, and call the other servers. Collective."""
+        """Serve, with `apply` as the optimizer of the pieces, and call the other servers.
+        Collective.
+        """
         if self.server is not None:
 
             def update(change: Change) -> None:
@@ -135,14 +168,21 @@ class AsyncServer(DataStrategy):
             self._service = Service(self._answer, self.server.leave, host)
 
     def _come_in(self, crew: Crew) -> None:
-        """Servers leave word where they are; a worker that was there before begins where the others are now."""
-        came, told = f"rank {self._own} came", "server {}"
+        """Servers leave word where they are; a worker that was there before begins where the others
+        are now.
+        """
+        came = f"rank {self._own} came"
+        told = "server {}"
         if crew.knows(came) and self.server is not None:
-            raise RunError(f"rank {self._own} served keys, which were lost with it; go on from a checkpoint")
+            raise RunError(
+                f"rank {self._own} served keys, which were lost with it; go on from a checkpoint"
+            )
         self._serve(own_host(same_host=True))
         if self._service is not None:
             crew.tell(told.format(self._own), self._service.address.as_text())
-        self._addresses = [Address.of_text(crew.learn(told.format(rank))) for rank in self._rank_of_server]
+        self._addresses = [
+            Address.of_text(crew.learn(told.format(rank))) for rank in self._rank_of_server
+        ]
         crew.here()
         self._call()
         if crew.knows(came):
@@ -168,7 +208,8 @@ class AsyncServer(DataStrategy):
         assert self._master is not None
         return self._master.to(self.group.param_dtype, copy=True)
 
-    # -- the worker's step --------------------------------------------------------------------------------------------
+    # -- the worker's step
+    # --------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         super().begin()
@@ -181,7 +222,9 @@ class AsyncServer(DataStrategy):
 
     def squared_norm(self, weight: Weight | None = None) -> Tensor:
         """Of this rank's own gradient, over all keys."""
-        return squared_norm((state.grad for state in self.states if state.grad is not None), self.group.device)
+        return squared_norm(
+            (state.grad for state in self.states if state.grad is not None), self.group.device
+        )
 
     def total(self, scalars: Tensor, axis: Axis) -> None:
         """They stay here; loss and count go to the servers with the gradients."""
@@ -205,7 +248,9 @@ class AsyncServer(DataStrategy):
                 self.group.axis.ledger.add(self.group.axis.name, "pull", sent)
 
     def _exchange(self, question: Message) -> None:
-        """Ask the servers; where only a connection broke, come back by a new one, without this gradient."""
+        """Ask the servers; where only a connection broke, come back by a new one, without this
+        gradient.
+        """
         try:
             self._ask_all(question)
         except RankFailed:
@@ -228,8 +273,11 @@ class AsyncServer(DataStrategy):
         ]
 
     def _ask_all(self, question: Message) -> None:
-        """Ask every server before any is waited for: two servers that wait for each other's worker would wait for ever."""
-        axis, worker = self.group.axis, self._own
+        """Ask every server before any is waited for: two servers that wait for each other's worker
+        would wait for ever.
+        """
+        axis = self.group.axis
+        worker = self._own
         grads = [state.grad if question.kind == PUSH else None for state in self.states]
         for line, grad in zip(self._lines, grads, strict=True):
             if line is None and grad is not None:
@@ -263,7 +311,9 @@ class AsyncServer(DataStrategy):
         return Told(receipt.loss_sum - heard_loss, tokens, int(tokens))
 
     def details(self) -> dict[str, float]:
-        """`staleness`: the largest among the servers; -1 when the gradient came too late and was not used."""
+        """`staleness`: the largest among the servers; -1 when the gradient came too late and was
+        not used.
+        """
         ages = [receipt.staleness for receipt in self._receipts]
         return {"staleness": float(min(ages) if min(ages) < 0 else max(ages))} if ages else {}
 
@@ -316,7 +366,9 @@ class AsyncServer(DataStrategy):
 
 
 def async_server(units: Sequence[Unit], group: DataGroup) -> DataStrategy:
-    """`dpN:async-server,staleK`. With K = 0, or alone, all wait for all: that is the synchronous server."""
+    """`dpN:async-server,staleK`. With K = 0, or alone, all wait for all: that is the synchronous
+    server.
+    """
     num_workers = group.axis.size if group.crew is None else group.crew.num_seats
     if group.asynchrony.stale == 0 or num_workers == 1:
         return ParameterServer(units, group)
@@ -328,7 +380,11 @@ def _stays(state: BucketState) -> None:
 
 
 def _weights(receipt: Receipt, weights: Tensor) -> Message:
-    return Message(WEIGHTS, (receipt.version, receipt.staleness, receipt.loss_sum, receipt.tokens, receipt.steps), weights)
+    return Message(
+        WEIGHTS,
+        (receipt.version, receipt.staleness, receipt.loss_sum, receipt.tokens, receipt.steps),
+        weights,
+    )
 
 
 def _receipt(answer: Message) -> Receipt:

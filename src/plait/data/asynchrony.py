@@ -1,4 +1,5 @@
-"""What strategies that are not in lock-step are told: the bound, the period, and how the outer step is made.
+"""What strategies that are not in lock-step are told: the bound, the period, and how the outer step
+is made.
 
 Apart from `strategy`, and without torch, so that an engine's options can carry it as it is.
 """
@@ -14,7 +15,9 @@ STALENESS_RATES: Final = ("constant", "inverse")
 
 @dataclass(frozen=True)
 class Change:
-    """What an optimizer is asked for: the step, the factor on the gradients, and the factor on the learning rate."""
+    """What an optimizer is asked for: the step, the factor on the gradients, and the factor on the
+    learning rate.
+    """
 
     step: int
     factor: float
@@ -28,11 +31,13 @@ class Asynchrony:
     Attributes:
         stale: the most updates by which a worker's weights may lag (async-server).
         every: local steps between two outer steps (local).
-        outer_lr, outer_momentum: of the outer step, Nesterov's where there is momentum. 1 and 0 are plain averaging;
+        outer_lr, outer_momentum: of the outer step, Nesterov's where there is momentum. 1 and 0 are
+        plain averaging;
             DiLoCo has 0.7 and 0.9.
         compress: how the differences travel: `none`, or `int8` with error feedback.
-        staleness_rate: the factor on the learning rate of an update whose gradient is t updates old: 1, or 1 / (1 + t).
-        patience_seconds: how long workers wait for one that holds them up before it counts as lost.
+        staleness_rate: the factor on the learning rate of an update whose gradient is t updates
+        old: 1, or 1 / (1 + t). patience_seconds: how long workers wait for one that holds them up
+        before it counts as lost.
     """
 
     stale: int = 0

@@ -1,8 +1,9 @@
 """A bucket: parameters that are used together, laid end to end in one flat buffer.
 
-One buffer means one collective and one reduction for a whole block, and a shard that is a range of elements: every
-rank's shard has the same length whatever the shapes of the parameters are. The buffer is padded to a multiple of the
-number of shards, so at most `num_shards - 1` elements a bucket are padding.
+One buffer means one collective and one reduction for a whole block, and a shard that is a range of
+elements: every rank's shard has the same length whatever the shapes of the parameters are. The
+buffer is padded to a multiple of the number of shards, so at most `num_shards - 1` elements a
+bucket are padding.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class Slot:
 
 @dataclass(frozen=True)
 class Part:
-    """The elements [start, stop) of one parameter that lie in a range of the bucket, at `offset` in that range."""
+    """The elements [start, stop) of one parameter that lie in a range of the bucket, at `offset` in
+    that range.
+    """
 
     slot: Slot
     start: int
@@ -55,14 +58,18 @@ class Part:
         return self.numel == self.slot.numel
 
     def view(self, flat: Tensor) -> Tensor:
-        """The part's elements inside `flat`, the buffer of the range: in the parameter's shape if whole, else 1-D."""
+        """The part's elements inside `flat`, the buffer of the range: in the parameter's shape if
+        whole, else 1-D.
+        """
         piece = flat[self.offset : self.offset + self.numel]
         return piece.view(self.slot.shape) if self.whole else piece
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """The layout of one flat buffer. It owns no memory: strategies decide which buffers live, and when."""
+    """The layout of one flat buffer. It owns no memory: strategies decide which buffers live, and
+    when.
+    """
 
     name: str
     slots: tuple[Slot, ...]
@@ -71,7 +78,8 @@ class Bucket:
     @classmethod
     def of(cls, name: str, params: Sequence[tuple[str, nn.Parameter]], num_shards: int) -> Bucket:
         """Lay the named parameters end to end."""
-        slots, offset = [], 0
+        slots = []
+        offset = 0
         for param_name, param in params:
             slots.append(Slot(param_name, param, offset, param.shape))
             offset += param.numel()
@@ -108,7 +116,8 @@ class Bucket:
     def parts(self, start: int, stop: int) -> Iterator[Part]:
         """The parts of parameters in the elements [start, stop) of the flat buffer, in order."""
         for slot in self.slots:
-            low, high = max(start, slot.offset), min(stop, slot.stop)
+            low = max(start, slot.offset)
+            high = min(stop, slot.stop)
             if low < high:
                 yield Part(slot, low - slot.offset, high - slot.offset, low - start)
 

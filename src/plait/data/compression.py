@@ -1,10 +1,14 @@
-"""Eight-bit sums: an all-reduce whose both halves send one byte an element, with the rounding fed back.
+"""Eight-bit sums: an all-reduce whose both halves send one byte an element, with the rounding fed
+back.
 
-    1. worker: what it wants to send plus what rounding kept back last time; rounded to int8, shard k sent to rank k
-    2. rank k: the sum of all parts of shard k plus what rounding kept back there; rounded to int8, gathered by all
+    1. worker: what it wants to send plus what rounding kept back last time; rounded to int8, shard
+      k sent to rank k
+    2. rank k: the sum of all parts of shard k plus what rounding kept back there; rounded to int8,
+      gathered by all
 
-Both errors are remembered and added to the next sum, so that nothing is lost for good (error feedback: H. Tang et al.,
-1-bit Adam, ICML 2021, section 3; F. Seide et al., Interspeech 2014). `BLOCK` elements share one float32 scale.
+Both errors are remembered and added to the next sum, so that nothing is lost for good (error
+feedback: H. Tang et al., 1-bit Adam, ICML 2021, section 3; F. Seide et al., Interspeech 2014).
+`BLOCK` elements share one float32 scale.
 """
 
 from __future__ import annotations
@@ -19,7 +23,9 @@ LEVELS = 127
 
 
 def quantize(values: Tensor) -> tuple[Tensor, Tensor]:
-    """(int8 codes (n,), float32 scales (ceil(n / BLOCK),)) of `values` (n,); the largest of a block becomes +-127."""
+    """(int8 codes (n,), float32 scales (ceil(n / BLOCK),)) of `values` (n,); the largest of a block
+    becomes +-127.
+    """
     blocks = _blocks(values)
     scales = (blocks.abs().amax(dim=1) / LEVELS).float()
     safe = torch.where(scales > 0, scales, torch.ones_like(scales)).to(values.dtype)
@@ -41,26 +47,33 @@ def _blocks(values: Tensor) -> Tensor:
 class Int8Sum:
     """Sums one flat buffer of `numel` elements over the axis, again and again.
 
-    What it keeps is replaced, never written into: a copy of this object is a way back to where it was.
+    What it keeps is replaced, never written into: a copy of this object is a way back to where it
+    was.
     """
 
     def __init__(self, axis: Axis, numel: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._axis, self._numel = axis, numel
+        self._axis = axis
+        self._numel = numel
         self._begin(torch.zeros(numel, dtype=dtype, device=device))
 
     def _begin(self, kept: Tensor) -> None:
         """Keep back `kept` (numel,), in the shards of the axis as it is now."""
-        self._size, self._rank = self._axis.size, self._axis.rank
+        self._size = self._axis.size
+        self._rank = self._axis.rank
         self.worker_error = torch.nn.functional.pad(kept, (0, -self._numel % self._size))
         self.shard_error = self.worker_error.new_zeros(self.worker_error.numel() // self._size)
 
     def regroup(self) -> None:
-        """The axis has become one of other ranks: what this one kept back of its shard becomes its own error again."""
+        """The axis has become one of other ranks: what this one kept back of its shard becomes its
+        own error again.
+        """
         if (self._size, self._rank) != (self._axis.size, self._axis.rank):
             self._begin(self._kept()[: self._numel])
 
     def flush(self) -> Tensor:
-        """What rounding has kept back on all ranks, summed exactly; nothing is kept back from here on. Collective."""
+        """What rounding has kept back on all ranks, summed exactly; nothing is kept back from here
+        on. Collective.
+        """
         kept = self._kept()
         self._axis.all_reduce(kept).wait()
         self._begin(torch.zeros_like(kept[: self._numel]))
@@ -72,24 +85,32 @@ class Int8Sum:
         return kept
 
     def sum(self, flat: Tensor) -> None:
-        """Replace `flat` by the sum over the axis, up to rounding that the next sum makes good. Collective."""
-        axis, dtype, size = self._axis, flat.dtype, self._size
+        """Replace `flat` by the sum over the axis, up to rounding that the next sum makes good.
+        Collective.
+        """
+        axis = self._axis
+        dtype = flat.dtype
+        size = self._size
         wanted = self.worker_error + torch.nn.functional.pad(flat, (0, -self._numel % size))
         parts = [quantize(part) for part in wanted.tensor_split(size)]
         codes, scales = (torch.cat(column) for column in zip(*parts, strict=True))
         worker_error = wanted - torch.cat([dequantize(*part, dtype) for part in parts])
-        arrived_codes, arrived_scales = torch.empty_like(codes), torch.empty_like(scales)
+        arrived_codes = torch.empty_like(codes)
+        arrived_scales = torch.empty_like(scales)
         works = [axis.all_to_all(arrived_codes, codes), axis.all_to_all(arrived_scales, scales)]
         for work in works:
             work.wait()
         shard_error = self.shard_error
-        for part_codes, part_scales in zip(arrived_codes.chunk(size), arrived_scales.chunk(size), strict=True):
+        for part_codes, part_scales in zip(
+            arrived_codes.chunk(size), arrived_scales.chunk(size), strict=True
+        ):
             shard_error = shard_error + dequantize(part_codes, part_scales, dtype)
         own_codes, own_scales = quantize(shard_error)
         shard_error = shard_error - dequantize(own_codes, own_scales, dtype)
         works = [axis.all_gather(codes, own_codes), axis.all_gather(scales, own_scales)]
         for work in works:
             work.wait()
-        self.worker_error, self.shard_error = worker_error, shard_error
+        self.worker_error = worker_error
+        self.shard_error = shard_error
         pairs = zip(codes.chunk(size), scales.chunk(size), strict=True)
         flat.copy_(torch.cat([dequantize(*pair, dtype) for pair in pairs])[: self._numel])

@@ -1,7 +1,9 @@
-"""Is an optimizer elementwise? Found out by trying it, so that a user's own optimizer needs no entry in a list.
+"""Is an optimizer elementwise? Found out by trying it, so that a user's own optimizer needs no
+entry in a list.
 
-A ZeRO shard is a range of elements that begins and ends inside parameters. An optimizer that looks at a whole tensor (a norm,
-a matrix, a factored second moment) would compute something else on it, silently; so it is refused before it does.
+A ZeRO shard is a range of elements that begins and ends inside parameters. An optimizer that looks
+at a whole tensor (a norm, a matrix, a factored second moment) would compute something else on it,
+silently; so it is refused before it does.
 """
 
 from __future__ import annotations
@@ -15,11 +17,16 @@ from plait.errors import OptimizerError
 
 MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 
-_ROWS, _COLUMNS, _CUT, _STEPS = 4, 6, 10, 3
+_ROWS = 4
+_COLUMNS = 6
+_CUT = 10
+_STEPS = 3
 
 
 def require_elementwise(make_optimizer: MakeOptimizer, plan_text: str) -> None:
-    """Raise `OptimizerError` unless the optimizer updates a matrix and the two halves of its elements alike."""
+    """Raise `OptimizerError` unless the optimizer updates a matrix and the two halves of its
+    elements alike.
+    """
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(_ROWS, _COLUMNS, generator=generator)
     grads = [torch.randn(_ROWS, _COLUMNS, generator=generator) for _ in range(_STEPS)]
@@ -27,7 +34,8 @@ def require_elementwise(make_optimizer: MakeOptimizer, plan_text: str) -> None:
     halves = [nn.Parameter(half.clone()) for half in _halves(start)]
     name = "the optimizer"
     try:
-        on_whole, on_halves = make_optimizer([whole]), make_optimizer(halves)
+        on_whole = make_optimizer([whole])
+        on_halves = make_optimizer(halves)
         name = type(on_whole).__name__
         for grad in grads:
             whole.grad = grad.clone()
@@ -40,7 +48,12 @@ def require_elementwise(make_optimizer: MakeOptimizer, plan_text: str) -> None:
             f"{plan_text} updates shards, which are one-dimensional ranges of elements, and {name} does not take them: "
             f"{error}. Use an elementwise optimizer (SGD, Adam, AdamW, ...), or dpN:allreduce, ring or server"
         ) from error
-    if not torch.allclose(whole.detach().reshape(-1), torch.cat([half.detach() for half in halves]), rtol=1e-5, atol=1e-7):
+    if not torch.allclose(
+        whole.detach().reshape(-1),
+        torch.cat([half.detach() for half in halves]),
+        rtol=1e-5,
+        atol=1e-7,
+    ):
         raise OptimizerError(
             f"{plan_text} updates shards, which are ranges of elements, and {name} is not elementwise: it updates a matrix "
             f"otherwise than the two halves of its elements. Use an elementwise optimizer (SGD, Adam, AdamW, ...), or "

@@ -1,8 +1,8 @@
 """From `param.grad` to flat buffers: when a bucket's gradients are complete, and where they lie.
 
-The collector knows *when* (every parameter of a bucket has its gradient, and all buckets before it have gone), a store
-knows *where*. Buckets go in one fixed order on every rank, also when a parameter gets no gradient on some of them:
-collectives that are issued in different orders hang.
+The collector knows *when* (every parameter of a bucket has its gradient, and all buckets before it
+have gone), a store knows *where*. Buckets go in one fixed order on every rank, also when a
+parameter gets no gradient on some of them: collectives that are issued in different orders hang.
 """
 
 from __future__ import annotations
@@ -20,15 +20,21 @@ from plait.data.bucket import Bucket
 
 @dataclass
 class BucketState:
-    """One bucket during a step: which gradients have come, and the flat buffer that holds them while there is one."""
+    """One bucket during a step: which gradients have come, and the flat buffer that holds them
+    while there is one.
+    """
 
     bucket: Bucket
     index: int
     grad: Tensor | None = None
     views: list[Tensor] = field(default_factory=list)
-    fresh: set[int] = field(default_factory=set)  # slots whose elements in `grad` are still those of an earlier use
+    fresh: set[int] = field(
+        default_factory=set
+    )  # slots whose elements in `grad` are still those of an earlier use
     touched: set[int] = field(default_factory=set)  # slots that got a gradient in this step
-    direct: set[int] = field(default_factory=set)  # slots that got one through their sink, unknown to the collector yet
+    direct: set[int] = field(
+        default_factory=set
+    )  # slots that got one through their sink, unknown to the collector yet
     missing: int = 0  # gradients that the running backward has not brought yet
 
     def attach(self, grad: Tensor) -> None:
@@ -38,7 +44,8 @@ class BucketState:
 
     def detach(self) -> None:
         """Forget the flat buffer."""
-        self.grad, self.views = None, []
+        self.grad = None
+        self.views = []
 
     def clear_fresh(self) -> None:
         """Zero the elements that got no gradient, so that a sum over ranks is right."""
@@ -48,7 +55,8 @@ class BucketState:
 
 
 class Sink:
-    """The place of one parameter's gradient: what a layer computes is added there, and torch's autograd sees no gradient.
+    """The place of one parameter's gradient: what a layer computes is added there, and torch's
+    autograd sees no gradient.
 
     It spares a tensor the size of the weight and two passes over it for every micro-batch.
     """
@@ -56,7 +64,8 @@ class Sink:
     __slots__ = ("_index", "_state")
 
     def __init__(self, state: BucketState, index: int) -> None:
-        self._state, self._index = state, index
+        self._state = state
+        self._index = index
 
     @property
     def dtype(self) -> torch.dtype:
@@ -65,7 +74,8 @@ class Sink:
 
     def add_product(self, left: Tensor, right: Tensor) -> None:
         """Add left @ right, two matrices."""
-        view, state = self._state.views[self._index], self._state
+        view = self._state.views[self._index]
+        state = self._state
         if self._is_first():
             torch.mm(left, right, out=view)
         else:
@@ -74,7 +84,8 @@ class Sink:
 
     def add(self, grad: Tensor) -> None:
         """Add a tensor of the parameter's shape."""
-        view, state = self._state.views[self._index], self._state
+        view = self._state.views[self._index]
+        state = self._state
         if self._is_first():
             view.copy_(grad)
         else:
@@ -111,12 +122,16 @@ class GradientStore(ABC):
         """Whether buckets are reduced in every backward, not only in the last one of a step."""
 
     def sink(self, state: BucketState, index: int) -> Sink | None:
-        """Where the gradient of a slot may be written at any moment of a step; None where there is no such place."""
+        """Where the gradient of a slot may be written at any moment of a step; None where there is
+        no such place.
+        """
         return None
 
 
 class PersistentGradients(GradientStore):
-    """One buffer a bucket for the whole run; micro-batches add up in it, and it is reduced once a step."""
+    """One buffer a bucket for the whole run; micro-batches add up in it, and it is reduced once a
+    step.
+    """
 
     every_backward = False
 
@@ -129,7 +144,8 @@ class PersistentGradients(GradientStore):
             state.fresh = set(range(len(state.views)))
 
     def take(self, state: BucketState, index: int, param: nn.Parameter) -> None:
-        grad, param.grad = param.grad, None
+        grad = param.grad
+        param.grad = None
         assert grad is not None
         if index in state.fresh:
             state.fresh.discard(index)
@@ -145,9 +161,11 @@ class PersistentGradients(GradientStore):
 
 
 class PooledGradients(GradientStore):
-    """Two buffers for the whole model, used in turn; a bucket's gradients are freed as soon as they are reduced.
+    """Two buffers for the whole model, used in turn; a bucket's gradients are freed as soon as they
+    are reduced.
 
-    Buffer `i % 2` belongs to bucket `i`, on every rank alike, so peers may read each other's buffer directly.
+    Buffer `i % 2` belongs to bucket `i`, on every rank alike, so peers may read each other's buffer
+    directly.
     """
 
     every_backward = True
@@ -155,7 +173,9 @@ class PooledGradients(GradientStore):
 
     def __init__(self, states: Sequence[BucketState], axis: Axis, dtype: torch.dtype) -> None:
         numel = max((state.bucket.padded_numel for state in states), default=0)
-        self.buffers = [axis.empty(numel, dtype).zero_() for _ in range(min(self.num_buffers, len(states)))]
+        self.buffers = [
+            axis.empty(numel, dtype).zero_() for _ in range(min(self.num_buffers, len(states)))
+        ]
         self.release: Callable[[BucketState], None] = lambda state: None
         self._user: list[BucketState | None] = [None] * len(self.buffers)
 
@@ -190,13 +210,21 @@ class PooledGradients(GradientStore):
 
 
 class Collector:
-    """Watches gradients come, and launches each bucket's reduction once it is complete and its turn has come."""
+    """Watches gradients come, and launches each bucket's reduction once it is complete and its turn
+    has come.
+    """
 
-    def __init__(self, states: Sequence[BucketState], store: GradientStore, launch: Callable[[BucketState], None]) -> None:
+    def __init__(
+        self,
+        states: Sequence[BucketState],
+        store: GradientStore,
+        launch: Callable[[BucketState], None],
+    ) -> None:
         self.states = states
         self.store = store
         self.on_complete: Callable[[BucketState], None] = lambda state: None
-        self.eager = True  # False: buckets go at the end of a backward, as parts of several backwards are mixed
+        # False: buckets go at the end of a backward, as parts of several backwards are mixed
+        self.eager = True
         self._launch = launch
         self._next = 0
         self._weight: float | None = None
@@ -207,7 +235,11 @@ class Collector:
 
     def sinks(self) -> dict[int, Sink]:
         """Where gradients can be written past torch's autograd, by the id of the parameter."""
-        places = ((state, index, slot) for state in self.states for index, slot in enumerate(state.bucket.slots))
+        places = (
+            (state, index, slot)
+            for state in self.states
+            for index, slot in enumerate(state.bucket.slots)
+        )
         found = ((id(slot.param), self.store.sink(state, index)) for state, index, slot in places)
         return {key: sink for key, sink in found if sink is not None}
 
@@ -221,11 +253,16 @@ class Collector:
         self._expect()
 
     def arm(self, weight: float | None = None) -> None:
-        """The next backward is the last of this step: reduce each bucket as soon as it is complete, `weight` times."""
-        self._final, self._weight = True, weight
+        """The next backward is the last of this step: reduce each bucket as soon as it is complete,
+        `weight` times.
+        """
+        self._final = True
+        self._weight = weight
 
     def end_backward(self) -> None:
-        """Launch what the backward that just ended left over (buckets with parameters that got no gradient)."""
+        """Launch what the backward that just ended left over (buckets with parameters that got no
+        gradient).
+        """
         if not self._final:
             return
         while self._next < len(self.states):
@@ -242,7 +279,9 @@ class Collector:
             if param.grad is not None:
                 state.touched.add(index)
                 self.store.take(state, index, param)  # type: ignore[arg-type]  # torch types hooks by Tensor
-            elif index not in state.direct:  # torch calls this for a gradient that was left for later, too
+            elif (
+                index not in state.direct
+            ):  # torch calls this for a gradient that was left for later, too
                 return
             state.direct.discard(index)
             if self._final and self.eager:

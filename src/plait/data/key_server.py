@@ -1,6 +1,8 @@
-"""The server's side of `dpN:async-server`: gradients come from any thread at any time, updates are made one by one.
+"""The server's side of `dpN:async-server`: gradients come from any thread at any time, updates are
+made one by one.
 
-What may be applied, and when, is said by `staleness.Versions`; here are the lock, the waiting and the sums.
+What may be applied, and when, is said by `staleness.Versions`; here are the lock, the waiting and
+the sums.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ REFUSED = -1
 
 @dataclass(frozen=True)
 class Push:
-    """One worker's step: the sum of its gradients over `count` tokens, the sum of their losses, and the step's number."""
+    """One worker's step: the sum of its gradients over `count` tokens, the sum of their losses, and
+    the step's number.
+    """
 
     step: int
     count: float
@@ -35,8 +39,8 @@ class Push:
 class Receipt:
     """What a worker is told with the new weights.
 
-    `staleness` is that of its own gradient, -1 when it was too late and not used; `loss_sum` and `tokens` are those of all
-    updates so far; `steps` is how many the furthest worker has made.
+    `staleness` is that of its own gradient, -1 when it was too late and not used; `loss_sum` and
+    `tokens` are those of all updates so far; `steps` is how many the furthest worker has made.
     """
 
     version: int
@@ -49,26 +53,36 @@ class Receipt:
 class KeyServer:
     """The keys of one server: their sum of gradients, their version, and whoever waits.
 
-    `grad` is the flat buffer that the optimizer's pieces see; `apply` has the optimizer update the weights from it;
-    the functions `weights` give the weights as the workers hold them.
+    `grad` is the flat buffer that the optimizer's pieces see; `apply` has the optimizer update the
+    weights from it; the functions `weights` give the weights as the workers hold them.
     """
 
     def __init__(self, num_workers: int, own: int, options: Asynchrony, grad: Tensor) -> None:
-        self._num_workers, self._own, self._options, self._grad = num_workers, own, options, grad
+        self._num_workers = num_workers
+        self._own = own
+        self._options = options
+        self._grad = grad
         self.apply: Callable[[Change], None] = lambda change: None
         self.versions = Versions(range(num_workers), options.stale)
         self.histogram: Counter[int] = Counter()  # gradients applied, by staleness
         self.num_refused = 0
-        self.log: list[Applied] | None = None  # every update, for replays; a list when somebody wants it
+        self.log: list[Applied] | None = (
+            None  # every update, for replays; a list when somebody wants it
+        )
         self._pushes: dict[int, Push] = {}
-        self._dealt_with: dict[int, int] = {}  # the staleness of each gradient, until its worker asks
-        self._loss_sum, self._tokens, self._steps = 0.0, 0.0, 0
+        self._dealt_with: dict[
+            int, int
+        ] = {}  # the staleness of each gradient, until its worker asks
+        self._loss_sum = 0.0
+        self._tokens = 0.0
+        self._steps = 0
         self._changed = threading.Condition()
 
     def push(self, worker: int, push: Push) -> None:
         """Take a gradient, and apply it as soon as that is allowed.
 
-        The gradient of a worker that was given up as lost is not used: it may be too old. The worker is in again.
+        The gradient of a worker that was given up as lost is not used: it may be too old. The
+        worker is in again.
         """
         with self._changed:
             self._steps = max(self._steps, push.step + 1)
@@ -81,9 +95,11 @@ class KeyServer:
                 self._dealt_with[worker] = REFUSED
 
     def collect(self, worker: int, weights: Callable[[], Tensor]) -> tuple[Receipt, Tensor]:
-        """Wait until the worker's gradient is applied; then what is told, and the weights of now: `weights()`, under the lock.
+        """Wait until the worker's gradient is applied; then what is told, and the weights of now:
+        `weights()`, under the lock.
 
-        Others may have been faster to the lock, so the version is taken here: what the worker holds is what is recorded.
+        Others may have been faster to the lock, so the version is taken here: what the worker holds
+        is what is recorded.
         """
         with self._changed:
             deadline = time.monotonic() + self._options.patience_seconds
@@ -112,7 +128,9 @@ class KeyServer:
             self._dealt_with.pop(worker, None)
 
     def _forget(self, worker: int) -> None:
-        """Take a worker out; a gradient of it that waits here is not used, and who waits for that is told so."""
+        """Take a worker out; a gradient of it that waits here is not used, and who waits for that
+        is told so.
+        """
         if self._pushes.pop(worker, None) is not None:
             self._dealt_with[worker] = REFUSED
             self._changed.notify_all()
@@ -123,15 +141,19 @@ class KeyServer:
 
     @torch.no_grad()
     def _applied(self, applied: Applied | None) -> None:
-        """Make the update that has become possible: the mean over the tokens of all gradients in it.
+        """Make the update that has become possible: the mean over the tokens of all gradients in
+        it.
 
-        The rate is that of the synchronous step times the share of the workers in the update, so that the updates of one
-        round of all workers add up to one synchronous step.
+        The rate is that of the synchronous step times the share of the workers in the update, so
+        that the updates of one round of all workers add up to one synchronous step.
         """
         if applied is None:
             return
         ages = dict(zip((push.worker for push in applied.pushes), applied.staleness, strict=True))
-        pushes = {worker: self._pushes.pop(worker) for worker in sorted(ages, key=lambda w: (w != self._own, w))}
+        pushes = {
+            worker: self._pushes.pop(worker)
+            for worker in sorted(ages, key=lambda w: (w != self._own, w))
+        }
         for index, push in enumerate(pushes.values()):
             (self._grad.copy_ if index == 0 else self._grad.add_)(push.grad)
         count = sum(push.count for push in pushes.values())

@@ -1,17 +1,22 @@
-"""Local SGD and DiLoCo: every rank trains by itself for `every` steps, then all meet in one outer step.
+"""Local SGD and DiLoCo: every rank trains by itself for `every` steps, then all meet in one outer
+step.
 
-S. Stich, Local SGD Converges Fast and Communicates Little (ICLR 2019); A. Douillard et al., DiLoCo (2023), algorithm 1.
+S. Stich, Local SGD Converges Fast and Communicates Little (ICLR 2019); A. Douillard et al., DiLoCo
+(2023), algorithm 1.
 
-    inner     x_r <- optimizer(x_r, gradient of the mean loss over rank r's own samples)      `every` times
+    inner     x_r <- optimizer(x_r, gradient of the mean loss over rank r's own samples)
+    `every` times
     outer     d   <- sum_r w_r (anchor - x_r),  w_r = rank r's share of the round's tokens
-              m   <- momentum m + d;   anchor <- anchor - lr (d + momentum m);   x_r <- anchor      for all r
+              m   <- momentum m + d;   anchor <- anchor - lr (d + momentum m);   x_r <- anchor
+              for all r
 
-With lr 1 and no momentum the outer step is the average, and with `every` 1 and plain SGD inside, all-reduce SGD. Between
-two outer steps nothing is sent: no gradient, no loss.
+With lr 1 and no momentum the outer step is the average, and with `every` 1 and plain SGD inside,
+all-reduce SGD. Between two outer steps nothing is sent: no gradient, no loss.
 
-Where ranks come and go (`comm.crew`) they meet anew for every outer step: one that has left or died is simply missing from the
-sum, one that comes is given anchor, momentum and step by one that was there, and begins with the next round. Where one dies in
-the outer step itself, the others make it again. Elsewhere ranks are fixed, and come and go through a checkpoint.
+Where ranks come and go (`comm.crew`) they meet anew for every outer step: one that has left or died
+is simply missing from the sum, one that comes is given anchor, momentum and step by one that was
+there, and begins with the next round. Where one dies in the outer step itself, the others make it
+again. Elsewhere ranks are fixed, and come and go through a checkpoint.
 """
 
 from __future__ import annotations
@@ -64,7 +69,9 @@ class Local(Replicated):
 
     def squared_norm(self, weight: Weight | None = None) -> Tensor:
         """Of this rank's own gradient."""
-        return squared_norm((p.value.grad for p in self.pieces if p.value.grad is not None), self.group.device)
+        return squared_norm(
+            (p.value.grad for p in self.pieces if p.value.grad is not None), self.group.device
+        )
 
     def total(self, scalars: Tensor, axis: Axis) -> None:
         """They stay here too; the count is this rank's weight in the round."""
@@ -83,7 +90,9 @@ class Local(Replicated):
             self._meet()
 
     def tell(self, loss_sum: float, count: float) -> Told:
-        """Of this rank inside a round; at its end, of all ranks, with the tokens of the round that were not yet told."""
+        """Of this rank inside a round; at its end, of all ranks, with the tokens of the round that
+        were not yet told.
+        """
         if self._met:
             self._untold = 0.0
             return self._told
@@ -94,12 +103,16 @@ class Local(Replicated):
         return {"outer_step": float(self._met)}
 
     def kept(self, piece: Piece) -> dict[str, Tensor]:
-        return {"momentum": piece.part.view(self._momenta[piece.state.index])} if self._momenta else {}
+        return (
+            {"momentum": piece.part.view(self._momenta[piece.state.index])} if self._momenta else {}
+        )
 
     def settle(self) -> None:
-        """End the round early, and send what eight bits have kept back: what is saved is one model and nothing beside it.
+        """End the round early, and send what eight bits have kept back: what is saved is one model
+        and nothing beside it.
 
-        Ranks must have done equally many steps. Nobody comes in here, who would not know that a round has ended early.
+        Ranks must have done equally many steps. Nobody comes in here, who would not know that a
+        round has ended early.
         """
         if self._steps_in_round:
             self._meet(opens=False)
@@ -110,7 +123,8 @@ class Local(Replicated):
     def publish(self) -> None:
         """The pieces were written from outside: a round begins there."""
         super().publish()
-        self._steps_in_round, self._tokens_in_round = 0, 0.0
+        self._steps_in_round = 0
+        self._tokens_in_round = 0.0
         for anchor, master in zip(self._anchors, self._masters, strict=True):
             anchor.copy_(master)
 
@@ -118,7 +132,8 @@ class Local(Replicated):
     def _meet(self, opens: bool = True) -> None:
         """The outer step. Collective."""
         differences = self._together(self._differences, opens)
-        lr, momentum = self._options.outer_lr, self._options.outer_momentum
+        lr = self._options.outer_lr
+        momentum = self._options.outer_momentum
         for index, difference in enumerate(differences):
             if self._momenta:
                 moment = self._momenta[index].mul_(momentum).add_(difference)
@@ -135,19 +150,29 @@ class Local(Replicated):
         tokens, loss_sum, count, untold = scalars.tolist()
         self._told = Told(loss_sum, count, int(untold - self._untold))
         share = self._tokens_in_round / max(tokens, 1.0)
-        differences = [anchor.sub(master).mul_(share) for anchor, master in zip(self._anchors, self._masters, strict=True)]
+        differences = [
+            anchor.sub(master).mul_(share)
+            for anchor, master in zip(self._anchors, self._masters, strict=True)
+        ]
         self._sum(differences)
         return differences
 
     @torch.no_grad()
     def _flush(self) -> None:
-        """Make good what eight bits have kept back, as if the last outer step had known it: a saved model has no residuals."""
-        lr, momentum = self._options.outer_lr, self._options.outer_momentum
-        kept_back = self._together(lambda: [compressed.flush() for compressed in self._sums], opens=False)
+        """Make good what eight bits have kept back, as if the last outer step had known it: a saved
+        model has no residuals.
+        """
+        lr = self._options.outer_lr
+        momentum = self._options.outer_momentum
+        kept_back = self._together(
+            lambda: [compressed.flush() for compressed in self._sums], opens=False
+        )
         for index, missing in enumerate(kept_back):
             if self._momenta:
                 self._momenta[index].add_(missing)
-            self._masters[index].copy_(self._anchors[index].sub_(missing, alpha=lr * (1 + momentum)))
+            self._masters[index].copy_(
+                self._anchors[index].sub_(missing, alpha=lr * (1 + momentum))
+            )
         if kept_back:
             self.publish()
 
@@ -163,7 +188,9 @@ class Local(Replicated):
         wait_all(works)
 
     def _together(self, exchange: Callable[[], list[Tensor]], opens: bool) -> list[Tensor]:
-        """What `exchange` gives among those that are in: again without those that are lost in it. Nothing where all begin."""
+        """What `exchange` gives among those that are in: again without those that are lost in it.
+        Nothing where all begin.
+        """
         crew = self.group.crew
         if crew is None:
             return exchange()
@@ -172,18 +199,25 @@ class Local(Replicated):
         def undo() -> None:
             self._sums = [copy(compressed) for compressed in before]
 
-        return crew.together(lambda meeting: exchange() if self._bring_in(meeting) else [], opens, undo)
+        return crew.together(
+            lambda meeting: exchange() if self._bring_in(meeting) else [], opens, undo
+        )
 
     def _bring_in(self, meeting: Meeting) -> bool:
-        """Give those that have come what one that was there has; False where all are new, and alike by their seed."""
+        """Give those that have come what one that was there has; False where all are new, and alike
+        by their seed.
+        """
         elders = [seat for seat in meeting.members if seat not in meeting.newcomers]
         for compressed in self._sums:
             compressed.regroup()
         if not elders or not meeting.newcomers:
             return bool(elders)
-        axis, root = self.group.axis, meeting.members.index(elders[0])
+        axis = self.group.axis
+        root = meeting.members.index(elders[0])
         steps = torch.tensor([float(self.steps_before)], dtype=torch.float64)
-        wait_all([axis.broadcast(tensor, root) for tensor in (steps, *self._anchors, *self._momenta)])
+        wait_all(
+            [axis.broadcast(tensor, root) for tensor in (steps, *self._anchors, *self._momenta)]
+        )
         self.steps_before = int(steps)
         if axis.rank != root and meeting.members[axis.rank] in meeting.newcomers:
             for anchor, master in zip(self._anchors, self._masters, strict=True):
@@ -193,7 +227,10 @@ class Local(Replicated):
     def live_tensors(self) -> dict[str, list[Tensor]]:
         tensors = super().live_tensors()
         errors = [error for s in self._sums for error in (s.worker_error, s.shard_error)]
-        return {**tensors, "optimizer": [*tensors["optimizer"], *self._anchors, *self._momenta, *errors]}
+        return {
+            **tensors,
+            "optimizer": [*tensors["optimizer"], *self._anchors, *self._momenta, *errors],
+        }
 
 
 def _not_reduced(axis: object, flat: Tensor, padding: int) -> Work:

@@ -1,7 +1,8 @@
-"""Every rank keeps the whole model and sums the gradients of all: `allreduce`, and `ring`, its all-reduce written out.
+"""Every rank keeps the whole model and sums the gradients of all: `allreduce`, and `ring`, its
+all-reduce written out.
 
-S. Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training (VLDB 2020), section 3.2:
-buckets, reduced while backward still runs.
+S. Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training (VLDB 2020),
+section 3.2: buckets, reduced while backward still runs.
 """
 
 from __future__ import annotations
@@ -52,12 +53,21 @@ class Replicated(DataStrategy):
         self._flats: list[Tensor] = []
         for state in self.states:
             self._allocate(state)
-        self.collector = Collector(self.states, PersistentGradients(self.states, group.axis, group.master_dtype), self._launch)
+        self.collector = Collector(
+            self.states,
+            PersistentGradients(self.states, group.axis, group.master_dtype),
+            self._launch,
+        )
 
     def _allocate(self, state: BucketState) -> None:
-        numel, group = state.bucket.padded_numel, self.group
+        numel = state.bucket.padded_numel
+        group = self.group
         flat = torch.zeros(numel, dtype=group.param_dtype, device=group.device)
-        master = flat if group.param_dtype == group.master_dtype else torch.zeros_like(flat, dtype=group.master_dtype)
+        master = (
+            flat
+            if group.param_dtype == group.master_dtype
+            else torch.zeros_like(flat, dtype=group.master_dtype)
+        )
         for slot, view in zip(state.bucket.slots, state.bucket.views(flat), strict=True):
             bind(slot.param, view)
         self._flats.append(flat)
@@ -70,7 +80,9 @@ class Replicated(DataStrategy):
         return self._flats
 
     def renew(self, memory: list[Tensor] | None) -> None:
-        """Keep the weights in other buffers from here on; nothing is written into the old ones any more."""
+        """Keep the weights in other buffers from here on; nothing is written into the old ones any
+        more.
+        """
         old = self._flats
         self._flats = [torch.empty_like(flat) for flat in old] if memory is None else memory
         for index, (flat, before) in enumerate(zip(self._flats, old, strict=True)):
@@ -88,7 +100,9 @@ class Replicated(DataStrategy):
 
     def write(self, state: BucketState, index: int, value: Tensor) -> None:
         slot = state.bucket.slots[index]
-        for flat in {id(flat): flat for flat in (self._masters[state.index], self._flats[state.index])}.values():
+        for flat in {
+            id(flat): flat for flat in (self._masters[state.index], self._flats[state.index])
+        }.values():
             flat[slot.offset : slot.stop].view(slot.shape).copy_(value)
 
     def _launch(self, state: BucketState) -> None:
@@ -117,18 +131,27 @@ class Replicated(DataStrategy):
         shards = [
             (state.bucket, state.bucket.shard(state.grad, rank))
             for state in self.states
-            if state.grad is not None and not self.secondary.issuperset(slot.name for slot in state.bucket.slots)
+            if state.grad is not None
+            and not self.secondary.issuperset(slot.name for slot in state.bucket.slots)
         ]
         if weight is None:
             return squared_norm((shard for _, shard in shards), self.group.device)
-        parts = ((part.slot.name, part.view(shard)) for bucket, shard in shards for part in bucket.shard_parts(rank))
+        parts = (
+            (part.slot.name, part.view(shard))
+            for bucket, shard in shards
+            for part in bucket.shard_parts(rank)
+        )
         return weighted_squared_norm(parts, self.group.device, weight)
 
     def live_tensors(self) -> dict[str, list[Tensor]]:
         return {
             "parameters": list(self._flats),
             "gradients": [state.grad for state in self.states if state.grad is not None],
-            "optimizer": [master for flat, master in zip(self._flats, self._masters, strict=True) if flat is not master],
+            "optimizer": [
+                master
+                for flat, master in zip(self._flats, self._masters, strict=True)
+                if flat is not master
+            ],
         }
 
 

@@ -1,14 +1,17 @@
-"""Ring all-reduce written out: reduce-scatter, then all-gather, around a ring of point-to-point messages.
+"""Ring all-reduce written out: reduce-scatter, then all-gather, around a ring of point-to-point
+messages.
 
-P. Patarasuk and X. Yuan, Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations (JPDC 2009). The buffer is
-cut into N chunks. With N = 4, the chunk that rank r sends and the one that it receives and adds, step by step:
+P. Patarasuk and X. Yuan, Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations (JPDC
+2009). The buffer is cut into N chunks. With N = 4, the chunk that rank r sends and the one that it
+receives and adds, step by step:
 
-    step      0            1            2          |  then all-gather: the same ring, copying instead of adding
+    step      0            1            2          |  then all-gather: the same ring, copying
+    instead of adding
     sends     r            r-1          r-2        |  r+1          r            r-1
     receives  r-1          r-2          r-3 = r+1  |  r            r-1          r-2
 
-After N-1 steps rank r holds the full sum of chunk r+1. Every rank sends 2(N-1)/N of the buffer, whatever N is. A chunk
-travels in segments, so that one is added while the next is on its way.
+After N-1 steps rank r holds the full sum of chunk r+1. Every rank sends 2(N-1)/N of the buffer,
+whatever N is. A chunk travels in segments, so that one is added while the next is on its way.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ SEGMENT_BYTES = 1 << 20
 
 
 class RingAllReduce:
-    """A ring all-reduce under way: step 0 is on its way from the start, the others follow in `wait`.
+    """A ring all-reduce under way: step 0 is on its way from the start, the others follow in
+    `wait`.
 
     All ranks must wait for their rings in the order in which they began them.
     """
@@ -29,7 +33,9 @@ class RingAllReduce:
     def __init__(self, axis: Axis, flat: Tensor, padding: int) -> None:
         self._axis = axis
         self._chunks = list(flat.chunk(axis.size))
-        self._padding = padding  # at the end of the last chunk, which every rank but one sends on in each round
+        self._padding = (
+            padding  # at the end of the last chunk, which every rank but one sends on in each round
+        )
         self._done = axis.size == 1
         if not self._done:
             self._first = self._post(0)
@@ -47,13 +53,21 @@ class RingAllReduce:
             self._finish(self._post(step), add=step < self._axis.size - 1)
 
     def _post(self, step: int) -> _Exchange:
-        """Send the chunk of this step to the next rank, and have the previous rank's on its way here."""
-        size, rank = self._axis.size, self._axis.rank
+        """Send the chunk of this step to the next rank, and have the previous rank's on its way
+        here.
+        """
+        size = self._axis.size
+        rank = self._axis.rank
         sent = rank - step
-        if step >= size - 1:  # the second time around: the first finished sum is that of chunk rank + 1
+        if (
+            step >= size - 1
+        ):  # the second time around: the first finished sum is that of chunk rank + 1
             sent = rank + 1 - (step - (size - 1))
-        outgoing, incoming = self._chunks[sent % size], self._chunks[(sent - 1) % size]
-        return _Exchange(self._axis, outgoing, incoming, self._padding if outgoing is self._chunks[-1] else 0)
+        outgoing = self._chunks[sent % size]
+        incoming = self._chunks[(sent - 1) % size]
+        return _Exchange(
+            self._axis, outgoing, incoming, self._padding if outgoing is self._chunks[-1] else 0
+        )
 
     def _finish(self, exchange: _Exchange, *, add: bool) -> None:
         for target, arrived in exchange.arrivals():
@@ -64,11 +78,14 @@ class RingAllReduce:
 
 
 class _Exchange:
-    """One step of the ring: a chunk out to the next rank, another in from the previous one, segment by segment."""
+    """One step of the ring: a chunk out to the next rank, another in from the previous one, segment
+    by segment.
+    """
 
     def __init__(self, axis: Axis, outgoing: Tensor, incoming: Tensor, padding: int) -> None:
         segment = max(1, SEGMENT_BYTES // outgoing.element_size())
-        following, previous = (axis.rank + 1) % axis.size, (axis.rank - 1) % axis.size
+        following = (axis.rank + 1) % axis.size
+        previous = (axis.rank - 1) % axis.size
         self._targets = incoming.split(segment)
         self._arrived = [part.new_empty(part.shape) for part in self._targets]
         self._receives = [axis.receive(part, previous) for part in self._arrived]
@@ -78,7 +95,9 @@ class _Exchange:
 
     def arrivals(self) -> list[tuple[Tensor, Tensor]]:
         pairs = []
-        for target, arrived, receive in zip(self._targets, self._arrived, self._receives, strict=True):
+        for target, arrived, receive in zip(
+            self._targets, self._arrived, self._receives, strict=True
+        ):
             receive.wait()
             pairs.append((target, arrived))
         for send in self._sends:

@@ -1,12 +1,14 @@
-"""A synchronous parameter server: workers push gradients to server ranks, which update and send the parameters back.
+"""A synchronous parameter server: workers push gradients to server ranks, which update and send the
+parameters back.
 
-M. Li et al., Scaling Distributed Machine Learning with the Parameter Server (OSDI 2014): keys (whole parameters) are
-spread over the servers by bytes. Every rank is a worker; the first `num_servers` of them (all, by default) also serve.
-A server sums what the workers push; with the mean as aggregate, each worker weighs its own loss instead, so that here too
-nothing is divided.
+M. Li et al., Scaling Distributed Machine Learning with the Parameter Server (OSDI 2014): keys
+(whole parameters) are spread over the servers by bytes. Every rank is a worker; the first
+`num_servers` of them (all, by default) also serve. A server sums what the workers push; with the
+mean as aggregate, each worker weighs its own loss instead, so that here too nothing is divided.
 
-A worker sends the keys of all servers but itself; a server sends its keys to all workers but itself:
-B - B_own + (N-1) B_own bytes, which is 2(N-1)/N B where the keys divide evenly over all ranks.
+A worker sends the keys of all servers but itself; a server sends its keys to all workers but
+itself: B - B_own + (N-1) B_own bytes, which is 2(N-1)/N B where the keys divide evenly over all
+ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from plait.data.units import Unit
 
 
 def spread_keys(num_elements: Sequence[int], num_servers: int) -> list[int]:
-    """The server of each key: the largest first, each to the server that has the fewest elements so far.
+    """The server of each key: the largest first, each to the server that has the fewest elements so
+    far.
 
     >>> spread_keys([4, 3, 3, 2], 2)
     [0, 1, 1, 0]
@@ -39,7 +42,9 @@ def spread_keys(num_elements: Sequence[int], num_servers: int) -> list[int]:
 
 
 class _Push:
-    """Gradients of one server's bucket on their way: a worker sends them, the server receives and sums them."""
+    """Gradients of one server's bucket on their way: a worker sends them, the server receives and
+    sums them.
+    """
 
     def __init__(self, axis: Axis, server: int, grad: Tensor) -> None:
         self._grad = grad
@@ -62,7 +67,9 @@ class _Push:
 
 
 class ParameterServer(DataStrategy):
-    """`dpN:server`. One bucket a server; a server owns the whole of its keys, so any optimizer works."""
+    """`dpN:server`. One bucket a server; a server owns the whole of its keys, so any optimizer
+    works.
+    """
 
     def __init__(self, units: Sequence[Unit], group: DataGroup) -> None:
         super().__init__(group)
@@ -73,14 +80,17 @@ class ParameterServer(DataStrategy):
         self._masters: list[Tensor] = []
         for server, keys in enumerate(keys_by_server(params, num_servers)):
             if keys:
-                self.states.append(BucketState(Bucket.of(f"server {server}", keys, 1), len(self.states)))
+                self.states.append(
+                    BucketState(Bucket.of(f"server {server}", keys, 1), len(self.states))
+                )
                 self._allocate(self.states[-1], server)
         store = PersistentGradients(self.states, group.axis, group.master_dtype)
         self.collector = Collector(self.states, store, self._launch)
         self._pushes: list[_Push] = []
 
     def _allocate(self, state: BucketState, server: int) -> None:
-        group, bucket = self.group, state.bucket
+        group = self.group
+        bucket = state.bucket
         flat = torch.zeros(bucket.numel, dtype=group.param_dtype, device=group.device)
         for slot, view in zip(bucket.slots, bucket.views(flat), strict=True):
             bind(slot.param, view)
@@ -90,7 +100,9 @@ class ParameterServer(DataStrategy):
         if server == group.axis.rank:
             if group.param_dtype != group.master_dtype:
                 master = torch.zeros_like(flat, dtype=group.master_dtype)
-            self.pieces += [make_piece(state, part, master) for part in bucket.parts(0, bucket.numel)]
+            self.pieces += [
+                make_piece(state, part, master) for part in bucket.parts(0, bucket.numel)
+            ]
         self._masters.append(master)
 
     def write(self, state: BucketState, index: int, value: Tensor) -> None:
@@ -127,11 +139,15 @@ class ParameterServer(DataStrategy):
         return {
             "parameters": list(self._flats),
             "gradients": [state.grad for state in self.states if state.grad is not None],
-            "optimizer": [m for flat, m in zip(self._flats, self._masters, strict=True) if flat is not m],
+            "optimizer": [
+                m for flat, m in zip(self._flats, self._masters, strict=True) if flat is not m
+            ],
         }
 
 
-def keys_by_server(params: Sequence[tuple[str, nn.Parameter]], num_servers: int) -> list[list[tuple[str, nn.Parameter]]]:
+def keys_by_server(
+    params: Sequence[tuple[str, nn.Parameter]], num_servers: int
+) -> list[list[tuple[str, nn.Parameter]]]:
     """The named parameters of each server."""
     server_of_key = spread_keys([param.numel() for _, param in params], num_servers)
     return [

@@ -1,4 +1,6 @@
-"""What the ZeRO stages share: master values of this rank's shards, and gradients reduced into shards."""
+"""What the ZeRO stages share: master values of this rank's shards, and gradients reduced into
+shards.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,13 @@ from plait.data.strategy import DataGroup, Piece, make_piece
 class MasterShards:
     """This rank's shard of every bucket in master precision, cut into the optimizer's pieces.
 
-    `shards` are the shards in the parameters' precision. The master is that very memory where the precision is the same,
-    and memory of its own (on the host, with `offload`) where it is not.
+    `shards` are the shards in the parameters' precision. The master is that very memory where the
+    precision is the same, and memory of its own (on the host, with `offload`) where it is not.
     """
 
-    def __init__(self, states: Sequence[BucketState], shards: Sequence[Tensor], group: DataGroup) -> None:
+    def __init__(
+        self, states: Sequence[BucketState], shards: Sequence[Tensor], group: DataGroup
+    ) -> None:
         self._states, self._shards, self._group = states, list(shards), group
         self.owned: list[Tensor] = []
         self._masters: list[Tensor] = []
@@ -27,10 +31,15 @@ class MasterShards:
         for state, shard in zip(states, self._shards, strict=True):
             master = shard
             if shard.dtype != group.master_dtype or (group.offload and shard.device.type != "cpu"):
-                master = torch.zeros_like(shard, dtype=group.master_dtype, device="cpu" if group.offload else None)
+                master = torch.zeros_like(
+                    shard, dtype=group.master_dtype, device="cpu" if group.offload else None
+                )
                 self.owned.append(master)
             self._masters.append(master)
-            self.pieces += [make_piece(state, part, master) for part in state.bucket.shard_parts(group.shard.rank)]
+            self.pieces += [
+                make_piece(state, part, master)
+                for part in state.bucket.shard_parts(group.shard.rank)
+            ]
 
     def write(self, state: BucketState, index: int, value: Tensor) -> None:
         """Keep this rank's elements of the full value of slot `index`."""
@@ -45,7 +54,9 @@ class MasterShards:
         """Let every piece's gradient be its elements of the reduced shards."""
         for piece in self.pieces:
             grad = piece.part.view(grads[piece.state.index])
-            piece.value.grad = grad if grad.device == piece.value.device else grad.to(piece.value.device)
+            piece.value.grad = (
+                grad if grad.device == piece.value.device else grad.to(piece.value.device)
+            )
 
     def publish(self) -> None:
         """Round the masters to the parameters' precision."""
@@ -57,19 +68,27 @@ class MasterShards:
 class ShardedGradients:
     """Reduce-scatters each bucket's gradients into this rank's shard.
 
-    A persistent store is reduced in place, once a step. A pooled one is reduced in every backward and adds up here, in
-    shards that are all that stays of the gradients.
+    A persistent store is reduced in place, once a step. A pooled one is reduced in every backward
+    and adds up here, in shards that are all that stays of the gradients.
     """
 
-    def __init__(self, states: Sequence[BucketState], store: GradientStore, group: DataGroup) -> None:
-        self._states, self._store, self._group = states, store, group
+    def __init__(
+        self, states: Sequence[BucketState], store: GradientStore, group: DataGroup
+    ) -> None:
+        self._states = states
+        self._store = store
+        self._group = group
         self._works: dict[int, Work] = {}
         self._added: set[int] = set()
         self._pooled = isinstance(store, PooledGradients)
-        axis, dtype = group.shard, group.master_dtype
+        axis = group.shard
+        dtype = group.master_dtype
         if isinstance(store, PooledGradients):
             store.release = self._release
-            self.shards = [torch.zeros(state.bucket.shard_numel, dtype=dtype, device=group.device) for state in states]
+            self.shards = [
+                torch.zeros(state.bucket.shard_numel, dtype=dtype, device=group.device)
+                for state in states
+            ]
         else:
             self.shards = [state.bucket.shard(self._full(state), axis.rank) for state in states]
 
@@ -84,7 +103,8 @@ class ShardedGradients:
 
     def launch(self, state: BucketState) -> None:
         """Start the reduce-scatter of a complete bucket."""
-        full, axis = self._full(state), self._group.shard
+        full = self._full(state)
+        axis = self._group.shard
         own = state.bucket.shard(full, axis.rank)
         self._works[state.index] = axis.reduce_scatter(own, full, padding=state.bucket.padding)
 

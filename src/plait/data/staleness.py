@@ -1,17 +1,22 @@
-"""Bounded staleness: which gradients a server may apply, and which must wait. Pure: no clock, no thread, no tensor.
+"""Bounded staleness: which gradients a server may apply, and which must wait. Pure: no clock, no
+thread, no tensor.
 
-The version of the weights is the number of updates made. A worker holds the version that it got last. The bound K says
-that no gradient is ever older than K updates when it is applied: a gradient that was computed on version v may be part of
-the updates to v + 1 ... v + K + 1, no later. Hence one rule:
+The version of the weights is the number of updates made. A worker holds the version that it got
+last. The bound K says that no gradient is ever older than K updates when it is applied: a gradient
+that was computed on version v may be part of the updates to v + 1 ... v + K + 1, no later. Hence
+one rule:
 
-    what waits is applied at once, as one update, as soon as no worker that still computes would be left behind by it.
+    what waits is applied at once, as one update, as soon as no worker that still computes would be
+    left behind by it.
 
-With K = 0 that is when all have come, and their sum is one update: the synchronous server. With K at least the largest lag
-that ever occurs, every gradient is applied alone and nobody waits. In between the fast wait for the slowest, and what has
-waited together is applied together. There is no deadlock: whoever holds up the others is computing.
+With K = 0 that is when all have come, and their sum is one update: the synchronous server. With K
+at least the largest lag that ever occurs, every gradient is applied alone and nobody waits. In
+between the fast wait for the slowest, and what has waited together is applied together. There is no
+deadlock: whoever holds up the others is computing.
 
-J. Dean et al., Large Scale Distributed Deep Networks (NIPS 2012); Q. Ho et al., More Effective Distributed ML via a Stale
-Synchronous Parallel Parameter Server (NIPS 2013), where the bound is on clocks of workers: here it is on the weights.
+J. Dean et al., Large Scale Distributed Deep Networks (NIPS 2012); Q. Ho et al., More Effective
+Distributed ML via a Stale Synchronous Parallel Parameter Server (NIPS 2013), where the bound is on
+clocks of workers: here it is on the weights.
 """
 
 from __future__ import annotations
@@ -21,7 +26,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Pushed:
-    """One gradient: the worker, its step, and the version of the weights that it was computed on."""
+    """One gradient: the worker, its step, and the version of the weights that it was computed
+    on.
+    """
 
     worker: int
     step: int
@@ -56,17 +63,25 @@ class Versions:
         if not self._waiting:
             return []
         oldest = self.version + 1 - self.bound
-        return [worker for worker, base in self._base.items() if worker not in self._waiting and base < oldest]
+        return [
+            worker
+            for worker, base in self._base.items()
+            if worker not in self._waiting and base < oldest
+        ]
 
     def push(self, worker: int, step: int) -> Applied | None:
-        """A gradient has come. The update that can be made now, if there is one. A worker that is not in is refused."""
+        """A gradient has come. The update that can be made now, if there is one. A worker that is
+        not in is refused.
+        """
         if worker not in self._base or worker in self._waiting:
             raise ValueError(f"worker {worker} has no weights to have a gradient of")
         self._waiting[worker] = Pushed(worker, step, self._base[worker])
         return self._apply()
 
     def leave(self, worker: int) -> Applied | None:
-        """A worker rests or is lost: nobody waits for it, and its gradient, if one waits, is forgotten."""
+        """A worker rests or is lost: nobody waits for it, and its gradient, if one waits, is
+        forgotten.
+        """
         self._base.pop(worker, None)
         self._waiting.pop(worker, None)
         return self._apply()

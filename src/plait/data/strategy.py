@@ -5,7 +5,8 @@ The engine names the moments of a step; a strategy answers them and nothing else
     begin            a step begins
     begin_forward    a micro-batch's forward begins     (ZeRO-3 gathers its first unit)
     end_forward      ... has ended                      (and frees its last)
-    arm              the next backward is the last one: gradients may be reduced as they become ready
+    arm              the next backward is the last one: gradients may be reduced as they become
+    ready
     end_backward     a backward has ended
     reduce           have every gradient summed over the axis
     total            sum the step's scalars (loss, counts, norm) over the ranks that step together
@@ -14,7 +15,8 @@ The engine names the moments of a step; a strategy answers them and nothing else
     settle           the state is to be read from outside: bring all ranks to one
     publish          let every rank see the values of the pieces, whoever wrote them
 
-Gradients are *summed*, never divided: the loss is normalised in one place, and that place is not here.
+Gradients are *summed*, never divided: the loss is normalised in one place, and that place is not
+here.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ Weight = Callable[[str], float]
 class DataGroup:
     """The ranks of the data axis as this rank sees them, and the precisions that they use.
 
-    `shard` are the ranks that share one copy of the sharded state; `replicate` those that hold equal shards. Without
-    `replicateM` the first is the whole axis and the second has size 1.
+    `shard` are the ranks that share one copy of the sharded state; `replicate` those that hold
+    equal shards. Without `replicateM` the first is the whole axis and the second has size 1.
     """
 
     axis: Axis
@@ -61,7 +63,9 @@ class DataGroup:
 
 @dataclass(frozen=True)
 class Told:
-    """What a step's result says: a loss sum and its count, and the tokens of all ranks that have become known with it."""
+    """What a step's result says: a loss sum and its count, and the tokens of all ranks that have
+    become known with it.
+    """
 
     loss_sum: float
     count: float
@@ -72,8 +76,8 @@ class Told:
 class Piece:
     """What the optimizer of this rank owns of one parameter: the elements [part.start, part.stop).
 
-    `value` is what the optimizer updates (master precision; in the parameter's shape when the piece is the whole
-    parameter, else 1-D). Its `.grad` is set by `DataStrategy.reduce`.
+    `value` is what the optimizer updates (master precision; in the parameter's shape when the piece
+    is the whole parameter, else 1-D). Its `.grad` is set by `DataStrategy.reduce`.
     """
 
     name: str
@@ -89,7 +93,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class FrozenPiece:
-    """What this rank holds of a parameter that no optimizer updates: elements [part.start, part.stop), 1-D."""
+    """What this rank holds of a parameter that no optimizer updates: elements [part.start,
+    part.stop), 1-D.
+    """
 
     name: str
     part: Part
@@ -107,7 +113,8 @@ class Replicas:
 class DataStrategy(ABC):
     """How the ranks of the data axis share gradients, optimizer state and parameters.
 
-    `lockstep`: every rank takes part in every update. Where it is False a step's loss, norm and count are this rank's own.
+    `lockstep`: every rank takes part in every update. Where it is False a step's loss, norm and
+    count are this rank's own.
     """
 
     lockstep: ClassVar[bool] = True
@@ -118,12 +125,16 @@ class DataStrategy(ABC):
         self.states: list[BucketState] = []
         self.frozen_states: list[BucketState] = []
         self.pieces: list[Piece] = []
-        self.secondary: frozenset[str] = frozenset()  # parameters that another pipeline stage holds too, and counts
+        self.secondary: frozenset[str] = (
+            frozenset()
+        )  # parameters that another pipeline stage holds too, and counts
         self.collector: Collector
 
     @abstractmethod
     def write(self, state: BucketState, index: int, value: Tensor) -> None:
-        """Give slot `index` its value (the full parameter); what this rank does not hold is dropped."""
+        """Give slot `index` its value (the full parameter); what this rank does not hold is
+        dropped.
+        """
 
     @abstractmethod
     def reduce(self) -> None:
@@ -139,20 +150,27 @@ class DataStrategy(ABC):
         """The ranks of the axis that hold the same pieces as this one."""
 
     def replicas_of(self, piece: Piece) -> Replicas:
-        """`replicas`, of one piece: strategies that are made of several answer for the one that has it."""
+        """`replicas`, of one piece: strategies that are made of several answer for the one that has
+        it.
+        """
         return self.replicas
 
     def squared_norm(self, weight: Weight | None = None) -> Tensor:
-        """This rank's share of the squared norm of the summed gradients; the shares add up over the axis. 0-dim.
+        """This rank's share of the squared norm of the summed gradients; the shares add up over the
+        axis. 0-dim.
 
         `weight` of a parameter's name is what its elements count, where other ranks hold them too.
         """
         counted = (piece for piece in self.pieces if piece.name not in self.secondary)
-        grads = ((piece.name, piece.value.grad) for piece in counted if piece.value.grad is not None)
+        grads = (
+            (piece.name, piece.value.grad) for piece in counted if piece.value.grad is not None
+        )
         return weighted_squared_norm(grads, self.group.device, weight) / self.replicas.count
 
     def sinks(self) -> Mapping[int, Sink]:
-        """Where layers may add their weights' gradients themselves, by the id of the parameter; empty where nowhere."""
+        """Where layers may add their weights' gradients themselves, by the id of the parameter;
+        empty where nowhere.
+        """
         return self.collector.sinks()
 
     def frozen_pieces(self) -> list[FrozenPiece]:
@@ -164,11 +182,15 @@ class DataStrategy(ABC):
         self.collector.begin()
 
     def total(self, scalars: Tensor, axis: Axis) -> None:
-        """Sum (loss, count, squared norm, flags of use ...) in place over those ranks of `axis` that step together."""
+        """Sum (loss, count, squared norm, flags of use ...) in place over those ranks of `axis`
+        that step together.
+        """
         axis.all_reduce(scalars, control=True).wait()
 
     def start(self, apply: Callable[[Change], None]) -> None:
-        """Everything is built: `apply` has the optimizer of this rank's pieces make one update. Collective."""
+        """Everything is built: `apply` has the optimizer of this rank's pieces make one update.
+        Collective.
+        """
         self._apply = apply
 
     def update(self, change: Change) -> None:
@@ -188,37 +210,41 @@ class DataStrategy(ABC):
         return {}
 
     def staleness(self) -> Counter[int]:
-        """How many gradients this rank has applied as a server, by their staleness; empty where all ranks step together."""
+        """How many gradients this rank has applied as a server, by their staleness; empty where all
+        ranks step together.
+        """
         return Counter()
 
     def kept(self, piece: Piece) -> dict[str, Tensor]:
         """What the strategy itself keeps of a piece from step to step, to be saved with it."""
         return {}
 
-    def settle(self) -> None:  # noqa: B027
+    def settle(self) -> None:
         """Bring all ranks to one state, before it is saved or the run ends. Collective."""
 
-    def rest(self) -> None:  # noqa: B027
+    def rest(self) -> None:
         """This rank takes no step for a while, or for ever; nobody need wait for it."""
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Give back what the strategy runs besides (threads, sockets)."""
 
-    def begin_forward(self) -> None:  # noqa: B027  # a moment that most strategies have no use for
+    def begin_forward(self) -> None:  # a moment that most strategies have no use for
         """A micro-batch's forward begins."""
 
-    def end_forward(self) -> None:  # noqa: B027
+    def end_forward(self) -> None:
         """A micro-batch's forward has ended."""
 
     def arm(self, weight: float | None = None) -> None:
-        """The next backward is the last one of this step. `weight`, if given, is this rank's in the sum."""
+        """The next backward is the last one of this step. `weight`, if given, is this rank's in the
+        sum.
+        """
         self.collector.arm(weight)
 
     def end_backward(self) -> None:
         """A backward has ended."""
         self.collector.end_backward()
 
-    def end_input_grad(self) -> None:  # noqa: B027
+    def end_input_grad(self) -> None:
         """A backward that leaves weight gradients for later has ended."""
 
     def is_secondary(self, piece: Piece) -> bool:
@@ -230,11 +256,16 @@ class DataStrategy(ABC):
         return ((state, index) for state in self.states for index in range(len(state.bucket.slots)))
 
     def forget_untouched(self, touched: Sequence[bool]) -> None:
-        """Take the gradient away from parameters that no rank used in this step: the optimizer shall skip them.
+        """Take the gradient away from parameters that no rank used in this step: the optimizer
+        shall skip them.
 
         `touched` is in the order of `slots`.
         """
-        unused = {id(state.bucket.slots[index]) for (state, index), used in zip(self.slots(), touched, strict=True) if not used}
+        unused = {
+            id(state.bucket.slots[index])
+            for (state, index), used in zip(self.slots(), touched, strict=True)
+            if not used
+        }
         if unused:
             for piece in self.pieces:
                 if id(piece.part.slot) in unused:
@@ -245,7 +276,9 @@ class DataStrategy(ABC):
         """The tensors that live between steps, under `parameters`, `gradients` and `buffers`."""
 
 
-def weighted_squared_norm(grads: Iterable[tuple[str, Tensor]], device: torch.device, weight: Weight | None) -> Tensor:
+def weighted_squared_norm(
+    grads: Iterable[tuple[str, Tensor]], device: torch.device, weight: Weight | None
+) -> Tensor:
     """The sum of squares of all elements, each times the weight of its name. 0-dim, float64."""
     if weight is None:
         return squared_norm((grad for _, grad in grads), device)
@@ -267,7 +300,9 @@ def squared_norm(grads: Iterable[Tensor], device: torch.device) -> Tensor:
     return total
 
 
-def make_states(units: Sequence[Unit], num_shards: int, *, frozen: bool = False) -> list[BucketState]:
+def make_states(
+    units: Sequence[Unit], num_shards: int, *, frozen: bool = False
+) -> list[BucketState]:
     """One bucket a unit, in the order in which backward completes them: the last unit first."""
     states: list[BucketState] = []
     for unit in reversed(units):

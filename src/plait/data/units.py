@@ -1,7 +1,8 @@
 """A unit: the part of a model whose parameters are used together and travel together.
 
-Each repeated block is a unit; what stands before the blocks is one, and what stands after them another. So the head's
-gradients are reduced while the blocks still run backward, and under ZeRO-3 only a block or two are ever whole.
+Each repeated block is a unit; what stands before the blocks is one, and what stands after them
+another. So the head's gradients are reduced while the blocks still run backward, and under ZeRO-3
+only a block or two are ever whole.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from torch import nn
 
 @dataclass
 class Unit:
-    """Parameters by name, and the modules that use them (a block, or single modules around the blocks)."""
+    """Parameters by name, and the modules that use them (a block, or single modules around the
+    blocks).
+    """
 
     name: str
     is_block: bool = False
@@ -34,7 +37,8 @@ class Unit:
 
 
 def match_blocks(model: nn.Module, pattern: str) -> list[str]:
-    """Names of the modules that match `pattern` (`*` is one name between dots), in the model's order.
+    """Names of the modules that match `pattern` (`*` is one name between dots), in the model's
+    order.
 
     >>> match_blocks(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), "*")
     ['0', '1']
@@ -44,7 +48,8 @@ def match_blocks(model: nn.Module, pattern: str) -> list[str]:
 
 
 def find_blocks(model: nn.Module) -> list[str]:
-    """Names of the repeated blocks of a model that does not name them: the entries of its outermost module lists.
+    """Names of the repeated blocks of a model that does not name them: the entries of its outermost
+    module lists.
 
     Falls back to the children of a `Sequential`, and to nothing where there is no list at all.
     """
@@ -52,7 +57,9 @@ def find_blocks(model: nn.Module) -> list[str]:
     for name, module in model.named_modules():
         if any(f"{name}.".startswith(f"{block}.") for block in blocks):
             continue
-        if isinstance(module, nn.ModuleList) or (isinstance(module, nn.Sequential) and len(module) > 1):
+        if isinstance(module, nn.ModuleList) or (
+            isinstance(module, nn.Sequential) and len(module) > 1
+        ):
             prefix = f"{name}." if name else ""
             blocks.extend(f"{prefix}{child}" for child, _ in module.named_children())
     return [block for block in blocks if any(True for _ in model.get_submodule(block).parameters())]

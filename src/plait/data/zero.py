@@ -1,11 +1,12 @@
 """ZeRO-1 and ZeRO-2: every rank updates a shard of each bucket, and the shards are gathered again.
 
-S. Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models (SC 2020), section 5:
-P_os shards the optimizer state, P_os+g the gradients too. Both send 2(N-1)/N of the parameters a step: a reduce-scatter of
-the gradients and an all-gather of the parameters. With M micro-batches ZeRO-2 keeps no full gradients to add to, so it
-reduce-scatters M times: (M+1)(N-1)/N.
+S. Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models (SC
+2020), section 5: P_os shards the optimizer state, P_os+g the gradients too. Both send 2(N-1)/N of
+the parameters a step: a reduce-scatter of the gradients and an all-gather of the parameters. With M
+micro-batches ZeRO-2 keeps no full gradients to add to, so it reduce-scatters M times: (M+1)(N-1)/N.
 
-With `replicateM` the shards lie inside a group of N/M ranks, and each shard is summed over the M groups.
+With `replicateM` the shards lie inside a group of N/M ranks, and each shard is summed over the M
+groups.
 """
 
 from __future__ import annotations
@@ -15,21 +16,32 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from plait.comm import Work, wait_all
-from plait.data.gradients import BucketState, Collector, GradientStore, PersistentGradients, PooledGradients
+from plait.data.gradients import (
+    BucketState,
+    Collector,
+    GradientStore,
+    PersistentGradients,
+    PooledGradients,
+)
 from plait.data.shards import MasterShards, ShardedGradients
 from plait.data.strategy import DataGroup, DataStrategy, Replicas, bind, make_states
 from plait.data.units import Unit
 
 
 class ShardedUpdate(DataStrategy):
-    """Whole parameters on every rank; optimizer state, and with `shard_gradients` the gradients, in shards."""
+    """Whole parameters on every rank; optimizer state, and with `shard_gradients` the gradients, in
+    shards.
+    """
 
     def __init__(self, units: Sequence[Unit], group: DataGroup, *, shard_gradients: bool) -> None:
         super().__init__(group)
         axis = group.shard
         self.states = make_states(units, axis.size)
         self._flats = [self._allocate(state) for state in self.states]
-        own = [state.bucket.shard(flat, axis.rank) for state, flat in zip(self.states, self._flats, strict=True)]
+        own = [
+            state.bucket.shard(flat, axis.rank)
+            for state, flat in zip(self.states, self._flats, strict=True)
+        ]
         self._masters = MasterShards(self.states, own, group)
         self.pieces = self._masters.pieces
         store: GradientStore
@@ -68,7 +80,11 @@ class ShardedUpdate(DataStrategy):
         works: list[Work] = []
         axis = self.group.shard
         for state, flat in zip(self.states, self._flats, strict=True):
-            works.append(axis.all_gather(flat, state.bucket.shard(flat, axis.rank), padding=state.bucket.padding))
+            works.append(
+                axis.all_gather(
+                    flat, state.bucket.shard(flat, axis.rank), padding=state.bucket.padding
+                )
+            )
         wait_all(works)
 
     @property
@@ -76,7 +92,11 @@ class ShardedUpdate(DataStrategy):
         return Replicas(self.group.replicate.size, self.group.replicate.rank)
 
     def live_tensors(self) -> dict[str, list[Tensor]]:
-        return {"parameters": list(self._flats), "optimizer": self._masters.owned, **self._gradients.live_tensors()}
+        return {
+            "parameters": list(self._flats),
+            "optimizer": self._masters.owned,
+            **self._gradients.live_tensors(),
+        }
 
 
 def zero1(units: Sequence[Unit], group: DataGroup) -> ShardedUpdate:

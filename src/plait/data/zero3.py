@@ -1,13 +1,14 @@
-"""ZeRO-3: parameters, gradients and optimizer state all in shards; a unit is whole only while it is used.
+"""ZeRO-3: parameters, gradients and optimizer state all in shards; a unit is whole only while it is
+used.
 
-S. Rajbhandari et al., ZeRO (SC 2020), section 5.3 (P_os+g+p): 3(N-1)/N of the parameters a step, an all-gather before
-forward, another before backward, and a reduce-scatter.
+S. Rajbhandari et al., ZeRO (SC 2020), section 5.3 (P_os+g+p): 3(N-1)/N of the parameters a step, an
+all-gather before forward, another before backward, and a reduce-scatter.
 
     forward     gather u0 | gather u1, F u0, free u0 | gather u2, F u1, free u1 | ...
     backward    gather un | gather un-1, B un, reduce and free un | ...
 
-A freed unit keeps its tensor objects: only the storage shrinks to nothing, as autograd still refers to the parameters
-that it saved, and finds them again once the storage has been filled.
+A freed unit keeps its tensor objects: only the storage shrinks to nothing, as autograd still refers
+to the parameters that it saved, and finds them again once the storage has been filled.
 """
 
 from __future__ import annotations
@@ -29,10 +30,13 @@ from plait.data.units import Unit
 
 
 class GatheredBucket:
-    """A bucket's parameters: always as a shard, and as the full flat buffer between `unshard` and `reshard`."""
+    """A bucket's parameters: always as a shard, and as the full flat buffer between `unshard` and
+    `reshard`.
+    """
 
     def __init__(self, bucket: Bucket, group: DataGroup) -> None:
-        self.bucket, self._axis = bucket, group.shard
+        self.bucket = bucket
+        self._axis = group.shard
         self.shard = group.shard.empty(bucket.shard_numel, group.param_dtype).zero_()
         self._full = torch.empty(bucket.padded_numel, dtype=group.param_dtype, device=group.device)
         self._bytes = self._full.untyped_storage().nbytes()
@@ -53,7 +57,8 @@ class GatheredBucket:
         self.prefetch()
         if self._work is not None:
             self._work.wait()
-            self._work, self.whole = None, True
+            self._work = None
+            self.whole = True
 
     def reshard(self) -> None:
         """Free the whole parameters."""
@@ -68,7 +73,8 @@ class ShardedUnit:
     """The buckets of one unit (trainable, frozen) and how far its backward has come."""
 
     def __init__(self, unit: Unit, index: int) -> None:
-        self.unit, self.index = unit, index
+        self.unit = unit
+        self.index = index
         self.buckets: list[GatheredBucket] = []
         self.frozen = bool(unit.frozen)
 
@@ -91,7 +97,8 @@ class Zero3(DataStrategy):
     def __init__(self, units: Sequence[Unit], group: DataGroup) -> None:
         super().__init__(group)
         size = group.shard.size
-        trainable, frozen = make_states(units, size), make_states(units, size, frozen=True)
+        trainable = make_states(units, size)
+        frozen = make_states(units, size, frozen=True)
         self.states = trainable
         self.frozen_states = frozen
         self._gathered = [GatheredBucket(state.bucket, group) for state in trainable]
@@ -109,7 +116,8 @@ class Zero3(DataStrategy):
         self._running: list[set[ShardedUnit]] = []
         self._install_hooks()
 
-    # -- layout ---------------------------------------------------------------------------------------------------
+    # -- layout
+    # ---------------------------------------------------------------------------------------------------
 
     def _make_units(self, units: Sequence[Unit]) -> list[ShardedUnit]:
         by_name = {unit.name: ShardedUnit(unit, index) for index, unit in enumerate(units)}
@@ -119,18 +127,24 @@ class Zero3(DataStrategy):
 
     def write(self, state: BucketState, index: int, value: Tensor) -> None:
         if any(state is frozen for frozen in self.frozen_states):
-            slot, rank = state.bucket.slots[index], self.group.shard.rank
+            slot = state.bucket.slots[index]
+            rank = self.group.shard.rank
             for part in state.bucket.shard_parts(rank):
                 if part.slot is slot:
-                    target = self._gathered_frozen[state.index].shard[part.offset : part.offset + part.numel]
+                    target = self._gathered_frozen[state.index].shard[
+                        part.offset : part.offset + part.numel
+                    ]
                     target.copy_(value.reshape(-1)[part.start : part.stop])
         else:
             self._masters.write(state, index, value)
 
-    # -- the life of a unit ---------------------------------------------------------------------------------------
+    # -- the life of a unit
+    # ---------------------------------------------------------------------------------------
 
     def _install_hooks(self) -> None:
-        """Gather a unit's parameters, its own or shared with another unit, when one of its modules is about to run."""
+        """Gather a unit's parameters, its own or shared with another unit, when one of its modules
+        is about to run.
+        """
         owner = {id(param): unit for unit in self._units for _, param in unit.unit.params}
         for unit in self._units:
             for module in unit.unit.modules:
@@ -144,8 +158,12 @@ class Zero3(DataStrategy):
             unit.reshard()
 
         def hook(module: nn.Module, args: Any) -> None:
-            if self._backward:  # a recomputed forward: a block is whole already, a module inside of it may not be
-                with no_modes():  # selective recomputation counts operations, and the first forward had no need to gather
+            if (
+                self._backward
+            ):  # a recomputed forward: a block is whole already, a module inside of it may not be
+                # selective recomputation counts operations, and the first forward had no need to
+                # gather
+                with no_modes():
                     for other in in_order(needed):
                         other.unshard()
                 return
@@ -181,10 +199,13 @@ class Zero3(DataStrategy):
 
     def _on_complete(self, state: BucketState) -> None:
         unit = self._unit_of_bucket[id(state.bucket)]
-        if not unit.frozen:  # frozen parameters may still be wanted for the gradient of the unit's input
+        if (
+            not unit.frozen
+        ):  # frozen parameters may still be wanted for the gradient of the unit's input
             unit.reshard()
 
-    # -- the moments of a step ------------------------------------------------------------------------------------
+    # -- the moments of a step
+    # ------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         self._gradients.begin()
@@ -216,7 +237,9 @@ class Zero3(DataStrategy):
         self._masters.bind_gradients(self._gradients.shards)
 
     def publish(self) -> None:
-        for unit in self._units:  # a module that another stage of this rank runs too has had its unit gathered for that
+        for unit in (
+            self._units
+        ):  # a module that another stage of this rank runs too has had its unit gathered for that
             unit.reshard()
         self._masters.publish()
 
@@ -234,11 +257,17 @@ class Zero3(DataStrategy):
 
     def live_tensors(self) -> dict[str, list[Tensor]]:
         shards = [bucket.shard for bucket in (*self._gathered, *self._gathered_frozen)]
-        return {"parameters": shards, "optimizer": self._masters.owned, **self._gradients.live_tensors()}
+        return {
+            "parameters": shards,
+            "optimizer": self._masters.owned,
+            **self._gradients.live_tensors(),
+        }
 
 
 def in_order(units: Iterable[ShardedUnit]) -> list[ShardedUnit]:
-    """One order on every rank: gathers are collective, and a set has another order in each process."""
+    """One order on every rank: gathers are collective, and a set has another order in each
+    process.
+    """
     return sorted(units, key=lambda unit: unit.index)
 
 

@@ -1,7 +1,8 @@
 """Data that needs no download, and the loader that gives each rank its part of it.
 
-A data set has a length and a pair (input, target) at each index; those made here also have `batch(indices)`, the pairs
-stacked, in a few tensor operations. `make` fits the data to the model: what it predicts, its vocabulary, its shapes.
+A data set has a length and a pair (input, target) at each index; those made here also have
+`batch(indices)`, the pairs stacked, in a few tensor operations. `make` fits the data to the model:
+what it predicts, its vocabulary, its shapes.
 """
 
 from __future__ import annotations
@@ -28,14 +29,19 @@ IMAGE_SIZE = 32
 def make(data: Any, model: Any = None, seed: int = 0) -> Dataset[Any]:
     """The data set of a `[data]` section, fitted to a `[model]` section.
 
-    Each is a mapping or an object with attributes: `data` has name or python, seq_len, files, seed (which `seed` stands in
-    for), and num_samples and image_size where the data is random. Raises `DataError` when data and model do not fit.
+    Each is a mapping or an object with attributes: `data` has name or python, seq_len, files, seed
+    (which `seed` stands in for), and num_samples and image_size where the data is random. Raises
+    `DataError` when data and model do not fit.
     """
     if key(data, "python") is not None:
         return user.make(key(data, "python"))
     name = key(data, "name")
     if name not in NAMES:
-        raise DataError(f"there is no data {name!r}; {nearest(str(name), NAMES)}" if name else "[data] needs a name or python")
+        raise DataError(
+            f"there is no data {name!r}; {nearest(str(name), NAMES)}"
+            if name
+            else "[data] needs a name or python"
+        )
     if name == "digits":
         return _digits(model)
     if name == "random":
@@ -43,11 +49,19 @@ def make(data: Any, model: Any = None, seed: int = 0) -> Dataset[Any]:
     seq_len = _seq_len(data, model)
     vocab_size = _vocab_size(model, VOCAB_SIZE)
     if vocab_size < VOCAB_SIZE:
-        raise DataError(f"data {name!r} is made of bytes and needs vocab_size = {VOCAB_SIZE} or more, not {vocab_size}")
+        raise DataError(
+            f"data {name!r} is made of bytes and needs vocab_size = {VOCAB_SIZE} or more, not {vocab_size}"
+        )
     packed = bool(key(data, "packed", False))
     if packed and key(model, "name") != "llama":
-        raise DataError(f"packed data needs a model that takes documents: llama, not {key(model, 'name')!r}")
-    return stdlib(seq_len, packed=packed) if name == "stdlib" else text(key(data, "files", ()), seq_len, packed=packed)
+        raise DataError(
+            f"packed data needs a model that takes documents: llama, not {key(model, 'name')!r}"
+        )
+    return (
+        stdlib(seq_len, packed=packed)
+        if name == "stdlib"
+        else text(key(data, "files", ()), seq_len, packed=packed)
+    )
 
 
 def key(section: Any, name: str, default: Any = None) -> Any:
@@ -69,7 +83,11 @@ def _seq_len(data: Any, model: Any) -> int:
 
 def _vocab_size(model: Any, default: int | None = None) -> int:
     inner = key(model, "config")
-    size = key(model, "vocab_size", key(inner, "vocab_size", default) if isinstance(inner, Mapping) else default)
+    size = key(
+        model,
+        "vocab_size",
+        key(inner, "vocab_size", default) if isinstance(inner, Mapping) else default,
+    )
     if size is None:
         raise DataError(f"random data for model {key(model, 'name')!r} needs its vocab_size")
     return int(size)
@@ -78,8 +96,13 @@ def _vocab_size(model: Any, default: int | None = None) -> int:
 def _digits(model: Any) -> Dataset[Any]:
     family = key(model, "name")
     if family in LANGUAGE:
-        raise DataError(f"model {family!r} takes tokens, not images; use stdlib, text or random data")
-    wants = {"resnet": {"in_channels": 1, "num_classes": 10}, "mlp": {"in_features": 64, "out_features": 10}}
+        raise DataError(
+            f"model {family!r} takes tokens, not images; use stdlib, text or random data"
+        )
+    wants = {
+        "resnet": {"in_channels": 1, "num_classes": 10},
+        "mlp": {"in_features": 64, "out_features": 10},
+    }
     defaults = {"in_channels": 3, "num_classes": 1000}
     for name, number in wants.get(family, {}).items():
         given = key(model, name, defaults.get(name, number))
@@ -92,7 +115,9 @@ def _random(data: Any, model: Any, seed: int) -> Dataset[Any]:
     family = key(model, "name")
     size = {} if key(data, "num_samples") is None else {"num_samples": key(data, "num_samples")}
     if family == "mlp":
-        return RandomClasses((key(model, "in_features"),), key(model, "out_features"), seed=seed, **size)
+        return RandomClasses(
+            (key(model, "in_features"),), key(model, "out_features"), seed=seed, **size
+        )
     if family == "resnet":
         side = key(data, "image_size", IMAGE_SIZE)
         shape = (key(model, "in_channels", 3), side, side)
@@ -102,4 +127,6 @@ def _random(data: Any, model: Any, seed: int) -> Dataset[Any]:
         return RandomFields(channels, key(data, "image_size", IMAGE_SIZE), seed=seed, **size)
     if family in LANGUAGE:
         return RandomTokens(_seq_len(data, model), _vocab_size(model), seed=seed, **size)
-    raise DataError("random data needs a model by name, whose shapes it knows; a model by python needs data by python")
+    raise DataError(
+        "random data needs a model by name, whose shapes it knows; a model by python needs data by python"
+    )

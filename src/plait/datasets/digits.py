@@ -16,10 +16,14 @@ class Digits(TensorDataset):
         try:
             from sklearn.datasets import load_digits
         except ImportError as missing:
-            raise DataError('data "digits" needs the package scikit-learn: pip install scikit-learn') from missing
+            raise DataError(
+                'data "digits" needs the package scikit-learn: pip install scikit-learn'
+            ) from missing
         pixels, digits = load_digits(return_X_y=True)
         images = torch.from_numpy(pixels).float() / 16
-        super().__init__(images if flat else images.view(-1, 1, 8, 8), torch.from_numpy(digits).long())
+        super().__init__(
+            images if flat else images.view(-1, 1, 8, 8), torch.from_numpy(digits).long()
+        )
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Samples [B] -> (images [B, 1, 8, 8] or [B, 64], digits [B])."""

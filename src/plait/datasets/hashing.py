@@ -1,7 +1,7 @@
 """Random numbers as a pure function of (seed, index), many at once.
 
-A generator has to be seeded anew for each sample and hands out one sample at a time; a hash of the index gives a whole
-batch in a few tensor operations and does not care for the order of asking.
+A generator has to be seeded anew for each sample and hands out one sample at a time; a hash of the
+index gives a whole batch in a few tensor operations and does not care for the order of asking.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 def seed_of(*parts: object) -> int:
     """A seed of 31 bits from any printable parts.
 
-    Not more, because torch's CPU generator only takes the low 32 bits of its seed, and numpy's no negative ones.
+    Not more, because torch's CPU generator only takes the low 32 bits of its seed, and numpy's no
+    negative ones.
     """
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") & 0x7FFFFFFF
@@ -30,7 +31,9 @@ def shift_right(x: Tensor, bits: int) -> Tensor:
 
 
 def mix(x: Tensor) -> Tensor:
-    """SplitMix64's finaliser on int64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", figure 16)."""
+    """SplitMix64's finaliser on int64 (Steele, Lea, Flood, "Fast splittable pseudorandom number
+    generators", figure 16).
+    """
     x = x * GOLDEN
     x = (x ^ shift_right(x, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
     x = (x ^ shift_right(x, 27)) * (0x94D049BB133111EB - 2**64)

@@ -1,7 +1,8 @@
 """The loader: an endless stream of global batches, of which each data coordinate takes its slice.
 
-The order is a function of (seed, epoch) and the place in it a number of samples, neither of which knows how many ranks
-there are. So a run resumes exactly under any plan, and the ranks' slices always join to the same global batch.
+The order is a function of (seed, epoch) and the place in it a number of samples, neither of which
+knows how many ranks there are. So a run resumes exactly under any plan, and the ranks' slices
+always join to the same global batch.
 """
 
 from __future__ import annotations
@@ -19,19 +20,25 @@ from plait.errors import DataError
 class Loader:
     """Yields `(inputs, targets)`, this coordinate's contiguous part of each global batch.
 
-    The last batch of an epoch is as short as what is left. Parts differ by one sample at most, so where there are fewer
-    samples than ranks some parts have none: tensors of the right shape with a first dim of 0.
+    The last batch of an epoch is as short as what is left. Parts differ by one sample at most, so
+    where there are fewer samples than ranks some parts have none: tensors of the right shape with a
+    first dim of 0.
     """
 
-    def __init__(self, dataset: Any, global_batch: int, *, dp_size: int = 1, dp_rank: int = 0, seed: int = 0) -> None:
+    def __init__(
+        self, dataset: Any, global_batch: int, *, dp_size: int = 1, dp_rank: int = 0, seed: int = 0
+    ) -> None:
         if global_batch < 1:
             raise DataError(f"global_batch = {global_batch}: must be at least 1")
         if not 0 <= dp_rank < dp_size:
             raise DataError(f"dp_rank = {dp_rank} is not in 0 .. {dp_size - 1}")
         if len(dataset) == 0:
             raise DataError("the data set has no samples")
-        self.dataset, self.global_batch, self.seed = dataset, global_batch, seed
-        self.dp_size, self.dp_rank = dp_size, dp_rank
+        self.dataset = dataset
+        self.global_batch = global_batch
+        self.seed = seed
+        self.dp_size = dp_size
+        self.dp_rank = dp_rank
         self.epoch = self.position = 0
         self._order: tuple[int, Tensor] | None = None
 
@@ -40,10 +47,13 @@ class Loader:
 
     def __next__(self) -> tuple[Tensor, Tensor]:
         if self.position >= len(self.dataset):
-            self.epoch, self.position = self.epoch + 1, 0
+            self.epoch = self.epoch + 1
+            self.position = 0
         whole = self.order()[self.position : self.position + self.global_batch]
         self.position += len(whole)
-        start, stop = (len(whole) * rank // self.dp_size for rank in (self.dp_rank, self.dp_rank + 1))
+        start, stop = (
+            len(whole) * rank // self.dp_size for rank in (self.dp_rank, self.dp_rank + 1)
+        )
         return collate(self.dataset, whole[start:stop])
 
     @property
@@ -65,15 +75,25 @@ class Loader:
 
     def state_dict(self) -> dict[str, int]:
         """Where the stream is, and of what."""
-        return {"epoch": self.epoch, "position": self.position, "seed": self.seed, "num_samples": len(self.dataset)}
+        return {
+            "epoch": self.epoch,
+            "position": self.position,
+            "seed": self.seed,
+            "num_samples": len(self.dataset),
+        }
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from `state`, under any number of ranks. Raises `DataError` if the stream is another one."""
+        """Go on from `state`, under any number of ranks. Raises `DataError` if the stream is
+        another one.
+        """
         here = self.state_dict()
         for key in ("seed", "num_samples"):
             if state[key] != here[key]:
-                raise DataError(f"the data was saved with {key} = {state[key]} and now has {here[key]}: its order would differ")
-        self.epoch, self.position = state["epoch"], state["position"]
+                raise DataError(
+                    f"the data was saved with {key} = {state[key]} and now has {here[key]}: its order would differ"
+                )
+        self.epoch = state["epoch"]
+        self.position = state["position"]
 
 
 def collate(dataset: Any, indices: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,7 +106,12 @@ def collate(dataset: Any, indices: Tensor) -> tuple[Tensor, Tensor]:
         inputs, targets = (torch.as_tensor(part) for part in dataset[0])
         return inputs.new_empty((0, *inputs.shape)), targets.new_empty((0, *targets.shape))
     try:
-        inputs, targets = (torch.stack([torch.as_tensor(part) for part in parts]) for parts in zip(*samples, strict=True))
+        inputs, targets = (
+            torch.stack([torch.as_tensor(part) for part in parts])
+            for parts in zip(*samples, strict=True)
+        )
     except (RuntimeError, TypeError, ValueError) as failure:
-        raise DataError(f"the samples {indices.tolist()} cannot be stacked into (inputs, targets): {failure}") from failure
+        raise DataError(
+            f"the samples {indices.tolist()} cannot be stacked into (inputs, targets): {failure}"
+        ) from failure
     return inputs, targets

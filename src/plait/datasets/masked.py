@@ -1,4 +1,6 @@
-"""Masks for probes: padding that differs from sample to sample, as real data has it and means of means get wrong."""
+"""Masks for probes: padding that differs from sample to sample, as real data has it and means of
+means get wrong.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,16 @@ IGNORE = -100
 
 
 class Masked(Dataset[tuple[Tensor, Tensor]]):
-    """`dataset` with targets set to -100: of a sequence all after a random length, of a single class all of it.
+    """`dataset` with targets set to -100: of a sequence all after a random length, of a single
+    class all of it.
 
-    Lengths are uniform in 1 .. S, a class is masked with probability 1/2; sample 0 is never wholly masked. What is masked
-    is a function of (seed, index) alone.
+    Lengths are uniform in 1 .. S, a class is masked with probability 1/2; sample 0 is never wholly
+    masked. What is masked is a function of (seed, index) alone.
     """
 
     def __init__(self, dataset: Any, *, seed: int = 0) -> None:
-        self.dataset, self.seed = dataset, seed
+        self.dataset = dataset
+        self.seed = seed
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -36,10 +40,14 @@ class Masked(Dataset[tuple[Tensor, Tensor]]):
         """Samples [B] -> (inputs [B, ...], targets [B, ...] with masks)."""
         inputs, targets = collate(self.dataset, indices)
         if targets.is_floating_point():
-            raise DataError(f"targets of {targets.dtype} cannot be masked: -100 is a class number that counts for nothing")
+            raise DataError(
+                f"targets of {targets.dtype} cannot be masked: -100 is a class number that counts for nothing"
+            )
         shares = uniforms(indices, 1, seed=self.seed)[:, 0]
         if targets.dim() == 1:
             return inputs, targets.masked_fill((shares > 0.5) & (indices > 0), IGNORE)
         lengths = (shares * targets.shape[1]).ceil()
         after = torch.arange(targets.shape[1]) >= lengths[:, None]
-        return inputs, targets.masked_fill(after.view(*after.shape, *[1] * (targets.dim() - 2)), IGNORE)
+        return inputs, targets.masked_fill(
+            after.view(*after.shape, *[1] * (targets.dim() - 2)), IGNORE
+        )

@@ -1,7 +1,8 @@
-"""Text as bytes: the user's files, or the source of Python's standard library, which every machine has.
+"""Text as bytes: the user's files, or the source of Python's standard library, which every machine
+has.
 
-The vocabulary is the 256 bytes, so nothing has to be learnt, downloaded or stored. A sample is a window of seq_len + 1
-bytes; windows stand side by side, a last one that is not full is left out.
+The vocabulary is the 256 bytes, so nothing has to be learnt, downloaded or stored. A sample is a
+window of seq_len + 1 bytes; windows stand side by side, a last one that is not full is left out.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class Windows(Dataset[tuple[Any, Tensor]]):
 
     def __init__(self, corpus: Tensor, seq_len: int) -> None:
         self.seq_len = seq_len
-        self.windows = corpus.unfold(0, seq_len + 1, seq_len)  # a view: the label of one window's end begins the next
+        self.windows = corpus.unfold(
+            0, seq_len + 1, seq_len
+        )  # a view: the label of one window's end begins the next
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -47,8 +50,8 @@ class Windows(Dataset[tuple[Any, Tensor]]):
 class Packed(Windows):
     """((input_ids [S], documents [S]), labels [S]): windows that know which file each byte is from.
 
-    Files are packed without padding. No byte is to see, or to be guessed from, another file: the label of a file's last byte
-    counts for nothing.
+    Files are packed without padding. No byte is to see, or to be guessed from, another file: the
+    label of a file's last byte counts for nothing.
     """
 
     def __init__(self, corpus: Tensor, seq_len: int, lengths: Sequence[int]) -> None:
@@ -64,7 +67,9 @@ class Packed(Windows):
         inputs, labels = super().batch(indices)
         places = indices[:, None] * self.seq_len + torch.arange(self.seq_len + 1)
         documents = torch.searchsorted(self._ends, places, right=True)
-        return (inputs, documents[:, :-1]), labels.masked_fill(documents[:, 1:] != documents[:, :-1], IGNORE)
+        return (inputs, documents[:, :-1]), labels.masked_fill(
+            documents[:, 1:] != documents[:, :-1], IGNORE
+        )
 
 
 def text(files: Sequence[str | Path], seq_len: int, *, packed: bool = False) -> Windows:
@@ -78,9 +83,15 @@ def text(files: Sequence[str | Path], seq_len: int, *, packed: bool = False) -> 
     num_bytes = sum(map(len, contents))
     if num_bytes < seq_len + 1:
         names = ", ".join(repr(str(file)) for file in files)
-        raise DataError(f"{names}: {num_bytes} bytes are too few for one window of seq_len + 1 = {seq_len + 1}")
+        raise DataError(
+            f"{names}: {num_bytes} bytes are too few for one window of seq_len + 1 = {seq_len + 1}"
+        )
     corpus = torch.frombuffer(bytearray(b"".join(contents)), dtype=torch.uint8)
-    return Packed(corpus, seq_len, [len(content) for content in contents]) if packed else Windows(corpus, seq_len)
+    return (
+        Packed(corpus, seq_len, [len(content) for content in contents])
+        if packed
+        else Windows(corpus, seq_len)
+    )
 
 
 def read(path: Path) -> bytes:
@@ -88,19 +99,23 @@ def read(path: Path) -> bytes:
     try:
         content = path.read_bytes()
     except OSError as failure:
-        raise DataError(f"the data file {str(path)!r} cannot be read: {failure.strerror}") from failure
+        raise DataError(
+            f"the data file {str(path)!r} cannot be read: {failure.strerror}"
+        ) from failure
     if not content:
         raise DataError(f"the data file {str(path)!r} is empty")
     return content
 
 
 def stdlib(seq_len: int, *, max_bytes: int = STDLIB_BYTES, packed: bool = False) -> Windows:
-    """The first `max_bytes` of the standard library's own modules, each directory's before those of its subdirectories.
+    """The first `max_bytes` of the standard library's own modules, each directory's before those of
+    its subdirectories.
 
     It depends on the version of Python, and not on what is installed beside it.
     """
     root = Path(sysconfig.get_path("stdlib"))
-    corpus, lengths = bytearray(), []
+    corpus = bytearray()
+    lengths = []
     for path in sources(root):
         content = path.read_bytes()
         corpus += content
@@ -108,13 +123,17 @@ def stdlib(seq_len: int, *, max_bytes: int = STDLIB_BYTES, packed: bool = False)
         if len(corpus) >= max_bytes:
             break
     if len(corpus) < seq_len + 1:
-        raise DataError(f"{str(root)!r} holds {len(corpus)} bytes of Python source, fewer than seq_len + 1 = {seq_len + 1}")
+        raise DataError(
+            f"{str(root)!r} holds {len(corpus)} bytes of Python source, fewer than seq_len + 1 = {seq_len + 1}"
+        )
     tensor = torch.frombuffer(corpus[:max_bytes], dtype=torch.uint8)
     return Packed(tensor, seq_len, lengths) if packed else Windows(tensor, seq_len)
 
 
 def sources(directory: Path) -> Iterator[Path]:
-    """Python files by name, then those of the subdirectories by name; without tests and what a machine adds."""
+    """Python files by name, then those of the subdirectories by name; without tests and what a
+    machine adds.
+    """
     entries = sorted(directory.iterdir()) if directory.is_dir() else []
     for path in entries:
         if path.suffix == ".py" and not path.name.startswith(SKIPPED_FILES) and path.is_file():

@@ -1,4 +1,6 @@
-"""Data of the user's own: `python = "module:function"`, a function without parameters that returns (input, target) pairs."""
+"""Data of the user's own: `python = "module:function"`, a function without parameters that returns
+(input, target) pairs.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,27 @@ from plait.reference import load
 
 
 def make(python: str) -> Dataset[Any]:
-    """Call the function; it returns a `Dataset` or a sequence, which has a length and a pair (input, target) at each index."""
+    """Call the function; it returns a `Dataset` or a sequence, which has a length and a pair
+    (input, target) at each index.
+    """
     function = load(python, DataError)
     try:
         data = function()
     except PlaitError:
         raise
     except Exception as failure:
-        raise DataError(f"python = {python!r} failed: {type(failure).__name__}: {failure}") from failure
+        raise DataError(
+            f"python = {python!r} failed: {type(failure).__name__}: {failure}"
+        ) from failure
     if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-        raise DataError(f"python = {python!r} returned a {type(data).__name__}; it must have a length and samples by index")
+        raise DataError(
+            f"python = {python!r} returned a {type(data).__name__}; it must have a length and samples by index"
+        )
     if len(data) == 0:
         raise DataError(f"python = {python!r} returned no samples")
     sample = data[0]
     if not (isinstance(sample, tuple | list) and len(sample) == 2):
-        raise DataError(f"python = {python!r}: sample 0 is a {type(sample).__name__}, not a pair (input, target)")
+        raise DataError(
+            f"python = {python!r}: sample 0 is a {type(sample).__name__}, not a pair (input, target)"
+        )
     return data

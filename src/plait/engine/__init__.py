@@ -1,4 +1,6 @@
-"""Compose: from a model and a plan to an engine that trains. `build.build` is the visible order (`plait.build` to users)."""
+"""Compose: from a model and a plan to an engine that trains. `build.build` is the visible order
+(`plait.build` to users).
+"""
 
 from __future__ import annotations
 

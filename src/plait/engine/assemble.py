@@ -1,4 +1,6 @@
-"""From a config to a run: the model, the data and the options of training that `[model]`, `[data]` and `[train]` name."""
+"""From a config to a run: the model, the data and the options of training that `[model]`, `[data]`
+and `[train]` name.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ class Training:
 def assemble(config: Any, plan: Plan, world: World) -> Training:
     """Build what a config names, under a plan, on this rank. Collective.
 
-    `config` has the sections `model`, `data` and `train` as attributes. Errors: those of `build`, and `DataError`.
+    `config` has the sections `model`, `data` and `train` as attributes. Errors: those of `build`,
+    and `DataError`.
     """
     check_batch(plan, config.train.global_batch)
     engine = build(
@@ -59,7 +62,9 @@ def assemble(config: Any, plan: Plan, world: World) -> Training:
 
 
 def model_keys(config: Any) -> Mapping[str, Any]:
-    """The `[model]` section as plain keys: `name` or `python`, and what the model's constructor takes."""
+    """The `[model]` section as plain keys: `name` or `python`, and what the model's constructor
+    takes.
+    """
     section = config.model
     if isinstance(section, Mapping):
         return {key: value for key, value in section.items() if key != "roles"}
@@ -70,20 +75,28 @@ def model_keys(config: Any) -> Mapping[str, Any]:
 def roles_of(config: Any) -> Mapping[str, str] | None:
     """The user's own table of roles."""
     section = config.model
-    found: Mapping[str, str] | None = section.get("roles") if isinstance(section, Mapping) else getattr(section, "roles", None)
+    found: Mapping[str, str] | None = (
+        section.get("roles") if isinstance(section, Mapping) else getattr(section, "roles", None)
+    )
     return found
 
 
 def make_model(keys: Mapping[str, Any], seed: int = 0) -> nn.Module:
     """The model on the meta device.
 
-    A user's own model that cannot be initialised from there (a module with parameters and no `reset_parameters`) is made
-    with its values instead, from `seed`: right under every plan, but whole on every rank while it is built.
+    A user's own model that cannot be initialised from there (a module with parameters and no
+    `reset_parameters`) is made with its values instead, from `seed`: right under every plan, but
+    whole on every rank while it is built.
     """
     arguments = {key: value for key, value in keys.items() if key != "roles"}
-    python, given = arguments.pop("python", None), arguments.pop("arguments", None)
+    python = arguments.pop("python", None)
+    given = arguments.pop("arguments", None)
     with torch.device("meta"):
-        model = models.make(arguments.pop("name"), **arguments) if python is None else user.make(python, given)
+        model = (
+            models.make(arguments.pop("name"), **arguments)
+            if python is None
+            else user.make(python, given)
+        )
     if python is not None and lacks_reset(model):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -92,7 +105,9 @@ def make_model(keys: Mapping[str, Any], seed: int = 0) -> nn.Module:
 
 
 def make_loss(train: Any, keys: Mapping[str, Any]) -> LossFunction:
-    """`[train] loss`, a user's function of (output, targets); else the squared error of models of fields, or cross-entropy."""
+    """`[train] loss`, a user's function of (output, targets); else the squared error of models of
+    fields, or cross-entropy.
+    """
     name = getattr(train, "loss", None)
     if name is not None:
         return reference.load(name, ModelError)
@@ -101,7 +116,8 @@ def make_loss(train: Any, keys: Mapping[str, Any]) -> LossFunction:
 
 def make_options(config: Any, plan: Plan | None = None) -> Options:
     """What a plan does not say and a config does."""
-    train, keys = config.train, model_keys(config)
+    train = config.train
+    keys = model_keys(config)
     return Options(
         seed=train.seed,
         blocks=models.blocks_of(keys["name"]) if "name" in keys else None,
@@ -114,7 +130,9 @@ def make_options(config: Any, plan: Plan | None = None) -> Options:
             **{key: getattr(train, key) for key in ASYNCHRONY_KEYS if hasattr(train, key)},
         ),
         float16=getattr(train, "float16", False),
-        placing=Placing(getattr(train, "place_experts_every", 0), getattr(train, "spare_expert_slots", 0)),
+        placing=Placing(
+            getattr(train, "place_experts_every", 0), getattr(train, "spare_expert_slots", 0)
+        ),
         grouped_product=getattr(train, "grouped_product", "rule"),
         linear_product=getattr(train, "linear_product", "rule"),
         weight_grad_group=getattr(getattr(config, "plan", None), "weight_grad_group", 1),
@@ -124,7 +142,9 @@ def make_options(config: Any, plan: Plan | None = None) -> Options:
 
 
 def make_cutting(config: Any) -> Cutting:
-    """Where a pipeline cuts the model, and one sample of the data for models whose forward must be seen."""
+    """Where a pipeline cuts the model, and one sample of the data for models whose forward must be
+    seen.
+    """
     section = getattr(config, "plan", None)
     batch = next(iter(make_loader(config)))
     inputs = batch if isinstance(batch, Mapping) else batch[0]

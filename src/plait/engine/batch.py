@@ -1,7 +1,8 @@
 """A batch and its micro-batches.
 
-A batch is `(inputs, targets)`; either may be any nesting of tensors whose first dim counts samples. A mapping is taken
-too: the keys that the model's forward accepts are its inputs, and the loss sees the whole mapping.
+A batch is `(inputs, targets)`; either may be any nesting of tensors whose first dim counts samples.
+A mapping is taken too: the keys that the model's forward accepts are its inputs, and the loss sees
+the whole mapping.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from plait.errors import DataError
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one forward sees. `num_samples` is 0 for a placeholder that keeps this rank in step with the others.
+    """What one forward sees. `num_samples` is 0 for a placeholder that keeps this rank in step with
+    the others.
 
     `num_rows`: of the inputs of all ranks of a tensor axis together; 0 without one.
     """
@@ -33,7 +35,9 @@ class MicroBatch:
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """Of the tensors among its inputs."""
-        return tuple(tuple(leaf.shape) for leaf in tree_leaves(self.inputs) if isinstance(leaf, Tensor))
+        return tuple(
+            tuple(leaf.shape) for leaf in tree_leaves(self.inputs) if isinstance(leaf, Tensor)
+        )
 
 
 class BatchSplitter:
@@ -48,7 +52,9 @@ class BatchSplitter:
         cut: Callable[[Any], Any] | None = None,
     ) -> None:
         """`cut` takes this rank's part of the sequences of a batch."""
-        self.num_micro_batches, self._dtype, self._device = num_micro_batches, dtype, device
+        self.num_micro_batches = num_micro_batches
+        self._dtype = dtype
+        self._device = device
         self._cut = cut
         self._accepts = _accepted_keys(model)
 
@@ -61,15 +67,21 @@ class BatchSplitter:
         tensors = [self._place(leaf) for leaf in leaves]
         num_samples = _num_samples(tensors)
         parts = [
-            tensor.tensor_split(self.num_micro_batches) if isinstance(tensor, Tensor) else [tensor] * self.num_micro_batches
+            tensor.tensor_split(self.num_micro_batches)
+            if isinstance(tensor, Tensor)
+            else [tensor] * self.num_micro_batches
             for tensor in tensors
         ]
         if num_samples < self.num_micro_batches:
             parts = [[_never_empty(part) for part in column] for column in parts]
         result = []
         for index in range(self.num_micro_batches):
-            size = num_samples // self.num_micro_batches + (index < num_samples % self.num_micro_batches)
-            part_inputs, part_targets = tree_unflatten([column[index] for column in parts], structure)
+            size = num_samples // self.num_micro_batches + (
+                index < num_samples % self.num_micro_batches
+            )
+            part_inputs, part_targets = tree_unflatten(
+                [column[index] for column in parts], structure
+            )
             result.append(MicroBatch(part_inputs, part_targets, size))
         return result
 
@@ -79,7 +91,9 @@ class BatchSplitter:
             return {name: batch[name] for name in sorted(names)}, dict(batch)
         if isinstance(batch, tuple | list) and len(batch) == 2:
             return batch[0], batch[1]
-        raise DataError(f"a batch is (inputs, targets) or a mapping; this one is {_describe(batch)}")
+        raise DataError(
+            f"a batch is (inputs, targets) or a mapping; this one is {_describe(batch)}"
+        )
 
     def _place(self, leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
@@ -116,16 +130,22 @@ def _accepted_keys(model: nn.Module) -> set[str] | None:
 def _num_samples(leaves: list[Any]) -> int:
     sizes = {leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 0}
     if len(sizes) != 1:
-        raise DataError(f"the tensors of a batch must agree in their first dim, the samples; they have {sorted(sizes)}")
+        raise DataError(
+            f"the tensors of a batch must agree in their first dim, the samples; they have {sorted(sizes)}"
+        )
     return int(sizes.pop())
 
 
 def _never_empty(part: Any) -> Any:
-    """A placeholder sample of zeros instead of no sample: every rank must take part in every collective."""
+    """A placeholder sample of zeros instead of no sample: every rank must take part in every
+    collective.
+    """
     if isinstance(part, Tensor) and part.dim() > 0 and part.shape[0] == 0:
         return part.new_zeros((1, *part.shape[1:]))
     return part
 
 
 def _describe(batch: Any) -> str:
-    return f"a {type(batch).__name__}" + (f" of {len(batch)}" if isinstance(batch, tuple | list) else "")
+    return f"a {type(batch).__name__}" + (
+        f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
+    )

@@ -1,4 +1,5 @@
-"""From a model and a plan to an engine. The order in which parallelisms are applied is `build`, read from top to bottom.
+"""From a model and a plan to an engine. The order in which parallelisms are applied is `build`,
+read from top to bottom.
 
 After it nobody reads the plan: each room has been handed what concerns it.
 """
@@ -31,7 +32,14 @@ from plait.engine.stages import LayerProducts, make_stages
 from plait.engine.tied import TiedSum
 from plait.engine.update import LearningRate, Parameters, Update
 from plait.engine.values import Whole, prepare
-from plait.engine.with_experts import WithExperts, expert_group, expert_roads, make_placer, placements, separate
+from plait.engine.with_experts import (
+    WithExperts,
+    expert_group,
+    expert_roads,
+    make_placer,
+    placements,
+    separate,
+)
 from plait.errors import ModelError, NotAvailable, PlanError
 from plait.expert import ExpertSplit, Placing
 from plait.mesh import Mesh
@@ -55,22 +63,24 @@ class Options:
 
     Attributes:
         seed: of the initial values (by name) and of dropout (by step and micro-batch).
-        blocks: pattern of the model's repeated blocks, as `layers.*`; found by structure where it is None.
-        roles: from module pattern to role; None takes the model's own table.
+        blocks: pattern of the model's repeated blocks, as `layers.*`; found by structure where it
+        is None. roles: from module pattern to role; None takes the model's own table.
         clip_grad_norm: the largest norm of the gradient; None does not clip.
         learning_rate: factor on the optimizer's lr by step, from 0.
         num_servers: ranks that serve under `dpN:server`; None means all.
-        asynchrony: of `local` and `async-server`, beside the plan's everyH and staleK: outer step, compression, rates.
-        aggregate: what servers make of the workers' gradients: `sum` (the global mean loss) or `mean` (the mean of the
+        asynchrony: of `local` and `async-server`, beside the plan's everyH and staleK: outer step,
+        compression, rates. aggregate: what servers make of the workers' gradients: `sum` (the
+        global mean loss) or `mean` (the mean of the
             workers' means; the same where every worker counts as many tokens).
         cutting: where a pipeline cuts the model; balanced by estimated cost where it says nothing.
         compile_backend: of torch.compile, where the plan says compile.
         float16: compute in float16 where the plan says float32, with a dynamic scale of the loss.
         placing: whether experts are placed anew between steps, with copies of the busiest.
-        grouped_product: of experts: `rule`, `measure` (after the first step), or one of `models.grouped.METHODS`.
-        schedule: of the pipeline, in place of the plan's.
-        linear_product: of layers and experts: `rule` (the quicker of torch's libraries), or `torch`; `compile`d are torch's.
-        weight_grad_group: of a schedule that splits backwards: the micro-batches whose weight gradients are made at once,
+        grouped_product: of experts: `rule`, `measure` (after the first step), or one of
+        `models.grouped.METHODS`. schedule: of the pipeline, in place of the plan's.
+        linear_product: of layers and experts: `rule` (the quicker of torch's libraries), or
+        `torch`; `compile`d are torch's. weight_grad_group: of a schedule that splits backwards: the
+        micro-batches whose weight gradients are made at once,
             which is quicker, and keeps what they are made from for longer.
     """
 
@@ -103,11 +113,13 @@ def build(
 ) -> Engine:
     """Make this rank's engine. Collective: every rank calls it with an equal model and plan.
 
-    `model` may be on the meta device: then its parameters are initialised by name, and no rank holds more of them than the
-    plan gives it. `loss(output, targets)` returns `(sum, count)`, or the mean over the samples. `optimizer(params)` makes
-    the optimizer of the parameters that this rank owns. `world` is the ranks' own if they have one, else torchrun's.
+    `model` may be on the meta device: then its parameters are initialised by name, and no rank
+    holds more of them than the plan gives it. `loss(output, targets)` returns `(sum, count)`, or
+    the mean over the samples. `optimizer(params)` makes the optimizer of the parameters that this
+    rank owns. `world` is the ranks' own if they have one, else torchrun's.
 
-    Errors: `PlanError`, `WorldSizeError`, `ModelError`, `OptimizerError`, all before anything is allocated.
+    Errors: `PlanError`, `WorldSizeError`, `ModelError`, `OptimizerError`, all before anything is
+    allocated.
     """
     options = options or Options()
     plan = _checked(plan)
@@ -133,16 +145,22 @@ def build(
     schedule = _schedule(plan, options)
     stages_of_model = _cut(model, blocks, schedule, options.cutting, world)
     _check_delayed(schedule, stages_of_model, options, balance)
-    values = prepare(model, options.seed, precision.compute, precision.master, world=world, whole=whole)
+    values = prepare(
+        model, options.seed, precision.compute, precision.master, world=world, whole=whole
+    )
     if balance is not None:
         balance.use_product(model, options.grouped_product, Products(options.linear_product))
     axis = world.axis("pp")
     products = _layer_products(plan, schedule, options, precision, world)
-    own = make_stages(model, blocks, stages_of_model, schedule, rank=axis.rank, call=call, products=products)
+    own = make_stages(
+        model, blocks, stages_of_model, schedule, rank=axis.rank, call=call, products=products
+    )
     if plan.compile:
         compiling.leave_out(model, blocks)
     own.holding = own.holding.split(placements(experts, split))
-    make = _StrategyMaker(plan, _data_group(plan, world, options, precision), schedule, experts, world)
+    make = _StrategyMaker(
+        plan, _data_group(plan, world, options, precision), schedule, experts, world
+    )
     strategies = {stage: own.strategy(stage, make) for stage in own.stages}
     for stage, part in own.stages.items() if products.add else ():
         part.add_into(strategies[stage].sinks())
@@ -171,7 +189,11 @@ def build(
             split=split,
             update=updater,
             splitter=BatchSplitter(
-                model, plan.micro_batches, precision.compute, world.device, None if sequence is None else sequence.cut
+                model,
+                plan.micro_batches,
+                precision.compute,
+                world.device,
+                None if sequence is None else sequence.cut,
             ),
             balance=balance,
             actions=actions,
@@ -187,15 +209,25 @@ def build(
 
 
 def _schedule(plan: Plan, options: Options) -> Schedule:
-    """The plan's, or the user's own; with all that a runtime needs, unless it is a stream, which is cut into steps first."""
+    """The plan's, or the user's own; with all that a runtime needs, unless it is a stream, which is
+    cut into steps first.
+    """
     if options.schedule is not None:
         schedule = schedules.adopt(options.schedule, plan.pp.size, plan.micro_batches)
     else:
-        schedule = schedules.make(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual)
-    return schedule if schedule.asynchronous else lower(group_weight_grads(schedule, options.weight_grad_group))
+        schedule = schedules.make(
+            plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual
+        )
+    return (
+        schedule
+        if schedule.asynchronous
+        else lower(group_weight_grads(schedule, options.weight_grad_group))
+    )
 
 
-def _cut(model: nn.Module, blocks: Sequence[str], schedule: Schedule, cutting: Cutting, world: World) -> Cut:
+def _cut(
+    model: nn.Module, blocks: Sequence[str], schedule: Schedule, cutting: Cutting, world: World
+) -> Cut:
     """Collective, if layers are measured: all ranks take what the first has measured."""
 
     def agree(layers: list[Layer]) -> list[Layer]:
@@ -203,11 +235,15 @@ def _cut(model: nn.Module, blocks: Sequence[str], schedule: Schedule, cutting: C
             layers = axis.gather_objects(layers)[0]
         return layers
 
-    return cut(model, blocks, schedule.num_stages, cutting, live=peak_activations(schedule), agree=agree)
+    return cut(
+        model, blocks, schedule.num_stages, cutting, live=peak_activations(schedule), agree=agree
+    )
 
 
 def join_world(plan: Plan) -> World:
-    """The world that torchrun or `plait.launch` has started; for a plan of one rank, this process alone."""
+    """The world that torchrun or `plait.launch` has started; for a plan of one rank, this process
+    alone.
+    """
     return comm.init(Mesh.of(plan))
 
 
@@ -229,16 +265,24 @@ def _blocks(model: nn.Module, pattern: str | None) -> list[str]:
     blocks = data.match_blocks(model, pattern)
     if not blocks:
         names = [name for name, _ in model.named_children()]
-        raise ModelError(f"no module matches blocks = '{pattern}'; the model's children are {', '.join(names)}")
+        raise ModelError(
+            f"no module matches blocks = '{pattern}'; the model's children are {', '.join(names)}"
+        )
     return blocks
 
 
-def _split_sequences(model: nn.Module, plan: Plan, world: World, options: Options) -> ContextGroup | None:
+def _split_sequences(
+    model: nn.Module, plan: Plan, world: World, options: Options
+) -> ContextGroup | None:
     """Replace attention by its context-parallel form, if the plan splits sequences."""
     if plan.cp.size == 1:
         return None
     roles = models.roles_for(model) if options.roles is None else options.roles
-    named = {name: role for name, _ in model.named_modules() if (role := models.role(name, roles)) is not None}
+    named = {
+        name: role
+        for name, _ in model.named_modules()
+        if (role := models.role(name, roles)) is not None
+    }
     return context.apply(model, named, world.axis("cp"), plan.cp.strategy)
 
 
@@ -282,39 +326,62 @@ def _check_composition(plan: Plan) -> None:
         )
 
 
-def _split_layers(model: nn.Module, plan: Plan, world: World, options: Options) -> TensorSplit | None:
+def _split_layers(
+    model: nn.Module, plan: Plan, world: World, options: Options
+) -> TensorSplit | None:
     """Replace the model's modules by their tensor-parallel forms, if the plan splits layers."""
     if plan.tp.size == 1 and plan.tp.mode == "1d":
         return None
     if options.aggregate == "mean" and plan.tp.mode != "1d":
-        raise PlanError(f"aggregate 'mean' weighs whole batches, and {plan.tp} splits the batch of a data rank; use 'sum'")
+        raise PlanError(
+            f"aggregate 'mean' weighs whole batches, and {plan.tp} splits the batch of a data rank; use 'sum'"
+        )
     roles = models.roles_for(model) if options.roles is None else options.roles
     products = Products("torch" if plan.compile else options.linear_product)
-    group = TensorGroup(world, plan.tp.mode, plan.tp.sequence_parallel, str(plan.tp), products=products)
+    group = TensorGroup(
+        world, plan.tp.mode, plan.tp.sequence_parallel, str(plan.tp), products=products
+    )
     return tensor.apply(model, roles, group)
 
 
-def _layer_products(plan: Plan, schedule: Schedule, options: Options, precision: Precision, world: World) -> LayerProducts:
-    """A pipeline's layers add their weights' gradients themselves, which a backward that is split needs."""
-    pipelined, split = schedule.num_stages > 1, any(action.kind is Kind.WEIGHT_GRAD for action in schedule)
-    by, compiles = Products(options.linear_product), plan.compile
+def _layer_products(
+    plan: Plan, schedule: Schedule, options: Options, precision: Precision, world: World
+) -> LayerProducts:
+    """A pipeline's layers add their weights' gradients themselves, which a backward that is split
+    needs.
+    """
+    pipelined = schedule.num_stages > 1
+    split = any(action.kind is Kind.WEIGHT_GRAD for action in schedule)
+    by = Products(options.linear_product)
+    compiles = plan.compile
     add = split or (pipelined and not compiles)
-    return LayerProducts(by, own=add or (not compiles and by.serves(precision.compute, world.device)), add=add)
+    return LayerProducts(
+        by, own=add or (not compiles and by.serves(precision.compute, world.device)), add=add
+    )
 
 
-def _wrap_blocks(model: nn.Module, blocks: Sequence[str], plan: Plan, backend: str, device: torch.device) -> None:
-    """What is kept of single operations is decided inside a graph; a block that is forgotten as a whole is one around it."""
+def _wrap_blocks(
+    model: nn.Module, blocks: Sequence[str], plan: Plan, backend: str, device: torch.device
+) -> None:
+    """What is kept of single operations is decided inside a graph; a block that is forgotten as a
+    whole is one around it.
+    """
     if plan.remat == "selective":
         recompute.apply(model, blocks, plan.remat)
     if plan.compile:
-        compiling.apply(model, blocks, backend=backend, device=device, as_one=plan.remat == "selective")
+        compiling.apply(
+            model, blocks, backend=backend, device=device, as_one=plan.remat == "selective"
+        )
     if plan.remat == "full":
         recompute.apply(model, blocks, plan.remat)
 
 
 def _originals(experts: ExpertSplit | None, split: TensorSplit | None) -> dict[str, nn.Module]:
     """The modules that can make whole values; those of experts as they were before either split."""
-    return {**({} if split is None else split.originals), **({} if experts is None else experts.originals)}
+    return {
+        **({} if split is None else split.originals),
+        **({} if experts is None else experts.originals),
+    }
 
 
 @dataclass(frozen=True)
@@ -332,16 +399,24 @@ class _StrategyMaker:
             return self._over(units, self.group, secondary)
         dense, experts = separate(units, set(self.experts.boxes))
         group = expert_group(self.group, self.world)
-        return WithExperts(self._over(dense, self.group, secondary), self._over(experts, group, frozenset()))
+        return WithExperts(
+            self._over(dense, self.group, secondary), self._over(experts, group, frozenset())
+        )
 
-    def _over(self, units: Sequence[Unit], group: DataGroup, secondary: frozenset[str]) -> DataStrategy:
+    def _over(
+        self, units: Sequence[Unit], group: DataGroup, secondary: frozenset[str]
+    ) -> DataStrategy:
         strategy = data.make(self.plan.dp.strategy, units, group)
         strategy.secondary = secondary
-        strategy.collector.eager = not any(action.kind is Kind.WEIGHT_GRAD for action in self.schedule)
+        strategy.collector.eager = not any(
+            action.kind is Kind.WEIGHT_GRAD for action in self.schedule
+        )
         return strategy
 
 
-def _check_delayed(schedule: Schedule, plan: Cut, options: Options, balance: Balance | None) -> None:
+def _check_delayed(
+    schedule: Schedule, plan: Cut, options: Options, balance: Balance | None
+) -> None:
     if not schedule.asynchronous:
         return
     if balance is not None:
@@ -359,11 +434,14 @@ def _check_delayed(schedule: Schedule, plan: Cut, options: Options, balance: Bal
         )
 
 
-def _delayed(pipeline: Pipeline, updater: Update, schedule: Schedule, world: World) -> Delayed | None:
+def _delayed(
+    pipeline: Pipeline, updater: Update, schedule: Schedule, world: World
+) -> Delayed | None:
     """What an asynchronous schedule needs beside the stages; None for the others."""
     if not schedule.asynchronous:
         return None
-    axis, m = world.axis("pp"), schedule.num_micro_batches
+    axis = world.axis("pp")
+    m = schedule.num_micro_batches
     strategy: Any = next(iter(pipeline.parts.values())).strategy
     versions = WeightVersions(strategy, 1 if schedule.delay is None else m, schedule.delay)
     stream = Stream(schedule.name, axis.size, m, axis.rank)

@@ -1,9 +1,10 @@
 """`compile`: torch.compile of each repeated block, and of nothing around it.
 
-A block is what repeats, so one graph serves all of them; what the engine hangs around a block (gathering its parameters,
-recomputing it) stays outside of the graph. Inside a block, a graph must be a pure function of tensors. Modules that are none
-run as they are, between two graphs: those that talk to other ranks, that draw random numbers, that choose by the values they
-see, and products whose weight gradients are left for later.
+A block is what repeats, so one graph serves all of them; what the engine hangs around a block
+(gathering its parameters, recomputing it) stays outside of the graph. Inside a block, a graph must
+be a pure function of tensors. Modules that are none run as they are, between two graphs: those that
+talk to other ranks, that draw random numbers, that choose by the values they see, and products
+whose weight gradients are left for later.
 """
 
 from __future__ import annotations
@@ -23,7 +24,14 @@ from plait.models.experts import MixtureOfExperts
 from plait.tensor import layers
 
 COMPILERS = ("c++", "g++", "clang++")
-TALKING = (layers.ParallelLinear, layers.ParallelEmbedding, layers.ParallelNorm, layers.Whole, RingAttention, UlyssesAttention)
+TALKING = (
+    layers.ParallelLinear,
+    layers.ParallelEmbedding,
+    layers.ParallelNorm,
+    layers.Whole,
+    RingAttention,
+    UlyssesAttention,
+)
 
 
 def apply(
@@ -34,15 +42,20 @@ def apply(
     device: torch.device | None = None,
     as_one: bool = False,
 ) -> None:
-    """Compile the forward of each block, at its first call; `as_one`, where a block must not be several graphs.
+    """Compile the forward of each block, at its first call; `as_one`, where a block must not be
+    several graphs.
 
     Raises ModelError or NotAvailable where that cannot be done.
     """
     if not blocks:
-        raise ModelError("compile works block by block, and this model names none; pass blocks='layers.*'")
+        raise ModelError(
+            "compile works block by block, and this model names none; pass blocks='layers.*'"
+        )
     on_cpu = device is None or device.type == "cpu"
     if backend == "inductor" and on_cpu and not any(shutil.which(name) for name in COMPILERS):
-        raise NotAvailable(f"compile on the CPU needs a C++ compiler, and none of {', '.join(COMPILERS)} is here; leave it out")
+        raise NotAvailable(
+            f"compile on the CPU needs a C++ compiler, and none of {', '.join(COMPILERS)} is here; leave it out"
+        )
     for name in blocks:
         block = model.get_submodule(name)
         alone = [inner for inner, module in block.named_modules() if as_one and _is_alone(module)]
@@ -56,21 +69,31 @@ def apply(
 
 
 def _is_alone(module: nn.Module) -> bool:
-    """Whether a module talks to other ranks, draws random numbers, or chooses by the values that it sees."""
+    """Whether a module talks to other ranks, draws random numbers, or chooses by the values that it
+    sees.
+    """
     return _drops(module) or isinstance(module, (*TALKING, MixtureOfExperts))
 
 
 def _drops(module: nn.Module) -> bool:
-    """Whether a module is a dropout, or has a rate for the function that its attention calls, as a number or in a dropout."""
+    """Whether a module is a dropout, or has a rate for the function that its attention calls, as a
+    number or in a dropout.
+    """
     if isinstance(module, nn.Dropout | layers.Dropout):
         return module.p > 0
-    rates = [value for name, value in vars(module).items() if "dropout" in name and isinstance(value, float)]
+    rates = [
+        value
+        for name, value in vars(module).items()
+        if "dropout" in name and isinstance(value, float)
+    ]
     inner = module._modules.get("attn_dropout")
     return any(rate > 0 for rate in [*rates, getattr(inner, "p", 0.0)])
 
 
 def leave_out(model: nn.Module, blocks: Sequence[str]) -> None:
-    """Keep out of the graphs what is no function of tensors: to be called when every module is what it will be."""
+    """Keep out of the graphs what is no function of tensors: to be called when every module is what
+    it will be.
+    """
     for name in blocks:
         for inner, module in model.get_submodule(name).named_modules():
             if inner and ("forward" in vars(module) or _is_alone(module)):
@@ -80,7 +103,9 @@ def leave_out(model: nn.Module, blocks: Sequence[str]) -> None:
 
 
 def _run_alone(module: nn.Module) -> None:
-    """The compiler is told by the class, which all blocks share: by the module, every block would be a graph of its own."""
+    """The compiler is told by the class, which all blocks share: by the module, every block would
+    be a graph of its own.
+    """
     own = vars(module).pop("forward", None)
     if own is not None:
         module.own_forward = own
@@ -93,7 +118,9 @@ def _alone(kind: Any, own: bool) -> Any:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         return self.own_forward(*args, **kwargs) if own else kind.forward(self, *args, **kwargs)
 
-    return type(kind.__name__, (kind,), {"forward": _untraced(forward), "__module__": kind.__module__})
+    return type(
+        kind.__name__, (kind,), {"forward": _untraced(forward), "__module__": kind.__module__}
+    )
 
 
 def _hooks_alone(module: nn.Module) -> None:

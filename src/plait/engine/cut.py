@@ -1,7 +1,7 @@
 """Where a model is cut into stages, by names alone: decided before any parameter has memory.
 
-A model with a chain (modules that compose to the forward) is cut between any two links. Balance is by estimated cost,
-unless counts or the first links of the stages are given.
+A model with a chain (modules that compose to the forward) is cut between any two links. Balance is
+by estimated cost, unless counts or the first links of the stages are given.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ class Cutting:
     Attributes:
         counts: links of each stage.
         splits: the first link of each stage but the first; instead of counts.
-        chain: patterns of the modules that compose to the forward, where the model's file has no `CHAIN`.
-        example: inputs of the model, of any batch size.
-        measure: balance by the time that each layer takes on the example, not by its estimated work.
-        memory_bytes: of a stage, for its weights, gradients and optimizer state (as Adam has it), and its live micro-batches
+        chain: patterns of the modules that compose to the forward, where the model's file has no
+        `CHAIN`. example: inputs of the model, of any batch size.
+        measure: balance by the time that each layer takes on the example, not by its estimated
+        work. memory_bytes: of a stage, for its weights, gradients and optimizer state (as Adam has
+        it), and its live micro-batches
             of activations, if layers are measured: of the size of the example.
     """
 
@@ -49,7 +50,9 @@ class Cutting:
 
 @dataclass(frozen=True)
 class Cut:
-    """A model in stages. `links[s]` are the names of the modules that stage s runs; `params[s]` of the parameters it uses."""
+    """A model in stages. `links[s]` are the names of the modules that stage s runs; `params[s]` of
+    the parameters it uses.
+    """
 
     partition: Partition | None
     links: tuple[tuple[str, ...], ...]
@@ -89,9 +92,11 @@ def cut(
     live: Sequence[float] = (),
     agree: Agree = list,
 ) -> Cut:
-    """Cut a model (on any device). `live` micro-batches of each stage; `agree` makes measured costs the same on every rank.
+    """Cut a model (on any device). `live` micro-batches of each stage; `agree` makes measured costs
+    the same on every rank.
 
-    Raises ModelError: more stages than layers, counts or splits that do not fit, no cut that fits into the memory.
+    Raises ModelError: more stages than layers, counts or splits that do not fit, no cut that fits
+    into the memory.
     """
     names = [name for name, _ in model.named_parameters()]
     if num_stages == 1:
@@ -106,12 +111,24 @@ def cut(
 
 
 def _cut_by_flow(
-    model: nn.Module, blocks: Sequence[str], num_stages: int, cutting: Cutting, *, live: Sequence[float], agree: Agree
+    model: nn.Module,
+    blocks: Sequence[str],
+    num_stages: int,
+    cutting: Cutting,
+    *,
+    live: Sequence[float],
+    agree: Agree,
 ) -> Cut:
-    """Between any two calls of units in the model's own forward, which is run on an example to find them."""
+    """Between any two calls of units in the model's own forward, which is run on an example to find
+    them.
+    """
     example = cutting.example if cutting.example is not None else _example_of(model)
     flow = discover(model, blocks, lambda: call(model, accepted(model, example)))
-    layers = agree(_weighed(model, flow.calls, cutting)) if cutting.measure else _estimated(model, flow.calls)
+    layers = (
+        agree(_weighed(model, flow.calls, cutting))
+        if cutting.measure
+        else _estimated(model, flow.calls)
+    )
     partition = partition_layers(layers, num_stages, cutting, live)
     stages = tuple(flow.calls[start:stop] for start, stop in pairwise(partition.bounds))
     bounds = [*pairwise(partition.bounds)]
@@ -121,10 +138,17 @@ def _cut_by_flow(
 
 
 def _estimated(model: nn.Module, names: Sequence[str]) -> list[Layer]:
-    """By the sizes of weights alone; those of one that is called twice are counted where it is called first."""
-    sizes = [sum(p.numel() * p.element_size() for p in model.get_submodule(name).parameters()) for name in names]
+    """By the sizes of weights alone; those of one that is called twice are counted where it is
+    called first.
+    """
+    sizes = [
+        sum(p.numel() * p.element_size() for p in model.get_submodule(name).parameters())
+        for name in names
+    ]
     return [
-        Layer(name, cost(model.get_submodule(name)), STATE_COPIES * size * (name not in names[:index]))
+        Layer(
+            name, cost(model.get_submodule(name)), STATE_COPIES * size * (name not in names[:index])
+        )
         for index, (name, size) in enumerate(zip(names, sizes, strict=True))
     ]
 
@@ -132,15 +156,21 @@ def _estimated(model: nn.Module, names: Sequence[str]) -> list[Layer]:
 def _weighed(model: nn.Module, names: Sequence[str], cutting: Cutting) -> list[Layer]:
     """By what their calls take on the example."""
     example = cutting.example if cutting.example is not None else _example_of(model)
-    layers = weigh(model, tuple(dict.fromkeys(names)), lambda: call(model, accepted(model, example)))
+    layers = weigh(
+        model, tuple(dict.fromkeys(names)), lambda: call(model, accepted(model, example))
+    )
     if [layer.name for layer in layers] != list(names):
-        raise ModelError("the layers to be measured are not called in their order by the model's forward; leave measure out")
+        raise ModelError(
+            "the layers to be measured are not called in their order by the model's forward; leave measure out"
+        )
     return layers
 
 
 def _example_of(model: nn.Module) -> Any:
     """Token numbers, for a model that takes nothing else."""
-    wanted = [p for p in inspect.signature(model.forward).parameters.values() if p.default is p.empty]
+    wanted = [
+        p for p in inspect.signature(model.forward).parameters.values() if p.default is p.empty
+    ]
     if [p.name for p in wanted] == ["input_ids"]:
         return torch.zeros(1, 4, dtype=torch.int64)
     raise ModelError(
@@ -149,7 +179,9 @@ def _example_of(model: nn.Module) -> Any:
     )
 
 
-def partition_layers(layers: Sequence[Layer], num_stages: int, cutting: Cutting, live: Sequence[float] = ()) -> Partition:
+def partition_layers(
+    layers: Sequence[Layer], num_stages: int, cutting: Cutting, live: Sequence[float] = ()
+) -> Partition:
     """As the user says, else balanced."""
     if cutting.counts is not None and cutting.splits is not None:
         raise ModelError("counts and splits both say where the model is cut; give one of them")
@@ -164,11 +196,15 @@ def partition_layers(layers: Sequence[Layer], num_stages: int, cutting: Cutting,
 
 def _expect(given: int, num_stages: int, what: str) -> None:
     if given != num_stages:
-        raise ModelError(f"the {what} {given} stages and the plan has {num_stages}; give one for each stage")
+        raise ModelError(
+            f"the {what} {given} stages and the plan has {num_stages}; give one for each stage"
+        )
 
 
 def find_chain(model: nn.Module, chain: Sequence[str] | None) -> list[str]:
-    """The links of a model: of the patterns given, of `CHAIN` in the file that defines it, or of a `Sequential`."""
+    """The links of a model: of the patterns given, of `CHAIN` in the file that defines it, or of a
+    `Sequential`.
+    """
     if chain is None:
         chain = getattr(sys.modules.get(type(model).__module__), "CHAIN", ())
     if chain:
@@ -191,16 +227,23 @@ def _flat(model: nn.Module, prefix: str) -> Iterator[str]:
 def params_of(
     model: nn.Module, stages: Sequence[Sequence[str]], glue: Sequence[frozenset[str]] = ()
 ) -> tuple[frozenset[str], ...]:
-    """Names of the parameters of each stage's modules, and of those used between them; the rest is the last stage's."""
+    """Names of the parameters of each stage's modules, and of those used between them; the rest is
+    the last stage's.
+    """
     name_of = {id(param): name for name, param in model.named_parameters()}
-    found = [{name_of[id(p)] for link in links for p in model.get_submodule(link).parameters()} for links in stages]
+    found = [
+        {name_of[id(p)] for link in links for p in model.get_submodule(link).parameters()}
+        for links in stages
+    ]
     found = [names | glue[stage] if glue else names for stage, names in enumerate(found)]
     found[-1] |= set(name_of.values()) - set().union(*found)
     return tuple(frozenset(names) for names in found)
 
 
 def cost(module: nn.Module) -> float:
-    """Estimated time of a link: a weight is used once a token, but for tables, which are looked up."""
+    """Estimated time of a link: a weight is used once a token, but for tables, which are looked
+    up.
+    """
     total = 1.0
     for part in module.modules():
         numel = sum(param.numel() for param in part.parameters(recurse=False))

@@ -1,8 +1,10 @@
-"""Asynchronous pipelines: steps of a stream that never drains, and updates from gradients of older weights.
+"""Asynchronous pipelines: steps of a stream that never drains, and updates from gradients of older
+weights.
 
-A step is a window of m micro-batches of the stream: all its forwards are done when it ends, some of its backwards belong to
-the next. Each stage updates by itself, so there is no global norm. The number of tokens that a gradient is divided by is
-known where the loss is; it travels backward with the gradients. `flush` drains the pipeline, and the stream begins anew.
+A step is a window of m micro-batches of the stream: all its forwards are done when it ends, some of
+its backwards belong to the next. Each stage updates by itself, so there is no global norm. The
+number of tokens that a gradient is divided by is known where the loss is; it travels backward with
+the gradients. `flush` drains the pipeline, and the stream begins anew.
 """
 
 from __future__ import annotations
@@ -31,17 +33,27 @@ class Delayed:
     """One stage of an asynchronous pipeline: its stream, its weight versions, its updates."""
 
     def __init__(
-        self, pipeline: Pipeline, update: Update, stream: Stream, versions: WeightVersions, *, axes: tuple[Axis, Axis]
+        self,
+        pipeline: Pipeline,
+        update: Update,
+        stream: Stream,
+        versions: WeightVersions,
+        *,
+        axes: tuple[Axis, Axis],
     ) -> None:
         self.versions = versions
-        self._pipeline, self._update, self._stream = pipeline, update, stream
+        self._pipeline = pipeline
+        self._update = update
+        self._stream = stream
         self._ranks, self._stages = axes  # those of the stage, and those of the pipeline
         self._stage, self._part = next(iter(pipeline.parts.items()))
         self._counts: dict[int, Tensor] = {}  # of micro-batches whose backward is to come
         self._gathered = LossSum(self._part.strategy.group.device)  # of the update to come
         self._num_steps = 0
         self._micro_batches: dict[int, MicroBatch] = {}
-        self._first_step, self._per_step, self._newest = 0, 1, 0
+        self._first_step = 0
+        self._per_step = 1
+        self._newest = 0
         pipeline.transport.gradient_extras = (COUNT,)
 
     def handlers(self, table: Mapping[Kind, Handler]) -> dict[Kind, Handler]:
@@ -55,22 +67,30 @@ class Delayed:
             Kind.UPDATE: self._apply,
         }
 
-    def begin(self, micro_batches: Mapping[int, MicroBatch], step: int) -> tuple[dict[int, MicroBatch], list[Action]]:
-        """A window begins: the micro-batches under way by their numbers in the stream, and what to do."""
-        first, self._per_step = self._num_steps * len(micro_batches), len(micro_batches)
+    def begin(
+        self, micro_batches: Mapping[int, MicroBatch], step: int
+    ) -> tuple[dict[int, MicroBatch], list[Action]]:
+        """A window begins: the micro-batches under way by their numbers in the stream, and what to
+        do.
+        """
+        first = self._num_steps * len(micro_batches)
+        self._per_step = len(micro_batches)
         if self._num_steps == 0:
             self._first_step = step
             self._part.strategy.begin()
         fresh = {first + index: micro for index, micro in micro_batches.items()}
         oldest = first - self._stages.size - len(micro_batches)
-        self._micro_batches = {j: micro for j, micro in self._micro_batches.items() if j >= oldest} | fresh
+        self._micro_batches = {
+            j: micro for j, micro in self._micro_batches.items() if j >= oldest
+        } | fresh
         actions = self._stream.step(self._num_steps)
         self._num_steps += 1
         return self._micro_batches, actions
 
     def drain(self) -> list[Action]:
         """What is left to do, and a new stream after it."""
-        actions, self._num_steps = self._stream.drain(self._num_steps), 0
+        actions = self._stream.drain(self._num_steps)
+        self._num_steps = 0
         return actions
 
     def end_drain(self) -> None:
@@ -93,7 +113,8 @@ class Delayed:
         self._counts[index_of(action)] = self._pipeline.loss.count - before
 
     def _backward(self, action: Action) -> None:
-        micro_batch, transport = index_of(action), self._pipeline.transport
+        micro_batch = index_of(action)
+        transport = self._pipeline.transport
         self.versions.backward(micro_batch)
         grads: list[Tensor] | None = None
         count = self._counts.pop(micro_batch)
@@ -114,7 +135,9 @@ class Delayed:
         totals = self._update.totals(self._gathered, self._ranks, None)
         self.versions.before_update()
         if totals.count > 0:
-            self._update.apply(totals, self._first_step + self._newest // self._per_step, totals.count)
+            self._update.apply(
+                totals, self._first_step + self._newest // self._per_step, totals.count
+            )
         strategy.publish()
         self.versions.after_update()
         self._gathered.reset()

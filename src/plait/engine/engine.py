@@ -1,7 +1,8 @@
 """The engine: one rank's model, strategies and optimizer, driven by a schedule.
 
-`step` walks the list of actions; a table maps each kind to a handler here. A step without a pipeline is the schedule with one
-stage, so there is no other path: `0UNSHARD 0F0 0B0 0F1 0REDUCE 0B1 0U`.
+`step` walks the list of actions; a table maps each kind to a handler here. A step without a
+pipeline is the schedule with one stage, so there is no other path: `0UNSHARD 0F0 0B0 0F1 0REDUCE
+0B1 0U`.
 """
 
 from __future__ import annotations
@@ -62,36 +63,52 @@ class EngineParts:
 
 
 class Engine:
-    """Trains one model under one plan. Every method that is marked collective is called by all ranks."""
+    """Trains one model under one plan. Every method that is marked collective is called by all
+    ranks.
+    """
 
     def __init__(self, parts: EngineParts) -> None:
-        self.plan, self.world, self.model = parts.plan, parts.world, parts.model
-        self.strategy, self.update, self.holding = parts.strategy, parts.update, parts.holding
+        self.plan = parts.plan
+        self.world = parts.world
+        self.model = parts.model
+        self.strategy = parts.strategy
+        self.update = parts.update
+        self.holding = parts.holding
         self.step_index = parts.strategy.steps_before
         self.before_update: list[Callable[[Engine], None]] = []
-        self.splitter, self._seed = parts.splitter, parts.seed
+        self.splitter = parts.splitter
+        self._seed = parts.seed
         self._mean_of_workers = parts.mean_of_workers
         self._axis, self._stages = parts.world.axis("dp"), parts.world.axis("pp")
-        self._balance, self._scale = parts.balance, parts.scale
+        self._balance = parts.balance
+        self._scale = parts.scale
         self.split, self._everyone = parts.split, within_stage(parts.world)
-        self._pipeline, self._tied = parts.pipeline, parts.tied
+        self._pipeline = parts.pipeline
+        self._tied = parts.tied
         self._totals = LossTotals(0.0, 1.0, 0.0)
         self._actions = parts.actions
         self._updates_left = 0
-        self._handlers = {**self._pipeline.handlers(), Kind.REDUCE: self._reduce, Kind.UPDATE: self._update}
+        self._handlers = {
+            **self._pipeline.handlers(),
+            Kind.REDUCE: self._reduce,
+            Kind.UPDATE: self._update,
+        }
         self._delayed = parts.delayed
         if self._delayed is not None:
             self._handlers = self._delayed.handlers(self._handlers)
 
-    # -- what users call ------------------------------------------------------------------------------------------
+    # -- what users call
+    # ------------------------------------------------------------------------------------------
 
     def step(self, batch: Any, *, trace: bool = True) -> StepResult:
         """Forward, backward and update on this rank's share of a global batch. Collective.
 
-        `batch` is `(inputs, targets)`, or a mapping; the first dim of every tensor counts samples. Ranks may have different
-        numbers of samples, also none. With `trace` the result's timeline holds every action and collective.
+        `batch` is `(inputs, targets)`, or a mapping; the first dim of every tensor counts samples.
+        Ranks may have different numbers of samples, also none. With `trace` the result's timeline
+        holds every action and collective.
 
-        Errors: `NonFiniteLoss` (the parameters are then those before the step), `DataError` for an unfit batch.
+        Errors: `NonFiniteLoss` (the parameters are then those before the step), `DataError` for an
+        unfit batch.
         """
         began = time.perf_counter()
         world = self.world
@@ -111,7 +128,9 @@ class Engine:
         if self._delayed is not None:
             self._totals = self._delayed.totals()
             self._totals.check(self.step_index + 1)
-            self._totals = replace(self._totals, squared_norm=float("nan"))  # no norm of all stages exists
+            self._totals = replace(
+                self._totals, squared_norm=float("nan")
+            )  # no norm of all stages exists
         told = self.strategy.tell(self._totals.loss_sum, self._totals.count)
         self.step_index += 1
         if trace:
@@ -126,14 +145,18 @@ class Engine:
             seconds=time.perf_counter() - began,
             timeline=timeline,
             ledger=world.ledger.since(earlier),
-            details={**self.strategy.details(), **({} if self.split is None else self.split.details())},
+            details={
+                **self.strategy.details(),
+                **({} if self.split is None else self.split.details()),
+            },
             load=None if self._balance is None else self._balance.load,
             loss_scale=None if self._scale is None else self._pipeline.loss_scale,
             skipped=self._scale is not None and self._scale.skipped,
         )
 
     def flush(self) -> None:
-        """Empty an asynchronous pipeline: every gradient under way is computed and applied. Collective.
+        """Empty an asynchronous pipeline: every gradient under way is computed and applied.
+        Collective.
 
         `save` and the end of `fit` do it; it changes nothing under a synchronous schedule.
         """
@@ -147,13 +170,17 @@ class Engine:
         self.model.eval()
         with _own_random_state(self.world.device):
             loss = self._pipeline.evaluate(self._step_of(batch))
-        sums = torch.stack([loss.loss_sum, loss.count]) / (1 if self.split is None else self.split.loss_copies)
+        sums = torch.stack([loss.loss_sum, loss.count]) / (
+            1 if self.split is None else self.split.loss_copies
+        )
         for axis in (self._everyone, self._stages):
             axis.all_reduce(sums, control=True).wait()
         return float(sums[0] / sums[1])
 
     def save(self, path: str | Path, **meta: Any) -> None:
-        """Save parameters, optimizer state, step and random state, by slices; `meta` is stored beside them. Collective."""
+        """Save parameters, optimizer state, step and random state, by slices; `meta` is stored
+        beside them. Collective.
+        """
         from plait.engine.state import save
 
         self.flush()
@@ -167,7 +194,8 @@ class Engine:
         return load(self, Path(path))
 
     def save_pretrained(self, path: str | Path, *, dtype: torch.dtype | None = None) -> list[Path]:
-        """Save the parameters as safetensors files that others load, and a Hugging Face model's config. Collective.
+        """Save the parameters as safetensors files that others load, and a Hugging Face model's
+        config. Collective.
 
         No rank holds the whole model for it; `dtype` converts. Returns the files.
         """
@@ -177,7 +205,9 @@ class Engine:
         return save_pretrained(self, Path(path), dtype=dtype)
 
     def memory(self) -> dict[str, int]:
-        """Bytes of this rank's live model state between steps: parameters, gradients, optimizer, buffers."""
+        """Bytes of this rank's live model state between steps: parameters, gradients, optimizer,
+        buffers.
+        """
         return live_bytes(self)
 
     def local_parameters(self) -> list[LocalPart]:
@@ -185,11 +215,15 @@ class Engine:
         return local_parameters(self.strategy, self.holding)
 
     def local_gradients(self) -> list[LocalPart]:
-        """What this rank holds of each gradient of the mean loss, before clipping; for use in `before_update`."""
+        """What this rank holds of each gradient of the mean loss, before clipping; for use in
+        `before_update`.
+        """
         return local_gradients(self.strategy, self._divisor(), self.holding)
 
     def scale_state(self) -> dict[str, list[float]]:
-        """The dynamic scale of the loss, for the meta data of a checkpoint; nothing where there is none."""
+        """The dynamic scale of the loss, for the meta data of a checkpoint; nothing where there is
+        none.
+        """
         return {} if self._scale is None else {"loss_scale": self._scale.state()}
 
     def load_scale(self, meta: Mapping[str, Any]) -> None:
@@ -199,15 +233,20 @@ class Engine:
 
     @property
     def gradient_divisor(self) -> float:
-        """What the gradients that `before_update` sees will be divided by: the global count, times the scale of float16."""
+        """What the gradients that `before_update` sees will be divided by: the global count, times
+        the scale of float16.
+        """
         return self._divisor()
 
-    # -- what the schedule calls ----------------------------------------------------------------------------------
+    # -- what the schedule calls
+    # ----------------------------------------------------------------------------------
 
     def _step_of(self, batch: Any) -> Step:
         micro_batches = [self._own(micro) for micro in self.splitter.split(batch)]
         first = self.world.seat[0] * len(micro_batches)
-        return Step(dict(enumerate(micro_batches)), lambda index: self._seed_of(first + index), first)
+        return Step(
+            dict(enumerate(micro_batches)), lambda index: self._seed_of(first + index), first
+        )
 
     def _seed_of(self, slice_index: int) -> int:
         return derive_seed(self._seed, "step", self.step_index, slice_index)
@@ -227,18 +266,24 @@ class Engine:
         return MicroBatch(share.inputs, share.targets, share.num_samples, share.num_rows)
 
     def _reduce(self, action: Action) -> None:
-        weight = self._pipeline.loss.worker_weight(self._axis.size) if self._mean_of_workers else None
+        weight = (
+            self._pipeline.loss.worker_weight(self._axis.size) if self._mean_of_workers else None
+        )
         self._pipeline.parts[action.stage].strategy.arm(weight)
 
     def _update(self, action: Action) -> None:
         self._updates_left -= 1
-        if self._updates_left:  # one for each stage, at the end of the list: all are done at the last
+        if (
+            self._updates_left
+        ):  # one for each stage, at the end of the list: all are done at the last
             return
         self.strategy.reduce()
         self._tied.sum()
         self.update.sum_partial()
         self._totals = self.update.totals(self._pipeline.loss, self._everyone, self._stages)
-        dropped = self._scale is not None and not self._scale.judge(self._totals.squared_norm, self.step_index + 1)
+        dropped = self._scale is not None and not self._scale.judge(
+            self._totals.squared_norm, self.step_index + 1
+        )
         if self.strategy.lockstep or self._totals.count:
             self._totals.check(self.step_index + 1, norm=not dropped)
         if not dropped:
@@ -258,13 +303,17 @@ class Engine:
 
 @contextmanager
 def _own_random_state(device: torch.device) -> Iterator[None]:
-    """Leave the user's random state as it was: a step has its own, so that dropout is the same under every plan."""
+    """Leave the user's random state as it was: a step has its own, so that dropout is the same
+    under every plan.
+    """
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield
 
 
 def live_bytes(engine: Engine) -> dict[str, int]:
-    """Measured from the tensors that live now; memory that several tensors share is counted once."""
+    """Measured from the tensors that live now; memory that several tensors share is counted
+    once.
+    """
     tensors = engine.strategy.live_tensors()
     owned = {id(tensor) for kind in tensors.values() for tensor in kind}
     state = [
@@ -281,11 +330,15 @@ def live_bytes(engine: Engine) -> dict[str, int]:
         "buffers": [*tensors.get("buffers", ()), *engine.model.buffers()],
     }
     seen: set[int] = set()
-    return {kind: sum(_new_bytes(tensor, seen) for tensor in group) for kind, group in groups.items()}
+    return {
+        kind: sum(_new_bytes(tensor, seen) for tensor in group) for kind, group in groups.items()
+    }
 
 
 def _new_bytes(tensor: Tensor, seen: set[int]) -> int:
-    """The bytes of a tensor's elements, 0 if its first element has been counted before or has no memory."""
+    """The bytes of a tensor's elements, 0 if its first element has been counted before or has no
+    memory.
+    """
     if tensor.untyped_storage().nbytes() == 0 or tensor.data_ptr() in seen:
         return 0
     seen.add(tensor.data_ptr())

@@ -1,6 +1,7 @@
 """What this rank holds of the model: with a pipeline, the modules of its stages; else everything.
 
-The module tree stays whole on every rank, so that names are the model's own; parameters of other stages take no memory.
+The module tree stays whole on every rank, so that names are the model's own; parameters of other
+stages take no memory.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ class Holding:
         shapes: of every parameter and persistent buffer of the model, on every rank.
         buffer_names: the persistent buffers held here.
         secondary: names that an earlier stage holds too, and saves.
-        copies: of frozen parameters that several stages of this rank use, those beside the one in `params`.
-        placements: where in the whole parameters those of this rank lie, by name; empty when layers are not split.
+        copies: of frozen parameters that several stages of this rank use, those beside the one in
+        `params`. placements: where in the whole parameters those of this rank lie, by name; empty
+        when layers are not split.
     """
 
     model: nn.Module
@@ -42,18 +44,27 @@ class Holding:
         return cls(model, dict(model.named_parameters()), shapes, buffers)
 
     def split(self, placements: Mapping[str, Placement]) -> Holding:
-        """The same, where layers are split: the whole parameters have the shapes that `placements` know."""
-        shapes = {**self.shapes, **{name: placement.shape for name, placement in placements.items()}}
+        """The same, where layers are split: the whole parameters have the shapes that `placements`
+        know.
+        """
+        shapes = {
+            **self.shapes,
+            **{name: placement.shape for name, placement in placements.items()},
+        }
         return replace(self, shapes=shapes, placements=placements)
 
     def buffers(self) -> dict[str, Tensor]:
         """The persistent buffers held here, as they are now."""
-        return {name: buffer for name, buffer in self.model.named_buffers() if name in self.buffer_names}
+        return {
+            name: buffer for name, buffer in self.model.named_buffers() if name in self.buffer_names
+        }
 
 
 def shapes_of(model: nn.Module) -> tuple[dict[str, tuple[int, ...]], frozenset[str]]:
     """Shapes of all parameters and persistent buffers, and the names of the latter."""
     persistent = model.state_dict(keep_vars=True).keys()
     shapes = {name: tuple(param.shape) for name, param in model.named_parameters()}
-    buffers = {name: tuple(buffer.shape) for name, buffer in model.named_buffers() if name in persistent}
+    buffers = {
+        name: tuple(buffer.shape) for name, buffer in model.named_buffers() if name in persistent
+    }
     return shapes | buffers, frozenset(buffers)

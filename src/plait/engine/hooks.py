@@ -1,7 +1,7 @@
 """Hooks: what happens beside training, at three moments of a run.
 
-The loop calls them in the order of the list, on every rank. A hook that stops the run raises; it must do so alike on
-every rank, from values that are equal on all of them.
+The loop calls them in the order of the list, on every rank. A hook that stops the run raises; it
+must do so alike on every rank, from values that are equal on all of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ class Start:
 
 @dataclass(frozen=True)
 class StepDone:
-    """One step that is done; `seconds` holds everything since the step before it, loading the batch included."""
+    """One step that is done; `seconds` holds everything since the step before it, loading the batch
+    included.
+    """
 
     step: int
     seconds: float
@@ -48,7 +50,9 @@ class Hook:
 
 
 class Checkpoints(Hook):
-    """Save into the run's folder every `every` steps (0: never in between) and after the last. On all ranks."""
+    """Save into the run's folder every `every` steps (0: never in between) and after the last. On
+    all ranks.
+    """
 
     def __init__(self, folder: RunFolder, every: int = 0) -> None:
         self.folder = folder

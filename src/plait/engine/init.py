@@ -1,8 +1,9 @@
 """Parameters by name: the same start under every plan.
 
-A parameter's values come from a generator seeded by the *name* of the module that owns it, whatever the order, the rank or
-the stage in which it is made. They are made one module at a time and cut at once, so no rank ever holds the whole model.
-A model that knows where its values are saved (`models.weights`) gets those instead.
+A parameter's values come from a generator seeded by the *name* of the module that owns it, whatever
+the order, the rank or the stage in which it is made. They are made one module at a time and cut at
+once, so no rank ever holds the whole model. A model that knows where its values are saved
+(`models.weights`) gets those instead.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def is_meta(model: nn.Module) -> bool:
     metas = {name: tensor.is_meta for name, tensor in _tensors(model)}
     if any(metas.values()) and not all(metas.values()):
         missing = next(name for name, meta in metas.items() if meta)
-        raise ModelError(f"'{missing}' is on the meta device and other tensors are not; make the model wholly on either")
+        raise ModelError(
+            f"'{missing}' is on the meta device and other tensors are not; make the model wholly on either"
+        )
     return any(metas.values())
 
 
@@ -40,7 +43,10 @@ def lacks_reset(model: nn.Module) -> list[str]:
     return [
         name or type(module).__name__
         for name, module in model.named_modules()
-        if any(tensor is not None for tensor in (*module._parameters.values(), *module._buffers.values()))
+        if any(
+            tensor is not None
+            for tensor in (*module._parameters.values(), *module._buffers.values())
+        )
         and not hasattr(module, "reset_parameters")
     ]
 
@@ -51,7 +57,8 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def place_holders(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
-    """Replace every meta parameter by one of the same shape that takes the memory of a single element.
+    """Replace every meta parameter by one of the same shape that takes the memory of a single
+    element.
 
     Shared parameters stay shared. A strategy then points `.data` at the memory that it owns.
     """
@@ -59,8 +66,12 @@ def place_holders(model: nn.Module, dtype: torch.dtype, device: torch.device) ->
     for module in model.modules():
         for name, param in module.named_parameters(recurse=False):
             if id(param) not in made:
-                element = torch.zeros((), dtype=dtype if param.is_floating_point() else param.dtype, device=device)
-                made[id(param)] = nn.Parameter(element.expand(param.shape), requires_grad=param.requires_grad)
+                element = torch.zeros(
+                    (), dtype=dtype if param.is_floating_point() else param.dtype, device=device
+                )
+                made[id(param)] = nn.Parameter(
+                    element.expand(param.shape), requires_grad=param.requires_grad
+                )
             module._parameters[name] = made[id(param)]
 
 
@@ -76,13 +87,20 @@ class Initializer:
         *,
         originals: Mapping[str, nn.Module] | None = None,
     ) -> None:
-        """`originals`, by name: modules that stand for those of the model which hold parts; values are made whole by them."""
-        self._model, self._seed, self._dtype, self._device = model, seed, dtype, device
+        """`originals`, by name: modules that stand for those of the model which hold parts; values
+        are made whole by them.
+        """
+        self._model = model
+        self._seed = seed
+        self._dtype = dtype
+        self._device = device
         self._originals, self._weights = originals or {}, weights_of(model)
         self._names = {id(param): name for name, param in model.named_parameters()}
 
     def run(self, take: TakeValue) -> None:
-        """Call `take(param, full value)` for each parameter once (the first owner's value), and fill the buffers."""
+        """Call `take(param, full value)` for each parameter once (the first owner's value), and
+        fill the buffers.
+        """
         self.make(take)
         if self._weights is None:
             return
@@ -90,15 +108,26 @@ class Initializer:
         with self._weights.reading() as reader:
             for name, param in self._model.named_parameters():
                 if name in self._weights:
-                    take(param, reader.read(name).to(wide if param.is_floating_point() else param.dtype))
+                    take(
+                        param,
+                        reader.read(name).to(wide if param.is_floating_point() else param.dtype),
+                    )
 
     def make(self, take: TakeValue) -> None:
         """The same for the parameters whose values are not saved."""
-        taken = {param for param, name in self._names.items() if self._weights is not None and name in self._weights}
+        taken = {
+            param
+            for param, name in self._names.items()
+            if self._weights is not None and name in self._weights
+        }
         with torch.random.fork_rng(devices=[]):
             for name, module in self._model.named_modules():
                 params = dict(module.named_parameters(recurse=False, remove_duplicate=False))
-                buffers = {key: buffer for key, buffer in module.named_buffers(recurse=False) if buffer is not None}
+                buffers = {
+                    key: buffer
+                    for key, buffer in module.named_buffers(recurse=False)
+                    if buffer is not None
+                }
                 if buffers or any(id(param) not in taken for param in params.values()):
                     values = self._values_of(name, module, params, buffers)
                     for key, param in params.items():
@@ -107,18 +136,30 @@ class Initializer:
                             take(param, values[key])
 
     def _values_of(
-        self, name: str, module: nn.Module, params: dict[str, nn.Parameter], buffers: dict[str, Tensor]
+        self,
+        name: str,
+        module: nn.Module,
+        params: dict[str, nn.Parameter],
+        buffers: dict[str, Tensor],
     ) -> dict[str, Tensor]:
         """From the module itself, or from the whole one that stands for it."""
         whole = self._originals.get(name)
         if whole is None:
             return self._values(name, module, params, buffers)
-        return self._values(name, whole, {key: p for key, p in whole._parameters.items() if p is not None}, buffers)
+        return self._values(
+            name, whole, {key: p for key, p in whole._parameters.items() if p is not None}, buffers
+        )
 
     def _values(
-        self, name: str, module: nn.Module, params: dict[str, nn.Parameter], buffers: dict[str, Tensor]
+        self,
+        name: str,
+        module: nn.Module,
+        params: dict[str, nn.Parameter],
+        buffers: dict[str, Tensor],
     ) -> dict[str, Tensor]:
-        """Run the module's own `reset_parameters` on fresh float32 memory, seeded by the module's name."""
+        """Run the module's own `reset_parameters` on fresh float32 memory, seeded by the module's
+        name.
+        """
         reset: Any = getattr(module, "reset_parameters", None)
         if reset is None:
             raise ModelError(
@@ -135,7 +176,9 @@ class Initializer:
             for key, param in params.items()
         }
         for key, buffer in buffers.items():
-            module._buffers[key] = torch.zeros(buffer.shape, dtype=dtype if buffer.is_floating_point() else buffer.dtype)
+            module._buffers[key] = torch.zeros(
+                buffer.shape, dtype=dtype if buffer.is_floating_point() else buffer.dtype
+            )
         for key, made in scratch.items():
             module._parameters[key] = made
         try:
@@ -152,11 +195,14 @@ class Initializer:
     def _place_buffers(self, module: nn.Module) -> None:
         for key, buffer in module._buffers.items():
             if buffer is not None:
-                module._buffers[key] = buffer.to(self._device, buffer_dtype(module, key, self._dtype))
+                module._buffers[key] = buffer.to(
+                    self._device, buffer_dtype(module, key, self._dtype)
+                )
 
 
 def buffer_dtype(module: nn.Module, name: str, dtype: torch.dtype) -> torch.dtype:
-    """The run's precision for state (running statistics), at least float32 for tables (rotary frequencies).
+    """The run's precision for state (running statistics), at least float32 for tables (rotary
+    frequencies).
 
     A module says by `WIDE_BUFFERS` which of its persistent buffers bf16 would not do for.
     """

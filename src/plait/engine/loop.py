@@ -12,12 +12,16 @@ from plait.engine.step import StepResult
 
 
 class Batches(Protocol):
-    """What `fit` needs of a loader: this rank's share of one global batch after the other, without end."""
+    """What `fit` needs of a loader: this rank's share of one global batch after the other, without
+    end.
+    """
 
     def __iter__(self) -> Iterator[Any]: ...
 
 
-def fit(engine: Engine, loader: Batches, steps: int, hooks: Sequence[Hook] = ()) -> StepResult | None:
+def fit(
+    engine: Engine, loader: Batches, steps: int, hooks: Sequence[Hook] = ()
+) -> StepResult | None:
     """Train until the engine has done `steps` steps in all, and return the last result. Collective.
 
     An engine that was loaded from a checkpoint continues after the step that was saved.

@@ -1,8 +1,9 @@
 """The one place where the loss, and with it every gradient, is normalised.
 
-The loss of a step is the mean over the *global* number of unmasked tokens (or samples): the sum of all losses, over all
-ranks and micro-batches, divided once by the sum of all counts. A mean of means would be wrong as soon as two micro-batches
-count differently. Backward runs on the sums; the division is folded into the factor that the update applies to gradients.
+The loss of a step is the mean over the *global* number of unmasked tokens (or samples): the sum of
+all losses, over all ranks and micro-batches, divided once by the sum of all counts. A mean of means
+would be wrong as soon as two micro-batches count differently. Backward runs on the sums; the
+division is folded into the factor that the update applies to gradients.
 """
 
 from __future__ import annotations
@@ -39,10 +40,17 @@ class LossTotals:
         return float(self.squared_norm**0.5) / self.count
 
     def check(self, step: int, *, norm: bool = True) -> None:
-        """Refuse to update the weights by something that is no number; without `norm` the gradient will not be used."""
+        """Refuse to update the weights by something that is no number; without `norm` the gradient
+        will not be used.
+        """
         if self.count == 0:
-            raise DataError(f"step {step}: every target of the batch is masked; a mean over nothing is undefined")
-        for what, value in (("loss", self.loss), ("gradient norm", self.squared_norm if norm else 0.0)):
+            raise DataError(
+                f"step {step}: every target of the batch is masked; a mean over nothing is undefined"
+            )
+        for what, value in (
+            ("loss", self.loss),
+            ("gradient norm", self.squared_norm if norm else 0.0),
+        ):
             if not math.isfinite(value):
                 raise NonFiniteLoss(
                     f"step {step}: the {what} is {value}; the parameters are still those of step {step - 1}. "
@@ -65,27 +73,36 @@ class LossSum:
     def add(self, loss: Tensor | tuple[Tensor, Tensor], num_samples: int) -> Tensor:
         """Take one micro-batch's loss, and return the sum that backward starts from.
 
-        `loss` is `(sum, count)`, or a 0-dim tensor that means "the mean over the samples of this micro-batch".
-        `num_samples` is 0 for a placeholder, which counts nothing and whose gradient is zero.
+        `loss` is `(sum, count)`, or a 0-dim tensor that means "the mean over the samples of this
+        micro-batch". `num_samples` is 0 for a placeholder, which counts nothing and whose gradient
+        is zero.
         """
         if isinstance(loss, tuple):
             total, count = loss
             count = torch.as_tensor(count, dtype=torch.float64, device=self._device)
             if num_samples == 0:
-                total, count = total * 0.0, count * 0.0
+                total = total * 0.0
+                count = count * 0.0
         else:
-            total, count = loss * num_samples, torch.tensor(float(num_samples), dtype=torch.float64, device=self._device)
+            total = loss * num_samples
+            count = torch.tensor(float(num_samples), dtype=torch.float64, device=self._device)
         if not isinstance(total, Tensor) or total.dim() != 0:
             shape = tuple(total.shape) if isinstance(total, Tensor) else type(total).__name__
-            raise ModelError(f"the loss must be a 0-dim tensor, or a tuple (sum, count) of them; it is {shape}")
+            raise ModelError(
+                f"the loss must be a 0-dim tensor, or a tuple (sum, count) of them; it is {shape}"
+            )
         self.loss_sum += total.detach()
         self.count += count
         return total
 
     def add_auxiliary(self, total: Tensor) -> None:
-        """Take this rank's part of losses that are no function of the output; their gradients have a way of their own."""
+        """Take this rank's part of losses that are no function of the output; their gradients have
+        a way of their own.
+        """
         self.loss_sum += total.to(self.loss_sum.device)
 
     def worker_weight(self, num_workers: int) -> float:
-        """The factor that makes a sum over workers the mean of their means (a server's aggregate "mean")."""
+        """The factor that makes a sum over workers the mean of their means (a server's aggregate
+        "mean").
+        """
         return 1.0 / (num_workers * max(float(self.count), 1.0))

@@ -1,4 +1,6 @@
-"""The numbers of a run: a line a step while it goes, and what one rank can say of the whole when it ends."""
+"""The numbers of a run: a line a step while it goes, and what one rank can say of the whole when it
+ends.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ TRACED_STEPS = 5
 
 
 class MetricsFile(Hook):
-    """`metrics.jsonl`: step, loss, grad_norm, tokens and seconds of each step, written as it happens. For one rank only."""
+    """`metrics.jsonl`: step, loss, grad_norm, tokens and seconds of each step, written as it
+    happens. For one rank only.
+    """
 
     def __init__(self, path: Path, first_step: int = 1) -> None:
         self.path = path
@@ -28,7 +32,9 @@ class MetricsFile(Hook):
         _keep_before(path, first_step)
 
     def on_step(self, done: StepDone) -> None:
-        """Add one line; it is on disk when this returns, so a killed run loses no step that it printed."""
+        """Add one line; it is on disk when this returns, so a killed run loses no step that it
+        printed.
+        """
         if self._file is None:
             self._file = self.path.open("a", buffering=1)
         result = done.result
@@ -52,7 +58,9 @@ class MetricsFile(Hook):
 
 @dataclass
 class Tally(Hook):
-    """What one rank gathers over its run: times, tokens, bytes sent by axis, and the timelines of the last steps."""
+    """What one rank gathers over its run: times, tokens, bytes sent by axis, and the timelines of
+    the last steps.
+    """
 
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -81,7 +89,9 @@ class Tally(Hook):
         return {axis: total / num_steps for axis, total in self.bytes_by_axis.items()}
 
     def tokens_per_second(self) -> float:
-        """Tokens of all ranks by the clock; the first step warms up and is left out where there is another."""
+        """Tokens of all ranks by the clock; the first step warms up and is left out where there is
+        another.
+        """
         start = 1 if len(self.seconds) > 1 else 0
         seconds = sum(self.seconds[start:])
         return sum(self.tokens[start:]) / seconds if seconds > 0 else 0.0
@@ -94,14 +104,19 @@ class Tally(Hook):
     def timeline(self) -> Timeline:
         """The last steps of this rank as one timeline; every span says its `step`."""
         first = self.last_step - len(self.timelines) + 1
-        return Timeline.merge(timeline.labelled(step=step) for step, timeline in enumerate(self.timelines, first))
+        return Timeline.merge(
+            timeline.labelled(step=step) for step, timeline in enumerate(self.timelines, first)
+        )
 
 
-def summary(tally: Tally, peak_memory_bytes: list[int], traffic: list[dict[str, float]]) -> dict[str, Any]:
-    """The numbers of `plait train --json`, from one rank's tally and what every rank sent: peak memory and traffic.
+def summary(
+    tally: Tally, peak_memory_bytes: list[int], traffic: list[dict[str, float]]
+) -> dict[str, Any]:
+    """The numbers of `plait train --json`, from one rank's tally and what every rank sent: peak
+    memory and traffic.
 
-    `steps` counts from the beginning of training, `steps_here` those of this run alone, which the times are of. `traffic`
-    is, axis by axis, that of the rank that sent most.
+    `steps` counts from the beginning of training, `steps_here` those of this run alone, which the
+    times are of. `traffic` is, axis by axis, that of the rank that sent most.
     """
     axes = sorted({axis for sent in traffic for axis in sent})
     return {
@@ -116,12 +131,16 @@ def summary(tally: Tally, peak_memory_bytes: list[int], traffic: list[dict[str, 
 
 
 def peak_memory_bytes() -> int:
-    """The most memory that this rank has held: of its GPU where it computes on one, else of the process (resident)."""
+    """The most memory that this rank has held: of its GPU where it computes on one, else of the
+    process (resident).
+    """
     import torch
 
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
 
 
 def _finite(value: float | None) -> float | None:
@@ -130,7 +149,9 @@ def _finite(value: float | None) -> float | None:
 
 
 def _keep_before(path: Path, first_step: int) -> None:
-    """Drop the lines of steps that a resumed run is going to do again, so that every step stands there once."""
+    """Drop the lines of steps that a resumed run is going to do again, so that every step stands
+    there once.
+    """
     if not path.exists():
         return
     lines = [line for line in path.read_text().splitlines() if line.strip()]

@@ -27,7 +27,9 @@ class TrainKeys(Protocol):
 
 
 def from_config(train: TrainKeys) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
-    """The function that makes `[train] optimizer`. The fused kernels read and write each element once a step."""
+    """The function that makes `[train] optimizer`. The fused kernels read and write each element
+    once a step.
+    """
 
     def make(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         if train.optimizer == "sgd":
@@ -40,14 +42,21 @@ def from_config(train: TrainKeys) -> Callable[[Iterable[nn.Parameter]], torch.op
                 fused=True,
             )
         return torch.optim.AdamW(
-            params, lr=train.lr, betas=train.betas, eps=train.eps, weight_decay=train.weight_decay, fused=True
+            params,
+            lr=train.lr,
+            betas=train.betas,
+            eps=train.eps,
+            weight_decay=train.weight_decay,
+            fused=True,
         )
 
     return make
 
 
 def learning_rate(train: TrainKeys) -> Callable[[int], float] | None:
-    """The factor on `lr` by step, from 0: linear warm-up, then constant, linear or cosine down to `min_lr`."""
+    """The factor on `lr` by step, from 0: linear warm-up, then constant, linear or cosine down to
+    `min_lr`.
+    """
     if train.schedule == "constant" and not train.warmup_steps:
         return None
     floor = train.min_lr / train.lr if train.lr else 0.0
@@ -58,7 +67,10 @@ def learning_rate(train: TrainKeys) -> Callable[[int], float] | None:
         if train.schedule == "constant":
             return 1.0
         progress = min(1.0, (step - train.warmup_steps) / max(1, train.steps - train.warmup_steps))
-        shape: Any = {"linear": 1.0 - progress, "cosine": 0.5 * (1.0 + math.cos(math.pi * progress))}
+        shape: Any = {
+            "linear": 1.0 - progress,
+            "cosine": 0.5 * (1.0 + math.cos(math.pi * progress)),
+        }
         return floor + (1.0 - floor) * float(shape[train.schedule])
 
     return factor

@@ -1,6 +1,8 @@
-"""What one rank holds of each parameter or gradient, as ranges of elements: the form that proof and checkpoints share.
+"""What one rank holds of each parameter or gradient, as ranges of elements: the form that proof and
+checkpoints share.
 
-The tensor axis gives a rank a box of a tensor; the data axis a range of that box's elements, in row-major order.
+The tensor axis gives a rank a box of a tensor; the data axis a range of that box's elements, in
+row-major order.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ Placements = Mapping[str, Placement]
 
 @dataclass(frozen=True)
 class LocalPart:
-    """Elements [start, stop), in row-major order, of a box of the tensor `name` of shape `global_shape`; `value` is 1-D.
+    """Elements [start, stop), in row-major order, of a box of the tensor `name` of shape
+    `global_shape`; `value` is 1-D.
 
-    The box is one of the tensor's `view`: its shape, or where parts were fused, the same elements with one more dimension.
+    The box is one of the tensor's `view`: its shape, or where parts were fused, the same elements
+    with one more dimension.
     """
 
     name: str
@@ -41,36 +45,49 @@ class LocalPart:
         return self.box.extent == self.view
 
     def index(self) -> slice | Tensor:
-        """Where the elements lie in the flat whole tensor: a range, or one number for each (for proofs: 8 bytes an element)."""
+        """Where the elements lie in the flat whole tensor: a range, or one number for each (for
+        proofs: 8 bytes an element).
+        """
         if self.is_flat:
             return slice(self.start, self.stop)
         numbers = torch.arange(math.prod(self.view)).view(self.view)
         return numbers[self.box.within(Box.whole(self.view))].reshape(-1)[self.start : self.stop]
 
     def boxed(self) -> Iterator[tuple[Box, int, int, Tensor]]:
-        """(box of `global_shape`, start, stop, view of the values): one, or several where parts were fused."""
+        """(box of `global_shape`, start, stop, view of the values): one, or several where parts
+        were fused.
+        """
         if self.view == self.global_shape:
             yield self.box, self.start, self.stop, self.value
             return
         fused = next(dim for dim, size in enumerate(self.global_shape) if size != self.view[dim])
         size = self.view[fused + 1]
         for rectangle in FlatRange(self.box, self.start, self.stop).rectangles():
-            offset, extent = rectangle.box.offset, rectangle.box.extent
-            rows, inner = math.prod(extent[:fused]), math.prod(extent[fused + 1 :])
-            values = self.value[rectangle.position : rectangle.position + rectangle.box.numel].view(rows, extent[fused], inner)
+            offset = rectangle.box.offset
+            extent = rectangle.box.extent
+            rows = math.prod(extent[:fused])
+            inner = math.prod(extent[fused + 1 :])
+            values = self.value[rectangle.position : rectangle.position + rectangle.box.numel].view(
+                rows, extent[fused], inner
+            )
             for number in range(extent[fused]):
                 start = (offset[fused] + number) * size + offset[fused + 1]
                 box = Box(
-                    (*offset[:fused], start, *offset[fused + 2 :]), (*extent[:fused], extent[fused + 1], *extent[fused + 2 :])
+                    (*offset[:fused], start, *offset[fused + 2 :]),
+                    (*extent[:fused], extent[fused + 1], *extent[fused + 2 :]),
                 )
                 yield box, 0, box.numel, values[:, number]
 
     def share(self, index: int, count: int) -> LocalPart:
         """Part `index` of `count` parts of (nearly) equal length."""
         numel = self.stop - self.start
-        low, high = index * numel // count, (index + 1) * numel // count
-        start, stop = self.start + low, self.start + high
-        return LocalPart(self.name, self.global_shape, start, stop, self.value[low:high], self.view, self.box)
+        low = index * numel // count
+        high = (index + 1) * numel // count
+        start = self.start + low
+        stop = self.start + high
+        return LocalPart(
+            self.name, self.global_shape, start, stop, self.value[low:high], self.view, self.box
+        )
 
 
 @dataclass(frozen=True)
@@ -84,10 +101,14 @@ class Shapes:
         placement = self.placements.get(name)
         return (0, 1) if placement is None else (placement.copy, placement.copies)
 
-    def part(self, name: str, local_shape: tuple[int, ...], start: int, stop: int, value: Tensor) -> LocalPart:
+    def part(
+        self, name: str, local_shape: tuple[int, ...], start: int, stop: int, value: Tensor
+    ) -> LocalPart:
         placement = self.placements.get(name)
         if placement is None:
-            return LocalPart(name, local_shape, start, stop, value, local_shape, Box.whole(local_shape))
+            return LocalPart(
+                name, local_shape, start, stop, value, local_shape, Box.whole(local_shape)
+            )
         return LocalPart(name, placement.shape, start, stop, value, placement.view, placement.box)
 
     def whole(self, name: str, tensor: Tensor) -> LocalPart:
@@ -99,7 +120,11 @@ def local_parameters(strategy: DataStrategy, holding: Holding) -> list[LocalPart
     shapes = Shapes(holding.placements)
     parts = [
         shapes.part(
-            piece.name, tuple(piece.part.slot.shape), piece.part.start, piece.part.stop, piece.value.detach().reshape(-1)
+            piece.name,
+            tuple(piece.part.slot.shape),
+            piece.part.start,
+            piece.part.stop,
+            piece.value.detach().reshape(-1),
         )
         for piece in strategy.pieces
     ]
@@ -108,19 +133,34 @@ def local_parameters(strategy: DataStrategy, holding: Holding) -> list[LocalPart
 
 def local_frozen(strategy: DataStrategy, holding: Holding) -> list[LocalPart]:
     """The parameters that no optimizer updates."""
-    shapes, sharded = Shapes(holding.placements), strategy.frozen_pieces()
+    shapes = Shapes(holding.placements)
+    sharded = strategy.frozen_pieces()
     if strategy.frozen_states:
         return [
-            shapes.part(piece.name, tuple(piece.part.slot.shape), piece.part.start, piece.part.stop, piece.value)
+            shapes.part(
+                piece.name,
+                tuple(piece.part.slot.shape),
+                piece.part.start,
+                piece.part.stop,
+                piece.value,
+            )
             for piece in sharded
         ]
-    return [shapes.whole(name, param) for name, param in holding.params.items() if not param.requires_grad]
+    return [
+        shapes.whole(name, param)
+        for name, param in holding.params.items()
+        if not param.requires_grad
+    ]
 
 
 def local_replicas(holding: Holding) -> list[LocalPart]:
     """The parameters as the modules have them, where they have memory."""
     shapes = Shapes(holding.placements)
-    return [shapes.whole(name, param) for name, param in holding.params.items() if param.untyped_storage().nbytes() > 0]
+    return [
+        shapes.whole(name, param)
+        for name, param in holding.params.items()
+        if param.untyped_storage().nbytes() > 0
+    ]
 
 
 def local_buffers(holding: Holding) -> list[LocalPart]:
@@ -129,7 +169,9 @@ def local_buffers(holding: Holding) -> list[LocalPart]:
 
 
 def local_gradients(strategy: DataStrategy, divisor: float, holding: Holding) -> list[LocalPart]:
-    """The gradients that this rank's optimizer will see, divided by `divisor`; parameters without one are left out."""
+    """The gradients that this rank's optimizer will see, divided by `divisor`; parameters without
+    one are left out.
+    """
     return list(_gradients(strategy, divisor, Shapes(holding.placements)))
 
 
@@ -137,5 +179,8 @@ def _gradients(strategy: DataStrategy, divisor: float, shapes: Shapes) -> Iterat
     for piece in strategy.pieces:
         grad = piece.value.grad
         if grad is not None:
-            shape, part = tuple(piece.part.slot.shape), piece.part
-            yield shapes.part(piece.name, shape, part.start, part.stop, grad.detach().reshape(-1) / divisor)
+            shape = tuple(piece.part.slot.shape)
+            part = piece.part
+            yield shapes.part(
+                piece.name, shape, part.start, part.stop, grad.detach().reshape(-1) / divisor
+            )

@@ -55,10 +55,17 @@ class Pipeline:
         balance: Balance | None = None,
         split: TensorSplit | None = None,
     ) -> None:
-        """`balance`: the routers of a model with experts; `split`: what a tensor axis made of it."""
-        self._balance, self._split = balance, split
-        self.joined: frozenset[Action] = frozenset()  # weight gradients to be made with the next of their stage
-        self.parts, self.num_stages, self.transport = dict(parts), num_stages, transport
+        """`balance`: the routers of a model with experts; `split`: what a tensor axis made of
+        it.
+        """
+        self._balance = balance
+        self._split = split
+        self.joined: frozenset[Action] = (
+            frozenset()
+        )  # weight gradients to be made with the next of their stage
+        self.parts = dict(parts)
+        self.num_stages = num_stages
+        self.transport = transport
         device = next(iter(self.parts.values())).strategy.group.device
         self.loss = LossSum(device)
         self._loss_function = loss
@@ -95,7 +102,8 @@ class Pipeline:
 
     def forward(self, stage: int, micro_batch: int) -> Any:
         """One stage's part of a micro-batch; on the last, the output of the model."""
-        part, micro = self.parts[stage], self._step.micro_batches[micro_batch]
+        part = self.parts[stage]
+        micro = self._step.micro_batches[micro_batch]
         fresh = self._random.seed(self._step.seed(micro_batch))
         received = None
         if stage > 0:
@@ -128,7 +136,8 @@ class Pipeline:
         return self.loss
 
     def _forward(self, action: Action) -> None:
-        stage, micro_batch = action.stage, index_of(action)
+        stage = action.stage
+        micro_batch = index_of(action)
         output = self.forward(stage, micro_batch)
         if self._balance is not None:
             self.loss.add_auxiliary(self._balance.take_auxiliary())
@@ -138,14 +147,20 @@ class Pipeline:
             if self._balance is not None:
                 self._balance.check(found)
             loss = self.loss.add(found, micro.num_samples)
-            self.parts[stage].stage.keep(micro_batch, [loss if self.loss_scale == 1.0 else loss * self.loss_scale])
+            self.parts[stage].stage.keep(
+                micro_batch, [loss if self.loss_scale == 1.0 else loss * self.loss_scale]
+            )
 
     def _enter(self, micro_batch: int, *, recording: bool) -> None:
-        """Tell what is not a function of its inputs alone which micro-batch comes: forward, or recomputed for backward."""
+        """Tell what is not a function of its inputs alone which micro-batch comes: forward, or
+        recomputed for backward.
+        """
         if self._split is not None:
             self._split.enter(self._step.micro_batches[micro_batch].num_rows)
         if self._balance is not None:
-            self._balance.enter(micro_batch, self._step.micro_batches[micro_batch], recording=recording)
+            self._balance.enter(
+                micro_batch, self._step.micro_batches[micro_batch], recording=recording
+            )
 
     def _gradients(self, action: Action) -> list[Tensor] | None:
         last = action.stage == self.num_stages - 1

@@ -1,9 +1,10 @@
 """What is computed in and what is kept in; and the scale of the loss that float16 needs.
 
-bf16 has the range of float32, so master weights and sums in float32 are all it needs. float16 has not: small gradients would
-vanish, so backward starts from a multiple of the loss (P. Micikevicius et al., Mixed Precision Training, 2018, section 3.2).
-The multiple is found by trying: a step whose gradient overflows is dropped and the scale halved, many good steps double it.
-What it looks at is the global norm, one number that all ranks have, so they agree without asking each other.
+bf16 has the range of float32, so master weights and sums in float32 are all it needs. float16 has
+not: small gradients would vanish, so backward starts from a multiple of the loss (P. Micikevicius
+et al., Mixed Precision Training, 2018, section 3.2). The multiple is found by trying: a step whose
+gradient overflows is dropped and the scale halved, many good steps double it. What it looks at is
+the global norm, one number that all ranks have, so they agree without asking each other.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ MASTER_DTYPES = {"float32": torch.float32, "bf16": torch.float32, "float64": tor
 
 @dataclass(frozen=True)
 class Precision:
-    """`compute`: parameters and activations. `master`: what the optimizer updates, and the sums of gradients."""
+    """`compute`: parameters and activations. `master`: what the optimizer updates, and the sums of
+    gradients.
+    """
 
     compute: torch.dtype
     master: torch.dtype
@@ -32,7 +35,9 @@ class Precision:
 
     @staticmethod
     def of(plan: Plan, *, float16: bool = False) -> Precision:
-        """That of a plan. `float16` computes in float16 where the plan says float32. Raises PlanError where that cannot be."""
+        """That of a plan. `float16` computes in float16 where the plan says float32. Raises
+        PlanError where that cannot be.
+        """
         if not float16:
             return Precision(DTYPES[plan.precision], MASTER_DTYPES[plan.precision])
         reason = _no_scale(plan)
@@ -57,7 +62,9 @@ class LossScale:
     LEAST = 2.0**-20
 
     def __init__(self, value: float = 2.0**8, growth_interval: int = 200) -> None:
-        self.value, self._interval, self._good = value, growth_interval, 0
+        self.value = value
+        self._interval = growth_interval
+        self._good = 0
         self.skipped = False  # whether the last step was dropped
 
     def judge(self, squared_norm: float, step: int) -> bool:
@@ -71,11 +78,13 @@ class LossScale:
     def adapt(self) -> None:
         """The step has ended."""
         if self.skipped:
-            self.value, self._good = self.value / 2, 0
+            self.value = self.value / 2
+            self._good = 0
             return
         self._good += 1
         if self._good >= self._interval:
-            self.value, self._good = self.value * 2, 0
+            self.value = self.value * 2
+            self._good = 0
 
     def state(self) -> list[float]:
         """What a checkpoint keeps."""

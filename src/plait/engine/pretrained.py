@@ -1,7 +1,9 @@
-"""An engine's parameters as safetensors files that others read: a Hugging Face model comes back with `from_pretrained`.
+"""An engine's parameters as safetensors files that others read: a Hugging Face model comes back
+with `from_pretrained`.
 
-Every rank writes its slices beside the target, then rank 0 puts them together tensor by tensor: no rank ever holds the model,
-nothing but names is sent, and what it needs is the folder that all ranks see, as for any checkpoint.
+Every rank writes its slices beside the target, then rank 0 puts them together tensor by tensor: no
+rank ever holds the model, nothing but names is sent, and what it needs is the folder that all ranks
+see, as for any checkpoint.
 """
 
 from __future__ import annotations
@@ -25,19 +27,25 @@ MAX_SHARD_BYTES = 5_000_000_000
 
 
 def save_pretrained(
-    engine: Engine, path: Path, *, dtype: torch.dtype | None = None, max_shard_bytes: int = MAX_SHARD_BYTES
+    engine: Engine,
+    path: Path,
+    *,
+    dtype: torch.dtype | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> list[Path]:
-    """Write `model.safetensors`, or shards with their index, and the `config.json` of a Hugging Face model. Collective.
+    """Write `model.safetensors`, or shards with their index, and the `config.json` of a Hugging
+    Face model. Collective.
 
-    Values are those of the masters, converted to `dtype` if given. A tied parameter is written once, under the name that it
-    has first, as transformers does.
+    Values are those of the masters, converted to `dtype` if given. A tied parameter is written
+    once, under the name that it has first, as transformers does.
 
     Raises:
         CheckpointError: on every rank alike, where a rank could not write.
     """
     engine.strategy.settle()
     state.average_buffers(engine)
-    gather, rank = engine.world.axis("world").gather_objects, engine.world.rank
+    gather = engine.world.axis("world").gather_objects
+    rank = engine.world.rank
     slices = path / ".slices"
     pieces = [*state.parameter_pieces(engine), *state.buffer_pieces(engine)]
     failure: str | None = None
@@ -55,7 +63,9 @@ def save_pretrained(
     return told[0][1]
 
 
-def _assemble(engine: Engine, slices: Path, path: Path, dtype: torch.dtype | None, max_shard_bytes: int) -> list[Path]:
+def _assemble(
+    engine: Engine, slices: Path, path: Path, dtype: torch.dtype | None, max_shard_bytes: int
+) -> list[Path]:
     names = {name: name for name in engine.holding.shapes}
     config: list[Path] = []
     if isinstance(engine.model, HuggingFace):
@@ -63,4 +73,9 @@ def _assemble(engine: Engine, slices: Path, path: Path, dtype: torch.dtype | Non
         inner: Any = engine.model.model
         inner.config.save_pretrained(path)
         config = [path / "config.json"]
-    return [*export_safetensors(slices, path, names=names, dtype=dtype, max_shard_bytes=max_shard_bytes), *config]
+    return [
+        *export_safetensors(
+            slices, path, names=names, dtype=dtype, max_shard_bytes=max_shard_bytes
+        ),
+        *config,
+    ]

@@ -1,4 +1,6 @@
-"""Progress for people: a bar on a terminal, a plain line every so often elsewhere. Always on stderr, from one rank only."""
+"""Progress for people: a bar on a terminal, a plain line every so often elsewhere. Always on
+stderr, from one rank only.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def progress(stream: TextIO) -> Hook:
 
 
 class Pace:
-    """Tokens a second and the time left, from the steps so far; the first, which warms up, counts only when alone."""
+    """Tokens a second and the time left, from the steps so far; the first, which warms up, counts
+    only when alone.
+    """
 
     def __init__(self, num_steps: int) -> None:
         self.num_steps = num_steps
@@ -42,7 +46,11 @@ class Pace:
         """`51,200 tokens/s, 0.9 GB, 0:12 left`."""
         rate = self.tokens / self.step_seconds if self.step_seconds > 0 else 0.0
         left = round((self.num_steps - len(self.seconds)) * self.step_seconds)
-        clock = f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d}" if left >= 3600 else f"{left // 60}:{left % 60:02d}"
+        clock = (
+            f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d}"
+            if left >= 3600
+            else f"{left // 60}:{left % 60:02d}"
+        )
         return f"{rate:,.0f} tokens/s, {peak_memory_bytes() / 1e9:.2f} GB, {clock} left"
 
 
@@ -52,7 +60,9 @@ def _told(done: StepDone, pace: Pace) -> str:
 
 
 class Lines(Hook):
-    """One line at the first and the last step, and between them when `every_seconds` have passed."""
+    """One line at the first and the last step, and between them when `every_seconds` have
+    passed.
+    """
 
     def __init__(self, stream: TextIO, every_seconds: float = LINE_SECONDS) -> None:
         self.stream = stream
@@ -88,9 +98,21 @@ class Bar(Hook):
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-        columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[told]}"))
-        self._bar = Progress(*columns, console=Console(file=self.stream), redirect_stdout=False, redirect_stderr=False)
-        self._task = self._bar.add_task("train", total=start.last_step, completed=start.first_step - 1, told="")
+        columns = (
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("{task.fields[told]}"),
+        )
+        self._bar = Progress(
+            *columns,
+            console=Console(file=self.stream),
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._task = self._bar.add_task(
+            "train", total=start.last_step, completed=start.first_step - 1, told=""
+        )
         self._pace = Pace(start.last_step - start.first_step + 1)
         self._bar.start()
 

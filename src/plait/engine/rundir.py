@@ -5,7 +5,8 @@
     checkpoints/step-00000100/   the state after that step
     summary.json, trace.json     written at the end
 
-Knows no torch: the launcher prepares the folder before any rank exists, so a refusal costs milliseconds.
+Knows no torch: the launcher prepares the folder before any rank exists, so a refusal costs
+milliseconds.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ class RunFolder:
         return self.path / "checkpoints" / f"step-{step:08d}"
 
     def remove_if_empty(self) -> None:
-        """A run that failed before its first step leaves nothing behind, and its name is free again."""
+        """A run that failed before its first step leaves nothing behind, and its name is free
+        again.
+        """
         with contextlib.suppress(OSError):
             self.path.rmdir()
 
@@ -76,24 +79,32 @@ class RunFolder:
 
 
 def new_run(out: Path | None, name: str, root: Path = Path("runs")) -> RunFolder:
-    """A folder for a new run: `out`, or `runs/<name>-<time>`. Errors: `ConfigError` when it is taken or not writable."""
+    """A folder for a new run: `out`, or `runs/<name>-<time>`. Errors: `ConfigError` when it is
+    taken or not writable.
+    """
     path = out if out is not None else _unused(root / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
     if path.is_dir() and any(path.iterdir()):
-        raise ConfigError(f"{path} is not empty; choose another --out, or continue what is there with --resume {path}")
+        raise ConfigError(
+            f"{path} is not empty; choose another --out, or continue what is there with --resume {path}"
+        )
     _make_writable(path)
     return RunFolder(path)
 
 
-def resumed_run(source: Path | None, out: Path | None, name: str, root: Path = Path("runs")) -> tuple[RunFolder, Path]:
+def resumed_run(
+    source: Path | None, out: Path | None, name: str, root: Path = Path("runs")
+) -> tuple[RunFolder, Path]:
     """The folder to continue in and the checkpoint to start from.
 
-    `source` is a run's folder or one of its checkpoints; None means `out`, or the latest run of this name that has a
-    checkpoint. With both, `source` is read and `out`, a new folder, is written.
-    Errors: `CheckpointError` when there is nothing to resume from.
+    `source` is a run's folder or one of its checkpoints; None means `out`, or the latest run of
+    this name that has a checkpoint. With both, `source` is read and `out`, a new folder, is
+    written. Errors: `CheckpointError` when there is nothing to resume from.
     """
     read = source or out or _latest(root, name)
     if read is None:
-        raise CheckpointError(f"there is no run of '{name}' with a checkpoint in {root}/; name its folder: --resume DIR")
+        raise CheckpointError(
+            f"there is no run of '{name}' with a checkpoint in {root}/; name its folder: --resume DIR"
+        )
     checkpoint = resolve(read)
     if source is not None and out is not None and out.resolve() != read.resolve():
         return new_run(out, name), checkpoint
@@ -108,9 +119,11 @@ def _latest(root: Path, name: str) -> Path | None:
 
 
 def _unused(path: Path) -> Path:
-    candidate, number = path, 2
+    candidate = path
+    number = 2
     while candidate.exists():
-        candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
+        candidate = path.with_name(f"{path.name}-{number}")
+        number = number + 1
     return candidate
 
 
@@ -118,6 +131,8 @@ def _make_writable(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"the run's folder {path} cannot be made: {error.strerror or error}") from error
+        raise ConfigError(
+            f"the run's folder {path} cannot be made: {error.strerror or error}"
+        ) from error
     if not os.access(path, os.W_OK | os.X_OK):
         raise ConfigError(f"the run's folder {path} cannot be written to")

@@ -1,4 +1,6 @@
-"""The data strategies of a rank's stages as one: each stage has its own buckets, the optimizer sees all pieces."""
+"""The data strategies of a rank's stages as one: each stage has its own buckets, the optimizer sees
+all pieces.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from plait.data.strategy import Weight
 
 
 class Staged(DataStrategy):
-    """Several strategies over one data axis. The moments of a micro-batch are told to the stage's own strategy."""
+    """Several strategies over one data axis. The moments of a micro-batch are told to the stage's
+    own strategy.
+    """
 
     def __init__(self, by_stage: Mapping[int, DataStrategy]) -> None:
         self.by_stage = dict(by_stage)
@@ -23,7 +27,9 @@ class Staged(DataStrategy):
         self.states = [state for part in parts for state in part.states]
         self.frozen_states = [state for part in parts for state in part.frozen_states]
         self.pieces = [piece for part in parts for piece in part.pieces]
-        self._part_of = {id(state): part for part in parts for state in (*part.states, *part.frozen_states)}
+        self._part_of = {
+            id(state): part for part in parts for state in (*part.states, *part.frozen_states)
+        }
 
     def write(self, state: BucketState, index: int, value: Tensor) -> None:
         self._part_of[id(state)].write(state, index, value)

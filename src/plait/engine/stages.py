@@ -1,4 +1,6 @@
-"""From a cut to the stages of one rank: their modules, the units of their parameters, copies of what is tied."""
+"""From a cut to the stages of one rank: their modules, the units of their parameters, copies of
+what is tied.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ Call = Callable[[nn.Module, Any], Any]
 
 @dataclass
 class Stages:
-    """The stages of one rank, by number, and their units; `secondary[s]` are names that an earlier stage counts."""
+    """The stages of one rank, by number, and their units; `secondary[s]` are names that an earlier
+    stage counts.
+    """
 
     holding: Holding
     stages: dict[int, Stage] = field(default_factory=dict)
@@ -33,8 +37,12 @@ class Stages:
     secondary: dict[int, frozenset[str]] = field(default_factory=dict)
     swaps: dict[int, list[Swap]] = field(default_factory=dict)
 
-    def strategy(self, stage: int, make: Callable[[Sequence[Unit], frozenset[str]], DataStrategy]) -> DataStrategy:
-        """What `make` makes of a stage's units, while its own copies of parameters are where its modules look for them."""
+    def strategy(
+        self, stage: int, make: Callable[[Sequence[Unit], frozenset[str]], DataStrategy]
+    ) -> DataStrategy:
+        """What `make` makes of a stage's units, while its own copies of parameters are where its
+        modules look for them.
+        """
         kept = [(module, key, module._parameters[key]) for module, key, _ in self.swaps[stage]]
         for module, key, param in self.swaps[stage]:
             module._parameters[key] = param
@@ -46,7 +54,9 @@ class Stages:
 
 @dataclass(frozen=True)
 class LayerProducts:
-    """How layers multiply: `by` what, where that is `own`; whether they `add` gradients of weights where these belong."""
+    """How layers multiply: `by` what, where that is `own`; whether they `add` gradients of weights
+    where these belong.
+    """
 
     by: Products
     own: bool
@@ -63,7 +73,9 @@ def make_stages(
     call: Call,
     products: LayerProducts,
 ) -> Stages:
-    """The stages that `rank` (a coordinate on the pp axis) holds. Parameters have their place-holders already."""
+    """The stages that `rank` (a coordinate on the pp axis) holds. Parameters have their
+    place-holders already.
+    """
     own = schedule.stages(rank)
     shapes, buffers = shapes_of(model)
     units = data.split_units(model, blocks)
@@ -74,13 +86,17 @@ def make_stages(
     copies: dict[str, list[nn.Parameter]] = {}
     made = Stages(Holding(model, held, shapes, frozenset()))
     for stage in own:
-        modules = {module for name in plan.links[stage] for module in model.get_submodule(name).modules()}
+        modules = {
+            module for name in plan.links[stage] for module in model.get_submodule(name).modules()
+        }
         deferral = Deferral(products.by) if products.own else None
         if deferral is not None:
             deferral.install(modules, quicker_only=not products.add)
         local = params[stage]
         made.swaps[stage] = [swap for swap in swaps[stage] if swap[0] in modules]
-        made.stages[stage] = Stage(_module(model, plan, stage, swaps=swaps[stage], guide=guide, call=call), stage, deferral)
+        made.stages[stage] = Stage(
+            _module(model, plan, stage, swaps=swaps[stage], guide=guide, call=call), stage, deferral
+        )
         made.secondary[stage] = frozenset(name for name in local if plan.holders(name)[0] < stage)
         tied = frozenset(name for name in local if len(plan.holders(name)) > 1)
         made.units[stage] = stage_units(units, local, tied, modules)
@@ -91,11 +107,15 @@ def make_stages(
     if guide is not None:
         guide.install(model)
     secondary = frozenset(name for name in held if plan.holders(name)[0] not in own)
-    made.holding = Holding(model, held, shapes, _buffers(model, plan, own, buffers), secondary, copies=copies)
+    made.holding = Holding(
+        model, held, shapes, _buffers(model, plan, own, buffers), secondary, copies=copies
+    )
     return made
 
 
-def _params_by_stage(model: nn.Module, plan: Cut, own: Sequence[int]) -> dict[int, dict[str, nn.Parameter]]:
+def _params_by_stage(
+    model: nn.Module, plan: Cut, own: Sequence[int]
+) -> dict[int, dict[str, nn.Parameter]]:
     """The parameters of each own stage; those that an earlier own stage uses too, in a copy."""
     params = dict(model.named_parameters())
     taken: set[str] = set()
@@ -104,14 +124,25 @@ def _params_by_stage(model: nn.Module, plan: Cut, own: Sequence[int]) -> dict[in
         found[stage] = {}
         for name, param in params.items():
             if name in plan.params[stage]:
-                found[stage][name] = nn.Parameter(param.data, requires_grad=param.requires_grad) if name in taken else param
+                found[stage][name] = (
+                    nn.Parameter(param.data, requires_grad=param.requires_grad)
+                    if name in taken
+                    else param
+                )
         taken |= plan.params[stage]
     return found
 
 
-def _swaps(model: nn.Module, params: Mapping[int, Mapping[str, nn.Parameter]]) -> dict[int, list[Swap]]:
+def _swaps(
+    model: nn.Module, params: Mapping[int, Mapping[str, nn.Parameter]]
+) -> dict[int, list[Swap]]:
     """Where the parameters of each stage go whose other copies are on this rank too."""
-    several = {name for stage in params.values() for name in stage if sum(name in other for other in params.values()) > 1}
+    several = {
+        name
+        for stage in params.values()
+        for name in stage
+        if sum(name in other for other in params.values()) > 1
+    }
     name_of = {id(param): name for name, param in model.named_parameters() if name in several}
     places = [
         (name_of[id(there)], module, key)
@@ -120,11 +151,14 @@ def _swaps(model: nn.Module, params: Mapping[int, Mapping[str, nn.Parameter]]) -
         if id(there) in name_of
     ]
     return {
-        stage: [(module, key, local[name]) for name, module, key in places if name in local] for stage, local in params.items()
+        stage: [(module, key, local[name]) for name, module, key in places if name in local]
+        for stage, local in params.items()
     }
 
 
-def _module(model: nn.Module, plan: Cut, stage: int, *, swaps: list[Swap], guide: Guide | None, call: Call) -> StageModule:
+def _module(
+    model: nn.Module, plan: Cut, stage: int, *, swaps: list[Swap], guide: Guide | None, call: Call
+) -> StageModule:
     links = [(name, model.get_submodule(name)) for name in plan.links[stage]]
     if plan.num_stages == 1:
         return WholeModel(model, call)
@@ -140,13 +174,20 @@ def _module(model: nn.Module, plan: Cut, stage: int, *, swaps: list[Swap], guide
 
 
 def stage_units(
-    units: Sequence[Unit], local: dict[str, nn.Parameter], tied: frozenset[str], modules: set[nn.Module]
+    units: Sequence[Unit],
+    local: dict[str, nn.Parameter],
+    tied: frozenset[str],
+    modules: set[nn.Module],
 ) -> list[Unit]:
-    """The units of the whole model, narrowed to one stage; every tied parameter becomes a unit of its own."""
+    """The units of the whole model, narrowed to one stage; every tied parameter becomes a unit of
+    its own.
+    """
     found: list[Unit] = []
     for unit in units:
         names = [name for name, _ in unit.params if name in local]
-        found += [Unit(f"tied {name}", params=[(name, local[name])]) for name in names if name in tied]
+        found += [
+            Unit(f"tied {name}", params=[(name, local[name])]) for name in names if name in tied
+        ]
         kept = [(name, local[name]) for name in names if name not in tied]
         used = [module for module in unit.modules if module in modules]
         if kept or used:
@@ -154,12 +195,20 @@ def stage_units(
     return found
 
 
-def _buffers(model: nn.Module, plan: Cut, own: Sequence[int], buffers: frozenset[str]) -> frozenset[str]:
+def _buffers(
+    model: nn.Module, plan: Cut, own: Sequence[int], buffers: frozenset[str]
+) -> frozenset[str]:
     """Buffers of the own links; those outside all links are the first stage's."""
     elsewhere = tuple(
-        f"{link}." for stage, links in enumerate(plan.links) if stage not in own for link in links if plan.num_stages > 1
+        f"{link}."
+        for stage, links in enumerate(plan.links)
+        if stage not in own
+        for link in links
+        if plan.num_stages > 1
     )
     here = tuple(f"{link}." if link else "" for stage in own for link in plan.links[stage])
     return frozenset(
-        name for name in buffers if name.startswith(here) or (0 in own and not name.startswith(elsewhere or ("\0",)))
+        name
+        for name in buffers
+        if name.startswith(here) or (0 in own and not name.startswith(elsewhere or ("\0",)))
     )

@@ -1,11 +1,12 @@
-"""An engine's state as pieces of named global tensors, so that any plan can go on from what any plan has saved.
+"""An engine's state as pieces of named global tensors, so that any plan can go on from what any
+plan has saved.
 
     <name>                     a parameter in master precision, or a buffer
     optimizer/<key>/<name>     what the optimizer keeps of it: `exp_avg`, `exp_avg_sq`, `step` ...
     strategy/<key>/<name>      what the data strategy keeps of it: the momentum of an outer step
 
-Learning rate, dropout and the order of the data are functions of the step, the seed and the loader's position, which are in
-the meta data: there is no other random state to keep.
+Learning rate, dropout and the order of the data are functions of the step, the seed and the
+loader's position, which are in the meta data: there is no other random state to keep.
 """
 
 from __future__ import annotations
@@ -41,7 +42,12 @@ def save(engine: Engine, path: Path, meta: dict[str, Any]) -> None:
     average_optimizer_state(engine)
     save_pieces(
         path,
-        [*parameter_pieces(engine), *_optimizer_pieces(engine), *_kept_pieces(engine), *buffer_pieces(engine)],
+        [
+            *parameter_pieces(engine),
+            *_optimizer_pieces(engine),
+            *_kept_pieces(engine),
+            *buffer_pieces(engine),
+        ],
         {
             **meta,
             "step": engine.step_index,
@@ -58,8 +64,8 @@ def save(engine: Engine, path: Path, meta: dict[str, Any]) -> None:
 def load(engine: Engine, path: Path) -> dict[str, Any]:
     """Fill the engine from the checkpoint `path`; returns its meta data. Collective.
 
-    Errors: `CheckpointError` for a missing or damaged checkpoint, another model or another optimizer; the engine must then
-    not be used.
+    Errors: `CheckpointError` for a missing or damaged checkpoint, another model or another
+    optimizer; the engine must then not be used.
     """
     checkpoint = Checkpoint.open(path)
     _check(engine, checkpoint)
@@ -70,7 +76,10 @@ def load(engine: Engine, path: Path) -> dict[str, Any]:
             for key, tensor in engine.strategy.kept(piece).items():
                 if (name := f"{STRATEGY}{key}/{piece.name}") in checkpoint.names():
                     _fill(checkpoint, _of_piece(engine, piece, name, tensor))
-        for part in (*local_frozen(engine.strategy, engine.holding), *local_buffers(engine.holding)):
+        for part in (
+            *local_frozen(engine.strategy, engine.holding),
+            *local_buffers(engine.holding),
+        ):
             _fill(checkpoint, part)
         engine.strategy.publish()
     engine.step_index = int(checkpoint.meta["step"])
@@ -79,19 +88,26 @@ def load(engine: Engine, path: Path) -> dict[str, Any]:
 
 
 def average_optimizer_state(engine: Engine) -> None:
-    """Let optimizers that went apart between two outer steps agree on the mean of their states. Collective."""
-    strategy, axis = engine.strategy, engine.world.axis("dp")
+    """Let optimizers that went apart between two outer steps agree on the mean of their states.
+    Collective.
+    """
+    strategy = engine.strategy
+    axis = engine.world.axis("dp")
     if strategy.lockstep or strategy.replicas.count == 1:
         return
     for piece in strategy.pieces:
-        for _, value in sorted(engine.update.optimizer.state.get(piece.value, {}).items(), key=lambda item: item[0]):
+        for _, value in sorted(
+            engine.update.optimizer.state.get(piece.value, {}).items(), key=lambda item: item[0]
+        ):
             if isinstance(value, Tensor) and value.is_floating_point():
                 axis.all_reduce(value).wait()
                 value.div_(axis.size)
 
 
 def average_buffers(engine: Engine) -> None:
-    """Let running statistics, which every rank keeps of its own samples, be the mean over the data axis. Collective."""
+    """Let running statistics, which every rank keeps of its own samples, be the mean over the data
+    axis. Collective.
+    """
     axis = data_axis(engine.world)
     for part in local_buffers(engine.holding):
         if axis.size > 1 and part.value.is_floating_point():
@@ -101,9 +117,12 @@ def average_buffers(engine: Engine) -> None:
 
 
 def _check(engine: Engine, checkpoint: Checkpoint) -> None:
-    here, there = type(engine.update.optimizer).__name__, checkpoint.meta.get("optimizer")
+    here = type(engine.update.optimizer).__name__
+    there = checkpoint.meta.get("optimizer")
     if there != here:
-        raise CheckpointError(f"{checkpoint.directory} was saved with {there} and this run updates with {here}; use {there}")
+        raise CheckpointError(
+            f"{checkpoint.directory} was saved with {there} and this run updates with {here}; use {there}"
+        )
     wanted = dict(engine.holding.shapes)
     for name in checkpoint.names():
         if name.startswith((OPTIMIZER, STRATEGY)) and name.split("/", 2)[2] in wanted:
@@ -136,10 +155,18 @@ def _optimizer_pieces(engine: Engine) -> Iterator[SavedPiece]:
         replicas = engine.strategy.replicas_of(piece)
         for key, value in engine.update.optimizer.state.get(piece.value, {}).items():
             name = f"{OPTIMIZER}{key}/{piece.name}"
-            tensor = value if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
+            tensor = (
+                value
+                if isinstance(value, Tensor)
+                else torch.tensor(float(value), dtype=torch.float64)
+            )
             if tensor.shape == piece.value.shape and tensor.dim() > 0:
-                yield from _share(engine, _of_piece(engine, piece, name, tensor), replicas, piece.name)
-            elif tensor.numel() == 1 or piece.part.whole:  # of the parameter as a whole: a count, a factor of a moment
+                yield from _share(
+                    engine, _of_piece(engine, piece, name, tensor), replicas, piece.name
+                )
+            elif (
+                tensor.numel() == 1 or piece.part.whole
+            ):  # of the parameter as a whole: a count, a factor of a moment
                 if piece.part.start == 0 and replicas.index == 0 and _is_first(engine, piece.name):
                     yield SavedPiece.whole(name, tensor.detach().contiguous())
             else:
@@ -169,7 +196,10 @@ def _load_optimizer_state(engine: Engine, checkpoint: Checkpoint, piece: Piece) 
         key, _, param = rest.partition("/")
         if f"{prefix}/" != OPTIMIZER or param != piece.name:
             continue
-        if checkpoint.global_shape(name) == engine.holding.shapes[piece.name] and piece.value.dim() > 0:
+        if (
+            checkpoint.global_shape(name) == engine.holding.shapes[piece.name]
+            and piece.value.dim() > 0
+        ):
             state[key] = torch.zeros_like(piece.value, requires_grad=False)
             _fill(checkpoint, _of_piece(engine, piece, name, state[key]))
         else:
@@ -193,8 +223,12 @@ def _is_first(engine: Engine, name: str) -> bool:
     return placement is None or (placement.copy == 0 and not any(placement.box.offset))
 
 
-def _share(engine: Engine, part: LocalPart, replicas: Replicas, param_name: str | None = None) -> Iterator[SavedPiece]:
-    """What this rank writes of a part that several hold: copies on the tensor axis times replicas on the data axis."""
+def _share(
+    engine: Engine, part: LocalPart, replicas: Replicas, param_name: str | None = None
+) -> Iterator[SavedPiece]:
+    """What this rank writes of a part that several hold: copies on the tensor axis times replicas
+    on the data axis.
+    """
     copy, copies = Shapes(engine.holding.placements).copies(param_name or part.name)
     yield from _saved(part.share(replicas.index * copies + copy, replicas.count * copies))
 
@@ -207,6 +241,8 @@ def _saved(part: LocalPart) -> Iterator[SavedPiece]:
 def _fill(checkpoint: Checkpoint, part: LocalPart) -> None:
     for box, start, stop, values in part.boxed():
         flat = values.reshape(-1)
-        checkpoint.fill(SavedPiece(part.name, part.global_shape, box, start, stop, flat), convert=True)
+        checkpoint.fill(
+            SavedPiece(part.name, part.global_shape, box, start, stop, flat), convert=True
+        )
         if flat.data_ptr() != values.data_ptr():
             values.copy_(flat.view_as(values))

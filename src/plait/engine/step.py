@@ -26,8 +26,9 @@ class StepResult:
         loss_scale: what the loss was multiplied by in backward, where float16 needs that.
         skipped: whether that was too much, so that nothing was updated.
 
-    Under `local` and `async-server`, whose ranks do not step together, loss and norm are this rank's own; where it hears of
-    the others (an outer step, an answer of the server), loss and tokens are of all that it had not heard of.
+    Under `local` and `async-server`, whose ranks do not step together, loss and norm are this
+    rank's own; where it hears of the others (an outer step, an answer of the server), loss and
+    tokens are of all that it had not heard of.
     """
 
     loss: float

@@ -1,7 +1,8 @@
-"""Parameters that several stages share: each has a copy, and the gradients of all copies are summed before the update.
+"""Parameters that several stages share: each has a copy, and the gradients of all copies are summed
+before the update.
 
-A tied parameter has a bucket of its own on each of its stages, so that a shard is the same elements everywhere. All copies
-start alike, see the same gradient, and so stay alike.
+A tied parameter has a bucket of its own on each of its stages, so that a shard is the same elements
+everywhere. All copies start alike, see the same gradient, and so stay alike.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from plait.data import DataStrategy, Piece
 
 
 class TiedSum:
-    """Sums the gradients of this rank's copies with those of other stages. `stages_of` names every tied parameter."""
+    """Sums the gradients of this rank's copies with those of other stages. `stages_of` names every
+    tied parameter.
+    """
 
     def __init__(
         self,
@@ -33,7 +36,9 @@ class TiedSum:
             if axis.rank in ranks:
                 self._ranks[name] = ranks
                 here = [strategies[stage] for stage in stages if placement[stage] == axis.rank]
-                self._own[name] = [piece for strategy in here for piece in strategy.pieces if piece.name == name]
+                self._own[name] = [
+                    piece for strategy in here for piece in strategy.pieces if piece.name == name
+                ]
 
     def sum(self) -> None:
         """Let every copy's gradient be the sum of all. Collective along the pipeline."""
@@ -47,7 +52,8 @@ class TiedSum:
 
     def _sum(self, grads: list[Tensor], ranks: list[int]) -> None:
         """The first rank adds up in the order of stages, and tells the others."""
-        axis, total = self._axis, grads[0]
+        axis = self._axis
+        total = grads[0]
         for other in grads[1:]:
             total.add_(other)
         if axis.rank != ranks[0]:

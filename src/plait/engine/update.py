@@ -1,7 +1,8 @@
-"""The update: one sum of scalars over the ranks, one factor on the gradients, one step of the optimizer.
+"""The update: one sum of scalars over the ranks, one factor on the gradients, one step of the
+optimizer.
 
-The factor is clip / count: the global mean and the clipping by the global norm in one pass, or in none where the
-optimizer's fused kernel takes a scale.
+The factor is clip / count: the global mean and the clipping by the global norm in one pass, or in
+none where the optimizer's fused kernel takes a scale.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ LearningRate = Callable[[int], float]
 
 
 class Parameters(list[nn.Parameter]):
-    """The parameters that one rank's optimizer owns, as the user's `make_optimizer` gets them: a list.
+    """The parameters that one rank's optimizer owns, as the user's `make_optimizer` gets them: a
+    list.
 
     Under ZeRO they are one-dimensional parts of the model's parameters; `named` says of which.
     """
@@ -51,7 +53,8 @@ class Update:
         learning_rate: LearningRate | None = None,
         split: TensorSplit | None = None,
     ) -> None:
-        self._strategy, self._split = strategy, split
+        self._strategy = strategy
+        self._split = split
         self.optimizer = optimizer
         self._clip = clip_grad_norm
         self._learning_rate = learning_rate
@@ -73,16 +76,23 @@ class Update:
             self._split.sum_partial([(name, grad) for name, grad in pieces if grad is not None])
 
     def totals(self, loss: LossSum, axis: Axis, stages: Axis | None) -> LossTotals:
-        """The sums over all ranks of `axis` (data x tensor) and of the pipeline, `stages` (None: of this stage alone).
+        """The sums over all ranks of `axis` (data x tensor) and of the pipeline, `stages` (None: of
+        this stage alone).
 
         Gradients that no rank of `axis` computed are taken away. Collective.
         """
         strategy = self._strategy
         used = [float(index in state.touched) for state, index in strategy.slots()]
-        scalars = torch.tensor([0.0, 0.0, 0.0, *used], dtype=torch.float64, device=loss.count.device)
+        scalars = torch.tensor(
+            [0.0, 0.0, 0.0, *used], dtype=torch.float64, device=loss.count.device
+        )
         copies = self.loss_copies
         weight = None if self._split is None else self._split.weight
-        scalars[0], scalars[1], scalars[2] = loss.loss_sum / copies, loss.count / copies, strategy.squared_norm(weight)
+        scalars[0], scalars[1], scalars[2] = (
+            loss.loss_sum / copies,
+            loss.count / copies,
+            strategy.squared_norm(weight),
+        )
         strategy.total(scalars, axis)
         values = scalars.tolist()
         if not all(values[3:]):
@@ -94,7 +104,9 @@ class Update:
         return LossTotals(values[0], values[1], values[2])
 
     def apply(self, totals: LossTotals, step: int, divisor: float) -> None:
-        """Have the pieces updated; `divisor` turns summed gradients into those of the mean loss (0: there are none)."""
+        """Have the pieces updated; `divisor` turns summed gradients into those of the mean loss (0:
+        there are none).
+        """
         factor = 1.0 / divisor if divisor else 0.0
         if self._clip is not None:
             norm = float(totals.squared_norm**0.5) * factor
@@ -118,13 +130,17 @@ class Update:
             optimizer.grad_scale = torch.tensor(1.0 / factor, dtype=torch.float32, device=device)
             optimizer.found_inf = torch.zeros((), dtype=torch.float32, device=device)
         else:
-            grads: list[Tensor] = [piece.value.grad for piece in self._strategy.pieces if piece.value.grad is not None]
+            grads: list[Tensor] = [
+                piece.value.grad for piece in self._strategy.pieces if piece.value.grad is not None
+            ]
             if grads and factor != 1.0:
                 torch._foreach_mul_(grads, factor)
         optimizer.step()
 
 
-def make(make_optimizer: Callable[[Parameters], torch.optim.Optimizer], strategy: DataStrategy) -> torch.optim.Optimizer:
+def make(
+    make_optimizer: Callable[[Parameters], torch.optim.Optimizer], strategy: DataStrategy
+) -> torch.optim.Optimizer:
     """The optimizer of this rank's pieces. A rank that owns none gets one over nothing."""
     named = [(piece.name, piece.value) for piece in strategy.pieces]
     if not named:

@@ -1,4 +1,6 @@
-"""The values of a model: made by name, read from files, or brought along; each goes to wherever this rank keeps it."""
+"""The values of a model: made by name, read from files, or brought along; each goes to wherever
+this rank keeps it.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,17 @@ from plait.models.weights import Reader, Weights, weights_of
 class Values:
     """A model whose parameters wait for their memory, and where the values come from."""
 
-    def __init__(self, model: nn.Module, initializer: Initializer | None, brought: dict[str, Tensor], axis: Axis) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        initializer: Initializer | None,
+        brought: dict[str, Tensor],
+        axis: Axis,
+    ) -> None:
         self._name_of = {id(param): name for name, param in model.named_parameters()}
-        self._initializer, self._brought, self._axis = initializer, brought, axis
+        self._initializer = initializer
+        self._brought = brought
+        self._axis = axis
         self._weights = weights_of(model) if initializer is not None else None
 
     def fill(self, strategies: Mapping[int, DataStrategy], holding: Holding) -> None:
@@ -48,14 +58,18 @@ class Values:
                 value = holding.placements[name].cut(value)
             for strategy, state, index in places.get(name, ()):
                 strategy.write(state, index, value)
-            if name not in places and name in holding.params:  # frozen, and not sharded by the strategy
+            if (
+                name not in places and name in holding.params
+            ):  # frozen, and not sharded by the strategy
                 param = holding.params[name]
                 param.data = value.to(param.device, param.dtype, copy=True)
                 for same in holding.copies.get(name, ()):  # never updated, so one memory does
                     same.data = param.data
 
         def take(param: nn.Parameter, value: Tensor) -> None:
-            if id(param) in self._name_of:  # else a copy for another stage: its value comes under the name of the first
+            if (
+                id(param) in self._name_of
+            ):  # else a copy for another stage: its value comes under the name of the first
                 give(self._name_of[id(param)], value)
 
         if self._initializer is not None:
@@ -79,7 +93,13 @@ def read_parts(weights: Weights, strategies: Mapping[int, DataStrategy], holding
             part = piece.part
             _read(
                 reader,
-                shapes.part(piece.name, tuple(part.slot.shape), part.start, part.stop, piece.value.detach().reshape(-1)),
+                shapes.part(
+                    piece.name,
+                    tuple(part.slot.shape),
+                    part.start,
+                    part.stop,
+                    piece.value.detach().reshape(-1),
+                ),
             )
         for name, param in holding.params.items():
             if name in weights and name not in sharded and not param.requires_grad:
@@ -92,14 +112,18 @@ def _read(reader: Reader, part: LocalPart) -> None:
         flat = values.reshape(-1)
         for rectangle in FlatRange(box, start, stop).rectangles():
             read = reader.read(part.name, rectangle.box.within(Box.whole(part.global_shape)))
-            flat[rectangle.position : rectangle.position + rectangle.box.numel].copy_(read.reshape(-1))
+            flat[rectangle.position : rectangle.position + rectangle.box.numel].copy_(
+                read.reshape(-1)
+            )
         if flat.data_ptr() != values.data_ptr():
             values.copy_(flat.view_as(values))
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A model before its layers are split: the values that it has by name, and the modules that can make whole ones."""
+    """A model before its layers are split: the values that it has by name, and the modules that can
+    make whole ones.
+    """
 
     values: Mapping[str, Tensor] = field(default_factory=dict)
     originals: Mapping[str, nn.Module] = field(default_factory=dict)
@@ -107,15 +131,30 @@ class Whole:
     @staticmethod
     def of(model: nn.Module) -> Whole:
         """Of a model that has its values; nothing of one on the meta device."""
-        return Whole({} if is_meta(model) else {name: param.data for name, param in model.named_parameters()})
+        return Whole(
+            {} if is_meta(model) else {name: param.data for name, param in model.named_parameters()}
+        )
 
 
-def prepare(model: nn.Module, seed: int, dtype: torch.dtype, master: torch.dtype, *, world: World, whole: Whole) -> Values:
+def prepare(
+    model: nn.Module,
+    seed: int,
+    dtype: torch.dtype,
+    master: torch.dtype,
+    *,
+    world: World,
+    whole: Whole,
+) -> Values:
     """Take the values out of a model, and leave parameters that have the memory of one element."""
     axis = world.axis("world")
     if is_meta(model):
         place_holders(model, dtype, world.device)
-        return Values(model, Initializer(model, seed, dtype, world.device, originals=whole.originals), {}, axis)
+        return Values(
+            model,
+            Initializer(model, seed, dtype, world.device, originals=whole.originals),
+            {},
+            axis,
+        )
     brought = {name: value.to(world.device, master) for name, value in whole.values.items()}
     for param in model.parameters():
         param.data = torch.zeros((), dtype=dtype, device=world.device).expand(param.shape)

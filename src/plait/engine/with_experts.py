@@ -1,6 +1,7 @@
 """Dense parameters and experts of one stage: two data strategies over different ranks, seen as one.
 
-Dense gradients are summed over dp x cp; an expert lives on few of those ranks, and is summed over these alone (edp).
+Dense gradients are summed over dp x cp; an expert lives on few of those ranks, and is summed over
+these alone (edp).
 """
 
 from __future__ import annotations
@@ -46,20 +47,34 @@ class WithExperts(Staged):
 
 
 def separate(units: Sequence[Unit], names: set[str]) -> tuple[list[Unit], list[Unit]]:
-    """(dense, experts): the parameters called `names` in units of their own, used by the experts' modules alone."""
-    dense, experts = [], []
+    """(dense, experts): the parameters called `names` in units of their own, used by the experts'
+    modules alone.
+    """
+    dense = []
+    experts = []
     for unit in units:
         own = [(name, param) for name, param in unit.params if name in names]
         kept = [(name, param) for name, param in unit.params if name not in names]
         dense.append(Unit(unit.name, unit.is_block, kept, unit.modules))
         if own:
-            experts.append(Unit(f"{unit.name} experts", True, own, _users(unit.modules, {id(param) for _, param in own})))
+            experts.append(
+                Unit(
+                    f"{unit.name} experts",
+                    True,
+                    own,
+                    _users(unit.modules, {id(param) for _, param in own}),
+                )
+            )
     return dense, experts
 
 
 def _users(modules: Sequence[nn.Module], params: set[int]) -> list[nn.Module]:
     inside = [part for module in modules for part in module.modules()]
-    return [part for part in inside if any(id(param) in params for param in part.parameters(recurse=False))]
+    return [
+        part
+        for part in inside
+        if any(id(param) in params for param in part.parameters(recurse=False))
+    ]
 
 
 def expert_roads(world: World) -> Roads:
@@ -91,16 +106,26 @@ def expert_group(dense: DataGroup, world: World) -> DataGroup:
 
 
 def placements(experts: ExpertSplit | None, layers: TensorSplit | None) -> dict[str, Placement]:
-    """Where the parameters of this rank lie in the whole ones: in the box of the expert axis, that of the tensor axis."""
+    """Where the parameters of this rank lie in the whole ones: in the box of the expert axis, that
+    of the tensor axis.
+    """
     found = {} if layers is None else dict(layers.placements)
     if experts is None:
         return found
     for name, box in experts.boxes.items():
-        shape, inner = experts.shapes[name], found.get(name)
+        shape = experts.shapes[name]
+        inner = found.get(name)
         if inner is None:
             found[name] = Placement(shape, shape, box, box.extent, 1, 0)
         else:
-            view = (shape[0], *inner.view[1:])  # the expert axis cuts the first dimension, and that alone
-            whole = Box((box.offset[0] + inner.box.offset[0], *inner.box.offset[1:]), inner.box.extent)
-            found[name] = Placement(shape, view, whole, inner.local_shape, inner.copies, inner.copy, inner.partial)
+            view = (
+                shape[0],
+                *inner.view[1:],
+            )  # the expert axis cuts the first dimension, and that alone
+            whole = Box(
+                (box.offset[0] + inner.box.offset[0], *inner.box.offset[1:]), inner.box.extent
+            )
+            found[name] = Placement(
+                shape, view, whole, inner.local_shape, inner.copies, inner.copy, inner.partial
+            )
     return found

@@ -1,14 +1,17 @@
 """Dispatch and combine: rows go to the ranks that hold their experts, and come back.
 
-Lepikhin et al., "GShard" (2020), section 3.2, without padding: the all-to-all has uneven splits, so nothing is sent that is
-not there and nothing is dropped because a buffer is full. Rows leave sorted by expert, hence by rank; they arrive sorted by
-sender and are sorted by expert, once, on the way into the grouped product. Sent by a rank: each way the rows whose expert is
-elsewhere, forward and backward, and forward the counts of all experts.
+Lepikhin et al., "GShard" (2020), section 3.2, without padding: the all-to-all has uneven splits, so
+nothing is sent that is not there and nothing is dropped because a buffer is full. Rows leave sorted
+by expert, hence by rank; they arrive sorted by sender and are sorted by expert, once, on the way
+into the grouped product. Sent by a rank: each way the rows whose expert is elsewhere, forward and
+backward, and forward the counts of all experts.
 
-    rank 0: e0 e0 e1 e3          -> rank 0 (e0 e1): e0 e0 e1 | e1          -> e0 e0 e1 e1 -> computed -> back
+    rank 0: e0 e0 e1 e3          -> rank 0 (e0 e1): e0 e0 e1 | e1          -> e0 e0 e1 e1 ->
+    computed -> back
     rank 1: e1 e2 e2 e3          -> rank 1 (e2 e3): e3 | e2 e2 e3          -> e2 e2 e3 e3
 
-Where experts have been placed anew (`place`), the rows of an expert are shared by its copies, and leave sorted by slot.
+Where experts have been placed anew (`place`), the rows of an expert are shared by its copies, and
+leave sorted by slot.
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ from plait.models.permute import inverse, permute
 
 
 class ExpertExchange(Exchange):
-    """Experts in equal, contiguous parts over the expert axis, unless `place` has said otherwise."""
+    """Experts in equal, contiguous parts over the expert axis, unless `place` has said
+    otherwise.
+    """
 
     def __init__(self, roads: Roads | Axis) -> None:
         self.roads = Roads(roads) if isinstance(roads, Axis) else roads
@@ -36,7 +41,8 @@ class ExpertExchange(Exchange):
 
     def dispatch(self, rows: Tensor, counts: Tensor) -> Trip:
         """Tell every rank what comes, and let the rows depart."""
-        size, order = self.roads.whole.size, None
+        size = self.roads.whole.size
+        order = None
         leaving = counts.to(torch.int64)
         if self.layout is not None:
             leaving, order = _by_slot(leaving, self.layout, self.roads.whole.rank)
@@ -48,11 +54,13 @@ class _RankTrip(Trip):
     """`order`: how rows were put by slot before they left, if they were."""
 
     def __init__(self, rows: Tensor, on_its_way: Journey, order: Tensor | None) -> None:
-        self._journey, self._order = on_its_way, order
+        self._journey = on_its_way
+        self._order = order
         self._waiting = on_its_way.depart(rows)
 
     def arrive(self) -> tuple[Tensor, list[int]]:
-        rows, arriving = self._journey.arrive(self._waiting), self._journey.arriving
+        rows = self._journey.arrive(self._waiting)
+        arriving = self._journey.arriving
         experts = torch.arange(arriving.shape[1], device=rows.device).repeat(arriving.shape[0])
         order = experts.repeat_interleave(arriving.reshape(-1)).argsort(stable=True)
         self._sorted, self._back = order, inverse(order)
@@ -64,9 +72,11 @@ class _RankTrip(Trip):
 
 
 def _by_slot(counts: Tensor, layout: Layout, rank: int) -> tuple[Tensor, Tensor]:
-    """(rows for each slot [slots], the order that puts rows sorted by expert in the order of slots).
+    """(rows for each slot [slots], the order that puts rows sorted by expert in the order of
+    slots).
 
-    Copies of an expert take equal parts of its rows. Which of them takes one more differs from rank to rank.
+    Copies of an expert take equal parts of its rows. Which of them takes one more differs from rank
+    to rank.
     """
     slots = [slot for ranks in layout.experts for slot in ranks]
     holders: dict[int, list[int]] = {}
@@ -80,5 +90,7 @@ def _by_slot(counts: Tensor, layout: Layout, rank: int) -> tuple[Tensor, Tensor]
             shares[slot] = (count + (index + rank) % len(copies)) // len(copies)
             blocks.append(slot)
     lengths = torch.tensor([shares[slot] for slot in blocks], device=counts.device)
-    order = torch.tensor(blocks, device=counts.device).repeat_interleave(lengths).argsort(stable=True)
+    order = (
+        torch.tensor(blocks, device=counts.device).repeat_interleave(lengths).argsort(stable=True)
+    )
     return torch.tensor(shares, device=counts.device), order

@@ -1,11 +1,14 @@
-"""How rows get from ranks to ranks and back: in one hop, or where the ranks are on several nodes in two.
+"""How rows get from ranks to ranks and back: in one hop, or where the ranks are on several nodes in
+two.
 
-Two hops, inside the node first (Rajbhandari et al., "DeepSpeed-MoE" (2022), section 5.2): rank l of a node gathers from its
-neighbours what goes to rank l of any node, and sends it on. Each rank then speaks to one rank of every other node instead of
-all, in messages as many times larger as a node has ranks. In both cases rows leave sorted by the rank they go to and arrive
-sorted by the rank they come from. With N nodes of L ranks, and blocks of rows named by the coordinate that varies:
+Two hops, inside the node first (Rajbhandari et al., "DeepSpeed-MoE" (2022), section 5.2): rank l of
+a node gathers from its neighbours what goes to rank l of any node, and sends it on. Each rank then
+speaks to one rank of every other node instead of all, in messages as many times larger as a node
+has ranks. In both cases rows leave sorted by the rank they go to and arrive sorted by the rank they
+come from. With N nodes of L ranks, and blocks of rows named by the coordinate that varies:
 
-    leaving  [N to, L to] -> [L to, N to] -- inside --> [L from, N to] -> [N to, L from] -- across --> [N from, L from]
+    leaving  [N to, L to] -> [L to, N to] -- inside --> [L from, N to] -> [N to, L from] -- across
+    --> [N from, L from]
 
 Shapes: n counts a rank and destination (one for each expert there), R rows.
 """
@@ -51,7 +54,9 @@ class Journey(ABC):
 
 
 def journey(roads: Roads, leaving: Tensor) -> Journey:
-    """For `leaving` [ranks, n] rows to each rank. Collective: the ranks tell each other these numbers."""
+    """For `leaving` [ranks, n] rows to each rank. Collective: the ranks tell each other these
+    numbers.
+    """
     if roads.inside is None or roads.across is None:
         return Direct(roads.whole, leaving)
     return ByNode(roads.inside, roads.across, leaving)

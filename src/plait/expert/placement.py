@@ -1,9 +1,11 @@
-"""Where experts should compute: replicate the hot ones, and pack all so that every rank has as much to do as any other.
+"""Where experts should compute: replicate the hot ones, and pack all so that every rank has as much
+to do as any other.
 
-The greedy steps of DeepSeek's load balancer (EPLB; DeepSeek-V3 technical report, section 3.4): each spare slot goes to the
-expert whose copies are the busiest, then slots go, the busiest first, to the least loaded rank with room. With `num_nodes`,
-hierarchical: groups of experts are first packed onto nodes, whole, so that tokens which are limited to a group stay inside a
-node. Pure: from loads to a layout, alike on every rank.
+The greedy steps of DeepSeek's load balancer (EPLB; DeepSeek-V3 technical report, section 3.4): each
+spare slot goes to the expert whose copies are the busiest, then slots go, the busiest first, to the
+least loaded rank with room. With `num_nodes`, hierarchical: groups of experts are first packed onto
+nodes, whole, so that tokens which are limited to a group stay inside a node. Pure: from loads to a
+layout, alike on every rank.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from plait.errors import PlanError
 
 @dataclass(frozen=True)
 class Layout:
-    """`experts[r]`: the expert in each slot of rank r; every rank has as many slots, every expert at least one."""
+    """`experts[r]`: the expert in each slot of rank r; every rank has as many slots, every expert
+    at least one.
+    """
 
     experts: tuple[tuple[int, ...], ...]
 
@@ -59,12 +63,15 @@ def place(
     num_nodes: int = 1,
     num_groups: int | None = None,
 ) -> Layout:
-    """A layout for experts with these loads (tokens, or any measure of work) over `num_slots` slots in all.
+    """A layout for experts with these loads (tokens, or any measure of work) over `num_slots` slots
+    in all.
 
-    With `num_nodes`, the experts of each of `num_groups` (contiguous, equal; None: each for itself) stay on one node.
+    With `num_nodes`, the experts of each of `num_groups` (contiguous, equal; None: each for itself)
+    stay on one node.
 
     Raises:
-        PlanError: slots that do not divide by the ranks or are fewer than the experts; ranks or groups that do not divide by
+        PlanError: slots that do not divide by the ranks or are fewer than the experts; ranks or
+        groups that do not divide by
             the nodes, or experts by the groups.
     """
     num_experts = len(load)
@@ -75,21 +82,33 @@ def place(
             f"{slots} slots for {num_experts} experts on {num_ranks} ranks: a multiple of {num_ranks} that holds all"
         )
     if num_ranks % num_nodes or groups % num_nodes or num_experts % groups:
-        raise PlanError(f"{num_nodes} nodes must divide {num_ranks} ranks and {groups} groups, and these {num_experts} experts")
+        raise PlanError(
+            f"{num_nodes} nodes must divide {num_ranks} ranks and {groups} groups, and these {num_experts} experts"
+        )
     each = num_experts // groups
     by_group = [sum(load[group * each : (group + 1) * each]) for group in range(groups)]
     ranks: list[tuple[int, ...]] = []
     for of_node in _near_home(_pack(range(groups), by_group, num_nodes)):
-        experts = [expert for group in of_node for expert in range(group * each, (group + 1) * each)]
+        experts = [
+            expert for group in of_node for expert in range(group * each, (group + 1) * each)
+        ]
         copies = _replicate(experts, load, slots // num_nodes)
         filled = [expert for expert in experts for _ in range(copies[expert])]
-        shares = [load[expert] / copies[expert] if expert in copies else 0.0 for expert in range(num_experts)]
-        ranks += [tuple(sorted(part)) for part in _near_home(_pack(filled, shares, num_ranks // num_nodes))]
+        shares = [
+            load[expert] / copies[expert] if expert in copies else 0.0
+            for expert in range(num_experts)
+        ]
+        ranks += [
+            tuple(sorted(part))
+            for part in _near_home(_pack(filled, shares, num_ranks // num_nodes))
+        ]
     return Layout(tuple(ranks))
 
 
 def _replicate(experts: Sequence[int], load: Sequence[float], num_slots: int) -> dict[int, int]:
-    """Copies of each expert: one, and each spare slot to the expert whose copies have most to do."""
+    """Copies of each expert: one, and each spare slot to the expert whose copies have most to
+    do.
+    """
     copies = dict.fromkeys(experts, 1)
     for _ in range(num_slots - len(experts)):
         busiest = max(experts, key=lambda expert: (load[expert] / copies[expert], -expert))
@@ -98,19 +117,25 @@ def _replicate(experts: Sequence[int], load: Sequence[float], num_slots: int) ->
 
 
 def _pack(items: Sequence[int], load: Sequence[float], num_bins: int) -> list[list[int]]:
-    """Bins of equally many items: the busiest item first, each to the least loaded bin that has room."""
+    """Bins of equally many items: the busiest item first, each to the least loaded bin that has
+    room.
+    """
     room = len(items) // num_bins
     bins: list[list[int]] = [[] for _ in range(num_bins)]
     totals = [0.0] * num_bins
     for item in sorted(items, key=lambda item: (-load[item], item)):
-        best = min((index for index in range(num_bins) if len(bins[index]) < room), key=lambda index: (totals[index], index))
+        best = min(
+            (index for index in range(num_bins) if len(bins[index]) < room),
+            key=lambda index: (totals[index], index),
+        )
         bins[best].append(item)
         totals[best] += load[item]
     return bins
 
 
 def _near_home(bins: list[list[int]]) -> list[list[int]]:
-    """The same bins in the order that leaves most items where they live: in equal, contiguous parts of all items in order.
+    """The same bins in the order that leaves most items where they live: in equal, contiguous parts
+    of all items in order.
 
     Which bin is whose is free, as all ranks are alike: an item at home need not travel.
     """

@@ -18,7 +18,9 @@ from plait.models.experts import MixtureOfExperts
 
 @dataclass(frozen=True)
 class ExpertSplit:
-    """By name: the box of each parameter that is here, its whole shape, and the modules of experts as they were."""
+    """By name: the box of each parameter that is here, its whole shape, and the modules of experts
+    as they were.
+    """
 
     boxes: dict[str, Box]
     shapes: dict[str, tuple[int, ...]]
@@ -26,14 +28,21 @@ class ExpertSplit:
 
 
 def apply(model: nn.Module, roads: Roads) -> ExpertSplit:
-    """Cut the parameters of all experts [E, ...] into equal parts along E, one a rank of the axis. Works on meta models.
+    """Cut the parameters of all experts [E, ...] into equal parts along E, one a rank of the axis.
+    Works on meta models.
 
     Raises `ModelError` for a model without experts, or a number of them that does not divide.
     """
     axis = roads.whole
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, MixtureOfExperts)}
+    layers = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, MixtureOfExperts)
+    }
     if not layers:
-        raise ModelError(f"ep{axis.size} splits experts, and this model has none; leave ep out or give it num_local_experts")
+        raise ModelError(
+            f"ep{axis.size} splits experts, and this model has none; leave ep out or give it num_local_experts"
+        )
     split = ExpertSplit({}, {}, {})
     for name, layer in layers.items():
         number = layer.router.settings.num_experts
@@ -53,10 +62,15 @@ def _cut(name: str, experts: nn.Module, axis: Axis, split: ExpertSplit) -> None:
     for key, param in original._parameters.items():
         assert param is not None
         if not param.requires_grad:
-            raise NotAvailable(f"'{name}.{key}' is frozen; experts that are not trained cannot be split over ep yet")
+            raise NotAvailable(
+                f"'{name}.{key}' is frozen; experts that are not trained cannot be split over ep yet"
+            )
         length = param.shape[0] // axis.size
         offset = (axis.rank * length, *(0 for _ in param.shape[1:]))
         shape = (length, *param.shape[1:])
-        split.boxes[f"{name}.{key}"], split.shapes[f"{name}.{key}"] = Box(offset, shape), tuple(param.shape)
+        split.boxes[f"{name}.{key}"], split.shapes[f"{name}.{key}"] = (
+            Box(offset, shape),
+            tuple(param.shape),
+        )
         element = torch.zeros((), dtype=param.dtype, device=param.device)
         experts.register_parameter(key, nn.Parameter(element.expand(shape)))

@@ -1,9 +1,11 @@
-"""What a router of this rank must know of the tokens on other ranks, so that no number depends on how many ranks there are.
+"""What a router of this rank must know of the tokens on other ranks, so that no number depends on
+how many ranks there are.
 
-The balance loss is that of all tokens of a micro-batch, over all ranks: only the counts need to be summed, because the loss
-is linear in the scores, and each rank's scores are its own affair. Capacity is that of a whole sequence, so where sequences
-are cut, scores are gathered. An auxiliary loss rides on the layer's output: its gradient starts when backward passes there,
-so it needs no place in the loss function, works on every pipeline stage and under recomputation.
+The balance loss is that of all tokens of a micro-batch, over all ranks: only the counts need to be
+summed, because the loss is linear in the scores, and each rank's scores are its own affair.
+Capacity is that of a whole sequence, so where sequences are cut, scores are gathered. An auxiliary
+loss rides on the layer's output: its gradient starts when backward passes there, so it needs no
+place in the loss function, works on every pipeline stage and under recomputation.
 """
 
 from __future__ import annotations
@@ -32,10 +34,13 @@ class SequenceCut(Protocol):
 
 
 class RankSurroundings(Surroundings):
-    """The surroundings of all routers of one rank. `tokens` is the axis over which ranks have other tokens."""
+    """The surroundings of all routers of one rank. `tokens` is the axis over which ranks have other
+    tokens.
+    """
 
     def __init__(self, tokens: Axis, sequence: SequenceCut | None = None) -> None:
-        self._tokens, self._sequence = tokens, sequence
+        self._tokens = tokens
+        self._sequence = sequence
         self._samples: list[float] = [1.0]
         self._count = self._loss_scale = 1.0
         self._index = 0
@@ -47,21 +52,28 @@ class RankSurroundings(Surroundings):
         return len(self._samples)
 
     def begin_step(self, count: float, samples: list[float], loss_scale: float = 1.0) -> None:
-        """`count`: what the loss of this step will be divided by; `samples` of each micro-batch; both summed over `tokens`.
+        """`count`: what the loss of this step will be divided by; `samples` of each micro-batch;
+        both summed over `tokens`.
 
         Gradients are those of `loss_scale` times the loss.
         """
         self._loss_scale = loss_scale
         ranks_a_sample = 1 if self._sequence is None else self._sequence.axis.size
-        self._count, self._samples = count, [number / ranks_a_sample for number in samples]
+        self._count = count
+        self._samples = [number / ranks_a_sample for number in samples]
 
     def enter(self, micro_batch: int, *, present: bool, recording: bool) -> None:
-        """A forward (or with `recording` False a backward, which may recompute it) of a micro-batch begins."""
+        """A forward (or with `recording` False a backward, which may recompute it) of a micro-batch
+        begins.
+        """
         self._index, self.present, self.recording = micro_batch, float(present), recording
 
     def take_auxiliary(self) -> Tensor:
-        """This rank's part of the auxiliary losses since the last call, as a sum like the loss's own. 0-dim, float64."""
-        total, self.auxiliary_sum = self.auxiliary_sum, torch.zeros((), dtype=torch.float64)
+        """This rank's part of the auxiliary losses since the last call, as a sum like the loss's
+        own. 0-dim, float64.
+        """
+        total = self.auxiliary_sum
+        self.auxiliary_sum = torch.zeros((), dtype=torch.float64)
         return total
 
     def sizes(self, num_samples: int, num_positions: int) -> tuple[float, int]:
@@ -89,7 +101,11 @@ class RankSurroundings(Surroundings):
         return whole[self._sequence.order().to(whole.device)].transpose(0, 1)
 
     def own_positions(self, whole: Tensor) -> Tensor:
-        return whole if self._sequence is None else whole[:, self._sequence.positions().to(whole.device)]
+        return (
+            whole
+            if self._sequence is None
+            else whole[:, self._sequence.positions().to(whole.device)]
+        )
 
     def attach(self, output: Tensor, auxiliary: Tensor | None) -> Tensor:
         if auxiliary is None:
@@ -102,7 +118,9 @@ class RankSurroundings(Surroundings):
 
 
 class _Attach(torch.autograd.Function):
-    """The output as it is; in backward the auxiliary loss's gradient is `scale`, whatever the output's."""
+    """The output as it is; in backward the auxiliary loss's gradient is `scale`, whatever the
+    output's.
+    """
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, auxiliary: Tensor, scale: float) -> Tensor:

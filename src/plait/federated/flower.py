@@ -1,8 +1,10 @@
-"""The same server and the same clients behind Flower: `server_app` and `client_app` for its SuperLink and SuperNodes.
+"""The same server and the same clients behind Flower: `server_app` and `client_app` for its
+SuperLink and SuperNodes.
 
-Flower moves the messages (TLS, node authentication, retries); what is in them are the statements of `wire`: one string of
-JSON, and vectors without pickle. What is made of them is `rounds.Server`. A node's app only carries a message to the client
-that is resident on its machine (`resident`), so that it loads neither torch nor data.
+Flower moves the messages (TLS, node authentication, retries); what is in them are the statements of
+`wire`: one string of JSON, and vectors without pickle. What is made of them is `rounds.Server`. A
+node's app only carries a message to the client that is resident on its machine (`resident`), so
+that it loads neither torch nor data.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ if TYPE_CHECKING:  # a node's app need not load torch
     from plait.federated.messages import Reply, Task
     from plait.federated.secret_round import Said
 
-HEAD, VECTORS = "head", "vectors"
+HEAD = "head"
+VECTORS = "vectors"
 EVALUATE = "evaluate"
 POLL_SECONDS = 0.1
 BEGIN_SECONDS = 120.0  # for the resident to have read its data
@@ -47,19 +50,26 @@ def pack(head: Mapping[str, Any], vectors: Mapping[str, np.ndarray[Any, Any]]) -
 def unpack(record: RecordDict) -> tuple[wire.Head, wire.Vectors]:
     """The statement in a message."""
     vectors: Mapping[str, Any] = record.array_records.get(VECTORS, {})
-    return json.loads(str(record.config_records[HEAD]["json"])), {name: array.numpy() for name, array in vectors.items()}
+    return json.loads(str(record.config_records[HEAD]["json"])), {
+        name: array.numpy() for name, array in vectors.items()
+    }
 
 
-# -- the client -------------------------------------------------------------------------------------------------------
+# -- the client
+# -------------------------------------------------------------------------------------------------------
 
 
 def client_app() -> ClientApp:
-    """A node: hands every question to its resident client and every answer back, and says who it is."""
+    """A node: hands every question to its resident client and every answer back, and says who it
+    is.
+    """
     app = ClientApp()
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        return Message(pack({"client": int(context.node_config["partition-id"])}, {}), reply_to=message)
+        return Message(
+            pack({"client": int(context.node_config["partition-id"])}, {}), reply_to=message
+        )
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -83,7 +93,8 @@ def _carry(message: Message, context: Context) -> Message:
 
 def _line(path: Path) -> socket.socket:
     """A line to the resident, which may still be reading its data."""
-    line, deadline = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), time.monotonic() + BEGIN_SECONDS
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    deadline = time.monotonic() + BEGIN_SECONDS
     line.settimeout(ANSWER_SECONDS)
     while True:
         try:
@@ -95,18 +106,21 @@ def _line(path: Path) -> socket.socket:
             time.sleep(POLL_SECONDS)
 
 
-# -- the server -------------------------------------------------------------------------------------------------------
+# -- the server
+# -------------------------------------------------------------------------------------------------------
 
 
 class NodeFleet:
     """Flower's nodes as clients.
 
-    A round waits for all that were asked; once `needed` have answered, for `patience_seconds` more. Who has not answered by
-    then is missing from the round, and its late answer is not looked at.
+    A round waits for all that were asked; once `needed` have answered, for `patience_seconds` more.
+    Who has not answered by then is missing from the round, and its late answer is not looked at.
     """
 
     def __init__(self, grid: Grid, num_clients: int, needed: int, patience_seconds: float) -> None:
-        self._grid, self._needed, self._patience_seconds = grid, needed, patience_seconds
+        self._grid = grid
+        self._needed = needed
+        self._patience_seconds = patience_seconds
         self.num_clients = num_clients
         self._clients: dict[int, int] = {}  # client by node, of all nodes that have ever answered
         self.judge: Any = None  # of the server's own held-out samples: accuracy(weights)
@@ -114,7 +128,10 @@ class NodeFleet:
     def nodes(self) -> dict[int, int]:
         """The node of each client that is there now. A node is asked once who it is."""
         there = set(self._grid.get_node_ids())
-        asked = {node: Message(pack({}, {}), node, "query") for node in sorted(there - self._clients.keys())}
+        asked = {
+            node: Message(pack({}, {}), node, "query")
+            for node in sorted(there - self._clients.keys())
+        }
         for node, (head, _) in self._exchange(asked, len(asked)).items():
             self._clients[node] = int(head["client"])
         return {client: node for node, client in self._clients.items() if node in there}
@@ -124,7 +141,9 @@ class NodeFleet:
         deadline = time.monotonic() + LAST_SECONDS
         while len(there := self.nodes()) < count:
             if time.monotonic() > deadline:
-                raise RunError(f"{len(there)} of {count} clients are there after {LAST_SECONDS:g} s")
+                raise RunError(
+                    f"{len(there)} of {count} clients are there after {LAST_SECONDS:g} s"
+                )
             time.sleep(POLL_SECONDS)
         return there
 
@@ -132,9 +151,18 @@ class NodeFleet:
         from plait.federated.messages import Reply
 
         vectors = {"weights": task.weights, **task.extra}
-        told = self._ask("train", {client: ({"number": task.number}, vectors) for client in clients})
+        told = self._ask(
+            "train", {client: ({"number": task.number}, vectors) for client in clients}
+        )
         return [
-            Reply(client, task.number, int(head["num_examples"]), sent.pop("change"), head["metrics"], sent)
+            Reply(
+                client,
+                task.number,
+                int(head["num_examples"]),
+                sent.pop("change"),
+                head["metrics"],
+                sent,
+            )
             for client, (head, sent) in told.items()
         ]
 
@@ -142,7 +170,9 @@ class NodeFleet:
         return self._ask(phase, contents)
 
     def accuracies(self, weights: Tensor) -> dict[int, float]:
-        told = self._ask(EVALUATE, {client: ({}, {"weights": weights}) for client in range(self.num_clients)})
+        told = self._ask(
+            EVALUATE, {client: ({}, {"weights": weights}) for client in range(self.num_clients)}
+        )
         return {client: float(head["accuracy"]) for client, (head, _) in told.items()}
 
     def accuracy(self, weights: Tensor) -> float:
@@ -156,19 +186,30 @@ class NodeFleet:
         flower_kind = EVALUATE if kind == EVALUATE else "train"
         asked = {
             nodes[client]: Message(
-                pack({**head, "kind": kind}, {n: v.numpy() for n, v in vectors.items()}), nodes[client], flower_kind
+                pack({**head, "kind": kind}, {n: v.numpy() for n, v in vectors.items()}),
+                nodes[client],
+                flower_kind,
             )
             for client, (head, vectors) in questions.items()
             if client in nodes
         }
         answers = self._exchange(asked, min(self._needed, len(questions)))
         return {
-            self._clients[node]: (head, {name: torch.from_numpy(vector.copy()) for name, vector in vectors.items()})
-            for node, (head, vectors) in sorted(answers.items(), key=lambda item: self._clients[item[0]])
+            self._clients[node]: (
+                head,
+                {name: torch.from_numpy(vector.copy()) for name, vector in vectors.items()},
+            )
+            for node, (head, vectors) in sorted(
+                answers.items(), key=lambda item: self._clients[item[0]]
+            )
         }
 
-    def _exchange(self, asked: Mapping[int, Message], needed: int) -> dict[int, tuple[wire.Head, wire.Vectors]]:
-        """The answers of nodes. Flower's own `send_and_receive` looks every three seconds, and knows one limit of time only."""
+    def _exchange(
+        self, asked: Mapping[int, Message], needed: int
+    ) -> dict[int, tuple[wire.Head, wire.Vectors]]:
+        """The answers of nodes. Flower's own `send_and_receive` looks every three seconds, and
+        knows one limit of time only.
+        """
         answers: dict[int, tuple[wire.Head, wire.Vectors]] = {}
         waiting = set(self._grid.push_messages(list(asked.values()))) if asked else set()
         begin = time.monotonic()
@@ -187,7 +228,8 @@ class NodeFleet:
 def server_app(config: str | Path, out: str | Path | None = None) -> ServerApp:
     """The server: waits for `min_replies` clients and runs the rounds of the config.
 
-    It prints what each gave and writes it to `out`, and the weights beside that, as `weights.safetensors`.
+    It prints what each gave and writes it to `out`, and the weights beside that, as
+    `weights.safetensors`.
     """
     app = ServerApp()
 
@@ -199,7 +241,8 @@ def server_app(config: str | Path, out: str | Path | None = None) -> ServerApp:
         from plait.federated.simulation import Bench, make_server, totals
 
         settings = load(config)
-        section, bench = settings.federated, Bench(settings)
+        section = settings.federated
+        bench = Bench(settings)
         fleet = NodeFleet(grid, section.clients, section.min_replies, section.patience_seconds)
         fleet.judge = bench.accuracy
         fleet.wait(section.min_replies)
@@ -207,7 +250,10 @@ def server_app(config: str | Path, out: str | Path | None = None) -> ServerApp:
         rounds = []
         for done in server.run(fleet):
             rounds.append(done.as_dict())
-            print(f"plait round {done.number} accuracy {done.accuracy:.4f} answered {list(done.answered)}", flush=True)
+            print(
+                f"plait round {done.number} accuracy {done.accuracy:.4f} answered {list(done.answered)}",
+                flush=True,
+            )
             if out is not None:
                 new = Path(out).with_name("weights.new")
                 save_file(bench.judge.named(server.weights), new, {"round": str(done.number)})

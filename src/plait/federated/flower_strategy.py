@@ -1,7 +1,9 @@
-"""A rule of `strategies` as a strategy of Flower's own, for server apps that run Flower's loop (`strategy.start(grid, ...)`).
+"""A rule of `strategies` as a strategy of Flower's own, for server apps that run Flower's loop
+(`strategy.start(grid, ...)`).
 
-The messages are those of `flower`, so any client app that `flower.client_app` makes understands them. What Flower's loop has
-no place for (secure rounds, privacy, the late) is in `rounds.Server`, which the apps of `plait federated --deploy` run.
+The messages are those of `flower`, so any client app that `flower.client_app` makes understands
+them. What Flower's loop has no place for (secure rounds, privacy, the late) is in `rounds.Server`,
+which the apps of `plait federated --deploy` run.
 """
 
 from __future__ import annotations
@@ -35,41 +37,70 @@ def from_arrays(arrays: ArrayRecord) -> Tensor:
 
 
 class FlowerStrategy(flower_strategies.Strategy):
-    """Asks every node that is there, each round, and lets `rule` make the new weights of what comes back."""
+    """Asks every node that is there, each round, and lets `rule` make the new weights of what comes
+    back.
+    """
 
     def __init__(self, rule: Strategy) -> None:
         self._rule = rule
         self._weights = torch.empty(0)
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         self._weights = from_arrays(arrays)
         vectors = {WEIGHTS: self._weights, **self._rule.extra(self._weights)}
         return self._to_all(grid, "train", {"number": server_round}, vectors)
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        heard = [reply for message in replies if (reply := self._reply(message, server_round)) is not None]
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        heard = [
+            reply
+            for message in replies
+            if (reply := self._reply(message, server_round)) is not None
+        ]
         if not heard:
             return None, None
         self._weights = self._rule.apply(self._weights, self._rule.combine(heard))
         self._rule.note(heard)
         losses = [reply.metrics["train_loss"] for reply in heard if "train_loss" in reply.metrics]
-        metrics = MetricRecord({"clients": len(heard), **({"train_loss": statistics.fmean(losses)} if losses else {})})
+        metrics = MetricRecord(
+            {"clients": len(heard), **({"train_loss": statistics.fmean(losses)} if losses else {})}
+        )
         return to_arrays(self._weights), metrics
 
-    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         return self._to_all(grid, EVALUATE, {}, {WEIGHTS: from_arrays(arrays)})
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        found = [float(unpack(message.content)[0]["accuracy"]) for message in replies if not message.has_error()]
-        return MetricRecord({"accuracy": statistics.fmean(found), "worst": min(found)}) if found else None
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        found = [
+            float(unpack(message.content)[0]["accuracy"])
+            for message in replies
+            if not message.has_error()
+        ]
+        return (
+            MetricRecord({"accuracy": statistics.fmean(found), "worst": min(found)})
+            if found
+            else None
+        )
 
     def summary(self) -> None:
         logging.getLogger(__name__).info("plait: %s", type(self._rule).__name__)
 
-    def _to_all(self, grid: Grid, kind: str, head: dict[str, object], vectors: dict[str, Tensor]) -> list[Message]:
+    def _to_all(
+        self, grid: Grid, kind: str, head: dict[str, object], vectors: dict[str, Tensor]
+    ) -> list[Message]:
         flower_kind = EVALUATE if kind == EVALUATE else "train"
         sent = {name: vector.numpy() for name, vector in vectors.items()}
-        return [Message(pack({**head, "kind": kind}, sent), node, flower_kind) for node in sorted(grid.get_node_ids())]
+        return [
+            Message(pack({**head, "kind": kind}, sent), node, flower_kind)
+            for node in sorted(grid.get_node_ids())
+        ]
 
     def _reply(self, message: Message, number: int) -> Reply | None:
         """What a client has sent; None for an error, and for what may not travel."""
@@ -77,7 +108,14 @@ class FlowerStrategy(flower_strategies.Strategy):
             return None
         head, vectors = unpack(message.content)
         sent = {name: torch.from_numpy(vector.copy()) for name, vector in vectors.items()}
-        reply = Reply(int(head["client"]), number, int(head["num_examples"]), sent.pop("change"), head["metrics"], sent)
+        reply = Reply(
+            int(head["client"]),
+            number,
+            int(head["num_examples"]),
+            sent.pop("change"),
+            head["metrics"],
+            sent,
+        )
         try:
             return check_reply(reply, self._weights.numel())
         except RunError as error:

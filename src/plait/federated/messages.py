@@ -1,7 +1,9 @@
-"""Everything that travels between the server and a client, and nothing else: this file is what privacy is judged by.
+"""Everything that travels between the server and a client, and nothing else: this file is what
+privacy is judged by.
 
-Both records hold numbers and flat vectors over the parameters; a sample or a label has no field that it could travel in.
-`check_reply` is asked of every reply, so that this stays true of what is sent and not only of what is declared.
+Both records hold numbers and flat vectors over the parameters; a sample or a label has no field
+that it could travel in. `check_reply` is asked of every reply, so that this stays true of what is
+sent and not only of what is declared.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ METRICS = frozenset({"train_loss", "accuracy", "num_evaluated", "num_steps", "se
 
 @dataclass(frozen=True)
 class Task:
-    """From the server: round `number`, the global weights (numel,), and vectors that the strategy adds by name."""
+    """From the server: round `number`, the global weights (numel,), and vectors that the strategy
+    adds by name.
+    """
 
     number: int
     weights: Tensor
@@ -29,7 +33,9 @@ class Task:
 
 @dataclass(frozen=True)
 class Reply:
-    """From a client: the change of the weights (numel,), how many examples it stands for, metrics, and extra vectors."""
+    """From a client: the change of the weights (numel,), how many examples it stands for, metrics,
+    and extra vectors.
+    """
 
     client: int
     number: int
@@ -41,7 +47,9 @@ class Reply:
     @property
     def num_bytes(self) -> int:
         """The size of the vectors."""
-        return sum(vector.numel() * vector.element_size() for vector in (self.change, *self.extra.values()))
+        return sum(
+            vector.numel() * vector.element_size() for vector in (self.change, *self.extra.values())
+        )
 
 
 def check_reply(reply: Reply, numel: int) -> Reply:
@@ -51,10 +59,16 @@ def check_reply(reply: Reply, numel: int) -> Reply:
     """
     for name, vector in {"change": reply.change, **reply.extra}.items():
         if vector.dim() != 1 or vector.numel() != numel:
-            raise RunError(f"client {reply.client} sent '{name}' of shape {tuple(vector.shape)}; only ({numel},) may travel")
+            raise RunError(
+                f"client {reply.client} sent '{name}' of shape {tuple(vector.shape)}; only ({numel},) may travel"
+            )
         if vector.is_floating_point() and not bool(torch.isfinite(vector).all()):
-            raise RunError(f"client {reply.client} sent '{name}' with values that are no finite numbers")
+            raise RunError(
+                f"client {reply.client} sent '{name}' with values that are no finite numbers"
+            )
     unknown = set(reply.metrics) - METRICS
     if unknown or not all(math.isfinite(value) for value in reply.metrics.values()):
-        raise RunError(f"client {reply.client} sent metrics {dict(reply.metrics)}; allowed are finite {sorted(METRICS)}")
+        raise RunError(
+            f"client {reply.client} sent metrics {dict(reply.metrics)}; allowed are finite {sorted(METRICS)}"
+        )
     return reply

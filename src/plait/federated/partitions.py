@@ -1,8 +1,9 @@
-"""Who has which samples: partitions of a data set over clients, even and skewed. Pure functions of labels and a seed.
+"""Who has which samples: partitions of a data set over clients, even and skewed. Pure functions of
+labels and a seed.
 
-T. Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification (2019) for
-Dirichlet; B. McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data (AISTATS 2017) for
-shards.
+T. Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+Classification (2019) for Dirichlet; B. McMahan et al., Communication-Efficient Learning of Deep
+Networks from Decentralized Data (AISTATS 2017) for shards.
 """
 
 from __future__ import annotations
@@ -22,8 +23,12 @@ def iid(labels: Sequence[int], num_clients: int, rng: np.random.Generator, _: fl
     return _sorted(np.array_split(rng.permutation(len(labels)), num_clients))
 
 
-def dirichlet(labels: Sequence[int], num_clients: int, rng: np.random.Generator, alpha: float) -> Parts:
-    """Each label is dealt out by shares drawn from Dirichlet(alpha): the smaller alpha, the fewer labels a client has."""
+def dirichlet(
+    labels: Sequence[int], num_clients: int, rng: np.random.Generator, alpha: float
+) -> Parts:
+    """Each label is dealt out by shares drawn from Dirichlet(alpha): the smaller alpha, the fewer
+    labels a client has.
+    """
     parts: list[list[int]] = [[] for _ in range(num_clients)]
     array = np.asarray(labels)
     for label in np.unique(array):
@@ -35,16 +40,27 @@ def dirichlet(labels: Sequence[int], num_clients: int, rng: np.random.Generator,
     return _sorted(_nobody_empty(parts))
 
 
-def shards(labels: Sequence[int], num_clients: int, rng: np.random.Generator, per_client: float) -> Parts:
-    """Sorted by label and cut into `per_client` shards a client: most clients see that many labels."""
+def shards(
+    labels: Sequence[int], num_clients: int, rng: np.random.Generator, per_client: float
+) -> Parts:
+    """Sorted by label and cut into `per_client` shards a client: most clients see that many
+    labels.
+    """
     order = np.argsort(np.asarray(labels), kind="stable")
     count = max(1, int(per_client))
     pieces = np.array_split(order, num_clients * count)
     dealt = rng.permutation(len(pieces))
-    return _sorted([np.concatenate([pieces[k] for k in dealt[i * count : (i + 1) * count]]) for i in range(num_clients)])
+    return _sorted(
+        [
+            np.concatenate([pieces[k] for k in dealt[i * count : (i + 1) * count]])
+            for i in range(num_clients)
+        ]
+    )
 
 
-def quantity(labels: Sequence[int], num_clients: int, rng: np.random.Generator, alpha: float) -> Parts:
+def quantity(
+    labels: Sequence[int], num_clients: int, rng: np.random.Generator, alpha: float
+) -> Parts:
     """Random parts of very different sizes: shares drawn from Dirichlet(alpha), labels alike."""
     indices = rng.permutation(len(labels))
     cuts = np.round(np.cumsum(rng.dirichlet([alpha] * num_clients))[:-1] * len(labels)).astype(int)
@@ -59,7 +75,9 @@ PARTITIONS: Final[dict[str, Callable[[Sequence[int], int, np.random.Generator, f
 }
 
 
-def partition(name: str, labels: Sequence[int], num_clients: int, seed: int, parameter: float) -> Parts:
+def partition(
+    name: str, labels: Sequence[int], num_clients: int, seed: int, parameter: float
+) -> Parts:
     """The indices of each client, ascending. `parameter` is alpha, or the shards of a client.
 
     Raises `DataError` for an unknown name and for fewer samples than clients.
@@ -72,7 +90,9 @@ def partition(name: str, labels: Sequence[int], num_clients: int, seed: int, par
 
 
 def _nobody_empty(parts: Parts) -> Parts:
-    """A client without a sample gets one of the largest part: it can then take part, and weighs next to nothing."""
+    """A client without a sample gets one of the largest part: it can then take part, and weighs
+    next to nothing.
+    """
     for part in parts:
         if not part:
             part.append(max(parts, key=len).pop())

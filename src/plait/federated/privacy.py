@@ -1,12 +1,14 @@
 """Differential privacy of clients: clip, add Gaussian noise, and count what it has cost.
 
-Each change is clipped to norm C; the sum of all gets noise of standard deviation z C, once. One client's part
-in a round is then a subsampled Gaussian mechanism with rate q and noise multiplier z, whose Renyi divergence of integer
-order a is (I. Mironov, K. Talwar, L. Zhang, Renyi Differential Privacy of the Sampled Gaussian Mechanism, 2019, section 3.3)
+Each change is clipped to norm C; the sum of all gets noise of standard deviation z C, once. One
+client's part in a round is then a subsampled Gaussian mechanism with rate q and noise multiplier z,
+whose Renyi divergence of integer order a is (I. Mironov, K. Talwar, L. Zhang, Renyi Differential
+Privacy of the Sampled Gaussian Mechanism, 2019, section 3.3)
 
     log( sum_k C(a, k) (1-q)^(a-k) q^k exp((k^2 - k) / (2 z^2)) ) / (a - 1)
 
-Rounds add up; `epsilon` is the best over orders of the conversion of C. Canonne, G. Kamath, T. Steinke (2020, proposition 12).
+Rounds add up; `epsilon` is the best over orders of the conversion of C. Canonne, G. Kamath, T.
+Steinke (2020, proposition 12).
 """
 
 from __future__ import annotations
@@ -29,7 +31,11 @@ def clip(change: Tensor, norm: float) -> Tensor:
 
 def noise(like: Tensor, deviation: float, generator: torch.Generator) -> Tensor:
     """Independent Gaussian noise of that standard deviation."""
-    return torch.randn(like.shape, generator=generator, dtype=torch.float64).mul_(deviation).to(like.dtype)
+    return (
+        torch.randn(like.shape, generator=generator, dtype=torch.float64)
+        .mul_(deviation)
+        .to(like.dtype)
+    )
 
 
 def renyi(rate: float, multiplier: float, order: int) -> float:
@@ -53,7 +59,9 @@ def renyi(rate: float, multiplier: float, order: int) -> float:
 
 @dataclass(frozen=True)
 class Accountant:
-    """Counts rounds of one mechanism: each client takes part with probability `rate`, noise multiplier `multiplier`."""
+    """Counts rounds of one mechanism: each client takes part with probability `rate`, noise
+    multiplier `multiplier`.
+    """
 
     rate: float
     multiplier: float
@@ -65,6 +73,10 @@ class Accountant:
 
         def converted(order: int) -> float:
             divergence = rounds * renyi(self.rate, self.multiplier, order)
-            return divergence + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
+            return (
+                divergence
+                + math.log1p(-1 / order)
+                - (math.log(delta) + math.log(order)) / (order - 1)
+            )
 
         return max(0.0, min(converted(order) for order in ORDERS))

@@ -1,8 +1,10 @@
-"""A client that stays: its engine and its data live in one process (or in the ranks of its plan), whoever carries its messages.
+"""A client that stays: its engine and its data live in one process (or in the ranks of its plan),
+whoever carries its messages.
 
-Flower starts a process for every message. Such a process need not load torch, build an engine and read the data again: it hands
-the message to the resident over a socket of this machine (see `wire`) and hands the answer back. The resident also keeps what
-must outlive a message: SCAFFOLD's control, on disk, and the secrets of a round of secure aggregation, in memory only.
+Flower starts a process for every message. Such a process need not load torch, build an engine and
+read the data again: it hands the message to the resident over a socket of this machine (see `wire`)
+and hands the answer back. The resident also keeps what must outlive a message: SCAFFOLD's control,
+on disk, and the secrets of a round of secure aggregation, in memory only.
 """
 
 from __future__ import annotations
@@ -41,25 +43,43 @@ LINE_SECONDS = 60.0
 class Resident:
     """One client of a federation, whose answers are all that others get."""
 
-    def __init__(self, fleet: LocalFleet, client: int, kept: Path | None = None, *, keeps: bool = True) -> None:
-        self._fleet, self._samples, self._kept, self._keeps = fleet, fleet.samples[client], kept, keeps
+    def __init__(
+        self, fleet: LocalFleet, client: int, kept: Path | None = None, *, keeps: bool = True
+    ) -> None:
+        self._fleet = fleet
+        self._samples = fleet.samples[client]
+        self._kept = kept
+        self._keeps = keeps
         if kept is not None and kept.exists():
             self._samples.control = load_file(kept)["control"]
 
     def answer(self, kind: str, said: Said) -> Said:
-        """What this client says to a question. Raises `PlaitError` for what it cannot do. Collective."""
+        """What this client says to a question. Raises `PlaitError` for what it cannot do.
+        Collective.
+        """
         client, (head, vectors) = self._samples.client, said
         if kind == "evaluate":
-            return {"client": client, "accuracy": self._fleet.judge.accuracy(vectors["weights"], self._samples.test)}, {}
+            return {
+                "client": client,
+                "accuracy": self._fleet.judge.accuracy(vectors["weights"], self._samples.test),
+            }, {}
         if kind in PHASES:
             return _only(self._fleet.secret(kind, {client: said}).values())
         if kind != "train":
-            raise PlaitError(f"a client is asked to '{kind}'; it trains, evaluates and sums in secret")
+            raise PlaitError(
+                f"a client is asked to '{kind}'; it trains, evaluates and sums in secret"
+            )
         extra = {name: vector for name, vector in vectors.items() if name != "weights"}
-        reply = _only(self._fleet.train(Task(int(head["number"]), vectors["weights"], extra), [client]))
+        reply = _only(
+            self._fleet.train(Task(int(head["number"]), vectors["weights"], extra), [client])
+        )
         check_reply(reply, vectors["weights"].numel())
         self._keep()
-        told = {"client": client, "num_examples": reply.num_examples, "metrics": dict(reply.metrics)}
+        told = {
+            "client": client,
+            "num_examples": reply.num_examples,
+            "metrics": dict(reply.metrics),
+        }
         return told, {"change": reply.change, **reply.extra}
 
     def _keep(self) -> None:
@@ -76,13 +96,21 @@ def _only(answers: Iterable[T]) -> T:
 
 
 def serve(config: Any, client: int, room: str, kept: str) -> None:
-    """Answer at the socket `room`/resident, until the process ends. Every rank of the client's plan calls it."""
+    """Answer at the socket `room`/resident, until the process ends. Every rank of the client's plan
+    calls it.
+    """
     plan = Plan.parse(config.plan.text)
     world = join_world(plan)
-    attend(Resident(LocalFleet(config, plan, world), client, Path(kept), keeps=world.rank == 0), world, Path(room))
+    attend(
+        Resident(LocalFleet(config, plan, world), client, Path(kept), keeps=world.rank == 0),
+        world,
+        Path(room),
+    )
 
 
-def attend(resident: Resident, world: World, room: Path, until: Callable[[], bool] = lambda: False) -> None:
+def attend(
+    resident: Resident, world: World, room: Path, until: Callable[[], bool] = lambda: False
+) -> None:
     """Answer whoever asks at the socket in `room`, until rank 0 finds `until` true. Collective."""
     axis = world.axis("world")
     listener = _listen(room / SOCKET) if world.rank == 0 else None
@@ -90,15 +118,21 @@ def attend(resident: Resident, world: World, room: Path, until: Callable[[], boo
     while not over:
         line, asked = _next(listener)
         over = listener is not None and until()
-        if axis.size > 1:  # also when nobody asked, so that no rank waits for longer than its backend bears
+        if (
+            axis.size > 1
+        ):  # also when nobody asked, so that no rank waits for longer than its backend bears
             asked, over = axis.gather_objects((asked, over))[0]
         if asked is None:
             continue
         head, vectors = asked
         try:
-            told, sent = resident.answer(head.pop("kind"), (head, {n: torch.from_numpy(v.copy()) for n, v in vectors.items()}))
+            told, sent = resident.answer(
+                head.pop("kind"),
+                (head, {n: torch.from_numpy(v.copy()) for n, v in vectors.items()}),
+            )
         except PlaitError as error:
-            told, sent = {"error": f"{type(error).__name__}: {error}"}, {}
+            told = {"error": f"{type(error).__name__}: {error}"}
+            sent = {}
         if line is not None:
             with line, suppress(OSError):  # who asked may be gone: its answer is nobody's
                 wire.send(line, told, {name: vector.numpy() for name, vector in sent.items()})
@@ -117,8 +151,12 @@ def _listen(path: Path) -> socket.socket:
     return listener
 
 
-def _next(listener: socket.socket | None) -> tuple[socket.socket | None, tuple[wire.Head, wire.Vectors] | None]:
-    """The next question and the line that it came on; neither when nobody asked for a while, or on ranks that do not listen."""
+def _next(
+    listener: socket.socket | None,
+) -> tuple[socket.socket | None, tuple[wire.Head, wire.Vectors] | None]:
+    """The next question and the line that it came on; neither when nobody asked for a while, or on
+    ranks that do not listen.
+    """
     if listener is None:
         return None, None
     try:
@@ -134,7 +172,9 @@ def _next(listener: socket.socket | None) -> tuple[socket.socket | None, tuple[w
 
 
 def end_with_parent(room: Path) -> None:
-    """End this process, as if interrupted, when the one that started it is gone; and take the socket's folder away."""
+    """End this process, as if interrupted, when the one that started it is gone; and take the
+    socket's folder away.
+    """
     parent = os.getppid()
 
     def watch() -> None:

@@ -1,4 +1,5 @@
-"""The server's loop: choose clients, send, wait for those that answer, combine, judge. It never sees a sample.
+"""The server's loop: choose clients, send, wait for those that answer, combine, judge. It never
+sees a sample.
 
 What runs the clients is behind `Fleet`: this process, a pool of processes, or Flower's nodes.
 """
@@ -28,7 +29,9 @@ class Fleet(Protocol):
     num_clients: int
 
     def train(self, task: Task, clients: Sequence[int]) -> list[Reply]:
-        """The replies of those clients that answer in time, in any order; others are simply missing."""
+        """The replies of those clients that answer in time, in any order; others are simply
+        missing.
+        """
 
     def secret(self, phase: str, contents: Mapping[int, Said]) -> dict[int, Said]:
         """The answers of those clients that are there to one step of secure aggregation."""
@@ -44,10 +47,11 @@ class Fleet(Protocol):
 class Rules:
     """How rounds are run.
 
-    `fraction` of the clients are asked; fewer than `min_replies` void the round. `secure` sums in secret (linear strategies).
-    `clip` and `noise` make rounds differentially private: the norm of a change, and the noise's deviation over it. With
-    noise every client is drawn by itself with probability `fraction` (Poisson sampling), from a seed that nobody knows: that
-    is what epsilon is computed for. Every `evaluate_every` rounds, and after the last, clients judge the weights.
+    `fraction` of the clients are asked; fewer than `min_replies` void the round. `secure` sums in
+    secret (linear strategies). `clip` and `noise` make rounds differentially private: the norm of a
+    change, and the noise's deviation over it. With noise every client is drawn by itself with
+    probability `fraction` (Poisson sampling), from a seed that nobody knows: that is what epsilon
+    is computed for. Every `evaluate_every` rounds, and after the last, clients judge the weights.
     """
 
     rounds: int = 10
@@ -82,7 +86,9 @@ class Round:
         return {
             "round": self.number,
             "accuracy": self.accuracy,
-            "client_accuracy": {str(client): value for client, value in self.client_accuracy.items()},
+            "client_accuracy": {
+                str(client): value for client, value in self.client_accuracy.items()
+            },
             "client_accuracy_worst": spread[0] if spread else None,
             "client_accuracy_median": statistics.median(spread) if spread else None,
             "asked": list(self.asked),
@@ -97,7 +103,9 @@ class Round:
 
 @dataclass(frozen=True)
 class Heard:
-    """What a round's clients have said: one change from all, and who they are. Secure rounds have no single replies."""
+    """What a round's clients have said: one change from all, and who they are. Secure rounds have
+    no single replies.
+    """
 
     change: Tensor
     answered: tuple[int, ...]
@@ -115,7 +123,9 @@ class Server:
     strategy: Strategy
     rules: Rules
     on_round: Callable[[Round], None] = field(default=lambda done: None)
-    seed: Callable[[], int] = field(default=lambda: secrets.randbits(63))  # of draws and noise; alike on ranks of one server
+    seed: Callable[[], int] = field(
+        default=lambda: secrets.randbits(63)
+    )  # of draws and noise; alike on ranks of one server
 
     def run(self, fleet: Fleet) -> Iterator[Round]:
         """Run all rounds, giving what is known after each."""
@@ -126,7 +136,9 @@ class Server:
             yield done
 
     def round(self, fleet: Fleet, number: int) -> Round:
-        """One round. Raises `RunError` when fewer than `min_replies` clients answer; the weights are then as before."""
+        """One round. Raises `RunError` when fewer than `min_replies` clients answer; the weights
+        are then as before.
+        """
         asked = self._draw(fleet.num_clients, number)
         task = Task(number, self.weights, self.strategy.extra(self.weights))
         heard = (self._hear_sum if self.rules.secure else self._hear)(fleet, task, asked)
@@ -155,7 +167,11 @@ class Server:
 
     def _epsilon(self, number: int) -> float | None:
         rules = self.rules
-        return privacy.Accountant(rules.fraction, rules.noise).epsilon(number, rules.delta) if rules.noise else None
+        return (
+            privacy.Accountant(rules.fraction, rules.noise).epsilon(number, rules.delta)
+            if rules.noise
+            else None
+        )
 
     def _hear(self, fleet: Fleet, task: Task, asked: Sequence[int]) -> Heard:
         """The clients' changes, combined."""
@@ -163,7 +179,9 @@ class Server:
         replies, refused = self._accepted(fleet.train(task, asked))
         answered = tuple(reply.client for reply in replies)
         self._enough(task, asked, answered, refused)
-        losses = tuple(reply.metrics["train_loss"] for reply in replies if "train_loss" in reply.metrics)
+        losses = tuple(
+            reply.metrics["train_loss"] for reply in replies if "train_loss" in reply.metrics
+        )
         num_bytes = sum(reply.num_bytes for reply in replies)
         if rules.clip is None:
             change = self.strategy.combine(replies)
@@ -174,9 +192,18 @@ class Server:
         return Heard(change, answered, tuple(replies), refused, losses, num_bytes)
 
     def _hear_sum(self, fleet: Fleet, task: Task, asked: Sequence[int]) -> Heard:
-        """The sum of the clients' changes, from masked ones; clients clip their own, for nobody else can."""
+        """The sum of the clients' changes, from masked ones; clients clip their own, for nobody
+        else can.
+        """
         if not asked:
-            return Heard(self._private(torch.zeros_like(self.weights), 0, fleet.num_clients), (), (), {}, (), 0)
+            return Heard(
+                self._private(torch.zeros_like(self.weights), 0, fleet.num_clients),
+                (),
+                (),
+                {},
+                (),
+                0,
+            )
         heard = secret_sum(fleet.secret, task, asked)
         self._enough(task, asked, heard.answered, {})
         change = heard.change.to(self.weights.dtype)
@@ -187,20 +214,29 @@ class Server:
         return Heard(change, heard.answered, (), {}, heard.losses, heard.num_bytes)
 
     def _private(self, total: Tensor, count: int, num_clients: int) -> Tensor:
-        """The mean of clipped changes from their sum. With noise it is divided by the *expected* number of clients.
+        """The mean of clipped changes from their sum. With noise it is divided by the *expected*
+        number of clients.
 
-        H. B. McMahan et al., Learning Differentially Private Recurrent Language Models (ICLR 2018), algorithm 1: the number
-        that happened to be drawn must not show.
+        H. B. McMahan et al., Learning Differentially Private Recurrent Language Models (ICLR 2018),
+        algorithm 1: the number that happened to be drawn must not show.
         """
         rules = self.rules
         assert rules.clip is not None
         if not rules.noise:
             return total / count
-        generator = torch.Generator().manual_seed(self.seed())  # a seed that could be guessed would undo the noise
-        return (total + privacy.noise(total, rules.noise * rules.clip, generator)) / (rules.fraction * num_clients)
+        generator = torch.Generator().manual_seed(
+            self.seed()
+        )  # a seed that could be guessed would undo the noise
+        return (total + privacy.noise(total, rules.noise * rules.clip, generator)) / (
+            rules.fraction * num_clients
+        )
 
-    def _enough(self, task: Task, asked: Sequence[int], answered: Sequence[int], refused: Mapping[int, str]) -> None:
-        needed = min(self.rules.min_replies, len(asked)) if self.rules.noise else self.rules.min_replies
+    def _enough(
+        self, task: Task, asked: Sequence[int], answered: Sequence[int], refused: Mapping[int, str]
+    ) -> None:
+        needed = (
+            min(self.rules.min_replies, len(asked)) if self.rules.noise else self.rules.min_replies
+        )
         if len(answered) < needed or (asked and not answered):
             raise RunError(
                 f"round {task.number}: {len(answered)} of {len(asked)} clients answered, and {needed} are needed"
@@ -209,15 +245,22 @@ class Server:
 
     def _check(self) -> None:
         if self.rules.secure and not self.strategy.linear:
-            raise RunError("secure aggregation gives the server the mean alone; this strategy looks at single changes")
+            raise RunError(
+                "secure aggregation gives the server the mean alone; this strategy looks at single changes"
+            )
         if self.rules.noise and self.rules.clip is None:
-            raise RunError("noise without clipping protects nobody: set clip, the largest norm of a change")
+            raise RunError(
+                "noise without clipping protects nobody: set clip, the largest norm of a change"
+            )
         if self.rules.clip is not None and not self.strategy.linear:
-            raise RunError("privacy is counted for the mean of clipped changes; this strategy looks at single ones")
+            raise RunError(
+                "privacy is counted for the mean of clipped changes; this strategy looks at single ones"
+            )
 
     def _accepted(self, replies: list[Reply]) -> tuple[list[Reply], dict[int, str]]:
         """The replies that may be used, by client, and why others are not."""
-        good, refused = [], {}
+        good = []
+        refused = {}
         for reply in sorted(replies, key=lambda reply: reply.client):
             try:
                 good.append(check_reply(reply, self.weights.numel()))

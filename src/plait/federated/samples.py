@@ -1,4 +1,6 @@
-"""What a client has of its own: samples, and the little that it keeps from round to round. None of it has a way out."""
+"""What a client has of its own: samples, and the little that it keeps from round to round. None of
+it has a way out.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class Part:
 
 @dataclass
 class Samples:
-    """One client's own: what it trains on, what it is judged on, and what it keeps from round to round."""
+    """One client's own: what it trains on, what it is judged on, and what it keeps from round to
+    round.
+    """
 
     client: int
     train: Part

@@ -1,7 +1,9 @@
-"""A round whose single changes the server never sees: the four steps of `secure`, as questions to clients and their answers.
+"""A round whose single changes the server never sees: the four steps of `secure`, as questions to
+clients and their answers.
 
-`Desk` is the clients' side, `secret_sum` the server's; between them travel statements (see `wire`), whoever carries them. A
-client weighs its change by its examples *before* masking and appends their number, so the server learns the two sums only.
+`Desk` is the clients' side, `secret_sum` the server's; between them travel statements (see `wire`),
+whoever carries them. A client weighs its change by its examples *before* masking and appends their
+number, so the server learns the two sums only.
 """
 
 from __future__ import annotations
@@ -41,14 +43,22 @@ class Desk:
         """Step 2: shares of the own secrets, sealed for each other client."""
         keys = {int(other): _keys(pair) for other, pair in said[0]["keys"].items()}
         sealed = self._of(client, said).share(keys, int(said[0]["threshold"]))
-        return {"client": client, "sealed": {str(o): [s.body.hex(), s.tag.hex()] for o, s in sealed.items()}}, {}
+        return {
+            "client": client,
+            "sealed": {str(o): [s.body.hex(), s.tag.hex()] for o, s in sealed.items()},
+        }, {}
 
     def mask(self, client: int, said: Said, reply: Reply) -> Said:
         """Step 3: this round's change under masks."""
         if self._clip is not None:
             reply = replace(reply, change=privacy.clip(reply.change, self._clip), num_examples=1)
-        received = {int(other): Sealed(*map(bytes.fromhex, pair)) for other, pair in said[0]["received"].items()}
-        weighed = torch.cat([reply.change.double() * reply.num_examples, torch.tensor([float(reply.num_examples)])])
+        received = {
+            int(other): Sealed(*map(bytes.fromhex, pair))
+            for other, pair in said[0]["received"].items()
+        }
+        weighed = torch.cat(
+            [reply.change.double() * reply.num_examples, torch.tensor([float(reply.num_examples)])]
+        )
         masked = self._of(client, said).mask(secure.to_fixed(weighed), received)
         return {"client": client, "metrics": dict(reply.metrics)}, {"masked": masked}
 
@@ -60,7 +70,9 @@ class Desk:
     def _of(self, client: int, said: Said) -> SecureClient:
         number, secrets = self._clients.get(client, (None, None))
         if secrets is None or number != int(said[0]["number"]):
-            raise RunError(f"client {client} has no secrets of round {said[0]['number']}: it began after the round did")
+            raise RunError(
+                f"client {client} has no secrets of round {said[0]['number']}: it began after the round did"
+            )
         return secrets
 
 
@@ -76,11 +88,16 @@ class SecretSum:
 
 
 def secret_sum(ask: Ask, task: Task, clients: Sequence[int]) -> SecretSum:
-    """Run the four steps with those of `clients` that are there. Raises `RunError` when too few are left for the sum."""
+    """Run the four steps with those of `clients` that are there. Raises `RunError` when too few are
+    left for the sum.
+    """
     threshold = len(clients) // 2 + 1
     head = {"number": task.number}
     vectors = {"weights": task.weights, **task.extra}
-    keys = {client: said[0]["keys"] for client, said in ask("advertise", {c: (head, {}) for c in clients}).items()}
+    keys = {
+        client: said[0]["keys"]
+        for client, said in ask("advertise", {c: (head, {}) for c in clients}).items()
+    }
     listed = {str(client): pair for client, pair in keys.items()}
     _enough(keys, threshold)
     shared = ask("share", {c: ({**head, "keys": listed, "threshold": threshold}, {}) for c in keys})
@@ -94,8 +111,12 @@ def secret_sum(ask: Ask, task: Task, clients: Sequence[int]) -> SecretSum:
     given = [(_ints(answers[c][0]["seeds"]), _ints(answers[c][0]["keys"])) for c in sorted(answers)]
     public = {client: _keys(pair) for client, pair in keys.items()}
     total = secure.from_fixed(secure.unmask_sum(masked, public, given, sorted(answers), threshold))
-    losses = tuple(told[c][0]["metrics"]["train_loss"] for c in masked if "train_loss" in told[c][0]["metrics"])
-    num_bytes = sum(_size(said) for phase in (shared, told, answers) for said in phase.values()) + 2 * 256 * len(keys)
+    losses = tuple(
+        told[c][0]["metrics"]["train_loss"] for c in masked if "train_loss" in told[c][0]["metrics"]
+    )
+    num_bytes = sum(
+        _size(said) for phase in (shared, told, answers) for said in phase.values()
+    ) + 2 * 256 * len(keys)
     return SecretSum(total[:-1], float(total[-1]), tuple(masked), losses, num_bytes)
 
 
@@ -119,13 +140,22 @@ def _is_masked(said: Said, numel: int) -> bool:
 
 def _enough(left: Mapping[int, object], threshold: int) -> None:
     if len(left) < threshold:
-        raise RunError(f"{len(left)} clients are left of the {threshold} that secure aggregation needs; the round is void")
+        raise RunError(
+            f"{len(left)} clients are left of the {threshold} that secure aggregation needs; the round is void"
+        )
 
 
 def _size(said: Said) -> int:
     """Bytes of the vectors and of the hexadecimal numbers, counted as numbers."""
-    words = [word for value in said[0].values() if isinstance(value, dict) for word in value.values()]
-    digits = sum(len(w) for word in words for w in (word if isinstance(word, list) else [word]) if isinstance(w, str))
+    words = [
+        word for value in said[0].values() if isinstance(value, dict) for word in value.values()
+    ]
+    digits = sum(
+        len(w)
+        for word in words
+        for w in (word if isinstance(word, list) else [word])
+        if isinstance(w, str)
+    )
     return sum(vector.numel() * vector.element_size() for vector in said[1].values()) + digits // 2
 
 

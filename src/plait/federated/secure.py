@@ -1,12 +1,18 @@
-"""Secure aggregation: the server learns the sum of the clients' vectors and nothing else, though some clients drop out.
+"""Secure aggregation: the server learns the sum of the clients' vectors and nothing else, though
+some clients drop out.
 
-K. Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving Machine Learning (CCS 2017), figure 4. All arithmetic on
-vectors is modulo 2^64; real values travel as fixed-point numbers, so the sum is exact for what was rounded.
+K. Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving Machine Learning (CCS 2017),
+figure 4. All arithmetic on vectors is modulo 2^64; real values travel as fixed-point numbers, so
+the sum is exact for what was rounded.
 
-    1. advertise   every client sends two public keys: one for masks, one for a channel to each other client
-    2. share       it splits its mask key and a seed b_u of its own among all (Shamir, threshold t), encrypted pair by pair
-    3. mask        y_u = x_u + PRG(b_u) + sum_{v > u} PRG(s_uv) - sum_{v < u} PRG(s_uv), s_uv agreed by Diffie-Hellman
-    4. unmask      of those that sent y_u, t give shares of b_u of the survivors and of the mask keys of the dropped, never
+    1. advertise   every client sends two public keys: one for masks, one for a channel to each
+      other client
+    2. share       it splits its mask key and a seed b_u of its own among all (Shamir, threshold t),
+      encrypted pair by pair
+    3. mask        y_u = x_u + PRG(b_u) + sum_{v > u} PRG(s_uv) - sum_{v < u} PRG(s_uv), s_uv agreed
+      by Diffie-Hellman
+    4. unmask      of those that sent y_u, t give shares of b_u of the survivors and of the mask
+      keys of the dropped, never
                    both of one client; the server takes the masks off the sum
 
 This is the honest-but-curious protocol: the server is trusted to relay keys, not to see updates.
@@ -25,7 +31,8 @@ from torch import Tensor
 
 from plait.errors import RunError
 
-# The 2048-bit group of RFC 3526, section 3: p = 2^2048 - 2^1984 - 1 + 2^64 ([2^1918 pi] + 124476), generator 2.
+# The 2048-bit group of RFC 3526, section 3: p = 2^2048 - 2^1984 - 1 + 2^64 ([2^1918 pi] + 124476),
+# generator 2.
 PRIME = int(
     "FFFFFFFFFFFFFFFFC90FDAA22168C234C4C6628B80DC1CD129024E088A67CC74020BBEA63B139B22514A08798E3404DD"
     "EF9519B3CD3A431B302B0A6DF25F14374FE1356D6D51C245E485B576625E7EC6F44C42E9A637ED6B0BFF5CB6F406B7ED"
@@ -60,7 +67,9 @@ class Sealed:
 
 
 def agree(private: int, public: int) -> bytes:
-    """The secret of two clients, from the own private and the other's public key. Refuses keys outside the group."""
+    """The secret of two clients, from the own private and the other's public key. Refuses keys
+    outside the group.
+    """
     if not 1 < public < PRIME - 1:
         raise RunError("a public key is not in the group")
     return hashlib.sha256(pow(public, private, PRIME).to_bytes(256, "big")).digest()
@@ -72,10 +81,14 @@ def expand(seed: bytes, numel: int) -> Tensor:
 
 
 def split_secret(secret: int, holders: Iterable[int], threshold: int) -> dict[int, int]:
-    """Shamir's shares: the values at holder + 1 of a random polynomial of degree threshold - 1 whose constant is the secret."""
+    """Shamir's shares: the values at holder + 1 of a random polynomial of degree threshold - 1
+    whose constant is the secret.
+    """
     coefficients = [secret, *(secrets.randbelow(FIELD) for _ in range(threshold - 1))]
     return {
-        holder: sum(c * pow(holder + 1, power, FIELD) for power, c in enumerate(coefficients)) % FIELD for holder in holders
+        holder: sum(c * pow(holder + 1, power, FIELD) for power, c in enumerate(coefficients))
+        % FIELD
+        for holder in holders
     }
 
 
@@ -83,7 +96,8 @@ def join_secret(shares: Mapping[int, int]) -> int:
     """The constant of the polynomial through the shares."""
     total = 0
     for holder, value in shares.items():
-        top, bottom = 1, 1
+        top = 1
+        bottom = 1
         for other in shares:
             if other != holder:
                 top = top * (other + 1) % FIELD
@@ -116,16 +130,26 @@ class SecureClient:
 
     def advertise(self) -> PublicKeys:
         """Step 1."""
-        return PublicKeys(pow(GENERATOR, self._mask_key, PRIME), pow(GENERATOR, self._channel_key, PRIME))
+        return PublicKeys(
+            pow(GENERATOR, self._mask_key, PRIME), pow(GENERATOR, self._channel_key, PRIME)
+        )
 
     def share(self, keys: Mapping[int, PublicKeys], threshold: int) -> dict[int, Sealed]:
         """Step 2: for every client that advertised, this one included."""
         if len(keys) < threshold:
-            raise RunError(f"{len(keys)} clients are fewer than the threshold {threshold} of secure aggregation")
+            raise RunError(
+                f"{len(keys)} clients are fewer than the threshold {threshold} of secure aggregation"
+            )
         self._keys = dict(keys)
-        of_key, of_seed = (split_secret(secret, keys, threshold) for secret in (self._mask_key, self._seed))
+        of_key, of_seed = (
+            split_secret(secret, keys, threshold) for secret in (self._mask_key, self._seed)
+        )
         return {
-            other: self._seal(other, of_key[other].to_bytes(SHARE_BYTES, "big") + of_seed[other].to_bytes(SHARE_BYTES, "big"))
+            other: self._seal(
+                other,
+                of_key[other].to_bytes(SHARE_BYTES, "big")
+                + of_seed[other].to_bytes(SHARE_BYTES, "big"),
+            )
             for other in keys
         }
 
@@ -140,11 +164,16 @@ class SecureClient:
         return masked
 
     def unmask(self, survivors: frozenset[int]) -> tuple[dict[int, int], dict[int, int]]:
-        """Step 4: (shares of the survivors' seeds, shares of the mask keys of those that dropped out after step 2)."""
-        seeds, keys = {}, {}
+        """Step 4: (shares of the survivors' seeds, shares of the mask keys of those that dropped
+        out after step 2).
+        """
+        seeds = {}
+        keys = {}
         for other, sealed in self._received.items():
             opened = self._open(other, sealed)
-            key, seed = (int.from_bytes(part, "big") for part in (opened[:SHARE_BYTES], opened[SHARE_BYTES:]))
+            key, seed = (
+                int.from_bytes(part, "big") for part in (opened[:SHARE_BYTES], opened[SHARE_BYTES:])
+            )
             if other in survivors:
                 seeds[other] = seed
             else:
@@ -158,8 +187,12 @@ class SecureClient:
 
     def _open(self, other: int, sealed: Sealed) -> bytes:
         key = self._channel(other)
-        if not hmac.compare_digest(sealed.tag, hmac.digest(key, _route(other, self.client) + sealed.body, "sha256")):
-            raise RunError(f"the shares that client {other} sent to client {self.client} were changed on their way")
+        if not hmac.compare_digest(
+            sealed.tag, hmac.digest(key, _route(other, self.client) + sealed.body, "sha256")
+        ):
+            raise RunError(
+                f"the shares that client {other} sent to client {self.client} were changed on their way"
+            )
         return _xor(sealed.body, key + _route(other, self.client))
 
     def _channel(self, other: int) -> bytes:
@@ -175,20 +208,27 @@ def unmask_sum(
     holders: Iterable[int],
     threshold: int,
 ) -> Tensor:
-    """The server's step 4: the sum of the survivors' vectors from their masked ones and the shares that `holders` gave.
+    """The server's step 4: the sum of the survivors' vectors from their masked ones and the shares
+    that `holders` gave.
 
     Raises `RunError` when fewer than `threshold` clients answered: the sum then stays secret.
     """
     given = dict(zip(holders, answers, strict=True))
     if len(given) < threshold:
-        raise RunError(f"{len(given)} clients are left of the {threshold} that secure aggregation needs; the round is void")
+        raise RunError(
+            f"{len(given)} clients are left of the {threshold} that secure aggregation needs; the round is void"
+        )
     total = torch.stack(list(masked.values())).sum(dim=0)
     numel = total.numel()
     for client in masked:
-        seed = join_secret({holder: seeds[client] for holder, (seeds, _) in list(given.items())[:threshold]})
+        seed = join_secret(
+            {holder: seeds[client] for holder, (seeds, _) in list(given.items())[:threshold]}
+        )
         total = total - expand(seed.to_bytes(SECRET_BYTES, "big"), numel)
     for lost in {client for _, lost_keys in given.values() for client in lost_keys}:
-        private = join_secret({holder: lost_keys[lost] for holder, (_, lost_keys) in list(given.items())[:threshold]})
+        private = join_secret(
+            {holder: lost_keys[lost] for holder, (_, lost_keys) in list(given.items())[:threshold]}
+        )
         for client in masked:  # what each survivor added or subtracted because of the lost one
             pair = expand(agree(private, keys[client].mask), numel)
             total = total - pair if lost > client else total + pair
@@ -204,15 +244,22 @@ def _xor(data: bytes, key: bytes) -> bytes:
     return bytes(a ^ b for a, b in zip(data, stream, strict=True))
 
 
-def secure_sum(vectors: Mapping[int, Tensor], silent: Iterable[int] = (), threshold: int | None = None) -> Tensor:
-    """The whole round in one place: clients with their vectors (int64), of whom `silent` drop out after step 2."""
+def secure_sum(
+    vectors: Mapping[int, Tensor], silent: Iterable[int] = (), threshold: int | None = None
+) -> Tensor:
+    """The whole round in one place: clients with their vectors (int64), of whom `silent` drop out
+    after step 2.
+    """
     threshold = len(vectors) // 2 + 1 if threshold is None else threshold
     clients = {number: SecureClient(number) for number in sorted({*vectors, *silent})}
     keys = {number: client.advertise() for number, client in clients.items()}
     boxes = {number: client.share(keys, threshold) for number, client in clients.items()}
     left = [number for number in clients if number not in set(silent)]
     masked = {
-        number: clients[number].mask(vectors[number], {source: boxes[source][number] for source in clients}) for number in left
+        number: clients[number].mask(
+            vectors[number], {source: boxes[source][number] for source in clients}
+        )
+        for number in left
     }
     answers = [clients[number].unmask(frozenset(left)) for number in left]
     return unmask_sum(masked, keys, answers, left, threshold)

@@ -1,6 +1,8 @@
-"""Clients in this process, or in a pool of processes: a federation on one machine, without any other software.
+"""Clients in this process, or in a pool of processes: a federation on one machine, without any
+other software.
 
-A worker has one engine and serves its clients in turn, so memory grows with the workers and not with the clients.
+A worker has one engine and serves its clients in turn, so memory grows with the workers and not
+with the clients.
 """
 
 from __future__ import annotations
@@ -51,12 +53,20 @@ def split(dataset: Any, section: Any, seed: int) -> Split:
     """Who has which samples. Pure: every process finds the same."""
     order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed)).tolist()
     held = int(HELD_OUT * len(order))
-    test, rest = sorted(order[:held]), sorted(order[held:])
-    parts = [order] * section.clients if section.partition == "own" else _dealt(dataset, rest, section, seed)
+    test = sorted(order[:held])
+    rest = sorted(order[held:])
+    parts = (
+        [order] * section.clients
+        if section.partition == "own"
+        else _dealt(dataset, rest, section, seed)
+    )
     test = sorted(order) if section.partition == "own" else test
-    train, own = [], []
+    train = []
+    own = []
     for client, part in enumerate(parts):
-        mixed = torch.randperm(len(part), generator=torch.Generator().manual_seed(seed + 1 + client)).tolist()
+        mixed = torch.randperm(
+            len(part), generator=torch.Generator().manual_seed(seed + 1 + client)
+        ).tolist()
         num_own = int(HELD_OUT * len(part))
         own.append(sorted(part[k] for k in mixed[:num_own]) or part)
         train.append(sorted(part[k] for k in mixed[num_own:]))
@@ -66,7 +76,10 @@ def split(dataset: Any, section: Any, seed: int) -> Split:
 def _dealt(dataset: Any, indices: list[int], section: Any, seed: int) -> list[list[int]]:
     labels = [_label(dataset, index) for index in indices]
     parameter = section.shards_per_client if section.partition == "shards" else section.alpha
-    return [[indices[k] for k in part] for part in partition(section.partition, labels, section.clients, seed, parameter)]
+    return [
+        [indices[k] for k in part]
+        for part in partition(section.partition, labels, section.clients, seed, parameter)
+    ]
 
 
 def _label(dataset: Any, index: int) -> int:
@@ -75,10 +88,13 @@ def _label(dataset: Any, index: int) -> int:
 
 
 class Bench:
-    """The samples of a config, dealt out, and the judge of weights on them: all that a server has, and it needs no engine."""
+    """The samples of a config, dealt out, and the judge of weights on them: all that a server has,
+    and it needs no engine.
+    """
 
     def __init__(self, config: Any) -> None:
-        keys, seed = assemble.model_keys(config), config.train.seed
+        keys = assemble.model_keys(config)
+        seed = config.train.seed
         dataset = datasets.make(config.data, keys, seed)
         parts = split(dataset, config.federated, seed)
         self.samples = [
@@ -86,7 +102,11 @@ class Bench:
             for client, (train, own) in enumerate(zip(parts.train, parts.own_test, strict=True))
         ]
         self._test = Part(dataset, parts.test)
-        self.judge = Judge(assemble.make_model(keys, seed), seed, MASTER_DTYPES[Plan.parse(config.plan.text).precision])
+        self.judge = Judge(
+            assemble.make_model(keys, seed),
+            seed,
+            MASTER_DTYPES[Plan.parse(config.plan.text).precision],
+        )
 
     def accuracy(self, weights: Tensor) -> float:
         """On the samples that the server holds out."""
@@ -94,13 +114,20 @@ class Bench:
 
 
 class LocalFleet:
-    """All clients in this process, one after the other. `fails(round, client)` simulates those that do not answer."""
+    """All clients in this process, one after the other. `fails(round, client)` simulates those that
+    do not answer.
+    """
 
-    def __init__(self, config: Any, plan: Plan, world: World, fails: Callable[[int, int], bool] | None = None) -> None:
+    def __init__(
+        self, config: Any, plan: Plan, world: World, fails: Callable[[int, int], bool] | None = None
+    ) -> None:
         bench = Bench(config)
-        self.samples, self.judge, self.accuracy = bench.samples, bench.judge, bench.accuracy
+        self.samples = bench.samples
+        self.judge = bench.judge
+        self.accuracy = bench.accuracy
         self.num_clients = config.federated.clients
-        self._desk, self._fails = Desk(config.federated.clip), fails or (lambda number, client: False)
+        self._desk = Desk(config.federated.clip)
+        self._fails = fails or (lambda number, client: False)
         engine = build(
             assemble.make_model(assemble.model_keys(config), config.train.seed),
             plan,
@@ -127,12 +154,15 @@ class LocalFleet:
         return answer(self._desk, phase, contents, self.train)
 
     def accuracies(self, weights: Tensor) -> dict[int, float]:
-        return {samples.client: self.judge.accuracy(weights, samples.test) for samples in self.samples}
+        return {
+            samples.client: self.judge.accuracy(weights, samples.test) for samples in self.samples
+        }
 
 
 def local_of(config: Any) -> Local:
     """How clients train, from `[federated]` and `[train]`."""
-    section, train = config.federated, config.train
+    section = config.federated
+    train = config.train
     return Local(
         epochs=section.local_epochs,
         batch=train.global_batch,
@@ -169,13 +199,14 @@ def make_server(config: Any, weights: Tensor) -> Server:
     return Server(weights, make(section.strategy, settings), rules)
 
 
-# -- a pool of processes ----------------------------------------------------------------------------------------------
+# -- a pool of processes
+# ----------------------------------------------------------------------------------------------
 
 _FLEET: LocalFleet | None = None  # of this worker process
 
 
 def _begin(config: Any, plan: str) -> None:
-    global _FLEET  # noqa: PLW0603 - a worker process is one client after the other, and has one engine
+    global _FLEET
     die_with_parent()
     torch.set_num_threads(1)
     _FLEET = LocalFleet(config, Plan.parse(plan), join_world(Plan.parse(plan)))
@@ -193,15 +224,21 @@ def _judge(weights: Tensor, client: int) -> float:
 
 
 class PoolFleet:
-    """Clients in `workers` processes, each with one engine of one rank. Who had not answered when a worker died is missing."""
+    """Clients in `workers` processes, each with one engine of one rank. Who had not answered when a
+    worker died is missing.
+    """
 
     def __init__(self, config: Any, plan: Plan, world: World, workers: int) -> None:
-        self._own = LocalFleet(config, plan, world)  # judges the global model, and says where training begins
+        self._own = LocalFleet(
+            config, plan, world
+        )  # judges the global model, and says where training begins
         self.num_clients = self._own.num_clients
         self._controls: dict[int, Tensor | None] = {}
         self._desk = Desk(config.federated.clip)
         context = multiprocessing.get_context(start_server())
-        self._start = lambda: ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(config, str(plan)))
+        self._start = lambda: ProcessPoolExecutor(
+            workers, mp_context=context, initializer=_begin, initargs=(config, str(plan))
+        )
         self._pool = self._start()
 
     def initial(self) -> Tensor:
@@ -209,8 +246,12 @@ class PoolFleet:
         return self._own.initial()
 
     def train(self, task: Task, clients: Sequence[int]) -> list[Reply]:
-        futures = {client: self._submit(_train, task, client, self._controls.get(client)) for client in clients}
-        replies, broken = [], False
+        futures = {
+            client: self._submit(_train, task, client, self._controls.get(client))
+            for client in clients
+        }
+        replies = []
+        broken = False
         for client, future in futures.items():
             try:
                 reply, self._controls[client] = future.result()
@@ -239,7 +280,9 @@ class PoolFleet:
         return answer(self._desk, phase, contents, self.train)
 
     def accuracies(self, weights: Tensor) -> dict[int, float]:
-        futures = {client: self._submit(_judge, weights, client) for client in range(self.num_clients)}
+        futures = {
+            client: self._submit(_judge, weights, client) for client in range(self.num_clients)
+        }
         return {client: future.result() for client, future in futures.items()}
 
     def accuracy(self, weights: Tensor) -> float:
@@ -250,16 +293,28 @@ class PoolFleet:
         self._pool.shutdown(cancel_futures=True)
 
 
-def simulate(config: Any, on_round: Callable[[Any], None], fails: Callable[[int, int], bool] | None = None) -> dict[str, Any]:
-    """Run a config's federation on this machine, and return its numbers. Every rank of a client's plan calls it."""
+def simulate(
+    config: Any, on_round: Callable[[Any], None], fails: Callable[[int, int], bool] | None = None
+) -> dict[str, Any]:
+    """Run a config's federation on this machine, and return its numbers. Every rank of a client's
+    plan calls it.
+    """
     plan = Plan.parse(config.plan.text)
     world = join_world(plan)
     workers = config.federated.workers
     if workers > 1 and plan.world_size > 1:
-        raise RunError(f"federated.workers = {workers} needs clients of one rank, and the plan '{plan}' has {plan.world_size}")
+        raise RunError(
+            f"federated.workers = {workers} needs clients of one rank, and the plan '{plan}' has {plan.world_size}"
+        )
     if config.federated.partition == "own":
-        raise RunError("federated.partition = 'own' is for --deploy, where each client's [data] is on its own machine")
-    fleet = PoolFleet(config, plan, world, workers) if workers > 1 else LocalFleet(config, plan, world, fails)
+        raise RunError(
+            "federated.partition = 'own' is for --deploy, where each client's [data] is on its own machine"
+        )
+    fleet = (
+        PoolFleet(config, plan, world, workers)
+        if workers > 1
+        else LocalFleet(config, plan, world, fails)
+    )
     try:
         server = make_server(config, fleet.initial())
         server.seed = lambda: shared_seed(world)

@@ -1,10 +1,13 @@
-"""What the server makes of the clients' changes. Every rule is one class over flat vectors; `make` is the table of names.
+"""What the server makes of the clients' changes. Every rule is one class over flat vectors; `make`
+is the table of names.
 
-    fedavg       the mean, weighed by examples                       McMahan et al. 2017, algorithm 1
+    fedavg       the mean, weighed by examples                       McMahan et al. 2017, algorithm
+    1
     fedprox      the same; clients are held by mu/2 |x - x_0|^2      T. Li et al. 2020, algorithm 2
     fedavgm      the mean goes through a momentum                    Hsu et al. 2019
     fedadam, fedyogi   the mean is a gradient for Adam, Yogi         Reddi et al. 2021, algorithm 2
-    scaffold     control variates against drift                      Karimireddy et al. 2020, algorithm 1, option II
+    scaffold     control variates against drift                      Karimireddy et al. 2020,
+    algorithm 1, option II
     trimmed, median    robust by coordinate                          Yin et al. 2018
     krum         the change nearest to the others                    Blanchard et al. 2017
 
@@ -28,8 +31,9 @@ from plait.federated.messages import Reply
 class Settings:
     """The numbers of all rules; each takes its own.
 
-    `lr`, `momentum`, `betas`, `tau`: of the server's optimizer (tau: its epsilon). `mu`: of fedprox. `trim`: the share of
-    values cut off at each end. `num_bad`: the bad clients that krum must bear. `num_clients`: in all, for scaffold.
+    `lr`, `momentum`, `betas`, `tau`: of the server's optimizer (tau: its epsilon). `mu`: of
+    fedprox. `trim`: the share of values cut off at each end. `num_bad`: the bad clients that krum
+    must bear. `num_clients`: in all, for scaffold.
     """
 
     lr: float = 1.0
@@ -43,7 +47,9 @@ class Settings:
 
 
 class Strategy(ABC):
-    """The server's rule. `linear`: only the weighed mean of the changes is looked at, so it may be summed in secret."""
+    """The server's rule. `linear`: only the weighed mean of the changes is looked at, so it may be
+    summed in secret.
+    """
 
     linear = True
 
@@ -55,14 +61,16 @@ class Strategy(ABC):
         return {}
 
     def combine(self, replies: Sequence[Reply]) -> Tensor:
-        """One change from all; by default the mean weighed by examples, summed in the order of clients."""
+        """One change from all; by default the mean weighed by examples, summed in the order of
+        clients.
+        """
         return weighted_mean(replies)
 
     @abstractmethod
     def apply(self, weights: Tensor, change: Tensor) -> Tensor:
         """The new weights, from the old and the combined change."""
 
-    def note(self, replies: Sequence[Reply]) -> None:  # noqa: B027 - a choice, not a duty
+    def note(self, replies: Sequence[Reply]) -> None:
         """Take what clients sent beside their changes."""
 
     def state(self) -> dict[str, Tensor]:
@@ -71,7 +79,9 @@ class Strategy(ABC):
 
 
 def weighted_mean(replies: Sequence[Reply]) -> Tensor:
-    """Sum of n_i change_i over sum of n_i, in the order of clients, whatever the order of arrival."""
+    """Sum of n_i change_i over sum of n_i, in the order of clients, whatever the order of
+    arrival.
+    """
     ordered = sorted(replies, key=lambda reply: reply.client)
     total = torch.zeros_like(ordered[0].change)
     for reply in ordered:
@@ -94,14 +104,22 @@ class FedAvgM(Strategy):
         self.velocity: Tensor | None = None
 
     def apply(self, weights: Tensor, change: Tensor) -> Tensor:
-        self.velocity = change if self.velocity is None else self.velocity.mul(self.settings.momentum).add_(change)
+        self.velocity = (
+            change
+            if self.velocity is None
+            else self.velocity.mul(self.settings.momentum).add_(change)
+        )
         return weights.add(self.velocity, alpha=self.settings.lr)
 
 
 class Adaptive(Strategy):
-    """m = b1 m + (1 - b1) d; v by the rule; x + lr m / (sqrt(v) + tau). v starts at tau^2, as in the paper."""
+    """m = b1 m + (1 - b1) d; v by the rule; x + lr m / (sqrt(v) + tau). v starts at tau^2, as in
+    the paper.
+    """
 
-    def __init__(self, settings: Settings, second_moment: Callable[[Tensor, Tensor, float], Tensor]) -> None:
+    def __init__(
+        self, settings: Settings, second_moment: Callable[[Tensor, Tensor, float], Tensor]
+    ) -> None:
         super().__init__(settings)
         self._second_moment = second_moment
         self.first: Tensor | None = None
@@ -110,7 +128,9 @@ class Adaptive(Strategy):
     def apply(self, weights: Tensor, change: Tensor) -> Tensor:
         beta1, beta2 = self.settings.betas
         first = torch.zeros_like(change) if self.first is None else self.first
-        second = torch.full_like(change, self.settings.tau**2) if self.second is None else self.second
+        second = (
+            torch.full_like(change, self.settings.tau**2) if self.second is None else self.second
+        )
         self.first = beta1 * first + (1 - beta1) * change
         self.second = self._second_moment(second, change.square(), beta2)
         return weights + self.settings.lr * self.first / (self.second.sqrt() + self.settings.tau)
@@ -127,7 +147,9 @@ def yogi_moment(second: Tensor, squared: Tensor, beta: float) -> Tensor:
 
 
 class Scaffold(FedAvg):
-    """Clients correct every gradient by c - c_i; the mean of their changes of c_i, times |S|/N, moves c."""
+    """Clients correct every gradient by c - c_i; the mean of their changes of c_i, times |S|/N,
+    moves c.
+    """
 
     linear = False
 
@@ -142,10 +164,14 @@ class Scaffold(FedAvg):
 
     def combine(self, replies: Sequence[Reply]) -> Tensor:
         """The plain mean, as in the paper: the control variates are not weighed either."""
-        return torch.stack([reply.change for reply in sorted(replies, key=lambda reply: reply.client)]).mean(dim=0)
+        return torch.stack(
+            [reply.change for reply in sorted(replies, key=lambda reply: reply.client)]
+        ).mean(dim=0)
 
     def note(self, replies: Sequence[Reply]) -> None:
-        moved = [reply.extra["control"] for reply in sorted(replies, key=lambda reply: reply.client)]
+        moved = [
+            reply.extra["control"] for reply in sorted(replies, key=lambda reply: reply.client)
+        ]
         assert self.control is not None
         self.control = self.control + torch.stack(moved).sum(dim=0) / self.settings.num_clients
 
@@ -160,7 +186,10 @@ class Robust(FedAvg):
         self._rule = rule
 
     def combine(self, replies: Sequence[Reply]) -> Tensor:
-        return self._rule(torch.stack([r.change for r in sorted(replies, key=lambda reply: reply.client)]), self.settings)
+        return self._rule(
+            torch.stack([r.change for r in sorted(replies, key=lambda reply: reply.client)]),
+            self.settings,
+        )
 
 
 def trimmed_mean(changes: Tensor, settings: Settings) -> Tensor:

@@ -1,7 +1,8 @@
-"""What is said to a resident client and what it answers: numbers and names as JSON, vectors as bytes. No pickle, no torch.
+"""What is said to a resident client and what it answers: numbers and names as JSON, vectors as
+bytes. No pickle, no torch.
 
-A statement is `(head, vectors)`. The same form travels over a local socket (this file) and inside Flower's messages
-(`flower`), so whoever reads one of them has read all that a client can send.
+A statement is `(head, vectors)`. The same form travels over a local socket (this file) and inside
+Flower's messages (`flower`), so whoever reads one of them has read all that a client can send.
 """
 
 from __future__ import annotations
@@ -22,14 +23,22 @@ LIMIT_BYTES = 1 << 26  # of a head
 
 
 def pack(head: Mapping[str, Any], vectors: Mapping[str, NDArray[Any]]) -> bytes:
-    """The bytes of a statement: length of the JSON, the JSON, the vectors end to end. Raises `ValueError` for other types."""
+    """The bytes of a statement: length of the JSON, the JSON, the vectors end to end. Raises
+    `ValueError` for other types.
+    """
     listed = []
     for name, vector in vectors.items():
         if vector.ndim != 1 or str(vector.dtype) not in DTYPES:
-            raise ValueError(f"'{name}' is {vector.dtype} of {vector.ndim} dimensions; vectors of {', '.join(DTYPES)} travel")
+            raise ValueError(
+                f"'{name}' is {vector.dtype} of {vector.ndim} dimensions; vectors of {', '.join(DTYPES)} travel"
+            )
         listed.append([name, str(vector.dtype), vector.size])
     text = json.dumps({"head": dict(head), "vectors": listed}, allow_nan=False).encode()
-    return struct.pack(">Q", len(text)) + text + b"".join(np.ascontiguousarray(v).tobytes() for v in vectors.values())
+    return (
+        struct.pack(">Q", len(text))
+        + text
+        + b"".join(np.ascontiguousarray(v).tobytes() for v in vectors.values())
+    )
 
 
 def send(line: socket.socket, head: Mapping[str, Any], vectors: Mapping[str, NDArray[Any]]) -> None:
@@ -38,7 +47,9 @@ def send(line: socket.socket, head: Mapping[str, Any], vectors: Mapping[str, NDA
 
 
 def receive(line: socket.socket) -> tuple[Head, Vectors]:
-    """Read a statement. Raises `ConnectionError` when the other end is gone and `ValueError` for what `pack` never makes."""
+    """Read a statement. Raises `ConnectionError` when the other end is gone and `ValueError` for
+    what `pack` never makes.
+    """
     (length,) = struct.unpack(">Q", _read(line, 8))
     if length > LIMIT_BYTES:
         raise ValueError(f"a head of {length} bytes")
@@ -54,7 +65,8 @@ def receive(line: socket.socket) -> tuple[Head, Vectors]:
 
 def _read(line: socket.socket, size: int) -> bytearray:
     data = bytearray(size)
-    view, done = memoryview(data), 0
+    view = memoryview(data)
+    done = 0
     while done < size:
         count = line.recv_into(view[done:])
         if not count:

@@ -1,7 +1,8 @@
 """torch's elastic agent, set up for ranks of one machine that start fast and end together.
 
-Ranks are forked from a server that has torch loaded: with torch 2.13 on two cores a second launch takes 0.2 s that way
-against 2.1 s by spawn. The server is asked to load while this process loads the agent itself.
+Ranks are forked from a server that has torch loaded: with torch 2.13 on two cores a second launch
+takes 0.2 s that way against 2.1 s by spawn. The server is asked to load while this process loads
+the agent itself.
 """
 
 from __future__ import annotations
@@ -29,19 +30,33 @@ SHUTDOWN_SECONDS = 5
 _PRELOADED = [  # torch's compiler is loaded by the first optimizer that is made
     "torch", "torch.distributed", "torch.distributed.elastic.multiprocessing", "torch._dynamo", "plait.engine.build",
 ]  # fmt: skip
-_AGENT_VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT")
+_AGENT_VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "ROLE_NAME",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
 _AGENT_ENDINGS = ("WORLD_SIZE",)
 _AGENT_BEGINNINGS = ("TORCHELASTIC_",)
 
 
-def run_ranks(main: Callable[..., T], args: tuple[object, ...], nproc: int, monitor_seconds: float) -> dict[int, T]:
+def run_ranks(
+    main: Callable[..., T], args: tuple[object, ...], nproc: int, monitor_seconds: float
+) -> dict[int, T]:
     """Results by rank; raises the first error of any rank (see `launch`)."""
     start_method = start_server()
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    with tempfile.TemporaryDirectory(prefix="plait-launch-") as folder, _signals_restored(), _quiet_agent():
+    with (
+        tempfile.TemporaryDirectory(prefix="plait-launch-") as folder,
+        _signals_restored(),
+        _quiet_agent(),
+    ):
         failures = Path(folder, "failures")
         failures.mkdir()
         config: dict[str, Any] = {
@@ -58,8 +73,12 @@ def run_ranks(main: Callable[..., T], args: tuple[object, ...], nproc: int, moni
             "logs_specs": DefaultLogsSpecs(log_dir=str(Path(folder, "agent"))),
             "shutdown_timeout": SHUTDOWN_SECONDS,
         }
-        known = {field.name for field in fields(LaunchConfig)}  # shutdown_timeout is younger than torch 2.6
-        agent = elastic_launch(LaunchConfig(**{key: value for key, value in config.items() if key in known}), run_rank)
+        known = {
+            field.name for field in fields(LaunchConfig)
+        }  # shutdown_timeout is younger than torch 2.6
+        agent = elastic_launch(
+            LaunchConfig(**{key: value for key, value in config.items() if key in known}), run_rank
+        )
         settings = RankSettings(failures, num_threads(nproc), free_environment())
         try:
             return dict(agent(settings, main, args))
@@ -72,16 +91,22 @@ def run_ranks(main: Callable[..., T], args: tuple[object, ...], nproc: int, moni
 
 
 def num_threads(nproc: int) -> int:
-    """Threads for each of `nproc` ranks: the user's OMP_NUM_THREADS, else an equal share of the cores."""
+    """Threads for each of `nproc` ranks: the user's OMP_NUM_THREADS, else an equal share of the
+    cores.
+    """
     chosen = os.environ.get("OMP_NUM_THREADS", "")
     if chosen.isdigit() and int(chosen) > 0:
         return int(chosen)
-    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    num_cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return max(1, num_cores // nproc)
 
 
 def _first_error(error: Any, failures: Path) -> BaseException:
-    """The cause: a rank that died without a word came before the ranks that noticed; else the earliest word."""
+    """The cause: a rank that died without a word came before the ranks that noticed; else the
+    earliest word.
+    """
     rank, process = error.get_first_failure()
     told = read_failures(failures)
     if any(failure.rank == rank for failure in told):
@@ -96,7 +121,11 @@ def free_environment() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if not (name in _AGENT_VARIABLES or name.endswith(_AGENT_ENDINGS) or name.startswith(_AGENT_BEGINNINGS))
+        if not (
+            name in _AGENT_VARIABLES
+            or name.endswith(_AGENT_ENDINGS)
+            or name.startswith(_AGENT_BEGINNINGS)
+        )
     }
 
 
@@ -126,9 +155,18 @@ def _signals_restored() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet_agent() -> Iterator[None]:
-    """The agent logs a traceback of its own for each failure; the error that is raised says it better."""
-    known = [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]
-    loggers = [logging.getLogger(name) for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn", *known)]
+    """The agent logs a traceback of its own for each failure; the error that is raised says it
+    better.
+    """
+    known = [
+        name
+        for name in logging.root.manager.loggerDict
+        if name.startswith("torch.distributed.elastic")
+    ]
+    loggers = [
+        logging.getLogger(name)
+        for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn", *known)
+    ]
     before = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)

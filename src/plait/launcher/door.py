@@ -1,6 +1,7 @@
 """The door: `launch` starts the ranks or joins those that are there.
 
-This is the one place that reads torchrun's environment variables, so that no engine, strategy or model ever does.
+This is the one place that reads torchrun's environment variables, so that no engine, strategy or
+model ever does.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class JoinedWorld:
 
 
 def joined_world(environment: Mapping[str, str] | None = None) -> JoinedWorld | None:
-    """The world that this process belongs to by torchrun's variables; None when it belongs to none."""
+    """The world that this process belongs to by torchrun's variables; None when it belongs to
+    none.
+    """
     variables = os.environ if environment is None else environment
     if any(name not in variables for name in _WORLD_VARIABLES):
         return None
@@ -44,22 +47,28 @@ def joined_world(environment: Mapping[str, str] | None = None) -> JoinedWorld | 
 
 
 def launch(
-    main: Callable[..., T], *args: object, nproc: int | None = None, monitor_seconds: float = 0.05, restarts: int = 0
+    main: Callable[..., T],
+    *args: object,
+    nproc: int | None = None,
+    monitor_seconds: float = 0.05,
+    restarts: int = 0,
 ) -> list[T]:
     """Run `main(*args)` in `nproc` local ranks and return their results, rank by rank.
 
-    `main` and `args` travel by pickle, so `main` is a function at the top level of a module. Each rank finds torchrun's
-    variables (RANK, WORLD_SIZE, MASTER_ADDR ...) and computes with cores // nproc threads unless OMP_NUM_THREADS is set.
-    Inside a world that is already running (torchrun, or a rank of `launch`) nothing is started: `main(*args)` runs here,
-    and the list holds this rank's own result.
+    `main` and `args` travel by pickle, so `main` is a function at the top level of a module. Each
+    rank finds torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR ...) and computes with cores //
+    nproc threads unless OMP_NUM_THREADS is set. Inside a world that is already running (torchrun,
+    or a rank of `launch`) nothing is started: `main(*args)` runs here, and the list holds this
+    rank's own result.
 
-    With `restarts` a rank that dies (a signal, a lost connection) is started again while the others go on, that many times
-    in all, for plans whose ranks need not be there together (`local`, `async-server`); a rank that is lost for good has no
-    result.
+    With `restarts` a rank that dies (a signal, a lost connection) is started again while the others
+    go on, that many times in all, for plans whose ranks need not be there together (`local`,
+    `async-server`); a rank that is lost for good has no result.
 
-    Errors: the first rank to fail ends the run; the others are stopped within seconds. A `PlaitError` is raised here as
-    the same class with the same message; anything else becomes `RankFailed` with the rank, its signal or exit code, and
-    the end of its traceback. `WorldSizeError` when `nproc` does not fit the world that is there.
+    Errors: the first rank to fail ends the run; the others are stopped within seconds. A
+    `PlaitError` is raised here as the same class with the same message; anything else becomes
+    `RankFailed` with the rank, its signal or exit code, and the end of its traceback.
+    `WorldSizeError` when `nproc` does not fit the world that is there.
     """
     world = joined_world()
     if world is not None:
@@ -71,7 +80,9 @@ def launch(
         keep_freed_memory()
         return [main(*args)]
     if nproc is None or nproc < 1:
-        raise WorldSizeError(f"launch needs the number of ranks to start, 1 or more: launch(main, nproc=2), not {nproc}")
+        raise WorldSizeError(
+            f"launch needs the number of ranks to start, 1 or more: launch(main, nproc=2), not {nproc}"
+        )
     _check_can_travel(main, args)
 
     if restarts:
@@ -93,7 +104,9 @@ def _check_can_travel(main: Callable[..., object], args: tuple[object, ...]) -> 
             "plait.launch was called while a rank imports the main script; put the call under `if __name__ == '__main__':`"
         )
     if main.__module__ == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
-        raise PlaitError(f"'{main.__qualname__}' was typed into an interpreter; ranks can only run functions from a file")
+        raise PlaitError(
+            f"'{main.__qualname__}' was typed into an interpreter; ranks can only run functions from a file"
+        )
     try:
         ForkingPickler.dumps((main, args))
     except (pickle.PicklingError, AttributeError, TypeError) as error:

@@ -1,6 +1,7 @@
 """A rank's failure as a small JSON file, and the error that it becomes in the launcher.
 
-Text rather than pickle: an exception class that cannot be unpickled would turn one error into another.
+Text rather than pickle: an exception class that cannot be unpickled would turn one error into
+another.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class Failure:
         part.replace(path)
 
     def as_error(self) -> PlaitError:
-        """The same class and message when it is a `PlaitError`, else `RankFailed` with the end of the traceback."""
+        """The same class and message when it is a `PlaitError`, else `RankFailed` with the end of
+        the traceback.
+        """
         known = getattr(errors, self.kind, None)
         if not (isinstance(known, type) and issubclass(known, PlaitError)):
             tail = "\n".join(self.traceback.rstrip().splitlines()[-TRACEBACK_LINES:])
@@ -62,7 +65,9 @@ def read_failures(folder: Path) -> list[Failure]:
 def died_silently(rank: int, exit_code: int) -> RankFailed:
     """The error for a rank that left no word: a signal, or an exit from native code."""
     if exit_code >= 0:
-        return RankFailed(f"rank {rank} ended with exit code {exit_code} and left no error; the other ranks were stopped")
+        return RankFailed(
+            f"rank {rank} ended with exit code {exit_code} and left no error; the other ranks were stopped"
+        )
     try:
         name = signal.Signals(-exit_code).name
     except ValueError:

@@ -1,7 +1,8 @@
 """What surrounds `main` inside one rank.
 
-A rank must end whatever happens: it dies with its launcher, it writes its error to a file before it goes, and it leaves
-by `os._exit`, since the interpreter's own farewell may wait for a collective that nobody else will ever join.
+A rank must end whatever happens: it dies with its launcher, it writes its error to a file before it
+goes, and it leaves by `os._exit`, since the interpreter's own farewell may wait for a collective
+that nobody else will ever join.
 """
 
 from __future__ import annotations
@@ -25,14 +26,17 @@ from plait.launcher.failure import Failure
 
 T = TypeVar("T")
 
-# A rank whose peer died fails too, a moment later, with "connection closed". It waits this long before it goes, so that
+# A rank whose peer died fails too, a moment later, with "connection closed". It waits this long
+# before it goes, so that
 # the agent sees the first death first and names the cause instead of a consequence.
 AFTERMATH_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class RankSettings:
-    """What the launcher tells each rank: where to write its failure, with how many threads to compute, its environment."""
+    """What the launcher tells each rank: where to write its failure, with how many threads to
+    compute, its environment.
+    """
 
     failures: Path
     num_threads: int
@@ -42,8 +46,12 @@ class RankSettings:
 def run_rank(settings: RankSettings, main: Callable[..., T], args: tuple[object, ...]) -> T:
     """Run `main(*args)` in this process, which is a rank; does not return when it fails."""
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches every rank: end at once, the launcher speaks for all
-    os.environ.update(settings.environment)  # the fork server keeps the variables of the moment it was started
+    signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # Ctrl-C reaches every rank: end at once, the launcher speaks for all
+    os.environ.update(
+        settings.environment
+    )  # the fork server keeps the variables of the moment it was started
     keep_freed_memory()
 
     import torch
@@ -68,7 +76,9 @@ def _leave(settings: RankSettings, error: BaseException) -> NoReturn:
 
 
 def die_with_parent() -> None:
-    """End this process when the one that asked for it is gone, even by SIGKILL: a fork server would keep it alive."""
+    """End this process when the one that asked for it is gone, even by SIGKILL: a fork server would
+    keep it alive.
+    """
     launcher = multiprocessing.parent_process()
     if launcher is None:
         return
@@ -77,4 +87,6 @@ def die_with_parent() -> None:
         multiprocessing.connection.wait([sentinel])
         os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
 
-    threading.Thread(target=watch, args=(launcher.sentinel,), name="launcher-watch", daemon=True).start()
+    threading.Thread(
+        target=watch, args=(launcher.sentinel,), name="launcher-watch", daemon=True
+    ).start()

@@ -1,8 +1,9 @@
-"""Ranks that are started again when they die, while the others go on; the counterpart of `agent`, which ends them all.
+"""Ranks that are started again when they die, while the others go on; the counterpart of `agent`,
+which ends them all.
 
-torch's agent restarts the whole group when one of its ranks dies: the group is broken. Here the ranks need no group to live
-(`plait.comm.crew`), so each is a process of its own, and this process keeps what outlives any of them: the roster of who is
-in, and a store.
+torch's agent restarts the whole group when one of its ranks dies: the group is broken. Here the
+ranks need no group to live (`plait.comm.crew`), so each is a process of its own, and this process
+keeps what outlives any of them: the roster of who is in, and a store.
 """
 
 from __future__ import annotations
@@ -39,8 +40,12 @@ class _Rank:
     results: Connection
 
 
-def supervise(main: Callable[..., T], args: tuple[object, ...], nproc: int, restarts: int) -> dict[int, T]:
-    """Results of the ranks that came to an end, by rank; raises what cannot be cured by starting a rank again."""
+def supervise(
+    main: Callable[..., T], args: tuple[object, ...], nproc: int, restarts: int
+) -> dict[int, T]:
+    """Results of the ranks that came to an end, by rank; raises what cannot be cured by starting a
+    rank again.
+    """
     context: Any = multiprocessing.get_context(start_server())
     roster = Roster(nproc, host=HOST)
     store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
@@ -54,7 +59,9 @@ def supervise(main: Callable[..., T], args: tuple[object, ...], nproc: int, rest
             told = {**free_environment(), **replace(place, seat=rank).as_variables()}
             ours, theirs = context.Pipe(duplex=False)
             settings = RankSettings(failures, num_threads(nproc), told)
-            process = context.Process(target=_live, args=(theirs, settings, main, args), name=f"rank {rank}")
+            process = context.Process(
+                target=_live, args=(theirs, settings, main, args), name=f"rank {rank}"
+            )
             process.start()
             theirs.close()
             ranks[rank] = _Rank(process, ours)
@@ -84,9 +91,13 @@ def supervise(main: Callable[..., T], args: tuple[object, ...], nproc: int, rest
     return results
 
 
-def _live(results: Connection, settings: RankSettings, main: Callable[..., T], args: tuple[object, ...]) -> None:
+def _live(
+    results: Connection, settings: RankSettings, main: Callable[..., T], args: tuple[object, ...]
+) -> None:
     """The life of a rank."""
-    results.send_bytes(pickle.dumps(run_rank(settings, main, args)))  # whole: the memory of a rank ends with it
+    results.send_bytes(
+        pickle.dumps(run_rank(settings, main, args))
+    )  # whole: the memory of a rank ends with it
     results.close()
     os._exit(0)
 

@@ -1,8 +1,8 @@
 """Which elements of a global tensor: boxes, and ranges of the elements of a box in row-major order.
 
-A tensor axis gives a rank a box of the tensor; ZeRO gives it a flat range of that box. A flat range is a handful of
-rectangles (a ragged head, whole rows, a ragged tail, in every dim), and rectangles can be intersected and subtracted.
-That is all that resharding needs. Pure: no torch.
+A tensor axis gives a rank a box of the tensor; ZeRO gives it a flat range of that box. A flat range
+is a handful of rectangles (a ragged head, whole rows, a ragged tail, in every dim), and rectangles
+can be intersected and subtracted. That is all that resharding needs. Pure: no torch.
 
     box of extent (4, 5), range [3, 13)      . . . h h      3 rectangles = 2 * ndim - 1
                                              m m m m m
@@ -19,7 +19,9 @@ from operator import add, sub
 
 @dataclass(frozen=True)
 class Box:
-    """The elements x with offset[d] <= x[d] < offset[d] + extent[d] in every dim d; of a 0-dim tensor, its one element."""
+    """The elements x with offset[d] <= x[d] < offset[d] + extent[d] in every dim d; of a 0-dim
+    tensor, its one element.
+    """
 
     offset: tuple[int, ...]
     extent: tuple[int, ...]
@@ -45,7 +47,9 @@ class Box:
 
     def fits(self, shape: Sequence[int]) -> bool:
         """Whether the box lies inside a tensor of this shape."""
-        return len(shape) == len(self.offset) and all(end <= size for end, size in zip(self.end, shape, strict=True))
+        return len(shape) == len(self.offset) and all(
+            end <= size for end, size in zip(self.end, shape, strict=True)
+        )
 
     def intersect(self, other: Box) -> Box | None:
         """The elements of both; None when there are none."""
@@ -54,15 +58,21 @@ class Box:
         return Box(offset, extent) if min(extent, default=1) > 0 else None
 
     def subtract(self, inner: Box) -> list[Box]:
-        """The elements outside `inner`, a box within this one: at most two boxes a dim, disjoint."""
+        """The elements outside `inner`, a box within this one: at most two boxes a dim,
+        disjoint.
+        """
         rest: list[Box] = []
-        offset, end = list(self.offset), list(self.end)
+        offset = list(self.offset)
+        end = list(self.end)
         for dim, (start, stop) in enumerate(zip(inner.offset, inner.end, strict=True)):
             for low, high in ((offset[dim], start), (stop, end[dim])):
                 if low < high:
-                    lows, highs = [*offset], [*end]
+                    lows = [*offset]
+                    highs = [*end]
                     lows[dim], highs[dim] = low, high
-                    rest.append(Box(tuple(lows), tuple(b - a for a, b in zip(lows, highs, strict=True))))
+                    rest.append(
+                        Box(tuple(lows), tuple(b - a for a, b in zip(lows, highs, strict=True)))
+                    )
             offset[dim], end[dim] = start, stop
         return rest
 
@@ -76,7 +86,9 @@ class Box:
 
 @dataclass(frozen=True)
 class Rectangle:
-    """A box, in global coordinates, whose elements follow each other in a flat range from `position` on."""
+    """A box, in global coordinates, whose elements follow each other in a flat range from
+    `position` on.
+    """
 
     box: Box
     position: int
@@ -92,7 +104,9 @@ class FlatRange:
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.stop <= self.box.numel:
-            raise ValueError(f"[{self.start}, {self.stop}) is no range of the {self.box.numel} elements of {self.box}")
+            raise ValueError(
+                f"[{self.start}, {self.stop}) is no range of the {self.box.numel} elements of {self.box}"
+            )
 
     @property
     def numel(self) -> int:
@@ -100,11 +114,13 @@ class FlatRange:
         return self.stop - self.start
 
     def rectangles(self) -> list[Rectangle]:
-        """The fewest rectangles that make up the range, in its order: at most 2 * ndim - 1, and one for 0 dims.
+        """The fewest rectangles that make up the range, in its order: at most 2 * ndim - 1, and one
+        for 0 dims.
 
         Each is contiguous in the range, so it is a view of the range's 1-D tensor.
         """
-        found, position = [], 0
+        found = []
+        position = 0
         for box in _cut(self.box.extent, self.start, self.stop):
             shifted = tuple(base + at for base, at in zip(self.box.offset, box.offset, strict=True))
             found.append(Rectangle(Box(shifted, box.extent), position))
@@ -119,8 +135,10 @@ def _cut(extent: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
     if not extent:
         yield Box((), ())
         return
-    row, inner = math.prod(extent[1:]), extent[1:]
-    first, last = -(-start // row), stop // row  # the whole rows are [first, last)
+    row = math.prod(extent[1:])
+    inner = extent[1:]
+    first = -(-start // row)
+    last = stop // row  # the whole rows are [first, last)
     if first > last:  # inside one row
         yield from _in_row(last, inner, start - last * row, stop - last * row)
         return

@@ -1,7 +1,8 @@
 """Process groups for axes: the one place where torch groups are made.
 
-`new_group` is collective over the whole world, so all lines of an axis are made at once, in the order of the mesh, by
-every rank, at the first request; axes with the same lines (dp and dp x cp when cp is 1) share one group.
+`new_group` is collective over the whole world, so all lines of an axis are made at once, in the
+order of the mesh, by every rank, at the first request; axes with the same lines (dp and dp x cp
+when cp is 1) share one group.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from plait.mesh.mesh import AxisName, Mesh
 
 
 class Groups:
-    """The process groups of one rank, made lazily. The first request for an axis is a collective call of all ranks."""
+    """The process groups of one rank, made lazily. The first request for an axis is a collective
+    call of all ranks.
+    """
 
     def __init__(self, mesh: Mesh, rank: int, timeout_seconds: float) -> None:
         self.mesh = mesh
@@ -23,7 +26,9 @@ class Groups:
         self._made: dict[tuple[tuple[int, ...], ...], dist.ProcessGroup] = {}
 
     def group(self, axis: AxisName) -> dist.ProcessGroup:
-        """The group of this rank's line of `axis`; its members are in the order of their coordinates."""
+        """The group of this rank's line of `axis`; its members are in the order of their
+        coordinates.
+        """
         lines = self.mesh.lines(axis)
         everyone = tuple(range(self.mesh.size))
         if lines == (everyone,):

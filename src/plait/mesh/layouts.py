@@ -1,8 +1,9 @@
 """Four letters: what the ranks of one mesh axis hold of one tensor.
 
-`R` replicated (the same value, used differently by each rank, so its gradients are partial), `I` invariant (the same
-value, the same use), `S(dim)` sharded along a tensor dimension, `P` a partial sum. The dual of a layout is the layout
-of its gradient; with it one law gives every backward: the backward of `a -> b` is `b* -> a*`.
+`R` replicated (the same value, used differently by each rank, so its gradients are partial), `I`
+invariant (the same value, the same use), `S(dim)` sharded along a tensor dimension, `P` a partial
+sum. The dual of a layout is the layout of its gradient; with it one law gives every backward: the
+backward of `a -> b` is `b* -> a*`.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ class Invariant(Layout):
 
 @dataclass(frozen=True)
 class Sharded(Layout):
-    """Rank k of the axis holds the k-th of equal parts along tensor dimension `dim` (negative counts from the end)."""
+    """Rank k of the axis holds the k-th of equal parts along tensor dimension `dim` (negative
+    counts from the end).
+    """
 
     dim: int
 

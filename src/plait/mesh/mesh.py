@@ -1,13 +1,15 @@
 """The mesh: ranks 0..n-1 named by their coordinates on the axes pp, dp, cp, tp.
 
-The tensor axis is innermost, because it sends most often and neighbours in rank are neighbours in hardware. The expert
-axis `ep` owns no ranks: it borrows the inner part of the dp x cp line, and `edp` is what remains of that line. Where the
-ranks of several nodes meet on it, `ep_local` is the part of it inside a node, and `ep_nodes` goes from node to node.
+The tensor axis is innermost, because it sends most often and neighbours in rank are neighbours in
+hardware. The expert axis `ep` owns no ranks: it borrows the inner part of the dp x cp line, and
+`edp` is what remains of that line. Where the ranks of several nodes meet on it, `ep_local` is the
+part of it inside a node, and `ep_nodes` goes from node to node.
 
          pp outermost            a rank = ((pp * DP + dp) * CP + cp) * TP + tp
         /  dp (dp_replicate, dp_shard)
        /  /  cp
-      /  /  /  tp innermost (2d: tp_row, tp_col; 2.5d: tp_depth, tp_row, tp_col; 3d: tp_i, tp_j, tp_l)
+      /  /  /  tp innermost (2d: tp_row, tp_col; 2.5d: tp_depth, tp_row, tp_col; 3d: tp_i, tp_j,
+      tp_l)
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ AxisName = str | tuple[str, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
-    """Sizes of the axes. Every name that `line` takes: the axes, their sub-axes, `ep`, `edp`, `world`, and tuples of these.
+    """Sizes of the axes. Every name that `line` takes: the axes, their sub-axes, `ep`, `edp`,
+    `world`, and tuples of these.
 
     `node` is the number of ranks of a node, whose ranks follow each other; 0: all are on one.
 
@@ -40,24 +43,35 @@ class Mesh:
     ep: int = 1
     dp_replicate: int = 1
     node: int = 0
-    tp_parts: tuple[tuple[str, int], ...] = ()  # (sub-axis, size), outermost first; empty: tp has no sub-axes
+    tp_parts: tuple[
+        tuple[str, int], ...
+    ] = ()  # (sub-axis, size), outermost first; empty: tp has no sub-axes
 
     def __post_init__(self) -> None:
         for name in ("pp", "dp", "cp", "tp", "ep", "dp_replicate"):
             if getattr(self, name) < 1:
-                raise PlanError(f"the size of axis {name} is {getattr(self, name)}; it must be at least 1")
+                raise PlanError(
+                    f"the size of axis {name} is {getattr(self, name)}; it must be at least 1"
+                )
         if self.dp % self.dp_replicate:
-            raise PlanError(f"dp{self.dp} cannot be cut into {self.dp_replicate} replicas; replicate must divide {self.dp}")
+            raise PlanError(
+                f"dp{self.dp} cannot be cut into {self.dp_replicate} replicas; replicate must divide {self.dp}"
+            )
         if (self.dp * self.cp) % self.ep:
-            raise PlanError(f"ep{self.ep} must divide dp x cp = {self.dp * self.cp}, from which it borrows its ranks")
+            raise PlanError(
+                f"ep{self.ep} must divide dp x cp = {self.dp * self.cp}, from which it borrows its ranks"
+            )
         if self.tp_parts and math.prod(size for _, size in self.tp_parts) != self.tp:
             parts = " x ".join(f"{name}{size}" for name, size in self.tp_parts)
             raise PlanError(f"the parts {parts} of tp do not multiply to tp{self.tp}")
 
     @staticmethod
     def of(plan: Any) -> Mesh:
-        """The mesh of a `Plan`, or of any object with the attributes dp, tp, pp, cp (each with a size) and ep."""
-        tp, parts = plan.tp, tuple[tuple[str, int], ...]()
+        """The mesh of a `Plan`, or of any object with the attributes dp, tp, pp, cp (each with a
+        size) and ep.
+        """
+        tp = plan.tp
+        parts = tuple[tuple[str, int], ...]()
         q = tp.q if tp.mode != "1d" else 1
         if tp.mode == "2d":
             parts = (("tp_row", q), ("tp_col", q))
@@ -84,11 +98,23 @@ class Mesh:
     def names(self) -> tuple[str, ...]:
         """Every single axis name of this mesh."""
         experts = ("ep", "ep_local", "ep_nodes", "edp")
-        return ("pp", "dp", "cp", "tp", "dp_replicate", "dp_shard", *(name for name, _ in self.tp_parts), *experts, "world")
+        return (
+            "pp",
+            "dp",
+            "cp",
+            "tp",
+            "dp_replicate",
+            "dp_shard",
+            *(name for name, _ in self.tp_parts),
+            *experts,
+            "world",
+        )
 
     @property
     def experts_span_nodes(self) -> bool:
-        """Whether every line of `ep` is ranks of several nodes, as many of each, and more than one."""
+        """Whether every line of `ep` is ranks of several nodes, as many of each, and more than
+        one.
+        """
         if self.node < 1:
             return False
         parts = [[rank // self.node for rank in line] for line in self.lines("ep")]
@@ -100,10 +126,11 @@ class Mesh:
         return len(self.line(0, axis))
 
     def line(self, rank: int, axis: AxisName) -> tuple[int, ...]:
-        """The global ranks that differ from `rank` only on `axis`, `rank` among them, in the order of their coordinates.
+        """The global ranks that differ from `rank` only on `axis`, `rank` among them, in the order
+        of their coordinates.
 
-        A tuple of names is their product, the last name fastest. On 2d, the line of `tp_row` runs over the rows: it is a
-        column of the grid.
+        A tuple of names is their product, the last name fastest. On 2d, the line of `tp_row` runs
+        over the rows: it is a column of the grid.
 
         Raises:
             PlanError: an unknown axis, or a rank outside the mesh.
@@ -111,7 +138,9 @@ class Mesh:
         return _line(self, rank, axis)
 
     def lines(self, axis: AxisName) -> tuple[tuple[int, ...], ...]:
-        """All lines of an axis, each once, ordered by their smallest rank: the same answer on every rank."""
+        """All lines of an axis, each once, ordered by their smallest rank: the same answer on every
+        rank.
+        """
         return _lines(self, axis)
 
     def coordinate(self, rank: int, axis: AxisName) -> int:
@@ -128,7 +157,12 @@ class Mesh:
 
     def _stride_and_size(self, name: str) -> tuple[int, int]:
         """An axis that owns ranks is an arithmetic progression of ranks."""
-        strides = {"tp": 1, "cp": self.tp, "dp": self.cp * self.tp, "pp": self.dp * self.cp * self.tp}
+        strides = {
+            "tp": 1,
+            "cp": self.tp,
+            "dp": self.cp * self.tp,
+            "pp": self.dp * self.cp * self.tp,
+        }
         if name in strides:
             return strides[name], getattr(self, name)
         shard = self.dp // self.dp_replicate
@@ -155,20 +189,29 @@ def _line(mesh: Mesh, rank: int, axis: AxisName) -> tuple[int, ...]:
     if isinstance(axis, tuple):
         if not axis:
             return (rank,)
-        line = tuple(inner for outer in _line(mesh, rank, axis[0]) for inner in _line(mesh, outer, axis[1:]))
+        line = tuple(
+            inner for outer in _line(mesh, rank, axis[0]) for inner in _line(mesh, outer, axis[1:])
+        )
         if len(set(line)) < len(line):
-            raise PlanError(f"the axes {' x '.join(axis)} overlap; a product takes each direction of the mesh once")
+            raise PlanError(
+                f"the axes {' x '.join(axis)} overlap; a product takes each direction of the mesh once"
+            )
         return line
     if axis == "world":
         return tuple(range(mesh.size))
     if axis in {"ep", "edp"}:
         pool = _line(mesh, rank, ("dp", "cp"))
-        place, ep = pool.index(rank), mesh.ep
+        place = pool.index(rank)
+        ep = mesh.ep
         return pool[place // ep * ep :][:ep] if axis == "ep" else pool[place % ep :: ep]
     if axis in {"ep_local", "ep_nodes"}:
         whole = _line(mesh, rank, "ep")
         nodes = [other // mesh.node if mesh.node else 0 for other in whole]
-        local = tuple(other for other, node in zip(whole, nodes, strict=True) if node == nodes[whole.index(rank)])
+        local = tuple(
+            other
+            for other, node in zip(whole, nodes, strict=True)
+            if node == nodes[whole.index(rank)]
+        )
         return local if axis == "ep_local" else whole[local.index(rank) :: len(local)]
     stride, size = mesh._stride_and_size(axis)
     first = rank - rank // stride % size * stride

@@ -1,14 +1,16 @@
 """Balanced ranges: which part of `numel` things belongs to rank `index` of `size`.
 
-Balanced (sizes differ by at most one, larger ones first) rather than padded, so that no rank stores or sends what is
-not there, and so that every rank can compute every other rank's range without asking.
+Balanced (sizes differ by at most one, larger ones first) rather than padded, so that no rank stores
+or sends what is not there, and so that every rank can compute every other rank's range without
+asking.
 """
 
 from __future__ import annotations
 
 
 def shard_range(numel: int, size: int, index: int) -> tuple[int, int]:
-    """The half-open range [start, stop) of part `index` when `numel` things are cut into `size` balanced parts.
+    """The half-open range [start, stop) of part `index` when `numel` things are cut into `size`
+    balanced parts.
 
     >>> [shard_range(10, 4, k) for k in range(4)]
     [(0, 3), (3, 6), (6, 8), (8, 10)]

@@ -1,20 +1,25 @@
-"""Models as plain single-device PyTorch, and what strategies must know of them, as data beside the code.
+"""Models as plain single-device PyTorch, and what strategies must know of them, as data beside the
+code.
 
-Each file has a `BLOCKS` pattern (the repeated blocks, what pipelines and ZeRO count in), a `CHAIN` (the patterns of the
-modules whose composition is the forward, one tensor from each to the next, so that a model can be cut between any two
-links) and `ROLES`, from module pattern to role. In a pattern `*` stands for one name between dots.
+Each file has a `BLOCKS` pattern (the repeated blocks, what pipelines and ZeRO count in), a `CHAIN`
+(the patterns of the modules whose composition is the forward, one tensor from each to the next, so
+that a model can be cut between any two links) and `ROLES`, from module pattern to role. In a
+pattern `*` stands for one name between dots.
 
 | role | the module |
 |---|---|
 | embedding | token numbers -> vectors; the table's rows are the vocabulary |
-| position | knows where in the sequence a token stands; `forward` takes `positions` [S] when they are not 0 .. S-1 |
+| position | knows where in the sequence a token stands; `forward` takes `positions` [S] when they
+are not 0 .. S-1 |
 | norm | normalises each feature vector |
 | column | first half of a pair of linear layers: the output features may be split |
 | row | second half: the input features are split as the `column` before left them |
-| attention | q, k, v [B, heads, S, head size] -> the same; no parameters; heads are independent, positions are not |
+| attention | q, k, v [B, heads, S, head size] -> the same; no parameters; heads are independent,
+positions are not |
 | head | vectors -> logits over the vocabulary, no bias |
 | router | chooses experts; its parameters compute alike on every tensor-parallel rank |
-| experts | rows sorted by expert, and their counts -> rows; parameters `gate`, `up`, `down` [experts, out, in] |
+| experts | rows sorted by expert, and their counts -> rows; parameters `gate`, `up`, `down`
+[experts, out, in] |
 | replicated | computes alike on every tensor-parallel rank |
 
 Modules without a role own no parameters and act on each element alone.
@@ -36,11 +41,14 @@ from plait.errors import ModelError, nearest
 CLASSES = {"mlp": "MLP", "gpt": "GPT", "llama": "Llama", "resnet": "ResNet", "fno": "FNO"}
 SPECIAL = ("hf",)
 OF_FIELDS = frozenset({"fno"})
-"""Whose output is a field of numbers, and whose targets are such fields: they minimise the squared error."""
+"""Whose output is a field of numbers, and whose targets are such fields: they minimise the squared
+error.
+"""
 
 
 def make(name: str, **keys: Any) -> nn.Module:
-    """The model `name` with the keys of its config, on the current default device; keys that are None count as absent.
+    """The model `name` with the keys of its config, on the current default device; keys that are
+    None count as absent.
 
     Raises `ModelError` for a name or key that is unknown, missing or impossible.
     """
@@ -51,12 +59,15 @@ def make(name: str, **keys: Any) -> nn.Module:
 
 
 def roles_of(name: str) -> dict[str, str]:
-    """From module pattern to role, for a model of this project; empty for a model that has no table."""
+    """From module pattern to role, for a model of this project; empty for a model that has no
+    table.
+    """
     return dict(_module(name).ROLES) if name in CLASSES else {}
 
 
 def roles_for(model: nn.Module) -> dict[str, str]:
-    """From module pattern to role, for any model: the table beside its class, or one derived for Hugging Face models.
+    """From module pattern to role, for any model: the table beside its class, or one derived for
+    Hugging Face models.
 
     Raises `ModelError` for a model that has none.
     """
@@ -75,8 +86,14 @@ def roles_for(model: nn.Module) -> dict[str, str]:
             f"this plan needs a table of roles for {type(model).__name__}: [model] roles = {{...}}, Options(roles=...), "
             f"or ROLES = {{...}} beside the class in {home.__name__}"
         )
-    names = [name for name, _ in model.named_modules()]  # a table is of a family, of which not every model has every module
-    return {pattern: role for pattern, role in table.items() if any(match(pattern, name) for name in names)}
+    names = [
+        name for name, _ in model.named_modules()
+    ]  # a table is of a family, of which not every model has every module
+    return {
+        pattern: role
+        for pattern, role in table.items()
+        if any(match(pattern, name) for name in names)
+    }
 
 
 def blocks_of(name: str) -> str | None:
@@ -85,7 +102,9 @@ def blocks_of(name: str) -> str | None:
 
 
 def chain_of(name: str) -> tuple[str, ...]:
-    """The patterns whose modules, in this order, compose to the forward; empty for a model that has no table."""
+    """The patterns whose modules, in this order, compose to the forward; empty for a model that has
+    no table.
+    """
     return tuple(_module(name).CHAIN) if name in CLASSES else ()
 
 
@@ -117,11 +136,19 @@ def _module(name: str) -> ModuleType:
 
 def _call(constructor: Any, name: str, keys: dict[str, Any]) -> nn.Module:
     """Call with a check of the keys first, so that a TypeError from inside stays what it is."""
-    known = {key: p for key, p in inspect.signature(constructor).parameters.items() if p.kind is not p.VAR_KEYWORD}
+    known = {
+        key: p
+        for key, p in inspect.signature(constructor).parameters.items()
+        if p.kind is not p.VAR_KEYWORD
+    }
     known |= getattr(constructor, "more_keys", {})
     for key in keys.keys() - known.keys():
         raise ModelError(f"model {name!r} has no key {key!r}; {nearest(key, known)}")
-    missing = [key for key, parameter in known.items() if parameter.default is parameter.empty and key not in keys]
+    missing = [
+        key
+        for key, parameter in known.items()
+        if parameter.default is parameter.empty and key not in keys
+    ]
     if missing:
         raise ModelError(f"model {name!r} needs {', '.join(missing)}")
     model: nn.Module = constructor(**keys)

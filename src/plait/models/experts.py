@@ -1,9 +1,11 @@
-"""A mixture of experts: a router, the experts as one grouped product, and the experts that every token shares.
+"""A mixture of experts: a router, the experts as one grouped product, and the experts that every
+token shares.
 
-Shazeer et al., "Outrageously Large Neural Networks" (2017); shared and fine-grained experts: Dai et al., "DeepSeekMoE"
-(2024), section 3. Between permuting the tokens and computing them stands an `Exchange`, which on one device does nothing:
-where experts live on other ranks, a strategy puts its own there, and the shared experts compute while tokens travel.
-Shapes: B samples, S positions, N = B S tokens, R routed rows, D hidden size, I inner size, E experts (here: of this rank).
+Shazeer et al., "Outrageously Large Neural Networks" (2017); shared and fine-grained experts: Dai et
+al., "DeepSeekMoE" (2024), section 3. Between permuting the tokens and computing them stands an
+`Exchange`, which on one device does nothing: where experts live on other ranks, a strategy puts its
+own there, and the shared experts compute while tokens travel. Shapes: B samples, S positions, N = B
+S tokens, R routed rows, D hidden size, I inner size, E experts (here: of this rank).
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class Trip:
         self.rows, self.counts = rows, list(counts)
 
     def arrive(self) -> tuple[Tensor, list[int]]:
-        """The rows that are here now, sorted by expert, and how many each expert of this rank has."""
+        """The rows that are here now, sorted by expert, and how many each expert of this rank
+        has.
+        """
         return self.rows, self.counts
 
     def combine(self, rows: Tensor) -> Tensor:
@@ -58,7 +62,8 @@ class ExpertWeights(nn.Module, ABC):
     Attributes:
         method: of the grouped product; None for the rule of thumb.
         products: which library multiplies, where the method leaves a choice.
-        spread: from the weights at home here to those that compute here; None where that is the same.
+        spread: from the weights at home here to those that compute here; None where that is the
+        same.
     """
 
     def __init__(self) -> None:
@@ -80,9 +85,18 @@ class ExpertWeights(nn.Module, ABC):
 class Experts(ExpertWeights):
     """E gated MLPs, down(silu(gate(x)) * up(x)), as three grouped products."""
 
-    def __init__(self, num_experts: int, hidden_size: int, inner_size: int, *, std: float, std_residual: float) -> None:
+    def __init__(
+        self,
+        num_experts: int,
+        hidden_size: int,
+        inner_size: int,
+        *,
+        std: float,
+        std_residual: float,
+    ) -> None:
         super().__init__()
-        self.std, self.std_residual = std, std_residual
+        self.std = std
+        self.std_residual = std_residual
         self.gate = nn.Parameter(torch.empty(num_experts, inner_size, hidden_size))
         self.up = nn.Parameter(torch.empty(num_experts, inner_size, hidden_size))
         self.down = nn.Parameter(torch.empty(num_experts, hidden_size, inner_size))
@@ -103,21 +117,31 @@ class Experts(ExpertWeights):
         """rows [R, D] sorted by expert -> [R, D]."""
         weights: Sequence[Tensor] = (self.gate, self.up, self.down)
         gate, up, down = weights if self.spread is None else self.spread(weights)
-        return gated_experts(rows, (gate, up, down), counts, self.method or default_method(gate), self.products)
+        return gated_experts(
+            rows, (gate, up, down), counts, self.method or default_method(gate), self.products
+        )
 
 
 class MixtureOfExperts(nn.Module):
-    """[B, S, D] -> [B, S, D]: the weighted sum of the experts that the router chose, and of the shared ones."""
+    """[B, S, D] -> [B, S, D]: the weighted sum of the experts that the router chose, and of the
+    shared ones.
+    """
 
     def __init__(self, router: Router, experts: ExpertWeights, shared: nn.Module | None) -> None:
         super().__init__()
-        self.router, self.experts, self.shared = router, experts, shared
+        self.router = router
+        self.experts = experts
+        self.shared = shared
         self.exchange = Exchange()
-        self.enter: Door = as_it_is  # where the stream is in parts between layers: to whole sequences, and back
+        self.enter: Door = (
+            as_it_is  # where the stream is in parts between layers: to whole sequences, and back
+        )
         self.leave: Door = as_it_is
 
     def forward(self, x: Tensor) -> Tensor:
-        """Route, send, compute the shared experts meanwhile, compute, bring back, add up by token."""
+        """Route, send, compute the shared experts meanwhile, compute, bring back, add up by
+        token.
+        """
         whole = self.enter(x)
         routing = self.router(whole)
         tokens = whole.flatten(0, 1)
@@ -132,16 +156,24 @@ class MixtureOfExperts(nn.Module):
 
     def _path(self, routing: Routing, order: Tensor, tokens: Tensor) -> _Path:
         k = self.router.settings.num_chosen
-        if len(tokens) and len(order) == k * len(tokens) and self.router.settings.method != "expert_choice":
+        if (
+            len(tokens)
+            and len(order) == k * len(tokens)
+            and self.router.settings.method != "expert_choice"
+        ):
             return _EvenPath(routing, order)
         return _Path(routing, order)
 
 
 class _Path:
-    """From tokens to rows that are sorted by expert, and back. `order`: of the pairs of a routing."""
+    """From tokens to rows that are sorted by expert, and back. `order`: of the pairs of a
+    routing.
+    """
 
     def __init__(self, routing: Routing, order: Tensor) -> None:
-        self._order, self._token, self._weight = order, routing.token[order], routing.weight
+        self._order = order
+        self._token = routing.token[order]
+        self._weight = routing.weight
 
     def to_rows(self, tokens: Tensor) -> Tensor:
         """[N, D] -> [R, D]."""
@@ -173,4 +205,8 @@ class _EvenPath(_Path):
 def mixtures(model: nn.Module) -> dict[str, MixtureOfExperts]:
     """The mixtures of a model, by the names of their routers."""
     names = {id(module): name for name, module in model.named_modules()}
-    return {names[id(module.router)]: module for module in model.modules() if isinstance(module, MixtureOfExperts)}
+    return {
+        names[id(module.router)]: module
+        for module in model.modules()
+        if isinstance(module, MixtureOfExperts)
+    }

@@ -1,9 +1,10 @@
 """A Fourier neural operator: fields on a periodic square in, fields out, at any resolution.
 
-The convolution over space multiplies the lowest modes of the Fourier transform by learnt matrices (Z. Li et al., Fourier
-Neural Operator for Parametric Partial Differential Equations, ICLR 2021, section 4). A layer is that of the factorized
-operators, which stay stable when there are many: x + feed-forward(convolution(x)) (A. Tran et al., Factorized Fourier Neural
-Operators, ICLR 2023, equation 10). Channels stand last, as in a transformer, so that a tensor axis cuts the feed-forward.
+The convolution over space multiplies the lowest modes of the Fourier transform by learnt matrices
+(Z. Li et al., Fourier Neural Operator for Parametric Partial Differential Equations, ICLR 2021,
+section 4). A layer is that of the factorized operators, which stay stable when there are many: x +
+feed-forward(convolution(x)) (A. Tran et al., Factorized Fourier Neural Operators, ICLR 2023,
+equation 10). Channels stand last, as in a transformer, so that a tensor axis cuts the feed-forward.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ class Lift(nn.Module):
 class SpectralConvolution(nn.Module):
     """A convolution with a kernel as wide as the field: [B, H, W, D] -> the same.
 
-    Of the H x (W / 2 + 1) modes of a real field the `modes` lowest along W, and the `modes` lowest of either sign along H, are
-    each multiplied by a D x D matrix; the others are dropped. `weight` [2 modes, modes, D, D, 2] has real and imaginary parts.
+    Of the H x (W / 2 + 1) modes of a real field the `modes` lowest along W, and the `modes` lowest
+    of either sign along H, are each multiplied by a D x D matrix; the others are dropped. `weight`
+    [2 modes, modes, D, D, 2] has real and imaginary parts.
     """
 
     def __init__(self, hidden_size: int, modes: int) -> None:
@@ -61,9 +63,13 @@ class SpectralConvolution(nn.Module):
         """Computed in float32 at least."""
         height, width = x.shape[1:3]
         if 2 * self.modes > height or self.modes > width // 2 + 1:
-            raise ModelError(f"modes = {self.modes} is too many for a field of {height} x {width} points")
+            raise ModelError(
+                f"modes = {self.modes} is too many for a field of {height} x {width} points"
+            )
         given = torch.fft.rfft2(widen(x), dim=(1, 2), norm="ortho")
-        low = torch.cat([given[:, : self.modes, : self.modes], given[:, -self.modes :, : self.modes]], 1)
+        low = torch.cat(
+            [given[:, : self.modes, : self.modes], given[:, -self.modes :, : self.modes]], 1
+        )
         mixed = torch.einsum("bhwi,hwio->bhwo", low, torch.view_as_complex(widen(self.weight)))
         made = F.pad(mixed, (0, 0, 0, given.shape[2] - self.modes))
         gap = made.new_zeros(len(made), height - 2 * self.modes, *made.shape[2:])
@@ -77,7 +83,10 @@ class Block(nn.Module):
     def __init__(self, hidden_size: int, modes: int) -> None:
         super().__init__()
         self.convolution = SpectralConvolution(hidden_size, modes)
-        self.up, self.down = nn.Linear(hidden_size, 4 * hidden_size), nn.Linear(4 * hidden_size, hidden_size)
+        self.up, self.down = (
+            nn.Linear(hidden_size, 4 * hidden_size),
+            nn.Linear(4 * hidden_size, hidden_size),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """x and what is added to it."""
@@ -100,7 +109,13 @@ class FNO(nn.Module):
     """[B, in_channels, H, W] -> [B, out_channels, H, W] through `num_hidden_layers` blocks."""
 
     def __init__(
-        self, *, hidden_size: int, num_hidden_layers: int, modes: int, in_channels: int = 1, out_channels: int = 1
+        self,
+        *,
+        hidden_size: int,
+        num_hidden_layers: int,
+        modes: int,
+        in_channels: int = 1,
+        out_channels: int = 1,
     ) -> None:
         check_positive(hidden_size=hidden_size, num_hidden_layers=num_hidden_layers, modes=modes)
         check_positive(in_channels=in_channels, out_channels=out_channels)

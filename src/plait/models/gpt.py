@@ -1,8 +1,9 @@
 """GPT-2: a decoder with learned positions, layer norms before each part, and a GELU MLP.
 
-Radford et al., "Language Models are Unsupervised Multitask Learners", section 2.3. The four projections of attention
-are separate, and heads are counted from the tensors at hand, so a shard of the heads runs through the same code.
-Shapes: B samples, S positions, D hidden size, H heads, K head size, V vocabulary.
+Radford et al., "Language Models are Unsupervised Multitask Learners", section 2.3. The four
+projections of attention are separate, and heads are counted from the tensors at hand, so a shard of
+the heads runs through the same code. Shapes: B samples, S positions, D hidden size, H heads, K head
+size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -38,19 +39,25 @@ class Positions(Embedding):
     """Adds a learned vector to each position: [B, S, D] -> [B, S, D]."""
 
     def forward(self, hidden: Tensor, positions: Tensor | None = None) -> Tensor:
-        """`positions` [S] are the places of this slice in the whole sequence; by default 0 .. S-1."""
+        """`positions` [S] are the places of this slice in the whole sequence; by default 0 ..
+        S-1.
+        """
         length = hidden.shape[1]
         if positions is not None:
             return hidden + F.embedding(positions, self.weight)
         if length > self.num_embeddings:
-            raise ModelError(f"a sequence of {length} tokens exceeds max_position_embeddings = {self.num_embeddings}")
+            raise ModelError(
+                f"a sequence of {length} tokens exceeds max_position_embeddings = {self.num_embeddings}"
+            )
         return hidden + self.weight[:length]
 
 
 class Attention(nn.Module):
     """Multi-head causal self-attention, [B, S, D] -> [B, S, D]."""
 
-    def __init__(self, hidden_size: int, num_heads: int, *, dropout: float, std: float, std_residual: float) -> None:
+    def __init__(
+        self, hidden_size: int, num_heads: int, *, dropout: float, std: float, std_residual: float
+    ) -> None:
         super().__init__()
         self.head_dim = hidden_size // num_heads
         self.q = Linear(hidden_size, hidden_size, std=std)
@@ -72,7 +79,9 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """GELU between two linear layers, [B, S, D] -> [B, S, D]."""
 
-    def __init__(self, hidden_size: int, intermediate_size: int, *, std: float, std_residual: float) -> None:
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, *, std: float, std_residual: float
+    ) -> None:
         super().__init__()
         self.up = Linear(hidden_size, intermediate_size, std=std)
         self.down = Linear(intermediate_size, hidden_size, std=std_residual)
@@ -85,7 +94,9 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """Attention, then the MLP, each behind its norm and added to the residual stream."""
 
-    def __init__(self, attention: Attention, mlp: MLP, hidden_size: int, *, eps: float, dropout: float) -> None:
+    def __init__(
+        self, attention: Attention, mlp: MLP, hidden_size: int, *, eps: float, dropout: float
+    ) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(hidden_size, eps=eps)
         self.attention = attention
@@ -100,7 +111,9 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Token numbers [B, S] -> logits [B, S, V]: the composition of `CHAIN`, one tensor between any two links."""
+    """Token numbers [B, S] -> logits [B, S, V]: the composition of `CHAIN`, one tensor between any
+    two links.
+    """
 
     def __init__(
         self,
@@ -116,16 +129,28 @@ class GPT(nn.Module):
         dropout: float = 0.0,
         initializer_range: float = 0.02,
     ) -> None:
-        check_positive(num_hidden_layers=num_hidden_layers, hidden_size=hidden_size, num_attention_heads=num_attention_heads)
+        check_positive(
+            num_hidden_layers=num_hidden_layers,
+            hidden_size=hidden_size,
+            num_attention_heads=num_attention_heads,
+        )
         check_positive(vocab_size=vocab_size, max_position_embeddings=max_position_embeddings)
         check_divides("num_attention_heads", num_attention_heads, "hidden_size", hidden_size)
         super().__init__()
         intermediate_size = intermediate_size or 4 * hidden_size
         std = initializer_range
-        std_residual = std / math.sqrt(2 * num_hidden_layers)  # each block adds two parts to the residual stream
+        std_residual = std / math.sqrt(
+            2 * num_hidden_layers
+        )  # each block adds two parts to the residual stream
 
         def block() -> Block:
-            attention = Attention(hidden_size, num_attention_heads, dropout=dropout, std=std, std_residual=std_residual)
+            attention = Attention(
+                hidden_size,
+                num_attention_heads,
+                dropout=dropout,
+                std=std,
+                std_residual=std_residual,
+            )
             mlp = MLP(hidden_size, intermediate_size, std=std, std_residual=std_residual)
             return Block(attention, mlp, hidden_size, eps=layer_norm_epsilon, dropout=dropout)
 

@@ -1,8 +1,9 @@
 """The grouped matrix product: rows that are sorted by group, each group times a matrix of its own.
 
-Three ways to the same numbers: torch's own kernel, a loop over the groups, and one batched product over groups padded to
-the longest. Which is fastest depends on device, dtype, sizes and skew; `default_method` is a rule of thumb, and whoever wants
-to know measures (`gated.measure`) and sets it. Shapes: R rows, I inputs, O outputs, E groups.
+Three ways to the same numbers: torch's own kernel, a loop over the groups, and one batched product
+over groups padded to the longest. Which is fastest depends on device, dtype, sizes and skew;
+`default_method` is a rule of thumb, and whoever wants to know measures (`gated.measure`) and sets
+it. Shapes: R rows, I inputs, O outputs, E groups.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from torch import Tensor
 METHODS = ("kernel", "loop", "padded")
 
 
-def grouped_product(rows: Tensor, weight: Tensor, counts: Sequence[int], method: str = "loop") -> Tensor:
-    """rows [R, I], weight [E, O, I], counts (E numbers that sum to R) -> [R, O]: row r times the weight of its group.
+def grouped_product(
+    rows: Tensor, weight: Tensor, counts: Sequence[int], method: str = "loop"
+) -> Tensor:
+    """rows [R, I], weight [E, O, I], counts (E numbers that sum to R) -> [R, O]: row r times the
+    weight of its group.
 
     A weight whose group is empty, and every weight when there are no rows, has a gradient of zeros.
     """
@@ -27,32 +31,45 @@ def grouped_product(rows: Tensor, weight: Tensor, counts: Sequence[int], method:
 
 
 def default_method(weight: Tensor) -> str:
-    """The kernel where to start a product costs more than a small one takes; the loop elsewhere, which gated experts chunk."""
+    """The kernel where to start a product costs more than a small one takes; the loop elsewhere,
+    which gated experts chunk.
+    """
     return "kernel" if weight.device.type == "cuda" and kernel_takes(weight) else "loop"
 
 
 def kernel_takes(weight: Tensor) -> bool:
-    """Whether torch's grouped product takes rows of this weight's dtype and sizes (strides of a multiple of 16 bytes)."""
+    """Whether torch's grouped product takes rows of this weight's dtype and sizes (strides of a
+    multiple of 16 bytes).
+    """
     if not hasattr(F, "grouped_mm"):
         return False
-    if weight.dtype not in (torch.float32, torch.bfloat16) or (weight.device.type == "cuda" and weight.dtype != torch.bfloat16):
+    if weight.dtype not in (torch.float32, torch.bfloat16) or (
+        weight.device.type == "cuda" and weight.dtype != torch.bfloat16
+    ):
         return False
     return all(size * weight.element_size() % 16 == 0 for size in weight.shape[1:])
 
 
 class _GroupedProduct(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, counts: tuple[int, ...], method: str) -> Tensor:
+    def forward(
+        ctx: Any, rows: Tensor, weight: Tensor, counts: tuple[int, ...], method: str
+    ) -> Tensor:
         ctx.save_for_backward(rows, weight)
-        ctx.counts, ctx.method = counts, method
+        ctx.counts = counts
+        ctx.method = method
         return _times(rows, weight.transpose(1, 2), counts, method)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight = ctx.saved_tensors
         grad = grads[0].contiguous()
-        rows_grad = _times(grad, weight, ctx.counts, ctx.method) if ctx.needs_input_grad[0] else None
-        weight_grad = _outer(grad, rows, weight, ctx.counts, ctx.method) if ctx.needs_input_grad[1] else None
+        rows_grad = (
+            _times(grad, weight, ctx.counts, ctx.method) if ctx.needs_input_grad[0] else None
+        )
+        weight_grad = (
+            _outer(grad, rows, weight, ctx.counts, ctx.method) if ctx.needs_input_grad[1] else None
+        )
         return rows_grad, weight_grad, None, None
 
 
@@ -73,7 +90,9 @@ def _times(rows: Tensor, weight: Tensor, counts: tuple[int, ...], method: str) -
     return out
 
 
-def _outer(grad: Tensor, rows: Tensor, weight: Tensor, counts: tuple[int, ...], method: str) -> Tensor:
+def _outer(
+    grad: Tensor, rows: Tensor, weight: Tensor, counts: tuple[int, ...], method: str
+) -> Tensor:
     """grad [R, O], rows [R, I] -> [E, O, I]."""
     if rows.shape[0] == 0:
         return torch.zeros_like(weight)
@@ -85,7 +104,8 @@ def _outer(grad: Tensor, rows: Tensor, weight: Tensor, counts: tuple[int, ...], 
         return made
     if method == "padded":
         return _pad(grad, counts).transpose(1, 2) @ _pad(rows, counts)
-    out, start = torch.empty_like(weight, memory_format=torch.contiguous_format), 0
+    out = torch.empty_like(weight, memory_format=torch.contiguous_format)
+    start = 0
     for index, count in enumerate(counts):
         if count:
             torch.mm(grad[start : start + count].t(), rows[start : start + count], out=out[index])

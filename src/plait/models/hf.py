@@ -1,8 +1,9 @@
 """Causal language models of Hugging Face `transformers`, as they are, on the meta device.
 
-Only their edges are changed: the forward takes token numbers and gives logits, without caches or wrappers around them;
-and every module that owns tensors gets a `reset_parameters`, their library's own initialisation of that one module (so
-without what it does to grandchildren, such as GPT-2's smaller residual projections).
+Only their edges are changed: the forward takes token numbers and gives logits, without caches or
+wrappers around them; and every module that owns tensors gets a `reset_parameters`, their library's
+own initialisation of that one module (so without what it does to grandchildren, such as GPT-2's
+smaller residual projections).
 """
 
 from __future__ import annotations
@@ -25,12 +26,21 @@ from plait.models.layers import RMSNorm, ScaledEmbedding
 from plait.models.routing import Router
 from plait.models.weights import Weights, fit, open_folder
 
-OWN = (RMSNorm, Router, hf_experts.FusedExperts)  # modules of this project, in the place of the library's
-OLD_BUFFERS = (r"attn\.(masked_)?bias$", r"rotary_emb\.inv_freq$")  # that earlier versions of the library saved
+OWN = (
+    RMSNorm,
+    Router,
+    hf_experts.FusedExperts,
+)  # modules of this project, in the place of the library's
+OLD_BUFFERS = (
+    r"attn\.(masked_)?bias$",
+    r"rotary_emb\.inv_freq$",
+)  # that earlier versions of the library saved
 
 
 class HuggingFace(nn.Module):
-    """Token numbers [B, S] -> logits [B, S, V] of `self.model`, whose parameter names are those of the library."""
+    """Token numbers [B, S] -> logits [B, S, V] of `self.model`, whose parameter names are those of
+    the library.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -46,31 +56,53 @@ class HuggingFace(nn.Module):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """No cache, and the mask of the library's own: causal, nothing padded."""
-        positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]  # said, as embeddings may be in parts
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)[
+            None
+        ]  # said, as embeddings may be in parts
         masks = self._windows(input_ids, positions)
-        logits: Tensor = self.model(input_ids=input_ids, position_ids=positions, attention_mask=masks, use_cache=False).logits
+        logits: Tensor = self.model(
+            input_ids=input_ids, position_ids=positions, attention_mask=masks, use_cache=False
+        ).logits
         return logits
 
     def _windows(self, input_ids: Tensor, positions: Tensor) -> Any:
-        """The masks of attention within a window, for whole sequences: made of activations, they would fit a part of these."""
+        """The masks of attention within a window, for whole sequences: made of activations, they
+        would fit a part of these.
+        """
         config: Any = self.model.config
         window = getattr(config, "sliding_window", None)
         if window is None or window >= input_ids.shape[1]:
             return None
         from transformers import masking_utils
 
-        like = torch.empty((*input_ids.shape, 0), dtype=next(self.parameters()).dtype, device=input_ids.device)
-        known = {"config": config, "inputs_embeds": like, "input_embeds": like, "attention_mask": None}
-        known |= {"past_key_values": None, "position_ids": positions, "cache_position": positions[0]}
+        like = torch.empty(
+            (*input_ids.shape, 0), dtype=next(self.parameters()).dtype, device=input_ids.device
+        )
+        known = {
+            "config": config,
+            "inputs_embeds": like,
+            "input_embeds": like,
+            "attention_mask": None,
+        }
+        known |= {
+            "past_key_values": None,
+            "position_ids": positions,
+            "cache_position": positions[0],
+        }
         make: Any = masking_utils.create_sliding_window_causal_mask
         keys = {key: known[key] for key in inspect.signature(make).parameters if key in known}
         if getattr(config, "layer_types", None) is None:
             return make(**keys)
-        return {"full_attention": masking_utils.create_causal_mask(**keys), "sliding_attention": make(**keys)}
+        return {
+            "full_attention": masking_utils.create_causal_mask(**keys),
+            "sliding_attention": make(**keys),
+        }
 
 
 def _let_experts_take_float64(model: nn.Module) -> None:
-    """The library multiplies experts by torch's grouped product, which has no float64; its loop over experts has."""
+    """The library multiplies experts by torch's grouped product, which has no float64; its loop
+    over experts has.
+    """
 
     def choose(module: Any, args: tuple[Any, ...]) -> None:
         if args[0].dtype == torch.float64:
@@ -82,23 +114,29 @@ def _let_experts_take_float64(model: nn.Module) -> None:
 
 
 def make(config: str | Path | Mapping[str, Any], weights: str | Path | None = None) -> HuggingFace:
-    """The causal model of a config: the path of a `config.json` (or of its directory), or its table with `model_type`.
+    """The causal model of a config: the path of a `config.json` (or of its directory), or its table
+    with `model_type`.
 
-    On the meta device. With `weights`, a directory of safetensors files, it knows where its start values are: each rank of an
-    engine reads those that it keeps. Raises `ModelError` without `transformers`, and for a config or weights that do not fit.
+    On the meta device. With `weights`, a directory of safetensors files, it knows where its start
+    values are: each rank of an engine reads those that it keeps. Raises `ModelError` without
+    `transformers`, and for a config or weights that do not fit.
     """
     transformers = library()
     table = read_config(config)
     model_type = table.pop("model_type", None)
     known = transformers.models.auto.configuration_auto.CONFIG_MAPPING
     if model_type not in known:
-        raise ModelError(f"model_type = {model_type!r} is not one that transformers knows; {nearest(str(model_type), known)}")
+        raise ModelError(
+            f"model_type = {model_type!r} is not one that transformers knows; {nearest(str(model_type), known)}"
+        )
     try:
         with torch.device("meta"):
             settings = transformers.AutoConfig.for_model(model_type, **table)
             model = transformers.AutoModelForCausalLM.from_config(settings)
     except Exception as failure:
-        raise ModelError(f"transformers cannot make a causal model of model_type {model_type!r}: {failure}") from failure
+        raise ModelError(
+            f"transformers cannot make a causal model of model_type {model_type!r}: {failure}"
+        ) from failure
     made = HuggingFace(model.train())
     if weights is not None:
         made.weights = find_weights(made, Path(weights))
@@ -106,20 +144,34 @@ def make(config: str | Path | Mapping[str, Any], weights: str | Path | None = No
 
 
 def _replace_own(model: nn.Module) -> None:
-    """Put modules of this project where the library has its own of the same meaning, so that strategies know what they do.
+    """Put modules of this project where the library has its own of the same meaning, so that
+    strategies know what they do.
 
-    RMS norms then compute in float64 where the library's always round to float32; embeddings that scale say by how much.
+    RMS norms then compute in float64 where the library's always round to float32; embeddings that
+    scale say by how much.
     """
     for parent in list(model.modules()):
         for name, module in list(parent.named_children()):
             eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-            if type(module).__name__.endswith("RMSNorm") and not isinstance(module, nn.RMSNorm) and eps is not None:
+            if (
+                type(module).__name__.endswith("RMSNorm")
+                and not isinstance(module, nn.RMSNorm)
+                and eps is not None
+            ):
                 offset = _offset(module, float(eps))
                 if offset is not None:
                     setattr(parent, name, RMSNorm(module.weight, float(eps), offset))  # type: ignore[arg-type]
             scale = getattr(module, "scalar_embed_scale", None)
-            if type(module).__name__.endswith("ScaledWordEmbedding") and isinstance(module, nn.Embedding) and scale is not None:
-                setattr(parent, name, ScaledEmbedding(module.weight, module.padding_idx, _float32(scale)))  # type: ignore[arg-type]
+            if (
+                type(module).__name__.endswith("ScaledWordEmbedding")
+                and isinstance(module, nn.Embedding)
+                and scale is not None
+            ):
+                setattr(
+                    parent,
+                    name,
+                    ScaledEmbedding(module.weight, module.padding_idx, _float32(scale)),
+                )  # type: ignore[arg-type]
 
 
 def _float32(number: float) -> float:
@@ -128,7 +180,9 @@ def _float32(number: float) -> float:
 
 
 def _offset(module: nn.Module, eps: float) -> float | None:
-    """What a norm adds to its weight, found by trying it on a few numbers; None for a norm of another kind."""
+    """What a norm adds to its weight, found by trying it on a few numbers; None for a norm of
+    another kind.
+    """
     tried = copy.deepcopy(module).to_empty(device="cpu").float()
     weight = tried._parameters.get("weight")
     if weight is None or len(tried._parameters) != 1:
@@ -156,7 +210,8 @@ GPT2_ROLES = {
 
 
 def roles_for(model: HuggingFace) -> dict[str, str]:
-    """The table of roles: from the config's own plan for tensor parallelism, or from structure for GPT-2.
+    """The table of roles: from the config's own plan for tensor parallelism, or from structure for
+    GPT-2.
 
     Raises `ModelError` for a model that has neither, or a plan with a word that is not understood.
     """
@@ -175,7 +230,9 @@ def roles_for(model: HuggingFace) -> dict[str, str]:
             pattern: style
             for pattern, style in own.items()
             if ".mlp.experts" not in pattern  # see `hf_experts.roles`
-            and any(re.fullmatch(re.escape(pattern).replace(r"\*", r"[^.]+"), name) for name in names)
+            and any(
+                re.fullmatch(re.escape(pattern).replace(r"\*", r"[^.]+"), name) for name in names
+            )
         }
         unknown = sorted(set(own.values()) - STYLES.keys())
         if unknown:
@@ -185,7 +242,10 @@ def roles_for(model: HuggingFace) -> dict[str, str]:
         table = {f"{prefix}{pattern}": STYLES[style] for pattern, style in own.items()}
         doors = {pattern.rpartition(".")[0] for pattern, role in table.items() if role == "column"}
         table |= {door: "region" for door in doors if "attention" in door or "attn" in door}
-        table |= {re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name): role for name, role in hf_experts.roles(model).items()}
+        table |= {
+            re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name): role
+            for name, role in hf_experts.roles(model).items()
+        }
     _refuse_dropped_attention(inner.config)
     for name, module in model.named_modules():
         pattern = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
@@ -199,7 +259,9 @@ def roles_for(model: HuggingFace) -> dict[str, str]:
 
 
 def _refuse_dropped_attention(config: Any) -> None:
-    """The library's attention draws its own mask, which would be alike on ranks that hold different heads."""
+    """The library's attention draws its own mask, which would be alike on ranks that hold different
+    heads.
+    """
     for key in ("attn_pdrop", "attention_dropout"):
         if getattr(config, key, None):
             raise ModelError(
@@ -208,18 +270,32 @@ def _refuse_dropped_attention(config: Any) -> None:
 
 
 def find_weights(model: HuggingFace, directory: Path) -> Weights:
-    """Where the safetensors files of a directory hold the parameters of a meta model, by their names in it.
+    """Where the safetensors files of a directory hold the parameters of a meta model, by their
+    names in it.
 
-    Raises `ModelError` for files that cannot be read or do not fit: a tensor that is missing, unexpected or of another shape.
+    Raises `ModelError` for files that cannot be read or do not fit: a tensor that is missing,
+    unexpected or of another shape.
     """
     inner: Any = model.model
-    found, prefix = open_folder(directory), f"{inner.base_model_prefix}."
-    if not any(name.startswith(prefix) for name in found):  # saved from the base model, without the head
+    found = open_folder(directory)
+    prefix = f"{inner.base_model_prefix}."
+    if not any(
+        name.startswith(prefix) for name in found
+    ):  # saved from the base model, without the head
         found = {f"{prefix}{name}": stored for name, stored in found.items()}
     patterns = [*(inner._keys_to_ignore_on_load_unexpected or ()), *OLD_BUFFERS]
-    named = {name for name, _ in (*inner.named_parameters(remove_duplicate=False), *inner.named_buffers())}
-    ignored = [name for name in found if name in named or any(re.search(pattern, name) for pattern in patterns)]
-    fitting = fit(directory, found, {name: param.shape for name, param in inner.named_parameters()}, ignored)
+    named = {
+        name
+        for name, _ in (*inner.named_parameters(remove_duplicate=False), *inner.named_buffers())
+    }
+    ignored = [
+        name
+        for name in found
+        if name in named or any(re.search(pattern, name) for pattern in patterns)
+    ]
+    fitting = fit(
+        directory, found, {name: param.shape for name, param in inner.named_parameters()}, ignored
+    )
     return Weights(directory, {f"model.{name}": stored for name, stored in fitting.stored.items()})
 
 
@@ -228,7 +304,9 @@ def library() -> Any:
     try:
         import transformers
     except ImportError as missing:
-        raise ModelError('model "hf" needs the package transformers: pip install "plait[hf]"') from missing
+        raise ModelError(
+            'model "hf" needs the package transformers: pip install "plait[hf]"'
+        ) from missing
     return transformers
 
 
@@ -241,7 +319,9 @@ def read_config(config: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
     except OSError as failure:
-        raise ModelError(f"the config {str(path)!r} cannot be read: {failure.strerror}") from failure
+        raise ModelError(
+            f"the config {str(path)!r} cannot be read: {failure.strerror}"
+        ) from failure
     except ValueError as failure:
         raise ModelError(f"the config {str(path)!r} is not JSON: {failure}") from failure
     if not isinstance(table, dict):
@@ -250,7 +330,8 @@ def read_config(config: str | Path | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def blocks_of(model: nn.Module) -> str | None:
-    """The pattern of the repeated blocks: the module list that holds the most parameters; None where there is no list.
+    """The pattern of the repeated blocks: the module list that holds the most parameters; None
+    where there is no list.
 
     >>> blocks_of(nn.ModuleDict({"a": nn.ModuleList([nn.Linear(2, 2)]), "b": nn.Linear(9, 9)}))
     'a.*'

@@ -1,8 +1,9 @@
-"""Mixtures of experts in Hugging Face models (Mixtral, Qwen-MoE), as mixtures of this project over the same parameters.
+"""Mixtures of experts in Hugging Face models (Mixtral, Qwen-MoE), as mixtures of this project over
+the same parameters.
 
-So that experts can be split over ranks and their load be seen. Names and shapes of parameters stay the library's. Whether a
-block is understood is found by trying: a small one of its class and config must give what this one gives, else it is left as
-it is.
+So that experts can be split over ranks and their load be seen. Names and shapes of parameters stay
+the library's. Whether a block is understood is found by trying: a small one of its class and config
+must give what this one gives, else it is left as it is.
 """
 
 from __future__ import annotations
@@ -28,11 +29,15 @@ SMALL = {
 
 
 class FusedExperts(ExpertWeights):
-    """E gated MLPs whose first two matrices are one: `gate_up_proj` [E, 2 I, D], `down_proj` [E, D, I]."""
+    """E gated MLPs whose first two matrices are one: `gate_up_proj` [E, 2 I, D], `down_proj` [E, D,
+    I].
+    """
 
     def __init__(self, gate_up_proj: nn.Parameter, down_proj: nn.Parameter, std: float) -> None:
         super().__init__()
-        self.gate_up_proj, self.down_proj, self.std = gate_up_proj, down_proj, std
+        self.gate_up_proj = gate_up_proj
+        self.down_proj = down_proj
+        self.std = std
 
     @property
     def first(self) -> Tensor:
@@ -66,7 +71,9 @@ class AdoptedMixture(MixtureOfExperts):
         if hasattr(block, "shared_expert"):
             self.shared_expert = block.shared_expert
             self.shared_expert_gate = block.shared_expert_gate
-        self.exchange, self.enter, self.leave = Exchange(), as_it_is, as_it_is
+        self.exchange = Exchange()
+        self.enter = as_it_is
+        self.leave = as_it_is
 
     @property
     def router(self) -> Router:  # type: ignore[override]
@@ -82,7 +89,9 @@ class AdoptedMixture(MixtureOfExperts):
 
 
 def adopt(model: Any) -> None:
-    """Put mixtures of this project in the place of the library's blocks, where they are understood."""
+    """Put mixtures of this project in the place of the library's blocks, where they are
+    understood.
+    """
     tried: dict[type, bool | None] = {}
     std = float(getattr(model.config, "initializer_range", 0.02))
     for parent in list(model.modules()):
@@ -123,7 +132,9 @@ def _looks_like_one(block: Any) -> bool:
 
 
 def _normalises(kind: type, config: Any) -> bool | None:
-    """Whether the weights of a token sum to one, found by trying; None for a block that computes something else."""
+    """Whether the weights of a token sum to one, found by trying; None for a block that computes
+    something else.
+    """
     small = copy.deepcopy(config)
     for key, size in SMALL.items():
         if hasattr(small, key):
@@ -137,7 +148,9 @@ def _normalises(kind: type, config: Any) -> bool | None:
                 param.copy_(torch.randn(param.shape, generator=generator))
             x = torch.randn(2, 3, SMALL["hidden_size"], generator=generator)
             for normalise in (True, False):
-                if torch.allclose(block(x), AdoptedMixture(block, normalise, 0.02).eval()(x), rtol=1e-3, atol=1e-4):
+                if torch.allclose(
+                    block(x), AdoptedMixture(block, normalise, 0.02).eval()(x), rtol=1e-3, atol=1e-4
+                ):
                     return normalise
     except (AttributeError, TypeError, ValueError, RuntimeError):
         return None

@@ -1,8 +1,9 @@
 """The layers that the language models share, and the checks of their sizes.
 
-`Linear` and `Embedding` differ from torch's own in one thing: `reset_parameters` draws from a normal distribution of a
-given width, so that an engine can give each module its values alone, in any order, from a seed of its own. Attention
-without its projections is a module, so that a strategy that splits the sequence can put its own in that place.
+`Linear` and `Embedding` differ from torch's own in one thing: `reset_parameters` draws from a
+normal distribution of a given width, so that an engine can give each module its values alone, in
+any order, from a seed of its own. Attention without its projections is a module, so that a strategy
+that splits the sequence can put its own in that place.
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ from plait.errors import ModelError
 
 
 class Linear(nn.Linear):
-    """A linear layer [..., in] -> [..., out] whose weight starts normal with `std`, and its bias at zero."""
+    """A linear layer [..., in] -> [..., out] whose weight starts normal with `std`, and its bias at
+    zero.
+    """
 
-    def __init__(self, in_features: int, out_features: int, *, bias: bool = True, std: float = 0.02) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, *, bias: bool = True, std: float = 0.02
+    ) -> None:
         self.std = std
         super().__init__(in_features, out_features, bias=bias)
 
@@ -41,24 +46,33 @@ class Embedding(nn.Embedding):
 
 
 class ScaledEmbedding(nn.Embedding):
-    """An embedding [...] -> [..., hidden], times `scale` as the table's type has it; it shares the `table` it is given."""
+    """An embedding [...] -> [..., hidden], times `scale` as the table's type has it; it shares the
+    `table` it is given.
+    """
 
     def __init__(self, table: nn.Parameter, padding_idx: int | None, scale: float) -> None:
         rows, columns = table.shape
         super().__init__(rows, columns, padding_idx, device="meta")
-        self.weight, self.scale = table, scale
+        self.weight = table
+        self.scale = scale
 
     def forward(self, input: Tensor) -> Tensor:
         """Vectors of token numbers."""
-        return super().forward(input) * torch.tensor(self.scale, dtype=self.weight.dtype, device=self.weight.device)
+        return super().forward(input) * torch.tensor(
+            self.scale, dtype=self.weight.dtype, device=self.weight.device
+        )
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean of x^2 + eps) times (`offset` + weight), [..., D] -> the same; computed in float32 at least."""
+    """x / sqrt(mean of x^2 + eps) times (`offset` + weight), [..., D] -> the same; computed in
+    float32 at least.
+    """
 
     def __init__(self, weight: nn.Parameter, eps: float, offset: float = 0.0) -> None:
         super().__init__()
-        self.weight, self.eps, self.offset = weight, eps, offset
+        self.weight = weight
+        self.eps = eps
+        self.offset = offset
 
     def reset_parameters(self) -> None:
         """Scale by one."""
@@ -72,7 +86,9 @@ class RMSNorm(nn.Module):
 
 
 class CausalAttention(nn.Module):
-    """softmax(q k^T / sqrt(K)) v over the past: [B, H, S, K] x 3 -> [B, H, S, K]; owns no parameters."""
+    """softmax(q k^T / sqrt(K)) v over the past: [B, H, S, K] x 3 -> [B, H, S, K]; owns no
+    parameters.
+    """
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
@@ -81,17 +97,21 @@ class CausalAttention(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
         """`k` and `v` may have fewer heads than `q`, each serving a group of queries.
 
-        `documents` [B, S]: of a packed sequence, the number of the document of each token; none sees another.
+        `documents` [B, S]: of a packed sequence, the number of the document of each token; none
+        sees another.
         """
         mask = None if documents is None else document_mask(documents)
-        dropout, grouped = self.dropout if self.training else 0.0, q.shape[1] != k.shape[1]
+        dropout = self.dropout if self.training else 0.0
+        grouped = q.shape[1] != k.shape[1]
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, enable_gqa=grouped
         )
 
 
 def document_mask(documents: Tensor) -> Tensor:
-    """[B, S] -> [B, 1, S, S], True where a query (row) sees a key: in its own document, and not after it."""
+    """[B, S] -> [B, 1, S, S], True where a query (row) sees a key: in its own document, and not
+    after it.
+    """
     length = documents.shape[1]
     past = torch.ones(length, length, dtype=torch.bool, device=documents.device).tril()
     return ((documents[:, :, None] == documents[:, None, :]) & past)[:, None]
@@ -109,4 +129,6 @@ def check_divides(part: str, part_size: int, whole: str, whole_size: int) -> Non
     if whole_size % part_size:
         lower = whole_size - whole_size % part_size
         near = f"{lower} or {lower + part_size}" if lower else f"{part_size}"
-        raise ModelError(f"{whole} = {whole_size} is not a multiple of {part} = {part_size}; the nearest is {near}")
+        raise ModelError(
+            f"{whole} = {whole_size} is not a multiple of {part} = {part_size}; the nearest is {near}"
+        )

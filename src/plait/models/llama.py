@@ -1,9 +1,11 @@
-"""Llama: a decoder with RMS norms, rotary positions, grouped key-value heads and a gated MLP, or a mixture of experts.
+"""Llama: a decoder with RMS norms, rotary positions, grouped key-value heads and a gated MLP, or a
+mixture of experts.
 
-Touvron et al., "LLaMA: Open and Efficient Foundation Language Models", section 2.2; Ainslie et al., "GQA", section 2.2.
-Heads are counted from the tensors at hand, so a shard of the heads runs through the same code. Names and the order of
-rotary halves are those of Hugging Face, so its weights can be copied.
-Shapes: B samples, S positions, D hidden size, H heads, G key-value heads, K head size, V vocabulary.
+Touvron et al., "LLaMA: Open and Efficient Foundation Language Models", section 2.2; Ainslie et al.,
+"GQA", section 2.2. Heads are counted from the tensors at hand, so a shard of the heads runs through
+the same code. Names and the order of rotary halves are those of Hugging Face, so its weights can be
+copied. Shapes: B samples, S positions, D hidden size, H heads, G key-value heads, K head size, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -47,23 +49,32 @@ ROLES = {
 
 
 class Rotary(nn.Module):
-    """Turns each pair of a head's features by an angle proportional to the position: [B, H, S, K] -> [B, H, S, K].
+    """Turns each pair of a head's features by an angle proportional to the position: [B, H, S, K]
+    -> [B, H, S, K].
 
-    Su et al., "RoFormer", section 3.4.2. The angles are computed when used: they cost S K / 2 cosines, and a table would
-    be a buffer to place, to slice and to keep in float32.
+    Su et al., "RoFormer", section 3.4.2. The angles are computed when used: they cost S K / 2
+    cosines, and a table would be a buffer to place, to slice and to keep in float32.
     """
 
     def __init__(self, head_dim: int, theta: float) -> None:
         super().__init__()
-        self.head_dim, self.theta = head_dim, theta
+        self.head_dim = head_dim
+        self.theta = theta
 
-    def forward(self, q: Tensor, k: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """`positions` [S] are the places of this slice in the whole sequence; by default 0 .. S-1."""
+    def forward(
+        self, q: Tensor, k: Tensor, positions: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`positions` [S] are the places of this slice in the whole sequence; by default 0 ..
+        S-1.
+        """
         if positions is None:
             positions = torch.arange(q.shape[-2], device=q.device)
-        exponents = torch.arange(0, self.head_dim, 2, device=q.device, dtype=torch.float32) / self.head_dim
+        exponents = (
+            torch.arange(0, self.head_dim, 2, device=q.device, dtype=torch.float32) / self.head_dim
+        )
         angles = positions.float()[:, None] * (1.0 / self.theta**exponents)
-        cos, sin = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
+        cos = angles.cos().to(q.dtype)
+        sin = angles.sin().to(q.dtype)
         return rotate(q, cos, sin), rotate(k, cos, sin)
 
 
@@ -101,9 +112,13 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """down(silu(gate(x)) * up(x)), [B, S, D] -> [B, S, D] (Shazeer, "GLU Variants Improve Transformer")."""
+    """down(silu(gate(x)) * up(x)), [B, S, D] -> [B, S, D] (Shazeer, "GLU Variants Improve
+    Transformer").
+    """
 
-    def __init__(self, hidden_size: int, intermediate_size: int, *, std: float, std_residual: float) -> None:
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, *, std: float, std_residual: float
+    ) -> None:
         super().__init__()
         self.gate = Linear(hidden_size, intermediate_size, bias=False, std=std)
         self.up = Linear(hidden_size, intermediate_size, bias=False, std=std)
@@ -139,7 +154,9 @@ def mixture(
     router_z_loss_coef: float = 0.0,
     router_bias_update_speed: float = 0.0,
 ) -> nn.Module:
-    """The MLP of block `index`: dense without experts and in the first blocks, else a mixture. Keys as Hugging Face's."""
+    """The MLP of block `index`: dense without experts and in the first blocks, else a mixture. Keys
+    as Hugging Face's.
+    """
     if num_local_experts is None or index < first_k_dense_replace:
         return MLP(hidden_size, intermediate_size, std=std, std_residual=std_residual)
     inner = moe_intermediate_size or intermediate_size
@@ -159,7 +176,11 @@ def mixture(
         z_coef=router_z_loss_coef,
         bias_speed=router_bias_update_speed,
     )
-    shared = MLP(hidden_size, inner * num_shared_experts, std=std, std_residual=std_residual) if num_shared_experts else None
+    shared = (
+        MLP(hidden_size, inner * num_shared_experts, std=std, std_residual=std_residual)
+        if num_shared_experts
+        else None
+    )
     experts = Experts(num_local_experts, hidden_size, inner, std=std, std_residual=std_residual)
     return MixtureOfExperts(Router(hidden_size, settings, std=std), experts, shared)
 
@@ -167,7 +188,9 @@ def mixture(
 class Block(nn.Module):
     """Attention, then the MLP, each behind its norm and added to the residual stream."""
 
-    def __init__(self, attention: Attention, mlp: nn.Module, hidden_size: int, *, eps: float, dropout: float) -> None:
+    def __init__(
+        self, attention: Attention, mlp: nn.Module, hidden_size: int, *, eps: float, dropout: float
+    ) -> None:
         super().__init__()
         self.norm1 = nn.RMSNorm(hidden_size, eps=eps)
         self.attention = attention
@@ -182,9 +205,15 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """Token numbers [B, S] -> logits [B, S, V]: the composition of `CHAIN`, one tensor between any two links."""
+    """Token numbers [B, S] -> logits [B, S, V]: the composition of `CHAIN`, one tensor between any
+    two links.
+    """
 
-    more_keys: ClassVar = {key: p for key, p in inspect.signature(mixture).parameters.items() if p.default is not p.empty}
+    more_keys: ClassVar = {
+        key: p
+        for key, p in inspect.signature(mixture).parameters.items()
+        if p.default is not p.empty
+    }
 
     def __init__(
         self,
@@ -205,25 +234,49 @@ class Llama(nn.Module):
         num_local_experts: int | None = None,
         **expert_keys: Any,
     ) -> None:
-        """With `num_local_experts`, the MLPs are mixtures of experts; `mixture` knows the other keys."""
+        """With `num_local_experts`, the MLPs are mixtures of experts; `mixture` knows the other
+        keys.
+        """
         if num_local_experts is None and expert_keys:
-            raise ModelError(f"{', '.join(expert_keys)}: without num_local_experts there are no experts")
+            raise ModelError(
+                f"{', '.join(expert_keys)}: without num_local_experts there are no experts"
+            )
         num_key_value_heads = num_key_value_heads or num_attention_heads
-        check_positive(num_hidden_layers=num_hidden_layers, hidden_size=hidden_size, num_attention_heads=num_attention_heads)
-        check_positive(num_key_value_heads=num_key_value_heads, intermediate_size=intermediate_size, vocab_size=vocab_size)
+        check_positive(
+            num_hidden_layers=num_hidden_layers,
+            hidden_size=hidden_size,
+            num_attention_heads=num_attention_heads,
+        )
+        check_positive(
+            num_key_value_heads=num_key_value_heads,
+            intermediate_size=intermediate_size,
+            vocab_size=vocab_size,
+        )
         if head_dim is None:
             check_divides("num_attention_heads", num_attention_heads, "hidden_size", hidden_size)
             head_dim = hidden_size // num_attention_heads
-        check_divides("num_key_value_heads", num_key_value_heads, "num_attention_heads", num_attention_heads)
+        check_divides(
+            "num_key_value_heads", num_key_value_heads, "num_attention_heads", num_attention_heads
+        )
         if head_dim % 2:
-            raise ModelError(f"head_dim = {head_dim} is odd; rotary positions turn pairs of features")
+            raise ModelError(
+                f"head_dim = {head_dim} is odd; rotary positions turn pairs of features"
+            )
         super().__init__()
         std = initializer_range
-        std_residual = std / math.sqrt(2 * num_hidden_layers)  # each block adds two parts to the residual stream
+        std_residual = std / math.sqrt(
+            2 * num_hidden_layers
+        )  # each block adds two parts to the residual stream
 
         def mlp(index: int) -> nn.Module:
             widths: dict[str, Any] = {"std": std, "std_residual": std_residual, **expert_keys}
-            return mixture(index, num_local_experts, hidden_size=hidden_size, intermediate_size=intermediate_size, **widths)
+            return mixture(
+                index,
+                num_local_experts,
+                hidden_size=hidden_size,
+                intermediate_size=intermediate_size,
+                **widths,
+            )
 
         def block(index: int) -> Block:
             attention = Attention(
@@ -243,8 +296,8 @@ class Llama(nn.Module):
     def forward(self, input_ids: Tensor, documents: Tensor | None = None) -> Tensor:
         """Token numbers [B, S] -> logits [B, S, V].
 
-        `documents` [B, S]: of packed sequences, the number of the document of each token; none sees another. (Rotary
-        positions are differences, so they need not begin again.)
+        `documents` [B, S]: of packed sequences, the number of the document of each token; none sees
+        another. (Rotary positions are differences, so they need not begin again.)
         """
         x = self.embed(input_ids)
         for block in self.blocks:

@@ -1,6 +1,8 @@
-"""Losses as (sum, count): only the engine, which knows the count over all ranks and micro-batches, may divide.
+"""Losses as (sum, count): only the engine, which knows the count over all ranks and micro-batches,
+may divide.
 
-A mean of means is wrong as soon as two parts hold unequal numbers of unmasked targets, so no loss here takes a mean.
+A mean of means is wrong as soon as two parts hold unequal numbers of unmasked targets, so no loss
+here takes a mean.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ IGNORE = -100
 def cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Sum of -log softmax(logits)[target], and the number of targets that are not `IGNORE`.
 
-    `logits` [..., V], `targets` [...] integers; computed in float32 at least. Without any counted target: (0, 0).
+    `logits` [..., V], `targets` [...] integers; computed in float32 at least. Without any counted
+    target: (0, 0).
     """
     if logits.shape[:-1] != targets.shape:
         raise ModelError(
@@ -37,16 +40,19 @@ def count_targets(targets: Tensor) -> Tensor:
     return (targets != IGNORE).sum()
 
 
-setattr(cross_entropy, "count", count_targets)  # noqa: B010  # a function's attribute, which mypy has no type for
+setattr(cross_entropy, "count", count_targets)  # a function's attribute, which mypy has no type for
 
 
 def mse(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum over samples of the mean squared error over a sample's features, and the number of samples.
+    """Sum over samples of the mean squared error over a sample's features, and the number of
+    samples.
 
     `output` and `target` [B, ...] of one shape; computed in float32 at least.
     """
     if output.shape != target.shape:
-        raise ModelError(f"mse wants equal shapes: the output is {list(output.shape)}, the target {list(target.shape)}")
+        raise ModelError(
+            f"mse wants equal shapes: the output is {list(output.shape)}, the target {list(target.shape)}"
+        )
     num_features = max(output[0].numel() if len(output) else 1, 1)
     total = (widen(output) - widen(target)).square().sum() / num_features
     return total, torch.tensor(len(output), device=output.device)

@@ -1,7 +1,7 @@
 """A multi-layer perceptron: the smallest model that every strategy can split.
 
-Hidden layers are named `up` and `down` in turn, because a tensor-parallel pair is column, then row: a name says which
-half a layer is. The last of an odd number has no partner and is named `linear`.
+Hidden layers are named `up` and `down` in turn, because a tensor-parallel pair is column, then row:
+a name says which half a layer is. The last of an odd number has no partner and is named `linear`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,18 @@ ROLES = {
 }
 
 
-def hidden_layer(name: str, in_features: int, out_features: int, *, dropout: float) -> nn.Sequential:
+def hidden_layer(
+    name: str, in_features: int, out_features: int, *, dropout: float
+) -> nn.Sequential:
     """Linear, ReLU, dropout: [..., in] -> [..., out]."""
     return nn.Sequential(
-        OrderedDict([(name, nn.Linear(in_features, out_features)), ("relu", nn.ReLU()), ("dropout", nn.Dropout(dropout))])
+        OrderedDict(
+            [
+                (name, nn.Linear(in_features, out_features)),
+                ("relu", nn.ReLU()),
+                ("dropout", nn.Dropout(dropout)),
+            ]
+        )
     )
 
 
@@ -33,7 +41,13 @@ class MLP(nn.Module):
     """[B, in_features] -> [B, out_features] through `num_hidden_layers` hidden layers."""
 
     def __init__(
-        self, *, in_features: int, hidden_size: int, num_hidden_layers: int, out_features: int, dropout: float = 0.0
+        self,
+        *,
+        in_features: int,
+        hidden_size: int,
+        num_hidden_layers: int,
+        out_features: int,
+        dropout: float = 0.0,
     ) -> None:
         check_positive(in_features=in_features, hidden_size=hidden_size)
         check_positive(num_hidden_layers=num_hidden_layers, out_features=out_features)
@@ -41,7 +55,8 @@ class MLP(nn.Module):
         names = ["up", "down"] * (num_hidden_layers // 2) + ["linear"] * (num_hidden_layers % 2)
         widths = [in_features] + [hidden_size] * (num_hidden_layers - 1)
         self.blocks = nn.ModuleList(
-            hidden_layer(name, width, hidden_size, dropout=dropout) for name, width in zip(names, widths, strict=True)
+            hidden_layer(name, width, hidden_size, dropout=dropout)
+            for name, width in zip(names, widths, strict=True)
         )
         self.head = nn.Linear(hidden_size, out_features)
 

@@ -1,9 +1,9 @@
 """Rows in another order, and tokens as rows: gathers whose backward is a gather too.
 
-Autograd's own backward of an index adds up row by row, as an index may name a row twice. Here it is known how often each is
-named: once in a permutation, k times where each token goes to k experts. So backward reads where it would have to add.
-Shapes: N tokens, R = N k rows, D features. `order` [R]: which pair of a token and its j-th expert, n k + j, is in each row;
-`back` [R] is its inverse.
+Autograd's own backward of an index adds up row by row, as an index may name a row twice. Here it is
+known how often each is named: once in a permutation, k times where each token goes to k experts. So
+backward reads where it would have to add. Shapes: N tokens, R = N k rows, D features. `order` [R]:
+which pair of a token and its j-th expert, n k + j, is in each row; `back` [R] is its inverse.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def to_rows(tokens: Tensor, order: Tensor, back: Tensor) -> Tensor:
 
 
 def add_up(rows: Tensor, weight: Tensor, order: Tensor, back: Tensor) -> Tensor:
-    """rows [R, D], weight [N, k] -> [N, D]: each token's rows, weighed; the way back from `to_rows`."""
+    """rows [R, D], weight [N, k] -> [N, D]: each token's rows, weighed; the way back from
+    `to_rows`.
+    """
     tokens: Tensor = _AddUp.apply(rows, weight, order, back)
     return tokens
 
@@ -76,7 +78,8 @@ class _AddUp(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight, order, back = ctx.saved_tensors
-        grad, k = grads[0], weight.shape[1]
+        grad = grads[0]
+        k = weight.shape[1]
         of_rows = grad.index_select(0, order // k) * weight.reshape(-1)[order, None]
         pairs = rows.index_select(0, back).view(*weight.shape, rows.shape[1])
         return of_rows, torch.bmm(pairs, grad[..., None])[..., 0], None, None

@@ -1,8 +1,9 @@
 """ResNet: basic blocks for depth 18 and 34, bottlenecks from 50 on.
 
-He et al., "Deep Residual Learning for Image Recognition", table 1. The norm is by groups of 16 channels (Wu and He,
-"Group Normalization", table 3), not by batch: it has the same parameters, but a sample's output does not depend on its
-neighbours, so any split of the batch computes what one device computes. `norm = "batch"` gives the original.
+He et al., "Deep Residual Learning for Image Recognition", table 1. The norm is by groups of 16
+channels (Wu and He, "Group Normalization", table 3), not by batch: it has the same parameters, but
+a sample's output does not depend on its neighbours, so any split of the batch computes what one
+device computes. `norm = "batch"` gives the original.
 """
 
 from __future__ import annotations
@@ -30,13 +31,21 @@ ROLES = {
     "head": "replicated",
 }
 
-LAYERS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
+LAYERS = {
+    18: (2, 2, 2, 2),
+    34: (3, 4, 6, 3),
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
+}
 Norm = Callable[[int], nn.Module]
 
 
 def group_norm(channels: int) -> nn.Module:
     """Groups of 16 channels, or the next larger size that divides."""
-    num_groups = next(groups for groups in range(max(1, channels // 16), 0, -1) if channels % groups == 0)
+    num_groups = next(
+        groups for groups in range(max(1, channels // 16), 0, -1) if channels % groups == 0
+    )
     return nn.GroupNorm(num_groups, channels)
 
 
@@ -49,7 +58,9 @@ def conv(in_channels: int, out_channels: int, size: int, stride: int = 1) -> nn.
 
 
 class Shortcut(nn.Module):
-    """The residual path: nothing where the shape stays, else a strided 1 x 1 convolution (option B of the paper)."""
+    """The residual path: nothing where the shape stays, else a strided 1 x 1 convolution (option B
+    of the paper).
+    """
 
     def __init__(self, in_channels: int, out_channels: int, stride: int, norm: Norm) -> None:
         super().__init__()
@@ -81,7 +92,9 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1 x 1 down, 3 x 3 (which strides), 1 x 1 up to four times the width, and the shortcut; figure 5, right."""
+    """1 x 1 down, 3 x 3 (which strides), 1 x 1 up to four times the width, and the shortcut; figure
+    5, right.
+    """
 
     expansion = 4
 
@@ -102,7 +115,9 @@ class Bottleneck(nn.Module):
 
 
 class Stem(nn.Module):
-    """7 x 7 convolution and 3 x 3 maximum, each of stride 2: [B, C, H, W] -> [B, width, H/4, W/4]."""
+    """7 x 7 convolution and 3 x 3 maximum, each of stride 2: [B, C, H, W] -> [B, width, H/4,
+    W/4].
+    """
 
     def __init__(self, in_channels: int, width: int, norm: Norm) -> None:
         super().__init__()
@@ -120,11 +135,19 @@ class ResNet(nn.Module):
     """Images [B, C, H, W] -> logits [B, num_classes]: the composition of `CHAIN`."""
 
     def __init__(
-        self, *, depth: int = 18, num_classes: int = 1000, in_channels: int = 3, width: int = 64, norm: str = "group"
+        self,
+        *,
+        depth: int = 18,
+        num_classes: int = 1000,
+        in_channels: int = 3,
+        width: int = 64,
+        norm: str = "group",
     ) -> None:
         check_positive(num_classes=num_classes, in_channels=in_channels, width=width)
         if depth not in LAYERS:
-            raise ModelError(f"there is no ResNet of depth {depth}; known: {', '.join(map(str, LAYERS))}")
+            raise ModelError(
+                f"there is no ResNet of depth {depth}; known: {', '.join(map(str, LAYERS))}"
+            )
         if norm not in NORMS:
             raise ModelError(f"there is no norm {norm!r} for a ResNet; {nearest(norm, NORMS)}")
         super().__init__()

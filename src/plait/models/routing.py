@@ -1,8 +1,10 @@
-"""The router of a mixture of experts: which tokens go to which experts, with which weights, and what keeps them balanced.
+"""The router of a mixture of experts: which tokens go to which experts, with which weights, and
+what keeps them balanced.
 
-Everything that looks at more than one token looks at a *sequence* (capacity, the choice of the experts) or at all tokens
-of a micro-batch (the balance loss); `Surroundings` says what of these lies on other ranks. So no decision depends on how
-many ranks there are. Shapes: B samples, S positions, N = B S tokens, D hidden size, E experts, k experts a token.
+Everything that looks at more than one token looks at a *sequence* (capacity, the choice of the
+experts) or at all tokens of a micro-batch (the balance loss); `Surroundings` says what of these
+lies on other ranks. So no decision depends on how many ranks there are. Shapes: B samples, S
+positions, N = B S tokens, D hidden size, E experts, k experts a token.
 """
 
 from __future__ import annotations
@@ -29,16 +31,18 @@ class RouterSettings:
     Attributes:
         num_experts: E.
         num_chosen: k, the experts of a token (under `expert_choice`: on average).
-        method: `greedy` top-k; `group_limited_greedy` (DeepSeek-V2: groups by their best expert); `noaux_tc` (DeepSeek-V3:
-            groups by their two best); `noisy` (Shazeer et al. 2017, section 2.1); `expert_choice` (Zhou et al. 2022).
+        method: `greedy` top-k; `group_limited_greedy` (DeepSeek-V2: groups by their best expert);
+        `noaux_tc` (DeepSeek-V3:
+            groups by their two best); `noisy` (Shazeer et al. 2017, section 2.1); `expert_choice`
+            (Zhou et al. 2022).
         scoring: of the logits: `softmax` over the experts, or `sigmoid` of each.
         normalise: whether the k weights of a token sum to one.
         scale: factor on the weights.
-        num_groups, num_chosen_groups: experts come from the best groups only; 1 and 1 for no groups.
-        capacity_factor: an expert takes at most ceil(factor k S / E) tokens of a sequence; None drops nothing.
-        drop_by: what an overflowing expert keeps: the best by `score`, or the first by `position`.
-        balance_coef, balance_per_sequence: of the balance loss, over all tokens of a micro-batch or within each sequence.
-        z_coef: of the z-loss.
+        num_groups, num_chosen_groups: experts come from the best groups only; 1 and 1 for no
+        groups. capacity_factor: an expert takes at most ceil(factor k S / E) tokens of a sequence;
+        None drops nothing. drop_by: what an overflowing expert keeps: the best by `score`, or the
+        first by `position`. balance_coef, balance_per_sequence: of the balance loss, over all
+        tokens of a micro-batch or within each sequence. z_coef: of the z-loss.
         bias_speed: of balancing by bias; 0 for none.
     """
 
@@ -75,11 +79,17 @@ class RouterSettings:
                 f"topk_group = {self.num_chosen_groups} be from 1 to n_group"
             )
         if self.num_chosen > self.num_chosen_groups * (self.num_experts // self.num_groups):
-            raise ModelError(f"topk_group = {self.num_chosen_groups} groups hold fewer than {self.num_chosen} experts")
+            raise ModelError(
+                f"topk_group = {self.num_chosen_groups} groups hold fewer than {self.num_chosen} experts"
+            )
         if self.capacity_factor is not None and self.capacity_factor <= 0:
-            raise ModelError(f"capacity_factor = {self.capacity_factor} must be above 0; leave it out to drop nothing")
+            raise ModelError(
+                f"capacity_factor = {self.capacity_factor} must be above 0; leave it out to drop nothing"
+            )
         if self.method == "expert_choice" and (self.balance_coef or self.bias_speed):
-            raise ModelError("topk_method = 'expert_choice' is balanced by itself; leave router_aux_loss_coef and the bias out")
+            raise ModelError(
+                "topk_method = 'expert_choice' is balanced by itself; leave router_aux_loss_coef and the bias out"
+            )
 
     def capacity(self, num_positions: int) -> int:
         """The tokens of a sequence that one expert takes at most."""
@@ -91,7 +101,9 @@ class RouterSettings:
 
 @dataclass(frozen=True)
 class Routing:
-    """R pairs of a token and an expert: `token` [R] in 0..N-1, `expert` [R] in 0..E-1, `weight` [R]."""
+    """R pairs of a token and an expert: `token` [R] in 0..N-1, `expert` [R] in 0..E-1, `weight`
+    [R].
+    """
 
     token: Tensor
     expert: Tensor
@@ -99,7 +111,8 @@ class Routing:
 
 
 class Surroundings:
-    """What a router must know of tokens that it does not see. On one device there are none: every method is the identity.
+    """What a router must know of tokens that it does not see. On one device there are none: every
+    method is the identity.
 
     Attributes:
         present: 0.0 for a placeholder, whose tokens count for nothing.
@@ -118,7 +131,9 @@ class Surroundings:
         return counts
 
     def sum_sequence(self, counts: Tensor) -> Tensor:
-        """Sums over everything that holds other positions of the same sequences; not differentiable."""
+        """Sums over everything that holds other positions of the same sequences; not
+        differentiable.
+        """
         return counts
 
     def whole_sequence(self, part: Tensor) -> Tensor:
@@ -130,15 +145,18 @@ class Surroundings:
         return whole
 
     def attach(self, output: Tensor, auxiliary: Tensor | None) -> Tensor:
-        """`output`, through which the auxiliary loss may reach backward; on one device the caller adds it to the loss."""
+        """`output`, through which the auxiliary loss may reach backward; on one device the caller
+        adds it to the loss.
+        """
         return output
 
 
 class Router(nn.Module):
     """Scores tokens and chooses experts, in float32 at least: [B, S, D] -> Routing.
 
-    After a forward in training, `auxiliary` is this rank's part of the auxiliary loss (it has a gradient), and `load` [E + 2]
-    has grown by the tokens of each expert (as chosen), the pairs that were dropped, and all pairs.
+    After a forward in training, `auxiliary` is this rank's part of the auxiliary loss (it has a
+    gradient), and `load` [E + 2] has grown by the tokens of each expert (as chosen), the pairs that
+    were dropped, and all pairs.
     """
 
     WIDE_BUFFERS = ("bias",)  # a thousandth is added to it: nothing that bf16 could hold
@@ -146,10 +164,15 @@ class Router(nn.Module):
 
     def __init__(self, hidden_size: int, settings: RouterSettings, *, std: float = 0.02) -> None:
         super().__init__()
-        self.settings, self.std = settings, std
+        self.settings = settings
+        self.std = std
         self.weight = nn.Parameter(torch.empty(settings.num_experts, hidden_size))
-        self.noise_weight = nn.Parameter(torch.empty_like(self.weight)) if settings.method == "noisy" else None
-        self.register_buffer("bias", torch.zeros(settings.num_experts) if settings.bias_speed else None)
+        self.noise_weight = (
+            nn.Parameter(torch.empty_like(self.weight)) if settings.method == "noisy" else None
+        )
+        self.register_buffer(
+            "bias", torch.zeros(settings.num_experts) if settings.bias_speed else None
+        )
         self.surroundings = Surroundings()
         self.auxiliary: Tensor | None = None
         self.load: Tensor | None = None
@@ -170,26 +193,37 @@ class Router(nn.Module):
         logits = wide @ widen(self.weight).t()
         scores = self._scores(self._noisy(wide, logits))
         routing = (
-            self._experts_choose(scores) if self.settings.method == "expert_choice" else self._tokens_choose(logits, scores)
+            self._experts_choose(scores)
+            if self.settings.method == "expert_choice"
+            else self._tokens_choose(logits, scores)
         )
         if self.training and self.settings.z_coef:
             samples, positions = self.surroundings.sizes(*x.shape[:2])
-            z = logits.logsumexp(-1).square().sum() * (self.settings.z_coef * self.surroundings.present / (samples * positions))
+            z = logits.logsumexp(-1).square().sum() * (
+                self.settings.z_coef * self.surroundings.present / (samples * positions)
+            )
             self.auxiliary = z if self.auxiliary is None else self.auxiliary + z
         return routing
 
     def auxiliary_loss(self) -> Tensor | None:
-        """Of the last forward: 0-dim, to be added to the mean loss; its sum over the ranks of a micro-batch is the loss."""
+        """Of the last forward: 0-dim, to be added to the mean loss; its sum over the ranks of a
+        micro-batch is the loss.
+        """
         return self.auxiliary
 
     def after_update(self) -> None:
-        """Balance by bias from `load`, the whole step's over all ranks, and forget it (Wang et al. 2024, algorithm 1)."""
+        """Balance by bias from `load`, the whole step's over all ranks, and forget it (Wang et al.
+        2024, algorithm 1).
+        """
         if self.bias is not None and self.load is not None:
             chosen = self.load[: self.settings.num_experts]
-            self.bias.add_((chosen.mean() - chosen).sign().to(self.bias.dtype), alpha=self.settings.bias_speed)
+            self.bias.add_(
+                (chosen.mean() - chosen).sign().to(self.bias.dtype), alpha=self.settings.bias_speed
+            )
         self.load = None
 
-    # -- scores ---------------------------------------------------------------------------------------------------
+    # -- scores
+    # ---------------------------------------------------------------------------------------------------
 
     def _scores(self, logits: Tensor) -> Tensor:
         if self.settings.method == "noisy":
@@ -197,14 +231,21 @@ class Router(nn.Module):
         return logits.softmax(-1) if self.settings.scoring == "softmax" else logits.sigmoid()
 
     def _noisy(self, x: Tensor, logits: Tensor) -> Tensor:
-        """H(x) of Shazeer et al.: noise of a learned width. Drawn for whole sequences, so that slices see the same."""
+        """H(x) of Shazeer et al.: noise of a learned width. Drawn for whole sequences, so that
+        slices see the same.
+        """
         if self.noise_weight is None or not self.training:
             return logits
         _, positions = self.surroundings.sizes(*x.shape[:2])
-        noise = torch.randn(x.shape[0], positions, logits.shape[-1], dtype=logits.dtype, device=logits.device)
-        return logits + self.surroundings.own_positions(noise) * F.softplus(x @ widen(self.noise_weight).t())
+        noise = torch.randn(
+            x.shape[0], positions, logits.shape[-1], dtype=logits.dtype, device=logits.device
+        )
+        return logits + self.surroundings.own_positions(noise) * F.softplus(
+            x @ widen(self.noise_weight).t()
+        )
 
-    # -- tokens choose experts ------------------------------------------------------------------------------------
+    # -- tokens choose experts
+    # ------------------------------------------------------------------------------------
 
     def _tokens_choose(self, logits: Tensor, scores: Tensor) -> Routing:
         settings = self.settings
@@ -218,22 +259,40 @@ class Router(nn.Module):
         if self.training:
             self._record(chosen, kept)
             if settings.balance_coef:
-                shares = logits.softmax(-1) if settings.scoring == "softmax" else scores / scores.sum(-1, keepdim=True)
+                shares = (
+                    logits.softmax(-1)
+                    if settings.scoring == "softmax"
+                    else scores / scores.sum(-1, keepdim=True)
+                )
                 self.auxiliary = self._balance(chosen, shares)
-        token = torch.arange(chosen[..., 0].numel(), device=chosen.device)[:, None].expand(-1, settings.num_chosen)
+        token = torch.arange(chosen[..., 0].numel(), device=chosen.device)[:, None].expand(
+            -1, settings.num_chosen
+        )
         parts = (token.reshape(-1), chosen.reshape(-1), weight.reshape(-1) * settings.scale)
-        return Routing(*parts) if kept is None else Routing(*(part[kept.reshape(-1)] for part in parts))
+        return (
+            Routing(*parts)
+            if kept is None
+            else Routing(*(part[kept.reshape(-1)] for part in parts))
+        )
 
     def _best(self, scores: Tensor) -> Tensor:
         """The k experts of each token; the bias has a say here and nowhere else."""
-        settings, wanted = self.settings, scores.detach()
+        settings = self.settings
+        wanted = scores.detach()
         if self.bias is not None:
             wanted = wanted + self.bias.to(wanted.dtype)
         if settings.num_groups > 1:
             grouped = wanted.unflatten(-1, (settings.num_groups, -1))
             best = min(2 if settings.method == "noaux_tc" else 1, grouped.shape[-1])
-            groups = grouped.topk(best, dim=-1).values.sum(-1).topk(settings.num_chosen_groups, dim=-1).indices
-            open_groups = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter_(-1, groups, True)
+            groups = (
+                grouped.topk(best, dim=-1)
+                .values.sum(-1)
+                .topk(settings.num_chosen_groups, dim=-1)
+                .indices
+            )
+            open_groups = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter_(
+                -1, groups, True
+            )
             wanted = grouped.masked_fill(~open_groups[..., None], -math.inf).flatten(-2)
         return wanted.topk(settings.num_chosen, dim=-1).indices
 
@@ -241,44 +300,65 @@ class Router(nn.Module):
         """Which pairs their expert has room for [B, S, k]; None when nothing can be dropped."""
         if self.settings.capacity_factor is None:
             return None
-        chosen, scores = self.surroundings.whole_sequence(chosen), self.surroundings.whole_sequence(scores)
-        experts, num_chosen = chosen.flatten(1), chosen.shape[-1]
+        chosen = self.surroundings.whole_sequence(chosen)
+        scores = self.surroundings.whole_sequence(scores)
+        experts = chosen.flatten(1)
+        num_chosen = chosen.shape[-1]
         if self.settings.drop_by == "score":
             order = best_first(scores.flatten(1))
         else:
             order = torch.arange(experts.shape[1], device=experts.device).expand_as(experts)
-        place = torch.empty_like(experts).scatter_(1, order, place_in_group(experts.gather(1, order)))
+        place = torch.empty_like(experts).scatter_(
+            1, order, place_in_group(experts.gather(1, order))
+        )
         kept = place < self.settings.capacity(chosen.shape[1])
         return self.surroundings.own_positions(kept.unflatten(1, (-1, num_chosen)))
 
-    # -- experts choose tokens ------------------------------------------------------------------------------------
+    # -- experts choose tokens
+    # ------------------------------------------------------------------------------------
 
     def _experts_choose(self, scores: Tensor) -> Routing:
         """Each expert takes the same number of tokens of a sequence, those with the best scores."""
         whole = self.surroundings.whole_sequence(scores.detach())
         taken = best_first(whole)[:, : self.settings.capacity(whole.shape[1])]
-        mask = self.surroundings.own_positions(torch.zeros_like(whole, dtype=torch.bool).scatter_(1, taken, True))
+        mask = self.surroundings.own_positions(
+            torch.zeros_like(whole, dtype=torch.bool).scatter_(1, taken, True)
+        )
         token, expert = mask.flatten(0, 1).nonzero(as_tuple=True)
         if self.training:
             self._count(torch.bincount(expert, minlength=scores.shape[-1]), 0, len(expert))
         return Routing(token, expert, scores.flatten(0, 1)[token, expert] * self.settings.scale)
 
-    # -- balance --------------------------------------------------------------------------------------------------
+    # -- balance
+    # --------------------------------------------------------------------------------------------------
 
     def _balance(self, chosen: Tensor, shares: Tensor) -> Tensor:
-        """E / k sum_e f_e P_e, with f_e the share of the tokens that chose expert e and P_e its mean score.
+        """E / k sum_e f_e P_e, with f_e the share of the tokens that chose expert e and P_e its
+        mean score.
 
-        Fedus et al., "Switch Transformers", equations 4 to 6, with k experts a token; 1 when balanced. Over all tokens of the
-        micro-batch, or the mean over sequences of the same within each (DeepSeek-V3, equations 17 to 20).
+        Fedus et al., "Switch Transformers", equations 4 to 6, with k experts a token; 1 when
+        balanced. Over all tokens of the micro-batch, or the mean over sequences of the same within
+        each (DeepSeek-V3, equations 17 to 20).
         """
-        settings, around = self.settings, self.surroundings
+        settings = self.settings
+        around = self.surroundings
         samples, positions = around.sizes(*chosen.shape[:2])
-        counts = F.one_hot(chosen.flatten(1), settings.num_experts).sum(1).to(shares.dtype) * around.present  # [B, E]
+        counts = (
+            F.one_hot(chosen.flatten(1), settings.num_experts).sum(1).to(shares.dtype)
+            * around.present
+        )  # [B, E]
         if settings.balance_per_sequence:
-            total, per = around.sum_sequence(counts), samples * positions**2
+            total = around.sum_sequence(counts)
+            per = samples * positions**2
         else:
-            total, per = around.sum_tokens(counts.sum(0)), (samples * positions) ** 2
-        factor = settings.balance_coef * around.present * settings.num_experts / (settings.num_chosen * per)
+            total = around.sum_tokens(counts.sum(0))
+            per = (samples * positions) ** 2
+        factor = (
+            settings.balance_coef
+            * around.present
+            * settings.num_experts
+            / (settings.num_chosen * per)
+        )
         return (total * shares.sum(1)).sum() * factor
 
     def _record(self, chosen: Tensor, kept: Tensor | None) -> None:
@@ -288,17 +368,21 @@ class Router(nn.Module):
     def _count(self, counts: Tensor, num_dropped: int, num_pairs: int) -> None:
         if not self.surroundings.recording:
             return
-        seen = torch.cat((counts.double(), counts.new_tensor([num_dropped, num_pairs], dtype=torch.float64)))
+        seen = torch.cat(
+            (counts.double(), counts.new_tensor([num_dropped, num_pairs], dtype=torch.float64))
+        )
         seen = seen * self.surroundings.present
         self.load = seen if self.load is None else self.load + seen
 
 
 def best_first(scores: Tensor) -> Tensor:
-    """[B, L, ...] -> the indices along L, best score first; of scores that differ by rounding alone, the first in order.
+    """[B, L, ...] -> the indices along L, best score first; of scores that differ by rounding
+    alone, the first in order.
 
-    Tokens that have seen the same (a sequence that begins with one token twice) score alike in exact arithmetic, and which of
-    them comes out above by the last bit depends on how the work was split. So the upper half of the digits decides (Dekker,
-    A floating-point technique for extending the available precision, 1971, section 4), and then the position.
+    Tokens that have seen the same (a sequence that begins with one token twice) score alike in
+    exact arithmetic, and which of them comes out above by the last bit depends on how the work was
+    split. So the upper half of the digits decides (Dekker, A floating-point technique for extending
+    the available precision, 1971, section 4), and then the position.
     """
     digits = 1 - round(math.log2(torch.finfo(scores.dtype).eps))
     scaled = scores * (2.0 ** (digits - digits // 2) + 1)
@@ -306,7 +390,8 @@ def best_first(scores: Tensor) -> Tensor:
 
 
 def place_in_group(groups: Tensor) -> Tensor:
-    """For each entry of a row, how many entries before it are of the same group: [B, L] integers -> [B, L].
+    """For each entry of a row, how many entries before it are of the same group: [B, L] integers ->
+    [B, L].
 
     >>> place_in_group(torch.tensor([[1, 0, 1, 1, 0]])).tolist()
     [[0, 0, 1, 2, 1]]

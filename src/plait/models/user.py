@@ -1,4 +1,6 @@
-"""A model of the user's own: `python = "module:function"`, a function that returns an `nn.Module`."""
+"""A model of the user's own: `python = "module:function"`, a function that returns an
+`nn.Module`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ def make(python: str, arguments: Mapping[str, Any] | None = None) -> nn.Module:
     except PlaitError:
         raise
     except Exception as failure:
-        raise ModelError(f"python = {python!r} failed: {type(failure).__name__}: {failure}") from failure
+        raise ModelError(
+            f"python = {python!r} failed: {type(failure).__name__}: {failure}"
+        ) from failure
     if not isinstance(model, nn.Module):
-        raise ModelError(f"python = {python!r} returned a {type(model).__name__}, not a torch.nn.Module")
+        raise ModelError(
+            f"python = {python!r} returned a {type(model).__name__}, not a torch.nn.Module"
+        )
     return model

@@ -1,7 +1,7 @@
 """The start values of a model that others have saved: safetensors files, read by slices.
 
-Only headers are read when they are opened, so that a misfit is an error before anything runs; then every rank reads the
-elements that it keeps, and no rank holds the model.
+Only headers are read when they are opened, so that a misfit is an error before anything runs; then
+every rank reads the elements that it keeps, and no rank holds the model.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ class Reader:
     _files: dict[Path, Any] = field(default_factory=dict)
 
     def read(self, name: str, index: Sequence[slice] | None = None) -> Tensor:
-        """The elements of a parameter at `index`, a range for every dim; all without it. In the file's type."""
+        """The elements of a parameter at `index`, a range for every dim; all without it. In the
+        file's type.
+        """
         stored = self.weights.stored[name]
         if stored.file not in self._files:
             self._files[stored.file] = _open(stored.file)
@@ -78,18 +80,22 @@ class Reader:
 
 
 def open_folder(directory: Path) -> dict[str, Stored]:
-    """Every tensor in the safetensors files of a directory, by its name there: those of the index if there is one.
+    """Every tensor in the safetensors files of a directory, by its name there: those of the index
+    if there is one.
 
     Raises:
-        ModelError: no files, a file that is missing or cannot be read, a name in two files, values that are no floats.
+        ModelError: no files, a file that is missing or cannot be read, a name in two files, values
+        that are no floats.
     """
     found: dict[str, Stored] = {}
     for path in _files(directory):
         file = _open(path)
-        for key in file.keys():  # noqa: SIM118  # not a mapping
+        for key in file.keys():  # not a mapping
             part = file.get_slice(key)
             if key in found:
-                raise ModelError(f"the weights {str(directory)!r} hold {key} twice: in {found[key].file.name} and {path.name}")
+                raise ModelError(
+                    f"the weights {str(directory)!r} hold {key} twice: in {found[key].file.name} and {path.name}"
+                )
             found[key] = Stored(path, key, tuple(part.get_shape()))
     return found
 
@@ -131,11 +137,15 @@ def _files(directory: Path) -> list[Path]:
     index = directory / INDEX
     if index.exists():
         try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            names = sorted(
+                set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            )
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as failure:
             raise ModelError(f"the index {str(index)!r} cannot be read: {failure}") from failure
         if missing := [name for name in names if not (directory / name).is_file()]:
-            raise ModelError(f"the weights {str(directory)!r} lack {', '.join(missing)}, which their index names")
+            raise ModelError(
+                f"the weights {str(directory)!r} lack {', '.join(missing)}, which their index names"
+            )
         return [directory / name for name in names]
     single = directory / "model.safetensors"
     files = [single] if single.exists() else sorted(directory.glob("*.safetensors"))

@@ -1,7 +1,8 @@
 """A schedule is data: for each rank an ordered list of actions, and which rank holds which stage.
 
-Everything that must be ordered with computing is an action, the optimizer update included, so that one list can be
-verified, simulated, drawn and executed, and so that the weights a forward sees follow from the order alone.
+Everything that must be ordered with computing is an action, the optimizer update included, so that
+one list can be verified, simulated, drawn and executed, and so that the weights a forward sees
+follow from the order alone.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class Kind(str, Enum):
 
 COMPUTE = frozenset({Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD})
 TRANSFER = frozenset({Kind.RECV_F, Kind.SEND_F, Kind.RECV_B, Kind.SEND_B})
-_TEXT = re.compile(rf"(\d+)({'|'.join(sorted((kind.value for kind in Kind), key=len, reverse=True))})(\d+)?")
+_TEXT = re.compile(
+    rf"(\d+)({'|'.join(sorted((kind.value for kind in Kind), key=len, reverse=True))})(\d+)?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,9 @@ class Action:
     micro_batch: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.stage}{self.kind.value}{'' if self.micro_batch is None else self.micro_batch}"
+        return (
+            f"{self.stage}{self.kind.value}{'' if self.micro_batch is None else self.micro_batch}"
+        )
 
     @classmethod
     def parse(cls, text: str) -> Action:
@@ -61,10 +66,16 @@ class Action:
         """
         match = _TEXT.fullmatch(text)
         if match is None:
-            raise ScheduleError(f"'{text}' is no action; actions are a stage, a kind and a micro-batch: 2F0, 2SEND_B1, 2U")
-        stage, kind, micro_batch = int(match[1]), Kind(match[2]), match[3]
+            raise ScheduleError(
+                f"'{text}' is no action; actions are a stage, a kind and a micro-batch: 2F0, 2SEND_B1, 2U"
+            )
+        stage = int(match[1])
+        kind = Kind(match[2])
+        micro_batch = match[3]
         if kind.per_micro_batch is (micro_batch is None):
-            raise ScheduleError(f"'{text}': {kind.value} {'needs a' if kind.per_micro_batch else 'takes no'} micro-batch")
+            raise ScheduleError(
+                f"'{text}': {kind.value} {'needs a' if kind.per_micro_batch else 'takes no'} micro-batch"
+            )
         return cls(kind, stage, None if micro_batch is None else int(micro_batch))
 
 
@@ -95,11 +106,13 @@ def update(stage: int) -> Action:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The ordered actions of every rank for `num_micro_batches` micro-batches, in `num_steps` steps of equally many.
+    """The ordered actions of every rank for `num_micro_batches` micro-batches, in `num_steps` steps
+    of equally many.
 
-    `placement[stage]` is the rank (coordinate on the pp axis) that holds the stage. `delay` says which weights a forward
-    sees: None, the newest on its stage; d, those from which its own update (the first after its backward) is d updates
-    away, 0 being the weights that this update changes (2BW: 1). `asynchronous`: steps overlap, nothing drains between them.
+    `placement[stage]` is the rank (coordinate on the pp axis) that holds the stage. `delay` says
+    which weights a forward sees: None, the newest on its stage; d, those from which its own update
+    (the first after its backward) is d updates away, 0 being the weights that this update changes
+    (2BW: 1). `asynchronous`: steps overlap, nothing drains between them.
     """
 
     name: str

@@ -16,7 +16,8 @@ class WholeModel(StageModule):
     """The only stage: the model as it is. `call(model, inputs)` runs it."""
 
     def __init__(self, model: nn.Module, call: Callable[[nn.Module, Any], Any]) -> None:
-        self._model, self._call = model, call
+        self._model = model
+        self._call = call
 
     def forward(self, inputs: Any, received: Payload | None) -> Any:
         return self._call(self._model, inputs)
@@ -25,8 +26,9 @@ class WholeModel(StageModule):
 class ChainStage(StageModule):
     """A run of links. `call(link, inputs)` runs the first link of the model on the model's inputs.
 
-    Inputs that the first link does not take (the documents of packed sequences) go to every link that has a parameter of that
-    name. They do not travel: each stage has the inputs of its micro-batches.
+    Inputs that the first link does not take (the documents of packed sequences) go to every link
+    that has a parameter of that name. They do not travel: each stage has the inputs of its
+    micro-batches.
     """
 
     def __init__(
@@ -62,7 +64,11 @@ class ChainStage(StageModule):
             named = dict(inputs)
         else:
             return inputs, {}
-        beside = {name: value for name, value in named.items() if name in self._names[1:] and name not in self._taken}
+        beside = {
+            name: value
+            for name, value in named.items()
+            if name in self._names[1:] and name not in self._taken
+        }
         if not beside:
             return inputs, {}
         own = tuple(value for name, value in named.items() if name not in beside)

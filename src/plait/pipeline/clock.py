@@ -24,15 +24,21 @@ class Event:
 
 @dataclass(frozen=True)
 class Walk:
-    """Events in order of their start, and where each rank stopped (its list's length unless there is a deadlock)."""
+    """Events in order of their start, and where each rank stopped (its list's length unless there
+    is a deadlock).
+    """
 
     events: tuple[Event, ...]
     stopped: tuple[int, ...]
 
 
 def unit(action: Action) -> float:
-    """The usual convention: forward, input gradient and weight gradient take 1, the whole backward 2, the rest nothing."""
-    return {Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0, Kind.INPUT_GRAD: 1.0, Kind.WEIGHT_GRAD: 1.0}.get(action.kind, 0.0)
+    """The usual convention: forward, input gradient and weight gradient take 1, the whole backward
+    2, the rest nothing.
+    """
+    return {Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0, Kind.INPUT_GRAD: 1.0, Kind.WEIGHT_GRAD: 1.0}.get(
+        action.kind, 0.0
+    )
 
 
 def no_latency(action: Action) -> float:
@@ -41,8 +47,12 @@ def no_latency(action: Action) -> float:
 
 
 def producers(action: Action, num_stages: int) -> Iterator[Action]:
-    """The computing that must precede an action; of `I` and `B` for the same pass only one exists."""
-    kind, stage, micro_batch = action.kind, action.stage, action.micro_batch
+    """The computing that must precede an action; of `I` and `B` for the same pass only one
+    exists.
+    """
+    kind = action.kind
+    stage = action.stage
+    micro_batch = action.micro_batch
     if kind is Kind.FORWARD and stage > 0:
         yield Action(Kind.FORWARD, stage - 1, micro_batch)
     elif kind in (Kind.BACKWARD, Kind.INPUT_GRAD):
@@ -55,7 +65,11 @@ def producers(action: Action, num_stages: int) -> Iterator[Action]:
 
 def key(action: Action) -> Action:
     """What `producers` calls the result: a whole backward gives the input gradient too."""
-    return Action(Kind.INPUT_GRAD, action.stage, action.micro_batch) if action.kind is Kind.BACKWARD else action
+    return (
+        Action(Kind.INPUT_GRAD, action.stage, action.micro_batch)
+        if action.kind is Kind.BACKWARD
+        else action
+    )
 
 
 SENDS = {Kind.SEND_F: Kind.FORWARD, Kind.SEND_B: Kind.INPUT_GRAD}
@@ -66,15 +80,17 @@ def walk(
     seconds: Callable[[Action], float] = unit,
     latency: Callable[[Action], float] = no_latency,
 ) -> Walk:
-    """Run the lists against each other; `latency(producer)` passes between ranks, and keeps neither of them busy.
+    """Run the lists against each other; `latency(producer)` passes between ranks, and keeps neither
+    of them busy.
 
-    Where a list has transfers a result leaves its rank with its send, else as soon as it exists. A list whose next action
-    never gets its inputs stops there.
+    Where a list has transfers a result leaves its rank with its send, else as soon as it exists. A
+    list whose next action never gets its inputs stops there.
     """
     lowered = any(action.kind in TRANSFER for action in schedule)
     done: dict[Action, float] = {}
     left: dict[Action, float] = {}  # when a result left its rank
-    clocks, position = [0.0] * schedule.num_ranks, [0] * schedule.num_ranks
+    clocks = [0.0] * schedule.num_ranks
+    position = [0] * schedule.num_ranks
     events: list[Event] = []
 
     def arrival(need: Action, rank: int) -> float | None:

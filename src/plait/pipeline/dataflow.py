@@ -1,8 +1,10 @@
-"""What a model's forward calls, in which order, and what each call needs of earlier ones: found by running it once.
+"""What a model's forward calls, in which order, and what each call needs of earlier ones: found by
+running it once.
 
-A model is glue (its own Python code: masks, positions, rotary tables, residuals) around *units*: its blocks and the
-other modules that have parameters. The forward runs on a small example, whole, with one unit at a time in memory; every
-tensor that the glue makes remembers which units' results it is made from. Nothing is rewritten: stages run this forward.
+A model is glue (its own Python code: masks, positions, rotary tables, residuals) around *units*:
+its blocks and the other modules that have parameters. The forward runs on a small example, whole,
+with one unit at a time in memory; every tensor that the glue makes remembers which units' results
+it is made from. Nothing is rewritten: stages run this forward.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ class Result:
 class Flow:
     """The calls of a forward by the names of their modules; a module may be called more than once.
 
-    `needs[k]` are the results that reach call k through glue alone, `weights[k]` the parameters that do; the last entry of
-    both is for the output of the model.
+    `needs[k]` are the results that reach call k through glue alone, `weights[k]` the parameters
+    that do; the last entry of both is for the output of the model.
     """
 
     calls: tuple[str, ...]
@@ -39,26 +41,36 @@ class Flow:
     weights: tuple[frozenset[str], ...]
 
     def crossing(self, stage_of: Sequence[int], boundary: int) -> tuple[Result, ...]:
-        """What must pass from stage `boundary` to the next: made up to there, and needed by any later stage."""
+        """What must pass from stage `boundary` to the next: made up to there, and needed by any
+        later stage.
+        """
         last = max(stage_of)
         wanted = {
             result
             for call, results in enumerate(self.needs)
             for result in results
-            if (stage_of[call] if call < len(stage_of) else last) > boundary >= stage_of[result.call]
+            if (stage_of[call] if call < len(stage_of) else last)
+            > boundary
+            >= stage_of[result.call]
         }
         return tuple(sorted(wanted))
 
 
 def find_units(model: nn.Module, blocks: Iterable[str]) -> list[str]:
-    """Names of the blocks and of the outermost other modules with parameters of their own that hold no block."""
+    """Names of the blocks and of the outermost other modules with parameters of their own that hold
+    no block.
+    """
     names = set(blocks)
     units: list[str] = []
     for name, module in model.named_modules():
         if any(name == unit or name.startswith(f"{unit}.") for unit in units):
             continue
         around = any(block.startswith(f"{name}." if name else "") for block in names)
-        if name in names or (module._parameters and any(p is not None for p in module._parameters.values()) and not around):
+        if name in names or (
+            module._parameters
+            and any(p is not None for p in module._parameters.values())
+            and not around
+        ):
             units.append(name)
     return units
 
@@ -74,7 +86,9 @@ class _Origins:
 
 
 class _Watch(TorchDispatchMode):
-    """Follows origins through the operations of the glue, by memory, so that views and writes in place count too."""
+    """Follows origins through the operations of the glue, by memory, so that views and writes in
+    place count too.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -120,7 +134,9 @@ def _with_memory(tensor: Tensor) -> Tensor:
 
 
 def discover(model: nn.Module, blocks: Iterable[str], run: Callable[[], Any]) -> Flow:
-    """The flow of `run()`, which calls the model on an example. Units on the meta device get zeros while they run."""
+    """The flow of `run()`, which calls the model on an example. Units on the meta device get zeros
+    while they run.
+    """
     watch = _Watch(model)
     calls: list[str] = []
     needs: list[_Origins] = []
@@ -138,7 +154,9 @@ def discover(model: nn.Module, blocks: Iterable[str], run: Callable[[], Any]) ->
             try:
                 with in_memory(module):
                     output = forward(*args, **kwargs)
-                output = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, output)
+                output = tree_map(
+                    lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, output
+                )
             finally:
                 watch.inside_unit = False
             for leaf, value in enumerate(tree_leaves(output)):
@@ -149,14 +167,26 @@ def discover(model: nn.Module, blocks: Iterable[str], run: Callable[[], Any]) ->
         return call
 
     units = {name: model.get_submodule(name) for name in find_units(model, blocks)}
-    with replaced(units, observed), glue_in_memory(model, units), torch.random.fork_rng(devices=[]), torch.no_grad(), watch:
+    with (
+        replaced(units, observed),
+        glue_in_memory(model, units),
+        torch.random.fork_rng(devices=[]),
+        torch.no_grad(),
+        watch,
+    ):
         output = run()
     needs.append(watch.of(output))
-    return Flow(tuple(calls), tuple(frozenset(one.results) for one in needs), tuple(frozenset(one.weights) for one in needs))
+    return Flow(
+        tuple(calls),
+        tuple(frozenset(one.results) for one in needs),
+        tuple(frozenset(one.weights) for one in needs),
+    )
 
 
 @contextmanager
-def replaced(units: dict[str, nn.Module], wrap: Callable[[str, nn.Module], Callable[..., Any]]) -> Iterator[None]:
+def replaced(
+    units: dict[str, nn.Module], wrap: Callable[[str, nn.Module], Callable[..., Any]]
+) -> Iterator[None]:
     """`wrap(name, module)` as the forward of each unit, for a while."""
     before: dict[str, Any] = {name: vars(module).get("forward") for name, module in units.items()}
     for name, module in units.items():
@@ -174,11 +204,20 @@ def replaced(units: dict[str, nn.Module], wrap: Callable[[str, nn.Module], Calla
 @contextmanager
 def in_memory(module: nn.Module) -> Iterator[None]:
     """Zeros for the meta parameters and buffers of a module and all inside it, for a while."""
-    tables: list[Any] = [table for part in module.modules() for table in (part._buffers, part._parameters)]
-    held = [(table, key, value) for table in tables for key, value in table.items() if value is not None and value.is_meta]
+    tables: list[Any] = [
+        table for part in module.modules() for table in (part._buffers, part._parameters)
+    ]
+    held = [
+        (table, key, value)
+        for table in tables
+        for key, value in table.items()
+        if value is not None and value.is_meta
+    ]
     for table, key, value in held:
         zeros = torch.zeros(value.shape, dtype=value.dtype)
-        table[key] = nn.Parameter(zeros, value.requires_grad) if isinstance(value, nn.Parameter) else zeros
+        table[key] = (
+            nn.Parameter(zeros, value.requires_grad) if isinstance(value, nn.Parameter) else zeros
+        )
     try:
         yield
     finally:

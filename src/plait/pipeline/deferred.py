@@ -1,8 +1,10 @@
-"""Split a backward: the gradient of a layer's input at once, the gradient of its weight later, added where it belongs.
+"""Split a backward: the gradient of a layer's input at once, the gradient of its weight later,
+added where it belongs.
 
-Qi et al., Zero Bubble Pipeline Parallelism (arXiv 2401.10241), section 2. Layers that are a product with a weight
-(linear, convolution) run as a function whose backward may note what the weight's gradient is made from instead of
-making it. Whatever else has parameters (norms, embeddings) makes their gradients with that of its input: these cost little.
+Qi et al., Zero Bubble Pipeline Parallelism (arXiv 2401.10241), section 2. Layers that are a product
+with a weight (linear, convolution) run as a function whose backward may note what the weight's
+gradient is made from instead of making it. Whatever else has parameters (norms, embeddings) makes
+their gradients with that of its input: these cost little.
 """
 
 from __future__ import annotations
@@ -47,16 +49,20 @@ class Deferred:
         self._made_from.append((recipe, params, source, grad))
 
     def take(self, other: Deferred) -> None:
-        """Take over what another micro-batch of the same stage has left, to be made with the own."""
+        """Take over what another micro-batch of the same stage has left, to be made with the
+        own.
+        """
         self._made_from = other._made_from + self._made_from
         other._made_from = []
 
     def run(self) -> None:
-        """Make them: into their sinks, or as backward would have, so that hooks on the parameters see nothing else.
+        """Make them: into their sinks, or as backward would have, so that hooks on the parameters
+        see nothing else.
 
         A layer's rows of several micro-batches make one product.
         """
-        by_layer, self._made_from = _by_layer(self._made_from), []
+        by_layer = _by_layer(self._made_from)
+        self._made_from = []
         made: list[tuple[Params, list[Tensor]]] = []
         with torch.no_grad():
             while by_layer:
@@ -82,12 +88,18 @@ def _joined(parts: list[MadeFrom]) -> list[MadeFrom]:
     recipe, params = parts[0][:2]
     if len(parts) == 1 or not recipe.joins:
         return parts
-    rows = [(x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])) for _, _, x, grad in parts]
-    return [(recipe, params, torch.cat([x for x, _ in rows]), torch.cat([grad for _, grad in rows]))]
+    rows = [
+        (x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])) for _, _, x, grad in parts
+    ]
+    return [
+        (recipe, params, torch.cat([x for x, _ in rows]), torch.cat([grad for _, grad in rows]))
+    ]
 
 
 class Deferral:
-    """The switch of one stage: inside `collect`, weight gradients are noted. `sinks`, by id of the parameter, take them."""
+    """The switch of one stage: inside `collect`, weight gradients are noted. `sinks`, by id of the
+    parameter, take them.
+    """
 
     def __init__(self, products: Products | None = None) -> None:
         self.products = Products() if products is None else products
@@ -104,18 +116,25 @@ class Deferral:
             self.open = None
 
     def deposit(self, recipe: _Recipe, params: Params, x: Tensor, grad: Tensor) -> bool:
-        """Add a layer's weight gradients to their sinks; False, and nothing done, where one has none that takes them.
+        """Add a layer's weight gradients to their sinks; False, and nothing done, where one has
+        none that takes them.
 
         To be called where torch records no gradients, as in a backward.
         """
-        sinks = [sink for param in params if (sink := self.sinks.get(id(param))) is not None and sink.dtype == grad.dtype]
+        sinks = [
+            sink
+            for param in params
+            if (sink := self.sinks.get(id(param))) is not None and sink.dtype == grad.dtype
+        ]
         if len(sinks) < len(params):
             return False
         recipe.deposit(params, (x, grad), sinks)
         return True
 
     def install(self, modules: Iterable[nn.Module], *, quicker_only: bool = False) -> int:
-        """Let the layers that can be deferred, or that `products` may make quicker, run through here; how many they are."""
+        """Let the layers that can be deferred, or that `products` may make quicker, run through
+        here; how many they are.
+        """
         num = 0
         for module in modules:
             recipe = _recipe(module, self.products)
@@ -126,9 +145,11 @@ class Deferral:
 
 
 class _Recipe:
-    """A layer that is a product with a weight: its forward, its input's gradient, its weights' gradients.
+    """A layer that is a product with a weight: its forward, its input's gradient, its weights'
+    gradients.
 
-    `joins`: rows of several inputs may be laid under each other. `by_products`: `products` multiply.
+    `joins`: rows of several inputs may be laid under each other. `by_products`: `products`
+    multiply.
     """
 
     joins = by_products = True
@@ -154,9 +175,14 @@ class _Recipe:
     def weight_grads(self, params: Params, x: Tensor, grad: Tensor) -> list[Tensor]:
         """One for each of `params`: the weight, and the bias if there is one."""
         left, right = self.factors(x, grad)
-        return [self.products.weight_grad(left, right), *([grad.reshape(-1, grad.shape[-1]).sum(0)] if len(params) > 1 else [])]
+        return [
+            self.products.weight_grad(left, right),
+            *([grad.reshape(-1, grad.shape[-1]).sum(0)] if len(params) > 1 else []),
+        ]
 
-    def deposit(self, params: Params, made_from: tuple[Tensor, Tensor], sinks: Sequence[Sink]) -> None:
+    def deposit(
+        self, params: Params, made_from: tuple[Tensor, Tensor], sinks: Sequence[Sink]
+    ) -> None:
         """Add what `weight_grads` gives to a sink each."""
         x, grad = made_from
         factors = self.factors(x, grad)
@@ -188,7 +214,9 @@ class _Transposed(_Recipe):
 class _Convolution(_Recipe):
     joins = by_products = False
 
-    def _backward(self, x: Tensor, weight: Tensor, grad: Tensor, mask: list[bool]) -> tuple[Tensor, ...]:
+    def _backward(
+        self, x: Tensor, weight: Tensor, grad: Tensor, mask: list[bool]
+    ) -> tuple[Tensor, ...]:
         conv = self.module
         bias_sizes = None if conv.bias is None else [conv.out_channels]
         found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
@@ -209,28 +237,46 @@ class _Convolution(_Recipe):
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         conv = self.module
         return torch.convolution(
-            x, weight, bias, conv.stride, conv.padding, conv.dilation, False, [0] * len(conv.stride), conv.groups
+            x,
+            weight,
+            bias,
+            conv.stride,
+            conv.padding,
+            conv.dilation,
+            False,
+            [0] * len(conv.stride),
+            conv.groups,
         )
 
     def input_grad(self, x: Tensor, weight: Tensor, grad: Tensor) -> Tensor:
         return self._backward(x, weight, grad, [True, False, False])[0]
 
     def weight_grads(self, params: Params, x: Tensor, grad: Tensor) -> list[Tensor]:
-        return list(self._backward(x, params[0], grad, [False, True, len(params) > 1])[1 : 1 + len(params)])
+        return list(
+            self._backward(x, params[0], grad, [False, True, len(params) > 1])[1 : 1 + len(params)]
+        )
 
-    def deposit(self, params: Params, made_from: tuple[Tensor, Tensor], sinks: Sequence[Sink]) -> None:
+    def deposit(
+        self, params: Params, made_from: tuple[Tensor, Tensor], sinks: Sequence[Sink]
+    ) -> None:
         for sink, made in zip(sinks, self.weight_grads(params, *made_from), strict=True):
             sink.add(made)
 
 
 def _recipe(module: nn.Module, products: Products) -> _Recipe | None:
-    """How a module is a product with its weight; None where it is not, or not by torch's own forward."""
+    """How a module is a product with its weight; None where it is not, or not by torch's own
+    forward.
+    """
     if "forward" in vars(module):
         return None
     own = type(module).forward
     if own is nn.Linear.forward:
         return _Recipe(module, products)
-    if own in (nn.Conv1d.forward, nn.Conv2d.forward) and module.padding_mode == "zeros" and not isinstance(module.padding, str):
+    if (
+        own in (nn.Conv1d.forward, nn.Conv2d.forward)
+        and module.padding_mode == "zeros"
+        and not isinstance(module.padding, str)
+    ):
         return _Convolution(module, products)
     if type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers."):
         return _Transposed(module, products)
@@ -238,11 +284,16 @@ def _recipe(module: nn.Module, products: Products) -> _Recipe | None:
 
 
 def _forward(recipe: _Recipe, deferral: Deferral, quicker_only: bool) -> Callable[[Tensor], Tensor]:
-    """Through a function of ours. With `quicker_only` the layer's own forward stays where nothing would be gained."""
-    module, original = recipe.module, recipe.module.forward
+    """Through a function of ours. With `quicker_only` the layer's own forward stays where nothing
+    would be gained.
+    """
+    module = recipe.module
+    original = recipe.module.forward
 
     def forward(x: Tensor) -> Tensor:
-        if quicker_only and (not recipe.gains(x, module.weight) or torch._C._are_functorch_transforms_active()):
+        if quicker_only and (
+            not recipe.gains(x, module.weight) or torch._C._are_functorch_transforms_active()
+        ):
             plain: Tensor = original(x)
             return plain
         output: Tensor = _Product.apply(x, module.weight, module.bias, (recipe, deferral))
@@ -253,9 +304,13 @@ def _forward(recipe: _Recipe, deferral: Deferral, quicker_only: bool) -> Callabl
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, how: tuple[_Recipe, Deferral]) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, how: tuple[_Recipe, Deferral]
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        params = (weight,) if bias is None else (weight, bias)  # a module may have others by the time of its backward
+        params = (
+            (weight,) if bias is None else (weight, bias)
+        )  # a module may have others by the time of its backward
         ctx.how = (*how, params)
         return how[0].forward(x, weight, bias)
 

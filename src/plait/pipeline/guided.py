@@ -1,9 +1,10 @@
-"""Stages of a model that is no chain: each runs the model's own forward, and only its own units compute.
+"""Stages of a model that is no chain: each runs the model's own forward, and only its own units
+compute.
 
-The units of earlier stages return what was received for those results that are needed here or later, and for the others
-place-holders of the right shape; at the first unit of a later stage the forward is left. So the glue (masks, positions,
-rotary tables) is computed anew on every stage, and what a unit made for several later ones (position biases, encoder
-states, skips) is carried along.
+The units of earlier stages return what was received for those results that are needed here or
+later, and for the others place-holders of the right shape; at the first unit of a later stage the
+forward is left. So the glue (masks, positions, rotary tables) is computed anew on every stage, and
+what a unit made for several later ones (position biases, encoder states, skips) is carried along.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class _Left(Exception):
 
 @dataclass(frozen=True)
 class _Template:
-    """What a call returned: places in `leaves`, which are forms of tensors, or values that are no tensors."""
+    """What a call returned: places in `leaves`, which are forms of tensors, or values that are no
+    tensors.
+    """
 
     skeleton: Any
     leaves: tuple[Any, ...]
@@ -49,7 +52,9 @@ class _Run:
 
 @dataclass
 class Guide:
-    """The calls of a model and the stages that they belong to; shared by the stages of a rank, one of which runs at a time."""
+    """The calls of a model and the stages that they belong to; shared by the stages of a rank, one
+    of which runs at a time.
+    """
 
     flow: Flow
     stage_of: Sequence[int]
@@ -64,7 +69,11 @@ class Guide:
     def _guided(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             running = self.running
-            return forward(*args, **kwargs) if running is None else running.call(name, forward, args, kwargs)
+            return (
+                forward(*args, **kwargs)
+                if running is None
+                else running.call(name, forward, args, kwargs)
+            )
 
         return call
 
@@ -73,11 +82,16 @@ Swap = tuple[nn.Module, str, nn.Parameter]
 
 
 class GuidedStage(StageModule):
-    """One stage. `swaps` are parameters that another stage of this rank uses in the same modules, in a copy of its own."""
+    """One stage. `swaps` are parameters that another stage of this rank uses in the same modules,
+    in a copy of its own.
+    """
 
-    def __init__(self, run: Callable[[Any], Any], guide: Guide, stage: int, swaps: Sequence[Swap] = ()) -> None:
+    def __init__(
+        self, run: Callable[[Any], Any], guide: Guide, stage: int, swaps: Sequence[Swap] = ()
+    ) -> None:
         self._model, self._guide, self._stage, self._swaps = run, guide, stage, list(swaps)
-        stage_of, flow = guide.stage_of, guide.flow
+        stage_of = guide.stage_of
+        flow = guide.flow
         own = [call for call, holder in enumerate(stage_of) if holder == stage]
         self._last_call = own[-1]
         self._is_last = stage == max(stage_of)
@@ -91,15 +105,22 @@ class GuidedStage(StageModule):
             module._parameters[key] = param
 
     def forward(self, inputs: Any, received: Payload | None) -> Any:
-        arrived = {} if received is None else dict(zip(self._arriving, received.tensors, strict=True))
+        arrived = (
+            {} if received is None else dict(zip(self._arriving, received.tensors, strict=True))
+        )
         templates = [] if received is None else list(received.note)
-        self._now = now = _Run(arrived, templates, received.restore if received is not None else _nothing)
+        self._now = now = _Run(
+            arrived, templates, received.restore if received is not None else _nothing
+        )
         self.enter()
         self._guide.running = self
         try:
             output = self._model(inputs)
         except _Left:
-            tensors = [now.received[result] if result in now.received else now.made[result] for result in self._leaving]
+            tensors = [
+                now.received[result] if result in now.received else now.made[result]
+                for result in self._leaving
+            ]
             return Payload(tensors, tuple(now.templates), random=now.random)
         finally:
             self._guide.running = self._now = None
@@ -110,11 +131,15 @@ class GuidedStage(StageModule):
             )
         return output
 
-    def call(self, name: str, forward: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
+    def call(
+        self, name: str, forward: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
+    ) -> Any:
         """A unit of the model is called in this stage's forward."""
-        now, guide = self._now, self._guide
+        now = self._now
+        guide = self._guide
         assert now is not None  # `running` is set only while there is a run
-        number, calls = now.call, guide.flow.calls
+        number = now.call
+        calls = guide.flow.calls
         if number >= len(calls) or calls[number] != name:
             expected = f"'{calls[number]}'" if number < len(calls) else "its end"
             raise ModelError(
@@ -141,10 +166,15 @@ class GuidedStage(StageModule):
         template = now.templates[number]
 
         def value(place: int) -> Any:
-            leaf, result = template.leaves[place], Result(number, place)
+            leaf = template.leaves[place]
+            result = Result(number, place)
             if result in now.received:
                 return now.received[result]
-            return torch.zeros((), dtype=leaf.dtype).expand(leaf.shape) if isinstance(leaf, TensorForm) else leaf
+            return (
+                torch.zeros((), dtype=leaf.dtype).expand(leaf.shape)
+                if isinstance(leaf, TensorForm)
+                else leaf
+            )
 
         return tree_map(value, template.skeleton)
 
@@ -157,7 +187,12 @@ class GuidedStage(StageModule):
                 now.made[result] = leaf
         forms = tuple(TensorForm.of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
         if number == self._last_call:
-            now.random = get_state(next((leaf.device for leaf in leaves if isinstance(leaf, Tensor)), torch.device("cpu")))
+            now.random = get_state(
+                next(
+                    (leaf.device for leaf in leaves if isinstance(leaf, Tensor)),
+                    torch.device("cpu"),
+                )
+            )
         now.templates.append(_Template(tree_unflatten(range(len(leaves)), structure), forms))
 
 

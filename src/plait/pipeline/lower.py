@@ -28,9 +28,11 @@ def lower(schedule: Schedule, max_unsharded: int | None = None) -> Schedule:
 
 
 def group_weight_grads(schedule: Schedule, size: int) -> Schedule:
-    """Put off weight gradients until `size` of a stage stand together, which the runtime then makes as one.
+    """Put off weight gradients until `size` of a stage stand together, which the runtime then makes
+    as one.
 
-    They wait for nobody and nobody waits for them, so no order is broken; `size` - 1 more micro-batches of a stage live.
+    They wait for nobody and nobody waits for them, so no order is broken; `size` - 1 more
+    micro-batches of a stage live.
     """
 
     def grouped(actions: Sequence[Action]) -> list[Action]:
@@ -47,7 +49,11 @@ def group_weight_grads(schedule: Schedule, size: int) -> Schedule:
             result.append(action)
         return [*result, *(action for group in held.values() for action in group)]
 
-    return schedule.with_ranks([grouped(actions) for actions in schedule.ranks]) if size > 1 else schedule
+    return (
+        schedule.with_ranks([grouped(actions) for actions in schedule.ranks])
+        if size > 1
+        else schedule
+    )
 
 
 def joined_weight_grads(actions: Sequence[Action]) -> frozenset[Action]:
@@ -61,13 +67,20 @@ def joined_weight_grads(actions: Sequence[Action]) -> frozenset[Action]:
 
 
 def add_update(schedule: Schedule) -> Schedule:
-    """End the list of a stage that has no update by one: the flush. All of a rank's flush updates stand at its end."""
+    """End the list of a stage that has no update by one: the flush. All of a rank's flush updates
+    stand at its end.
+    """
 
     def flushed(rank: int, actions: Sequence[Action]) -> list[Action]:
         updated = {action.stage for action in actions if action.kind is Kind.UPDATE}
-        return [*actions, *(update(stage) for stage in schedule.stages(rank) if stage not in updated)]
+        return [
+            *actions,
+            *(update(stage) for stage in schedule.stages(rank) if stage not in updated),
+        ]
 
-    return schedule.with_ranks([flushed(rank, actions) for rank, actions in enumerate(schedule.ranks)])
+    return schedule.with_ranks(
+        [flushed(rank, actions) for rank, actions in enumerate(schedule.ranks)]
+    )
 
 
 def add_reduce(schedule: Schedule) -> Schedule:
@@ -91,14 +104,19 @@ def add_reduce(schedule: Schedule) -> Schedule:
 def add_send_recv(schedule: Schedule) -> Schedule:
     """Insert the transfers between stages on different ranks.
 
-    A send follows its computing at once. All transfers of the pipeline are put in one order (that of their results in
-    time), every rank keeps that order, and within it a receive is posted as early as possible. Hence no deadlock even
-    where a send blocks until its receive: whatever precedes the earliest unfinished transfer is finished on both sides.
+    A send follows its computing at once. All transfers of the pipeline are put in one order (that
+    of their results in time), every rank keeps that order, and within it a receive is posted as
+    early as possible. Hence no deadlock even where a send blocks until its receive: whatever
+    precedes the earliest unfinished transfer is finished on both sides.
     """
     before: list[dict[int, list[Action]]] = [{} for _ in schedule.ranks]
     after: list[dict[int, list[Action]]] = [{} for _ in schedule.ranks]
-    frontier = [0] * schedule.num_ranks  # where a receive may stand, given the transfers placed so far
-    for event in sorted(walk(schedule).events, key=lambda event: (event.end, event.rank, event.index)):
+    frontier = [
+        0
+    ] * schedule.num_ranks  # where a receive may stand, given the transfers placed so far
+    for event in sorted(
+        walk(schedule).events, key=lambda event: (event.end, event.rank, event.index)
+    ):
         pair = _transfer(event, schedule)
         if pair is None:
             continue
@@ -115,11 +133,15 @@ def add_send_recv(schedule: Schedule) -> Schedule:
                 result += [actions[index], *after[rank].get(index, ())]
         return result
 
-    return schedule.with_ranks([merged(rank, actions) for rank, actions in enumerate(schedule.ranks)])
+    return schedule.with_ranks(
+        [merged(rank, actions) for rank, actions in enumerate(schedule.ranks)]
+    )
 
 
 def _transfer(event: Event, schedule: Schedule) -> tuple[Action, Action, int] | None:
-    """The send and receive that carry an event's result, and the receiving rank; None where nothing leaves the rank."""
+    """The send and receive that carry an event's result, and the receiving rank; None where nothing
+    leaves the rank.
+    """
     action = event.action
     if action.kind not in COMPUTE or action.kind is Kind.WEIGHT_GRAD:
         return None
@@ -162,11 +184,17 @@ def add_unshard(schedule: Schedule, max_unsharded: int | None = None) -> Schedul
 
 
 def _next_use(actions: Sequence[Action], stage: int, start: int) -> int:
-    uses = (index for index in range(start, len(actions)) if actions[index].stage == stage and actions[index].kind in COMPUTE)
+    uses = (
+        index
+        for index in range(start, len(actions))
+        if actions[index].stage == stage and actions[index].kind in COMPUTE
+    )
     return next(uses, len(actions))
 
 
 def strip(schedule: Schedule) -> Schedule:
     """Back to computing and updates: the inverse of the passes but for flush updates."""
     keep = COMPUTE | {Kind.UPDATE}
-    return schedule.with_ranks([[action for action in actions if action.kind in keep] for actions in schedule.ranks])
+    return schedule.with_ranks(
+        [[action for action in actions if action.kind in keep] for actions in schedule.ranks]
+    )

@@ -1,8 +1,9 @@
 """Cut a list of layers into stages: balanced by cost within memory, at named layers, or by counts.
 
-The slowest stage sets the pace of a pipeline, so its time is minimised first (dynamic programming over all cuts, as in
-Narayanan et al., PipeDream, arXiv 1806.03377, section 3.1, without replication); of the best cuts the most even is taken.
-Every layer is in exactly one stage: 30 layers on 4 stages are 30 layers.
+The slowest stage sets the pace of a pipeline, so its time is minimised first (dynamic programming
+over all cuts, as in Narayanan et al., PipeDream, arXiv 1806.03377, section 3.1, without
+replication); of the best cuts the most even is taken. Every layer is in exactly one stage: 30
+layers on 4 stages are 30 layers.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from plait.errors import ModelError
 class Layer:
     """What the partitioner knows of one layer; embeddings and heads are layers too.
 
-    `seconds`: forward and backward of one micro-batch (or any unit of cost); `state_bytes`: weights, gradients, optimizer;
-    `activation_bytes`: what one live micro-batch keeps; `output_bytes`: what is sent on if the next stage starts behind it.
+    `seconds`: forward and backward of one micro-batch (or any unit of cost); `state_bytes`:
+    weights, gradients, optimizer; `activation_bytes`: what one live micro-batch keeps;
+    `output_bytes`: what is sent on if the next stage starts behind it.
     """
 
     name: str
@@ -32,10 +34,11 @@ class Layer:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a stage may hold: `memory_bytes`, with `live` micro-batches of activations (of each stage, from the schedule).
+    """What a stage may hold: `memory_bytes`, with `live` micro-batches of activations (of each
+    stage, from the schedule).
 
-    With `bytes_per_second` a link between stages that is slower than every stage sets the pace too: an output and its
-    gradient pass it for each micro-batch.
+    With `bytes_per_second` a link between stages that is slower than every stage sets the pace too:
+    an output and its gradient pass it for each micro-batch.
     """
 
     memory_bytes: float = math.inf
@@ -58,13 +61,18 @@ class Partition:
     @property
     def seconds(self) -> tuple[float, ...]:
         """Cost of each stage."""
-        return tuple(sum(layer.seconds for layer in self.layers[start:stop]) for start, stop in pairwise(self.bounds))
+        return tuple(
+            sum(layer.seconds for layer in self.layers[start:stop])
+            for start, stop in pairwise(self.bounds)
+        )
 
     @property
     def shares(self) -> tuple[float, ...]:
         """Each stage's part of the whole cost; equal shares are the best."""
         total = sum(self.seconds)
-        return tuple(seconds / total if total else 1 / len(self.seconds) for seconds in self.seconds)
+        return tuple(
+            seconds / total if total else 1 / len(self.seconds) for seconds in self.seconds
+        )
 
     def stage_of(self, layer: int) -> int:
         """The stage that holds a layer."""
@@ -74,20 +82,28 @@ class Partition:
         lines = []
         for stage, (start, stop) in enumerate(pairwise(self.bounds)):
             names = f"{self.layers[start].name} .. {self.layers[stop - 1].name}"
-            lines.append(f"stage {stage}: {stop - start:>3} layers {self.shares[stage]:6.1%}  {names}")
+            lines.append(
+                f"stage {stage}: {stop - start:>3} layers {self.shares[stage]:6.1%}  {names}"
+            )
         return "\n".join(lines)
 
 
 def balanced(layers: Sequence[Layer], num_stages: int, limits: Limits | None = None) -> Partition:
-    """The cut whose slowest stage (or link) is fastest, within the limits; the most even one of these.
+    """The cut whose slowest stage (or link) is fastest, within the limits; the most even one of
+    these.
 
-    Raises ModelError: fewer layers than stages, or no cut fits into the memory (it says what the best would need).
+    Raises ModelError: fewer layers than stages, or no cut fits into the memory (it says what the
+    best would need).
     """
     limits = limits or Limits()
     _check(layers, num_stages)
-    pace, room = _pace(layers, limits), _room(layers, num_stages, limits)
+    pace = _pace(layers, limits)
+    room = _room(layers, num_stages, limits)
     fitting = _best(
-        len(layers), num_stages, lambda s, i, j: pace(i, j) if room(s, i, j) <= limits.memory_bytes else math.inf, max
+        len(layers),
+        num_stages,
+        lambda s, i, j: pace(i, j) if room(s, i, j) <= limits.memory_bytes else math.inf,
+        max,
     )
     if fitting is None:
         least = _best(len(layers), num_stages, room, max)
@@ -100,7 +116,11 @@ def balanced(layers: Sequence[Layer], num_stages: int, limits: Limits | None = N
 
     def unevenness(stage: int, start: int, stop: int) -> float:
         seconds = pace(start, stop)
-        return seconds**2 if seconds <= slowest and room(stage, start, stop) <= limits.memory_bytes else math.inf
+        return (
+            seconds**2
+            if seconds <= slowest and room(stage, start, stop) <= limits.memory_bytes
+            else math.inf
+        )
 
     even = _best(len(layers), num_stages, unevenness, lambda before, stage: before + stage)
     return Partition(tuple(layers), (even or fitting)[1])
@@ -124,7 +144,9 @@ def by_names(layers: Sequence[Layer], firsts: Sequence[str]) -> Partition:
         raise ModelError(f"no layer is called '{unknown[0]}'; layers: {', '.join(positions)}")
     bounds = (0, *(positions[name] for name in firsts), len(layers))
     if any(start >= stop for start, stop in pairwise(bounds)):
-        raise ModelError(f"the stages must start at later and later layers, after the first; got {', '.join(firsts)}")
+        raise ModelError(
+            f"the stages must start at later and later layers, after the first; got {', '.join(firsts)}"
+        )
     return Partition(tuple(layers), bounds)
 
 
@@ -132,7 +154,9 @@ def _check(layers: Sequence[Layer], num_stages: int) -> None:
     if num_stages < 1:
         raise ModelError(f"{num_stages} stages; at least 1 is needed")
     if num_stages > len(layers):
-        raise ModelError(f"{num_stages} stages need as many layers, the model has {len(layers)}; say pp{len(layers)} or fewer")
+        raise ModelError(
+            f"{num_stages} stages need as many layers, the model has {len(layers)}; say pp{len(layers)} or fewer"
+        )
 
 
 def _pace(layers: Sequence[Layer], limits: Limits) -> Callable[[int, int], float]:
@@ -140,16 +164,24 @@ def _pace(layers: Sequence[Layer], limits: Limits) -> Callable[[int, int], float
     before = [0.0, *accumulate(layer.seconds for layer in layers)]
 
     def pace(start: int, stop: int) -> float:
-        link = 2 * layers[stop - 1].output_bytes / limits.bytes_per_second if stop < len(layers) else 0.0
+        link = (
+            2 * layers[stop - 1].output_bytes / limits.bytes_per_second
+            if stop < len(layers)
+            else 0.0
+        )
         return max(before[stop] - before[start], link)
 
     return pace
 
 
-def _room(layers: Sequence[Layer], num_stages: int, limits: Limits) -> Callable[[int, int, int], float]:
+def _room(
+    layers: Sequence[Layer], num_stages: int, limits: Limits
+) -> Callable[[int, int, int], float]:
     """Bytes of layers start to stop as a stage."""
     if limits.live and len(limits.live) != num_stages:
-        raise ModelError(f"live activations are given for {len(limits.live)} stages, there are {num_stages}")
+        raise ModelError(
+            f"live activations are given for {len(limits.live)} stages, there are {num_stages}"
+        )
     state = [0.0, *accumulate(layer.state_bytes for layer in layers)]
     activations = [0.0, *accumulate(layer.activation_bytes for layer in layers)]
 
@@ -166,8 +198,12 @@ def _best(
     cost: Callable[[int, int, int], float],
     combine: Callable[[float, float], float],
 ) -> tuple[float, tuple[int, ...]] | None:
-    """The cut with the least combined `cost(stage, start, stop)`, and its bounds; None where all cost infinity."""
-    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, (0,))}  # layers placed -> cost, bounds
+    """The cut with the least combined `cost(stage, start, stop)`, and its bounds; None where all
+    cost infinity.
+    """
+    best: dict[int, tuple[float, tuple[int, ...]]] = {
+        0: (0.0, (0,))
+    }  # layers placed -> cost, bounds
     for stage in range(num_stages):
         following: dict[int, tuple[float, tuple[int, ...]]] = {}
         for start, (value, bounds) in best.items():

@@ -27,8 +27,9 @@ SENDABLE = frozenset(
 class Payload:
     """Tensors between two stages, for one micro-batch.
 
-    `note` is small, picklable, and the same whenever the inputs of the model have the same shapes. `restore` puts the random
-    state back to where the stage before left it, `random`, if it is not the state of now.
+    `note` is small, picklable, and the same whenever the inputs of the model have the same shapes.
+    `restore` puts the random state back to where the stage before left it, `random`, if it is not
+    the state of now.
     """
 
     tensors: list[Tensor]
@@ -56,13 +57,17 @@ class TensorForm:
 
 
 def pack(value: Any, what: str) -> Payload:
-    """Any nesting of tensors (and None) as a payload. Raises ModelError for anything that cannot be sent."""
+    """Any nesting of tensors (and None) as a payload. Raises ModelError for anything that cannot be
+    sent.
+    """
     leaves, structure = tree_flatten(value)
     for leaf in leaves:
         if leaf is not None:
             check_sendable(leaf, what)
     places = iter(range(len(leaves)))
-    skeleton = tree_unflatten([None if leaf is None else next(places) for leaf in leaves], structure)
+    skeleton = tree_unflatten(
+        [None if leaf is None else next(places) for leaf in leaves], structure
+    )
     return Payload([leaf for leaf in leaves if leaf is not None], skeleton)
 
 

@@ -1,4 +1,5 @@
-"""Random numbers of a micro-batch that passes several stages: each goes on where the stage before stopped.
+"""Random numbers of a micro-batch that passes several stages: each goes on where the stage before
+stopped.
 
 So dropout is the same under every plan. The state travels only if a stage has drawn from it.
 """
@@ -19,7 +20,9 @@ class RandomState:
 
     def seed(self, seed: int) -> Tensor:
         """Start from a seed; returns the state that this gives."""
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed asks every kind of device, and takes half a millisecond
+        torch.default_generator.manual_seed(
+            seed
+        )  # torch.manual_seed asks every kind of device, and takes half a millisecond
         if self._device.type == "cuda":
             torch.cuda.default_generators[self._device.index or 0].manual_seed(seed)
         return get_state(self._device)

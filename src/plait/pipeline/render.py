@@ -1,6 +1,8 @@
-"""A schedule as a picture: plain text for errors, commits and tests, a coloured grid for the terminal, SVG for a page.
+"""A schedule as a picture: plain text for errors, commits and tests, a coloured grid for the
+terminal, SVG for a page.
 
-All draw the same cells, ranks down and time across; with equal times of F, I and W a cell is one unit wide.
+All draw the same cells, ranks down and time across; with equal times of F, I and W a cell is one
+unit wide.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cell:
-    """An action from slot `start` on, `width` slots wide; `updated`: the weights of its stage change right after it."""
+    """An action from slot `start` on, `width` slots wide; `updated`: the weights of its stage
+    change right after it.
+    """
 
     action: Action
     index: int
@@ -40,9 +44,13 @@ def rows(schedule: Schedule, seconds: Callable[[Action], float] = unit) -> list[
     for event in walked.events:
         if event.end > event.start:
             actions = schedule.ranks[event.rank]
-            cell = Cell(event.action, event.index, round(event.start), round(event.end - event.start))
+            cell = Cell(
+                event.action, event.index, round(event.start), round(event.end - event.start)
+            )
             drawn[event.rank].append(
-                Cell(*_fields(cell), _updated(actions, event.index)) if event.action.kind in COMPUTE else cell
+                Cell(*_fields(cell), _updated(actions, event.index))
+                if event.action.kind in COMPUTE
+                else cell
             )
     for rank, stopped in enumerate(walked.stopped):
         for index in range(stopped, len(schedule.ranks[rank])):
@@ -58,7 +66,9 @@ def _fields(cell: Cell) -> tuple[Action, int, int, int]:
 
 
 def _updated(actions: tuple[Action, ...], index: int) -> bool:
-    """Whether the stage of a computing action is updated before anything else is computed on its rank."""
+    """Whether the stage of a computing action is updated before anything else is computed on its
+    rank.
+    """
     for action in actions[index + 1 :]:
         if action.kind in COMPUTE:
             return False
@@ -68,8 +78,8 @@ def _updated(actions: tuple[Action, ...], index: int) -> bool:
 
 
 def grid(schedule: Schedule, mark: tuple[int, int] | None = None) -> str:
-    """Ranks down, time across. `mark` is a (rank, position in its list): then every action is drawn, one slot each, and
-    the marked one stands between > and <.
+    """Ranks down, time across. `mark` is a (rank, position in its list): then every action is
+    drawn, one slot each, and the marked one stands between > and <.
     """
     drawn = rows(schedule, unit if mark is None else lambda action: 1.0)
     width = max((len(cell.text) for row in drawn for cell in row), default=1) + (2 if mark else 0)
@@ -84,15 +94,21 @@ def grid(schedule: Schedule, mark: tuple[int, int] | None = None) -> str:
 
 
 def coloured(schedule: Schedule, columns: int = 10**6) -> Text:
-    """The grid as rich text: blue forward, orange backward, yellow input gradient, green weight gradient; `U`: updated after.
+    """The grid as rich text: blue forward, orange backward, yellow input gradient, green weight
+    gradient; `U`: updated after.
 
-    At most `columns` wide: what is longer goes on below. With one stage a rank the cells leave the stage out.
+    At most `columns` wide: what is longer goes on below. With one stage a rank the cells leave the
+    stage out.
     """
     from rich.text import Text
 
     drawn = rows(schedule)
     short = schedule.num_stages == schedule.num_ranks
-    words = {cell: cell.text[len(str(cell.action.stage)) :] if short else cell.text for row in drawn for cell in row}
+    words = {
+        cell: cell.text[len(str(cell.action.stage)) :] if short else cell.text
+        for row in drawn
+        for cell in row
+    }
     width = max(map(len, words.values()), default=1) + 1
     num_slots = max((cell.start + cell.width for cell in words), default=0)
     band = max(1, (columns - 4) // width)
@@ -101,7 +117,9 @@ def coloured(schedule: Schedule, columns: int = 10**6) -> Text:
         text.append("\n\n" if start else "")
         for rank, row in enumerate(drawn):
             text.append(f"{rank:>3} ", style="bold")
-            slots = {cell.start + offset: (cell, offset) for cell in row for offset in range(cell.width)}
+            slots = {
+                cell.start + offset: (cell, offset) for cell in row for offset in range(cell.width)
+            }
             for slot in range(start, min(start + band, num_slots)):
                 cell, offset = slots.get(slot, (None, 0))
                 if cell is None:
@@ -117,10 +135,14 @@ def coloured(schedule: Schedule, columns: int = 10**6) -> Text:
 
 
 def svg(schedule: Schedule, unit_width: int = 34, row_height: int = 28) -> str:
-    """The grid as one self-contained SVG; deeper stages of a rank are drawn paler, updates as a dark edge."""
+    """The grid as one self-contained SVG; deeper stages of a rank are drawn paler, updates as a
+    dark edge.
+    """
     drawn = rows(schedule)
     end = max((cell.start + cell.width for row in drawn for cell in row), default=1)
-    title = f"{schedule.name}, {schedule.num_ranks} ranks, {schedule.num_micro_batches} micro-batches"
+    title = (
+        f"{schedule.name}, {schedule.num_ranks} ranks, {schedule.num_micro_batches} micro-batches"
+    )
     frame = Frame(width=end * unit_width, length=end, row_height=row_height, title=title)
     return lanes([_lane(schedule, rank, row) for rank, row in enumerate(drawn)], frame)
 
@@ -131,6 +153,8 @@ def _lane(schedule: Schedule, rank: int, row: list[Cell]) -> Lane:
     def box(cell: Cell) -> Box:
         pale = 1 - 0.55 * stages.index(cell.action.stage) / len(stages)
         colour = COLOURS.get(cell.action.kind.value, COLOURS["other"])
-        return Box(cell.start, cell.width, colour, str(cell.action), opacity=pale, edge=cell.updated)
+        return Box(
+            cell.start, cell.width, colour, str(cell.action), opacity=pale, edge=cell.updated
+        )
 
     return Lane(f"rank {rank}", tuple(box(cell) for cell in row))

@@ -1,7 +1,8 @@
 """Obey a schedule: one rank's list of actions against a table from kind to handler.
 
-There is nothing to decide here: order is the schedule's, meaning is the handlers'. So the same loop runs one stage or
-many, synchronous or not, and a test can run it with handlers that only write down what they were asked.
+There is nothing to decide here: order is the schedule's, meaning is the handlers'. So the same loop
+runs one stage or many, synchronous or not, and a test can run it with handlers that only write down
+what they were asked.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ Handler = Callable[[Action], None]
 
 
 class Runtime:
-    """Executes `actions` in order, each under a span of its text and kind. A span begins where the one before ended.
+    """Executes `actions` in order, each under a span of its text and kind. A span begins where the
+    one before ended.
 
-    `current` names the action under way, and after an exception the one that raised it. Kinds in `optional` may lack a
-    handler: they are left out of the list (a rank without sharded weights has nothing to unshard).
+    `current` names the action under way, and after an exception the one that raised it. Kinds in
+    `optional` may lack a handler: they are left out of the list (a rank without sharded weights has
+    nothing to unshard).
     """
 
     def __init__(
@@ -30,14 +33,19 @@ class Runtime:
         optional: frozenset[Kind] = frozenset(),
     ) -> None:
         listed = list(actions)
-        missing = sorted({action.kind.value for action in listed if action.kind not in handlers} - {k.value for k in optional})
+        missing = sorted(
+            {action.kind.value for action in listed if action.kind not in handlers}
+            - {k.value for k in optional}
+        )
         if missing:
             raise ScheduleError(
                 f"no handler for {', '.join(missing)}; handlers: {', '.join(sorted(k.value for k in handlers))}"
             )
         self.timeline = Timeline(enabled=False) if timeline is None else timeline
         self.current: Action | None = None
-        self._program = [(action, handlers[action.kind]) for action in listed if action.kind in handlers]
+        self._program = [
+            (action, handlers[action.kind]) for action in listed if action.kind in handlers
+        ]
 
     @property
     def actions(self) -> tuple[Action, ...]:
@@ -45,7 +53,9 @@ class Runtime:
         return tuple(action for action, _ in self._program)
 
     def run(self) -> None:
-        """Once through the list; an exception of a handler passes through, and `current` says where."""
+        """Once through the list; an exception of a handler passes through, and `current` says
+        where.
+        """
         timeline = self.timeline
         began = timeline.now()
         for action, handler in self._program:
@@ -56,6 +66,10 @@ class Runtime:
                 if timeline.enabled:
                     args = {"stage": action.stage, "micro_batch": action.micro_batch}
                     now = timeline.now()
-                    timeline.add(Span(str(action), action.kind.value, timeline.rank, began, now - began, args))
+                    timeline.add(
+                        Span(
+                            str(action), action.kind.value, timeline.rank, began, now - began, args
+                        )
+                    )
                     began = now
         self.current = None

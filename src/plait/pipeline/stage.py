@@ -1,7 +1,9 @@
-"""One stage of a model: forward on inputs or on what was received, and backward, whole or in two halves.
+"""One stage of a model: forward on inputs or on what was received, and backward, whole or in two
+halves.
 
     forward        inputs or received tensors -> what is sent on, or the model's output
-    backward       gradients of what was sent -> gradients of what was received, weight gradients on the way
+    backward       gradients of what was sent -> gradients of what was received, weight gradients on
+    the way
     input_grad     the same, but the large weight gradients are left for `weight_grad`
 
 What is sent keeps no memory here: of an output only its place in the graph is kept.
@@ -32,8 +34,10 @@ class StageModule(ABC):
         Returns a Payload, or on the last stage the output of the model.
         """
 
-    def enter(self) -> None:  # noqa: B027  # most stages share no module with another
-        """A backward begins, which may run parts of the forward again: they must find this stage's parameters."""
+    def enter(self) -> None:  # most stages share no module with another
+        """A backward begins, which may run parts of the forward again: they must find this stage's
+        parameters.
+        """
 
 
 @dataclass
@@ -50,19 +54,26 @@ class Stage:
     """A stage module and its micro-batches under way."""
 
     def __init__(self, module: StageModule, index: int, deferral: Deferral | None = None) -> None:
-        self.module, self.index = module, index
+        self.module = module
+        self.index = index
         self._deferral = deferral
         self._live: dict[int, _Live] = {}
-        self._waiting: Deferred | None = None  # weight gradients that go with those of the next micro-batch
+        self._waiting: Deferred | None = (
+            None  # weight gradients that go with those of the next micro-batch
+        )
         self.peak_live = 0
 
     def add_into(self, sinks: Mapping[int, Sink]) -> None:
-        """Let the layers that can add their weights' gradients to these, by the id of the parameter."""
+        """Let the layers that can add their weights' gradients to these, by the id of the
+        parameter.
+        """
         if self._deferral is not None:
             self._deferral.sinks = sinks
 
     def forward(self, micro_batch: int, inputs: Any, received: Payload | None) -> Any:
-        """Run the stage's part; a Payload, or the model's output, whose loss is to be given to `keep`."""
+        """Run the stage's part; a Payload, or the model's output, whose loss is to be given to
+        `keep`.
+        """
         live = _Live([] if received is None else received.tensors)
         self._live[micro_batch] = live
         self.peak_live = max(self.peak_live, len(self._live))
@@ -78,7 +89,9 @@ class Stage:
         live.roots = [get_gradient_edge(tensor) for tensor in outputs if tensor.requires_grad]
 
     def backward(self, micro_batch: int, grads: Sequence[Tensor] | None) -> list[Tensor]:
-        """From the gradients of what was sent (None: the loss) to those of what was received and wants one."""
+        """From the gradients of what was sent (None: the loss) to those of what was received and
+        wants one.
+        """
         live = self._live.pop(micro_batch)
         return self._run(live, grads)
 
@@ -89,11 +102,14 @@ class Stage:
             return self._run(live, grads)
         with self._deferral.collect() as live.deferred:
             found = self._run(live, grads)
-        live.received, live.roots = [], []
+        live.received = []
+        live.roots = []
         return found
 
     def weight_grad(self, micro_batch: int, *, later: bool = False) -> None:
-        """The weight gradients that `input_grad` has left; with `later` they are made by the next call, as one with its own."""
+        """The weight gradients that `input_grad` has left; with `later` they are made by the next
+        call, as one with its own.
+        """
         deferred = self._live.pop(micro_batch).deferred
         if deferred is None:
             return

@@ -1,6 +1,8 @@
-"""An endless asynchronous schedule, one step at a time: what fills the pipeline, the steady step, and what drains it.
+"""An endless asynchronous schedule, one step at a time: what fills the pipeline, the steady step,
+and what drains it.
 
-The steps of a stream are cut as in `steps`; from some step on each is the one before it, m micro-batches later.
+The steps of a stream are cut as in `steps`; from some step on each is the one before it, m
+micro-batches later.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ class Stream:
     """The part of one rank (coordinate on the pp axis) in a stream of steps of m micro-batches."""
 
     def __init__(self, name: str, num_ranks: int, num_micro_batches: int, rank: int) -> None:
-        self._name, self._p, self._m, self._rank = name, num_ranks, num_micro_batches, rank
+        self._name = name
+        self._p = num_ranks
+        self._m = num_micro_batches
+        self._rank = rank
         self._fill = -(-(num_ranks - 1) // num_micro_batches)  # steps until the pipeline is full
         self._parts = self._cut(self._fill + 2)
 
@@ -26,7 +31,9 @@ class Stream:
     def step(self, number: int) -> list[Action]:
         """The actions of step `number`, from 0, with micro-batches numbered through all steps."""
         like = min(number, self._fill)
-        return self._with_transfers([shifted(action, (number - like) * self._m) for action in self._parts[like]])
+        return self._with_transfers(
+            [shifted(action, (number - like) * self._m) for action in self._parts[like]]
+        )
 
     def drain(self, num_steps: int) -> list[Action]:
         """What is left to do after `num_steps` steps when no other follows."""
@@ -35,7 +42,9 @@ class Stream:
         like = min(num_steps, self._fill + 1)
         last = self._cut(like)[-1]
         done = len(self._parts[like - 1])
-        return self._with_transfers([shifted(action, (num_steps - like) * self._m) for action in last[done:]])
+        return self._with_transfers(
+            [shifted(action, (num_steps - like) * self._m) for action in last[done:]]
+        )
 
     def _with_transfers(self, actions: list[Action]) -> list[Action]:
         """A receive is posted one computing ahead of its use, a send follows its computing.
@@ -57,7 +66,8 @@ class Stream:
         return result
 
     def _transfers(self, action: Action) -> tuple[Action | None, Action | None]:
-        stage, last = action.stage, self._p - 1
+        stage = action.stage
+        last = self._p - 1
         if action.kind is Kind.FORWARD:
             receive = Action(Kind.RECV_F, stage, action.micro_batch) if stage > 0 else None
             return receive, Action(Kind.SEND_F, stage, action.micro_batch) if stage < last else None

@@ -1,4 +1,5 @@
-"""The text form of a schedule: what `str` is to an action. It round-trips, diffs well, and is how a user brings their own.
+"""The text form of a schedule: what `str` is to an action. It round-trips, diffs well, and is how a
+user brings their own.
 
     name mine
     micro-batches 2
@@ -6,7 +7,8 @@
     0: 0F0 0F1 0B0 0B1
     1: 1F0 1B0 1F1 1B1
 
-`delay`, `steps` and `asynchronous` are written where they are not the default; `#` starts a comment.
+`delay`, `steps` and `asynchronous` are written where they are not the default; `#` starts a
+comment.
 """
 
 from __future__ import annotations
@@ -25,11 +27,22 @@ def dumps(schedule: Schedule) -> str:
     head += [f"steps {schedule.num_steps}"] if schedule.num_steps != 1 else []
     head += [f"delay {schedule.delay}"] if schedule.delay is not None else []
     head += ["asynchronous"] if schedule.asynchronous else []
-    return "\n".join([*head, *(f"{rank}: {' '.join(map(str, actions))}" for rank, actions in enumerate(schedule.ranks)), ""])
+    return "\n".join(
+        [
+            *head,
+            *(
+                f"{rank}: {' '.join(map(str, actions))}"
+                for rank, actions in enumerate(schedule.ranks)
+            ),
+            "",
+        ]
+    )
 
 
 def loads(text: str, source: str = "schedule") -> Schedule:
-    """Read a schedule and verify it. Raises ScheduleError that names `source`, the line and what is wrong with it."""
+    """Read a schedule and verify it. Raises ScheduleError that names `source`, the line and what is
+    wrong with it.
+    """
     fields: dict[str, str] = {}
     ranks: dict[int, tuple[Action, ...]] = {}
     for number, raw in enumerate(text.splitlines(), 1):
@@ -59,7 +72,9 @@ def load(path: str | Path) -> Schedule:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ScheduleError(f"{path}: {error.strerror if isinstance(error, OSError) else 'this is no text file'}") from error
+        raise ScheduleError(
+            f"{path}: {error.strerror if isinstance(error, OSError) else 'this is no text file'}"
+        ) from error
     return loads(text, str(path))
 
 
@@ -79,7 +94,9 @@ def _assembled(fields: dict[str, str], ranks: dict[int, tuple[Action, ...]]) -> 
         raise ScheduleError(f"ranks must be 0 to n-1 without gaps, found {sorted(ranks)}")
     placement = tuple(int(word) for word in fields["placement"].split())
     if set(placement) != set(ranks):
-        raise ScheduleError(f"placement names the ranks {sorted(set(placement))}, the lists are of ranks {sorted(ranks)}")
+        raise ScheduleError(
+            f"placement names the ranks {sorted(set(placement))}, the lists are of ranks {sorted(ranks)}"
+        )
     return Schedule(
         fields.get("name", "unnamed"),
         placement,

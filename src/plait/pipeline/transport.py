@@ -1,8 +1,9 @@
-"""Tensors between stages: shapes are agreed once, receives are posted early, sends are not waited for until needed.
+"""Tensors between stages: shapes are agreed once, receives are posted early, sends are not waited
+for until needed.
 
-What a stage sends depends on the shapes of the micro-batch's inputs, which every stage knows. So sender and receiver
-agree on a form the first time that they meet those shapes, and later send nothing but tensors.
-A gradient has the form of its tensor.
+What a stage sends depends on the shapes of the micro-batch's inputs, which every stage knows. So
+sender and receiver agree on a form the first time that they meet those shapes, and later send
+nothing but tensors. A gradient has the form of its tensor.
 """
 
 from __future__ import annotations
@@ -49,27 +50,36 @@ class _Arrival:
 
 
 class Transport:
-    """The transfers of one rank. A boundary is named by the stage before it; `shapes` are those of a micro-batch's inputs."""
+    """The transfers of one rank. A boundary is named by the stage before it; `shapes` are those of
+    a micro-batch's inputs.
+    """
 
     def __init__(self, axis: Axis, placement: Sequence[int], device: torch.device) -> None:
         self._axis, self.placement, self._device = axis, tuple(placement), device
         self._shapes: Callable[[int], Shapes] = lambda micro_batch: ()
         self._forms: dict[tuple[int, Shapes], Form] = {}
         self._outgoing: dict[tuple[str, int, int], list[Tensor]] = {}
-        self._new_forms: dict[tuple[int, int], Form] = {}  # (stage, micro-batch) whose send begins with its form
+        self._new_forms: dict[
+            tuple[int, int], Form
+        ] = {}  # (stage, micro-batch) whose send begins with its form
         self._incoming: dict[tuple[str, int, int], _Arrival] = {}
         self._sent: deque[tuple[Work, Tensor]] = deque()
         self.num_forms_sent = 0
-        self.gradient_extras: tuple[TensorForm, ...] = ()  # what travels with every set of gradients
+        self.gradient_extras: tuple[
+            TensorForm, ...
+        ] = ()  # what travels with every set of gradients
 
     def begin(self, shapes: Callable[[int], Shapes]) -> None:
         """A step begins: `shapes(micro_batch)` are those of its inputs."""
         self._shapes = shapes
 
-    # -- forward --------------------------------------------------------------------------------------------------
+    # -- forward
+    # --------------------------------------------------------------------------------------------------
 
     def put_output(self, stage: int, micro_batch: int, payload: Payload) -> None:
-        """What `stage` computed: kept for its send, or handed to the next stage on the same rank."""
+        """What `stage` computed: kept for its send, or handed to the next stage on the same
+        rank.
+        """
         form = Form(tuple(TensorForm.of(tensor) for tensor in payload.tensors), payload.note)
         key = (stage, self._shapes(micro_batch))
         local = self._is_here(stage + 1)
@@ -103,7 +113,9 @@ class Transport:
         source = self.placement[stage - 1]
         if key not in self._forms:
             self._forms[key] = self._receive_form(source)
-        self._incoming["F", stage, micro_batch] = self._post(self._forms[key], self._forms[key].tensors, source)
+        self._incoming["F", stage, micro_batch] = self._post(
+            self._forms[key], self._forms[key].tensors, source
+        )
 
     def take_input(self, stage: int, micro_batch: int) -> Payload:
         """The input of `stage`, as leaves of a graph."""
@@ -113,10 +125,13 @@ class Transport:
             tensor.requires_grad_(form.requires_grad)
         return Payload(tensors, arrival.form.note)
 
-    # -- backward -------------------------------------------------------------------------------------------------
+    # -- backward
+    # -------------------------------------------------------------------------------------------------
 
     def put_gradients(self, stage: int, micro_batch: int, grads: list[Tensor]) -> None:
-        """The gradients of the input of `stage`: kept for their send, or handed to the stage before on the same rank."""
+        """The gradients of the input of `stage`: kept for their send, or handed to the stage before
+        on the same rank.
+        """
         if stage == 0:
             return
         if self._is_here(stage - 1):
@@ -140,7 +155,8 @@ class Transport:
         """The gradients of the output of `stage`."""
         return self._incoming.pop(("B", stage, micro_batch)).wait()
 
-    # -- messages -------------------------------------------------------------------------------------------------
+    # -- messages
+    # -------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
         """Wait until everything that was sent has left."""
@@ -160,7 +176,9 @@ class Transport:
         for tensor in tensors:
             whole = tensor.contiguous()
             self._sent.append((self._axis.send(whole, to), whole))
-        while len(self._sent) > self._axis.size * 4:  # long gone: receives are posted in the order of sends
+        while (
+            len(self._sent) > self._axis.size * 4
+        ):  # long gone: receives are posted in the order of sends
             self._sent.popleft()[0].wait()
 
     def _post(self, form: Form, wanted: Sequence[TensorForm], source: int) -> _Arrival:

@@ -1,8 +1,10 @@
-"""Weight versions of one stage under an asynchronous schedule: a backward finds the weights that its forward saw.
+"""Weight versions of one stage under an asynchronous schedule: a backward finds the weights that
+its forward saw.
 
-An update never writes into weights that are still wanted: it makes the next version in other memory. PipeDream's forward
-takes the newest version of its stage (Narayanan et al., arXiv 1806.03377, section 3.3, weight stashing); 2BW's the one that is
-`delay` updates before its own (arXiv 2006.09503, section 3.1). `weights.stage_weights` says the same on paper.
+An update never writes into weights that are still wanted: it makes the next version in other
+memory. PipeDream's forward takes the newest version of its stage (Narayanan et al., arXiv
+1806.03377, section 3.3, weight stashing); 2BW's the one that is `delay` updates before its own
+(arXiv 2006.09503, section 3.1). `weights.stage_weights` says the same on paper.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ class Weights(Protocol):
         """The buffers that the next update changes."""
 
     def renew(self, memory: list[Tensor] | None) -> None:
-        """Go on in other buffers (`memory` if given) with the same values; the old ones are left alone."""
+        """Go on in other buffers (`memory` if given) with the same values; the old ones are left
+        alone.
+        """
 
     def show(self, flats: list[Tensor]) -> None:
         """Let the modules see these buffers."""
@@ -30,7 +34,9 @@ class WeightVersions:
     """The versions that live. `num_micro_batches` go into one update."""
 
     def __init__(self, weights: Weights, num_micro_batches: int, delay: int | None) -> None:
-        self._weights, self._per_update, self._delay = weights, num_micro_batches, delay
+        self._weights = weights
+        self._per_update = num_micro_batches
+        self._delay = delay
         self.newest = 0
         self.seen: dict[int, int] = {}  # micro-batch under way -> its version
         self.kept: dict[int, list[Tensor]] = {0: weights.flats}
@@ -39,7 +45,11 @@ class WeightVersions:
 
     def forward(self, micro_batch: int) -> int:
         """A forward begins; its version."""
-        version = self.newest if self._delay is None else max(0, micro_batch // self._per_update - self._delay)
+        version = (
+            self.newest
+            if self._delay is None
+            else max(0, micro_batch // self._per_update - self._delay)
+        )
         self.seen[micro_batch] = version
         self._weights.show(self.kept[version])
         return version
@@ -69,15 +79,21 @@ class WeightVersions:
     def restart(self) -> None:
         """A new stream begins, with the newest weights as version 0."""
         newest = self.kept[self.newest]
-        self._free += [flats for version, flats in self.kept.items() if version != self.newest and flats is not newest]
-        self.newest, self.seen, self.kept = 0, {}, {0: newest}
+        self._free += [
+            flats
+            for version, flats in self.kept.items()
+            if version != self.newest and flats is not newest
+        ]
+        self.newest = 0
+        self.seen = {}
+        self.kept = {0: newest}
 
     @property
     def stashed(self) -> list[Tensor]:
         """The buffers of older versions, and those that wait for the next."""
-        return [flat for version, flats in self.kept.items() if version != self.newest for flat in flats] + [
-            flat for flats in self._free for flat in flats
-        ]
+        return [
+            flat for version, flats in self.kept.items() if version != self.newest for flat in flats
+        ] + [flat for flats in self._free for flat in flats]
 
     def _release(self) -> None:
         oldest = self.newest - (self._delay or 0)

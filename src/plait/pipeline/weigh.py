@@ -1,7 +1,8 @@
-"""What the layers of a model cost, measured: forward and backward of each on an example, one layer at a time in memory.
+"""What the layers of a model cost, measured: forward and backward of each on an example, one layer
+at a time in memory.
 
-The model's own forward runs, so a layer meets the inputs that it will have; what it computes on are zeros where its values are
-still on the meta device, which take as long.
+The model's own forward runs, so a layer meets the inputs that it will have; what it computes on are
+zeros where its values are still on the meta device, which take as long.
 """
 
 from __future__ import annotations
@@ -21,10 +22,14 @@ from plait.pipeline.partition import Layer
 STATE_COPIES = 4  # of each trainable element: weight, gradient and the two moments of Adam
 
 
-def weigh(model: nn.Module, names: Sequence[str], run: Callable[[], Any], repeats: int = 3) -> list[Layer]:
-    """The layers `names`, in the order in which `run()`, which calls the model on an example, calls them.
+def weigh(
+    model: nn.Module, names: Sequence[str], run: Callable[[], Any], repeats: int = 3
+) -> list[Layer]:
+    """The layers `names`, in the order in which `run()`, which calls the model on an example, calls
+    them.
 
-    Seconds are the least of `repeats` passes. Bytes: state as Adam has it; activations are what backward keeps.
+    Seconds are the least of `repeats` passes. Bytes: state as Adam has it; activations are what
+    backward keeps.
     """
     found: list[Layer] = []
     units = {name: model.get_submodule(name) for name in names}
@@ -37,14 +42,27 @@ def weigh(model: nn.Module, names: Sequence[str], run: Callable[[], Any], repeat
                 work = _Work(module, forward, args, kwargs)
                 seconds = min(work.seconds() for _ in range(max(1, repeats)))
                 output, activation_bytes = work.kept()
-            output = tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, output)
-            state = STATE_COPIES * sum(_num_bytes(param) for param in module.parameters() if param.requires_grad)
-            found.append(Layer(name, seconds, state, activation_bytes, sum(map(_num_bytes, _tensors(output)))))
+            output = tree_map(
+                lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, output
+            )
+            state = STATE_COPIES * sum(
+                _num_bytes(param) for param in module.parameters() if param.requires_grad
+            )
+            found.append(
+                Layer(
+                    name, seconds, state, activation_bytes, sum(map(_num_bytes, _tensors(output)))
+                )
+            )
             return output
 
         return call
 
-    with replaced(units, weighed), glue_in_memory(model, units), torch.random.fork_rng(devices=[]), torch.no_grad():
+    with (
+        replaced(units, weighed),
+        glue_in_memory(model, units),
+        torch.random.fork_rng(devices=[]),
+        torch.no_grad(),
+    ):
         run()
     return found
 
@@ -66,7 +84,9 @@ class _Work:
         ends = [end for end in _tensors(self.forward(*args, **kwargs)) if end.requires_grad]
         wanted = [tensor for tensor in trained if tensor.requires_grad]
         if ends and wanted:
-            torch.autograd.grad(ends, wanted, [torch.ones_like(end) for end in ends], allow_unused=True)
+            torch.autograd.grad(
+                ends, wanted, [torch.ones_like(end) for end in ends], allow_unused=True
+            )
         return time.perf_counter() - began
 
     def kept(self) -> tuple[Any, float]:

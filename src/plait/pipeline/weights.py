@@ -1,7 +1,9 @@
-"""Which weights every micro-batch sees, how many versions a stage keeps for that, and how stale its gradients are.
+"""Which weights every micro-batch sees, how many versions a stage keeps for that, and how stale its
+gradients are.
 
-Nothing but the order of actions says so: an update makes the next version of its stage, a forward takes the newest (or, by
-the schedule's `delay`, an older one), its backward must find the same again.
+Nothing but the order of actions says so: an update makes the next version of its stage, a forward
+takes the newest (or, by the schedule's `delay`, an older one), its backward must find the same
+again.
 """
 
 from __future__ import annotations
@@ -24,26 +26,35 @@ class StageWeights:
 
     @property
     def staleness(self) -> int:
-        """The most updates that came between a forward's weights and the update with its gradient."""
+        """The most updates that came between a forward's weights and the update with its
+        gradient.
+        """
         return max((self.applied[j] - version for j, version in self.seen.items()), default=0)
 
 
 def stage_weights(schedule: Schedule) -> tuple[StageWeights, ...]:
-    """For every stage, from the order of its rank's list; a flush schedule may still lack its update."""
+    """For every stage, from the order of its rank's list; a flush schedule may still lack its
+    update.
+    """
     return tuple(
-        _follow([action for action in schedule.ranks[rank] if action.stage == stage], schedule.delay)
+        _follow(
+            [action for action in schedule.ranks[rank] if action.stage == stage], schedule.delay
+        )
         for stage, rank in enumerate(schedule.placement)
     )
 
 
 def _follow(actions: Sequence[Action], delay: int | None) -> StageWeights:
-    applied, newest = {}, 0
+    applied = {}
+    newest = 0
     for action in actions:
         if action.kind in LAST_BACKWARD and action.micro_batch is not None:
             applied[action.micro_batch] = newest
         newest += action.kind is Kind.UPDATE
     seen: dict[int, int] = {}
-    newest, most, live = 0, 1, set[int]()
+    newest = 0
+    most = 1
+    live = set[int]()
     for action in actions:
         if action.kind is Kind.FORWARD and action.micro_batch is not None:
             delayed = applied.get(action.micro_batch, 0) - delay if delay is not None else newest

@@ -1,7 +1,7 @@
 """Declare *what*: the Plan, its text form and its checks. Pure and frozen; imports no torch.
 
-`Plan.parse` reads, `Plan.check` asks the rules of the plan alone, `check_world`, `check_batch` and `check_model` ask
-whether it fits, `check_available` asks whether this version runs it.
+`Plan.parse` reads, `Plan.check` asks the rules of the plan alone, `check_world`, `check_batch` and
+`check_model` ask whether it fits, `check_available` asks whether this version runs it.
 """
 
 from plait.plan.availability import check_available

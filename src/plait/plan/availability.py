@@ -1,6 +1,8 @@
-"""What this version runs: one table, so that a plan which cannot run is refused before anything is started.
+"""What this version runs: one table, so that a plan which cannot run is refused before anything is
+started.
 
-The grammar knows every strategy from the first day; a word joins `BUILT` on the day that it passes its proofs.
+The grammar knows every strategy from the first day; a word joins `BUILT` on the day that it passes
+its proofs.
 """
 
 from __future__ import annotations
@@ -16,7 +18,20 @@ BUILT: Final[dict[str, frozenset[str]]] = {
     "dp": frozenset(axes.DATA_STRATEGIES),
     "tp": frozenset({"1d", "2d", "2.5d", "3d"}),
     "pp": frozenset(
-        {"naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zbv", "v-half", "v-min", "dualpipev", "pipedream", "2bw"}
+        {
+            "naive",
+            "gpipe",
+            "1f1b",
+            "interleaved",
+            "zb-h1",
+            "zb-h2",
+            "zbv",
+            "v-half",
+            "v-min",
+            "dualpipev",
+            "pipedream",
+            "2bw",
+        }
     ),
     "ep": frozenset({"ep"}),
     "cp": frozenset({"ring", "ulysses"}),
@@ -48,11 +63,15 @@ _ORDERS: Final = {
 
 def check_available(plan: Plan) -> None:
     """Raises `NotAvailable` naming every term of the plan that this version does not run yet."""
-    missing = [f"{term}: {what} is not available yet{instead}" for term, what, instead in _missing(plan)]
+    missing = [
+        f"{term}: {what} is not available yet{instead}" for term, what, instead in _missing(plan)
+    ]
     if len(missing) == 1:
         raise NotAvailable(missing[0])
     if missing:
-        raise NotAvailable("\n  ".join([f"plan '{plan}' has {len(missing)} terms that do not run yet:", *missing]))
+        raise NotAvailable(
+            "\n  ".join([f"plan '{plan}' has {len(missing)} terms that do not run yet:", *missing])
+        )
 
 
 def _missing(plan: Plan) -> Iterator[tuple[str, str, str]]:
@@ -88,7 +107,9 @@ def _missing(plan: Plan) -> Iterator[tuple[str, str, str]]:
 
 
 def _not_compiled(plan: Plan) -> Iterator[tuple[str, str, str]]:
-    """Where torch.compile has no form: it takes selective recomputation as part of one graph, and these blocks are several."""
+    """Where torch.compile has no form: it takes selective recomputation as part of one graph, and
+    these blocks are several.
+    """
     if plan.remat != "selective":
         return
     several = {

@@ -1,7 +1,9 @@
-"""The axes of a plan: one frozen record each, which prints itself as its term (`dp4:zero3,replicate2`).
+"""The axes of a plan: one frozen record each, which prints itself as its term
+(`dp4:zero3,replicate2`).
 
-The words of the grammar live here, beside the records that hold them, so that parser, rules, planner and command line
-read one list. A record is pure data: whether its numbers fit together is asked by `rules`.
+The words of the grammar live here, beside the records that hold them, so that parser, rules,
+planner and command line read one list. A record is pure data: whether its numbers fit together is
+asked by `rules`.
 """
 
 from __future__ import annotations
@@ -10,10 +12,23 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Final, Literal, get_args
 
-DataStrategy = Literal["allreduce", "ring", "server", "async-server", "zero1", "zero2", "zero3", "local"]
+DataStrategy = Literal[
+    "allreduce", "ring", "server", "async-server", "zero1", "zero2", "zero3", "local"
+]
 TensorMode = Literal["1d", "2d", "2.5d", "3d"]
 PipelineSchedule = Literal[
-    "naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zbv", "v-half", "v-min", "dualpipev", "pipedream", "2bw"
+    "naive",
+    "gpipe",
+    "1f1b",
+    "interleaved",
+    "zb-h1",
+    "zb-h2",
+    "zbv",
+    "v-half",
+    "v-min",
+    "dualpipev",
+    "pipedream",
+    "2bw",
 ]
 ContextStrategy = Literal["ring", "ulysses"]
 Remat = Literal["none", "selective", "full"]
@@ -23,8 +38,16 @@ DATA_STRATEGIES: Final[tuple[str, ...]] = get_args(DataStrategy)
 ZERO_STRATEGIES: Final = ("zero1", "zero2", "zero3")
 TENSOR_MODES: Final[tuple[str, ...]] = get_args(TensorMode)
 PIPELINE_SCHEDULES: Final[tuple[str, ...]] = get_args(PipelineSchedule)
-V_SCHEDULES: Final = ("zbv", "v-half", "v-min", "dualpipev")  # rank r holds stages r and 2p-1-r: always two
-ASYNCHRONOUS_SCHEDULES: Final = ("pipedream", "2bw")  # they update without a flush, on stale weights
+V_SCHEDULES: Final = (
+    "zbv",
+    "v-half",
+    "v-min",
+    "dualpipev",
+)  # rank r holds stages r and 2p-1-r: always two
+ASYNCHRONOUS_SCHEDULES: Final = (
+    "pipedream",
+    "2bw",
+)  # they update without a flush, on stale weights
 CONTEXT_STRATEGIES: Final[tuple[str, ...]] = get_args(ContextStrategy)
 REMATS: Final[tuple[Remat, ...]] = get_args(Remat)
 PRECISIONS: Final[tuple[str, ...]] = get_args(Precision)
@@ -39,11 +62,12 @@ def _term(head: str, word: str, default: str, options: list[str]) -> str:
 
 @dataclass(frozen=True)
 class DataAxis:
-    """Split the batch over `size` ranks; `strategy` says how gradients and optimizer state are kept.
+    """Split the batch over `size` ranks; `strategy` says how gradients and optimizer state are
+    kept.
 
-    `stale` (async-server): the most updates by which a worker's weights may lag; `every` (local): the steps between
-    two averagings; `replicate` (ZeRO): the number of groups that each hold one whole sharded copy; `offload` (ZeRO):
-    the optimizer state stays in host memory.
+    `stale` (async-server): the most updates by which a worker's weights may lag; `every` (local):
+    the steps between two averagings; `replicate` (ZeRO): the number of groups that each hold one
+    whole sharded copy; `offload` (ZeRO): the optimizer state stays in host memory.
     """
 
     size: int = 1
@@ -68,7 +92,9 @@ class DataAxis:
 
 @dataclass(frozen=True)
 class TensorAxis:
-    """Split every layer over `size` ranks: 1d, q x q (2d), q x q x depth (2.5d) or q x q x q (3d)."""
+    """Split every layer over `size` ranks: 1d, q x q (2d), q x q x depth (2.5d) or q x q x q
+    (3d).
+    """
 
     size: int = 1
     mode: TensorMode = "1d"
@@ -77,7 +103,9 @@ class TensorAxis:
 
     @property
     def q(self) -> int:
-        """The side of the grid, rounded down where the size is no square or cube; the size itself for 1d."""
+        """The side of the grid, rounded down where the size is no square or cube; the size itself
+        for 1d.
+        """
         if self.mode == "1d":
             return self.size
         if self.mode == "3d":
@@ -94,7 +122,8 @@ class TensorAxis:
 class PipelineAxis:
     """Split the model in depth over `size` ranks, each holding `virtual` stages.
 
-    `virtual` 0 asks for what the schedule means without the option: 2 for interleaved and the V schedules, else 1.
+    `virtual` 0 asks for what the schedule means without the option: 2 for interleaved and the V
+    schedules, else 1.
     """
 
     size: int = 1
@@ -113,7 +142,9 @@ class PipelineAxis:
     def __str__(self) -> str:
         default = default_virtual(self.schedule)
         written = self.schedule == "interleaved" or self.virtual != default
-        return _term(f"pp{self.size}", self.schedule, "1f1b", [f"v{self.virtual}"] if written else [])
+        return _term(
+            f"pp{self.size}", self.schedule, "1f1b", [f"v{self.virtual}"] if written else []
+        )
 
 
 @dataclass(frozen=True)

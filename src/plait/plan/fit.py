@@ -1,7 +1,9 @@
-"""Whether a plan fits a world, a batch and a model: the checks that need more than the plan, over plain numbers.
+"""Whether a plan fits a world, a batch and a model: the checks that need more than the plan, over
+plain numbers.
 
-They take integers rather than a config or a module, so that the planner asks them thousands of times a second and
-the engine asks the same questions of a live model. Each check reports all of its failures at once.
+They take integers rather than a config or a module, so that the planner asks them thousands of
+times a second and the engine asks the same questions of a live model. Each check reports all of its
+failures at once.
 """
 
 from __future__ import annotations
@@ -29,13 +31,17 @@ def check_world(plan: Plan, world_size: int) -> None:
         cure += f" or change dp{plan.dp.size} to dp{world_size // rest}"
     else:
         cure += f" or choose a plan for {world_size}"
-    raise WorldSizeError(f"plan '{plan}' needs {need} ranks ({world_text(plan)}) but {world_size} were started; {cure}")
+    raise WorldSizeError(
+        f"plan '{plan}' needs {need} ranks ({world_text(plan)}) but {world_size} were started; {cure}"
+    )
 
 
 def check_restarts(plan: Plan, num_servers: int | None = None) -> None:
     """Raises `PlanError` unless ranks of the plan can be started again while the others go on."""
     dp = plan.dp
-    if dp.strategy == "local" or (dp.strategy == "async-server" and dp.stale and (num_servers or dp.size) < dp.size):
+    if dp.strategy == "local" or (
+        dp.strategy == "async-server" and dp.stale and (num_servers or dp.size) < dp.size
+    ):
         return
     cure = f"take dp{dp.size}:local,everyH or dp{dp.size}:async-server,staleK with K above 0, or no restarts"
     if dp.strategy == "async-server" and dp.stale:
@@ -46,7 +52,8 @@ def check_restarts(plan: Plan, num_servers: int | None = None) -> None:
 def check_batch(plan: Plan, global_batch: int) -> None:
     """Raises `PlanError` unless every micro-batch of every data rank gets at least one sample.
 
-    Shares may differ by one sample: the loss is a mean over the global count, so uneven shares are exact.
+    Shares may differ by one sample: the loss is a mean over the global count, so uneven shares are
+    exact.
     """
     shares = plan.dp.size * plan.micro_batches
     if global_batch >= shares:
@@ -72,7 +79,8 @@ def check_model(
     num_local_experts: int | None = None,
     seq_len: int | None = None,
 ) -> None:
-    """Raises `PlanError` listing every size of the model that the plan cannot split; None is not looked at.
+    """Raises `PlanError` listing every size of the model that the plan cannot split; None is not
+    looked at.
 
     The conditions are necessary ones: a strategy may ask for more when it meets the model itself.
     """
@@ -94,7 +102,9 @@ def check_model(
     if len(broken) == 1:
         raise PlanError(f"plan '{plan}': {broken[0]}")
     if broken:
-        raise PlanError("\n  ".join([f"plan '{plan}' does not fit the model in {len(broken)} ways:", *broken]))
+        raise PlanError(
+            "\n  ".join([f"plan '{plan}' does not fit the model in {len(broken)} ways:", *broken])
+        )
 
 
 def check_config(plan: Plan, sizes: Mapping[str, int | None]) -> None:
@@ -116,22 +126,37 @@ def _tensor_splits(plan: Plan, sizes: Mapping[str, int | None]) -> Iterator[str]
     tp = plan.tp
     if tp.size == 1:
         return
-    parts, side = (tp.size, "the tp ranks") if tp.mode == "1d" else (tp.q, f"the side of the {tp.mode} grid")
+    parts, side = (
+        (tp.size, "the tp ranks") if tp.mode == "1d" else (tp.q, f"the side of the {tp.mode} grid")
+    )
     for name, size in sizes.items():
         if tp.mode == "1d" and name == "hidden_size":
-            continue  # 1d keeps the hidden dim whole; only heads, intermediate and vocabulary are split
+            # 1d keeps the hidden dim whole; only heads, intermediate and vocabulary are split
+            continue
         if size is not None and size % parts:
             yield f"{tp}: {name} {size} must be a multiple of {parts} ({side}); {_multiples(name, size, parts)}"
 
 
-def _sequence_splits(plan: Plan, seq_len: int | None, num_attention_heads: int | None) -> Iterator[str]:
-    tp, cp = plan.tp, plan.cp
+def _sequence_splits(
+    plan: Plan, seq_len: int | None, num_attention_heads: int | None
+) -> Iterator[str]:
+    tp = plan.tp
+    cp = plan.cp
     parts = cp.size * (tp.size if tp.sequence_parallel else 1)
     if seq_len is not None and seq_len % parts:
-        who = " x ".join([f"cp{cp.size}"] * (cp.size > 1) + [f"tp{tp.size}"] * (tp.sequence_parallel and tp.size > 1))
+        who = " x ".join(
+            [f"cp{cp.size}"] * (cp.size > 1)
+            + [f"tp{tp.size}"] * (tp.sequence_parallel and tp.size > 1)
+        )
         yield f"{who}: seq_len {seq_len} must be a multiple of {parts}; {_multiples('seq_len', seq_len, parts)}"
     heads = num_attention_heads
-    if cp.strategy != "ulysses" or cp.size == 1 or heads is None or tp.mode != "1d" or heads % tp.size:
+    if (
+        cp.strategy != "ulysses"
+        or cp.size == 1
+        or heads is None
+        or tp.mode != "1d"
+        or heads % tp.size
+    ):
         return
     local = heads // tp.size
     if local % cp.size:
@@ -165,5 +190,6 @@ def _experts(plan: Plan, num_local_experts: int | None) -> Iterator[str]:
 
 
 def _multiples(name: str, size: int, parts: int) -> str:
-    below, above = size // parts * parts, (size // parts + 1) * parts
+    below = size // parts * parts
+    above = (size // parts + 1) * parts
     return f"the nearest are {below} and {above}" if below else f"the least {name} is {above}"

@@ -1,7 +1,8 @@
-"""The Plan: how a model, a batch and a sequence are split over ranks. Frozen, and read by nobody after build.
+"""The Plan: how a model, a batch and a sequence are split over ranks. Frozen, and read by nobody
+after build.
 
-It only declares. Its text is the contract with users (`Plan.parse`, `str`), and everything that can be said about it
-without a model is said by `check`.
+It only declares. Its text is the contract with users (`Plan.parse`, `str`), and everything that can
+be said about it without a model is said by `check`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from plait.plan.text import parse_terms, plan_text
 class Plan:
     """One way to split a training run over `world_size` ranks.
 
-    `micro_batches` (for each step and data rank) 0 asks for the default, and is resolved at once: 1, or pp when pp > 1.
+    `micro_batches` (for each step and data rank) 0 asks for the default, and is resolved at once:
+    1, or pp when pp > 1.
 
     >>> plan = Plan.parse("dp2:zero1 pp2 mb8 tp4:2d")
     >>> str(plan), plan.world_size
@@ -43,7 +45,8 @@ class Plan:
     def parse(text: str) -> Plan:
         """The plan that a text means: terms in any order, separated by blanks.
 
-        Raises `PlanError` naming every term that cannot be read. Whether the numbers fit together is asked by `check`.
+        Raises `PlanError` naming every term that cannot be read. Whether the numbers fit together
+        is asked by `check`.
         """
         return Plan(**parse_terms(text))
 
@@ -57,7 +60,9 @@ class Plan:
 
     @property
     def world_size(self) -> int:
-        """The ranks that the plan needs: pp x dp x cp x tp (`ep` borrows its ranks from dp x cp)."""
+        """The ranks that the plan needs: pp x dp x cp x tp (`ep` borrows its ranks from dp x
+        cp).
+        """
         return self.pp.size * self.dp.size * self.cp.size * self.tp.size
 
     def check(self) -> Plan:

@@ -1,7 +1,8 @@
 """The rules that a plan must keep by itself, before any model, batch or machine is known.
 
-Each rule is one small function that returns None or one message naming the thing, the numbers and the cure, so that
-`broken_rules` can report every failure at once. A rule about one axis takes the axis: the parser asks those too.
+Each rule is one small function that returns None or one message naming the thing, the numbers and
+the cure, so that `broken_rules` can report every failure at once. A rule about one axis takes the
+axis: the parser asks those too.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from plait.plan.plan import Plan
 
 
-# --- numbers and words: what a record built by hand can get wrong and a text cannot -------------------------------
+# --- numbers and words: what a record built by hand can get wrong and a text cannot
+# -------------------------------
 
 
 def _not_counts(thing: object, **numbers: Any) -> list[str]:
@@ -30,12 +32,19 @@ def _not_counts(thing: object, **numbers: Any) -> list[str]:
 
 
 def _unknown_word(thing: object, kind: str, word: str, known: tuple[str, ...]) -> list[str]:
-    return [] if word in known else [f"{thing}: unknown {kind} {word!r}; {nearest(str(word), known)}"]
+    return (
+        [] if word in known else [f"{thing}: unknown {kind} {word!r}; {nearest(str(word), known)}"]
+    )
 
 
 def malformed(plan: Plan) -> list[str]:
-    """Sizes that are no counts and words that the grammar does not have; other rules only make sense without these."""
-    dp, tp, pp, cp = plan.dp, plan.tp, plan.pp, plan.cp
+    """Sizes that are no counts and words that the grammar does not have; other rules only make
+    sense without these.
+    """
+    dp = plan.dp
+    tp = plan.tp
+    pp = plan.pp
+    cp = plan.cp
     return [
         *_not_counts("dp", size=dp.size, replicate=dp.replicate),
         *_not_counts("tp", size=tp.size, depth=tp.depth),
@@ -51,7 +60,8 @@ def malformed(plan: Plan) -> list[str]:
     ]
 
 
-# --- options: which belong to which word, and which are needed -----------------------------------------------------
+# --- options: which belong to which word, and which are needed
+# -----------------------------------------------------
 
 
 def stale_only_with_async_server(dp: DataAxis) -> str | None:
@@ -127,12 +137,17 @@ def virtual_only_with_interleaved(pp: PipelineAxis) -> str | None:
     )
 
 
-# --- numbers that must fit together -------------------------------------------------------------------------------
+# --- numbers that must fit together
+# -------------------------------------------------------------------------------
 
 
 def _divisor(name: str, number: int, whole: int) -> str:
     common = gcd(number, whole)
-    return f"choose a divisor of {whole}, as {name}{common}" if common > 1 else f"choose a divisor of {whole}"
+    return (
+        f"choose a divisor of {whole}, as {name}{common}"
+        if common > 1
+        else f"choose a divisor of {whole}"
+    )
 
 
 def replicate_divides_dp(dp: DataAxis) -> str | None:
@@ -159,7 +174,11 @@ def tensor_2_5d_is_square_times_depth(tp: TensorAxis) -> str | None:
     if q * q * depth == tp.size:
         return None
     near = [f"tp{n * n * depth}:2.5d,depth{depth}" for n in (q, q + 1) if n]
-    these = f"the nearest are {near[0]} and {near[1]}" if len(near) == 2 else f"the nearest is {near[0]}"
+    these = (
+        f"the nearest are {near[0]} and {near[1]}"
+        if len(near) == 2
+        else f"the nearest is {near[0]}"
+    )
     return f"tp{tp.size}:2.5d,depth{depth} needs q x q x {depth} ranks; {these}"
 
 
@@ -183,8 +202,11 @@ MICRO_BATCHES_PER_RANK: Final = {"interleaved": 1, "2bw": 1}
 
 
 def enough_micro_batches(plan: Plan) -> str | None:
-    """Interleaving hands micro-batches out in rounds of pp; 2BW keeps two weight versions only if m >= pp."""
-    pp, m = plan.pp, plan.micro_batches
+    """Interleaving hands micro-batches out in rounds of pp; 2BW keeps two weight versions only if m
+    >= pp.
+    """
+    pp = plan.pp
+    m = plan.micro_batches
     least = MICRO_BATCHES_PER_RANK.get(pp.schedule, 0) * pp.size
     if m >= least:
         return None
@@ -215,7 +237,9 @@ AXIS_RULES: Final[dict[type, tuple[Callable[[Any], str | None], ...]]] = {
     PipelineAxis: (virtual_only_with_interleaved,),
     ContextAxis: (),
 }
-"""Which option belongs to which word: the grammar's own rules, asked by the parser and by `check`."""
+"""Which option belongs to which word: the grammar's own rules, asked by the parser and by
+`check`.
+"""
 
 NUMBER_RULES: Final[tuple[Callable[[Plan], str | None], ...]] = (
     lambda plan: replicate_divides_dp(plan.dp),
@@ -244,4 +268,6 @@ def broken_rules(plan: Plan) -> list[str]:
         return broken
     for axis in (plan.pp, plan.tp, plan.dp, plan.cp):
         broken += broken_axis_rules(axis)
-    return broken + [message for message in (rule(plan) for rule in NUMBER_RULES) if message is not None]
+    return broken + [
+        message for message in (rule(plan) for rule in NUMBER_RULES) if message is not None
+    ]

@@ -1,7 +1,8 @@
 """The text form of a plan: `parse_terms` and `plan_text`, a pair of inverses.
 
-Parsing is syntax alone: it says which terms cannot be read, all of them at once, and leaves to `rules` whether the
-numbers fit. Printing is canonical: equal plans have equal text, and what is default is not written.
+Parsing is syntax alone: it says which terms cannot be read, all of them at once, and leaves to
+`rules` whether the numbers fit. Printing is canonical: equal plans have equal text, and what is
+default is not written.
 """
 
 from __future__ import annotations
@@ -30,12 +31,22 @@ _WORDS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "cp": ("strategy", axes.CONTEXT_STRATEGIES),
 }
 _OPTIONS: Final[dict[str, dict[str, tuple[str, int | None]]]] = {
-    "dp": {"stale": ("stale", 0), "every": ("every", 1), "replicate": ("replicate", 1), "offload": ("offload", None)},
+    "dp": {
+        "stale": ("stale", 0),
+        "every": ("every", 1),
+        "replicate": ("replicate", 1),
+        "offload": ("offload", None),
+    },
     "tp": {"sp": ("sequence_parallel", None), "depth": ("depth", 1)},
     "pp": {"v": ("virtual", 1)},
     "cp": {},
 }
-_RECORDS: Final[dict[str, Callable[..., Any]]] = {"dp": DataAxis, "tp": TensorAxis, "pp": PipelineAxis, "cp": ContextAxis}
+_RECORDS: Final[dict[str, Callable[..., Any]]] = {
+    "dp": DataAxis,
+    "tp": TensorAxis,
+    "pp": PipelineAxis,
+    "cp": ContextAxis,
+}
 _COUNTS: Final = {"ep": "ep", "mb": "micro_batches"}
 _CHOICES: Final = {"remat": axes.REMATS, "precision": axes.PRECISIONS}
 _TERMS: Final = ("pp", "tp", "dp", "ep", "cp", "mb", "remat", "precision", "compile")
@@ -83,7 +94,9 @@ def _parse_term(term: str) -> tuple[str, Any]:
     shape = _SHAPE.fullmatch(term)
     if shape is None:
         raise _BadTermError(f"this is no term; {_hint(term)}")
-    name, number, tail = shape["name"], shape["number"], shape["tail"] or ""
+    name = shape["name"]
+    number = shape["number"]
+    tail = shape["tail"] or ""
     if name not in _TERMS:
         raise _BadTermError(f"unknown term; {_hint(term)}")
     if name == "compile":
@@ -116,11 +129,14 @@ def _axis(name: str, size: int, tail: str) -> Any:
     kind, words = _WORDS[name]
     for piece in tail[1:].split(",") if tail else []:
         if piece in words:
-            field, value = kind, piece
+            field = kind
+            value = piece
         else:
             field, value = _option(name, piece)
         if field in fields:
-            raise _BadTermError(f"{name} has one {field.replace('_', ' ')}, and '{piece}' is a second")
+            raise _BadTermError(
+                f"{name} has one {field.replace('_', ' ')}, and '{piece}' is a second"
+            )
         fields[field] = value
     return _RECORDS[name](**fields)
 
@@ -143,10 +159,14 @@ def _option(axis: str, piece: str) -> tuple[str, Any]:
 def _unknown_option(axis: str, piece: str) -> str:
     kind, words = _WORDS[axis]
     if not piece:
-        return f"a {kind} or an option is missing beside a colon or comma; known: {', '.join(words)}"
+        return (
+            f"a {kind} or an option is missing beside a colon or comma; known: {', '.join(words)}"
+        )
     if _SHAPE.fullmatch(piece) and re.split("[0-9:]", piece)[0] in _TERMS:
         return f"'{piece}' is a term of its own; separate terms by blanks"
-    spelled = [f"{name}{'' if least is None else 'N'}" for name, (_, least) in _OPTIONS[axis].items()]
+    spelled = [
+        f"{name}{'' if least is None else 'N'}" for name, (_, least) in _OPTIONS[axis].items()
+    ]
     return f"unknown {kind} or option '{piece}' of {axis}; {nearest(piece, [*words, *spelled])}"
 
 
@@ -154,7 +174,9 @@ def _count(name: str, digits: str, *, least: int, example: str) -> int:
     if not digits:
         raise _BadTermError(f"{name} needs a number, as in {example}")
     if len(digits.lstrip("0")) > _MAX_DIGITS:
-        raise _BadTermError(f"{name} has a number of {len(digits)} digits; the largest that is read has {_MAX_DIGITS}")
+        raise _BadTermError(
+            f"{name} has a number of {len(digits)} digits; the largest that is read has {_MAX_DIGITS}"
+        )
     number = int(digits)
     if number < least:
         raise _BadTermError(f"{name}{number} is too small; the least is {name}{least}")
@@ -162,7 +184,9 @@ def _count(name: str, digits: str, *, least: int, example: str) -> int:
 
 
 def _hint(term: str) -> str:
-    """What was probably meant: a word of an axis without its axis, another case, or the nearest term."""
+    """What was probably meant: a word of an axis without its axis, another case, or the nearest
+    term.
+    """
     if term == "auto":
         return "'auto' asks the planner, which needs a model and a cluster; a plan itself names axes, as in dp2:zero3"
     head = re.split("[:,]", term)[0]
@@ -178,7 +202,9 @@ def _hint(term: str) -> str:
 
 
 def plan_text(plan: Plan) -> str:
-    """The canonical text: pp, tp, dp, ep, cp, mb, remat, precision, compile; `dp1` for the single device."""
+    """The canonical text: pp, tp, dp, ep, cp, mb, remat, precision, compile; `dp1` for the single
+    device.
+    """
     terms = [str(axis) for axis in (plan.pp, plan.tp, plan.dp) if axis != type(axis)()]
     terms += [f"ep{plan.ep}"] if plan.ep != 1 else []
     terms += [str(plan.cp)] if plan.cp != ContextAxis() else []

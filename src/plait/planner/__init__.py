@@ -1,4 +1,6 @@
-"""Choose: enumerate the plans of a cluster, drop what cannot work, rank the rest and say why the others lost."""
+"""Choose: enumerate the plans of a cluster, drop what cannot work, rank the rest and say why the
+others lost.
+"""
 
 from plait.planner.choose import NothingFits, choose
 

@@ -22,7 +22,9 @@ LARGEST_CLUSTER = 1 << 20
 
 
 class NothingFits(PlanError):
-    """No plan fits the memory of the cluster; the message says how far off it is and from how many devices on it fits."""
+    """No plan fits the memory of the cluster; the message says how far off it is and from how many
+    devices on it fits.
+    """
 
     exit_code = 1
 
@@ -48,11 +50,14 @@ def choose(
 ) -> list[Estimate]:
     """The best plans, best first; `config` as in `plait.estimate`.
 
-    `objective` is "time" (seconds of a step), "cost" (price of a token, which may leave devices idle) or "memory" (the fullest
-    rank). `runnable` leaves out plans that this version of plait cannot run yet. `framework` is who will run them: the
-    choice is among what it offers, predicted as it runs. Raises `NothingFits` when no plan fits.
+    `objective` is "time" (seconds of a step), "cost" (price of a token, which may leave devices
+    idle) or "memory" (the fullest rank). `runnable` leaves out plans that this version of plait
+    cannot run yet. `framework` is who will run them: the choice is among what it offers, predicted
+    as it runs. Raises `NothingFits` when no plan fits.
     """
-    return decide(config, cluster, objective=objective, runnable=runnable, framework=framework).plans[:top]
+    return decide(
+        config, cluster, objective=objective, runnable=runnable, framework=framework
+    ).plans[:top]
 
 
 def decide(
@@ -66,14 +71,18 @@ def decide(
     """`choose` with what the search saw, for explanations."""
     if objective not in OBJECTIVES:
         raise ConfigError(f"objective {objective!r} is unknown; {nearest(objective, OBJECTIVES)}")
-    tables, runs = config_tables(config), framework_of(framework)
+    tables = config_tables(config)
+    runs = framework_of(framework)
     machines = cluster_of(tables, cluster)
-    machine, job = machine_of(machines), job_of(tables, None, runs, num_devices=machines.num_devices)
+    machine = machine_of(machines)
+    job = job_of(tables, None, runs, num_devices=machines.num_devices)
     settings = replace(settings_for(tables, machine, objective), runnable=runnable, framework=runs)
     machines.device.peak_flops(settings.precision)
     sizes = [machines.num_devices]
     if objective == "cost":
-        sizes = [machines.num_devices >> shift for shift in range(12) if machines.num_devices >> shift]
+        sizes = [
+            machines.num_devices >> shift for shift in range(12) if machines.num_devices >> shift
+        ]
     found = [search(job, machine, size, settings) for size in sizes]
     for one in found:
         one.best = Climb(job, machine, settings).from_plans(one.best)
@@ -91,20 +100,28 @@ def _order(objective: str) -> Any:
 
     def key(estimate: Estimate) -> tuple[float, float, int]:
         seconds = float(f"{estimate.step_seconds:.9g}")
-        first = {"cost": estimate.cost_per_million_tokens, "memory": estimate.memory.total}.get(objective, seconds)
+        first = {"cost": estimate.cost_per_million_tokens, "memory": estimate.memory.total}.get(
+            objective, seconds
+        )
         return float(f"{first:.9g}"), seconds, len(str(estimate.plan))
 
     return key
 
 
 def settings_for(tables: Mapping[str, Any], machine: Machine, objective: str) -> Settings:
-    """What the config's plan text says of precision and compiling; else bf16 on accelerators and float32 on processors."""
+    """What the config's plan text says of precision and compiling; else bf16 on accelerators and
+    float32 on processors.
+    """
     text = str(tables.get("plan", {}).get("text") or "")
     if text.strip() != "auto":
         Plan.parse(text)
     words = text.split()
-    precision = next((word.partition(":")[2] for word in words if word.startswith("precision:")), "")
-    return Settings(precision or ("float32" if machine.is_cpu else "bf16"), "compile" in words, objective)
+    precision = next(
+        (word.partition(":")[2] for word in words if word.startswith("precision:")), ""
+    )
+    return Settings(
+        precision or ("float32" if machine.is_cpu else "bf16"), "compile" in words, objective
+    )
 
 
 def _fewer(job: Job, machine: Machine, num_devices: int, settings: Settings) -> list[Found]:
@@ -116,8 +133,11 @@ def _fewer(job: Job, machine: Machine, num_devices: int, settings: Settings) -> 
     return []
 
 
-def _why_nothing_fits(job: Job, machine: Machine, machines: Cluster, settings: Settings, found: Found) -> str:
-    name, model = machines.device.name, job.model
+def _why_nothing_fits(
+    job: Job, machine: Machine, machines: Cluster, settings: Settings, found: Found
+) -> str:
+    name = machines.device.name
+    model = job.model
     runs = "" if settings.framework is PLAIT else f" of {settings.framework.name}"
     if not found.too_large:
         return (
@@ -137,8 +157,12 @@ def _why_nothing_fits(job: Job, machine: Machine, machines: Cluster, settings: S
     return f"{base}; fits from {size} devices{samples}"
 
 
-def _from_where(job: Job, machine: Machine, num_devices: int, settings: Settings) -> tuple[int, int]:
-    """The fewest devices, of those that are looked at, and the samples a step with which the model fits; zeros if none."""
+def _from_where(
+    job: Job, machine: Machine, num_devices: int, settings: Settings
+) -> tuple[int, int]:
+    """The fewest devices, of those that are looked at, and the samples a step with which the model
+    fits; zeros if none.
+    """
     size = num_devices
     while size < LARGEST_CLUSTER:
         size *= 2
@@ -146,7 +170,9 @@ def _from_where(job: Job, machine: Machine, num_devices: int, settings: Settings
         for batch in batches:
             if _fits(job, machine, size, settings, batch):
                 between = range(size // 2 + num_devices, size, max(num_devices, size // 16))
-                fewer = next((one for one in between if _fits(job, machine, one, settings, batch)), size)
+                fewer = next(
+                    (one for one in between if _fits(job, machine, one, settings, batch)), size
+                )
                 return fewer, batch
     return 0, 0
 

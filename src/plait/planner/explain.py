@@ -1,4 +1,6 @@
-"""Why the winner won: for each other way to split the ranks, the cause of most of its loss, in a sentence."""
+"""Why the winner won: for each other way to split the ranks, the cause of most of its loss, in a
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ CAUSES = {
 
 @dataclass(frozen=True)
 class Loss:
-    """How a plan loses against the best: by how much in all, and to what, each cause with its own part of the best's step."""
+    """How a plan loses against the best: by how much in all, and to what, each cause with its own
+    part of the best's step.
+    """
 
     plan: str
     slower: float
@@ -40,7 +44,11 @@ class Loss:
         if len(self.causes) == 1 and self.causes[0][1] >= 0.8 * self.slower:
             return f"{text} to {self.causes[0][0]}"
         text += ": " + ", ".join(f"{percent(part)} to {cause}" for cause, part in self.causes)
-        return text if self.gain is None else f"{text}, less {percent(self.gain[1])} that it saves in {self.gain[0]}"
+        return (
+            text
+            if self.gain is None
+            else f"{text}, less {percent(self.gain[1])} that it saves in {self.gain[0]}"
+        )
 
 
 def percent(part: float) -> str:
@@ -54,16 +62,25 @@ def times(factor: float) -> str:
 
 
 def explain(choice: Choice, limit: int = 8) -> list[str]:
-    """One line for each other combination of degrees, nearest first, and then those that do not fit."""
+    """One line for each other combination of degrees, nearest first, and then those that do not
+    fit.
+    """
     lines = [str(loss) for loss in losses(choice, choice.plans[0], limit)]
-    lines += [f"{degrees} needs {times(over)} times the memory" for degrees, over in _nearest_too_large(choice, limit)]
+    lines += [
+        f"{degrees} needs {times(over)} times the memory"
+        for degrees, over in _nearest_too_large(choice, limit)
+    ]
     if choice.found.not_opened:
-        lines.append(f"{choice.found.not_opened} other combinations are at least 10% slower even without bubbles or waiting")
+        lines.append(
+            f"{choice.found.not_opened} other combinations are at least 10% slower even without bubbles or waiting"
+        )
     return lines
 
 
 def losses(choice: Choice, best: Estimate, limit: int) -> list[Loss]:
-    """The best plan of each other combination of degrees against the winner, of those that were guessed to be nearest."""
+    """The best plan of each other combination of degrees against the winner, of those that were
+    guessed to be nearest.
+    """
     ours = _degrees(best.plan)
     nearest = sorted(choice.found.of_degrees.items(), key=lambda item: item[1].step_seconds)
     others = [(str(degrees), guess.plan) for degrees, guess in nearest if degrees != ours][:limit]
@@ -73,11 +90,16 @@ def losses(choice: Choice, best: Estimate, limit: int) -> list[Loss]:
 
 
 def loss_against(choice: Choice, best: Estimate, other: Estimate, name: str = "") -> Loss:
-    """What the difference between two estimates is due to: the causes that make most of it, largest first."""
-    theirs, ours = other.breakdown.as_dict(), best.breakdown.as_dict()
+    """What the difference between two estimates is due to: the causes that make most of it, largest
+    first.
+    """
+    theirs = other.breakdown.as_dict()
+    ours = best.breakdown.as_dict()
     parts = sorted(((theirs[key] - ours[key]) / best.step_seconds, key) for key in theirs)
     slower = other.step_seconds / best.step_seconds - 1
-    worth = [(part, key) for part, key in reversed(parts) if part > max(0.25 * slower, 0.0)] or [parts[-1]]
+    worth = [(part, key) for part, key in reversed(parts) if part > max(0.25 * slower, 0.0)] or [
+        parts[-1]
+    ]
     causes = tuple((_cause(choice, best, other, key), part) for part, key in worth)
     least, key = parts[0]
     gain = (CAUSES[key], -least) if -least > 0.25 * slower else None
@@ -95,14 +117,17 @@ def _cause(choice: Choice, best: Estimate, other: Estimate, key: str) -> str:
     if key == "update" and other.plan.dp.offload:
         return "updating on the host (offload)"
     if key == "recompute" and other.plan.remat != best.plan.remat:
-        without = estimate_job(choice.job, replace(other.plan, remat=best.plan.remat), choice.machine)
+        without = estimate_job(
+            choice.job, replace(other.plan, remat=best.plan.remat), choice.machine
+        )
         return f"{CAUSES[key]} (remat:{other.plan.remat}{'' if without.fits else ', to fit'})"
     return CAUSES[key]
 
 
 def explain_plan(choice: Choice, plan: Plan) -> str:
     """One named plan against the best: its loss, or by how much it does not fit."""
-    best, other = choice.plans[0], estimate_job(choice.job, plan, choice.machine)
+    best = choice.plans[0]
+    other = estimate_job(choice.job, plan, choice.machine)
     text = f"{plan} is not slower"
     if str(plan) == str(best.plan):
         text = f"{plan} is the first choice"

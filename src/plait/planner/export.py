@@ -1,7 +1,7 @@
 """A plan in the words of other frameworks, and what their words cannot say.
 
-Option names as in NVIDIA/Megatron-LM `megatron/training/arguments.py`, the DeepSpeed configuration JSON and
-pytorch/torchtitan's
+Option names as in NVIDIA/Megatron-LM `megatron/training/arguments.py`, the DeepSpeed configuration
+JSON and pytorch/torchtitan's
 `[parallelism]`, `[training]` and `[activation_checkpoint]` tables.
 """
 
@@ -28,11 +28,18 @@ class Exported:
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""
-        return {"framework": self.framework, "text": self.text, "missing": self.missing, "complete": not self.missing}
+        return {
+            "framework": self.framework,
+            "text": self.text,
+            "missing": self.missing,
+            "complete": not self.missing,
+        }
 
 
 def export_plan(plan: Plan, framework: str, global_batch: int | None = None) -> Exported:
-    """`plan` for "megatron-lm" (or "megatron"), "deepspeed" or "torchtitan". Raises `PlanError` for another name."""
+    """`plan` for "megatron-lm" (or "megatron"), "deepspeed" or "torchtitan". Raises `PlanError` for
+    another name.
+    """
     name = framework.strip().lower().replace("_", "-")
     name = {"megatron": "megatron-lm", "megatron-core": "megatron-lm"}.get(name, name)
     if name not in EXPORTERS:
@@ -43,7 +50,12 @@ def export_plan(plan: Plan, framework: str, global_batch: int | None = None) -> 
 def to_megatron(plan: Plan, global_batch: int) -> Exported:
     """Megatron-LM command-line arguments."""
     out = Exported("megatron-lm")
-    words = ["--micro-batch-size", _samples(plan, global_batch, out), "--global-batch-size", global_batch]
+    words = [
+        "--micro-batch-size",
+        _samples(plan, global_batch, out),
+        "--global-batch-size",
+        global_batch,
+    ]
     if _tensor_is_1d(plan, out, "Megatron-LM"):
         words += ["--tensor-model-parallel-size", plan.tp.size]
         words += ["--sequence-parallel"] if plan.tp.sequence_parallel else []
@@ -52,9 +64,16 @@ def to_megatron(plan: Plan, global_batch: int) -> Exported:
         if plan.pp.schedule == "interleaved":
             words += ["--num-virtual-stages-per-pipeline-rank", plan.pp.virtual]
         elif plan.pp.schedule != "1f1b":
-            out.missing.append(f"{plan.pp}: Megatron-LM runs 1f1b and interleaved; exported as 1f1b")
+            out.missing.append(
+                f"{plan.pp}: Megatron-LM runs 1f1b and interleaved; exported as 1f1b"
+            )
     if plan.cp.size > 1:
-        words += ["--context-parallel-size", plan.cp.size, "--cp-comm-type", "p2p" if plan.cp.strategy == "ring" else "a2a"]
+        words += [
+            "--context-parallel-size",
+            plan.cp.size,
+            "--cp-comm-type",
+            "p2p" if plan.cp.strategy == "ring" else "a2a",
+        ]
     if plan.ep > 1:
         words += ["--expert-model-parallel-size", plan.ep]
         if plan.tp.size > 1 and not plan.tp.sequence_parallel:
@@ -63,10 +82,19 @@ def to_megatron(plan: Plan, global_batch: int) -> Exported:
             )
     words += _megatron_data(plan, out)
     if plan.remat == "full":
-        words += ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", 1]
+        words += [
+            "--recompute-granularity",
+            "full",
+            "--recompute-method",
+            "uniform",
+            "--recompute-num-layers",
+            1,
+        ]
     elif plan.remat == "selective":
         words += ["--recompute-granularity", "selective"]
-        out.missing.append("remat:selective: Megatron-LM recomputes attention only, plait also norms and activations")
+        out.missing.append(
+            "remat:selective: Megatron-LM recomputes attention only, plait also norms and activations"
+        )
     words += ["--bf16"] if plan.precision == "bf16" else []
     if plan.precision == "float64":
         out.missing.append("precision:float64: Megatron-LM trains in float32, fp16, bf16 or fp8")
@@ -77,7 +105,8 @@ def to_megatron(plan: Plan, global_batch: int) -> Exported:
 
 
 def _megatron_data(plan: Plan, out: Exported) -> list[Any]:
-    strategy, words = plan.dp.strategy, list[Any]()
+    strategy = plan.dp.strategy
+    words = list[Any]()
     if strategy == "zero1":
         words = ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"]
         if plan.dp.replicate > 1:
@@ -88,14 +117,18 @@ def _megatron_data(plan: Plan, out: Exported) -> list[Any]:
         if plan.dp.replicate > 1:
             words += ["--num-distributed-optimizer-instances", plan.dp.replicate]
     elif strategy != "allreduce":
-        out.missing.append(f"{plan.dp}: Megatron-LM reduces by all-reduce or shards; exported as all-reduce")
+        out.missing.append(
+            f"{plan.dp}: Megatron-LM reduces by all-reduce or shards; exported as all-reduce"
+        )
     if plan.dp.offload:
         words += ["--optimizer-cpu-offload"]
     return words
 
 
 def to_deepspeed(plan: Plan, global_batch: int) -> Exported:
-    """A DeepSpeed configuration; its pipeline and tensor degrees are set in code, not in the file."""
+    """A DeepSpeed configuration; its pipeline and tensor degrees are set in code, not in the
+    file.
+    """
     out = Exported("deepspeed")
     config: dict[str, Any] = {
         "train_batch_size": global_batch,
@@ -106,15 +139,26 @@ def to_deepspeed(plan: Plan, global_batch: int) -> Exported:
         **_deepspeed_layers(plan, out),
     }
     if plan.remat != "none":
-        config["activation_checkpointing"] = {"partition_activations": False, "contiguous_memory_optimization": False}
-        out.missing.append(f"remat:{plan.remat}: call deepspeed.checkpointing.checkpoint around each block in the model's code")
+        config["activation_checkpointing"] = {
+            "partition_activations": False,
+            "contiguous_memory_optimization": False,
+        }
+        out.missing.append(
+            f"remat:{plan.remat}: call deepspeed.checkpointing.checkpoint around each block in the model's code"
+        )
     if plan.pp.size > 1:
-        out.missing.append(f"{plan.pp}: pass num_stages={plan.pp.size} to PipelineModule; DeepSpeed runs 1f1b only")
+        out.missing.append(
+            f"{plan.pp}: pass num_stages={plan.pp.size} to PipelineModule; DeepSpeed runs 1f1b only"
+        )
     if plan.precision == "float64":
-        out.missing.append("precision:float64: DeepSpeed trains in float32, fp16 or bf16; exported as float32")
+        out.missing.append(
+            "precision:float64: DeepSpeed trains in float32, fp16 or bf16; exported as float32"
+        )
     if plan.compile:
         config["compile"] = {"deepcompile": False}
-        out.missing.append("compile: call engine.compile() in the code; the file only says with which compiler")
+        out.missing.append(
+            "compile: call engine.compile() in the code; the file only says with which compiler"
+        )
     out.text = json.dumps(config, indent=2)
     return out
 
@@ -126,13 +170,19 @@ def _deepspeed_zero(plan: Plan, out: Exported) -> dict[str, Any]:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     if plan.dp.replicate > 1 and stage == 3:
         zero["zero_hpz_partition_size"] = plan.dp.shard
-        out.missing.append(f"{plan.dp}: DeepSpeed's hpZ keeps weights twice and shards states over all ranks")
+        out.missing.append(
+            f"{plan.dp}: DeepSpeed's hpZ keeps weights twice and shards states over all ranks"
+        )
     elif plan.dp.replicate > 1:
         out.missing.append(f"{plan.dp}: DeepSpeed cannot replicate groups of ZeRO-{stage}")
     if stage == 0 and plan.dp.strategy != "allreduce":
-        out.missing.append(f"{plan.dp}: DeepSpeed has no {plan.dp.strategy}; exported as all-reduce")
+        out.missing.append(
+            f"{plan.dp}: DeepSpeed has no {plan.dp.strategy}; exported as all-reduce"
+        )
     if plan.pp.size > 1 and stage > 1:
-        out.missing.append(f"{plan.dp} with {plan.pp}: DeepSpeed refuses ZeRO-{stage} with pipelines")
+        out.missing.append(
+            f"{plan.dp} with {plan.pp}: DeepSpeed refuses ZeRO-{stage} with pipelines"
+        )
     return zero
 
 
@@ -146,7 +196,9 @@ def _deepspeed_layers(plan: Plan, out: Exported) -> dict[str, Any]:
         config["sequence_parallel_size"] = plan.cp.size
     elif plan.cp.size > 1:
         out.other_ranks = True
-        out.missing.append(f"{plan.cp}: DeepSpeed splits sequences by Ulysses, not by a ring; choose cp{plan.cp.size}:ulysses")
+        out.missing.append(
+            f"{plan.cp}: DeepSpeed splits sequences by Ulysses, not by a ring; choose cp{plan.cp.size}:ulysses"
+        )
     if plan.ep > 1:
         out.missing.append(f"ep{plan.ep}: pass ep_size={plan.ep} to deepspeed.moe.layer.MoE")
     return config
@@ -188,13 +240,21 @@ def to_torchtitan(plan: Plan, global_batch: int) -> Exported:
         if plan.pp.schedule not in schedules:
             out.missing.append(f"{plan.pp}: torchtitan has no {plan.pp.schedule}; exported as 1F1B")
         if plan.pp.schedule == "interleaved" and plan.pp.virtual != 2:
-            lines.append(f"# two stages a rank without pipeline_parallel_layers_per_stage = layers / {plan.pp.num_stages}")
+            lines.append(
+                f"# two stages a rank without pipeline_parallel_layers_per_stage = layers / {plan.pp.num_stages}"
+            )
         if plan.pp.schedule == "zb-h1":
-            out.missing.append(f"{plan.pp}: torch's zero bubble is interleaved, with two stages a rank")
+            out.missing.append(
+                f"{plan.pp}: torch's zero bubble is interleaved, with two stages a rank"
+            )
     if plan.tp.size > 1 and not plan.tp.sequence_parallel and plan.tp.mode == "1d":
-        out.missing.append(f"{plan.tp}: torchtitan's tensor parallel always comes with sequence parallel")
+        out.missing.append(
+            f"{plan.tp}: torchtitan's tensor parallel always comes with sequence parallel"
+        )
     if plan.dp.strategy in {"zero1", "zero2"}:
-        out.missing.append(f"{plan.dp}: torchtitan shards all (FSDP2) or nothing (DDP); exported as DDP")
+        out.missing.append(
+            f"{plan.dp}: torchtitan shards all (FSDP2) or nothing (DDP); exported as DDP"
+        )
     elif plan.dp.strategy not in {"allreduce", "zero3"}:
         out.missing.append(f"{plan.dp}: torchtitan has no {plan.dp.strategy}; exported as DDP")
     if plan.dp.offload:
@@ -205,9 +265,13 @@ def to_torchtitan(plan: Plan, global_batch: int) -> Exported:
         )
         out.missing.append(f"{plan.dp}: {whole}")
     if replicate > 1 and shard == 1 and plan.world_size > plan.dp.size:
-        out.missing.append(f"{plan.dp}: torchtitan's DDP goes with no other axis; choose dp{plan.dp.size}:zero3")
+        out.missing.append(
+            f"{plan.dp}: torchtitan's DDP goes with no other axis; choose dp{plan.dp.size}:zero3"
+        )
     if plan.precision == "float64":
-        out.missing.append("precision:float64: torchtitan trains in float32 or bfloat16; exported as float32")
+        out.missing.append(
+            "precision:float64: torchtitan trains in float32 or bfloat16; exported as float32"
+        )
     if plan.cp.strategy == "ulysses" and plan.cp.size > 1:
         out.missing.append(f"{plan.cp}: torchtitan's context parallel is a ring")
     modes = {"none": "none", "full": "full", "selective": "selective"}

@@ -8,9 +8,13 @@ from plait.cost.records import Estimate
 
 
 def pareto_front(estimates: Sequence[Estimate]) -> list[Estimate]:
-    """Those estimates that are not worse in all of step time, peak memory and price of a token, fastest first."""
+    """Those estimates that are not worse in all of step time, peak memory and price of a token,
+    fastest first.
+    """
     front: list[Estimate] = []
-    for one in sorted(estimates, key=lambda estimate: (estimate.step_seconds, estimate.memory.total)):
+    for one in sorted(
+        estimates, key=lambda estimate: (estimate.step_seconds, estimate.memory.total)
+    ):
         if not any(_beats(other, one) for other in front):
             front.append(one)
     return front

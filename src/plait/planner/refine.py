@@ -1,7 +1,7 @@
 """Climb from the best plans of a search to better ones, one change at a time, until none is left.
 
-The search looks at few micro-batches, schedules and data strategies of many ways to split; here every one of them is tried
-beside a winner, and each factor of one axis is moved to another.
+The search looks at few micro-batches, schedules and data strategies of many ways to split; here
+every one of them is tried beside a winner, and each factor of one axis is moved to another.
 """
 
 from __future__ import annotations
@@ -15,7 +15,15 @@ from plait.cost.quick import Guess, quick
 from plait.cost.records import Estimate, Job
 from plait.cost.step import estimate_job
 from plait.errors import PlanError
-from plait.plan import ContextAxis, DataAxis, PipelineAxis, Plan, TensorAxis, check_batch, check_config
+from plait.plan import (
+    ContextAxis,
+    DataAxis,
+    PipelineAxis,
+    Plan,
+    TensorAxis,
+    check_batch,
+    check_config,
+)
 from plait.plan.axes import REMATS, PipelineSchedule
 from plait.planner.search import Settings, cheapest_that_fits, replay_work, score
 from plait.planner.space import divisors
@@ -26,8 +34,18 @@ ROUNDS = 8
 TRIED = 10
 """Full estimates of a round: the neighbours that promise most."""
 MOST_WORK = 100_000
-"""Replaying the schedules of very long pipelines takes seconds: so many micro-batches on stages in all."""
-SCHEDULES: tuple[PipelineSchedule, ...] = ("1f1b", "zb-h1", "zb-h2", "zbv", "v-half", "v-min", "dualpipev")
+"""Replaying the schedules of very long pipelines takes seconds: so many micro-batches on stages in
+all.
+"""
+SCHEDULES: tuple[PipelineSchedule, ...] = (
+    "1f1b",
+    "zb-h1",
+    "zb-h2",
+    "zbv",
+    "v-half",
+    "v-min",
+    "dualpipev",
+)
 MOST_VIRTUAL = 16
 AXES = ("tp", "pp", "cp", "dp")
 
@@ -48,7 +66,9 @@ class Climb:
         self.seen.update({one.plan: one for one in starts})
         ways: dict[tuple[int, ...], Estimate] = {}
         for one in starts:
-            ways.setdefault((one.plan.tp.size, one.plan.pp.size, one.plan.cp.size, one.plan.ep), one)
+            ways.setdefault(
+                (one.plan.tp.size, one.plan.pp.size, one.plan.cp.size, one.plan.ep), one
+            )
         for start in list(ways.values())[:STARTS]:
             self._climb(start)
         return sorted((one for one in self.seen.values() if one.fits), key=self._score)
@@ -59,13 +79,22 @@ class Climb:
 
     def _climb(self, current: Estimate) -> None:
         for _ in range(ROUNDS):
-            guesses = [guess for plan in self._neighbours(current.plan) if (guess := self._guess(plan)) is not None]
+            guesses = [
+                guess
+                for plan in self._neighbours(current.plan)
+                if (guess := self._guess(plan)) is not None
+            ]
             guesses.sort(key=lambda guess: score(guess, self.settings.objective))
             plans = [guess.plan for guess in guesses[:TRIED]]
-            # Closed forms know nothing of uneven stages: every other schedule of the same plan is replayed.
+            # Closed forms know nothing of uneven stages: every other schedule of the same plan is
+            # replayed.
             pipelines = _pipelines(current.plan.pp.size, self.job.model.num_repeated)
             plans += self._valid(replace(current.plan, pp=pipeline) for pipeline in pipelines)
-            best = min((self._estimate(plan) for plan in plans if self._can_afford(plan)), key=self._fit_score, default=current)
+            best = min(
+                (self._estimate(plan) for plan in plans if self._can_afford(plan)),
+                key=self._fit_score,
+                default=current,
+            )
             if self._fit_score(best) >= self._score(current) * (1 - 1e-6):
                 return
             current = best
@@ -90,16 +119,35 @@ class Climb:
         return guess if guess.memory_bytes <= usable_bytes(self.machine, plan) else None
 
     def _neighbours(self, plan: Plan) -> Iterator[Plan]:
-        """The plans that differ in one thing, and those of other micro-batches, schedules and degrees as they fit best."""
+        """The plans that differ in one thing, and those of other micro-batches, schedules and
+        degrees as they fit best.
+        """
         model = self.job.model
         yield from self._valid(replace(plan, remat=remat) for remat in REMATS)
         yield from self._valid(replace(plan, dp=data) for data in self._data(plan))
         share = self.job.global_batch // plan.dp.size
-        counts = {m for one in divisors(max(1, share)) for m in (one, plan.micro_batches * 2, plan.micro_batches + 1)}
-        others = [replace(plan, micro_batches=count) for count in sorted(counts | {max(1, plan.micro_batches - 1)})]
-        others += [replace(plan, pp=pipeline) for pipeline in _pipelines(plan.pp.size, model.num_repeated)]
-        others += [replace(plan, cp=ContextAxis(plan.cp.size, word)) for word in ("ring", "ulysses") if plan.cp.size > 1]
-        others += [replace(plan, ep=ep) for ep in divisors(plan.dp.size * plan.cp.size) if model.num_experts % ep == 0]
+        counts = {
+            m
+            for one in divisors(max(1, share))
+            for m in (one, plan.micro_batches * 2, plan.micro_batches + 1)
+        }
+        others = [
+            replace(plan, micro_batches=count)
+            for count in sorted(counts | {max(1, plan.micro_batches - 1)})
+        ]
+        others += [
+            replace(plan, pp=pipeline) for pipeline in _pipelines(plan.pp.size, model.num_repeated)
+        ]
+        others += [
+            replace(plan, cp=ContextAxis(plan.cp.size, word))
+            for word in ("ring", "ulysses")
+            if plan.cp.size > 1
+        ]
+        others += [
+            replace(plan, ep=ep)
+            for ep in divisors(plan.dp.size * plan.cp.size)
+            if model.num_experts % ep == 0
+        ]
         for other in self._valid([*others, *_moved(plan)]):
             guess, _ = cheapest_that_fits(self.job, self.machine, other, self.settings)
             if guess is not None:
@@ -124,15 +172,24 @@ class Climb:
                 check_config(plan, self.job.model.sizes)
             except PlanError:
                 continue
-            few = plan.pp.schedule == "dualpipev" and (plan.micro_batches < 2 * plan.pp.size or plan.micro_batches % 2)
-            if plan.pp.num_stages <= self.job.model.num_blocks and self.settings.allows(plan) and not few:
+            few = plan.pp.schedule == "dualpipev" and (
+                plan.micro_batches < 2 * plan.pp.size or plan.micro_batches % 2
+            )
+            if (
+                plan.pp.num_stages <= self.job.model.num_blocks
+                and self.settings.allows(plan)
+                and not few
+            ):
                 yield plan
 
 
 def _pipelines(size: int, layers: int) -> Iterator[PipelineAxis]:
     if size > 1:
         yield from (PipelineAxis(size, name) for name in SCHEDULES)
-        yield from (PipelineAxis(size, "interleaved", v) for v in range(2, min(MOST_VIRTUAL, layers // size) + 1))
+        yield from (
+            PipelineAxis(size, "interleaved", v)
+            for v in range(2, min(MOST_VIRTUAL, layers // size) + 1)
+        )
 
 
 def _moved(plan: Plan) -> Iterator[Plan]:
@@ -144,14 +201,22 @@ def _moved(plan: Plan) -> Iterator[Plan]:
         factor = next((d for d in divisors(sizes[source]) if d > 1), 1)
         for target in AXES:
             if factor > 1 and target != source:
-                moved = _resized(plan, {**sizes, source: sizes[source] // factor, target: sizes[target] * factor})
+                moved = _resized(
+                    plan, {**sizes, source: sizes[source] // factor, target: sizes[target] * factor}
+                )
                 yield moved
-                if moved.dp.size != plan.dp.size:  # and with micro-batches of as many samples as before
-                    yield replace(moved, micro_batches=max(1, plan.micro_batches * plan.dp.size // moved.dp.size))
+                if (
+                    moved.dp.size != plan.dp.size
+                ):  # and with micro-batches of as many samples as before
+                    yield replace(
+                        moved,
+                        micro_batches=max(1, plan.micro_batches * plan.dp.size // moved.dp.size),
+                    )
 
 
 def _resized(plan: Plan, sizes: dict[str, int]) -> Plan:
-    pp, cp = sizes["pp"], sizes["cp"]
+    pp = sizes["pp"]
+    cp = sizes["cp"]
     sequence = sizes["tp"] > 1 and (plan.tp.sequence_parallel or plan.tp.size == 1)
     return replace(
         plan,

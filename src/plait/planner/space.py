@@ -1,7 +1,7 @@
 """Every plan that could be: degrees of the axes first, then what can vary within them.
 
-Degrees decide which ranks exist and are few; the options within them (micro-batch, schedule, ZeRO stage, recomputation) are
-many and are only opened for degrees that can still win.
+Degrees decide which ranks exist and are few; the options within them (micro-batch, schedule, ZeRO
+stage, recomputation) are many and are only opened for degrees that can still win.
 """
 
 from __future__ import annotations
@@ -40,9 +40,12 @@ class Degrees:
         return " ".join([*terms, f"dp{self.dp}"])
 
 
-def degrees(model: Model, num_devices: int, global_batch: int, node: int, *, sequence: bool = True) -> Iterator[Degrees]:
-    """All degrees whose product is `num_devices` and that the model and the batch divide by. `sequence`: 1D tensor axes come
-    with sequence parallelism."""
+def degrees(
+    model: Model, num_devices: int, global_batch: int, node: int, *, sequence: bool = True
+) -> Iterator[Degrees]:
+    """All degrees whose product is `num_devices` and that the model and the batch divide by.
+    `sequence`: 1D tensor axes come with sequence parallelism.
+    """
     for tensor in tensor_axes(num_devices, node, sequence and model.seq_len > 1):
         if not divides(model, tensor):
             continue
@@ -59,7 +62,9 @@ def degrees(model: Model, num_devices: int, global_batch: int, node: int, *, seq
 
 
 def tensor_axes(num_devices: int, node: int, sequence: bool) -> Iterator[TensorAxis]:
-    """1D up to twice a node, with sequence parallelism or without; squares, cubes and 2.5D grids where they are grids."""
+    """1D up to twice a node, with sequence parallelism or without; squares, cubes and 2.5D grids
+    where they are grids.
+    """
     for size in divisors(num_devices):
         if size > min(MAX_TENSOR, max(2 * node, 8)):
             return
@@ -82,7 +87,11 @@ def context_axes(model: Model, rest: int, tensor: TensorAxis) -> Iterator[Contex
             continue
         yield ContextAxis(size, "ring")
         heads = model.num_heads // tensor.size
-        if heads % size == 0 and (model.num_kv_heads // tensor.size) % size == 0 and tensor.mode == "1d":
+        if (
+            heads % size == 0
+            and (model.num_kv_heads // tensor.size) % size == 0
+            and tensor.mode == "1d"
+        ):
             yield ContextAxis(size, "ulysses")
 
 
@@ -120,7 +129,9 @@ def micro_batch_counts(global_batch: int, dp: int, pp: int, seq_len: int = MAX_T
 
 
 def schedules(model: Model, pp: int, micro_batches: int) -> Iterator[PipelineAxis]:
-    """Schedules beyond 1F1B that are worth a look, interleaved over the divisors of a stage's layers."""
+    """Schedules beyond 1F1B that are worth a look, interleaved over the divisors of a stage's
+    layers.
+    """
     layers = model.num_repeated // pp
     for virtual in (2, 3, 4, 6, 8, 12, 16):
         if micro_batches % pp == 0 and virtual <= layers and virtual * pp <= model.num_repeated:
@@ -132,10 +143,16 @@ def schedules(model: Model, pp: int, micro_batches: int) -> Iterator[PipelineAxi
                 yield PipelineAxis(pp, name)
 
 
-def data_axes(dp: int, cp: int, offered: Container[str], node_ranks: int, *, offloads: bool) -> Iterator[DataAxis]:
-    """The data strategies that are offered, in the order of their cost: each is tried only when those before it do not fit.
-    The ranks of a context axis hold the same weights and share them as those of the data axis do."""
-    axes = [DataAxis(dp)] if dp == 1 or "zero1" not in offered else []  # ZeRO-1 sends as much and holds less
+def data_axes(
+    dp: int, cp: int, offered: Container[str], node_ranks: int, *, offloads: bool
+) -> Iterator[DataAxis]:
+    """The data strategies that are offered, in the order of their cost: each is tried only when
+    those before it do not fit. The ranks of a context axis hold the same weights and share them as
+    those of the data axis do.
+    """
+    axes = (
+        [DataAxis(dp)] if dp == 1 or "zero1" not in offered else []
+    )  # ZeRO-1 sends as much and holds less
     if dp * cp > 1:
         axes += [DataAxis(dp, "zero1"), DataAxis(dp, "zero2")]
         if 1 < node_ranks < dp and dp % node_ranks == 0:

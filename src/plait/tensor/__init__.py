@@ -1,6 +1,8 @@
-"""Split a layer: 1D (with sequence parallel), 2D, 2.5D and 3D, four interpreters of one table of roles.
+"""Split a layer: 1D (with sequence parallel), 2D, 2.5D and 3D, four interpreters of one table of
+roles.
 
-`apply` replaces a model's modules in place by their parallel forms; the names of modules and parameters stay.
+`apply` replaces a model's modules in place by their parallel forms; the names of modules and
+parameters stay.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""`apply`: a table of roles, a model and a grid of ranks -> the model's modules replaced by their parallel forms.
+"""`apply`: a table of roles, a model and a grid of ranks -> the model's modules replaced by their
+parallel forms.
 
-In place and under the same names, so that units, checkpoints and proofs see the parameters they know. Works on meta models:
-what is made here has local shapes and no memory; values are cut from whole ones by `Placement.cut`.
+In place and under the same names, so that units, checkpoints and proofs see the parameters they
+know. Works on meta models: what is made here has local shapes and no memory; values are cut from
+whole ones by `Placement.cut`.
 """
 
 from __future__ import annotations
@@ -28,18 +30,25 @@ from plait.tensor.three_d import three_d
 from plait.tensor.two_and_half_d import two_and_half_d
 from plait.tensor.two_d import two_d
 
-MODES: dict[str, Callable[[TensorGroup], Mode]] = {"2d": two_d, "2.5d": two_and_half_d, "3d": three_d}
+MODES: dict[str, Callable[[TensorGroup], Mode]] = {
+    "2d": two_d,
+    "2.5d": two_and_half_d,
+    "3d": three_d,
+}
 
 
 def apply(model: nn.Module, roles: Mapping[str, str], group: TensorGroup) -> TensorSplit:
     """Split `model` in place. Collective: it makes the axes of the mode.
 
     Raises:
-        ModelError: the table does not fit the model, or the sizes do not divide by the grid; nothing is changed then.
+        ModelError: the table does not fit the model, or the sizes do not divide by the grid;
+        nothing is changed then.
     """
     found = match(model, roles)
     has_sequence = "embedding" in found.values()
-    mode = one_d(group, has_sequence=has_sequence) if group.mode == "1d" else MODES[group.mode](group)
+    mode = (
+        one_d(group, has_sequence=has_sequence) if group.mode == "1d" else MODES[group.mode](group)
+    )
     check_sizes(model, found, mode, str(group))
     splitter = _Splitter(model, found, mode, group)
     splitter.run_all()
@@ -67,12 +76,21 @@ class _Local:
 class _Splitter:
     """Replaces the modules of one model."""
 
-    def __init__(self, model: nn.Module, found: Mapping[str, str], mode: Mode, group: TensorGroup) -> None:
-        self._model, self._found, self._mode, self._group = model, found, mode, group
+    def __init__(
+        self, model: nn.Module, found: Mapping[str, str], mode: Mode, group: TensorGroup
+    ) -> None:
+        self._model = model
+        self._found = found
+        self._mode = mode
+        self._group = group
         self.run = Run(mode.residual, products=group.products)
-        self._local: dict[int, _Local] = {}  # by the whole parameter, so that tied parameters stay tied
+        self._local: dict[
+            int, _Local
+        ] = {}  # by the whole parameter, so that tied parameters stay tied
         self.originals = {
-            name: module for name, module in model.named_modules() if next(module.parameters(recurse=False), None) is not None
+            name: module
+            for name, module in model.named_modules()
+            if next(module.parameters(recurse=False), None) is not None
         }
         self._regions = [name for name, role in found.items() if role == "region"]
 
@@ -81,7 +99,12 @@ class _Splitter:
         for name, module in list(self._model.named_modules()):
             role = self._found.get(name)
             if role is not None:
-                self._replace(name, getattr(self, f"_{'linear' if role in self._mode.linear else role}")(name, module))
+                self._replace(
+                    name,
+                    getattr(self, f"_{'linear' if role in self._mode.linear else role}")(
+                        name, module
+                    ),
+                )
             elif type(module) is nn.Dropout and module.p > 0:
                 self._replace(name, layers.Dropout(module.p, self.run))
 
@@ -98,33 +121,47 @@ class _Splitter:
     def _give(self, module: nn.Module, original: nn.Module, cuts: Mapping[str, Placement]) -> None:
         """Register the local parameters of a module, None where the original has none."""
         for key, param in original._parameters.items():
-            module.register_parameter(key, None if param is None else self._localise(key, param, cuts[key]))
+            module.register_parameter(
+                key, None if param is None else self._localise(key, param, cuts[key])
+            )
 
     def _localise(self, key: str, param: nn.Parameter, placement: Placement) -> nn.Parameter:
         known = self._local.get(id(param))
         if known is None:
-            data = torch.zeros((), dtype=param.dtype, device=param.device).expand(placement.local_shape)
+            data = torch.zeros((), dtype=param.dtype, device=param.device).expand(
+                placement.local_shape
+            )
             known = _Local(nn.Parameter(data, requires_grad=param.requires_grad), placement)
             self._local[id(param)] = known
         if known.placement.box != placement.box:
             owners = [
-                name for name, module in self.originals.items() if any(one is param for one in module._parameters.values())
+                name
+                for name, module in self.originals.items()
+                if any(one is param for one in module._parameters.values())
             ]
             roles = " and ".join(f"'{name}' ({self._found.get(name, 'none')})" for name in owners)
-            raise ModelError(f"{roles} share a {key} of shape {placement.shape}, and their roles cut it in two ways")
+            raise ModelError(
+                f"{roles} share a {key} of shape {placement.shape}, and their roles cut it in two ways"
+            )
         return known.param
 
-    def _place(self, param: Tensor, cuts: list[Cut], partial: Cut, fused: dict[int, int] | None = None) -> Placement:
+    def _place(
+        self, param: Tensor, cuts: list[Cut], partial: Cut, fused: dict[int, int] | None = None
+    ) -> Placement:
         return place(param.shape, cuts, self._group, fused=fused, partial=partial)
 
-    # -- one method a role ----------------------------------------------------------------------------------------
+    # -- one method a role
+    # ----------------------------------------------------------------------------------------
 
     def _linear(self, name: str, module: nn.Module) -> nn.Module:
         role = self._found[name]
         rule = self._rule(name, role)
-        transposed, number = is_transposed(module), FUSED.get(role, 1)
+        transposed = is_transposed(module)
+        number = FUSED.get(role, 1)
         out, into = linear_shape(module, name)
-        made = layers.ParallelLinear(rule, self.run, into, transposed=transposed, label=f"'{name}' ({role})")
+        made = layers.ParallelLinear(
+            rule, self.run, into, transposed=transposed, label=f"'{name}' ({role})"
+        )
         cuts: list[Cut] = [rule.into, rule.out] if transposed else [rule.out, rule.into]
         weight = module._parameters["weight"]
         assert weight is not None
@@ -134,7 +171,10 @@ class _Splitter:
             placements["bias"] = self._place(bias, [bias_cut], rule.target.different, {0: number})
         self._give(made, module, placements)
         if number > 1:
-            self._fit_parent(name, out // number // (1 if rule.target.features is None else rule.target.features.size))
+            self._fit_parent(
+                name,
+                out // number // (1 if rule.target.features is None else rule.target.features.size),
+            )
         return made
 
     def _rule(self, name: str, role: str) -> LinearRule:
@@ -150,38 +190,70 @@ class _Splitter:
             parent.split_size = size  # type: ignore[assignment]
 
     def _embedding(self, name: str, module: nn.Module) -> nn.Module:
-        if not isinstance(module, nn.Embedding) or module.max_norm is not None or module.scale_grad_by_freq:
+        if (
+            not isinstance(module, nn.Embedding)
+            or module.max_norm is not None
+            or module.scale_grad_by_freq
+        ):
             raise ModelError(
                 f"'{name}' has the role embedding; it must be an nn.Embedding without max_norm or scale_grad_by_freq"
             )
-        scale = getattr(module, "scale", None) if type(module).__name__ == "ScaledEmbedding" else None
+        scale = (
+            getattr(module, "scale", None) if type(module).__name__ == "ScaledEmbedding" else None
+        )
         if type(module).forward is not nn.Embedding.forward and scale is None:
-            raise ModelError(f"'{name}' is a {type(module).__name__} with a forward of its own, which cannot be split")
+            raise ModelError(
+                f"'{name}' is a {type(module).__name__} with a forward of its own, which cannot be split"
+            )
         rule = self._mode.embedding
-        made = layers.ParallelEmbedding(rule, self.run, self._mode.residual, module.padding_idx, scale=scale)
-        self._give(made, module, {"weight": self._place(module.weight, [rule.vocabulary, rule.features], rule.partial)})
+        made = layers.ParallelEmbedding(
+            rule, self.run, self._mode.residual, module.padding_idx, scale=scale
+        )
+        self._give(
+            made,
+            module,
+            {"weight": self._place(module.weight, [rule.vocabulary, rule.features], rule.partial)},
+        )
         return made
 
     def _position(self, name: str, module: nn.Module) -> nn.Module:
-        """Its parameters [..., features] are cut as the residual stream is; its code sees the part it computes."""
+        """Its parameters [..., features] are cut as the residual stream is; its code sees the part
+        it computes.
+        """
         stream = self._mode.residual
         if not module._parameters:
             return module
-        made = self._alike(module, () if stream.features is None else (stream.features,), stream.different)
+        made = self._alike(
+            module, () if stream.features is None else (stream.features,), stream.different
+        )
         if stream.sequence is not None and stream.sequence.size > 1:
             if type(module).forward is nn.Embedding.forward:
                 made.register_forward_hook(layers.own_positions(stream.sequence))
             else:
-                made.register_forward_pre_hook(layers.with_positions(stream.sequence), with_kwargs=True)
+                made.register_forward_pre_hook(
+                    layers.with_positions(stream.sequence), with_kwargs=True
+                )
         return made
 
     def _alike(self, module: nn.Module, features: Cut, partial: Cut) -> nn.Module:
         """The same module over local parameters, their last dimension cut."""
         made = copy.copy(module)
-        for table in ("_parameters", "_forward_hooks", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"):
+        for table in (
+            "_parameters",
+            "_forward_hooks",
+            "_forward_pre_hooks",
+            "_forward_pre_hooks_with_kwargs",
+        ):
             setattr(made, table, type(getattr(module, table))(getattr(module, table)))
         given = {key: param for key, param in module._parameters.items() if param is not None}
-        self._give(made, module, {k: self._place(p, [()] * (p.dim() - 1) + [features], partial) for k, p in given.items()})
+        self._give(
+            made,
+            module,
+            {
+                k: self._place(p, [()] * (p.dim() - 1) + [features], partial)
+                for k, p in given.items()
+            },
+        )
         return made
 
     def _norm(self, name: str, module: nn.Module) -> nn.Module:
@@ -197,20 +269,32 @@ class _Splitter:
         offset = float(getattr(module, "offset", 0.0))
         made = layers.ParallelNorm(stream.features, module.eps, centered=centered, offset=offset)  # type: ignore[arg-type]
         params = {key: param for key, param in module._parameters.items() if param is not None}
-        self._give(made, module, {k: self._place(p, [(stream.features,)], stream.different) for k, p in params.items()})
+        self._give(
+            made,
+            module,
+            {k: self._place(p, [(stream.features,)], stream.different) for k, p in params.items()},
+        )
         if "bias" not in module._parameters:
             made.register_parameter("bias", None)
         return made
 
     def _last_norm(self, name: str, module: nn.Module) -> nn.Module:
-        """A norm after which the code counts on the whole sequence: gather it there, and not in the head."""
-        made, axis, run = self._norm(name, module), self._mode.residual.sequence, self.run
+        """A norm after which the code counts on the whole sequence: gather it there, and not in the
+        head.
+        """
+        made = self._norm(name, module)
+        axis = self._mode.residual.sequence
+        run = self.run
         if axis is not None and axis.size > 1:
-            made.register_forward_hook(lambda module, args, y: run.enter(y, axis, Sharded(1), REPLICATED))
+            made.register_forward_hook(
+                lambda module, args, y: run.enter(y, axis, Sharded(1), REPLICATED)
+            )
         return made
 
     def _head_norm(self, name: str, module: nn.Module) -> nn.Module:
-        """Between column and row, on each head's features: every rank has other heads or other samples."""
+        """Between column and row, on each head's features: every rank has other heads or other
+        samples.
+        """
         return self._alike(module, (), (self._group.axis("tp"),))
 
     def _replicated(self, name: str, module: nn.Module) -> nn.Module:
@@ -227,23 +311,37 @@ class _Splitter:
             )
         whole = layers.Whole(stream.features, self.run, module)
         params = {key: param for key, param in module._parameters.items() if param is not None}
-        self._give(whole, module, {k: self._place(p, [()] * p.dim(), stream.different) for k, p in params.items()})
+        self._give(
+            whole,
+            module,
+            {k: self._place(p, [()] * p.dim(), stream.different) for k, p in params.items()},
+        )
         if "bias" not in whole._parameters:
             whole.register_parameter("bias", None)
         return whole
 
     def _router(self, name: str, module: nn.Module) -> nn.Module:
-        """Every rank routes all tokens, alike; where they are in parts between layers, they are gathered at the door."""
-        mixture, axis = self._model.get_submodule(name.rpartition(".")[0]), self._mode.residual.sequence
-        if axis is not None and self._mode.residual == Stream(sequence=axis) and hasattr(mixture, "enter"):
+        """Every rank routes all tokens, alike; where they are in parts between layers, they are
+        gathered at the door.
+        """
+        mixture = self._model.get_submodule(name.rpartition(".")[0])
+        axis = self._mode.residual.sequence
+        if (
+            axis is not None
+            and self._mode.residual == Stream(sequence=axis)
+            and hasattr(mixture, "enter")
+        ):
             mixture.enter = lambda x: transition(x, axis, Sharded(1), INVARIANT)  # type: ignore[assignment]
             mixture.leave = lambda y: transition(y, axis, INVARIANT, Sharded(1))  # type: ignore[assignment]
         elif self._mode.residual != Stream():
-            raise NotAvailable(f"{self._group} cuts the tokens or features that '{name}' routes; experts run under tpN:1d")
+            raise NotAvailable(
+                f"{self._group} cuts the tokens or features that '{name}' routes; experts run under tpN:1d"
+            )
         return self._alike(module, (), ())
 
     def _experts(self, name: str, module: nn.Module) -> nn.Module:
-        """`gate` and `up` [experts, out, in] are cut as a column, `down` as a row: each expert on all ranks, a part on each.
+        """`gate` and `up` [experts, out, in] are cut as a column, `down` as a row: each expert on
+        all ranks, a part on each.
 
         `gate_up_proj` is gate and up in one.
         """
@@ -253,10 +351,18 @@ class _Splitter:
             setattr(made, table, type(getattr(module, table))(getattr(module, table)))
         given = {key: param for key, param in module._parameters.items() if param is not None}
         rows = [key for key in given if key.startswith("down")]
-        cuts: dict[str, list[Cut]] = {key: [(), (), (tp,)] if key in rows else [(), (tp,), ()] for key in given}
+        cuts: dict[str, list[Cut]] = {
+            key: [(), (), (tp,)] if key in rows else [(), (tp,), ()] for key in given
+        }
         fused = {key: {1: 2} if key == "gate_up_proj" else None for key in given}
-        self._give(made, module, {key: self._place(param, cuts[key], (), fused[key]) for key, param in given.items()})
-        made.register_forward_pre_hook(lambda _, args: (transition(args[0], tp, INVARIANT, REPLICATED), *args[1:]))
+        self._give(
+            made,
+            module,
+            {key: self._place(param, cuts[key], (), fused[key]) for key, param in given.items()},
+        )
+        made.register_forward_pre_hook(
+            lambda _, args: (transition(args[0], tp, INVARIANT, REPLICATED), *args[1:])
+        )
         made.register_forward_hook(lambda _, args, rows: transition(rows, tp, PARTIAL, INVARIANT))
         return made
 
@@ -265,15 +371,24 @@ class _Splitter:
         return layers.AttentionWithDropout(p, self.run) if p > 0 else module
 
     def _region(self, name: str, module: nn.Module) -> nn.Module:
-        """Its code takes the length of the sequence from its input: gather the sequence at its door."""
-        axis, run = self._mode.residual.sequence, self.run
+        """Its code takes the length of the sequence from its input: gather the sequence at its
+        door.
+        """
+        axis = self._mode.residual.sequence
+        run = self.run
         if axis is not None and axis.size > 1:
 
-            def gather(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            def gather(
+                module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+            ) -> tuple[Any, dict[str, Any]]:
                 key = None if args else "hidden_states"
-                whole = run.enter(args[0] if key is None else kwargs[key], axis, Sharded(1), REPLICATED)
+                whole = run.enter(
+                    args[0] if key is None else kwargs[key], axis, Sharded(1), REPLICATED
+                )
                 layers.check_mask(name, kwargs.get("attention_mask"), whole.shape[1])
-                return ((whole, *args[1:]), kwargs) if key is None else (args, {**kwargs, key: whole})
+                return (
+                    ((whole, *args[1:]), kwargs) if key is None else (args, {**kwargs, key: whole})
+                )
 
             module.register_forward_pre_hook(gather, with_kwargs=True)
         return module

@@ -19,7 +19,9 @@ from plait.products import Products
 
 @dataclass(frozen=True)
 class Stream:
-    """Activations [samples, ..., features]: which axis cuts the samples, the sequence (dim 1), the features (last dim)."""
+    """Activations [samples, ..., features]: which axis cuts the samples, the sequence (dim 1), the
+    features (last dim).
+    """
 
     samples: Axis | None = None
     sequence: Axis | None = None
@@ -27,7 +29,9 @@ class Stream:
 
     @property
     def different(self) -> tuple[Axis, ...]:
-        """The axes whose ranks hold other tokens: what they add to the gradient of a shared parameter is a partial sum."""
+        """The axes whose ranks hold other tokens: what they add to the gradient of a shared
+        parameter is a partial sum.
+        """
         return tuple(axis for axis in (self.samples, self.sequence) if axis is not None)
 
     def whole_shape(self, shape: torch.Size, feature_dim: int = -1) -> list[int]:
@@ -65,7 +69,11 @@ class Kept:
 
     def whole(self, shard: Tensor) -> Tensor:
         """The gathered tensor, from its shard as autograd has kept it. Collective."""
-        whole = transition(shard, self.axis, self.source, REPLICATED) if self._whole is None else self._whole
+        whole = (
+            transition(shard, self.axis, self.source, REPLICATED)
+            if self._whole is None
+            else self._whole
+        )
         self.users -= 1
         self._whole = whole if self.users > 0 else None
         return whole
@@ -82,11 +90,12 @@ class How(NamedTuple):
 class Run:
     """What the modules of one model tell each other during a forward.
 
-    `where` is the stream that the last layer left; `num_rows` the samples of the micro-batch under way as one device has them,
-    without those that fill it up (0 before the first, when an example finds the stages); `products` how layers multiply;
-    `choices` counts the products of a grid that streamed and that gathered.
-    `_source` and `_entered` are the last tensor that entered a layer, and what became of it: q, k and v take the same tensor,
-    and one collective serves the three, forward and backward.
+    `where` is the stream that the last layer left; `num_rows` the samples of the micro-batch under
+    way as one device has them, without those that fill it up (0 before the first, when an example
+    finds the stages); `products` how layers multiply; `choices` counts the products of a grid that
+    streamed and that gathered. `_source` and `_entered` are the last tensor that entered a layer,
+    and what became of it: q, k and v take the same tensor, and one collective serves the three,
+    forward and backward.
     """
 
     where: Stream
@@ -124,7 +133,9 @@ class TensorGroup:
     mode: str = "1d"
     sequence_parallel: bool = False
     name: str = ""
-    gather_limit_bytes: int = 64 << 20  # of panels that a product of a grid may gather; beyond, they are streamed
+    gather_limit_bytes: int = (
+        64 << 20
+    )  # of panels that a product of a grid may gather; beyond, they are streamed
     products: Products = field(default_factory=Products)
 
     @property
@@ -137,8 +148,11 @@ class TensorGroup:
         return self.world.axis(name)
 
     def same_coordinates(self, axes: Sequence[Axis]) -> list[int]:
-        """The ranks of the tensor axis, by coordinate, that stand where this one does on each of `axes`."""
-        mesh, own = self.world.mesh, self.world.rank
+        """The ranks of the tensor axis, by coordinate, that stand where this one does on each of
+        `axes`.
+        """
+        mesh = self.world.mesh
+        own = self.world.rank
         names = [tuple(axis.name.split("*")) for axis in axes]
         return [
             rank

@@ -1,4 +1,6 @@
-"""The parallel forms of modules: each computes what its original does, on this rank's parts, under the same parameter names."""
+"""The parallel forms of modules: each computes what its original does, on this rank's parts, under
+the same parameter names.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +21,29 @@ from plait.tensor.vocabulary import look_up
 
 
 class ParallelLinear(nn.Module):
-    """x W^T + b: [..., in] -> [..., out], from the source stream of its rule into the target stream."""
+    """x W^T + b: [..., in] -> [..., out], from the source stream of its rule into the target
+    stream.
+    """
 
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(self, rule: LinearRule, run: Run, in_features: int, *, transposed: bool, label: str) -> None:
+    def __init__(
+        self, rule: LinearRule, run: Run, in_features: int, *, transposed: bool, label: str
+    ) -> None:
         super().__init__()
         self._label = label
-        self._rule, self._run, self._in_features, self._transposed = rule, run, in_features, transposed
+        self._rule = rule
+        self._run = run
+        self._in_features = in_features
+        self._transposed = transposed
 
     def forward(self, x: Tensor) -> Tensor:
         """Whole features (of raw data, or of a replicated layer) are cut first."""
         rule = self._rule
-        own = self._in_features // (1 if rule.source.features is None else rule.source.features.size)
+        own = self._in_features // (
+            1 if rule.source.features is None else rule.source.features.size
+        )
         if x.shape[-1] not in (own, self._in_features):
             raise misfit(self._label, x.shape[-1], f"{own}, its part of {self._in_features}")
         x = part_of_features(x, rule.source.features, self._in_features)
@@ -43,7 +54,9 @@ class ParallelLinear(nn.Module):
 
 
 def misfit(label: str, found: int, expected: str) -> ModelError:
-    """A layer whose input is not what its role says: the table of roles is wrong here, or just before."""
+    """A layer whose input is not what its role says: the table of roles is wrong here, or just
+    before.
+    """
     return ModelError(
         f"{label} gets {found} features and expects {expected}: its role, or that of the layer before it, is wrong "
         "(a column is followed by a row; what lies between them has no role or computes each element alone)"
@@ -82,10 +95,19 @@ class ParallelEmbedding(nn.Module):
     weight: Tensor
 
     def __init__(
-        self, rule: EmbeddingRule, run: Run, stream: Stream, padding_index: int | None, *, scale: float | None = None
+        self,
+        rule: EmbeddingRule,
+        run: Run,
+        stream: Stream,
+        padding_index: int | None,
+        *,
+        scale: float | None = None,
     ) -> None:
         super().__init__()
-        self._rule, self._run, self._stream, self._padding_index = rule, run, stream, padding_index
+        self._rule = rule
+        self._run = run
+        self._stream = stream
+        self._padding_index = padding_index
         self._scale = scale
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -98,14 +120,19 @@ class ParallelEmbedding(nn.Module):
 
 
 class ParallelNorm(nn.Module):
-    """Layer norm (`centered`) or RMS norm over features that are cut; the weight is `offset` + the parameter."""
+    """Layer norm (`centered`) or RMS norm over features that are cut; the weight is `offset` + the
+    parameter.
+    """
 
     weight: Tensor | None
     bias: Tensor | None
 
     def __init__(self, axis: Axis, eps: float | None, *, centered: bool, offset: float) -> None:
         super().__init__()
-        self._axis, self._eps, self._centered, self._offset = axis, eps, centered, offset
+        self._axis = axis
+        self._eps = eps
+        self._centered = centered
+        self._offset = offset
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., D / parts] -> the same."""
@@ -121,8 +148,10 @@ class Whole(nn.Linear):
 
     def __init__(self, axis: Axis, run: Run, original: nn.Linear) -> None:
         nn.Module.__init__(self)
-        self.in_features, self.out_features = original.in_features, original.out_features
-        self._axis, self._run = axis, run
+        self.in_features = original.in_features
+        self.out_features = original.out_features
+        self._axis = axis
+        self._run = run
 
     def forward(self, x: Tensor) -> Tensor:
         """Features that are cut are gathered first."""
@@ -133,15 +162,18 @@ class Whole(nn.Linear):
 
 
 class Dropout(nn.Module):
-    """Dropout whose mask is that of one device: the mask of the whole tensor is drawn, alike on each rank, and cut.
+    """Dropout whose mask is that of one device: the mask of the whole tensor is drawn, alike on
+    each rank, and cut.
 
-    It costs the drawing of a whole mask on each rank (bytes of the unsharded activation, for a moment), and makes a run with
-    dropout provable; ranks that hold the same activations drop the same, others differ.
+    It costs the drawing of a whole mask on each rank (bytes of the unsharded activation, for a
+    moment), and makes a run with dropout provable; ranks that hold the same activations drop the
+    same, others differ.
     """
 
     def __init__(self, p: float, run: Run) -> None:
         super().__init__()
-        self.p, self._run = p, run
+        self.p = p
+        self._run = run
 
     def forward(self, x: Tensor) -> Tensor:
         """The mean is kept: what is not dropped is divided by 1 - p."""
@@ -153,25 +185,36 @@ class Dropout(nn.Module):
 def mask_like(x: Tensor, p: float, run: Run, feature_dim: int = -1) -> Tensor:
     """This rank's part of the mask that one device would draw for the whole tensor.
 
-    Nothing is drawn for the rows that fill a micro-batch up: the next mask would then be another one than on one device.
+    Nothing is drawn for the rows that fill a micro-batch up: the next mask would then be another
+    one than on one device.
     """
     filled, *others = run.where.whole_shape(x.shape, feature_dim)
     real = min(run.num_rows or filled, filled)
     drawn = torch.empty((real, *others), dtype=x.dtype, device=x.device).bernoulli_(1 - p)
-    whole = torch.cat([drawn, drawn[:1].expand(filled - len(drawn), *others)]) if len(drawn) < filled else drawn
+    whole = (
+        torch.cat([drawn, drawn[:1].expand(filled - len(drawn), *others)])
+        if len(drawn) < filled
+        else drawn
+    )
     return run.where.own(whole, feature_dim).div(1 - p)
 
 
 class AttentionWithDropout(nn.Module):
-    """softmax(q k^T / sqrt(K)) v over the past, weights dropped as on one device: q, k, v [B, heads, S, K]."""
+    """softmax(q k^T / sqrt(K)) v over the past, weights dropped as on one device: q, k, v [B,
+    heads, S, K].
+    """
 
     def __init__(self, p: float, run: Run) -> None:
         super().__init__()
-        self.dropout, self._run = p, run
+        self.dropout = p
+        self._run = run
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
-        """Heads are cut as features are. `documents` [B, S]: a query sees keys of its own document alone."""
-        groups, length = q.shape[1] // k.shape[1], q.shape[-2]
+        """Heads are cut as features are. `documents` [B, S]: a query sees keys of its own document
+        alone.
+        """
+        groups = q.shape[1] // k.shape[1]
+        length = q.shape[-2]
         seen = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
         if documents is not None:
             seen = seen & (documents[:, None, :, None] == documents[:, None, None, :])
@@ -184,14 +227,21 @@ class AttentionWithDropout(nn.Module):
 
 
 def with_positions(axis: Axis) -> Any:
-    """A hook that tells a position module where the own part of the sequence, or of the positions it is told, stands."""
+    """A hook that tells a position module where the own part of the sequence, or of the positions
+    it is told, stands.
+    """
 
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def hook(
+        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
         length = args[0].shape[1]
         start = axis.rank * length
         if (told := kwargs.get("positions")) is not None:
             return args, {**kwargs, "positions": told[start : start + length]}
-        return args, {**kwargs, "positions": torch.arange(start, start + length, device=args[0].device)}
+        return args, {
+            **kwargs,
+            "positions": torch.arange(start, start + length, device=args[0].device),
+        }
 
     return hook
 

@@ -1,11 +1,13 @@
-"""The two products of a line of ranks (1D), column and row, each with what it sends and what it keeps for backward.
+"""The two products of a line of ranks (1D), column and row, each with what it sends and what it
+keeps for backward.
 
     column   Y_i = X W_i^T         X is the same on all ranks, or gathered of shards
     row      Y = sum of X_i W_i^T  whole on all ranks, or scattered
 
-With sequence parallel a column keeps its shard of X and gathers it again in backward (V. Korthikanti et al., Reducing
-Activation Recomputation in Large Transformer Models, section 4.2.2). The product of a row is written into memory that the
-peers read, so it is copied by none but the sum. Which library multiplies is the run's to say (`plait.products`).
+With sequence parallel a column keeps its shard of X and gathers it again in backward (V.
+Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, section 4.2.2).
+The product of a row is written into memory that the peers read, so it is copied by none but the
+sum. Which library multiplies is the run's to say (`plait.products`).
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ def column(x: Tensor, weight: Tensor, bias: Tensor | None, run: Run) -> Tensor:
         kept.users += int(weight.requires_grad)
     elif not run.products.serves(x.dtype, x.device):
         return F.linear(x, weight, bias)
-    y: Tensor = _Column.apply(x, x if kept is None else kept.shard, weight, bias, How(kept, run.products))
+    y: Tensor = _Column.apply(
+        x, x if kept is None else kept.shard, weight, bias, How(kept, run.products)
+    )
     return y
 
 
@@ -54,9 +58,12 @@ def row(x: Tensor, weight: Tensor, bias: Tensor | None, run: Run, line: Line) ->
 
 class _Column(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, shard: Tensor, weight: Tensor, bias: Tensor | None, how: How) -> Tensor:  # noqa: PLR0917  # autograd's
+    def forward(
+        ctx: Any, x: Tensor, shard: Tensor, weight: Tensor, bias: Tensor | None, how: How
+    ) -> Tensor:  # autograd's
         ctx.save_for_backward(shard, weight)
-        ctx.how, ctx.shape = how, x.shape
+        ctx.how = how
+        ctx.shape = x.shape
         return how.products.linear(x, weight, bias)
 
     @staticmethod
@@ -65,11 +72,16 @@ class _Column(torch.autograd.Function):
         shard, weight = ctx.saved_tensors
         how: How = ctx.how
         kept, products = how
-        dy, dx, dw, db = _rows(gradients[0]), None, None, None
+        dy = _rows(gradients[0])
+        dx = None
+        dw = None
+        db = None
         if ctx.needs_input_grad[0]:
             dx = products.product(dy, weight).view(ctx.shape)
         if ctx.needs_input_grad[2]:
-            dw = _weight_gradient(products, dy, _rows(shard if kept is None else kept.whole(shard)), weight)
+            dw = _weight_gradient(
+                products, dy, _rows(shard if kept is None else kept.whole(shard)), weight
+            )
         if ctx.needs_input_grad[3]:
             db = dy.sum(0)
         return dx, None, dw, db, None
@@ -77,10 +89,14 @@ class _Column(torch.autograd.Function):
 
 class _Row(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, line: Line, products: Products) -> Tensor:  # noqa: PLR0917  # autograd's
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, line: Line, products: Products
+    ) -> Tensor:  # autograd's
         ctx.save_for_backward(x, weight)
-        ctx.line, ctx.products = line, products
-        axis, target = line.axis, line.target
+        ctx.line = line
+        ctx.products = products
+        axis = line.axis
+        target = line.target
         y = _product(x, weight, axis, products)
         if isinstance(target, Sharded):
             dim = target.dim % y.dim()
@@ -97,8 +113,14 @@ class _Row(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         line: Line = ctx.line
-        own, dx, dw = gradients[0], None, None
-        whole = transition(own, line.axis, line.target, REPLICATED) if isinstance(line.target, Sharded) else own
+        own = gradients[0]
+        dx = None
+        dw = None
+        whole = (
+            transition(own, line.axis, line.target, REPLICATED)
+            if isinstance(line.target, Sharded)
+            else own
+        )
         dy = _rows(whole)
         if ctx.needs_input_grad[0]:
             dx = ctx.products.product(dy, weight).view(x.shape)
@@ -109,7 +131,9 @@ class _Row(torch.autograd.Function):
 
 
 def _product(x: Tensor, weight: Tensor, axis: Axis, products: Products) -> Tensor:
-    """x W^T, where peers can read it. Selective recomputation counts products by their plain form: it gets that."""
+    """x W^T, where peers can read it. Selective recomputation counts products by their plain form:
+    it gets that.
+    """
     shape = (*x.shape[:-1], weight.shape[0])
     if torch._C._len_torch_dispatch_stack():
         return products.linear(x, weight, None)
@@ -124,4 +148,8 @@ def _rows(x: Tensor) -> Tensor:
 
 def _weight_gradient(products: Products, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """dy^T x, in the order in which the weight lies in memory."""
-    return products.weight_grad(dy.t(), x) if weight.is_contiguous() else products.weight_grad(x.t(), dy).t()
+    return (
+        products.weight_grad(dy.t(), x)
+        if weight.is_contiguous()
+        else products.weight_grad(x.t(), dy).t()
+    )

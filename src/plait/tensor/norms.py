@@ -1,8 +1,9 @@
 """Layer norm and RMS norm of features that are cut over an axis.
 
-The statistics of a layer norm are merged from each rank's own mean and sum of squared deviations (T. Chan et al., Updating
-Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979): E[x^2] - E[x]^2 would cancel where the mean is
-large. One collective of two numbers a token forward, one backward; RMS norm needs one number.
+The statistics of a layer norm are merged from each rank's own mean and sum of squared deviations
+(T. Chan et al., Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979):
+E[x^2] - E[x]^2 would cancel where the mean is large. One collective of two numbers a token forward,
+one backward; RMS norm needs one number.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from plait.comm import Axis
 
 
 def normalise(x: Tensor, axis: Axis, eps: float, *, centered: bool) -> Tensor:
-    """(x - mean) / sqrt(variance + eps), or x / sqrt(mean square + eps): x [..., D / axis.size], over all D features."""
+    """(x - mean) / sqrt(variance + eps), or x / sqrt(mean square + eps): x [..., D / axis.size],
+    over all D features.
+    """
     normal: Tensor = _Normalise.apply(x, axis, eps, centered)
     return normal
 
@@ -34,7 +37,9 @@ class _Normalise(torch.autograd.Function):
             scale = (_mean(wide.square().sum(-1), wide.shape[-1], axis) + eps).rsqrt()[..., None]
             normal = wide * scale
         ctx.save_for_backward(normal, scale)
-        ctx.axis, ctx.centered, ctx.dtype = axis, centered, x.dtype
+        ctx.axis = axis
+        ctx.centered = centered
+        ctx.dtype = x.dtype
         return normal.to(x.dtype)
 
     @staticmethod

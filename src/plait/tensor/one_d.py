@@ -1,11 +1,14 @@
-"""1D: M. Shoeybi et al., Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism, section 3.
+"""1D: M. Shoeybi et al., Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
+Parallelism, section 3.
 
     column   A = [A1 A2]            Y_i = X A_i           backward: dX = sum of dX_i    (all-reduce)
-    row      X = [X1 X2], A = [A1; A2]   Y = sum of X_i A_i                              (all-reduce)
+    row      X = [X1 X2], A = [A1; A2]   Y = sum of X_i A_i
+    (all-reduce)
 
-The residual stream is the same on every rank. With sequence parallel (V. Korthikanti et al., Reducing Activation
-Recomputation in Large Transformer Models, section 4.2.2) it is cut along the sequence: the all-reduce of a row becomes a
-reduce-scatter, and the next column gathers. A model without a sequence is cut along its samples instead.
+The residual stream is the same on every rank. With sequence parallel (V. Korthikanti et al.,
+Reducing Activation Recomputation in Large Transformer Models, section 4.2.2) it is cut along the
+sequence: the all-reduce of a row becomes a reduce-scatter, and the next column gathers. A model
+without a sequence is cut along its samples instead.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ from plait.tensor.mode import EmbeddingRule, LinearRule, Mode
 
 def one_d(group: TensorGroup, *, has_sequence: bool) -> Mode:
     """`tpN` and `tpN:1d,sp`."""
-    tp, token_dim = group.axis("tp"), 1 if has_sequence else 0
+    tp = group.axis("tp")
+    token_dim = 1 if has_sequence else 0
     residual = Stream()
     if group.sequence_parallel:
         residual = Stream(sequence=tp) if has_sequence else Stream(samples=tp)

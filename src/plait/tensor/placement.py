@@ -1,7 +1,9 @@
-"""Which part of a parameter a rank holds: a box of the global tensor, and on how many ranks the same elements live.
+"""Which part of a parameter a rank holds: a box of the global tensor, and on how many ranks the
+same elements live.
 
-A fused matrix (q, k and v side by side) is cut inside each of its parts. As a tensor with one more dimension it is cut
-into boxes again: `view` is that shape, with the same elements in the same order.
+A fused matrix (q, k and v side by side) is cut inside each of its parts. As a tensor with one more
+dimension it is cut into boxes again: `view` is that shape, with the same elements in the same
+order.
 """
 
 from __future__ import annotations
@@ -40,7 +42,11 @@ class Placement:
 
     def cut(self, whole: Tensor) -> Tensor:
         """This rank's part of the whole parameter, contiguous."""
-        return whole.reshape(self.view)[self.box.within(Box.whole(self.view))].reshape(self.local_shape).contiguous()
+        return (
+            whole.reshape(self.view)[self.box.within(Box.whole(self.view))]
+            .reshape(self.local_shape)
+            .contiguous()
+        )
 
 
 Cut = tuple[Axis, ...]
@@ -61,9 +67,15 @@ def parts(cut: Cut) -> int:
 
 
 def place(
-    shape: Sequence[int], cuts: Sequence[Cut], group: TensorGroup, *, fused: dict[int, int] | None = None, partial: Cut = ()
+    shape: Sequence[int],
+    cuts: Sequence[Cut],
+    group: TensorGroup,
+    *,
+    fused: dict[int, int] | None = None,
+    partial: Cut = (),
 ) -> Placement:
-    """The placement of a parameter whose dimension d is cut by `cuts[d]`; `fused` says of how many parts a dimension is.
+    """The placement of a parameter whose dimension d is cut by `cuts[d]`; `fused` says of how many
+    parts a dimension is.
 
     The sizes divide: `roles` has checked it.
     """
@@ -82,6 +94,15 @@ def place(
         offset.append(coordinate(cut) * inside)
         extent.append(inside)
         local.append(number * inside)
-    box, holders = Box(tuple(offset), tuple(extent)), group.same_coordinates([axis for cut in cuts for axis in cut])
+    box = Box(tuple(offset), tuple(extent))
+    holders = group.same_coordinates([axis for cut in cuts for axis in cut])
     summed = tuple(axis for axis in partial if axis.size > 1)
-    return Placement(tuple(shape), tuple(view), box, tuple(local), len(holders), holders.index(group.world.rank), summed)
+    return Placement(
+        tuple(shape),
+        tuple(view),
+        box,
+        tuple(local),
+        len(holders),
+        holders.index(group.world.rank),
+        summed,
+    )

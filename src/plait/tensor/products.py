@@ -1,10 +1,11 @@
-"""Matrix products of parts that are gathered for the product alone: what is kept for backward are the parts.
+"""Matrix products of parts that are gathered for the product alone: what is kept for backward are
+the parts.
 
     forward    X = gather(x), W = gather(w), y = scatter(X W^T)
     backward   dY = gather(dy), X and W gathered again, dx = scatter(dY W), dw = scatter(dY^T X)
 
-Each gather's backward is the reduce-scatter of the same line, and the other way round (the law of `comm.transitions`).
-2D, 2.5D and 3D differ in which of the three is moved along which axis.
+Each gather's backward is the reduce-scatter of the same line, and the other way round (the law of
+`comm.transitions`). 2D, 2.5D and 3D differ in which of the three is moved along which axis.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class Move:
 class Gathered:
     """y = scatter(gather(x) gather(w)^T); a move that is None is not made.
 
-    `x` is gathered once for all layers that take it one after the other (q, k and v), and so is the sum of its gradients
-    scattered once.
+    `x` is gathered once for all layers that take it one after the other (q, k and v), and so is the
+    sum of its gradients scattered once.
     """
 
     x: Move | None = None
@@ -69,9 +70,12 @@ def _scatter(move: Move | None, partial: Tensor) -> Tensor:
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, whole: Tensor, part: Tensor, weight: Tensor, moves: Gathered, how: How) -> Tensor:  # noqa: PLR0917  # autograd's
+    def forward(
+        ctx: Any, whole: Tensor, part: Tensor, weight: Tensor, moves: Gathered, how: How
+    ) -> Tensor:  # autograd's
         ctx.save_for_backward(part, weight)
-        ctx.moves, ctx.how = moves, how
+        ctx.moves = moves
+        ctx.how = how
         return _scatter(moves.y, how.products.linear(whole, _gather(moves.weight, weight), None))
 
     @staticmethod
@@ -87,6 +91,8 @@ class _Product(torch.autograd.Function):
             dx = products.product(dy, _gather(moves.weight, weight))
         if ctx.needs_input_grad[2]:
             whole = part if kept is None else kept.whole(part)
-            dw = products.weight_grad(dy.reshape(-1, dy.shape[-1]).t(), whole.reshape(-1, whole.shape[-1]))
+            dw = products.weight_grad(
+                dy.reshape(-1, dy.shape[-1]).t(), whole.reshape(-1, whole.shape[-1])
+            )
             dw = _scatter(moves.weight, dw)
         return dx, None, dw, None, None

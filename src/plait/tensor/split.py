@@ -1,4 +1,6 @@
-"""What a split model's engine must know: who holds what, which samples a rank takes, what its loss is a share of."""
+"""What a split model's engine must know: who holds what, which samples a rank takes, what its loss
+is a share of.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,17 @@ from plait.tensor.placement import Placement
 from plait.tensor.roles import LINEAR
 from plait.tensor.vocabulary import cross_entropy
 
-ALONE_NUMEL = 1 << 16  # gradients from here on are summed where they lie; smaller ones travel together
+ALONE_NUMEL = (
+    1 << 16
+)  # gradients from here on are summed where they lie; smaller ones travel together
 
 LossFunction = Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True)
 class Share:
-    """This rank's part of a micro-batch: inputs, the targets of its outputs, and how many of its rows are real.
+    """This rank's part of a micro-batch: inputs, the targets of its outputs, and how many of its
+    rows are real.
 
     `num_rows`: of the inputs of all ranks of the tensor axis together, before they are filled up.
     """
@@ -45,8 +50,8 @@ class TensorSplit:
 
     Attributes:
         placements: of every parameter, by name.
-        originals: the modules that own parameters, as they were: they know how to make whole values.
-        outputs: the stream that the model's outputs are in.
+        originals: the modules that own parameters, as they were: they know how to make whole
+        values. outputs: the stream that the model's outputs are in.
         sharded_logits: whether each rank has a range of the vocabulary.
         roles: of the modules that have one, by name.
     """
@@ -68,10 +73,12 @@ class TensorSplit:
     def share(self, inputs: Any, targets: Any, num_samples: int) -> Share:
         """The part of a micro-batch that this rank takes.
 
-        Samples that do not divide are filled up with copies of the first, whose outputs `loss` leaves out.
+        Samples that do not divide are filled up with copies of the first, whose outputs `loss`
+        leaves out.
         """
         rows = _first(inputs).shape[0]
-        entering, leaving = self.mode.residual.samples, self.outputs.samples
+        entering = self.mode.residual.samples
+        leaving = self.outputs.samples
         if _size(entering) == 1:
             return Share(inputs, targets, num_samples, rows)
         assert entering is not None and leaving is not None
@@ -90,7 +97,8 @@ class TensorSplit:
         self.run.where, self.run.num_rows = self.mode.residual, num_rows
 
     def loss(self, function: LossFunction, ignore_index: int | None) -> LossFunction:
-        """`function` on this rank's outputs. With an `ignore_index` it is cross-entropy, which takes logits in parts.
+        """`function` on this rank's outputs. With an `ignore_index` it is cross-entropy, which
+        takes logits in parts.
 
         Any other function gets whole logits, gathered.
         """
@@ -100,7 +108,12 @@ class TensorSplit:
             self.run.forget()
             self._check_output()
             rows = _first(targets).shape[0]
-            output = tree_map(lambda leaf: leaf[:rows] if isinstance(leaf, Tensor) and leaf.shape[0] > rows else leaf, output)
+            output = tree_map(
+                lambda leaf: (
+                    leaf[:rows] if isinstance(leaf, Tensor) and leaf.shape[0] > rows else leaf
+                ),
+                output,
+            )
             if not self.sharded_logits or axis is None or axis.size == 1:
                 return function(output, targets)
             if ignore_index is not None:
@@ -120,44 +133,64 @@ class TensorSplit:
 
     @contextmanager
     def explained(self, model: nn.Module) -> Iterator[None]:
-        """What a misfit of shapes inside the split model means: an error that names the module, and the roles there."""
+        """What a misfit of shapes inside the split model means: an error that names the module, and
+        the roles there.
+        """
         try:
             yield
         except (RuntimeError, IndexError, ValueError) as error:
-            name = None if isinstance(error, torch.OutOfMemoryError) else _where_raised(model, error)
+            name = (
+                None if isinstance(error, torch.OutOfMemoryError) else _where_raised(model, error)
+            )
             if name is None:
                 raise
-            raise ModelError(f"under {self.group} '{name}' fails: {error}; {self._suspects(name)}") from error
+            raise ModelError(
+                f"under {self.group} '{name}' fails: {error}; {self._suspects(name)}"
+            ) from error
 
     def _suspects(self, name: str) -> str:
         """The roles inside a module, or inside the nearest that holds it and has some."""
         inside: list[str] = []
         while not inside:
-            inside = [f"'{one}' ({role})" for one, role in self.roles.items() if not name or f"{one}.".startswith(f"{name}.")]
+            inside = [
+                f"'{one}' ({role})"
+                for one, role in self.roles.items()
+                if not name or f"{one}.".startswith(f"{name}.")
+            ]
             name = name.rpartition(".")[0]
         shown = ", ".join(inside[:12]) + (" ..." if len(inside) > 12 else "")
-        return f"if it runs under dp1, a role is wrong there: {shown} (a column is followed by a row)"
+        return (
+            f"if it runs under dp1, a role is wrong there: {shown} (a column is followed by a row)"
+        )
 
     def weight(self, name: str) -> float:
-        """What the elements of a parameter count on this rank, in a sum over the tensor axis that counts each once."""
+        """What the elements of a parameter count on this rank, in a sum over the tensor axis that
+        counts each once.
+        """
         return 1.0 / self.placements[name].copies
 
     def details(self) -> dict[str, float]:
-        """How many products of a grid gathered their panels, and how many streamed them, since the last call."""
+        """How many products of a grid gathered their panels, and how many streamed them, since the
+        last call.
+        """
         found = {f"products_{choice}": float(number) for choice, number in self.run.choices.items()}
         self.run.choices.clear()
         return found
 
     def sum_partial(self, gradients: Sequence[tuple[str, Tensor]]) -> None:
-        """Sum, in place, the gradients (by name, contiguous) of parameters whose copies saw other tokens. Collective.
+        """Sum, in place, the gradients (by name, contiguous) of parameters whose copies saw other
+        tokens. Collective.
 
-        Once a step, on what the data axis has left of them: with micro-batches or ZeRO that is less than in each backward.
+        Once a step, on what the data axis has left of them: with micro-batches or ZeRO that is less
+        than in each backward.
         """
         by_axes: dict[tuple[str, ...], tuple[tuple[Axis, ...], list[Tensor]]] = {}
         for name, gradient in gradients:
             axes = self.placements[name].partial
             if axes:
-                by_axes.setdefault(tuple(axis.name for axis in axes), (axes, []))[1].append(gradient)
+                by_axes.setdefault(tuple(axis.name for axis in axes), (axes, []))[1].append(
+                    gradient
+                )
         for axes, tensors in by_axes.values():
             for axis in axes:
                 _sum_together(tensors, axis)
@@ -170,15 +203,21 @@ def _sum_together(tensors: Sequence[Tensor], axis: Axis) -> None:
     if small:
         together = torch.cat([tensor.reshape(-1) for tensor in small])
         axis.all_reduce(together).wait()
-        for tensor, part in zip(small, together.split([tensor.numel() for tensor in small]), strict=True):
+        for tensor, part in zip(
+            small, together.split([tensor.numel() for tensor in small]), strict=True
+        ):
             tensor.copy_(part.view_as(tensor))
     for work in works:
         work.wait()
 
 
 def _where_raised(model: nn.Module, error: BaseException) -> str | None:
-    """The innermost module of the model whose code an error has come through; None if it came through none."""
-    names, found, frame = {id(module): name for name, module in model.named_modules()}, None, error.__traceback__
+    """The innermost module of the model whose code an error has come through; None if it came
+    through none.
+    """
+    names = {id(module): name for name, module in model.named_modules()}
+    found = None
+    frame = error.__traceback__
     while frame is not None:
         found = names.get(id(frame.tb_frame.f_locals.get("self")), found)
         frame = frame.tb_next
@@ -191,7 +230,10 @@ def _size(axis: Axis | None) -> int:
 
 def _first(tree: Any) -> Tensor:
     leaves: list[Tensor] = []
-    tree_map(lambda leaf: leaves.append(leaf) if isinstance(leaf, Tensor) and leaf.dim() > 0 else None, tree)
+    tree_map(
+        lambda leaf: leaves.append(leaf) if isinstance(leaf, Tensor) and leaf.dim() > 0 else None,
+        tree,
+    )
     return leaves[0]
 
 

@@ -1,14 +1,18 @@
 """SUMMA: the products of a q x q grid, panel by panel, or gathered once where the panels are small.
 
-R. van de Geijn and J. Watts, SUMMA: Scalable Universal Matrix Multiplication Algorithm, 1997, section 3.
+R. van de Geijn and J. Watts, SUMMA: Scalable Universal Matrix Multiplication Algorithm, 1997,
+section 3.
 
     column      for t: X_t travels along the row, W_t along the column      Y += X_t W_t^T
-      backward  for t: the same two panels                                  sum dY W_t at column t, dY^T X_t at row t
+      backward  for t: the same two panels                                  sum dY W_t at column t,
+      dY^T X_t at row t
     row         for t: W_t travels along the column                         sum X W_t^T at column t
-      backward  for t: dY_t along the row, W_t along the column             dX += dY_t W_t, sum dY_t^T X at row t
+      backward  for t: dY_t along the row, W_t along the column             dX += dY_t W_t, sum
+      dY_t^T X at row t
 
-While panels t multiply, panels t + 1 travel: at most two of each are in memory. Both ways send the same bytes. Gathering is one
-large product and two collectives instead of q of each, and holds q panels; it is chosen up to `limit_bytes` of them.
+While panels t multiply, panels t + 1 travel: at most two of each are in memory. Both ways send the
+same bytes. Gathering is one large product and two collectives instead of q of each, and holds q
+panels; it is chosen up to `limit_bytes` of them.
 """
 
 from __future__ import annotations
@@ -38,7 +42,10 @@ class Summa:
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, run: Run) -> Tensor:
         own = weight.numel() + (x.numel() if self.x is not None else 0)
-        streams = self.weight.axis.size > 1 and self.weight.axis.size * own * x.element_size() > self.limit_bytes
+        streams = (
+            self.weight.axis.size > 1
+            and self.weight.axis.size * own * x.element_size() > self.limit_bytes
+        )
         run.choices["streamed" if streams else "gathered"] += 1
         if not streams:
             return Gathered(self.x, self.weight, self.y)(x, weight, bias, run)
@@ -47,7 +54,9 @@ class Summa:
 
 
 def panels(travelling: Sequence[tuple[Axis, Tensor]]) -> Iterator[tuple[int, list[Tensor]]]:
-    """(t, the panels that the ranks t of the axes own) for every t; the next ones are on their way meanwhile."""
+    """(t, the panels that the ranks t of the axes own) for every t; the next ones are on their way
+    meanwhile.
+    """
 
     def start(t: int) -> list[tuple[Tensor, Work]]:
         found = []
@@ -56,16 +65,20 @@ def panels(travelling: Sequence[tuple[Axis, Tensor]]) -> Iterator[tuple[int, lis
             found.append((panel, axis.broadcast(panel, t)))
         return found
 
-    size, ahead = travelling[0][0].size, start(0)
+    size = travelling[0][0].size
+    ahead = start(0)
     for t in range(size):
-        current, ahead = ahead, start(t + 1) if t + 1 < size else []
+        current = ahead
+        ahead = start(t + 1) if t + 1 < size else []
         for _, work in current:
             work.wait()
         yield t, [panel for panel, _ in current]
 
 
 class Sums:
-    """Partial sums on their way to the rank that owns each; one is under way while the next is computed."""
+    """Partial sums on their way to the rank that owns each; one is under way while the next is
+    computed.
+    """
 
     def __init__(self, axis: Axis) -> None:
         self._axis, self._own = axis, torch.empty(0)
@@ -94,8 +107,10 @@ class _Streamed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, product: Summa, products: Products) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.product, ctx.products = product, products
-        rows, own = _rows(x), weight.contiguous()
+        ctx.product = product
+        ctx.products = products
+        rows = _rows(x)
+        own = weight.contiguous()
         if product.x is not None:
             y = rows.new_zeros(rows.shape[0], own.shape[0])
             for _, (x_t, w_t) in panels([(product.x.axis, rows), (product.weight.axis, own)]):
@@ -114,7 +129,9 @@ class _Streamed(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         product: Summa = ctx.product
         products: Products = ctx.products
-        rows, own, dy = _rows(x), weight.contiguous(), _rows(gradients[0])
+        rows = _rows(x)
+        own = weight.contiguous()
+        dy = _rows(gradients[0])
         weights = Sums(product.weight.axis)
         if product.x is not None:
             inputs = Sums(product.x.axis)

@@ -1,13 +1,15 @@
-"""3D: Z. Bian et al., Maximizing Parallelism in Distributed Training for Huge Neural Networks, section 3.
+"""3D: Z. Bian et al., Maximizing Parallelism in Distributed Training for Huge Neural Networks,
+section 3.
 
-q x q x q ranks (i, j, l). X_ijl: samples cut by i, then j, features by l. A_lji: the block (l, j), of which this rank keeps
-the i-th part.
+q x q x q ranks (i, j, l). X_ijl: samples cut by i, then j, features by l. A_lji: the block (l, j),
+of which this rank keeps the i-th part.
 
-    X_il = gather X_ijl over j,  A_lj = gather A_lji over i,  Y_ij = sum over l of X_il A_lj,  scattered over l: Y_ijl
+    X_il = gather X_ijl over j,  A_lj = gather A_lji over i,  Y_ij = sum over l of X_il A_lj,
+    scattered over l: Y_ijl
 
-Y has its samples cut by i, then l, its features by j: the next layer does the same with j and l exchanged, and then the
-residual stream is as it was. Parts of a block are ranges of its first dimension, which gather without a copy;
-those of a fused matrix are ranges of its inputs.
+Y has its samples cut by i, then l, its features by j: the next layer does the same with j and l
+exchanged, and then the residual stream is as it was. Parts of a block are ranges of its first
+dimension, which gather without a copy; those of a fused matrix are ranges of its inputs.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from plait.tensor.products import Gathered, Move
 
 def three_d(group: TensorGroup) -> Mode:
     """`tpN:3d`."""
-    i, j, l = (group.axis(name) for name in ("tp_i", "tp_j", "tp_l"))  # noqa: E741  # the paper's letters
+    i, j, l = (group.axis(name) for name in ("tp_i", "tp_j", "tp_l"))  # the paper's letters
     residual = Stream(samples=group.axis(("tp_i", "tp_j")), features=l)
     inner = Stream(samples=group.axis(("tp_i", "tp_l")), features=j)
     forward = Gathered(x=Move(j, 0), weight=Move(i, 0), y=Move(l, 0))

@@ -1,14 +1,17 @@
-"""2D: Q. Xu et al., An Efficient 2D Method for Training Super-Large Deep Learning Models (Optimus), section 3.
+"""2D: Q. Xu et al., An Efficient 2D Method for Training Super-Large Deep Learning Models (Optimus),
+section 3.
 
-q x q ranks; X and Y in blocks [samples over the rows, features over the columns], A in q x q blocks. A SUMMA product moves two
-of its three matrices. Which two is ours to choose:
+q x q ranks; X and Y in blocks [samples over the rows, features over the columns], A in q x q
+blocks. A SUMMA product moves two of its three matrices. Which two is ours to choose:
 
     column   Y_rc = sum over t of X_rt A_tc       X moves along its row, A along its column
-    row      Y_rt = sum over c of X_rc A_ct       A moves along its column, Y is summed along its row
+    row      Y_rt = sum over c of X_rc A_ct       A moves along its column, Y is summed along its
+    row
 
-so that the narrow side of a pair moves, never the intermediate features; the same bytes where a layer is square. A weight
-[out, in] lies as [column of the grid, row] for `column`, and as [row, column] for `row`, `head` and the embedding, so a
-tied table is one block. 2.5D is the same on every layer of a depth, which is why its parts come from here.
+so that the narrow side of a pair moves, never the intermediate features; the same bytes where a
+layer is square. A weight [out, in] lies as [column of the grid, row] for `column`, and as [row,
+column] for `row`, `head` and the embedding, so a tied table is one block. 2.5D is the same on every
+layer of a depth, which is why its parts come from here.
 """
 
 from __future__ import annotations
@@ -27,8 +30,11 @@ def two_d(group: TensorGroup) -> Mode:
 
 
 def grid(group: TensorGroup, *, samples: AxisName, partial: tuple[AxisName, ...]) -> Mode:
-    """A q x q grid; `samples` is the axis that cuts the samples, `partial` those along which weights are copies."""
-    rows, columns = group.axis("tp_row"), group.axis("tp_col")
+    """A q x q grid; `samples` is the axis that cuts the samples, `partial` those along which
+    weights are copies.
+    """
+    rows = group.axis("tp_row")
+    columns = group.axis("tp_col")
     over = tuple(group.axis(name) for name in partial)
     stream = Stream(samples=group.axis(samples), features=columns)
     forward = Summa(x=Move(columns, -1), weight=Move(rows, 1), limit_bytes=group.gather_limit_bytes)
@@ -39,5 +45,7 @@ def grid(group: TensorGroup, *, samples: AxisName, partial: tuple[AxisName, ...]
         stream,
         stream,
         {"column": column, "qkv": column, "row": row, "head": row},
-        EmbeddingRule((rows,), (columns,), total=rows, target=Sharded(0), tokens=rows, partial=over),
+        EmbeddingRule(
+            (rows,), (columns,), total=rows, target=Sharded(0), tokens=rows, partial=over
+        ),
     )

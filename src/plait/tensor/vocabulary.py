@@ -1,7 +1,9 @@
-"""The vocabulary in parts: the embedding, and cross-entropy on logits of which each rank has a range of the vocabulary.
+"""The vocabulary in parts: the embedding, and cross-entropy on logits of which each rank has a
+range of the vocabulary.
 
-M. Shoeybi et al., Megatron-LM, section 3 (embedding and fused cross-entropy). No rank ever holds whole logits: what travels
-are three numbers a token (largest logit, sum of exponentials, the target's logit), gathered in one collective.
+M. Shoeybi et al., Megatron-LM, section 3 (embedding and fused cross-entropy). No rank ever holds
+whole logits: what travels are three numbers a token (largest logit, sum of exponentials, the
+target's logit), gathered in one collective.
 """
 
 from __future__ import annotations
@@ -19,27 +21,41 @@ from plait.mesh.layouts import PARTIAL, REPLICATED, Sharded
 from plait.tensor.mode import EmbeddingRule
 
 
-def look_up(tokens: Tensor, table: Tensor, rule: EmbeddingRule, padding_index: int | None = None) -> Tensor:
-    """Token numbers [B, S] -> [B, S, D], both as the residual stream has them; `table` is this rank's part."""
+def look_up(
+    tokens: Tensor, table: Tensor, rule: EmbeddingRule, padding_index: int | None = None
+) -> Tensor:
+    """Token numbers [B, S] -> [B, S, D], both as the residual stream has them; `table` is this
+    rank's part.
+    """
     if rule.tokens is not None:
         tokens = transition(tokens, rule.tokens, Sharded(0), REPLICATED)
     if rule.rows is not None:
         table = transition(table, rule.rows, Sharded(0), REPLICATED)
-    start, size = rule.total.rank * table.shape[0], table.shape[0]
+    start = rule.total.rank * table.shape[0]
+    size = table.shape[0]
     inside = tokens - start
     absent = (inside < 0) | (inside >= size)
-    padding = padding_index - start if padding_index is not None and 0 <= padding_index - start < size else None
+    padding = (
+        padding_index - start
+        if padding_index is not None and 0 <= padding_index - start < size
+        else None
+    )
     found = F.embedding(inside.masked_fill(absent, 0), table, padding)
     found = found.masked_fill(absent[..., None], 0.0)
     return transition(found, rule.total, PARTIAL, rule.target)
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, axis: Axis, ignore_index: int) -> tuple[Tensor, Tensor]:
+def cross_entropy(
+    logits: Tensor, targets: Tensor, axis: Axis, ignore_index: int
+) -> tuple[Tensor, Tensor]:
     """Sum of -log softmax(logits)[target], and the number of targets that count.
 
-    `logits` [..., V / axis.size], the ranges of the vocabulary in the order of the axis; `targets` [...] alike on its ranks.
+    `logits` [..., V / axis.size], the ranges of the vocabulary in the order of the axis; `targets`
+    [...] alike on its ranks.
     """
-    total: Tensor = _CrossEntropy.apply(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1), axis, ignore_index)
+    total: Tensor = _CrossEntropy.apply(
+        logits.reshape(-1, logits.shape[-1]), targets.reshape(-1), axis, ignore_index
+    )
     return total, (targets != ignore_index).sum()
 
 
@@ -47,13 +63,16 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, axis: Axis, ignore_index: int) -> Tensor:
         wide = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
-        size, counted = wide.shape[-1], targets != ignore_index
+        size = wide.shape[-1]
+        counted = targets != ignore_index
         inside = targets - axis.rank * size
         own = counted & (inside >= 0) & (inside < size)
         column = inside.masked_fill(~own, 0)[:, None]
         largest = wide.amax(-1)
         exponentials = (wide - largest[:, None]).exp_()
-        told = torch.stack([largest, exponentials.sum(-1), wide.gather(-1, column)[:, 0].masked_fill(~own, 0.0)])
+        told = torch.stack(
+            [largest, exponentials.sum(-1), wide.gather(-1, column)[:, 0].masked_fill(~own, 0.0)]
+        )
         every = told.new_empty((axis.size, *told.shape))
         axis.all_gather(every.view(-1), told.view(-1)).wait()
         top = every[:, 0].amax(0)

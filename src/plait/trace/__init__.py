@@ -1,4 +1,6 @@
-"""WORDS shared by promise and measurement: spans, collective events, memory marks, and the timeline that holds them."""
+"""WORDS shared by promise and measurement: spans, collective events, memory marks, and the timeline
+that holds them.
+"""
 
 from __future__ import annotations
 

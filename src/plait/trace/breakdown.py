@@ -1,6 +1,7 @@
 """Where the time of a step goes on one rank: computing, waiting for each axis, and what is neither.
 
-Waiting is what a rank stood still for a message (`exposed_seconds`), also inside an action; so the parts add up to the step.
+Waiting is what a rank stood still for a message (`exposed_seconds`), also inside an action; so the
+parts add up to the step.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from plait.trace.timeline import Timeline
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Seconds of one step. `other_seconds`: outside all actions, as slicing the batch or reading the loss."""
+    """Seconds of one step. `other_seconds`: outside all actions, as slicing the batch or reading
+    the loss.
+    """
 
     step_seconds: float = 0.0
     compute_seconds: float = 0.0
@@ -23,7 +26,9 @@ class Breakdown:
     @property
     def other_seconds(self) -> float:
         """What is neither computing nor waiting."""
-        return max(0.0, self.step_seconds - self.compute_seconds - sum(self.waiting_seconds.values()))
+        return max(
+            0.0, self.step_seconds - self.compute_seconds - sum(self.waiting_seconds.values())
+        )
 
     @property
     def bubble_fraction(self) -> float:
@@ -53,7 +58,9 @@ def _of_step(timeline: Timeline, seconds: float) -> Breakdown:
     inside = sum(
         comm.exposed_seconds
         for comm in timeline.comms
-        if any(span.start_seconds <= comm.stop_seconds <= span.stop_seconds for span in timeline.spans)
+        if any(
+            span.start_seconds <= comm.stop_seconds <= span.stop_seconds for span in timeline.spans
+        )
     )
     return Breakdown(seconds, max(0.0, timeline.busy_seconds(timeline.rank) - inside), waiting)
 
@@ -64,6 +71,9 @@ def mean(parts: Iterable[Breakdown]) -> Breakdown:
     if not found:
         return Breakdown()
     axes = sorted({axis for part in found for axis in part.waiting_seconds})
-    waiting = {axis: sum(part.waiting_seconds.get(axis, 0.0) for part in found) / len(found) for axis in axes}
+    waiting = {
+        axis: sum(part.waiting_seconds.get(axis, 0.0) for part in found) / len(found)
+        for axis in axes
+    }
     step = sum(part.step_seconds for part in found) / len(found)
     return Breakdown(step, sum(part.compute_seconds for part in found) / len(found), waiting)

@@ -1,7 +1,8 @@
-"""Records as a trace for Perfetto and chrome://tracing (the "Trace Event Format": JSON, times in microseconds).
+"""Records as a trace for Perfetto and chrome://tracing (the "Trace Event Format": JSON, times in
+microseconds).
 
-A process for each rank, and in it one lane for computing and one for communication; communications that overlap are
-async events, because the format wants the slices of one lane nested.
+A process for each rank, and in it one lane for computing and one for communication; communications
+that overlap are async events, because the format wants the slices of one lane nested.
 """
 
 from __future__ import annotations
@@ -15,25 +16,39 @@ COMPUTE_LANE = 0
 COMM_LANE = 1
 
 
-def to_chrome(spans: Iterable[Span], comms: Iterable[CommEvent], marks: Iterable[MemoryMark]) -> dict[str, Any]:
+def to_chrome(
+    spans: Iterable[Span], comms: Iterable[CommEvent], marks: Iterable[MemoryMark]
+) -> dict[str, Any]:
     """The trace object: `{"traceEvents": [...], "displayTimeUnit": "ms"}`."""
-    spans, comms, marks = list(spans), list(comms), list(marks)
+    spans = list(spans)
+    comms = list(comms)
+    marks = list(marks)
     records: list[Span | CommEvent | MemoryMark] = [*spans, *comms, *marks]
     ranks = sorted({record.rank for record in records})
     events = [event for rank in ranks for event in _lane_names(rank)]
     events += [_span(span) for span in spans]
     events += [event for number, comm in enumerate(comms) for event in _comm(comm, number)]
     events += [
-        {"ph": "C", "name": "memory", "pid": mark.rank, "ts": mark.at_seconds * 1e6, "args": dict(mark.bytes_by_kind)}
+        {
+            "ph": "C",
+            "name": "memory",
+            "pid": mark.rank,
+            "ts": mark.at_seconds * 1e6,
+            "args": dict(mark.bytes_by_kind),
+        }
         for mark in marks
     ]
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
 def _lane_names(rank: int) -> list[dict[str, Any]]:
-    names = [{"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}}]
+    names = [
+        {"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}}
+    ]
     for lane, name in ((COMPUTE_LANE, "compute"), (COMM_LANE, "comm")):
-        names.append({"ph": "M", "name": "thread_name", "pid": rank, "tid": lane, "args": {"name": name}})
+        names.append(
+            {"ph": "M", "name": "thread_name", "pid": rank, "tid": lane, "args": {"name": name}}
+        )
     return names
 
 
@@ -51,8 +66,19 @@ def _span(span: Span) -> dict[str, Any]:
 
 
 def _comm(comm: CommEvent, number: int) -> list[dict[str, Any]]:
-    both = {"name": f"{comm.axis} {comm.op}", "cat": "comm", "pid": comm.rank, "tid": COMM_LANE, "id": number}
-    args = {"axis": comm.axis, "op": comm.op, "bytes": comm.bytes, "exposed_us": comm.exposed_seconds * 1e6}
+    both = {
+        "name": f"{comm.axis} {comm.op}",
+        "cat": "comm",
+        "pid": comm.rank,
+        "tid": COMM_LANE,
+        "id": number,
+    }
+    args = {
+        "axis": comm.axis,
+        "op": comm.op,
+        "bytes": comm.bytes,
+        "exposed_us": comm.exposed_seconds * 1e6,
+    }
     return [
         {**both, "ph": "b", "ts": comm.start_seconds * 1e6, "args": args},
         {**both, "ph": "e", "ts": comm.stop_seconds * 1e6},
@@ -60,7 +86,9 @@ def _comm(comm: CommEvent, number: int) -> list[dict[str, Any]]:
 
 
 def from_chrome(trace: Mapping[str, Any]) -> tuple[list[Span], list[CommEvent], list[MemoryMark]]:
-    """The records of a trace that `to_chrome` made: its inverse, up to rounding. Raises KeyError or ValueError for others."""
+    """The records of a trace that `to_chrome` made: its inverse, up to rounding. Raises KeyError or
+    ValueError for others.
+    """
     spans: list[Span] = []
     marks: list[MemoryMark] = []
     begun: dict[Any, Mapping[str, Any]] = {}
@@ -68,15 +96,21 @@ def from_chrome(trace: Mapping[str, Any]) -> tuple[list[Span], list[CommEvent], 
     for event in trace["traceEvents"]:
         phase = event["ph"]
         if phase == "X":
-            start, seconds = event["ts"] / 1e6, event["dur"] / 1e6
-            spans.append(Span(event["name"], event["cat"], event["pid"], start, seconds, event["args"]))
+            start = event["ts"] / 1e6
+            seconds = event["dur"] / 1e6
+            spans.append(
+                Span(event["name"], event["cat"], event["pid"], start, seconds, event["args"])
+            )
         elif phase == "b":
             begun[event["id"]] = event
         elif phase == "e":
-            start, args = begun[event["id"]]["ts"], begun[event["id"]]["args"]
+            start = begun[event["id"]]["ts"]
+            args = begun[event["id"]]["args"]
             times = start / 1e6, (event["ts"] - start) / 1e6
             exposed = args["exposed_us"] / 1e6
-            comms.append(CommEvent(args["axis"], args["op"], args["bytes"], *times, event["pid"], exposed))
+            comms.append(
+                CommEvent(args["axis"], args["op"], args["bytes"], *times, event["pid"], exposed)
+            )
         elif phase == "C":
             marks.append(MemoryMark(event["pid"], event["ts"] / 1e6, event["args"]))
     return spans, comms, marks

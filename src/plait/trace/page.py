@@ -1,4 +1,5 @@
-"""One HTML page of headings, sentences, tables and SVG pictures, whole in one file: it opens without a network.
+"""One HTML page of headings, sentences, tables and SVG pictures, whole in one file: it opens
+without a network.
 
 Everything that comes in is escaped but for the pictures, which are our own.
 """
@@ -51,13 +52,17 @@ def page(title: str, sections: Sequence[Section]) -> str:
 
 
 def _section(section: Section) -> str:
-    return "\n".join([f"<h2>{escape(section.title)}</h2>", *(_part(part) for part in section.parts)])
+    return "\n".join(
+        [f"<h2>{escape(section.title)}</h2>", *(_part(part) for part in section.parts)]
+    )
 
 
 def _part(part: str | Grid | Picture) -> str:
     if isinstance(part, Grid):
         head = "".join(f"<th>{escape(word)}</th>" for word in part.head)
-        rows = "".join(f"<tr>{''.join(f'<td>{escape(word)}</td>' for word in row)}</tr>\n" for row in part.rows)
+        rows = "".join(
+            f"<tr>{''.join(f'<td>{escape(word)}</td>' for word in row)}</tr>\n" for row in part.rows
+        )
         return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{rows}</tbody></table>"
     if isinstance(part, Picture):
         caption = f"<h3>{escape(part.caption)}</h3>" if part.caption else ""

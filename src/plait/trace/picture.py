@@ -1,7 +1,9 @@
-"""Pictures as SVG text: lanes of boxes along time (schedules, timelines), and bars side by side (times, bytes).
+"""Pictures as SVG text: lanes of boxes along time (schedules, timelines), and bars side by side
+(times, bytes).
 
-Plain strings, because they then need no library, no network and no script, and fit into a file, a page or a test. All
-pictures of time share `lanes`, so that what was promised and what was measured are drawn alike.
+Plain strings, because they then need no library, no network and no script, and fit into a file, a
+page or a test. All pictures of time share `lanes`, so that what was promised and what was measured
+are drawn alike.
 """
 
 from __future__ import annotations
@@ -26,9 +28,21 @@ COLOURS: Mapping[str, str] = {
     "other": "#8a8f98",
 }
 """Of an action by its kind; `wait` is time that a rank stood still for a message."""
-PALETTE = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#e4a11b", "#9d755d", "#8a8f98")
+PALETTE = (
+    "#4c78a8",
+    "#f58518",
+    "#54a24b",
+    "#e45756",
+    "#72b7b2",
+    "#b279a2",
+    "#e4a11b",
+    "#9d755d",
+    "#8a8f98",
+)
 _CHARACTER = 6.3  # width of a character at 11 px
-_TOP, _GAP, _AXIS = 6, 4, 22
+_TOP = 6
+_GAP = 4
+_AXIS = 22
 _STYLE = "<style>text{font:11px sans-serif;fill:currentColor}.in{fill:#111;text-anchor:middle}.tick{text-anchor:middle}</style>"
 
 
@@ -36,7 +50,8 @@ _STYLE = "<style>text{font:11px sans-serif;fill:currentColor}.in{fill:#111;text-
 class Box:
     """Something that lasts from `start` on for `length`, in the picture's unit.
 
-    `hint` shows under the pointer; `edge` draws a dark mark at its end; `slim` draws a line at the foot of the lane.
+    `hint` shows under the pointer; `edge` draws a dark mark at its end; `slim` draws a line at the
+    foot of the lane.
     """
 
     start: float
@@ -59,7 +74,8 @@ class Lane:
 
 @dataclass(frozen=True)
 class Frame:
-    """How lanes are laid out: `width` pixels stand for `length` of the unit (None: the end of the last box).
+    """How lanes are laid out: `width` pixels stand for `length` of the unit (None: the end of the
+    last box).
 
     Pictures of one `length` can be compared by eye. With a `unit` a time axis is drawn.
     """
@@ -74,15 +90,26 @@ class Frame:
 def lanes(rows: Sequence[Lane], frame: Frame | None = None) -> str:
     """One self-contained `<svg>`: lanes down, time across."""
     frame = frame or Frame()
-    end = frame.length or max((box.start + box.length for row in rows for box in row.boxes), default=1.0) or 1.0
+    end = (
+        frame.length
+        or max((box.start + box.length for row in rows for box in row.boxes), default=1.0)
+        or 1.0
+    )
     margin = 16 + _CHARACTER * max((len(row.name) for row in rows), default=0)
-    scale, pitch = frame.width / end, frame.row_height + _GAP
+    scale = frame.width / end
+    pitch = frame.row_height + _GAP
     parts: list[str] = []
     for index, row in enumerate(rows):
         top = _TOP + index * pitch
         parts.append(_text(4, top + frame.row_height * 0.65, row.name))
         for box in row.boxes:
-            parts += _box(box, margin + box.start * scale, top, max(box.length * scale - 1, 0.4), frame.row_height)
+            parts += _box(
+                box,
+                margin + box.start * scale,
+                top,
+                max(box.length * scale - 1, 0.4),
+                frame.row_height,
+            )
     bottom = _TOP + len(rows) * pitch
     if frame.unit is not None:
         parts += _axis(end, frame.unit, margin, scale, bottom)
@@ -92,7 +119,8 @@ def lanes(rows: Sequence[Lane], frame: Frame | None = None) -> str:
 
 def _box(box: Box, x: float, top: float, width: float, height: float) -> Iterator[str]:
     if box.slim:
-        top, height = top + height - 4, 4
+        top = top + height - 4
+        height = 4
     opacity = "" if box.opacity >= 1 else f' fill-opacity="{box.opacity:.2f}"'
     hint = f"<title>{escape(box.hint)}</title>" if box.hint else ""
     yield f'<rect x="{x:.2f}" y="{top:g}" width="{width:.2f}" height="{height:g}" fill="{box.colour}"{opacity}>{hint}</rect>'
@@ -118,22 +146,33 @@ def _nice(least: float) -> float:
 
 
 def timeline_lanes(timeline: Timeline, per_second: float = 1e3) -> list[Lane]:
-    """A lane a rank, by default in milliseconds from the first start on; waits for messages are slim boxes at its foot."""
+    """A lane a rank, by default in milliseconds from the first start on; waits for messages are
+    slim boxes at its foot.
+    """
     records: list[Span | CommEvent] = [*timeline.spans, *timeline.comms]
     origin = min((record.start_seconds for record in records), default=0.0)
     found = []
     for rank in timeline.ranks:
         spans = [span for span in timeline.spans if span.rank == rank and span.seconds > 0]
         waits = [comm for comm in timeline.comms if comm.rank == rank and comm.exposed_seconds > 0]
-        boxes = [_of_span(span, origin, per_second) for span in spans] + [_of_wait(wait, origin, per_second) for wait in waits]
+        boxes = [_of_span(span, origin, per_second) for span in spans] + [
+            _of_wait(wait, origin, per_second) for wait in waits
+        ]
         found.append(Lane(f"rank {rank}", tuple(boxes)))
     return found
 
 
 def _of_span(span: Span, origin: float, per_second: float) -> Box:
-    start, length = (span.start_seconds - origin) * per_second, span.seconds * per_second
+    start = (span.start_seconds - origin) * per_second
+    length = span.seconds * per_second
     colour = COLOURS.get(span.kind, COLOURS["other"])
-    return Box(start, length, colour, span.name, f"{span.name}: {span.seconds * 1e3:.3f} ms from {start:.3f} on")
+    return Box(
+        start,
+        length,
+        colour,
+        span.name,
+        f"{span.name}: {span.seconds * 1e3:.3f} ms from {start:.3f} on",
+    )
 
 
 def _of_wait(comm: CommEvent, origin: float, per_second: float) -> Box:
@@ -152,20 +191,35 @@ class Bar:
 
 
 def bars(rows: Sequence[Bar], unit: str = "", width: float = 560.0) -> str:
-    """One self-contained `<svg>`: a bar a row, its parts one after the other, all on one scale; a legend where parts differ."""
+    """One self-contained `<svg>`: a bar a row, its parts one after the other, all on one scale; a
+    legend where parts differ.
+    """
     labels = list(dict.fromkeys(label for row in rows for label, _ in row.parts))
     colour = dict(zip(labels, PALETTE * (len(labels) // len(PALETTE) + 1), strict=False))
     most = max((sum(value for _, value in row.parts) for row in rows), default=0.0) or 1.0
     margin = 16 + _CHARACTER * max((len(row.name) for row in rows), default=0)
     parts: list[str] = []
     for index, row in enumerate(rows):
-        x, top = margin, _TOP + index * 24
+        x = margin
+        top = _TOP + index * 24
         parts.append(_text(4, top + 13, row.name))
         for label, value in row.parts:
             wide = value / most * width
-            parts += _box(Box(0, 0, colour[label], hint=f"{row.name}, {label}: {value:g} {unit}"), x, top, wide, 18)
+            parts += _box(
+                Box(0, 0, colour[label], hint=f"{row.name}, {label}: {value:g} {unit}"),
+                x,
+                top,
+                wide,
+                18,
+            )
             x += wide
-        parts.append(_text(x + 6, top + 13, row.note or f"{sum(value for _, value in row.parts):.4g} {unit}".strip()))
+        parts.append(
+            _text(
+                x + 6,
+                top + 13,
+                row.note or f"{sum(value for _, value in row.parts):.4g} {unit}".strip(),
+            )
+        )
     bottom = _TOP + len(rows) * 24
     if len(labels) > 1:
         parts += _legend(((label, colour[label]) for label in labels), margin, bottom + 4)

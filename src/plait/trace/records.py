@@ -1,4 +1,5 @@
-"""The records. A simulator writes them as promise, a run writes them as measurement; nothing tells them apart.
+"""The records. A simulator writes them as promise, a run writes them as measurement; nothing tells
+them apart.
 
 Times are seconds since the start of the timeline they stand in.
 """
@@ -29,7 +30,9 @@ class Span:
 
 @dataclass(frozen=True)
 class CommEvent:
-    """One communication on one axis: from its issue to the end of its wait, `exposed_seconds` of it spent waiting."""
+    """One communication on one axis: from its issue to the end of its wait, `exposed_seconds` of it
+    spent waiting.
+    """
 
     axis: str
     op: str
@@ -47,7 +50,9 @@ class CommEvent:
 
 @dataclass(frozen=True)
 class MemoryMark:
-    """Memory in use at one moment, by kind (parameters, gradients, optimizer, activations, buffers, process)."""
+    """Memory in use at one moment, by kind (parameters, gradients, optimizer, activations, buffers,
+    process).
+    """
 
     rank: int
     at_seconds: float

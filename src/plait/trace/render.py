@@ -10,7 +10,8 @@ from plait.trace.timeline import Timeline
 
 
 def render(timeline: Timeline, width: int = 100) -> str:
-    """The lanes of the ranks, `width` slots wide; a slot shows the first letter of the kind that filled most of it, or `.`.
+    """The lanes of the ranks, `width` slots wide; a slot shows the first letter of the kind that
+    filled most of it, or `.`.
 
     A legend and the length of the whole in milliseconds follow.
     """
@@ -26,7 +27,9 @@ def render(timeline: Timeline, width: int = 100) -> str:
     lines = []
     for rank in ranks:
         lane = _lane([span for span in spans if span.rank == rank], start, slot, width)
-        lines.append(f"{f'rank {rank}':<{margin}} |" + "".join(letters.get(kind, ".") for kind in lane) + "|")
+        lines.append(
+            f"{f'rank {rank}':<{margin}} |" + "".join(letters.get(kind, ".") for kind in lane) + "|"
+        )
     legend = "  ".join(f"{letter} {kind}" for kind, letter in letters.items())
     return "\n".join([*lines, f"{'':<{margin}}  {legend}  . idle   {length * 1e3:.2f} ms"])
 
@@ -36,7 +39,9 @@ def _letters(kinds: list[str]) -> dict[str, str]:
     letters: dict[str, str] = {}
     for kind in kinds:
         spare = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
-        letters[kind] = next(c for c in (*kind.upper(), *spare) if c.isalnum() and c not in letters.values())
+        letters[kind] = next(
+            c for c in (*kind.upper(), *spare) if c.isalnum() and c not in letters.values()
+        )
     return letters
 
 
@@ -47,7 +52,11 @@ def _lane(spans: list[Span], start: float, slot: float, width: int) -> list[str]
         first = max(0, int((span.start_seconds - start) / slot))
         last = min(width - 1, int((span.stop_seconds - start) / slot))
         for index in range(first, last + 1):
-            left, right = start + index * slot, start + (index + 1) * slot
+            left = start + index * slot
+            right = start + (index + 1) * slot
             overlap = min(right, span.stop_seconds) - max(left, span.start_seconds)
             filled[index][span.kind] = filled[index].get(span.kind, 0.0) + max(0.0, overlap)
-    return [max(slot_, key=lambda k: slot_[k]) if sum(slot_.values()) * 2 >= slot else "" for slot_ in filled]
+    return [
+        max(slot_, key=lambda k: slot_[k]) if sum(slot_.values()) * 2 >= slot else ""
+        for slot_ in filled
+    ]

@@ -1,7 +1,8 @@
 """The timeline: collects records of one rank (or of all, once merged).
 
-Disabled it costs one attribute test for each record, so that the same code runs measured and unmeasured. The clock is
-`perf_counter`, which all processes of a host share: timelines of ranks on one host need only one common origin.
+Disabled it costs one attribute test for each record, so that the same code runs measured and
+unmeasured. The clock is `perf_counter`, which all processes of a host share: timelines of ranks on
+one host need only one common origin.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from plait.trace.records import CommEvent, MemoryMark, Span
 class Timeline:
     """Spans, communication events and memory marks, in the order in which they ended."""
 
-    def __init__(self, rank: int = 0, *, enabled: bool = True, origin_seconds: float | None = None) -> None:
+    def __init__(
+        self, rank: int = 0, *, enabled: bool = True, origin_seconds: float | None = None
+    ) -> None:
         self.rank = rank
         self.enabled = enabled
         self.origin_seconds = time.perf_counter() if origin_seconds is None else origin_seconds
@@ -61,11 +64,15 @@ class Timeline:
 
     def clear(self) -> None:
         """Forget the records; the origin stays."""
-        self.spans, self.comms, self.marks = [], [], []
+        self.spans = []
+        self.comms = []
+        self.marks = []
 
     @property
     def seconds(self) -> float:
-        """From the first start to the last end of spans and communications; 0 when there is none."""
+        """From the first start to the last end of spans and communications; 0 when there is
+        none.
+        """
         records: list[Span | CommEvent] = [*self.spans, *self.comms]
         if not records:
             return 0.0
@@ -81,7 +88,8 @@ class Timeline:
         """The time that `rank` spent in spans (of these kinds), overlaps counted once."""
         wanted = None if kinds is None else set(kinds)
         chosen = [s for s in self.spans if s.rank == rank and (wanted is None or s.kind in wanted)]
-        total, end = 0.0, float("-inf")
+        total = 0.0
+        end = float("-inf")
         for span in sorted(chosen, key=lambda s: s.start_seconds):
             total += max(0.0, span.stop_seconds - max(end, span.start_seconds))
             end = max(end, span.stop_seconds)
@@ -89,18 +97,33 @@ class Timeline:
 
     @staticmethod
     def merge(timelines: Iterable[Timeline]) -> Timeline:
-        """One timeline of all ranks, on the earliest origin; right for ranks of one host, whose clock is one."""
+        """One timeline of all ranks, on the earliest origin; right for ranks of one host, whose
+        clock is one.
+        """
         parts = list(timelines)
         origin = min((t.origin_seconds for t in parts), default=0.0)
         merged = Timeline(origin_seconds=origin)
         for part in parts:
             later = part.origin_seconds - origin
-            merged.spans += [Span(s.name, s.kind, s.rank, s.start_seconds + later, s.seconds, s.args) for s in part.spans]
+            merged.spans += [
+                Span(s.name, s.kind, s.rank, s.start_seconds + later, s.seconds, s.args)
+                for s in part.spans
+            ]
             merged.comms += [
-                CommEvent(c.axis, c.op, c.bytes, c.start_seconds + later, c.seconds, c.rank, c.exposed_seconds)
+                CommEvent(
+                    c.axis,
+                    c.op,
+                    c.bytes,
+                    c.start_seconds + later,
+                    c.seconds,
+                    c.rank,
+                    c.exposed_seconds,
+                )
                 for c in part.comms
             ]
-            merged.marks += [MemoryMark(m.rank, m.at_seconds + later, m.bytes_by_kind) for m in part.marks]
+            merged.marks += [
+                MemoryMark(m.rank, m.at_seconds + later, m.bytes_by_kind) for m in part.marks
+            ]
         return merged
 
     def labelled(self, **args: Any) -> Timeline:
@@ -111,14 +134,17 @@ class Timeline:
         return other
 
     def by_label(self, name: str) -> dict[Any, Timeline]:
-        """A timeline for each value of a span argument, in order; a communication goes with the span in which it ended.
+        """A timeline for each value of a span argument, in order; a communication goes with the
+        span in which it ended.
 
         Spans without it are left out, and so are communications outside all spans.
         """
         found: dict[Any, Timeline] = {}
         for span in sorted(self.spans, key=lambda span: span.start_seconds):
             if name in span.args:
-                part = found.setdefault(span.args[name], Timeline(self.rank, origin_seconds=self.origin_seconds))
+                part = found.setdefault(
+                    span.args[name], Timeline(self.rank, origin_seconds=self.origin_seconds)
+                )
                 part.spans.append(span)
         windows = [
             (rank, min(s.start_seconds for s in spans), max(s.stop_seconds for s in spans), part)
@@ -128,7 +154,12 @@ class Timeline:
         ]
         for comm in self.comms:
             home = next(
-                (p for rank, start, stop, p in windows if rank == comm.rank and start <= comm.stop_seconds <= stop), None
+                (
+                    p
+                    for rank, start, stop, p in windows
+                    if rank == comm.rank and start <= comm.stop_seconds <= stop
+                ),
+                None,
             )
             if home is not None:
                 home.comms.append(comm)
@@ -136,7 +167,9 @@ class Timeline:
 
     @classmethod
     def from_chrome(cls, trace: Mapping[str, Any]) -> Timeline:
-        """The timeline of a trace that `to_chrome` made. Raises KeyError or ValueError for another."""
+        """The timeline of a trace that `to_chrome` made. Raises KeyError or ValueError for
+        another.
+        """
         timeline = cls(origin_seconds=0.0)
         timeline.spans, timeline.comms, timeline.marks = from_chrome(trace)
         return timeline

@@ -1,7 +1,8 @@
-"""Both sides of the proof of an asynchronous pipeline. A run is one observation: between steps its stages are not in step.
+"""Both sides of the proof of an asynchronous pipeline. A run is one observation: between steps its
+stages are not in step.
 
-What is compared: the mean of the steps' losses, the parameters after the flush, and as gradient the whole change of each
-parameter. The reference is `delayed`.
+What is compared: the mean of the steps' losses, the parameters after the flush, and as gradient the
+whole change of each parameter. The reference is `delayed`.
 """
 
 from __future__ import annotations
@@ -63,18 +64,31 @@ def join_stream(records: Sequence[RankRecord]) -> Record:
 
 
 def reference_stream(
-    problem: Problem, plan: Plan, model: nn.Module, batches: Sequence[Batch], records: Sequence[RankRecord]
+    problem: Problem,
+    plan: Plan,
+    model: nn.Module,
+    batches: Sequence[Batch],
+    records: Sequence[RankRecord],
 ) -> Record:
-    """One device under the rule of the plan's schedule. Which stage holds what is read from the ranks' records."""
-    mesh, cut = Mesh.of(plan), problem.slices(plan)
-    schedule = schedules.make(plan.pp.schedule, plan.pp.size, plan.micro_batches, num_steps=len(batches))
+    """One device under the rule of the plan's schedule. Which stage holds what is read from the
+    ranks' records.
+    """
+    mesh = Mesh.of(plan)
+    cut = problem.slices(plan)
+    schedule = schedules.make(
+        plan.pp.schedule, plan.pp.size, plan.micro_batches, num_steps=len(batches)
+    )
     names = [_names(records[mesh.rank_at(pp=stage)].start) for stage in range(plan.pp.size)]
-    if sorted(name for stage in names for name in stage) != sorted(name for name, _ in model.named_parameters()):
+    if sorted(name for stage in names for name in stage) != sorted(
+        name for name, _ in model.named_parameters()
+    ):
         raise PlanError("the stages together do not hold every parameter once")
     stream = [_micro_batches(cut(step, batch)) for step, batch in enumerate(batches)]
     recipe = problem.recipe()
     begun = _values(model)
-    found = run_delayed(model, stream, recipe, list(zip(names, stage_weights(schedule), strict=True)))
+    found = run_delayed(
+        model, stream, recipe, list(zip(names, stage_weights(schedule), strict=True))
+    )
     trained = {name for name, param in model.named_parameters() if param.requires_grad}
     change = {name: begun[name] - value for name, value in found.params.items() if name in trained}
     loss = sum(found.losses) / len(found.losses)
@@ -101,7 +115,9 @@ def _micro_batches(parts: Sequence[Slice]) -> list[Batch]:
 
 def _together(shares: Sequence[Batch]) -> Batch:
     others = [iter(_leaves(share)) for share in shares]
-    joined: Batch = tree_map_only(Tensor, lambda _: torch.cat([next(leaves) for leaves in others]), shares[0])
+    joined: Batch = tree_map_only(
+        Tensor, lambda _: torch.cat([next(leaves) for leaves in others]), shares[0]
+    )
     return joined
 
 

@@ -1,8 +1,9 @@
 """Who is to blame: the smallest plan that still fails, found with as few runs as possible.
 
-A plan is taken as its ingredients (an axis, micro-batches, an option). Delta debugging (ddmin, in Zeller and Hildebrandt,
-"Simplifying and Isolating Failure-Inducing Input", 2002) keeps a failing set of them from which none can be removed; then each
-strategy left is replaced by the plain one of its axis, which tells an axis from its strategy. Pure: it only calls `fails`.
+A plan is taken as its ingredients (an axis, micro-batches, an option). Delta debugging (ddmin, in
+Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", 2002) keeps a failing
+set of them from which none can be removed; then each strategy left is replaced by the plain one of
+its axis, which tells an axis from its strategy. Pure: it only calls `fails`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from plait.plan import ContextAxis, DataAxis, PipelineAxis, Plan, TensorAxis
 class Blame:
     """The outcome. `smallest` fails, and nothing can be taken from it.
 
-    `ingredients` are its axes and options (`dp`, `mb`, `remat`); `strategies` are those axes whose plain strategy passes, so
-    that the strategy and not the axis is to blame. `tried` are the plans that were run, with whether they failed.
+    `ingredients` are its axes and options (`dp`, `mb`, `remat`); `strategies` are those axes whose
+    plain strategy passes, so that the strategy and not the axis is to blame. `tried` are the plans
+    that were run, with whether they failed.
     """
 
     smallest: Plan
@@ -31,15 +33,23 @@ class Blame:
         """One sentence for the report."""
         if not self.ingredients:
             return "one device fails by itself: no axis is to blame, but what every plan shares"
-        named = [f"{axis} ({self._strategy(axis)})" if axis in self.strategies else axis for axis in self.ingredients]
+        named = [
+            f"{axis} ({self._strategy(axis)})" if axis in self.strategies else axis
+            for axis in self.ingredients
+        ]
         blamed = " with ".join(named)
         return f"the smallest plan that fails is '{self.smallest}': to blame is {blamed} ({len(self.tried)} plans tried)"
 
     def _strategy(self, axis: str) -> str:
-        return {"dp": self.smallest.dp.strategy, "tp": self.smallest.tp.mode, "pp": self.smallest.pp.schedule}.get(axis, axis)
+        return {
+            "dp": self.smallest.dp.strategy,
+            "tp": self.smallest.tp.mode,
+            "pp": self.smallest.pp.schedule,
+        }.get(axis, axis)
 
 
-# Each ingredient takes itself from a plan; one that changes nothing is not an ingredient of that plan.
+# Each ingredient takes itself from a plan; one that changes nothing is not an ingredient of that
+# plan.
 REMOVE: dict[str, Callable[[Plan], Plan]] = {
     "dp": lambda plan: replace(plan, dp=DataAxis()),
     "tp": lambda plan: replace(plan, tp=TensorAxis()),
@@ -72,7 +82,9 @@ def without(plan: Plan, names: Sequence[str]) -> Plan:
 
 
 def bisect(plan: Plan, fails: Callable[[Plan], bool]) -> Blame:
-    """The smallest failing part of a plan that fails; `fails(plan)` runs one. A plan that cannot run counts as passing."""
+    """The smallest failing part of a plan that fails; `fails(plan)` runs one. A plan that cannot
+    run counts as passing.
+    """
     trial = _Trial(plan, ingredients(plan), fails)
     kept = trial.minimise() if trial.names and not trial.keeps(()) else ()
     smallest = without(plan, [name for name in trial.names if name not in kept])
@@ -110,14 +122,27 @@ class _Trial:
 
     def minimise(self) -> tuple[str, ...]:
         """ddmin over the ingredients: try parts, then complements, then finer parts."""
-        kept, parts = self.names, 2
+        kept = self.names
+        parts = 2
         while len(kept) > 1:
             size = max(len(kept) // parts, 1)
             chunks = [kept[i : i + size] for i in range(0, len(kept), size)]
-            rests = [tuple(name for name in kept if name not in chunk) for chunk in chunks] if len(chunks) > 2 else []
-            smaller = next((one for one in [*chunks, *rests] if one and len(one) < len(kept) and self.keeps(one)), None)
+            rests = (
+                [tuple(name for name in kept if name not in chunk) for chunk in chunks]
+                if len(chunks) > 2
+                else []
+            )
+            smaller = next(
+                (
+                    one
+                    for one in [*chunks, *rests]
+                    if one and len(one) < len(kept) and self.keeps(one)
+                ),
+                None,
+            )
             if smaller is not None:
-                kept, parts = smaller, 2
+                kept = smaller
+                parts = 2
             elif size == 1:
                 break
             else:

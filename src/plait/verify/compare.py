@@ -1,9 +1,10 @@
 """Numbers for "the same": how far one run is from another, and whether the question was a real one.
 
-Relative error of a tensor: max |a - b| / max(max |b|, 1e-4 times the largest |b| of that kind in the model). The second term
-keeps a gradient that is zero in exact arithmetic (the bias of attention keys) from being judged by its rounding noise; for the
-same reason a parameter's error is never taken relative to less than the largest update of the step.
-A comparison of nothing with nothing passes every tolerance, so `refusals` comes first.
+Relative error of a tensor: max |a - b| / max(max |b|, 1e-4 times the largest |b| of that kind in
+the model). The second term keeps a gradient that is zero in exact arithmetic (the bias of attention
+keys) from being judged by its rounding noise; for the same reason a parameter's error is never
+taken relative to less than the largest update of the step. A comparison of nothing with nothing
+passes every tolerance, so `refusals` comes first.
 """
 
 from __future__ import annotations
@@ -15,16 +16,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from plait.verify.observation import Gradients, Observation, Record, Tensors, non_finite, same_memory
+from plait.verify.observation import (
+    Gradients,
+    Observation,
+    Record,
+    Tensors,
+    non_finite,
+    same_memory,
+)
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-UPDATE_FACTOR = 100  # an update is a small difference of large numbers: it is judged at this multiple of the tolerance
+# an update is a small difference of large numbers: it is judged at this multiple of the tolerance
+UPDATE_FACTOR = 100
 FLOOR = 1e-4
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One comparison. `kind`: start, loss, count, grad, grad_norm, param, update or replica; `rank` None: the agreed value."""
+    """One comparison. `kind`: start, loss, count, grad, grad_norm, param, update or replica; `rank`
+    None: the agreed value.
+    """
 
     step: int
     kind: str
@@ -41,17 +52,28 @@ def tolerance_of(record: Record) -> float:
 
 def largest(tensors: Mapping[str, Tensor | None]) -> float:
     """The largest absolute element over all tensors; 0 when there is none."""
-    return max((float(value.abs().max()) for value in tensors.values() if value is not None and value.numel()), default=0.0)
+    return max(
+        (
+            float(value.abs().max())
+            for value in tensors.values()
+            if value is not None and value.numel()
+        ),
+        default=0.0,
+    )
 
 
 def relative_error(value: Tensor | None, truth: Tensor | None, scale: float = 0.0) -> float:
-    """max |a - b| / max(max |b|, FLOOR * scale); None counts as zeros, another shape or a NaN as infinitely far."""
+    """max |a - b| / max(max |b|, FLOOR * scale); None counts as zeros, another shape or a NaN as
+    infinitely far.
+    """
     if value is None and truth is None:
         return 0.0
     if value is None or truth is None:
         present = value if truth is None else truth
         assert present is not None
-        value, truth = (torch.zeros_like(present) if side is None else side for side in (value, truth))
+        value, truth = (
+            torch.zeros_like(present) if side is None else side for side in (value, truth)
+        )
     if value.shape != truth.shape:
         return math.inf
     if truth.numel() == 0:
@@ -74,7 +96,9 @@ def relative_number(value: float | None, truth: float | None) -> float:
 
 
 def update_error(value: Tensors, truth: Tensors, before: Tensors) -> float:
-    """|a - b| / |b - before| over all parameters (2-norms): it shows a wrong step size that large weights would hide."""
+    """|a - b| / |b - before| over all parameters (2-norms): it shows a wrong step size that large
+    weights would hide.
+    """
     gap = moved = 0.0
     for name in truth.keys() & value.keys() & before.keys():
         if value[name].shape == truth[name].shape == before[name].shape:
@@ -84,21 +108,29 @@ def update_error(value: Tensors, truth: Tensors, before: Tensors) -> float:
 
 
 def differences(parallel: Record, reference: Record) -> Iterator[Difference]:
-    """Every comparison of the two runs, in order of steps; names that only one side has are infinitely far."""
+    """Every comparison of the two runs, in order of steps; names that only one side has are
+    infinitely far.
+    """
     if parallel.start is not None and reference.start is not None:
         for name, error in _named(parallel.start, reference.start):
             yield Difference(0, "start", name, error)
     for step, (mine, truth) in enumerate(zip(parallel.steps, reference.steps, strict=True)):
         yield Difference(step, "loss", "loss", relative_number(mine.loss, truth.loss))
-        yield Difference(step, "count", "tokens or samples", relative_number(mine.count, truth.count))
-        yield Difference(step, "grad_norm", "grad_norm", relative_number(mine.grad_norm, truth.grad_norm))
+        yield Difference(
+            step, "count", "tokens or samples", relative_number(mine.count, truth.count)
+        )
+        yield Difference(
+            step, "grad_norm", "grad_norm", relative_number(mine.grad_norm, truth.grad_norm)
+        )
         before = reference.before(step)
         for name, error in _named(mine.grads, truth.grads):
             yield Difference(step, "grad", name, error)
         for name, error in _named(mine.params, truth.params, _largest_update(truth.params, before)):
             yield Difference(step, "param", name, error)
         if before is not None:
-            yield Difference(step, "update", "all parameters", update_error(mine.params, truth.params, before))
+            yield Difference(
+                step, "update", "all parameters", update_error(mine.params, truth.params, before)
+            )
         yield from _copies(step, mine, truth)
 
 
@@ -120,23 +152,38 @@ def _named(mine: Gradients, truth: Gradients, least: float = 0.0) -> Iterator[tu
 
 
 def _copies(step: int, mine: Observation, truth: Observation) -> Iterator[Difference]:
-    """Each rank's own copies: gradients against the truth, parameters against the agreed value of the same run (replicas)."""
-    grad_scale, param_scale = largest(truth.grads), largest(truth.params)
+    """Each rank's own copies: gradients against the truth, parameters against the agreed value of
+    the same run (replicas).
+    """
+    grad_scale = largest(truth.grads)
+    param_scale = largest(truth.params)
     for rank, view in sorted(mine.ranks.items()):
         for name, grad in view.grads.items():
             if grad is not None and name in truth.grads:
-                yield Difference(step, "grad", name, relative_error(grad, truth.grads[name], grad_scale), rank)
+                yield Difference(
+                    step, "grad", name, relative_error(grad, truth.grads[name], grad_scale), rank
+                )
         for name, value in view.params.items():
             if name in mine.params and value is not mine.params[name]:
-                yield Difference(step, "replica", name, relative_error(value, mine.params[name], param_scale), rank)
+                yield Difference(
+                    step,
+                    "replica",
+                    name,
+                    relative_error(value, mine.params[name], param_scale),
+                    rank,
+                )
 
 
 def refusals(parallel: Record, reference: Record) -> list[str]:
-    """The reasons why equality of these two runs would prove nothing; empty when the comparison is a real one."""
+    """The reasons why equality of these two runs would prove nothing; empty when the comparison is
+    a real one.
+    """
     if not reference.steps or not parallel.steps:
         return ["no step was observed"]
     if len(reference.steps) != len(parallel.steps):
-        return [f"the reference has {len(reference.steps)} steps and the parallel run {len(parallel.steps)}"]
+        return [
+            f"the reference has {len(reference.steps)} steps and the parallel run {len(parallel.steps)}"
+        ]
     found = []
     for label, record in (("reference", reference), ("parallel run", parallel)):
         found += _empty(label, record)
@@ -144,7 +191,10 @@ def refusals(parallel: Record, reference: Record) -> list[str]:
         for step, seen in enumerate(record.steps):
             if not math.isfinite(seen.loss):
                 found.append(f"the loss of the {label} is {seen.loss} in step {step}")
-            for kind, names in (("gradient", non_finite(seen.grads)), ("parameter", non_finite(seen.params))):
+            for kind, names in (
+                ("gradient", non_finite(seen.grads)),
+                ("parameter", non_finite(seen.params)),
+            ):
                 if names:
                     found.append(
                         f"NaN or infinity in step {step} of the {label}: {kind} of {', '.join(names[:3])} ({len(names)} in all)"
@@ -158,11 +208,14 @@ def _empty(label: str, record: Record) -> list[str]:
         return [f"the {label} has no parameters"]
     dead = [step for step, seen in enumerate(record.steps) if largest(seen.grads) == 0.0]
     if dead:
-        found.append(f"every gradient of the {label} is zero or absent in step {dead[0]}: two dead models agree")
+        found.append(
+            f"every gradient of the {label} is zero or absent in step {dead[0]}: two dead models agree"
+        )
     for step, seen in enumerate(record.steps):
         before = record.before(step)
         if before is not None and all(
-            name in before and torch.equal(before[name], value) for name, value in seen.params.items()
+            name in before and torch.equal(before[name], value)
+            for name, value in seen.params.items()
         ):
             found.append(f"no weight of the {label} moved in step {step}")
     return found
@@ -174,15 +227,23 @@ def _aliased(label: str, record: Record) -> list[str]:
         before = record.before(step)
         for name, value in seen.params.items():
             if before is not None and name in before and same_memory(value, before[name]):
-                return [f"the {label} shows the same memory for {name} before and after step {step}: observe clones"]
+                return [
+                    f"the {label} shows the same memory for {name} before and after step {step}: observe clones"
+                ]
     return []
 
 
 def _shared(parallel: Record, reference: Record) -> list[str]:
     for step, (mine, truth) in enumerate(zip(parallel.steps, reference.steps, strict=True)):
-        for kind, ours, theirs in (("gradient", mine.grads, truth.grads), ("parameter", mine.params, truth.params)):
+        for kind, ours, theirs in (
+            ("gradient", mine.grads, truth.grads),
+            ("parameter", mine.params, truth.params),
+        ):
             for name in ours.keys() & theirs.keys():
-                one, other = ours[name], theirs[name]
+                one = ours[name]
+                other = theirs[name]
                 if one is not None and other is not None and same_memory(one, other):
-                    return [f"the {kind} of {name} in step {step} is compared with itself (the same memory)"]
+                    return [
+                        f"the {kind} of {name} in step {step} is compared with itself (the same memory)"
+                    ]
     return []

@@ -1,8 +1,9 @@
-"""The wrong gradient as a sum of what each slice of the batch contributes: which slices count how often.
+"""The wrong gradient as a sum of what each slice of the batch contributes: which slices count how
+often.
 
-With contributions g(d, m) of data rank d and micro-batch m, whose plain sum is the right gradient, least squares gives
-c(d, m) in `gradient = sum c(d, m) g(d, m)`. The pattern of c is the diagnosis; no other measurement tells a mean of means from
-a lost micro-batch.
+With contributions g(d, m) of data rank d and micro-batch m, whose plain sum is the right gradient,
+least squares gives c(d, m) in `gradient = sum c(d, m) g(d, m)`. The pattern of c is the diagnosis;
+no other measurement tells a mean of means from a lost micro-batch.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ class Weights:
 
     def known(self) -> list[tuple[Contribution, float]]:
         """The contributions whose coefficient is determined (one without any target is not)."""
-        return [(part, value) for part, value in zip(self.parts, self.values, strict=True) if not math.isnan(value)]
+        return [
+            (part, value)
+            for part, value in zip(self.parts, self.values, strict=True)
+            if not math.isnan(value)
+        ]
 
     def by(self, key: Callable[[Contribution], int]) -> dict[int, float] | None:
         """The coefficient as a function of `key`; None when it is not one."""
@@ -37,29 +42,38 @@ class Weights:
         return found
 
 
-def contribution_findings(seen: Observation, truth: Observation, facts: Facts, slack: float) -> list[Finding]:
-    """The findings from the coefficients; empty without contributions, or when no sum of them gives the gradient.
+def contribution_findings(
+    seen: Observation, truth: Observation, facts: Facts, slack: float
+) -> list[Finding]:
+    """The findings from the coefficients; empty without contributions, or when no sum of them gives
+    the gradient.
 
     Where gradients are sharded and no one sum fits them all, each rank's shard is fitted by itself.
     """
     parts = list(truth.contributions)
     if len(parts) < 2:
         return []
-    clip = fit_scale(truth.grads, _sum(parts)).scale  # one factor for all: the division by the count, and clipping
+    clip = fit_scale(
+        truth.grads, _sum(parts)
+    ).scale  # one factor for all: the division by the count, and clipping
     if not clip:
         return []
     weights = _weights(seen.grads, parts, clip, slack)
     if weights is not None:
         return _read(weights, facts)
     by_rank = {
-        rank: _weights_of_shard(seen.grads, parts, clip, slack, shard) for rank, shard in enumerate(seen.shards) if shard
+        rank: _weights_of_shard(seen.grads, parts, clip, slack, shard)
+        for rank, shard in enumerate(seen.shards)
+        if shard
     }
     fitted = {rank: weights for rank, weights in by_rank.items() if weights is not None}
     if len(fitted) > 1 and all(_own_alone(weights, rank) for rank, weights in fitted.items()):
         text = "each rank's shard holds the gradient of its own part of the batch: a reduction over dp is missing"
         return [Finding("missing-reduction", "dp", text, 0.97)]
     found = [
-        replace(one, text=f"{one.text} (in the shard of rank {rank})") for rank, w in fitted.items() for one in _read(w, facts)
+        replace(one, text=f"{one.text} (in the shard of rank {rank})")
+        for rank, w in fitted.items()
+        for one in _read(w, facts)
     ]
     return found[:1]
 
@@ -71,10 +85,19 @@ def _read(weights: Weights, facts: Facts) -> list[Finding]:
         if found is not None:
             return found
     shown = ", ".join(f"{one:.3f}" for one in weights.values)
-    return [Finding("slices", "data", f"the slices of the batch count {shown} times instead of once each", 0.6)]
+    return [
+        Finding(
+            "slices",
+            "data",
+            f"the slices of the batch count {shown} times instead of once each",
+            0.6,
+        )
+    ]
 
 
-def _weights(value: Gradients, parts: Sequence[Contribution], clip: float, slack: float) -> Weights | None:
+def _weights(
+    value: Gradients, parts: Sequence[Contribution], clip: float, slack: float
+) -> Weights | None:
     solved = coefficients(value, [part.grads for part in parts])
     if solved is None or solved[1] > slack:
         return None
@@ -82,7 +105,11 @@ def _weights(value: Gradients, parts: Sequence[Contribution], clip: float, slack
 
 
 def _weights_of_shard(
-    value: Gradients, parts: Sequence[Contribution], clip: float, slack: float, shard: Mapping[str, tuple[int, int]]
+    value: Gradients,
+    parts: Sequence[Contribution],
+    clip: float,
+    slack: float,
+    shard: Mapping[str, tuple[int, int]],
 ) -> Weights | None:
     cut = [replace(part, grads=_cut(part.grads, shard)) for part in parts]
     found = _weights(_cut(value, shard), cut, clip, slack)
@@ -90,7 +117,10 @@ def _weights_of_shard(
 
 
 def _cut(grads: Gradients, shard: Mapping[str, tuple[int, int]]) -> Gradients:
-    return {name: None if (g := grads.get(name)) is None else g.flatten()[start:stop] for name, (start, stop) in shard.items()}
+    return {
+        name: None if (g := grads.get(name)) is None else g.flatten()[start:stop]
+        for name, (start, stop) in shard.items()
+    }
 
 
 def _own_alone(weights: Weights, rank: int) -> bool:
@@ -98,7 +128,10 @@ def _own_alone(weights: Weights, rank: int) -> bool:
 
 
 def _sum(parts: Sequence[Contribution]) -> Gradients:
-    total = {name: None if grad is None else grad.double().clone() for name, grad in parts[0].grads.items()}
+    total = {
+        name: None if grad is None else grad.double().clone()
+        for name, grad in parts[0].grads.items()
+    }
     for part in parts[1:]:
         for name, grad in part.grads.items():
             present = total.get(name)
@@ -121,7 +154,13 @@ def _dropped_or_doubled(weights: Weights, facts: Facts) -> list[Finding] | None:
         return None
     unit = min(present, key=abs)
     times = [round(value / unit) for _, value in known]
-    if any(abs(value / unit - count) > CLOSE * 10 for (_, value), count in zip(known, times, strict=True)) or max(times) > 2:
+    if (
+        any(
+            abs(value / unit - count) > CLOSE * 10
+            for (_, value), count in zip(known, times, strict=True)
+        )
+        or max(times) > 2
+    ):
         return None
     scaled = "" if abs(unit - 1) < CLOSE else f", and what is there is {facts.explain(unit)[1]}"
     lost = [part for (part, _), count in zip(known, times, strict=True) if count == 0]
@@ -137,7 +176,9 @@ def _dropped_or_doubled(weights: Weights, facts: Facts) -> list[Finding] | None:
     return [Finding("doubled", axis, f"{words} count twice{scaled}", 0.95)]
 
 
-def _name(lost: Sequence[Contribution], kept: Sequence[Contribution], parts: Sequence[Contribution]) -> tuple[str, str]:
+def _name(
+    lost: Sequence[Contribution], kept: Sequence[Contribution], parts: Sequence[Contribution]
+) -> tuple[str, str]:
     axis, words = _place(lost, kept, parts)
     other_axis, others = _place(kept, lost, parts)
     if len(kept) < len(lost) and other_axis != "data":
@@ -145,14 +186,21 @@ def _name(lost: Sequence[Contribution], kept: Sequence[Contribution], parts: Seq
     return axis, f"lacks {words}"
 
 
-def _place(some: Sequence[Contribution], rest: Sequence[Contribution], parts: Sequence[Contribution]) -> tuple[str, str]:
-    """(axis, words) for a set of slices: whole data ranks, whole micro-batches, or single slices."""
-    ranks, micro = sorted({part.rank for part in some}), sorted({part.micro_batch for part in some})
+def _place(
+    some: Sequence[Contribution], rest: Sequence[Contribution], parts: Sequence[Contribution]
+) -> tuple[str, str]:
+    """(axis, words) for a set of slices: whole data ranks, whole micro-batches, or single
+    slices.
+    """
+    ranks = sorted({part.rank for part in some})
+    micro = sorted({part.micro_batch for part in some})
     if len({part.rank for part in parts}) > 1 and not {part.rank for part in rest} & set(ranks):
         return "dp", f"data rank{_plural(ranks)}"
     if not {part.micro_batch for part in rest} & set(micro):
         return "mb", f"micro-batch{'es' if len(micro) > 1 else ''} {_range(micro)}"
-    single = ", ".join(f"micro-batch {part.micro_batch} of data rank {part.rank}" for part in some[:3])
+    single = ", ".join(
+        f"micro-batch {part.micro_batch} of data rank {part.rank}" for part in some[:3]
+    )
     return ("mb" if len({part.micro_batch for part in parts}) > 1 else "data"), single
 
 
@@ -168,12 +216,15 @@ def _range(numbers: Sequence[int]) -> str:
 
 
 def _mean_of_means(weights: Weights, facts: Facts) -> list[Finding] | None:
-    """A mean was taken per part, and then over the parts: each part's weight is inverse to its count.
+    """A mean was taken per part, and then over the parts: each part's weight is inverse to its
+    count.
 
-    The parts may be slices, ranks or micro-batches; with counts n of the parts, c * n is one number for all of them.
+    The parts may be slices, ranks or micro-batches; with counts n of the parts, c * n is one number
+    for all of them.
     """
     every = weights.known()
-    rank_count, micro_count = _counts(every, lambda part: part.rank), _counts(every, lambda part: part.micro_batch)
+    rank_count = _counts(every, lambda part: part.rank)
+    micro_count = _counts(every, lambda part: part.micro_batch)
     questions: list[tuple[str, str, Callable[[Contribution], float]]] = [
         ("dp", "data ranks", lambda part: rank_count[part.rank]),
         ("mb", "micro-batches", lambda part: micro_count[part.micro_batch]),
@@ -186,13 +237,17 @@ def _mean_of_means(weights: Weights, facts: Facts) -> list[Finding] | None:
         questions = questions[:1]
     for axis, parts, count in questions:
         products = [value * count(part) for part, value in every]
-        if len({round(count(part), 9) for part, _ in every}) > 1 and max(products) - min(products) <= 1e-3 * abs(max(products)):
+        if len({round(count(part), 9) for part, _ in every}) > 1 and max(products) - min(
+            products
+        ) <= 1e-3 * abs(max(products)):
             text = f"a mean of means: the {parts} hold unequal numbers of unmasked targets and each is divided by its own"
             return [Finding("mean-of-means", axis, text, 0.96)]
     return None
 
 
-def _counts(known: Sequence[tuple[Contribution, float]], key: Callable[[Contribution], int]) -> dict[int, float]:
+def _counts(
+    known: Sequence[tuple[Contribution, float]], key: Callable[[Contribution], int]
+) -> dict[int, float]:
     totals: dict[int, float] = {}
     for part, _ in known:
         totals[key(part)] = totals.get(key(part), 0.0) + part.count
@@ -207,10 +262,16 @@ def _factor_of_one_axis(weights: Weights, facts: Facts) -> list[Finding] | None:
     ):
         found = weights.by(key)
         if found is not None and len(found) > 1:
-            clauses = {value: facts.explain(value)[1] for value in found.values() if abs(value - 1) > CLOSE}
+            clauses = {
+                value: facts.explain(value)[1] for value in found.values() if abs(value - 1) > CLOSE
+            }
             known = sorted({clause for clause in clauses.values() if ":" in clause})
             why = (
-                f" ({'; '.join(known)})" if known else ": it is clipped or divided before the reduction" if axis == "dp" else ""
+                f" ({'; '.join(known)})"
+                if known
+                else ": it is clipped or divided before the reduction"
+                if axis == "dp"
+                else ""
             )
             text = f"{word}s count with factors of their own, {_grouped(found)}{why}"
             return [Finding("factor-by-" + axis, axis, text, 0.9)]

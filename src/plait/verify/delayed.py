@@ -1,8 +1,10 @@
-"""The reference of asynchronous pipelines: one device that applies the same rule of delayed gradients.
+"""The reference of asynchronous pipelines: one device that applies the same rule of delayed
+gradients.
 
-No pipeline, no ranks: for each micro-batch of the stream the weights of every stage are put to the version that the rule gives
-its forward, one forward and backward of the whole model runs, and each stage's gradient goes into the update that the rule
-says. PipeDream (arXiv 1806.03377, section 3.3) and PipeDream-2BW (arXiv 2006.09503, section 3.1).
+No pipeline, no ranks: for each micro-batch of the stream the weights of every stage are put to the
+version that the rule gives its forward, one forward and backward of the whole model runs, and each
+stage's gradient goes into the update that the rule says. PipeDream (arXiv 1806.03377, section 3.3)
+and PipeDream-2BW (arXiv 2006.09503, section 3.1).
 """
 
 from __future__ import annotations
@@ -67,7 +69,8 @@ class _Stage:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.versions.append([param.detach().clone() for param in self.params])
-        self.grads, self.count = [None] * len(self.params), 0.0
+        self.grads = [None] * len(self.params)
+        self.count = 0.0
 
 
 def run_delayed(
@@ -79,14 +82,15 @@ def run_delayed(
 ) -> DelayedRecord:
     """Train a copy of `model` on a stream of steps, each a list of micro-batches.
 
-    `stages` are the names of each stage's parameters and which versions its micro-batches see and change. `begin` is called
-    before each micro-batch (to seed random numbers).
+    `stages` are the names of each stage's parameters and which versions its micro-batches see and
+    change. `begin` is called before each micro-batch (to seed random numbers).
     """
     model = copy.deepcopy(model)
     named = dict(model.named_parameters())
     made = [_stage([named[name] for name in names], weights, recipe) for names, weights in stages]
     losses: list[float] = []
-    number, num_tokens = 0, 0.0
+    number = 0
+    num_tokens = 0.0
     for step, micro_batches in enumerate(stream):
         total = tokens = 0.0
         for batch in micro_batches:
@@ -97,7 +101,8 @@ def run_delayed(
             if num_samples(batch):
                 loss, count = loss_sum(recipe.loss, call(model, batch[0]), batch)
                 loss.backward()
-                total, tokens = total + float(loss.detach()), tokens + count
+                total = total + float(loss.detach())
+                tokens = tokens + count
             for stage in made:
                 stage.gather(count)
                 if stage.weights.applied.get(number + 1) != stage.weights.applied[number]:
@@ -107,7 +112,9 @@ def run_delayed(
         num_tokens += tokens
     for stage in made:
         stage.show(-1)
-    return DelayedRecord(losses, {name: param.detach().clone() for name, param in named.items()}, num_tokens)
+    return DelayedRecord(
+        losses, {name: param.detach().clone() for name, param in named.items()}, num_tokens
+    )
 
 
 def _stage(params: list[nn.Parameter], weights: StageWeights, recipe: Recipe) -> _Stage:

@@ -1,7 +1,9 @@
-"""What a difference looks like: from two records and the numbers of the run to findings, surest first.
+"""What a difference looks like: from two records and the numbers of the run to findings, surest
+first.
 
-Later steps inherit the errors of earlier ones, so only the first step that is wrong is looked at, and within it the first
-moment: start, then loss and gradients, then the update. Each question is one small function in the files beside this one.
+Later steps inherit the errors of earlier ones, so only the first step that is wrong is looked at,
+and within it the first moment: start, then loss and gradients, then the update. Each question is
+one small function in the files beside this one.
 """
 
 from __future__ import annotations
@@ -17,9 +19,15 @@ from plait.verify.view import View
 
 
 def diagnose(
-    parallel: Record, reference: Record, failed: Sequence[Difference], facts: Facts, tolerance: float
+    parallel: Record,
+    reference: Record,
+    failed: Sequence[Difference],
+    facts: Facts,
+    tolerance: float,
 ) -> list[Finding]:
-    """The findings for the comparisons that `failed`; empty when none did, and one that says so when nothing is recognised."""
+    """The findings for the comparisons that `failed`; empty when none did, and one that says so
+    when nothing is recognised.
+    """
     if not failed or not parallel.steps:
         return []
     step = min(one.step for one in failed)
@@ -37,7 +45,9 @@ def diagnose(
     )
     found: list[Finding] = []
     if "start" in kinds:
-        found += start_findings(parallel, reference, [one.name for one in now if one.kind == "start"])
+        found += start_findings(
+            parallel, reference, [one.name for one in now if one.kind == "start"]
+        )
     if all(one.cause == "missing-parameters" for one in found):
         if kinds & {"loss", "count", "grad", "grad_norm"}:
             found += gradient_findings(view, kinds)
@@ -45,10 +55,17 @@ def diagnose(
             found += replica_findings(view, [one for one in now if one.kind == "replica"])
         if "grad" not in kinds and kinds & {"param", "update"}:
             wrong = [one.name for one in now if one.kind == "param"]
-            found += update_findings(view, parallel.before(step), reference.before(step), wrong, step)
+            found += update_findings(
+                view, parallel.before(step), reference.before(step), wrong, step
+            )
     if not found:
         worst = max(now, key=lambda one: one.error)
         found = [
-            Finding("unrecognised", "", f"{worst.kind} {worst.name} differs by {worst.error:.3g} from step {step} on", 0.1)
+            Finding(
+                "unrecognised",
+                "",
+                f"{worst.kind} {worst.name} differs by {worst.error:.3g} from step {step} on",
+                0.1,
+            )
         ]
     return sorted(found, key=lambda one: -one.confidence)

@@ -1,8 +1,10 @@
-"""How far a plan in bf16 gets from float32, as a distribution: rounding has no single right answer, so none is asked for.
+"""How far a plan in bf16 gets from float32, as a distribution: rounding has no single right answer,
+so none is asked for.
 
-Three runs start alike: one device in float32, one device in bf16, and the plan in bf16. The drift of a tensor is the 2-norm
-of its difference from float32's, relative to float32's. What one device drifts is the yardstick: a plan rounds in other
-places, but not more often, so its distribution must not lie far above. A wrong factor or a missing sum does.
+Three runs start alike: one device in float32, one device in bf16, and the plan in bf16. The drift
+of a tensor is the 2-norm of its difference from float32's, relative to float32's. What one device
+drifts is the yardstick: a plan rounds in other places, but not more often, so its distribution must
+not lie far above. A wrong factor or a missing sum does.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ LEAST = 2.0**-9  # a relative error that one rounding to bf16 makes is no drift
 
 @dataclass(frozen=True)
 class Drift:
-    """The drifts of one kind over all tensors and steps, by quantile, of the plan and of one device in bf16."""
+    """The drifts of one kind over all tensors and steps, by quantile, of the plan and of one device
+    in bf16.
+    """
 
     quantiles: Mapping[float, float]
     one_device: Mapping[float, float]
@@ -45,7 +49,9 @@ class Drift:
     @property
     def ok(self) -> bool:
         """Whether the plan drifts as one device does."""
-        return all(self.quantiles[q] <= max(ALLOWED * self.one_device[q], LEAST) for q in (0.5, 0.99))
+        return all(
+            self.quantiles[q] <= max(ALLOWED * self.one_device[q], LEAST) for q in (0.5, 0.99)
+        )
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,9 @@ class DriftReport:
         return all(drift.ok for drift in self.kinds.values())
 
     def as_dict(self) -> dict[str, Any]:
-        """The keys of every verification, errors being the largest drifts, and the distributions."""
+        """The keys of every verification, errors being the largest drifts, and the
+        distributions.
+        """
         kind = max(self.kinds, key=lambda kind: self.kinds[kind].quantiles[1.0])
         errors = {f"{kind}_error": drift.quantiles[1.0] for kind, drift in self.kinds.items()}
         drifts = {
@@ -75,7 +83,11 @@ class DriftReport:
             }
             for kind, drift in self.kinds.items()
         }
-        worst = {"name": self.kinds[kind].worst, "kind": kind, "error": self.kinds[kind].quantiles[1.0]}
+        worst = {
+            "name": self.kinds[kind].worst,
+            "kind": kind,
+            "error": self.kinds[kind].quantiles[1.0],
+        }
         return {
             "ok": self.ok, **errors, "worst": worst, "plan": self.plan, "world_size": self.world_size,
             "steps": self.num_steps, "dtype": "bf16", "drift": drifts, "allowed": ALLOWED, "notes": list(self.notes),
@@ -83,14 +95,28 @@ class DriftReport:
 
     def text(self) -> str:
         """For people: a table of quantiles, the plan above one device."""
-        verdict = "drifts from float32 as one device in bf16 does" if self.ok else "DRIFTS FURTHER than one device in bf16"
+        verdict = (
+            "drifts from float32 as one device in bf16 does"
+            if self.ok
+            else "DRIFTS FURTHER than one device in bf16"
+        )
         lines = [f"{self.plan}: {verdict} ({self.num_steps} steps, {self.world_size} ranks)"]
-        lines.append(f"  {'relative to float32':<22}" + "".join(f"{_name(q):>10}" for q in QUANTILES))
+        lines.append(
+            f"  {'relative to float32':<22}" + "".join(f"{_name(q):>10}" for q in QUANTILES)
+        )
         for kind, drift in self.kinds.items():
-            lines.append(f"  {kind + ', the plan':<22}" + "".join(f"{drift.quantiles[q]:>10.1e}" for q in QUANTILES))
-            lines.append(f"  {'  one device in bf16':<22}" + "".join(f"{drift.one_device[q]:>10.1e}" for q in QUANTILES))
+            lines.append(
+                f"  {kind + ', the plan':<22}"
+                + "".join(f"{drift.quantiles[q]:>10.1e}" for q in QUANTILES)
+            )
+            lines.append(
+                f"  {'  one device in bf16':<22}"
+                + "".join(f"{drift.one_device[q]:>10.1e}" for q in QUANTILES)
+            )
             if not drift.ok:
-                lines.append(f"  -> {kind} is more than {ALLOWED:g} times as far off; worst: {drift.worst}")
+                lines.append(
+                    f"  -> {kind} is more than {ALLOWED:g} times as far off; worst: {drift.worst}"
+                )
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
 
@@ -104,10 +130,14 @@ class DriftTask:
 
 
 def drift(problem: Problem, plan: Plan, steps: int) -> DriftReport:
-    """Measure the drift of a plan. Raises PlanError for plans whose steps cannot be set beside those of one device."""
+    """Measure the drift of a plan. Raises PlanError for plans whose steps cannot be set beside
+    those of one device.
+    """
     plan = replace(plan, precision="bf16").check()
     if is_asynchronous(plan):
-        raise PlanError(f"{plan.pp}: its updates are delayed, so what it drifts is not rounding; measure pp{plan.pp.size}:1f1b")
+        raise PlanError(
+            f"{plan.pp}: its updates are delayed, so what it drifts is not rounding; measure pp{plan.pp.size}:1f1b"
+        )
     report: DriftReport = in_new_world(in_world, DriftTask(problem, str(plan), steps))
     return report
 
@@ -121,14 +151,17 @@ def in_world(world: World, task: DriftTask) -> DriftReport:
 
 
 def _observe(world: World, task: DriftTask) -> Any:
-    problem, axis = task.problem, world.axis("dp")
+    problem = task.problem
+    axis = world.axis("dp")
     engine = make_engine(problem, Plan.parse(task.plan), world)
     return record_rank(engine, islice(problem.loader(axis.rank, axis.size), task.steps), task.steps)
 
 
 def _judge(world: World, task: DriftTask, records: Sequence[Any]) -> DriftReport:
-    problem, plan = task.problem, Plan.parse(task.plan)
-    model, batches = problem.make_whole_model(torch.float32), problem.batches(task.steps, torch.float32)
+    problem = task.problem
+    plan = Plan.parse(task.plan)
+    model = problem.make_whole_model(torch.float32)
+    batches = problem.batches(task.steps, torch.float32)
     notes = slicing_reasons(model, batches[0])
     pooled = bool(pooled_losses(model)) and plan.micro_batches > 1 and not notes
     how = {"by_slice": bool(notes), "by_micro_batch": pooled}
@@ -139,14 +172,23 @@ def _judge(world: World, task: DriftTask, records: Sequence[Any]) -> DriftReport
 
 
 def compared(
-    mine: Record, one_device: Record, truth: Record, run: tuple[str, int, int], notes: Sequence[str] = ()
+    mine: Record,
+    one_device: Record,
+    truth: Record,
+    run: tuple[str, int, int],
+    notes: Sequence[str] = (),
 ) -> DriftReport:
-    """The distributions of two runs in bf16 around one in float32; `run` is (plan, world size, steps)."""
-    found, yardstick = _drifts(mine, truth), _drifts(one_device, truth)
+    """The distributions of two runs in bf16 around one in float32; `run` is (plan, world size,
+    steps).
+    """
+    found = _drifts(mine, truth)
+    yardstick = _drifts(one_device, truth)
     kinds = {}
     for kind in KINDS:
         worst = max(found[kind], key=lambda name: found[kind][name])
-        kinds[kind] = Drift(_quantiles(found[kind].values()), _quantiles(yardstick[kind].values()), worst)
+        kinds[kind] = Drift(
+            _quantiles(found[kind].values()), _quantiles(yardstick[kind].values()), worst
+        )
     return DriftReport(kinds, *run, notes)
 
 
@@ -174,7 +216,10 @@ def _distance(value: Tensor | None, truth: Tensor) -> float:
 
 def _quantiles(values: Any) -> dict[float, float]:
     ordered = sorted(values)
-    return {q: ordered[min(len(ordered) - 1, math.ceil(q * len(ordered)) - 1 if q else 0)] for q in QUANTILES}
+    return {
+        q: ordered[min(len(ordered) - 1, math.ceil(q * len(ordered)) - 1 if q else 0)]
+        for q in QUANTILES
+    }
 
 
 def _name(quantile: float) -> str:

@@ -1,7 +1,9 @@
-"""Check somebody else's parallel training step: torch DDP, FSDP2, torch's pipelining, DeepSpeed, or a loop of one's own.
+"""Check somebody else's parallel training step: torch DDP, FSDP2, torch's pipelining, DeepSpeed, or
+a loop of one's own.
 
-Nothing is known of the framework. Each of the two functions does one training step and returns what it left behind; how far
-apart the two are, and what that looks like, is the same question as for a plan of this library.
+Nothing is known of the framework. Each of the two functions does one training step and returns what
+it left behind; how far apart the two are, and what that looks like, is the same question as for a
+plan of this library.
 """
 
 from __future__ import annotations
@@ -23,10 +25,12 @@ Step = Callable[[int], "Observation | Mapping[str, Any]"]
 class Parallel:
     """What is known about the parallel step; all of it is optional and makes the findings sharper.
 
-    `facts` are axis sizes and other numbers that a wrong factor may be. `gather(object) -> list` collects one object from
-    every rank in rank order (for instance by `torch.distributed.all_gather_object`): with it replicas are compared, stages
-    of a pipeline are put together, and every rank returns the same report. `aliases` names copies of one
-    parameter (tied weights on two stages), `{copy: name}`. `start` gives the parameters before the first step.
+    `facts` are axis sizes and other numbers that a wrong factor may be. `gather(object) -> list`
+    collects one object from every rank in rank order (for instance by
+    `torch.distributed.all_gather_object`): with it replicas are compared, stages of a pipeline are
+    put together, and every rank returns the same report. `aliases` names copies of one parameter
+    (tied weights on two stages), `{copy: name}`. `start` gives the parameters before the first
+    step.
     """
 
     facts: Facts = field(default_factory=Facts)
@@ -47,20 +51,31 @@ def differential(
 ) -> Report:
     """Run both steps `steps` times and compare loss, every gradient and every parameter.
 
-    Each function takes the number of the step, does it, and returns `loss`, `grads` and `params` (mappings of name to whole
-    tensor, see `gradients_of` and `parameters_of`; own copies) as an `Observation` or a mapping; a loss that a rank does not
-    know is NaN. `start` are the reference's parameters before the first step: with them, weights that do not move are noticed
-    from the first step. `tolerance` is the largest relative error that passes; by default it follows the dtype.
-    The reference runs alike on every rank. Nothing is raised for a difference: see `Report.ok`, `Report.text()`.
+    Each function takes the number of the step, does it, and returns `loss`, `grads` and `params`
+    (mappings of name to whole tensor, see `gradients_of` and `parameters_of`; own copies) as an
+    `Observation` or a mapping; a loss that a rank does not know is NaN. `start` are the reference's
+    parameters before the first step: with them, weights that do not move are noticed from the first
+    step. `tolerance` is the largest relative error that passes; by default it follows the dtype.
+    The reference runs alike on every rank. Nothing is raised for a difference: see `Report.ok`,
+    `Report.text()`.
     """
     about = parallel or Parallel()
     begun = about.start() if about.start is not None else None
-    mine_start = _together(about, [Observation(0.0, {}, begun)]).params if begun is not None else None
-    truth, mine = [], []
+    mine_start = (
+        _together(about, [Observation(0.0, {}, begun)]).params if begun is not None else None
+    )
+    truth = []
+    mine = []
     for step in range(steps):
         truth.append(Observation.of(reference_step(step)))
         mine.append(_together(about, [Observation.of(parallel_step(step))]))
-    return judge(Record(mine_start, mine), Record(start, truth), about.facts, tolerance=tolerance, plan=about.name)
+    return judge(
+        Record(mine_start, mine),
+        Record(start, truth),
+        about.facts,
+        tolerance=tolerance,
+        plan=about.name,
+    )
 
 
 def _together(about: Parallel, own: Sequence[Observation]) -> Observation:
@@ -86,4 +101,6 @@ def judge(
     found = list(differences(parallel, reference)) if comparable else []
     size = world_size or max((len(seen.ranks) for seen in parallel.steps), default=0) or 1
     report = Report(found, refused, (), limit, len(reference.steps), plan=plan, world_size=size)
-    return replace(report, findings=diagnose(parallel, reference, report.failed, facts or Facts(), limit))
+    return replace(
+        report, findings=diagnose(parallel, reference, report.failed, facts or Facts(), limit)
+    )

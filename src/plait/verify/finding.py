@@ -1,7 +1,8 @@
 """A finding: one sentence about what an error looks like, and the axis or option that it points to.
 
-Beside it the numbers of the run that a wrong factor may be, and the small fits (a scale, a sum of contributions) by which
-findings are made. Everything here is arithmetic on tensors that were observed.
+Beside it the numbers of the run that a wrong factor may be, and the small fits (a scale, a sum of
+contributions) by which findings are made. Everything here is arithmetic on tensors that were
+observed.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from plait.verify.observation import Gradients
 
 @dataclass(frozen=True)
 class Finding:
-    """What an error looks like. `cause` is a stable word, `axis` a mesh axis (dp, tp, pp, cp, ep, mb) or an option
-    (init, clip, optimizer, lr, data, loss), several joined by `+`; `confidence` in (0, 1]; `names` the parameters concerned.
+    """What an error looks like. `cause` is a stable word, `axis` a mesh axis (dp, tp, pp, cp, ep,
+    mb) or an option (init, clip, optimizer, lr, data, loss), several joined by `+`; `confidence` in
+    (0, 1]; `names` the parameters concerned.
     """
 
     cause: str
@@ -63,9 +65,11 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known about the parallel run: axis sizes (`mb` too), other numbers by name, and the ranks along each axis.
+    """What is known about the parallel run: axis sizes (`mb` too), other numbers by name, and the
+    ranks along each axis.
 
-    `lines["tp"]` are tuples of ranks, as `Mesh` gives them; ranks are the keys of `Observation.ranks`.
+    `lines["tp"]` are tuples of ranks, as `Mesh` gives them; ranks are the keys of
+    `Observation.ranks`.
     """
 
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -73,13 +77,19 @@ class Facts:
     lines: Mapping[str, Sequence[tuple[int, ...]]] = field(default_factory=dict)
 
     def factors(self) -> list[Factor]:
-        """Every number that a wrong factor may be, simplest first: sizes, other numbers, products of two sizes."""
+        """Every number that a wrong factor may be, simplest first: sizes, other numbers, products
+        of two sizes.
+        """
         known = [
             Factor(size, axis.split("_")[0], WORDS.get(axis, f"the size of {axis}"))
             for axis, size in self.sizes.items()
             if size > 1
         ]
-        known += [Factor(value, "", name) for name, value in self.numbers.items() if value not in (0.0, 1.0)]
+        known += [
+            Factor(value, "", name)
+            for name, value in self.numbers.items()
+            if value not in (0.0, 1.0)
+        ]
         known += [
             Factor(a.value * b.value, f"{a.axis}+{b.axis}", f"{a.text} times {b.text}")
             for a, b in combinations([one for one in known if one.axis], 2)
@@ -91,10 +101,16 @@ class Facts:
         """(axis, clause) for a factor: `4.0000 times too large: the number of micro-batches`."""
         size = abs(ratio)
         sign = "with the wrong sign and " if ratio < 0 else ""
-        direction = f"{sign}{_digits(size)} times too large" if size >= 1 else f"{sign}{_digits(1 / size)} times too small"
+        direction = (
+            f"{sign}{_digits(size)} times too large"
+            if size >= 1
+            else f"{sign}{_digits(1 / size)} times too small"
+        )
         if abs(size - 1) < 1e-4:
             direction = "of the wrong sign" if ratio < 0 else "right"
-        found = [one for one in self.factors() if _near(size, one.value) or _near(size, 1 / one.value)]
+        found = [
+            one for one in self.factors() if _near(size, one.value) or _near(size, 1 / one.value)
+        ]
         simplest = [one for one in found if "+" not in one.axis] or found
         texts = list(dict.fromkeys(one.text for one in simplest))
         axes = list(dict.fromkeys(one.axis for one in simplest if one.axis))
@@ -111,7 +127,9 @@ def _digits(value: float) -> str:
 
 @dataclass(frozen=True)
 class Fit:
-    """`value` is about `scale` times the other side; `residual` is what is left, relative to `value`."""
+    """`value` is about `scale` times the other side; `residual` is what is left, relative to
+    `value`.
+    """
 
     scale: float
     residual: float
@@ -125,7 +143,8 @@ def dot(first: Gradients, second: Gradients) -> float:
     """The inner product over the names that both have."""
     total = 0.0
     for name in first.keys() & second.keys():
-        one, other = first[name], second[name]
+        one = first[name]
+        other = second[name]
         if one is not None and other is not None and one.shape == other.shape:
             total += float(one.double().flatten() @ other.double().flatten())
     return total
@@ -138,7 +157,8 @@ def fit_scale(value: Gradients, truth: Gradients) -> Fit:
 
 def fit_tensors(value: Tensor, truth: Tensor) -> Fit:
     """Least squares for one pair of tensors of a shape."""
-    size, energy = float(value.norm()), float(truth.square().sum())
+    size = float(value.norm())
+    energy = float(truth.square().sum())
     if energy == 0.0 or size == 0.0:
         return Fit(0.0, 0.0 if size == 0.0 else 1.0)
     scale = float((value.flatten() @ truth.flatten()) / energy)
@@ -149,7 +169,8 @@ def _stack(first: Gradients, second: Gradients) -> Tensor:
     """`first` as one float64 vector, over the names that both have, zeros for None."""
     parts = []
     for name in sorted(first.keys() & second.keys()):
-        one, other = first[name], second[name]
+        one = first[name]
+        other = second[name]
         if one is not None:
             parts.append(one.double().flatten())
         elif other is not None:
@@ -158,7 +179,8 @@ def _stack(first: Gradients, second: Gradients) -> Tensor:
 
 
 def coefficients(value: Gradients, basis: Sequence[Gradients]) -> tuple[list[float], float] | None:
-    """c with value = sum of c[i] * basis[i] by least squares, and the residual relative to |value|; None when c is not unique.
+    """c with value = sum of c[i] * basis[i] by least squares, and the residual relative to |value|;
+    None when c is not unique.
 
     It works on the Gram matrix, so that memory is that of the tensors themselves.
     """

@@ -1,8 +1,9 @@
 """What a wrong gradient looks like, one question a function.
 
-The strongest question needs the contributions of the slices (data rank d, micro-batch m): the wrong gradient is then written
-as a sum of them by least squares. Coefficients of 1 are right; the pattern of the others names dropped and doubled parts, means
-of means, and factors that belong to one axis only.
+The strongest question needs the contributions of the slices (data rank d, micro-batch m): the wrong
+gradient is then written as a sum of them by least squares. Coefficients of 1 are right; the pattern
+of the others names dropped and doubled parts, means of means, and factors that belong to one axis
+only.
 """
 
 from __future__ import annotations
@@ -12,11 +13,19 @@ from collections.abc import Callable, Sequence
 from plait.verify.compare import largest, relative_error
 from plait.verify.contribution_findings import contribution_findings
 from plait.verify.finding import Finding, coefficients, fit_scale, list_names
-from plait.verify.number_findings import clipped, loss_alone, norm_alone, norm_of_one_rank, wrong_count
+from plait.verify.number_findings import (
+    clipped,
+    loss_alone,
+    norm_alone,
+    norm_of_one_rank,
+    wrong_count,
+)
 from plait.verify.observation import Gradients
 from plait.verify.view import View
 
-MOST_TIED = 2  # weights that are tied are few; where most gradients are halves, something else is wrong
+MOST_TIED = (
+    2  # weights that are tied are few; where most gradients are halves, something else is wrong
+)
 
 
 def gradient_findings(view: View, kinds: set[str]) -> list[Finding]:
@@ -41,12 +50,29 @@ def gradient_findings(view: View, kinds: set[str]) -> list[Finding]:
 def missing_names(view: View) -> list[Finding]:
     """Parameters that exist on one side only."""
     found = []
-    truth, mine = view.truth.params.keys(), view.mine.params.keys()
+    truth = view.truth.params.keys()
+    mine = view.mine.params.keys()
     if lost := sorted(truth - mine):
         text = f"{len(lost)} parameters are nowhere in the parallel run: {list_names(lost)}"
-        found.append(Finding("missing-parameters", "pp" if view.facts.sizes.get("pp", 1) > 1 else "", text, 0.9, tuple(lost)))
+        found.append(
+            Finding(
+                "missing-parameters",
+                "pp" if view.facts.sizes.get("pp", 1) > 1 else "",
+                text,
+                0.9,
+                tuple(lost),
+            )
+        )
     if new := sorted(mine - truth):
-        found.append(Finding("unknown-parameters", "", f"the reference does not know {list_names(new)}", 0.9, tuple(new)))
+        found.append(
+            Finding(
+                "unknown-parameters",
+                "",
+                f"the reference does not know {list_names(new)}",
+                0.9,
+                tuple(new),
+            )
+        )
     return found
 
 
@@ -56,7 +82,9 @@ def global_scale(view: View) -> list[Finding]:
     if not fit.holds(view.slack) or abs(fit.scale - 1) < view.slack or fit.scale == 0.0:
         return []
     axis, clause = view.facts.explain(fit.scale)
-    return [Finding("scale", axis, f"every gradient is {clause}", 0.95 if axis else 0.8, view.wrong)]
+    return [
+        Finding("scale", axis, f"every gradient is {clause}", 0.95 if axis else 0.8, view.wrong)
+    ]
 
 
 def scale_by_parameter(view: View) -> list[Finding]:
@@ -70,7 +98,15 @@ def scale_by_parameter(view: View) -> list[Finding]:
     for factor, names in sorted(groups.items(), key=lambda item: -len(item[1])):
         axis, clause = view.facts.explain(float(factor))
         if ":" in clause or len(names) > 1:
-            found.append(Finding("scale-some", axis, f"the gradient of {list_names(names)} is {clause}", 0.65, tuple(names)))
+            found.append(
+                Finding(
+                    "scale-some",
+                    axis,
+                    f"the gradient of {list_names(names)} is {clause}",
+                    0.65,
+                    tuple(names),
+                )
+            )
     return found[:3]
 
 
@@ -80,17 +116,25 @@ def lacks_reduction(view: View) -> list[Finding]:
         for word, divide in (("sum", False), ("mean", True)):
             solved = [name for name in view.wrong if _combined_matches(view, name, lines, divide)]
             if solved:
-                which = "every wrong gradient" if len(solved) == len(view.wrong) else f"the gradient of {list_names(solved)}"
+                which = (
+                    "every wrong gradient"
+                    if len(solved) == len(view.wrong)
+                    else f"the gradient of {list_names(solved)}"
+                )
                 text = f"{which} matches after a {word} over {axis}: a reduction is missing"
                 return [Finding("missing-reduction", axis, text, 0.97, tuple(solved))]
     return []
 
 
-def _combined_matches(view: View, name: str, lines: Sequence[tuple[int, ...]], divide: bool) -> bool:
+def _combined_matches(
+    view: View, name: str, lines: Sequence[tuple[int, ...]], divide: bool
+) -> bool:
     truth = view.truth.grads.get(name)
     if truth is None:
         return False
-    complete = [line for line in lines if len(line) > 1 and all(name in _grads(view, rank) for rank in line)]
+    complete = [
+        line for line in lines if len(line) > 1 and all(name in _grads(view, rank) for rank in line)
+    ]
     for line in complete:
         parts = [_grads(view, rank)[name] for rank in line]
         own = [part for part in parts if part is not None]
@@ -109,12 +153,21 @@ def _grads(view: View, rank: int) -> Gradients:
 
 def unsynchronised_copies(view: View) -> list[Finding]:
     """Copies of one parameter (tied weights) have gradients whose sum is the right one."""
-    unknown = [grad for name, grad in view.mine.grads.items() if name not in view.truth.params and grad is not None]
+    unknown = [
+        grad
+        for name, grad in view.mine.grads.items()
+        if name not in view.truth.params and grad is not None
+    ]
     tied = []
     for name in view.wrong:
-        truth, own = view.truth.grads.get(name), view.mine.grads.get(name)
-        copies = [grad for seen in view.mine.ranks.values() if (grad := seen.grads.get(name)) is not None]
-        pairs = [(own, other) for other in unknown if own is not None] + ([(copies[0], copies[1])] if len(copies) == 2 else [])
+        truth = view.truth.grads.get(name)
+        own = view.mine.grads.get(name)
+        copies = [
+            grad for seen in view.mine.ranks.values() if (grad := seen.grads.get(name)) is not None
+        ]
+        pairs = [(own, other) for other in unknown if own is not None] + (
+            [(copies[0], copies[1])] if len(copies) == 2 else []
+        )
         for one, other in pairs:
             if truth is not None and one.shape == other.shape == truth.shape:
                 error = relative_error(one + other, truth, largest(view.truth.grads))
@@ -123,7 +176,11 @@ def unsynchronised_copies(view: View) -> list[Finding]:
     if not 0 < len(tied) <= MOST_TIED:
         return []
     text = f"the sum of the two copies of {list_names(tied)} is the right gradient: the tied weights are not synchronised"
-    return [Finding("tied", "pp" if view.facts.sizes.get("pp", 1) > 1 else "tied", text, 0.98, tuple(tied))]
+    return [
+        Finding(
+            "tied", "pp" if view.facts.sizes.get("pp", 1) > 1 else "tied", text, 0.98, tuple(tied)
+        )
+    ]
 
 
 def kept_from_before(view: View) -> list[Finding]:
@@ -136,10 +193,19 @@ def kept_from_before(view: View) -> list[Finding]:
         return []
     now, old = fitted[0]
     if abs(now) < 1e-3:
-        text = "the gradient is that of the step before: it was not computed anew, or reduced too late"
+        text = (
+            "the gradient is that of the step before: it was not computed anew, or reduced too late"
+        )
     else:
         text = "the gradient of the step before is added to this one: gradients are not set to zero between steps"
-    return [Finding("gradient-kept", "optimizer", f"{text} ({now:.4f} of this step, {old:.4f} of the one before)", 0.93)]
+    return [
+        Finding(
+            "gradient-kept",
+            "optimizer",
+            f"{text} ({now:.4f} of this step, {old:.4f} of the one before)",
+            0.93,
+        )
+    ]
 
 
 def stale_weights(view: View) -> list[Finding]:

@@ -1,4 +1,6 @@
-"""What a wrong number of the step looks like: the loss, the count that divides it, the norm of the gradient, clipping."""
+"""What a wrong number of the step looks like: the loss, the count that divides it, the norm of the
+gradient, clipping.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,19 @@ def norm_alone(view: View, kinds: set[str]) -> list[Finding]:
 def norm_of_one_rank(view: View, kinds: set[str]) -> list[Finding]:
     """The norm of one rank's shard of the right gradient, instead of all shards'."""
     total = dot(view.truth.grads, view.truth.grads) ** 0.5
-    if "grad_norm" not in kinds or not view.mine.grad_norm or not view.truth.grad_norm or total == 0.0:
+    if (
+        "grad_norm" not in kinds
+        or not view.mine.grad_norm
+        or not view.truth.grad_norm
+        or total == 0.0
+    ):
         return []
     for rank, shard in enumerate(view.mine.shards):
-        part = {name: g.flatten()[i:j] for name, (i, j) in shard.items() if (g := view.truth.grads.get(name)) is not None}
+        part = {
+            name: g.flatten()[i:j]
+            for name, (i, j) in shard.items()
+            if (g := view.truth.grads.get(name)) is not None
+        }
         norm = dot(part, part) ** 0.5 * view.truth.grad_norm / total
         if relative_number(view.mine.grad_norm, norm) <= view.slack:
             text = f"the gradient norm is that of rank {rank}'s shard alone: its sum over dp is missing"
@@ -40,7 +51,9 @@ def norm_of_one_rank(view: View, kinds: set[str]) -> list[Finding]:
 
 
 def _norm_of_one_parameter(view: View) -> Finding | None:
-    """A norm of one rank's share alone, or of a rank's share counted twice, when ranks hold different parameters."""
+    """A norm of one rank's share alone, or of a rank's share counted twice, when ranks hold
+    different parameters.
+    """
     total = dot(view.truth.grads, view.truth.grads)
     if not view.mine.grad_norm or not view.truth.grad_norm or total == 0.0:
         return None
@@ -49,7 +62,13 @@ def _norm_of_one_parameter(view: View) -> Finding | None:
         part = dot({name: grad}, {name: grad}) / total
         for count, word in ((1, "is counted twice"), (-1, "is left out")):
             if part > 1e-9 and abs(share - 1 - count * part) < 1e-7 * max(1.0, share):
-                return Finding("norm", "clip", f"the gradient norm is wrong by one parameter: {name} {word}", 0.75, (name,))
+                return Finding(
+                    "norm",
+                    "clip",
+                    f"the gradient norm is wrong by one parameter: {name} {word}",
+                    0.75,
+                    (name,),
+                )
     return None
 
 
@@ -59,7 +78,11 @@ def loss_alone(view: View, kinds: set[str]) -> list[Finding]:
         return []
     ratio = view.mine.loss / view.truth.loss
     axis, clause = view.facts.explain(ratio)
-    text = f"the loss is {clause}" if ":" in clause else f"the loss is {view.mine.loss:.8g} instead of {view.truth.loss:.8g}"
+    text = (
+        f"the loss is {clause}"
+        if ":" in clause
+        else f"the loss is {view.mine.loss:.8g} instead of {view.truth.loss:.8g}"
+    )
     return [
         Finding(
             "loss-report",
@@ -74,7 +97,8 @@ def wrong_count(view: View, kinds: set[str]) -> list[Finding]:
     """The loss is divided by another number than there are unmasked targets."""
     if "count" not in kinds or not view.mine.count or not view.truth.count:
         return []
-    mine, truth = view.mine.count, view.truth.count
+    mine = view.mine.count
+    truth = view.truth.count
     axis, clause = view.facts.explain(mine / truth)
     why = (
         f" ({clause})"
@@ -83,12 +107,22 @@ def wrong_count(view: View, kinds: set[str]) -> list[Finding]:
         if mine < truth
         else ": what is masked or padded is counted"
     )
-    return [Finding("count", axis or "data", f"the step counts {mine:g} tokens or samples instead of {truth:g}{why}", 0.97)]
+    return [
+        Finding(
+            "count",
+            axis or "data",
+            f"the step counts {mine:g} tokens or samples instead of {truth:g}{why}",
+            0.97,
+        )
+    ]
 
 
 def clipped(view: View) -> list[Finding]:
-    """The norm before clipping is right, and the gradients are one factor away: clipping itself is wrong."""
-    mine, truth = view.mine.grad_norm, view.truth.grad_norm
+    """The norm before clipping is right, and the gradients are one factor away: clipping itself is
+    wrong.
+    """
+    mine = view.mine.grad_norm
+    truth = view.truth.grad_norm
     if mine is None or truth is None or relative_number(mine, truth) > view.slack:
         return []
     if dot(view.truth.grads, view.truth.grads) ** 0.5 > 0.999999 * truth:  # nothing was clipped
@@ -97,5 +131,10 @@ def clipped(view: View) -> list[Finding]:
     if not fit.holds(view.slack) or abs(fit.scale - 1) < view.slack:
         return []
     return [
-        Finding("clip", "clip", f"the gradient norm is right and the clipped gradient is {fit.scale:.6f} times too large", 0.96)
+        Finding(
+            "clip",
+            "clip",
+            f"the gradient norm is right and the clipped gradient is {fit.scale:.6f} times too large",
+            0.96,
+        )
     ]

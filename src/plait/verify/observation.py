@@ -1,7 +1,8 @@
 """What one training step leaves behind, and what a run of several steps leaves behind.
 
-A comparison is worth what was observed: so an observation owns its tensors (clones, never views of live parameters),
-keeps what every single rank held beside the agreed value, and may keep the contributions that a gradient is the sum of.
+A comparison is worth what was observed: so an observation owns its tensors (clones, never views of
+live parameters), keeps what every single rank held beside the agreed value, and may keep the
+contributions that a gradient is the sum of.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ class RankView:
 
 @dataclass(frozen=True)
 class Contribution:
-    """The part of the summed loss' gradient that one slice of the batch contributes; those of a step add up to its gradient.
+    """The part of the summed loss' gradient that one slice of the batch contributes; those of a
+    step add up to its gradient.
 
-    `rank` is the coordinate on the data axis, `micro_batch` the index within the rank, `count` its unmasked tokens or samples.
+    `rank` is the coordinate on the data axis, `micro_batch` the index within the rank, `count` its
+    unmasked tokens or samples.
     """
 
     rank: int
@@ -44,11 +47,13 @@ class Contribution:
 
 @dataclass(frozen=True)
 class Observation:
-    """One step: the loss, the gradients as the optimizer saw them (after clipping), the parameters after the update.
+    """One step: the loss, the gradients as the optimizer saw them (after clipping), the parameters
+    after the update.
 
-    `grad_norm` is the global norm before clipping, `lr` the rate that the update used. All tensors have their global shape.
-    `shards` says, where gradients are sharded, which flat range [start, stop) of each came from which rank.
-    `count` are the unmasked tokens or samples; `stale_grads` what the gradient would be with the weights of one update ago.
+    `grad_norm` is the global norm before clipping, `lr` the rate that the update used. All tensors
+    have their global shape. `shards` says, where gradients are sharded, which flat range [start,
+    stop) of each came from which rank. `count` are the unmasked tokens or samples; `stale_grads`
+    what the gradient would be with the weights of one update ago.
     """
 
     loss: float
@@ -64,7 +69,9 @@ class Observation:
 
     @classmethod
     def of(cls, source: Observation | Mapping[str, Any]) -> Observation:
-        """An observation from a mapping with the same keys (`loss`, `grads`, `params`; others optional)."""
+        """An observation from a mapping with the same keys (`loss`, `grads`, `params`; others
+        optional).
+        """
         if isinstance(source, Observation):
             return source
         values = dict(source)
@@ -87,7 +94,9 @@ class Record:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """An own copy of the global value on the host: a DTensor is gathered (a collective: call it alike on all its ranks)."""
+    """An own copy of the global value on the host: a DTensor is gathered (a collective: call it
+    alike on all its ranks).
+    """
     value = tensor.detach()
     gather = getattr(value, "full_tensor", None)
     if gather is not None:
@@ -96,27 +105,38 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def parameters_of(module: nn.Module) -> dict[str, Tensor]:
-    """Copies of all parameters by name; shared ones once. Shards of FSDP2 and DTensor are gathered."""
+    """Copies of all parameters by name; shared ones once. Shards of FSDP2 and DTensor are
+    gathered.
+    """
     return {_plain(name): whole(parameter) for name, parameter in module.named_parameters()}
 
 
 def gradients_of(module: nn.Module) -> dict[str, Tensor | None]:
-    """Copies of all gradients by name, None where there is none. Shards of FSDP2 and DTensor are gathered."""
-    return {_plain(name): None if p.grad is None else whole(p.grad) for name, p in module.named_parameters()}
+    """Copies of all gradients by name, None where there is none. Shards of FSDP2 and DTensor are
+    gathered.
+    """
+    return {
+        _plain(name): None if p.grad is None else whole(p.grad)
+        for name, p in module.named_parameters()
+    }
 
 
 def _plain(name: str) -> str:
-    """The name without what DistributedDataParallel, torch.compile and activation checkpointing put before it."""
+    """The name without what DistributedDataParallel, torch.compile and activation checkpointing put
+    before it.
+    """
     for wrapper in ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module."):
         name = name.replace(wrapper, "")
     return name.removeprefix("module.")
 
 
 def merge(views: Iterable[Observation], aliases: Mapping[str, str] | None = None) -> Observation:
-    """One observation from those of all ranks (in rank order), each with what it holds; all copies are kept as rank views.
+    """One observation from those of all ranks (in rank order), each with what it holds; all copies
+    are kept as rank views.
 
-    `aliases` names copies of one parameter, as tied weights on two pipeline stages: `{"head.weight": "embedding.weight"}`.
-    Two copies on one rank stay apart, as views of their own. The loss is the first that a rank knows.
+    `aliases` names copies of one parameter, as tied weights on two pipeline stages:
+    `{"head.weight": "embedding.weight"}`. Two copies on one rank stay apart, as views of their own.
+    The loss is the first that a rank knows.
     """
     aliases = aliases or {}
     ranks: dict[int, RankView] = {}
@@ -125,10 +145,13 @@ def merge(views: Iterable[Observation], aliases: Mapping[str, str] | None = None
     known = list(views)
     extra = len(known)
     for rank, view in enumerate(known):
-        own_grads, own_params = dict(view.grads), dict(view.params)
+        own_grads = dict(view.grads)
+        own_params = dict(view.params)
         for alias, name in aliases.items():
             if alias in own_params and name in own_params:
-                ranks[extra] = RankView(_only(own_grads, alias, name), {name: own_params.pop(alias)})
+                ranks[extra] = RankView(
+                    _only(own_grads, alias, name), {name: own_params.pop(alias)}
+                )
                 own_grads.pop(alias, None)
                 extra += 1
         own_grads = {aliases.get(name, name): grad for name, grad in own_grads.items()}
@@ -140,7 +163,13 @@ def merge(views: Iterable[Observation], aliases: Mapping[str, str] | None = None
         params = {**own_params, **params}
     losses = [view.loss for view in known if view.loss == view.loss]
     norms = [view.grad_norm for view in known if view.grad_norm is not None]
-    return Observation(losses[0] if losses else float("nan"), grads, params, norms[0] if norms else None, ranks=ranks)
+    return Observation(
+        losses[0] if losses else float("nan"),
+        grads,
+        params,
+        norms[0] if norms else None,
+        ranks=ranks,
+    )
 
 
 def _only(grads: Gradients, alias: str, name: str) -> dict[str, Tensor | None]:
@@ -148,12 +177,21 @@ def _only(grads: Gradients, alias: str, name: str) -> dict[str, Tensor | None]:
 
 
 def same_memory(first: Tensor, second: Tensor) -> bool:
-    """True when the two tensors are one: their elements lie in the same storage at the same place."""
+    """True when the two tensors are one: their elements lie in the same storage at the same
+    place.
+    """
     if first.numel() == 0 or second.numel() == 0 or first.device != second.device:
         return False
-    return first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr() and first.data_ptr() == second.data_ptr()
+    return (
+        first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+        and first.data_ptr() == second.data_ptr()
+    )
 
 
 def non_finite(tensors: Mapping[str, Tensor | None]) -> list[str]:
     """The names of the tensors that hold a NaN or an infinity."""
-    return [name for name, value in tensors.items() if value is not None and not bool(torch.isfinite(value).all())]
+    return [
+        name
+        for name, value in tensors.items()
+        if value is not None and not bool(torch.isfinite(value).all())
+    ]

@@ -1,8 +1,9 @@
-"""What an engine's ranks leave behind: each rank records its parts, the parts of all are put together.
+"""What an engine's ranks leave behind: each rank records its parts, the parts of all are put
+together.
 
-Gradients are taken at the door of the optimizer, by a hook on `optimizer.step` itself, so that whatever the engine does to them
-before (sum, divide, clip) has happened. Parts that several ranks hold must agree to the last bit; where they do not,
-the views of all ranks are kept.
+Gradients are taken at the door of the optimizer, by a hook on `optimizer.step` itself, so that
+whatever the engine does to them before (sum, divide, clip) has happened. Parts that several ranks
+hold must agree to the last bit; where they do not, the views of all ranks are kept.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from plait.verify.observation import Observation, RankView, Record, Shards, Tens
 
 @dataclass(frozen=True)
 class Part:
-    """Elements of one tensor, 1-D, as one rank holds them; `index` says which of the flat whole tensor."""
+    """Elements of one tensor, 1-D, as one rank holds them; `index` says which of the flat whole
+    tensor.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -37,7 +40,9 @@ class Part:
 
     @property
     def range(self) -> tuple[int, int]:
-        """[start, stop) where the elements follow each other; else the whole tensor, of which they are some."""
+        """[start, stop) where the elements follow each other; else the whole tensor, of which they
+        are some.
+        """
         if isinstance(self.index, slice):
             return self.index.start, self.index.stop
         return 0, torch.Size(self.shape).numel()
@@ -45,7 +50,9 @@ class Part:
 
 @dataclass(frozen=True)
 class RankStep:
-    """One step on one rank. `tokens` is what the loss was divided by; `replicas` are the parameters of its next forward."""
+    """One step on one rank. `tokens` is what the loss was divided by; `replicas` are the parameters
+    of its next forward.
+    """
 
     loss: float
     grad_norm: float
@@ -66,13 +73,25 @@ class RankRecord:
 def record_rank(engine: Engine, batches: Iterable[Any], steps: int) -> RankRecord:
     """Train `steps` steps and keep what this rank holds after each. Collective."""
     seen: list[list[Part]] = []
-    hook = engine.update.optimizer.register_step_pre_hook(lambda *_: seen.append(_gradients(engine)))
-    start, found = parameters_of(engine), []
+    hook = engine.update.optimizer.register_step_pre_hook(
+        lambda *_: seen.append(_gradients(engine))
+    )
+    start = parameters_of(engine)
+    found = []
     for batch in islice(batches, steps):
         seen.clear()
         result = engine.step(batch, trace=False)
         grads = seen[0] if seen else []
-        found.append(RankStep(result.loss, result.grad_norm, result.tokens, grads, parameters_of(engine), _replicas(engine)))
+        found.append(
+            RankStep(
+                result.loss,
+                result.grad_norm,
+                result.tokens,
+                grads,
+                parameters_of(engine),
+                _replicas(engine),
+            )
+        )
     hook.remove()
     return RankRecord(start, found)
 
@@ -94,19 +113,29 @@ def _replicas(engine: Engine) -> list[Part]:
     """The parameters as the module has them; ZeRO-3 keeps none between steps."""
     masters = {piece.name: piece.value.dtype for piece in engine.strategy.pieces}
     parts = local_replicas(engine.holding)
-    return [Part.of(part) for part in parts if masters.get(part.name, part.value.dtype) == part.value.dtype]
+    return [
+        Part.of(part)
+        for part in parts
+        if masters.get(part.name, part.value.dtype) == part.value.dtype
+    ]
 
 
 def join(ranks: Sequence[RankRecord]) -> Record:
-    """One record from those of all ranks, in rank order. Where ranks start apart, the start is an odd one's."""
+    """One record from those of all ranks, in rank order. Where ranks start apart, the start is an
+    odd one's.
+    """
     start = _assemble([rank.start for rank in ranks])
     for odd in _views([rank.start for rank in ranks], start).values():
         start |= {name: value for name, value in odd.items() if not torch.equal(value, start[name])}
-    return Record(start, [_join_step([rank.steps[step] for rank in ranks]) for step in range(len(ranks[0].steps))])
+    return Record(
+        start,
+        [_join_step([rank.steps[step] for rank in ranks]) for step in range(len(ranks[0].steps))],
+    )
 
 
 def _join_step(ranks: Sequence[RankStep]) -> Observation:
-    grads, params = _assemble([rank.grads for rank in ranks]), _assemble([rank.params for rank in ranks])
+    grads = _assemble([rank.grads for rank in ranks])
+    params = _assemble([rank.params for rank in ranks])
     odd_grads = _views([rank.grads for rank in ranks], grads)
     odd_params = _views([[*rank.params, *rank.replicas] for rank in ranks], params)
     views = {
@@ -119,7 +148,13 @@ def _join_step(ranks: Sequence[RankStep]) -> Observation:
     whole: dict[str, Tensor | None] = {name: grads.get(name) for name in params}
     shards = [{part.name: part.range for part in rank.grads} for rank in ranks]
     return Observation(
-        odd_loss.loss, whole, params, odd_norm.grad_norm, ranks=views, shards=_if_split(shards, grads), count=ranks[0].tokens
+        odd_loss.loss,
+        whole,
+        params,
+        odd_norm.grad_norm,
+        ranks=views,
+        shards=_if_split(shards, grads),
+        count=ranks[0].tokens,
     )
 
 
@@ -140,16 +175,23 @@ def _assemble(ranks: Sequence[Sequence[Part]]) -> dict[str, Tensor]:
                 whole[part.name] = torch.full((size,), float("nan"), dtype=part.value.dtype)
                 known[part.name] = torch.zeros(size, dtype=torch.bool)
             new = ~known[part.name][part.index]
-            whole[part.name][part.index] = torch.where(new, part.value, whole[part.name][part.index])
+            whole[part.name][part.index] = torch.where(
+                new, part.value, whole[part.name][part.index]
+            )
             known[part.name][part.index] = True
     shapes = {part.name: part.shape for parts in ranks for part in parts}
     return {name: value.view(shapes[name]) for name, value in whole.items()}
 
 
 def _views(ranks: Sequence[Sequence[Part]], agreed: Tensors) -> dict[int, dict[str, Tensor]]:
-    """For the names on which ranks do not agree, what every rank that holds something of it sees; nothing where all agree."""
+    """For the names on which ranks do not agree, what every rank that holds something of it sees;
+    nothing where all agree.
+    """
     odd = {
-        part.name for parts in ranks for part in parts if not torch.equal(part.value, agreed[part.name].reshape(-1)[part.index])
+        part.name
+        for parts in ranks
+        for part in parts
+        if not torch.equal(part.value, agreed[part.name].reshape(-1)[part.index])
     }
     found: dict[int, dict[str, Tensor]] = {}
     for rank, parts in enumerate(ranks):

@@ -1,8 +1,9 @@
-"""Which module a wrong table of roles is about: the first whose output is not what one device computes there.
+"""Which module a wrong table of roles is about: the first whose output is not what one device
+computes there.
 
-A table that is wrong and does not stop the model changes the outputs from some module on. So one forward is watched, module
-by module; each rank compares its part of an output with that part of one device's, and the first that differs is named,
-with what ran since the last that was right.
+A table that is wrong and does not stop the model changes the outputs from some module on. So one
+forward is watched, module by module; each rank compares its part of an output with that part of one
+device's, and the first that differs is named, with what ran since the last that was right.
 """
 
 from __future__ import annotations
@@ -23,8 +24,20 @@ from plait.verify.ranks import make_engine
 from plait.verify.reference import call, num_samples, random_from
 
 SAME = 1e-8  # relative; rounding of float64 in one forward is far below, a wrong role far above
-IN_A_STREAM = ("embedding", "norm", "last_norm", "column", "qkv", "row", "head", "attention", "dropout")
-"""The roles whose outputs are in the stream that the split model keeps account of; others are suspects, not witnesses."""
+IN_A_STREAM = (
+    "embedding",
+    "norm",
+    "last_norm",
+    "column",
+    "qkv",
+    "row",
+    "head",
+    "attention",
+    "dropout",
+)
+"""The roles whose outputs are in the stream that the split model keeps account of; others are
+suspects, not witnesses.
+"""
 
 
 @dataclass(frozen=True)
@@ -37,13 +50,17 @@ class Seen:
 
 
 def locate(world: World, problem: Problem, plan: Plan) -> Finding | None:
-    """The finding, of a plan with a tensor axis that failed, or None if all outputs are right. Collective."""
+    """The finding, of a plan with a tensor axis that failed, or None if all outputs are right.
+    Collective.
+    """
     if plan.tp.size == 1 or plan.cp.size > 1 or plan.ep > 1 or plan.compile:
         return None
     dp = world.axis("dp")
     whole = problem.make_whole_model(reference_dtype(plan))
     batch = problem.batches(1, reference_dtype(plan))[0]
-    (part,) = [one for one in problem.slices(plan)(0, batch) if (one.rank, one.micro_batch) == (dp.rank, 0)]
+    (part,) = [
+        one for one in problem.slices(plan)(0, batch) if (one.rank, one.micro_batch) == (dp.rank, 0)
+    ]
     with watched(whole) as expected, random_from(part.seed):
         if num_samples(part.batch):  # a rank without samples has nothing to compare
             call(whole, part.batch[0])
@@ -53,29 +70,45 @@ def locate(world: World, problem: Problem, plan: Plan) -> Finding | None:
         engine.step(next(iter(problem.loader(dp.rank, dp.size))), trace=False)
     order = {seen.name: place for place, seen in enumerate(expected)}
     roles = {
-        **{name: "dropout" for name, module in whole.named_modules() if isinstance(module, nn.Dropout)},
+        **{
+            name: "dropout"
+            for name, module in whole.named_modules()
+            if isinstance(module, nn.Dropout)
+        },
         **engine.split.roles,
     }
-    verdicts = {seen.name: is_part(seen, expected[order[seen.name]].value, roles) for seen in found if seen.name in order}
-    told: list[dict[str, bool]] = world.axis("world").gather_objects({n: v for n, v in verdicts.items() if v is not None})
+    verdicts = {
+        seen.name: is_part(seen, expected[order[seen.name]].value, roles)
+        for seen in found
+        if seen.name in order
+    }
+    told: list[dict[str, bool]] = world.axis("world").gather_objects(
+        {n: v for n, v in verdicts.items() if v is not None}
+    )
     wrong = {name for one in told for name, right in one.items() if not right}
     if not wrong:
         return None
     first = min(wrong, key=order.__getitem__)
     right = [order[name] for one in told for name in one if order[name] < order[first]]
     since = [seen.name for seen in expected[max(right, default=-1) + 1 : order[first]]]
-    since = [name for name in since if name in roles or not list(whole.get_submodule(name).children())]
+    since = [
+        name for name in since if name in roles or not list(whole.get_submodule(name).children())
+    ]
     return Finding("role", "tp", _text(first, since, roles), 0.99, (first, *since))
 
 
 def _text(first: str, since: list[str], roles: dict[str, str]) -> str:
     text = f"the first module whose output differs from one device's is '{first}' ({roles[first]}): look at its role"
     named = [f"'{name}' ({roles.get(name, 'no role')})" for name in since]
-    return text + (f", and at those of what ran just before it: {list_names(named, 6)}" if named else "")
+    return text + (
+        f", and at those of what ran just before it: {list_names(named, 6)}" if named else ""
+    )
 
 
 def is_part(seen: Seen, whole: Tensor, roles: dict[str, str]) -> bool | None:
-    """Whether an output is this rank's part of what one device has; None for a module that does not say which part is its."""
+    """Whether an output is this rank's part of what one device has; None for a module that does not
+    say which part is its.
+    """
     role = roles.get(seen.name)
     if role not in IN_A_STREAM:
         return None
@@ -87,24 +120,34 @@ def is_part(seen: Seen, whole: Tensor, roles: dict[str, str]) -> bool | None:
     value = seen.value[: part.shape[0]]  # samples that fill up a part are copies
     if value.shape != part.shape:
         return False
-    return float((value - part).abs().max()) <= SAME * max(float(whole.abs().max()), 1e-30) if part.numel() else True
+    return (
+        float((value - part).abs().max()) <= SAME * max(float(whole.abs().max()), 1e-30)
+        if part.numel()
+        else True
+    )
 
 
 @contextmanager
 def watched(model: nn.Module, split: TensorSplit | None = None) -> Iterator[list[Seen]]:
-    """The list fills with the first output of each module that runs, in the order in which they end."""
+    """The list fills with the first output of each module that runs, in the order in which they
+    end.
+    """
     found: dict[str, Seen] = {}
 
     def hook(name: str) -> Any:
         def keep(module: nn.Module, args: Any, output: Any) -> None:
             if isinstance(output, Tensor) and name not in found:
-                found[name] = Seen(name, output.detach().clone(), Stream() if split is None else split.run.where)
+                found[name] = Seen(
+                    name, output.detach().clone(), Stream() if split is None else split.run.where
+                )
                 seen.append(found[name])
 
         return keep
 
     seen: list[Seen] = []
-    handles = [module.register_forward_hook(hook(name)) for name, module in model.named_modules() if name]
+    handles = [
+        module.register_forward_hook(hook(name)) for name, module in model.named_modules() if name
+    ]
     try:
         yield seen
     finally:

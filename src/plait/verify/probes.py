@@ -1,7 +1,7 @@
 """The standard probes: the cases in which real frameworks are silently wrong, as one table.
 
-Each probe changes the problem or the plan and says why. A probe that has no meaning for a model (no token to mask, no
-weights to tie) says so and is left out; it never counts as passed.
+Each probe changes the problem or the plan and says why. A probe that has no meaning for a model (no
+token to mask, no weights to tie) says so and is left out; it never counts as passed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ Change = Callable[[Problem, Plan, int], "tuple[Problem, Plan] | str"]
 
 @dataclass(frozen=True)
 class Probe:
-    """`change(problem, plan, steps)` gives the changed problem and plan, or the reason why the probe does not apply.
+    """`change(problem, plan, steps)` gives the changed problem and plan, or the reason why the
+    probe does not apply.
 
     `optimizer` is what it trains with: SGD shows a wrong scale, AdamW a wrong state.
     """
@@ -35,13 +36,19 @@ class Probe:
     def apply(self, problem: Problem, plan: Plan, steps: int) -> tuple[Problem, Plan] | str:
         """The problem and plan of this probe, with its optimizer."""
         changed = self.change(problem, plan, steps)
-        return changed if isinstance(changed, str) else (with_optimizer(changed[0], self.optimizer), changed[1])
+        return (
+            changed
+            if isinstance(changed, str)
+            else (with_optimizer(changed[0], self.optimizer), changed[1])
+        )
 
 
 def with_optimizer(problem: Problem, optimizer: str) -> Problem:
-    """The problem trained by `sgd` with momentum, or by `adamw`; both with weight decay, and rates that show.
+    """The problem trained by `sgd` with momentum, or by `adamw`; both with weight decay, and rates
+    that show.
 
-    AdamW gets an eps above rounding: it would turn a gradient that is zero but for rounding noise into a step of full length.
+    AdamW gets an eps above rounding: it would turn a gradient that is zero but for rounding noise
+    into a step of full length.
     """
     eps = max(problem.train.eps, 1e-5)
     keys = {"optimizer": optimizer, "weight_decay": problem.train.weight_decay or 0.1, "eps": eps}
@@ -111,7 +118,9 @@ def _dropout(problem: Problem, plan: Plan, steps: int) -> tuple[Problem, Plan] |
     if not rates:
         return "the model has no dropout"
     if plan.cp.size > 1:
-        return "no part of a sequence has random numbers of its own, so a context axis refuses dropout"
+        return (
+            "no part of a sequence has random numbers of its own, so a context axis refuses dropout"
+        )
     return replace(problem, model={**problem.model, **dict.fromkeys(rates, 0.2)}), plan
 
 
@@ -127,13 +136,28 @@ PROBES: dict[str, Probe] = {
     for probe in (
         Probe("sgd", "a wrong scale, which AdamW hides", "sgd", _as_it_is),
         Probe("adamw", "a wrong optimizer state, which SGD does not have", "adamw", _as_it_is),
-        Probe("uneven-tokens", "every rank and micro-batch has another number of unmasked targets", "sgd", _uneven_tokens),
+        Probe(
+            "uneven-tokens",
+            "every rank and micro-batch has another number of unmasked targets",
+            "sgd",
+            _uneven_tokens,
+        ),
         Probe("accumulation", "more micro-batches a step, unevenly masked", "sgd", _accumulation),
         Probe("clipping", "the global norm, from parts on all ranks", "sgd", _clipping),
         Probe("schedule", "a learning rate that changes with every step", "sgd", _schedule),
         Probe("tied", "one weight used twice", "adamw", _tied),
-        Probe("frozen-unused", "parameters without a gradient must not move", "adamw", _frozen_and_unused),
-        Probe("last-batch", "a batch that does not divide among ranks and micro-batches", "sgd", _last_batch),
+        Probe(
+            "frozen-unused",
+            "parameters without a gradient must not move",
+            "adamw",
+            _frozen_and_unused,
+        ),
+        Probe(
+            "last-batch",
+            "a batch that does not divide among ranks and micro-batches",
+            "sgd",
+            _last_batch,
+        ),
         Probe("dropout", "random numbers that belong to a slice of the batch", "adamw", _dropout),
     )
 }

@@ -1,6 +1,8 @@
-"""What both sides train: model, data and options of training, as plain data that travels to the ranks.
+"""What both sides train: model, data and options of training, as plain data that travels to the
+ranks.
 
-Ranks and reference make everything from it themselves, so that nothing but the problem is shared between what is compared.
+Ranks and reference make everything from it themselves, so that nothing but the problem is shared
+between what is compared.
 """
 
 from __future__ import annotations
@@ -30,11 +32,13 @@ from plait.verify.reference import Batch, Recipe, Slice
 
 @dataclass(frozen=True)
 class Problem:
-    """One training problem. `model`, `data` and `train` are sections of a config, by mapping or by attribute.
+    """One training problem. `model`, `data` and `train` are sections of a config, by mapping or by
+    attribute.
 
-    `masked` pads targets unevenly; `frozen` names parameters, or modules with all of theirs, that do not train; `idle` adds a
-    parameter that no forward uses; `num_samples` keeps only the first samples of the data. `plan`: the section of a config
-    that says where a pipeline cuts the model and what schedule it runs.
+    `masked` pads targets unevenly; `frozen` names parameters, or modules with all of theirs, that
+    do not train; `idle` adds a parameter that no forward uses; `num_samples` keeps only the first
+    samples of the data. `plan`: the section of a config that says where a pipeline cuts the model
+    and what schedule it runs.
     """
 
     model: Mapping[str, Any]
@@ -77,7 +81,9 @@ class Problem:
             dataset = Subset(dataset, range(min(self.num_samples, len(dataset))))
         if self.masked:
             dataset = Masked(dataset, seed=self.train.seed)
-        return Loader(dataset, self.train.global_batch, dp_size=size, dp_rank=rank, seed=self.train.seed)
+        return Loader(
+            dataset, self.train.global_batch, dp_size=size, dp_rank=rank, seed=self.train.seed
+        )
 
     def batches(self, steps: int, dtype: torch.dtype) -> list[Batch]:
         """The first global batches, whole."""
@@ -106,10 +112,15 @@ class Problem:
         return optimizers.from_config(self.train)
 
     def options(self, plan: Plan) -> Options:
-        """For the engine. A schedule of the user's own is for one plan; a probe that changes its shape takes the plan's."""
+        """For the engine. A schedule of the user's own is for one plan; a probe that changes its
+        shape takes the plan's.
+        """
         options = assemble.make_options(self, plan)
         own = options.schedule
-        if own is not None and (own.num_ranks, own.num_micro_batches) != (plan.pp.size, plan.micro_batches):
+        if own is not None and (own.num_ranks, own.num_micro_batches) != (
+            plan.pp.size,
+            plan.micro_batches,
+        ):
             options = replace(options, schedule=None)
         if not self.idle:
             return options
@@ -120,13 +131,17 @@ class Problem:
         return replace(options, roles={**roles, "idle": "replicated"})
 
     def slices(self, plan: Plan) -> Callable[[int, Batch], Sequence[Slice]]:
-        """What the plan should make of each global batch, with the seeds of its dropout; the loader's own cut is not asked."""
+        """What the plan should make of each global batch, with the seeds of its dropout; the
+        loader's own cut is not asked.
+        """
 
         def cut(step: int, batch: Batch) -> list[Slice]:
             found = []
             for rank, share in enumerate(_loader_shares(batch, plan.dp.size)):
                 for index, part in enumerate(_even_parts(share, plan.micro_batches)):
-                    seed = derive_seed(self.train.seed, "step", step, rank * plan.micro_batches + index)
+                    seed = derive_seed(
+                        self.train.seed, "step", step, rank * plan.micro_batches + index
+                    )
                     found.append(Slice(rank, index, part, seed))
             return found
 
@@ -161,7 +176,9 @@ def _constant(step: int) -> float:
 
 def _cast(batch: Any, dtype: torch.dtype) -> Batch:
     """Floating tensors in the precision of the run."""
-    cast: Batch = tree_map_only(Tensor, lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, batch)
+    cast: Batch = tree_map_only(
+        Tensor, lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, batch
+    )
     return cast
 
 

@@ -29,8 +29,12 @@ def make_engine(problem: Problem, plan: Plan, world: World) -> Engine:
 
 
 def in_new_world(in_world: Callable[[World, Any], Any], task: Any) -> Any:
-    """`in_world(world, task)` on new ranks of `task.plan`, or those that torchrun started: what the first returns."""
-    return launch(functools.partial(_rank_main, in_world), task, nproc=Plan.parse(task.plan).world_size)[0]
+    """`in_world(world, task)` on new ranks of `task.plan`, or those that torchrun started: what the
+    first returns.
+    """
+    return launch(
+        functools.partial(_rank_main, in_world), task, nproc=Plan.parse(task.plan).world_size
+    )[0]
 
 
 def _rank_main(in_world: Callable[[World, Any], Any], task: Any) -> Any:

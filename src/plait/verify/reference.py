@@ -1,9 +1,10 @@
 """The run that everything is compared with: one device, plain PyTorch, nothing of the engine.
 
-By default a step takes the whole global batch at once, so it knows no ranks, no micro-batches and no slicing that could be
-wrong in the same way as the parallel run. Two kinds of model have no such meaning: where a sample's output depends on its
-neighbours (batch-norm) or on chance (dropout), the statistics and the random numbers are those of a slice by definition.
-They run slice by slice here, and the report says so.
+By default a step takes the whole global batch at once, so it knows no ranks, no micro-batches and
+no slicing that could be wrong in the same way as the parallel run. Two kinds of model have no such
+meaning: where a sample's output depends on its neighbours (batch-norm) or on chance (dropout), the
+statistics and the random numbers are those of a slice by definition. They run slice by slice here,
+and the report says so.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ CLIP_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_ divides by the norm and th
 
 @dataclass(frozen=True)
 class Slice:
-    """What one micro-batch of one data rank gets of the global batch; `seed` is that of its random numbers."""
+    """What one micro-batch of one data rank gets of the global batch; `seed` is that of its random
+    numbers.
+    """
 
     rank: int
     micro_batch: int
@@ -38,7 +41,9 @@ class Slice:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train: `lr_factor(step)` multiplies the optimizer's rate; `clip_grad_norm` None means no clipping."""
+    """How to train: `lr_factor(step)` multiplies the optimizer's rate; `clip_grad_norm` None means
+    no clipping.
+    """
 
     loss: Loss
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -58,23 +63,41 @@ def run_reference(
 ) -> Record:
     """Train a copy of `model` on the global batches, one step each.
 
-    `slices(step, batch)` says what the parallel run makes of a batch; it is used only with `by_slice` (compute slice by slice)
-    with `by_micro_batch` (compute together what all ranks have of a micro-batch, for losses that are of a micro-batch by
-    definition) and with `contributions` (record what each slice adds to the gradient, for the diagnosis).
+    `slices(step, batch)` says what the parallel run makes of a batch; it is used only with
+    `by_slice` (compute slice by slice) with `by_micro_batch` (compute together what all ranks have
+    of a micro-batch, for losses that are of a micro-batch by definition) and with `contributions`
+    (record what each slice adds to the gradient, for the diagnosis).
     """
     model = copy.deepcopy(model)
     named = dict(model.named_parameters())
-    optimizer = recipe.optimizer([parameter for parameter in named.values() if parameter.requires_grad])
+    optimizer = recipe.optimizer(
+        [parameter for parameter in named.values() if parameter.requires_grad]
+    )
     rates = [group["lr"] for group in optimizer.param_groups]
-    start, steps = _values(named), []
+    start = _values(named)
+    steps = []
     before: Tensors | None = None
     for step, batch in enumerate(batches):
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * recipe.lr_factor(step)
-        parts = list(slices(step, batch)) if slices is not None and (by_slice or by_micro_batch or contributions) else []
+        parts = (
+            list(slices(step, batch))
+            if slices is not None and (by_slice or by_micro_batch or contributions)
+            else []
+        )
         added = [_contribution(model, recipe.loss, part) for part in parts] if contributions else []
-        work = parts if by_slice else _by_micro_batch(parts) if by_micro_batch else [Slice(0, 0, batch)]
-        stale = _stale_gradients(model, before, recipe, work, seeded=by_slice) if contributions and before else {}
+        work = (
+            parts
+            if by_slice
+            else _by_micro_batch(parts)
+            if by_micro_batch
+            else [Slice(0, 0, batch)]
+        )
+        stale = (
+            _stale_gradients(model, before, recipe, work, seeded=by_slice)
+            if contributions and before
+            else {}
+        )
         before = _values(named)
         total, count, auxiliary = _accumulate(model, recipe.loss, work, seeded=by_slice)
         norm = _finish_gradients(named, count, recipe.clip_grad_norm, auxiliary.grads)
@@ -83,7 +106,12 @@ def run_reference(
         optimizer.zero_grad(set_to_none=True)
         _after_update(model)
         seen = Observation(
-            total / count + auxiliary.value, grads, _values(named), norm, optimizer.param_groups[0]["lr"], count=count
+            total / count + auxiliary.value,
+            grads,
+            _values(named),
+            norm,
+            optimizer.param_groups[0]["lr"],
+            count=count,
         )
         steps.append(replace(seen, contributions=added, stale_grads=stale))
     return Record(start, steps)
@@ -123,8 +151,12 @@ def loss_sum(loss: Loss, output: Any, batch: Batch) -> tuple[Tensor, float]:
     return total, float(count)
 
 
-def _accumulate(model: nn.Module, loss: Loss, parts: Sequence[Slice], *, seeded: bool) -> tuple[float, float, Auxiliary]:
-    """The gradient of the summed loss into `.grad`, the summed loss, the count; what modules add to the mean loss."""
+def _accumulate(
+    model: nn.Module, loss: Loss, parts: Sequence[Slice], *, seeded: bool
+) -> tuple[float, float, Auxiliary]:
+    """The gradient of the summed loss into `.grad`, the summed loss, the count; what modules add to
+    the mean loss.
+    """
     total = count = 0.0
     auxiliary = Auxiliary(model, sum(num_samples(part.batch) for part in parts))
     for part in parts:
@@ -134,12 +166,15 @@ def _accumulate(model: nn.Module, loss: Loss, parts: Sequence[Slice], *, seeded:
             value, number = loss_sum(loss, call(model, part.batch[0]), part.batch)
         auxiliary.add(num_samples(part.batch))
         value.backward()
-        total, count = total + float(value.detach()), count + number
+        total = total + float(value.detach())
+        count = count + number
     return total, max(count, 1.0), auxiliary
 
 
 def _contribution(model: nn.Module, loss: Loss, part: Slice) -> Contribution:
-    """What one slice adds, at the present weights; buffers (batch-norm's running statistics) are left alone."""
+    """What one slice adds, at the present weights; buffers (batch-norm's running statistics) are
+    left alone.
+    """
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not num_samples(part.batch):
         return Contribution(part.rank, part.micro_batch, 0.0, {})
@@ -153,9 +188,14 @@ def _contribution(model: nn.Module, loss: Loss, part: Slice) -> Contribution:
 
 
 def _finish_gradients(
-    named: dict[str, nn.Parameter], count: float, clip: float | None, auxiliary: Mapping[str, Tensor]
+    named: dict[str, nn.Parameter],
+    count: float,
+    clip: float | None,
+    auxiliary: Mapping[str, Tensor],
 ) -> float:
-    """Divide once by the global count, add the auxiliary losses', clip; the norm before clipping."""
+    """Divide once by the global count, add the auxiliary losses', clip; the norm before
+    clipping.
+    """
     grads = [p.grad for p in named.values() if p.grad is not None]
     for grad in grads:
         grad.div_(count)
@@ -163,7 +203,11 @@ def _finish_gradients(
         known = named[name].grad
         named[name].grad = grad if known is None else known.add_(grad)
     grads = [p.grad for p in named.values() if p.grad is not None]
-    norm = float(torch.stack([grad.double().square().sum() for grad in grads]).sum().sqrt()) if grads else 0.0
+    norm = (
+        float(torch.stack([grad.double().square().sum() for grad in grads]).sum().sqrt())
+        if grads
+        else 0.0
+    )
     if clip is not None and norm + CLIP_EPSILON > clip:
         for grad in grads:
             grad.mul_(clip / (norm + CLIP_EPSILON))
@@ -175,7 +219,10 @@ def _by_micro_batch(parts: Sequence[Slice]) -> list[Slice]:
     found = []
     for index in sorted({part.micro_batch for part in parts}):
         batches = [part.batch for part in parts if part.micro_batch == index]
-        joined = tree_map(lambda *leaves: torch.cat(leaves) if isinstance(leaves[0], Tensor) else leaves[0], *batches)
+        joined = tree_map(
+            lambda *leaves: torch.cat(leaves) if isinstance(leaves[0], Tensor) else leaves[0],
+            *batches,
+        )
         found.append(Slice(0, index, joined))
     return found
 
@@ -207,7 +254,9 @@ def num_samples(batch: Batch) -> int:
 
 
 def slicing_reasons(model: nn.Module, batch: Batch) -> list[str]:
-    """Why a global batch at once has no meaning for this model, found by trying it; empty when it has."""
+    """Why a global batch at once has no meaning for this model, found by trying it; empty when it
+    has.
+    """
     trial = copy.deepcopy(model)
     samples = num_samples(batch)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -215,7 +264,9 @@ def slicing_reasons(model: nn.Module, batch: Batch) -> list[str]:
         first = _output(trial, batch[0])
         torch.manual_seed(2)
         if not torch.equal(first, _output(trial, batch[0])):
-            return ["its output is random (dropout), so the reference runs the same slices with the same seeds"]
+            return [
+                "its output is random (dropout), so the reference runs the same slices with the same seeds"
+            ]
         half = max(samples // 2, 1)
         part = _output(trial, _head(batch[0], half))
         if samples > 1 and first.shape[:1] == (samples,) and not _close(part, first[:half]):
@@ -227,11 +278,18 @@ def slicing_reasons(model: nn.Module, batch: Batch) -> list[str]:
 
 
 def pooled_losses(model: nn.Module) -> list[str]:
-    """Why the slices of a micro-batch belong together: a loss that is by definition one of all their tokens; empty if none."""
-    pooled = any(getattr(getattr(module, "settings", None), "balance_coef", 0.0) for module in model.modules())
+    """Why the slices of a micro-batch belong together: a loss that is by definition one of all
+    their tokens; empty if none.
+    """
+    pooled = any(
+        getattr(getattr(module, "settings", None), "balance_coef", 0.0)
+        for module in model.modules()
+    )
     if not pooled:
         return []
-    return ["its balance loss is that of a micro-batch over all ranks, so the reference runs micro-batch by micro-batch"]
+    return [
+        "its balance loss is that of a micro-batch over all ranks, so the reference runs micro-batch by micro-batch"
+    ]
 
 
 def _output(model: nn.Module, inputs: Any) -> Tensor:
@@ -244,4 +302,6 @@ def _head(inputs: Any, count: int) -> Any:
 
 def _close(one: Tensor, other: Tensor) -> bool:
     slack = 1e-8 if one.dtype == torch.float64 else 1e-3
-    return one.shape == other.shape and float((one - other).abs().max()) <= slack * max(float(other.abs().max()), 1e-30)
+    return one.shape == other.shape and float((one - other).abs().max()) <= slack * max(
+        float(other.abs().max()), 1e-30
+    )

@@ -16,7 +16,9 @@ from plait.verify.finding import Finding
 
 @dataclass(frozen=True)
 class Report:
-    """A parallel run against its reference. Errors are relative (see `compare`), the largest over steps, ranks and tensors."""
+    """A parallel run against its reference. Errors are relative (see `compare`), the largest over
+    steps, ranks and tensors.
+    """
 
     differences: Sequence[Difference]
     refusals: Sequence[str]
@@ -27,7 +29,9 @@ class Report:
     world_size: int = 1
     title: str = ""
     notes: Sequence[str] = ()
-    parts: Sequence[Report] = field(default_factory=tuple)  # one a probe, when this is the report of several
+    parts: Sequence[Report] = field(
+        default_factory=tuple
+    )  # one a probe, when this is the report of several
 
     @property
     def ok(self) -> bool:
@@ -63,7 +67,9 @@ class Report:
     @property
     def all_findings(self) -> list[Finding]:
         """Own findings and those of the parts, surest first, each once."""
-        found = {one.text: one for part in self.parts for one in part.all_findings} | {one.text: one for one in self.findings}
+        found = {one.text: one for part in self.parts for one in part.all_findings} | {
+            one.text: one for one in self.findings
+        }
         return sorted(found.values(), key=lambda one: -one.confidence)
 
     def as_dict(self) -> dict[str, Any]:
@@ -75,12 +81,17 @@ class Report:
             "grad_error": _json(self.error("grad", "grad_norm")),
             "param_error": _json(self.error("param", "start", "replica")),
             "update_error": _json(self.error("update")),
-            "worst": {"name": worst.name, "kind": worst.kind, "error": _json(worst.error)} if worst else None,
+            "worst": {"name": worst.name, "kind": worst.kind, "error": _json(worst.error)}
+            if worst
+            else None,
             "plan": self.plan,
             "world_size": self.world_size,
             "steps": self.num_steps,
             "tolerance": self.tolerance,
-            "refusals": [*self.refusals, *(f"{part.title}: {text}" for part in self.parts for text in part.refusals)],
+            "refusals": [
+                *self.refusals,
+                *(f"{part.title}: {text}" for part in self.parts for text in part.refusals),
+            ],
             "findings": [one.as_dict() for one in self.all_findings],
             "notes": list(self.notes),
             "probes": [_probe(part) for part in self.parts],
@@ -96,14 +107,24 @@ class Report:
             ("gradients", ("grad", "grad_norm")),
             ("parameters", ("param", "start", "replica")),
         ):
-            lines.append(f"  {label:<11} relative error {self.error(*kinds):.1e}   (passes up to {self.tolerance:.0e})")
+            lines.append(
+                f"  {label:<11} relative error {self.error(*kinds):.1e}   (passes up to {self.tolerance:.0e})"
+            )
         if not self.ok and (worst := self.worst):
             where = "" if worst.rank is None else f" on rank {worst.rank}"
-            lines.append(f"  worst: {worst.kind} {worst.name}{where} in step {worst.step}: {worst.error:.3g}")
+            lines.append(
+                f"  worst: {worst.kind} {worst.name}{where} in step {worst.step}: {worst.error:.3g}"
+            )
         lines += [f"  refused: {text}" for text in self.refusals]
         lines += [f"  -> {one.text}" for one in self.all_findings]
-        lines += [f"  probe {part.title:<18} {'ok' if part.ok else 'FAILED'}" for part in self.parts]
-        lines += [f"  refused in probe {part.title}: {text}" for part in self.parts for text in part.refusals]
+        lines += [
+            f"  probe {part.title:<18} {'ok' if part.ok else 'FAILED'}" for part in self.parts
+        ]
+        lines += [
+            f"  refused in probe {part.title}: {text}"
+            for part in self.parts
+            for text in part.refusals
+        ]
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
 

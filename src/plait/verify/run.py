@@ -1,7 +1,9 @@
-"""Prove a plan: `run(config, plan)` trains it on real ranks and on one device, and compares everything after every step.
+"""Prove a plan: `run(config, plan)` trains it on real ranks and on one device, and compares
+everything after every step.
 
-The standard probes run one after the other in one world. When one fails, the reference is run again with the contribution
-of every slice, for the diagnosis, and smaller plans are tried, to name the axis that is to blame.
+The standard probes run one after the other in one world. When one fails, the reference is run again
+with the contribution of every slice, for the diagnosis, and smaller plans are tried, to name the
+axis that is to blame.
 """
 
 from __future__ import annotations
@@ -26,7 +28,13 @@ from plait.launcher import joined_world
 from plait.mesh import Mesh
 from plait.pipeline.schedules import adopt
 from plait.plan import Plan, check_available
-from plait.verify.asynchronous import SKIPPED, is_asynchronous, join_stream, record_stream, reference_stream
+from plait.verify.asynchronous import (
+    SKIPPED,
+    is_asynchronous,
+    join_stream,
+    record_stream,
+    reference_stream,
+)
 from plait.verify.bisect import bisect
 from plait.verify.compare import TOLERANCE, differences
 from plait.verify.drift import DriftReport, drift
@@ -46,7 +54,9 @@ PRECISIONS = ("float64", "float32")
 
 @dataclass(frozen=True)
 class Task:
-    """What the ranks are asked: one plan, one problem, some probes of it. `final` plans are not changed by a probe."""
+    """What the ranks are asked: one plan, one problem, some probes of it. `final` plans are not
+    changed by a probe.
+    """
 
     problem: Problem
     plan: str
@@ -70,24 +80,35 @@ def run(
 ) -> Report | DriftReport:
     """Prove that `plan` trains what `config` describes as one device does.
 
-    `config` is a `Config`, a mapping of the same shape, or a TOML path. The ranks of the plan are started here, or those
-    of torchrun are joined. `dtype` (float64 or float32) stands in for the plan's precision; the `tolerance` is by default
-    1e-10 or 1e-4. `probes` are names of `PROBES`; all by default. Errors: `PlanError`, `ConfigError` and what `build`
-    raises; a difference is no error but a report whose `ok` is false. With `dtype` bf16 no equality is asked for: the answer
-    is how far the plan gets from float32, as a distribution beside that of one device in bf16 (see `drift`).
+    `config` is a `Config`, a mapping of the same shape, or a TOML path. The ranks of the plan are
+    started here, or those of torchrun are joined. `dtype` (float64 or float32) stands in for the
+    plan's precision; the `tolerance` is by default 1e-10 or 1e-4. `probes` are names of `PROBES`;
+    all by default. Errors: `PlanError`, `ConfigError` and what `build` raises; a difference is no
+    error but a report whose `ok` is false. With `dtype` bf16 no equality is asked for: the answer
+    is how far the plan gets from float32, as a distribution beside that of one device in bf16 (see
+    `drift`).
     """
     names = chosen(probes)
     if dtype not in (*PRECISIONS, "bf16"):
-        raise PlanError(f"dtype '{dtype}': a proof needs float64, or float32; bf16 shows how far rounding gets")
+        raise PlanError(
+            f"dtype '{dtype}': a proof needs float64, or float32; bf16 shows how far rounding gets"
+        )
     if steps < 1:
         raise PlanError(f"steps = {steps}: at least one step is needed")
     parsed = Plan.parse(plan) if isinstance(plan, str) else plan
-    wanted, parsed = parsed.precision, replace(parsed, precision=dtype).check()  # type: ignore[arg-type]  # one of the words
+    wanted = parsed.precision
+    parsed = replace(parsed, precision=dtype).check()  # type: ignore[arg-type]  # one of the words
     check_available(parsed)
     _check_steps_together(parsed)
     config = load(config)
-    keys, roles = assemble.model_keys(config), assemble.roles_of(config)
-    problem = Problem(keys if roles is None else {**keys, "roles": roles}, config.data, config.train, plan=config.plan)
+    keys = assemble.model_keys(config)
+    roles = assemble.roles_of(config)
+    problem = Problem(
+        keys if roles is None else {**keys, "roles": roles},
+        config.data,
+        config.train,
+        plan=config.plan,
+    )
     own = assemble.make_schedule(config) if parsed.pp.size > 1 else None
     if own is not None:
         adopt(own, parsed.pp.size, parsed.micro_batches)
@@ -96,13 +117,21 @@ def run(
     report = verify(Task(problem, str(parsed), steps, tolerance, names))
     if wanted in ("float32", dtype):
         return report
-    return replace(report, notes=[*report.notes, f"compared in {dtype}; the plan's own precision is {wanted}"])
+    return replace(
+        report, notes=[*report.notes, f"compared in {dtype}; the plan's own precision is {wanted}"]
+    )
 
 
 def _check_steps_together(plan: Plan) -> None:
-    """Some strategies are not meant to be one device's training, and a difference would say nothing."""
+    """Some strategies are not meant to be one device's training, and a difference would say
+    nothing.
+    """
     dp = plan.dp
-    if dp.size > 1 and dp.strategy in OUT_OF_STEP and not (dp.strategy == "async-server" and dp.stale == 0):
+    if (
+        dp.size > 1
+        and dp.strategy in OUT_OF_STEP
+        and not (dp.strategy == "async-server" and dp.stale == 0)
+    ):
         raise PlanError(
             f"{dp}: its ranks do not step together, so what they train is not what one device trains, and there is nothing "
             f"to prove it equal to; write dp{dp.size} for a plan that is"
@@ -110,20 +139,32 @@ def _check_steps_together(plan: Plan) -> None:
 
 
 def verify(task: Task, runner: Runner | None = None, *, blame: bool = True) -> Report:
-    """Run a task, and on failure smaller plans too. `runner` runs a task on the ranks of its plan; default: new local ranks."""
-    alone = runner is None and joined_world() is not None  # in a world that is there, smaller ones cannot be made
+    """Run a task, and on failure smaller plans too. `runner` runs a task on the ranks of its plan;
+    default: new local ranks.
+    """
+    alone = (
+        runner is None and joined_world() is not None
+    )  # in a world that is there, smaller ones cannot be made
     runner = runner or functools.partial(in_new_world, in_world)
     report = runner(task)
     if report.ok or not blame or report.refusals:
         return report
     if alone:
-        return replace(report, notes=[*report.notes, "smaller plans were not tried: the world is not this command's own"])
+        return replace(
+            report,
+            notes=[
+                *report.notes,
+                "smaller plans were not tried: the world is not this command's own",
+            ],
+        )
     failed = next(part.title for part in report.parts if not part.ok)
     return _with_blame(report, task, failed, runner)
 
 
 def _with_blame(report: Report, task: Task, probe: str, runner: Runner) -> Report:
-    """Name the axis by trying smaller plans with the probe that failed. What cannot run at all counts as failing."""
+    """Name the axis by trying smaller plans with the probe that failed. What cannot run at all
+    counts as failing.
+    """
 
     def fails(plan: Plan) -> bool:
         try:
@@ -136,12 +177,17 @@ def _with_blame(report: Report, task: Task, probe: str, runner: Runner) -> Repor
     changed = PROBES[probe].apply(task.problem, Plan.parse(task.plan), task.steps)
     found = bisect(Plan.parse(task.plan) if isinstance(changed, str) else changed[1], fails)
     axis = "+".join(found.ingredients)
-    return replace(report, findings=[*report.findings, Finding("bisected", axis, found.text(), 0.9)])
+    return replace(
+        report, findings=[*report.findings, Finding("bisected", axis, found.text(), 0.9)]
+    )
 
 
 def in_world(world: World, task: Task) -> Report:
-    """Run all probes of a task on the ranks of `world`; every rank returns the same report. Collective."""
-    plan, skipped = Plan.parse(task.plan), []
+    """Run all probes of a task on the ranks of `world`; every rank returns the same report.
+    Collective.
+    """
+    plan = Plan.parse(task.plan)
+    skipped = []
     parts: list[Report] = []
     for name in task.probes:
         changed = PROBES[name].apply(task.problem, plan, task.steps)
@@ -150,7 +196,9 @@ def in_world(world: World, task: Task) -> Report:
         if isinstance(changed, str):
             skipped.append(f"probe {name} does not apply: {changed}")
         else:
-            part = replace(_compare(world, changed[0], plan if task.final else changed[1], task), title=name)
+            part = replace(
+                _compare(world, changed[0], plan if task.final else changed[1], task), title=name
+            )
             if not part.ok and not task.final and all(earlier.ok for earlier in parts):
                 where = locate(world, changed[0], changed[1])
                 part = replace(part, findings=[*([where] if where else []), *part.findings])
@@ -158,7 +206,17 @@ def in_world(world: World, task: Task) -> Report:
     refused = [] if parts else ["no probe applies to this model: nothing was compared"]
     tolerance = parts[0].tolerance if parts else TOLERANCE[plan_dtype(plan)]
     found = _only(parts)
-    return Report([], refused, found, tolerance, task.steps, str(plan), world.size, notes=skipped, parts=tuple(parts))
+    return Report(
+        [],
+        refused,
+        found,
+        tolerance,
+        task.steps,
+        str(plan),
+        world.size,
+        notes=skipped,
+        parts=tuple(parts),
+    )
 
 
 def _only(parts: Sequence[Report]) -> list[Finding]:
@@ -171,7 +229,9 @@ def _only(parts: Sequence[Report]) -> list[Finding]:
 
 
 def _compare(world: World, problem: Problem, plan: Plan, task: Task) -> Report:
-    """One problem under one plan against one device; the first rank does the reference and tells the others."""
+    """One problem under one plan against one device; the first rank does the reference and tells
+    the others.
+    """
     engine = make_engine(problem, plan, world)
     axis = world.axis("dp")
     record = record_stream if is_asynchronous(plan) else record_rank
@@ -183,21 +243,34 @@ def _compare(world: World, problem: Problem, plan: Plan, task: Task) -> Report:
     return told
 
 
-def _judge_stream(world: World, problem: Problem, plan: Plan, task: Task, records: Sequence[Any]) -> Report:
+def _judge_stream(
+    world: World, problem: Problem, plan: Plan, task: Task, records: Sequence[Any]
+) -> Report:
     dtype = reference_dtype(plan)
-    model, batches = problem.make_whole_model(dtype), problem.batches(task.steps, dtype)
+    model = problem.make_whole_model(dtype)
+    batches = problem.batches(task.steps, dtype)
     reference = reference_stream(problem, plan, model, batches, records)
     tolerance = task.tolerance if task.tolerance is not None else TOLERANCE[plan_dtype(plan)]
     facts = facts_of(plan, world.mesh, problem, task.steps)
-    report = judge(join_stream(records), reference, facts, tolerance=tolerance, plan=str(plan), world_size=world.size)
+    report = judge(
+        join_stream(records),
+        reference,
+        facts,
+        tolerance=tolerance,
+        plan=str(plan),
+        world_size=world.size,
+    )
     note = f"compared with one device that applies the same delayed gradients ({plan.pp.schedule}), after the flush"
     return replace(report, notes=[note])
 
 
-def _judge(world: World, problem: Problem, plan: Plan, task: Task, records: Sequence[Any]) -> Report:
+def _judge(
+    world: World, problem: Problem, plan: Plan, task: Task, records: Sequence[Any]
+) -> Report:
     dtype = reference_dtype(plan)
     model = problem.make_whole_model(dtype)
-    batches, slices = problem.batches(task.steps, dtype), problem.slices(plan)
+    batches = problem.batches(task.steps, dtype)
+    slices = problem.slices(plan)
     notes = slicing_reasons(model, batches[0])
     pooled = pooled_losses(model) if plan.micro_batches > 1 and not notes else []
     how = {"by_slice": bool(notes), "by_micro_batch": bool(pooled)}
@@ -206,16 +279,25 @@ def _judge(world: World, problem: Problem, plan: Plan, task: Task, records: Sequ
     parallel = join(records)
     tolerance = task.tolerance if task.tolerance is not None else TOLERANCE[plan_dtype(plan)]
     reference = run_reference(model, batches, problem.recipe(), slices, **how)
-    report = judge(parallel, reference, facts, tolerance=tolerance, plan=str(plan), world_size=world.size)
+    report = judge(
+        parallel, reference, facts, tolerance=tolerance, plan=str(plan), world_size=world.size
+    )
     if report.failed and not report.refusals:
         moved = run_reference(_nudged(model), batches, problem.recipe(), slices, **how)
-        reference = run_reference(model, batches, problem.recipe(), slices, **how, contributions=True)
-        report = judge(parallel, reference, facts, tolerance=tolerance, plan=str(plan), world_size=world.size)
+        reference = run_reference(
+            model, batches, problem.recipe(), slices, **how, contributions=True
+        )
+        report = judge(
+            parallel, reference, facts, tolerance=tolerance, plan=str(plan), world_size=world.size
+        )
         report = replace(report, findings=[*_rounding(report, moved, reference), *report.findings])
     norms = [seen.grad_norm or 0.0 for seen in reference.steps]
     clip = problem.train.clip_grad_norm
     if clip is not None and not any(norm > clip for norm in norms):
-        notes = [*notes, f"no gradient norm exceeded clip_grad_norm = {clip}: clipping was not tested"]
+        notes = [
+            *notes,
+            f"no gradient norm exceeded clip_grad_norm = {clip}: clipping was not tested",
+        ]
     refused = [*report.refusals, *_same_data(slices(0, batches[0]))]
     return replace(report, notes=notes, refusals=refused)
 
@@ -224,7 +306,9 @@ def _same_data(parts: Sequence[Slice]) -> list[str]:
     """Ranks that see equal data agree whatever is reduced between them."""
     full = [leaf for part in parts if len(leaf := tree_leaves(part.batch)[0])]
     if len(full) > 1 and all(torch.equal(leaf, full[0]) for leaf in full[1:]):
-        return ["every slice of the batch holds the same data, so a missing reduction would not show"]
+        return [
+            "every slice of the batch holds the same data, so a missing reduction would not show"
+        ]
     return []
 
 
@@ -240,9 +324,15 @@ def _nudged(model: nn.Module) -> nn.Module:
 
 
 def _rounding(report: Report, moved: Record, reference: Record) -> list[Finding]:
-    """Whether the difference is what rounding alone grows to: one device against itself, started one bit aside."""
+    """Whether the difference is what rounding alone grows to: one device against itself, started
+    one bit aside.
+    """
     drift = {(one.step, one.kind, one.name): one.error for one in differences(moved, reference)}
-    explained = [one for one in report.failed if one.error <= 30 * drift.get((one.step, one.kind, one.name), 0.0)]
+    explained = [
+        one
+        for one in report.failed
+        if one.error <= 30 * drift.get((one.step, one.kind, one.name), 0.0)
+    ]
     if len(explained) < len(report.failed):
         return []
     worst = max(drift.values())
@@ -270,7 +360,10 @@ def facts_of(plan: Plan, mesh: Mesh, problem: Problem, steps: int) -> Facts:
         if sizes[axis] > 1
     }
     recipe = problem.recipe()
-    rates = {f"learning rate of step {step}": problem.train.lr * recipe.lr_factor(step) for step in range(-1, steps + 1)}
+    rates = {
+        f"learning rate of step {step}": problem.train.lr * recipe.lr_factor(step)
+        for step in range(-1, steps + 1)
+    }
     numbers = {"the global batch": float(problem.train.global_batch), **rates}
     if problem.model.get("vocab_size"):
         numbers["the vocabulary size"] = float(problem.model["vocab_size"])

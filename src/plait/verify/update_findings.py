@@ -1,7 +1,9 @@
-"""What a wrong start, a wrong update or drifted replicas look like, given that the gradients are right.
+"""What a wrong start, a wrong update or drifted replicas look like, given that the gradients are
+right.
 
-The update u = (parameters after) - (parameters before) is compared with the reference's update; the *place* of what is
-wrong (a flat range) tells a shard from a parameter, its *shape* (a multiple of the update, of the weights) tells the option.
+The update u = (parameters after) - (parameters before) is compared with the reference's update; the
+*place* of what is wrong (a flat range) tells a shard from a parameter, its *shape* (a multiple of
+the update, of the weights) tells the option.
 """
 
 from __future__ import annotations
@@ -18,12 +20,23 @@ from plait.verify.view import View
 
 
 def start_findings(parallel: Record, reference: Record, wrong: Sequence[str]) -> list[Finding]:
-    """The runs do not start from the same weights: the seed, or the slice that each rank cuts from it."""
+    """The runs do not start from the same weights: the seed, or the slice that each rank cuts from
+    it.
+    """
     assert parallel.start is not None and reference.start is not None
-    mine, truth = parallel.start, reference.start
+    mine = parallel.start
+    truth = reference.start
     lost = [name for name in wrong if name not in mine or name not in truth]
     if lost:
-        return [Finding("missing-parameters", "init", f"only one side has {list_names(lost)}", 0.95, tuple(lost))]
+        return [
+            Finding(
+                "missing-parameters",
+                "init",
+                f"only one side has {list_names(lost)}",
+                0.95,
+                tuple(lost),
+            )
+        ]
     which = (
         "no parameter starts"
         if len(wrong) == len(truth)
@@ -31,7 +44,11 @@ def start_findings(parallel: Record, reference: Record, wrong: Sequence[str]) ->
     )
     found = [
         Finding(
-            "init", "init", f"{which} from the values of one device: a wrong seed, or ranks that start apart", 0.9, tuple(wrong)
+            "init",
+            "init",
+            f"{which} from the values of one device: a wrong seed, or ranks that start apart",
+            0.9,
+            tuple(wrong),
         )
     ]
     repeated = [name for name in wrong if _repeats(mine[name]) and not _repeats(truth[name])]
@@ -53,28 +70,56 @@ def replica_findings(view: View, wrong: Sequence[Difference]) -> list[Finding]:
     """Ranks that should hold one value hold several."""
     names = list(dict.fromkeys(one.name for one in wrong))
     odd = {one.rank for one in wrong if one.rank is not None}
-    holders = {rank for rank, seen in view.mine.ranks.items() if any(name in seen.params for name in names)}
+    holders = {
+        rank for rank, seen in view.mine.ranks.items() if any(name in seen.params for name in names)
+    }
     ranks = sorted(odd | {min(holders - odd)} if holders - odd else odd)
-    axes = [axis for axis, lines in view.facts.lines.items() if any(len(odd & set(line)) and set(line) - odd for line in lines)]
+    axes = [
+        axis
+        for axis, lines in view.facts.lines.items()
+        if any(len(odd & set(line)) and set(line) - odd for line in lines)
+    ]
     text = f"replicas of {list_names(names)} differ on ranks {', '.join(map(str, ranks))} after the update"
     return [Finding("replicas", axes[0] if axes else "dp", text, 0.85, tuple(names))]
 
 
 def update_findings(
-    view: View, mine_before: Tensors | None, truth_before: Tensors | None, wrong: Sequence[str], step: int
+    view: View,
+    mine_before: Tensors | None,
+    truth_before: Tensors | None,
+    wrong: Sequence[str],
+    step: int,
 ) -> list[Finding]:
     """The gradients of the step are right and the weights after it are not."""
     if mine_before is None or truth_before is None:
         return []
-    names = [name for name in view.truth.params if name in view.mine.params and name in mine_before and name in truth_before]
-    frozen = [name for name in wrong if view.truth.grads.get(name) is None and _moved(view.mine.params, mine_before, name)]
+    names = [
+        name
+        for name in view.truth.params
+        if name in view.mine.params and name in mine_before and name in truth_before
+    ]
+    frozen = [
+        name
+        for name in wrong
+        if view.truth.grads.get(name) is None and _moved(view.mine.params, mine_before, name)
+    ]
     if frozen:
         return [
-            Finding("frozen-moved", "optimizer", f"{list_names(frozen)} moved, which no gradient asks for", 0.96, tuple(frozen))
+            Finding(
+                "frozen-moved",
+                "optimizer",
+                f"{list_names(frozen)} moved, which no gradient asks for",
+                0.96,
+                tuple(frozen),
+            )
         ]
     mine = {name: view.mine.params[name].double() - mine_before[name].double() for name in names}
     truth = {name: view.truth.params[name].double() - truth_before[name].double() for name in names}
-    still = [name for name in wrong if name in truth and bool(truth[name].any()) and not bool(mine[name].any())]
+    still = [
+        name
+        for name in wrong
+        if name in truth and bool(truth[name].any()) and not bool(mine[name].any())
+    ]
     found = _still(still, wrong, len([name for name in names if bool(truth[name].any())]))
     if not still:
         found += _scaled(view, mine, truth) or _decayed(view, mine, truth, truth_before, wrong)
@@ -97,7 +142,11 @@ def _still(still: Sequence[str], wrong: Sequence[str], num_moving: int) -> list[
     if not still:
         return []
     all_of_them = len(still) == num_moving
-    which = "every parameter is" if all_of_them else f"{list_names(still)} {'is' if len(still) == 1 else 'are'}"
+    which = (
+        "every parameter is"
+        if all_of_them
+        else f"{list_names(still)} {'is' if len(still) == 1 else 'are'}"
+    )
     text = f"{which} as before the update: not updated, or stale values were gathered"
     return [Finding("stale", "optimizer" if all_of_them else "dp", text, 0.92, tuple(still))]
 
@@ -124,7 +173,11 @@ def _scaled(view: View, mine: Tensors, truth: Tensors) -> list[Finding]:
 
 def _rates(view: View, ratio: float) -> str:
     """The schedule's neighbouring steps, when the factor is a quotient of two learning rates."""
-    rates = {name: value for name, value in view.facts.numbers.items() if name.startswith("learning rate of step ")}
+    rates = {
+        name: value
+        for name, value in view.facts.numbers.items()
+        if name.startswith("learning rate of step ")
+    }
     own = view.truth.lr
     for name, rate in rates.items():
         if own and abs(rate / own - ratio) < 1e-4 * abs(ratio):
@@ -132,7 +185,9 @@ def _rates(view: View, ratio: float) -> str:
     return ""
 
 
-def _decayed(view: View, mine: Tensors, truth: Tensors, before: Tensors, wrong: Sequence[str]) -> list[Finding]:
+def _decayed(
+    view: View, mine: Tensors, truth: Tensors, before: Tensors, wrong: Sequence[str]
+) -> list[Finding]:
     """What is left over is a multiple of the weights: weight decay."""
     decays = []
     for name in wrong:
@@ -144,25 +199,40 @@ def _decayed(view: View, mine: Tensors, truth: Tensors, before: Tensors, wrong: 
         return []
     names = [name for name, _ in decays]
     word = "missing" if decays[0][1] > 0 else "too strong"
-    return [Finding("weight-decay", "optimizer", f"weight decay of {list_names(names)} is {word}", 0.94, tuple(names))]
+    return [
+        Finding(
+            "weight-decay",
+            "optimizer",
+            f"weight decay of {list_names(names)} is {word}",
+            0.94,
+            tuple(names),
+        )
+    ]
 
 
 def _range_of(view: View, mine: Tensors, truth: Tensors, wrong: Sequence[str]) -> list[Finding]:
     """Only some elements are wrong: a shard of the flat parameters, or a bucket."""
     scale = largest(view.truth.params)
-    part, whole = [], []
+    part = []
+    whole = []
     for name in wrong:
         if name not in truth:
             continue
         gap = (mine[name] - truth[name]).abs().flatten()
-        bad = (gap > view.tolerance * max(float(view.truth.params[name].abs().max()), 1e-4 * scale)).nonzero().flatten()
+        bad = (
+            (gap > view.tolerance * max(float(view.truth.params[name].abs().max()), 1e-4 * scale))
+            .nonzero()
+            .flatten()
+        )
         if len(bad) and len(bad) < gap.numel() and int(bad[-1]) - int(bad[0]) + 1 < gap.numel():
             part.append(f"{name}[{int(bad[0])}:{int(bad[-1]) + 1}] of {gap.numel()}")
         else:
             whole.append(name)
     right = [name for name in truth if name not in wrong and bool(truth[name].any())]
     wrong_numel = sum(truth[name].numel() for name in wrong if name in truth)
-    if part and wrong_numel <= 0.8 * sum(value.numel() for value in truth.values() if bool(value.any())):
+    if part and wrong_numel <= 0.8 * sum(
+        value.numel() for value in truth.values() if bool(value.any())
+    ):
         more = f" and all of {list_names(whole)}" if whole else ""
         return [
             Finding(

@@ -1,4 +1,6 @@
-"""What the questions of the diagnosis are asked about: one step of both runs, and what is known of it."""
+"""What the questions of the diagnosis are asked about: one step of both runs, and what is known of
+it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from plait.verify.observation import Gradients, Observation
 
 @dataclass(frozen=True)
 class View:
-    """The first wrong step: both observations, those of the step before, the numbers of the run, how well a fit must fit."""
+    """The first wrong step: both observations, those of the step before, the numbers of the run,
+    how well a fit must fit.
+    """
 
     mine: Observation
     truth: Observation

@@ -1,1 +1,3 @@
-"""Random valid plans x random small models against one device: what no table written by hand would think of."""
+"""Random valid plans x random small models against one device: what no table written by hand would
+think of.
+"""

@@ -1,4 +1,6 @@
-"""A cell: one plan, one small model, one batch, as plain data that prints as one line of JSON and is made from it."""
+"""A cell: one plan, one small model, one batch, as plain data that prints as one line of JSON and
+is made from it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ STEPS = 2  # the second step sees what the first update did to every copy
 
 @dataclass(frozen=True)
 class Cell:
-    """`seq_len` 0: the model takes vectors or images. `kind` is a family, or `moe` for llama with experts."""
+    """`seq_len` 0: the model takes vectors or images. `kind` is a family, or `moe` for llama with
+    experts.
+    """
 
     plan: str
     kind: str
@@ -34,7 +38,9 @@ class Cell:
     @property
     def family(self) -> Family:
         if self.kind in ("gpt", "llama", "moe"):
-            name, classes, sample = "gpt" if self.kind == "gpt" else "llama", int(self.keys["vocab_size"]), (self.seq_len,)
+            name = "gpt" if self.kind == "gpt" else "llama"
+            classes = int(self.keys["vocab_size"])
+            sample = (self.seq_len,)
             noisy = self.keys.get("topk_method") == "noisy"
             pooled = self.kind == "moe" and not noisy
             return Family(
@@ -49,9 +55,11 @@ class Cell:
                 num_steps=STEPS,
             )
         if self.kind == "resnet":
-            shape, classes = (int(self.keys["in_channels"]), 16, 16), int(self.keys["num_classes"])
+            shape = (int(self.keys["in_channels"]), 16, 16)
+            classes = int(self.keys["num_classes"])
         else:
-            shape, classes = (int(self.keys["in_features"]),), int(self.keys["out_features"])
+            shape = (int(self.keys["in_features"]),)
+            classes = int(self.keys["out_features"])
         return Family(self.kind, self.keys, shape, classes, frozen=self.frozen, num_steps=STEPS)
 
     @property

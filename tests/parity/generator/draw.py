@@ -1,5 +1,6 @@
-"""Draws cells. `choose(options)` takes one of a sequence, whose first is the simplest: a random generator and a property
-tester's `draw` are both such a function, so that a table by seed and a search that shrinks draw from one space.
+"""Draws cells. `choose(options)` takes one of a sequence, whose first is the simplest: a random
+generator and a property tester's `draw` are both such a function, so that a table by seed and a
+search that shrinks draw from one space.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ PIPELINES = ("1f1b", *(name for name in SCHEDULES if name != "1f1b"))
 
 
 def cells(count: int, seed: int = 0, start: int = 0) -> Iterator[Cell]:
-    """Cells `start` .. `start + count - 1` of the table of a seed; each depends on seed and number alone."""
+    """Cells `start` .. `start + count - 1` of the table of a seed; each depends on seed and number
+    alone.
+    """
     for number in range(start, start + count):
         source = random.Random(f"{seed}:{number}")
         cell = draw(source.choice)
@@ -36,7 +39,9 @@ def cells(count: int, seed: int = 0, start: int = 0) -> Iterator[Cell]:
 
 
 def draw(choose: Choose) -> Cell | None:
-    """A cell, or None where what was drawn breaks a rule of plans (the rules are asked, not repeated here)."""
+    """A cell, or None where what was drawn breaks a rule of plans (the rules are asked, not
+    repeated here).
+    """
     kind = choose(KINDS)
     plan = Plan.parse(" ".join([*_axes(choose, kind), "precision:float64"]))
     keys, seq_len = MODELS[kind](choose, plan)
@@ -48,7 +53,9 @@ def draw(choose: Choose) -> Cell | None:
 
 
 def valid(cell: Cell) -> bool:
-    """Whether the rules that need no rank let the cell pass: those of plans, batches, sizes and compositions."""
+    """Whether the rules that need no rank let the cell pass: those of plans, batches, sizes and
+    compositions.
+    """
     plan = Plan.parse(cell.plan)
     try:
         check_available(plan.check())
@@ -98,7 +105,9 @@ def _factors(n: int, kind: str) -> list[tuple[int, int, int, int]]:
 
 
 def _modes(tp: int, kind: str) -> Sequence[str]:
-    """A grid cuts the features between layers, so a model whose layers are replicated in between has no form on it."""
+    """A grid cuts the features between layers, so a model whose layers are replicated in between
+    has no form on it.
+    """
     if kind in ("odd", "resnet"):
         return ("",)
     grids = {4: (":2d", ":2.5d,depth1"), 8: (":2.5d,depth2", ":3d")}
@@ -110,7 +119,9 @@ def _data(choose: Choose, dp: int) -> str:
         return "dp1"
     strategy = choose(DATA)
     sharded = strategy.startswith("zero")
-    replicate = f",replicate{choose([n for n in (1, 1, 2) if dp % n == 0 and n < dp])}" if sharded else ""
+    replicate = (
+        f",replicate{choose([n for n in (1, 1, 2) if dp % n == 0 and n < dp])}" if sharded else ""
+    )
     offload = choose(("", "", ",offload")) if sharded else ""
     return f"dp{dp}:{strategy}{replicate.replace(',replicate1', '')}{offload}"
 
@@ -129,7 +140,11 @@ def _layers(choose: Choose, plan: Plan) -> int:
 def _mlp(choose: Choose, plan: Plan) -> tuple[dict[str, Any], int]:
     n = _parts(plan)
     layers = max(_layers(choose, plan), plan.pp.num_stages - 1, 2)
-    sizes = {"in_features": n * choose((2, 3, 5)), "hidden_size": n * choose((6, 8, 7)), "out_features": choose((5, 4, 7))}
+    sizes = {
+        "in_features": n * choose((2, 3, 5)),
+        "hidden_size": n * choose((6, 8, 7)),
+        "out_features": choose((5, 4, 7)),
+    }
     if plan.tp.mode != "1d":
         layers += layers % 2
     return {**sizes, "num_hidden_layers": layers}, 0
@@ -150,7 +165,9 @@ def _odd(choose: Choose, plan: Plan) -> tuple[dict[str, Any], int]:
 def _transformer(choose: Choose, plan: Plan) -> tuple[dict[str, Any], int]:
     n = _parts(plan)
     heads = n * (plan.cp.size if plan.cp.strategy == "ulysses" else 1) * choose((1, 2))
-    seq_len = 2 * plan.cp.size * (plan.tp.size if plan.tp.sequence_parallel else 1) * choose((1, 2, 3))
+    seq_len = (
+        2 * plan.cp.size * (plan.tp.size if plan.tp.sequence_parallel else 1) * choose((1, 2, 3))
+    )
     return {
         "num_hidden_layers": _layers(choose, plan),
         "hidden_size": heads * choose((4, 6) if heads < 4 else (2, 4)),
@@ -159,15 +176,22 @@ def _transformer(choose: Choose, plan: Plan) -> tuple[dict[str, Any], int]:
         "vocab_size": n * choose((11, 12, 13)),
         "max_position_embeddings": seq_len + choose((0, 3)),
         "tie_word_embeddings": not _asynchronous(plan) and choose((False, True)),
-        "dropout": choose((0.0, 0.0, 0.0, 0.0, 0.3)) if plan.cp.size == 1 and not _asynchronous(plan) else 0.0,
+        "dropout": choose((0.0, 0.0, 0.0, 0.0, 0.3))
+        if plan.cp.size == 1 and not _asynchronous(plan)
+        else 0.0,
     }, seq_len
 
 
 def _llama(choose: Choose, plan: Plan) -> tuple[dict[str, Any], int]:
     keys, seq_len = _transformer(choose, plan)
-    heads, n = keys["num_attention_heads"], _parts(plan)
+    heads = keys["num_attention_heads"]
+    n = _parts(plan)
     n *= plan.cp.size if plan.cp.strategy == "ulysses" else 1
-    groups = [groups for groups in (heads, heads // 2) if groups and heads % groups == 0 and groups % n == 0]
+    groups = [
+        groups
+        for groups in (heads, heads // 2)
+        if groups and heads % groups == 0 and groups % n == 0
+    ]
     return {**keys, "num_key_value_heads": choose(groups)}, seq_len
 
 
@@ -181,17 +205,32 @@ def _moe(choose: Choose, plan: Plan) -> tuple[dict[str, Any], int]:
         routing = {"num_local_experts": experts, "num_experts_per_tok": min(2, experts)}
     shared = choose((0, 1, 2))
     if shared:
-        routing |= {"moe_intermediate_size": _parts(plan) * choose((2, 3)), "num_shared_experts": shared}
+        routing |= {
+            "moe_intermediate_size": _parts(plan) * choose((2, 3)),
+            "num_shared_experts": shared,
+        }
     if keys["num_hidden_layers"] > 1:
         routing["first_k_dense_replace"] = choose((0, 1))
     return {**keys, **routing}, seq_len
 
 
 def _resnet(choose: Choose, plan: Plan) -> tuple[dict[str, Any], int]:
-    return {"depth": 18, "num_classes": choose((7, 5)), "in_channels": choose((2, 1)), "width": choose((2, 4))}, 0
+    return {
+        "depth": 18,
+        "num_classes": choose((7, 5)),
+        "in_channels": choose((2, 1)),
+        "width": choose((2, 4)),
+    }, 0
 
 
-MODELS = {"mlp": _mlp, "odd": _odd, "gpt": _transformer, "llama": _llama, "moe": _moe, "resnet": _resnet}
+MODELS = {
+    "mlp": _mlp,
+    "odd": _odd,
+    "gpt": _transformer,
+    "llama": _llama,
+    "moe": _moe,
+    "resnet": _resnet,
+}
 FROZEN = {
     "mlp": ("blocks.0.*.*",),
     "odd": ("embed.weight", "blocks.0.up.*", "blocks.1.norm.weight"),

@@ -1,7 +1,8 @@
-"""A model with everything that a composition of strategies may trip over, and that real models have.
+"""A model with everything that a composition of strategies may trip over, and that real models
+have.
 
-A weight used twice in one block, one module called after every block and tied to another, a buffer that takes part,
-parameters that no forward uses. It is no chain, so a pipeline must find its flow.
+A weight used twice in one block, one module called after every block and tied to another, a buffer
+that takes part, parameters that no forward uses. It is no chain, so a pipeline must find its flow.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class Odd(nn.Module):
     ) -> None:
         super().__init__()
         self.embed = nn.Linear(in_features, hidden_size, bias=False)
-        self.blocks = nn.ModuleList(Block(hidden_size, intermediate_size) for _ in range(num_hidden_layers))
+        self.blocks = nn.ModuleList(
+            Block(hidden_size, intermediate_size) for _ in range(num_hidden_layers)
+        )
         self.shared = nn.Linear(hidden_size, hidden_size)
         self.last = nn.Linear(hidden_size, hidden_size)
         if tied:

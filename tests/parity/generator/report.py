@@ -1,4 +1,6 @@
-"""The report of a run of the generator: how many, which failed, how far off the worst is, and what was covered."""
+"""The report of a run of the generator: how many, which failed, how far off the worst is, and what
+was covered.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,10 @@ def _cell(given: dict[str, Any]) -> Cell:
 
 
 def report(rows: Sequence[Row], wanted: int, seed: int, note: str = "") -> str:
-    by = {status: [row for row in rows if row.verdict.status == status] for status in ("ok", "refused", "undecided", "failed")}
+    by = {
+        status: [row for row in rows if row.verdict.status == status]
+        for status in ("ok", "refused", "undecided", "failed")
+    }
     ran = [*by["ok"], *by["failed"]]
     worst = max(ran, key=lambda row: row.verdict.error, default=None)
     lines = [
@@ -64,20 +69,36 @@ def report(rows: Sequence[Row], wanted: int, seed: int, note: str = "") -> str:
     ]
     if worst is not None:
         v = worst.verdict
-        lines += [f"Largest relative error: {v.error:.1e} ({v.kind} of `{v.worst}`, cell {worst.number}, `{worst.cell.plan}`,"]
-        lines += [f"{worst.cell.kind}). Sum of the cells' times: {sum(row.verdict.seconds for row in rows):,.0f} s.", ""]
+        lines += [
+            f"Largest relative error: {v.error:.1e} ({v.kind} of `{v.worst}`, cell {worst.number}, `{worst.cell.plan}`,"
+        ]
+        lines += [
+            f"{worst.cell.kind}). Sum of the cells' times: {sum(row.verdict.seconds for row in rows):,.0f} s.",
+            "",
+        ]
     lines += ["## Failed", "", *([_failure(row) for row in by["failed"]] or ["None."]), ""]
     if by["undecided"]:
         lines += ["## Undecided", "", *(_failure(row) for row in by["undecided"]), ""]
     lines += ["## Refused", "", *_refusals(by["refused"]), ""]
-    lines += ["## Covered", "", "Cells that ran, by what they hold.", "", "| what | cells | largest error |", "|---|---|---|"]
+    lines += [
+        "## Covered",
+        "",
+        "Cells that ran, by what they hold.",
+        "",
+        "| what | cells | largest error |",
+        "|---|---|---|",
+    ]
     lines += _covered(ran)
     return "\n".join(lines) + "\n"
 
 
 def _failure(row: Row) -> str:
     v = row.verdict
-    what = v.message.strip().splitlines()[-1] if v.message else f"{v.kind} {v.error:.1e} {v.worst}".strip()
+    what = (
+        v.message.strip().splitlines()[-1]
+        if v.message
+        else f"{v.kind} {v.error:.1e} {v.worst}".strip()
+    )
     smallest = f"; smallest: `{row.smallest}`" if row.smallest else ""
     return f"- cell {row.number}, `{row.cell.plan}` on {row.cell.kind}: {what}{smallest}"
 
@@ -98,18 +119,32 @@ def _covered(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         for word in sorted(set(_words(row.cell))):
             errors.setdefault(word, []).append(row.verdict.error)
-    return [f"| {word} | {len(found)} | {max(found):.1e} |" for word, found in sorted(errors.items())]
+    return [
+        f"| {word} | {len(found)} | {max(found):.1e} |" for word, found in sorted(errors.items())
+    ]
 
 
 def _words(cell: Cell) -> list[str]:
     plan = Plan.parse(cell.plan)
-    axes = [name for name, axis in (("pp", plan.pp), ("tp", plan.tp), ("dp", plan.dp), ("cp", plan.cp)) if axis.size > 1]
+    axes = [
+        name
+        for name, axis in (("pp", plan.pp), ("tp", plan.tp), ("dp", plan.dp), ("cp", plan.cp))
+        if axis.size > 1
+    ]
     words = [f"model {cell.kind}", f"ranks {plan.world_size}", f"axes {len(axes) + (plan.ep > 1)}"]
     words += [f"pair {a} x {b}" for i, a in enumerate(axes) for b in axes[i + 1 :]]
     words += [f"ep with {a}" for a in axes] if plan.ep > 1 else []
     words += [f"pp {plan.pp.schedule}"] if plan.pp.size > 1 else []
-    words += [f"tp {plan.tp.mode}{',sp' if plan.tp.sequence_parallel else ''}"] if plan.tp.size > 1 else []
-    words += [f"dp {plan.dp.strategy}{',replicate' if plan.dp.replicate > 1 else ''}"] if plan.dp.size > 1 else []
+    words += (
+        [f"tp {plan.tp.mode}{',sp' if plan.tp.sequence_parallel else ''}"]
+        if plan.tp.size > 1
+        else []
+    )
+    words += (
+        [f"dp {plan.dp.strategy}{',replicate' if plan.dp.replicate > 1 else ''}"]
+        if plan.dp.size > 1
+        else []
+    )
     words += [f"cp {plan.cp.strategy}"] if plan.cp.size > 1 else []
     words += [f"remat {plan.remat}"] if plan.remat != "none" else []
     words += ["several micro-batches"] if plan.micro_batches > 1 else []

@@ -1,5 +1,5 @@
-"""Runs one cell on the pool's ranks and judges it: `ok`, `refused` (an error of plait, alike on every rank), `failed`; or
-`undecided` where rounding alone moves one device as far.
+"""Runs one cell on the pool's ranks and judges it: `ok`, `refused` (an error of plait, alike on
+every rank), `failed`; or `undecided` where rounding alone moves one device as far.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ Run = Callable[..., list[Any]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a cell. `error` is the largest relative one, of `kind` (loss, grad, param, norm) and tensor `worst`."""
+    """What became of a cell. `error` is the largest relative one, of `kind` (loss, grad, param,
+    norm) and tensor `worst`.
+    """
 
     status: str
     error: float = 0.0
@@ -48,14 +50,27 @@ def judge(run: Run, cell: Cell) -> Verdict:
 
 
 def _judge(run: Run, cell: Cell) -> Verdict:
-    results = run(cell.world_size, on_rank, cell, plan=cell.plan, timeout_seconds=300.0, group_timeout_seconds=240.0)
+    results = run(
+        cell.world_size,
+        on_rank,
+        cell,
+        plan=cell.plan,
+        timeout_seconds=300.0,
+        group_timeout_seconds=240.0,
+    )
     refused = {result for result in results if isinstance(result, str)}
     if len(refused) > 1 or (refused and not all(isinstance(result, str) for result in results)):
-        return Verdict("failed", float("inf"), "refusal", "", f"ranks do not refuse alike: {sorted(refused)}")
+        return Verdict(
+            "failed", float("inf"), "refusal", "", f"ranks do not refuse alike: {sorted(refused)}"
+        )
     if refused:
         return Verdict("refused", message=refused.pop())
     plan = Plan.parse(cell.plan)
-    errors = _delayed_errors(cell, plan, results) if _asynchronous(plan) else _errors(cell, plan, results)
+    errors = (
+        _delayed_errors(cell, plan, results)
+        if _asynchronous(plan)
+        else _errors(cell, plan, results)
+    )
     kind, (error, worst) = max(errors.items(), key=lambda item: item[1][0])
     if all(error <= harness.TOLERANCE for error, _ in errors.values()):
         return Verdict("ok", error, kind, worst)
@@ -68,12 +83,17 @@ def _judge(run: Run, cell: Cell) -> Verdict:
 
 def on_rank(world: World, cell: Cell) -> Any:
     """What this rank has seen; the message where building was refused."""
-    family, plan = cell.family, Plan.parse(cell.plan)
+    family = cell.family
+    plan = Plan.parse(cell.plan)
     if _asynchronous(plan):
         family = delayed.untied(family)
     try:
         engine = harness.make_engine(world, cell.plan, family, cell.options)
-        return delayed.train(engine, family) if _asynchronous(plan) else harness.train(engine, family, cell.num_samples)
+        return (
+            delayed.train(engine, family)
+            if _asynchronous(plan)
+            else harness.train(engine, family, cell.num_samples)
+        )
     except RunError:
         raise
     except PlaitError as error:
@@ -86,13 +106,23 @@ def _asynchronous(plan: Plan) -> bool:
 
 def _errors(cell: Cell, plan: Plan, results: list[Any]) -> dict[str, tuple[float, str]]:
     harness._REFERENCES.clear()
-    outcome = harness.compare(results, harness.reference(cell.family, plan, cell.num_samples, cell.options), cell.clip)
-    return {kind: (getattr(outcome, kind), outcome.worst.get(kind, "")) for kind in ("loss", "grad", "param", "norm")}
+    outcome = harness.compare(
+        results, harness.reference(cell.family, plan, cell.num_samples, cell.options), cell.clip
+    )
+    return {
+        kind: (getattr(outcome, kind), outcome.worst.get(kind, ""))
+        for kind in ("loss", "grad", "param", "norm")
+    }
 
 
 def _drift(cell: Cell, plan: Plan) -> float:
-    """How far one device gets from itself where it starts one bit aside: a choice among equals (experts) may go either way."""
-    known, aside = (harness.reference(cell.family, plan, cell.num_samples, cell.options, aside=flag) for flag in (False, True))
+    """How far one device gets from itself where it starts one bit aside: a choice among equals
+    (experts) may go either way.
+    """
+    known, aside = (
+        harness.reference(cell.family, plan, cell.num_samples, cell.options, aside=flag)
+        for flag in (False, True)
+    )
     return max(one.error for one in differences(aside, known) if one.kind != "start")
 
 
@@ -108,5 +138,7 @@ def _delayed_errors(cell: Cell, plan: Plan, results: list[Any]) -> dict[str, tup
             found["loss"] = max(found["loss"], (abs(mine - truth) / abs(truth), f"step {step}"))
     for name, value in harness.join([rank["parts"] for rank in results]).items():
         truth = expected.params[name]
-        found["param"] = max(found["param"], (relative_error(value.view_as(truth), truth, scale), name))
+        found["param"] = max(
+            found["param"], (relative_error(value.view_as(truth), truth, scale), name)
+        )
     return found

@@ -1,4 +1,6 @@
-"""From a cell that fails to the smallest one that still does: take one thing away as long as that fails too."""
+"""From a cell that fails to the smallest one that still does: take one thing away as long as that
+fails too.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from tests.parity.generator.draw import valid
 
 
 def shrink(cell: Cell, fails: Callable[[Cell], bool], *, at_most: int = 60) -> Cell:
-    """The smallest failing cell that is found in `at_most` runs. Greedy: the first simpler cell that fails is taken."""
+    """The smallest failing cell that is found in `at_most` runs. Greedy: the first simpler cell
+    that fails is taken.
+    """
     tried = 0
     smaller = True
     while smaller:
@@ -23,13 +27,16 @@ def shrink(cell: Cell, fails: Callable[[Cell], bool], *, at_most: int = 60) -> C
             if tried > at_most:
                 return cell
             if fails(candidate):
-                cell, smaller = candidate, True
+                cell = candidate
+                smaller = True
                 break
     return cell
 
 
 def simpler(cell: Cell) -> Iterator[Cell]:
-    """Valid cells with one thing less: first without an axis, then plain strategies, then without options of the model."""
+    """Valid cells with one thing less: first without an axis, then plain strategies, then without
+    options of the model.
+    """
     for plan in _simpler_plans(Plan.parse(cell.plan)):
         candidate = replace(cell, plan=str(plan))
         if valid(candidate):
@@ -39,7 +46,11 @@ def simpler(cell: Cell) -> Iterator[Cell]:
     if cell.frozen:
         yield replace(cell, frozen=())
     for key, value in _simpler_keys(cell):
-        keys = {k: v for k, v in cell.keys.items() if k != key} if value is None else {**cell.keys, key: value}
+        keys = (
+            {k: v for k, v in cell.keys.items() if k != key}
+            if value is None
+            else {**cell.keys, key: value}
+        )
         candidate = replace(cell, keys=keys)
         if valid(candidate):
             yield candidate

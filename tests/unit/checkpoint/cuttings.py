@@ -20,18 +20,25 @@ def cut_box(numel_cut: Callable[[int], list[int]], shape: Sequence[int]) -> list
     for size in shape:
         ends = [0, *numel_cut(size), size]
         parts = list(itertools.pairwise(ends))
-        boxes = [Box((*box.offset, low), (*box.extent, high - low)) for box in boxes for low, high in parts]
+        boxes = [
+            Box((*box.offset, low), (*box.extent, high - low))
+            for box in boxes
+            for low, high in parts
+        ]
     return boxes
 
 
 def cut_pieces(numel_cut: Callable[[int], list[int]], name: str, full: Tensor) -> list[Piece]:
-    """Flat ranges of boxes that part a tensor, with their values: as ZeRO over a tensor axis gives."""
+    """Flat ranges of boxes that part a tensor, with their values: as ZeRO over a tensor axis
+    gives.
+    """
     pieces = []
     for box in cut_box(numel_cut, full.shape):
         flat = full[box.within(Box.whole(full.shape))].reshape(-1)
         ends = [0, *numel_cut(box.numel), box.numel]
         pieces += [
-            Piece(name, tuple(full.shape), box, low, high, flat[low:high].clone()) for low, high in itertools.pairwise(ends)
+            Piece(name, tuple(full.shape), box, low, high, flat[low:high].clone())
+            for low, high in itertools.pairwise(ends)
         ]
     return pieces
 
@@ -60,7 +67,9 @@ def save_on(
             return found
 
         try:
-            results[rank] = save(directory, pieces[rank], meta or {}, rank=rank, world_size=world_size, gather=gather)
+            results[rank] = save(
+                directory, pieces[rank], meta or {}, rank=rank, world_size=world_size, gather=gather
+            )
         except BaseException as error:
             results[rank] = error
             if not isinstance(error, Exception):

@@ -1,4 +1,6 @@
-"""Exports: whole tensors, in files that the safetensors library reads, sharded as Hugging Face shards them."""
+"""Exports: whole tensors, in files that the safetensors library reads, sharded as Hugging Face
+shards them.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def saved(tmp_path: Path) -> Path:
 
 
 def test_one_file_with_the_names_that_were_asked_for(saved: Path, tmp_path: Path) -> None:
-    assert export_safetensors(saved, tmp_path / "out" / "x.safetensors", names=NAMES) == [tmp_path / "out" / "x.safetensors"]
+    assert export_safetensors(saved, tmp_path / "out" / "x.safetensors", names=NAMES) == [
+        tmp_path / "out" / "x.safetensors"
+    ]
     found = load_file(tmp_path / "out" / "x.safetensors")
     assert sorted(found) == sorted(NAMES.values())
     for source, name in NAMES.items():
@@ -57,7 +61,9 @@ def test_shards_and_their_index(saved: Path, tmp_path: Path) -> None:
     listed = json.loads(index.read_text())
     assert listed["metadata"] == {"total_size": 96 + 20 + 8}
     for source, name in NAMES.items():
-        assert torch.equal(load_file(index.parent / listed["weight_map"][name])[name], TENSORS[source])
+        assert torch.equal(
+            load_file(index.parent / listed["weight_map"][name])[name], TENSORS[source]
+        )
 
 
 def test_floating_tensors_are_converted(saved: Path, tmp_path: Path) -> None:
@@ -77,7 +83,9 @@ def test_floating_tensors_are_converted(saved: Path, tmp_path: Path) -> None:
         ({"model/a": "x", "model/b": "x"}, "would both be exported as 'x'"),
     ],
 )
-def test_names_that_cannot_be_exported(saved: Path, tmp_path: Path, names: dict[str, str], message: str) -> None:
+def test_names_that_cannot_be_exported(
+    saved: Path, tmp_path: Path, names: dict[str, str], message: str
+) -> None:
     with pytest.raises(CheckpointError, match=message):
         export_safetensors(saved, tmp_path / "out", names=names)
 

@@ -22,12 +22,21 @@ def zero_piece(world: World) -> Piece:
     axis = world.axis("world")
     box = Box((axis.rank % 2 * 3, 0), (3, 7))
     start, stop = shard_range(box.numel, axis.size // 2, axis.rank // 2)
-    return Piece("w", SHAPE, box, start, stop, FULL[box.within(Box.whole(SHAPE))].reshape(-1)[start:stop])
+    return Piece(
+        "w", SHAPE, box, start, stop, FULL[box.within(Box.whole(SHAPE))].reshape(-1)[start:stop]
+    )
 
 
 def save_piece(world: World, path: Path) -> None:
     axis = world.axis("world")
-    save(path, [zero_piece(world)], {"ranks": axis.size}, rank=axis.rank, world_size=axis.size, gather=axis.gather_objects)
+    save(
+        path,
+        [zero_piece(world)],
+        {"ranks": axis.size},
+        rank=axis.rank,
+        world_size=axis.size,
+        gather=axis.gather_objects,
+    )
 
 
 def save_nothing_on_one_rank(world: World, path: Path) -> str:
@@ -57,6 +66,10 @@ def test_saved_on_four_ranks_loaded_on_two(ranks: Callable[..., list[Any]], tmp_
     assert sorted(value for part in found for value in part) == FULL.flatten().tolist()
 
 
-def test_a_rank_without_its_piece_is_refused_by_all(ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
+def test_a_rank_without_its_piece_is_refused_by_all(
+    ranks: Callable[..., list[Any]], tmp_path: Path
+) -> None:
     messages = ranks(2, save_nothing_on_one_rank, tmp_path / "step-1")
-    assert messages == ["'w' has 42 elements and the pieces of all ranks hold 21: one is missing"] * 2
+    assert (
+        messages == ["'w' has 42 elements and the pieces of all ranks hold 21: one is missing"] * 2
+    )

@@ -1,4 +1,6 @@
-"""Any cutting saved, any other loaded: what comes back is what was there, or an error that says what is not."""
+"""Any cutting saved, any other loaded: what comes back is what was there, or an error that says
+what is not.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool,
 
 
 def cutter(data: st.DataObject) -> Callable[[int], list[int]]:
-    return lambda numel: sorted(data.draw(st.lists(st.integers(0, numel), max_size=2), label=f"cuts of {numel}"))
+    return lambda numel: sorted(
+        data.draw(st.lists(st.integers(0, numel), max_size=2), label=f"cuts of {numel}")
+    )
 
 
 def values(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
@@ -32,19 +36,27 @@ def values(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.lists(st.tuples(st.lists(st.integers(0, 5), max_size=3).map(tuple), st.sampled_from(DTYPES)), min_size=1, max_size=3),
+    st.lists(
+        st.tuples(st.lists(st.integers(0, 5), max_size=3).map(tuple), st.sampled_from(DTYPES)),
+        min_size=1,
+        max_size=3,
+    ),
     st.integers(1, 4),
     st.data(),
 )
 def test_saved_under_one_cutting_loads_under_another(
     forms: list[tuple[tuple[int, ...], torch.dtype]], world_size: int, data: st.DataObject
 ) -> None:
-    tensors = {f"t{index}": values(shape, dtype, index) for index, (shape, dtype) in enumerate(forms)}
+    tensors = {
+        f"t{index}": values(shape, dtype, index) for index, (shape, dtype) in enumerate(forms)
+    }
     cut = cutter(data)
     pieces: list[list[Piece]] = [[] for _ in range(world_size)]
     for name, full in tensors.items():
         for piece in cut_pieces(cut, name, full):
-            for rank in data.draw(st.sets(st.integers(0, world_size - 1), min_size=1), label="holders"):
+            for rank in data.draw(
+                st.sets(st.integers(0, world_size - 1), min_size=1), label="holders"
+            ):
                 pieces[rank].append(piece)
     with tempfile.TemporaryDirectory() as folder:
         saved = save_on(Path(folder) / "any", pieces)
@@ -60,8 +72,17 @@ def test_saved_under_one_cutting_loads_under_another(
 
 
 def save_two(folder: Path) -> Checkpoint:
-    meta = {"step": 3, "plan": "dp2:zero1", "loader": {"epoch": 1, "seen": [1, 2]}, "lr": 0.125, "none": None}
-    pieces = [Piece.whole("weight", values((4, 6), torch.float32)), Piece.whole("step", torch.tensor(7.0))]
+    meta = {
+        "step": 3,
+        "plan": "dp2:zero1",
+        "loader": {"epoch": 1, "seen": [1, 2]},
+        "lr": 0.125,
+        "none": None,
+    }
+    pieces = [
+        Piece.whole("weight", values((4, 6), torch.float32)),
+        Piece.whole("step", torch.tensor(7.0)),
+    ]
     save(folder / "step-00000003", pieces, meta)
     return Checkpoint.open(folder)
 
@@ -86,13 +107,18 @@ def test_the_files_are_plain_safetensors_and_json(tmp_path: Path) -> None:
     save_two(tmp_path)
     found = load_file(tmp_path / "step-00000003" / "rank-00000-of-00001.safetensors")
     assert torch.equal(found["000000/weight"].view(4, 6), values((4, 6), torch.float32))
-    assert {path.suffix for path in (tmp_path / "step-00000003").iterdir()} == {".json", ".safetensors"}
+    assert {path.suffix for path in (tmp_path / "step-00000003").iterdir()} == {
+        ".json",
+        ".safetensors",
+    }
     index = json.loads((tmp_path / "step-00000003" / "checkpoint.json").read_text())
     assert index["tensors"]["weight"] == {"shape": [4, 6], "dtype": "float32", "files": [0]}
 
 
 @pytest.mark.parametrize("block_bytes", [8, 64, 1 << 20])
-def test_only_the_blocks_that_are_needed_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int) -> None:
+def test_only_the_blocks_that_are_needed_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int
+) -> None:
     monkeypatch.setattr(file_module, "BLOCK_BYTES", block_bytes)
     full = values((16, 8), torch.float32)  # a row has 32 bytes
     save(tmp_path / "c", [Piece.whole("w", full)], {})
@@ -106,7 +132,8 @@ def test_only_the_blocks_that_are_needed_are_read(tmp_path: Path, monkeypatch: p
 
 
 def test_a_view_is_saved_and_filled_in_place(tmp_path: Path) -> None:
-    bucket, box = torch.arange(20.0), Box.whole((2, 5))
+    bucket = torch.arange(20.0)
+    box = Box.whole((2, 5))
     ranges = [(2, 7, bucket[10:15]), (0, 2, bucket[:2]), (7, 10, bucket[:3])]
     save(tmp_path / "c", [Piece("w", (2, 5), box, *part) for part in ranges], {})
     target = torch.zeros(2, 5, requires_grad=True)
@@ -122,19 +149,34 @@ def test_tensors_of_a_strided_view_are_saved(tmp_path: Path, size: int) -> None:
 
 
 def test_every_tensor_is_aligned_in_its_file(tmp_path: Path) -> None:
-    tensors = [torch.zeros(3, dtype=torch.uint8), torch.ones(1, dtype=torch.bfloat16), torch.ones(2, dtype=torch.float64)]
-    save(tmp_path / "c", [Piece.whole(f"t{index}", tensor) for index, tensor in enumerate(tensors)], {})
+    tensors = [
+        torch.zeros(3, dtype=torch.uint8),
+        torch.ones(1, dtype=torch.bfloat16),
+        torch.ones(2, dtype=torch.float64),
+    ]
+    save(
+        tmp_path / "c",
+        [Piece.whole(f"t{index}", tensor) for index, tensor in enumerate(tensors)],
+        {},
+    )
     reader = Checkpoint.open(tmp_path / "c")._reader(0)
     for index, tensor in enumerate(tensors):
         assert reader.tensor(f"{index:06d}/t{index}").data_ptr() % tensor.itemsize == 0
 
 
-@pytest.mark.parametrize(("source", "target"), [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float64)])
-def test_types_are_converted_when_asked(tmp_path: Path, source: torch.dtype, target: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("source", "target"), [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float64)]
+)
+def test_types_are_converted_when_asked(
+    tmp_path: Path, source: torch.dtype, target: torch.dtype
+) -> None:
     full = values((3, 3), source)
     save(tmp_path / "c", [Piece.whole("w", full)], {})
-    checkpoint, wanted = Checkpoint.open(tmp_path / "c"), torch.zeros(3, 3, dtype=target)
-    with pytest.raises(CheckpointError, match=rf"'w' is {source} in .* and {target} here; .*convert=True"):
+    checkpoint = Checkpoint.open(tmp_path / "c")
+    wanted = torch.zeros(3, 3, dtype=target)
+    with pytest.raises(
+        CheckpointError, match=rf"'w' is {source} in .* and {target} here; .*convert=True"
+    ):
         checkpoint.fill(Piece.whole("w", wanted))
     checkpoint.fill(Piece.whole("w", wanted), convert=True)
     assert torch.equal(wanted, full.to(target))
@@ -143,7 +185,11 @@ def test_types_are_converted_when_asked(tmp_path: Path, source: torch.dtype, tar
 
 
 def test_another_model_is_refused_with_all_that_differs(tmp_path: Path) -> None:
-    save(tmp_path / "c", [Piece.whole(name, torch.zeros(2, 3)) for name in ("a", "b", "random/00000/cpu")], {})
+    save(
+        tmp_path / "c",
+        [Piece.whole(name, torch.zeros(2, 3)) for name in ("a", "b", "random/00000/cpu")],
+        {},
+    )
     checkpoint = Checkpoint.open(tmp_path / "c")
     checkpoint.check({"a": (2, 3), "b": (2, 3)})
     checkpoint.check({"a": (2, 3)}, complete=False)
@@ -162,7 +208,10 @@ def test_another_model_is_refused_with_all_that_differs(tmp_path: Path) -> None:
 
 def test_elements_that_no_rank_saves_are_refused_on_every_rank(tmp_path: Path) -> None:
     box = Box.whole((2, 3))
-    pieces = [[Piece("w", (2, 3), box, 0, 2, torch.zeros(2))], [Piece("w", (2, 3), box, 4, 6, torch.zeros(2))]]
+    pieces = [
+        [Piece("w", (2, 3), box, 0, 2, torch.zeros(2))],
+        [Piece("w", (2, 3), box, 4, 6, torch.zeros(2))],
+    ]
     for error in save_on(tmp_path / "c", pieces):
         assert isinstance(error, CheckpointError)
         assert "'w' has 6 elements and the pieces of all ranks hold 4" in str(error)
@@ -170,13 +219,28 @@ def test_elements_that_no_rank_saves_are_refused_on_every_rank(tmp_path: Path) -
 
 
 def test_elements_that_are_in_no_file_are_named(tmp_path: Path) -> None:
-    box = Box.whole((2, 3))  # overlapping pieces: as many elements as the tensor has, and not all of them
-    save(tmp_path / "c", [Piece("w", (2, 3), box, 0, 4, torch.zeros(4)), Piece("w", (2, 3), box, 1, 4, torch.zeros(3))], {})
-    with pytest.raises(CheckpointError, match=r"'w' \(2, 3\): elements \(1, 1\) to \(1, 2\) are in no file .*2 of 6"):
+    box = Box.whole(
+        (2, 3)
+    )  # overlapping pieces: as many elements as the tensor has, and not all of them
+    save(
+        tmp_path / "c",
+        [
+            Piece("w", (2, 3), box, 0, 4, torch.zeros(4)),
+            Piece("w", (2, 3), box, 1, 4, torch.zeros(3)),
+        ],
+        {},
+    )
+    with pytest.raises(
+        CheckpointError,
+        match=r"'w' \(2, 3\): elements \(1, 1\) to \(1, 2\) are in no file .*2 of 6",
+    ):
         Checkpoint.open(tmp_path / "c").tensor("w")
 
 
-@pytest.mark.parametrize("other", [Piece.whole("w", torch.zeros(3)), Piece.whole("w", torch.zeros(2, dtype=torch.float64))])
+@pytest.mark.parametrize(
+    "other",
+    [Piece.whole("w", torch.zeros(3)), Piece.whole("w", torch.zeros(2, dtype=torch.float64))],
+)
 def test_ranks_that_disagree_are_refused(tmp_path: Path, other: Piece) -> None:
     for error in save_on(tmp_path / "c", [[Piece.whole("w", torch.zeros(2))], [other]]):
         assert isinstance(error, CheckpointError)
@@ -185,16 +249,23 @@ def test_ranks_that_disagree_are_refused(tmp_path: Path, other: Piece) -> None:
 
 @pytest.mark.parametrize(
     ("meta", "message"),
-    [({"rng": {"state": torch.zeros(1)}}, "meta.rng.state is a Tensor"), ({"a": [{1: 2}]}, r"meta.a\[0\] has the key 1")],
+    [
+        ({"rng": {"state": torch.zeros(1)}}, "meta.rng.state is a Tensor"),
+        ({"a": [{1: 2}]}, r"meta.a\[0\] has the key 1"),
+    ],
 )
-def test_meta_that_is_not_json_is_refused(tmp_path: Path, meta: dict[str, object], message: str) -> None:
+def test_meta_that_is_not_json_is_refused(
+    tmp_path: Path, meta: dict[str, object], message: str
+) -> None:
     with pytest.raises(CheckpointError, match=message):
         save(tmp_path / "c", [], meta)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_type_without_a_name_in_the_format_is_refused(tmp_path: Path) -> None:
-    results = save_on(tmp_path / "c", [[], [Piece.whole("z", torch.zeros(2, dtype=torch.complex128))]])
+    results = save_on(
+        tmp_path / "c", [[], [Piece.whole("z", torch.zeros(2, dtype=torch.complex128))]]
+    )
     assert all("rank 1: 'z' is torch.complex128" in str(error) for error in results)
     assert list(tmp_path.iterdir()) == []
 
@@ -204,7 +275,10 @@ def test_a_type_without_a_name_in_the_format_is_refused(tmp_path: Path) -> None:
     [
         (lambda: Piece("w", (2,), Box((1,), (2,)), 0, 2, torch.zeros(2)), "lies outside the shape"),
         (lambda: Piece("w", (2,), Box.whole((2,)), 1, 3, torch.zeros(2)), "is no range"),
-        (lambda: Piece("w", (2,), Box.whole((2,)), 0, 2, torch.zeros(3)), "needs a tensor of shape"),
+        (
+            lambda: Piece("w", (2,), Box.whole((2,)), 0, 2, torch.zeros(3)),
+            "needs a tensor of shape",
+        ),
         (lambda: Piece.whole("w", torch.zeros(2, 3).t()), "not contiguous"),
         (lambda: Piece.boxed("w", (4,), Box((0,), (2,)), torch.zeros(3)), "needs that shape"),
         (lambda: Piece.whole("", torch.zeros(2)), "needs a name"),
@@ -232,7 +306,9 @@ def test_resolve_follows_latest_and_not_the_largest_number(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["", "nothing"])
 def test_resolve_says_when_there_is_none(tmp_path: Path, name: str) -> None:
-    with pytest.raises(CheckpointError, match="holds no checkpoint" if not name else "is no folder"):
+    with pytest.raises(
+        CheckpointError, match="holds no checkpoint" if not name else "is no folder"
+    ):
         resolve(tmp_path / name)
 
 

@@ -1,4 +1,6 @@
-"""Boxes and flat ranges against numpy: an array whose elements are their own flat indices cannot lie about who is where."""
+"""Boxes and flat ranges against numpy: an array whose elements are their own flat indices cannot
+lie about who is where.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ def at(array: np.ndarray, box: Box) -> np.ndarray:
 def test_the_rectangles_are_the_range_in_its_order(case: tuple[tuple[int, ...], FlatRange]) -> None:
     shape, flat = case
     expected = at(indices(shape), flat.box).reshape(-1)[flat.start : flat.stop]
-    found, position = [], 0
+    found = []
+    position = 0
     for rectangle in flat.rectangles():
         assert rectangle.position == position
         assert rectangle.box.fits(shape)
@@ -65,26 +68,41 @@ def test_no_fewer_rectangles_would_do(shape: tuple[int, ...], data: st.DataObjec
 
     @cache
     def fewest(low: int) -> int:
-        return 0 if low == stop else min(1 + fewest(high) for high in range(low + 1, stop + 1) if is_box(low, high))
+        return (
+            0
+            if low == stop
+            else min(1 + fewest(high) for high in range(low + 1, stop + 1) if is_box(low, high))
+        )
 
     assert len(FlatRange(Box.whole(shape), start, stop).rectangles()) == fewest(start)
 
 
 def all_boxes(shape: tuple[int, ...]) -> list[Box]:
-    sides = [[(low, high - low) for low in range(size) for high in range(low, size + 1)] for size in shape]
-    return [Box(tuple(low for low, _ in side), tuple(size for _, size in side)) for side in itertools.product(*sides)]
+    sides = [
+        [(low, high - low) for low in range(size) for high in range(low, size + 1)]
+        for size in shape
+    ]
+    return [
+        Box(tuple(low for low, _ in side), tuple(size for _, size in side))
+        for side in itertools.product(*sides)
+    ]
 
 
 @pytest.mark.parametrize("shape", [(), (4,), (3, 3), (2, 1, 2)])
 def test_intersect_and_subtract_part_every_box_by_every_other(shape: tuple[int, ...]) -> None:
-    elements = {box: [int(element) for element in at(indices(shape), box).flat] for box in all_boxes(shape)}
+    elements = {
+        box: [int(element) for element in at(indices(shape), box).flat] for box in all_boxes(shape)
+    }
     for one, other in itertools.product(elements, repeat=2):
         both = sorted(set(elements[one]) & set(elements[other]))
         shared = one.intersect(other)
         assert both == ([] if shared is None else elements[shared])
         if shared is not None:
             rest = one.subtract(shared)
-            assert sorted([*both, *(element for box in rest for element in elements[box])]) == elements[one]
+            assert (
+                sorted([*both, *(element for box in rest for element in elements[box])])
+                == elements[one]
+            )
             assert len(rest) <= 2 * len(shape)
 
 
@@ -94,7 +112,10 @@ def test_a_scalar_is_one_rectangle() -> None:
 
 
 def test_the_picture_of_the_module() -> None:
-    boxes = [(r.box.offset, r.box.extent, r.position) for r in FlatRange(Box.whole((4, 5)), 3, 13).rectangles()]
+    boxes = [
+        (r.box.offset, r.box.extent, r.position)
+        for r in FlatRange(Box.whole((4, 5)), 3, 13).rectangles()
+    ]
     assert boxes == [((0, 3), (1, 2), 0), ((1, 0), (1, 5), 2), ((2, 0), (1, 3), 7)]
 
 

@@ -1,4 +1,6 @@
-"""`--plan auto` and cluster `local` on a machine that nobody has measured: measured once, and remembered."""
+"""`--plan auto` and cluster `local` on a machine that nobody has measured: measured once, and
+remembered.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ CONFIG = {**test_processor.CONFIG, "data": {"name": "random", "seq_len": 128}}
 
 @pytest.fixture
 def measurements(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
-    """A home without measurements, and a probe that writes what it is told; returns the files it has written."""
+    """A home without measurements, and a probe that writes what it is told; returns the files it
+    has written.
+    """
     written: list[Path] = []
 
     def measure_here(out: Path, num_ranks: int | None = None) -> dict[str, Any]:

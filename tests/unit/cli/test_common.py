@@ -13,7 +13,13 @@ from plait.config import Config, load
 from plait.errors import ConfigError, NotAvailable, PlanError, ScheduleError, WorldSizeError
 
 TABLES = {
-    "model": {"name": "mlp", "in_features": 8, "hidden_size": 8, "num_hidden_layers": 1, "out_features": 4},
+    "model": {
+        "name": "mlp",
+        "in_features": 8,
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "out_features": 4,
+    },
     "train": {"global_batch": 8, "steps": 5},
     "plan": {"text": "dp2:zero1"},
     "cluster": {"name": "rtx4090x2"},
@@ -35,9 +41,13 @@ def test_auto_is_a_plan_for_the_ranks_there_are(config: Config) -> None:
     assert common.plan_of(config, "auto", 1).world_size == 1
 
 
-def test_a_schedule_file_is_verified_and_fits_the_plan_before_any_rank_starts(tmp_path: Path) -> None:
+def test_a_schedule_file_is_verified_and_fits_the_plan_before_any_rank_starts(
+    tmp_path: Path,
+) -> None:
     mine = tmp_path / "mine.txt"
-    mine.write_text("name mine\nmicro-batches 2\nplacement 0 1\n0: 0F0 0F1 0B0 0B1\n1: 1F0 1B0 1F1 1B1\n")
+    mine.write_text(
+        "name mine\nmicro-batches 2\nplacement 0 1\n0: 0F0 0F1 0B0 0B1\n1: 1F0 1B0 1F1 1B1\n"
+    )
     tables = {**TABLES, "plan": {"text": "pp2 mb2", "schedule": str(mine)}}
     assert common.plan_of(load(tables), None).pp.size == 2
     assert str(common.plan_of(load(tables), "dp2")) == "dp2"  # it is of no pipeline
@@ -47,7 +57,9 @@ def test_a_schedule_file_is_verified_and_fits_the_plan_before_any_rank_starts(tm
     with pytest.raises(ScheduleError, match=">1B0<"):
         common.plan_of(load(tables), "pp2 mb1")
     with pytest.raises(ScheduleError, match=r"nowhere\.txt"):
-        common.plan_of(load({**tables, "plan": {"text": "pp2 mb1", "schedule": "nowhere.txt"}}), None)
+        common.plan_of(
+            load({**tables, "plan": {"text": "pp2 mb1", "schedule": "nowhere.txt"}}), None
+        )
 
 
 @pytest.mark.parametrize(
@@ -67,8 +79,15 @@ def test_a_plan_that_cannot_run_is_refused(
         common.plan_of(config, text, num_ranks)
 
 
-def test_a_world_that_has_begun_decides_the_number_of_ranks(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}.items():
+def test_a_world_that_has_begun_decides_the_number_of_ranks(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "RANK": "1",
+        "WORLD_SIZE": "4",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "29500",
+    }.items():
         monkeypatch.setenv(name, value)
     assert common.plan_of(config, "dp4").world_size == 4
     assert not common.speaks()
@@ -81,7 +100,16 @@ def test_overrides_and_steps_lie_over_the_file(tmp_path: Path, config: Config) -
     parser = Parser("plait train", "")
     common.add_config(parser)
     common.add_steps(parser)
-    words = [str(tmp_path / "c.toml"), "--set", "train.lr=0.5", "train.seed=3", "--steps", "7", "--set", "plan.text=dp1"]
+    words = [
+        str(tmp_path / "c.toml"),
+        "--set",
+        "train.lr=0.5",
+        "train.seed=3",
+        "--steps",
+        "7",
+        "--set",
+        "plan.text=dp1",
+    ]
     read = common.read_config(parser.parse(words))
     assert (read.train.lr, read.train.seed, read.train.steps, read.plan.text) == (0.5, 3, 7, "dp1")
     assert common.read_config(parser.parse(words), with_steps=False).train.steps == 5

@@ -1,4 +1,6 @@
-"""The page of `plait compare`: whole in one file, with every plan in the table, the bars and the timelines."""
+"""The page of `plait compare`: whole in one file, with every plan in the table, the bars and the
+timelines.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,25 @@ def row(plan: str) -> dict[str, Any]:
         "peak_memory": [1e6, 2e6],
         "traffic": {"dp": 3e6, "pp": 1e6},
         "state_memory": [{"parameters": 1000, "optimizer": 2000}],
-        "breakdown": {"compute_seconds": 0.01, "waiting_seconds": {"pp": 0.002, "tp": 0.0}, "other_seconds": 0.001},
+        "breakdown": {
+            "compute_seconds": 0.01,
+            "waiting_seconds": {"pp": 0.002, "tp": 0.0},
+            "other_seconds": 0.001,
+        },
     }
 
 
 def test_a_row_is_one_cell_a_column() -> None:
-    assert cells(row("pp2")) == ("pp2", "2.5000", "1.0e-07", "12.0", "12,346", "25.0%", "2", "dp 3.0, pp 1.0")
+    assert cells(row("pp2")) == (
+        "pp2",
+        "2.5000",
+        "1.0e-07",
+        "12.0",
+        "12,346",
+        "25.0%",
+        "2",
+        "dp 3.0, pp 1.0",
+    )
     assert len(HEAD) == 8
 
 

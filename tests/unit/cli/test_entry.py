@@ -36,7 +36,9 @@ def test_help_lists_every_verb_and_marks_those_to_come(capsys: pytest.CaptureFix
         assert line.endswith("(not available yet)") != table.is_available(name)
 
 
-def test_an_answer_is_shown_or_printed_as_json(verb: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_answer_is_shown_or_printed_as_json(
+    verb: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["train", "--steps", "3"]) == 0
     assert capsys.readouterr().out == "3 steps\n"
     assert main(["train", "--steps", "3", "--json"]) == 0
@@ -58,7 +60,9 @@ def test_under_json_whatever_a_verb_prints_goes_to_stderr(
     assert captured.err == "chatter\n"
 
 
-@pytest.mark.parametrize(("error", "code"), [(PlanError("no such axis"), 2), (RunError("it broke"), 1)])
+@pytest.mark.parametrize(
+    ("error", "code"), [(PlanError("no such axis"), 2), (RunError("it broke"), 1)]
+)
 def test_a_user_error_is_one_message_and_its_exit_code(
     verb: types.SimpleNamespace, capsys: pytest.CaptureFixture[str], error: Exception, code: int
 ) -> None:
@@ -68,7 +72,9 @@ def test_a_user_error_is_one_message_and_its_exit_code(
     assert (captured.out, captured.err) == ("", f"plait train: {error}\n")
 
 
-def test_under_json_an_error_is_an_object_too(verb: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_under_json_an_error_is_an_object_too(
+    verb: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
     verb.run = lambda arguments: _raise(PlanError("no such axis"))
     assert main(["train", "--json"]) == 2
     captured = capsys.readouterr()
@@ -76,7 +82,9 @@ def test_under_json_an_error_is_an_object_too(verb: types.SimpleNamespace, capsy
     assert captured.err == "plait train: no such axis\n"
 
 
-def test_a_traceback_is_shown_with_debug_only(verb: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_traceback_is_shown_with_debug_only(
+    verb: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
     verb.run = lambda arguments: _raise(ZeroDivisionError("by zero"))
     assert main(["train"]) == 1
     quiet = capsys.readouterr().err
@@ -86,7 +94,9 @@ def test_a_traceback_is_shown_with_debug_only(verb: types.SimpleNamespace, capsy
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_ctrl_c_is_exit_code_130(verb: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_is_exit_code_130(
+    verb: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
     verb.run = lambda arguments: _raise(KeyboardInterrupt())
     assert main(["train"]) == 130
     assert capsys.readouterr().err == "plait: stopped by Ctrl-C\n"
@@ -99,7 +109,9 @@ def test_ctrl_c_is_exit_code_130(verb: types.SimpleNamespace, capsys: pytest.Cap
         (["--jsn"], "the verb comes first"),
     ],
 )
-def test_an_unknown_verb_names_the_nearest(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_verb_names_the_nearest(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(words) == 2
     assert message in capsys.readouterr().err
 
@@ -121,18 +133,24 @@ def test_an_unknown_option_names_the_nearest(
     assert message in capsys.readouterr().err
 
 
-def test_help_of_a_verb_is_exit_code_0(verb: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_a_verb_is_exit_code_0(
+    verb: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["train", "--help"]) == 0
     assert "--steps" in capsys.readouterr().out
 
 
-def test_a_verb_without_module_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_verb_without_module_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setitem(table.VERBS, "dance", "to come")
     assert main(["dance"]) == 2
     assert capsys.readouterr().err == "plait dance: plait dance is not available yet\n"
 
 
-def test_a_verb_whose_room_lacks_says_so(verb: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_verb_whose_room_lacks_says_so(
+    verb: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
     verb.run = lambda arguments: _raise(ModuleNotFoundError("No module", name="plait.attic"))
     assert main(["train"]) == 2
     assert "not available yet: this version has no plait.attic" in capsys.readouterr().err

@@ -14,7 +14,12 @@ from plait.errors import ConfigError
 
 def measured(num_devices: int = 2) -> dict[str, Any]:
     link = {"latency_seconds": 2e-5, "bytes_per_second": 5e9, "points": []}
-    axes = {"world": {"size": num_devices, "ops": {"all_reduce": link, "send": {**link, "latency_seconds": 0.0}}}}
+    axes = {
+        "world": {
+            "size": num_devices,
+            "ops": {"all_reduce": link, "send": {**link, "latency_seconds": 0.0}},
+        }
+    }
     rates = {"float32": 2e10, "bfloat16": 4e10}
     return {
         "name": "some processor",
@@ -37,7 +42,9 @@ def test_a_probe_is_a_cluster(num_devices: int) -> None:
     assert cluster.node.bandwidth == (5e9 if num_devices > 1 else 1e10)
 
 
-def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
+    tmp_path: Path,
+) -> None:
     from plait.cli.probe import _check_writable
 
     (tmp_path / "file").touch()

@@ -1,4 +1,6 @@
-"""`plait report`: one page from the folder of a run; its numbers; its errors. The run is drawn by hand, so all is known."""
+"""`plait report`: one page from the folder of a run; its numbers; its errors. The run is drawn by
+hand, so all is known.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,10 @@ COSTS = {Kind.FORWARD: 1e-3, Kind.BACKWARD: 2e-3, Kind.INPUT_GRAD: 1e-3, Kind.WE
 
 
 def drawn(schedule: Any, num_stages: int) -> Timeline:
-    return simulated_step(schedule, {(kind, stage): cost for kind, cost in COSTS.items() for stage in range(num_stages)})
+    return simulated_step(
+        schedule,
+        {(kind, stage): cost for kind, cost in COSTS.items() for stage in range(num_stages)},
+    )
 
 
 def write_run(folder: Path, plan: str, trace: Timeline, config: str = CONFIG) -> Path:
@@ -46,17 +51,29 @@ def write_run(folder: Path, plan: str, trace: Timeline, config: str = CONFIG) ->
     run.mkdir()
     (run / "config.toml").write_text(config)
     (run / "plan.txt").write_text(f"{plan}\n")
-    steps = [{"step": step, "loss": 2.0, "grad_norm": 1.0, "tokens": 64, "seconds": 0.1} for step in (1, 2)]
+    steps = [
+        {"step": step, "loss": 2.0, "grad_norm": 1.0, "tokens": 64, "seconds": 0.1}
+        for step in (1, 2)
+    ]
     (run / "metrics.jsonl").write_text("".join(f"{json.dumps(step)}\n" for step in steps))
-    summary = {"steps": 2, "final_loss": 2.0, "tokens_per_second": 640.0, "traffic": {"pp": 1e6}, "peak_memory": [3e8, 2e8]}
-    (run / "summary.json").write_text(json.dumps({**summary, "state_memory": [{"parameters": 10, "optimizer": 20}] * 2}))
+    summary = {
+        "steps": 2,
+        "final_loss": 2.0,
+        "tokens_per_second": 640.0,
+        "traffic": {"pp": 1e6},
+        "peak_memory": [3e8, 2e8],
+    }
+    (run / "summary.json").write_text(
+        json.dumps({**summary, "state_memory": [{"parameters": 10, "optimizer": 20}] * 2})
+    )
     (run / "trace.json").write_text(json.dumps(trace.to_chrome()))
     return run
 
 
 def two_steps(schedule: Any, num_stages: int) -> Timeline:
     """The second begins a second later."""
-    first, second = drawn(schedule, num_stages), drawn(schedule, num_stages)
+    first = drawn(schedule, num_stages)
+    second = drawn(schedule, num_stages)
     second.origin_seconds = 1.0
     return Timeline.merge([first.labelled(step=1), second.labelled(step=2)])
 
@@ -76,7 +93,11 @@ class Outside(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.pictures += tag == "svg"
-        self.asked += [f"{tag} {key}={value}" for key, value in attrs if key in ("src", "href", "srcset", "data")]
+        self.asked += [
+            f"{tag} {key}={value}"
+            for key, value in attrs
+            if key in ("src", "href", "srcset", "data")
+        ]
         self.asked += [tag] if tag in ("script", "link", "iframe") else []
 
 
@@ -94,7 +115,9 @@ def test_the_simulated_step_of_a_run_without_noise_is_the_measured_one(
     assert found["predicted_for"] == "h100x8"
 
 
-def test_the_page_is_one_file_with_three_timelines_above_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_is_one_file_with_three_timelines_above_each_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = write_run(tmp_path, "pp2:1f1b mb4", two_steps(lower(make("1f1b", 2, 4)), 2))
     report(run, capsys)
     text = (run / "report.html").read_text()
@@ -109,7 +132,9 @@ def test_the_page_is_one_file_with_three_timelines_above_each_other(tmp_path: Pa
     assert (tmp_path / "other.html").read_text() == text
 
 
-def test_without_a_prediction_the_page_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_prediction_the_page_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = CONFIG.replace("h100x8", "h100x1")
     run = write_run(tmp_path, "pp2:1f1b mb4", two_steps(lower(make("1f1b", 2, 4)), 2), config)
     assert report(run, capsys)["predicted_step_seconds"] is None
@@ -118,14 +143,20 @@ def test_without_a_prediction_the_page_says_why(tmp_path: Path, capsys: pytest.C
     assert "not made: plan" in capsys.readouterr().out.replace("\n", " ")
 
 
-def test_streams_and_own_schedules_and_plans_without_a_pipeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_streams_and_own_schedules_and_plans_without_a_pipeline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name, plan, schedule in (
         ("stream", "pp2:pipedream mb2", make("pipedream", 2, 2)),
         ("own", "pp2:1f1b mb3", make("gpipe", 2, 3)),
         ("flat", "dp2:zero1 mb2", make("1f1b", 1, 2)),
     ):
         (tmp_path / name).mkdir()
-        run = write_run(tmp_path / name, plan, two_steps(schedule if schedule.asynchronous else lower(schedule), 2))
+        run = write_run(
+            tmp_path / name,
+            plan,
+            two_steps(schedule if schedule.asynchronous else lower(schedule), 2),
+        )
         if name == "own":
             (run / "schedule.txt").write_text(dumps(schedule))
         found = report(run, capsys)

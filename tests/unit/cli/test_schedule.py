@@ -46,7 +46,8 @@ def test_the_terminal_shows_the_grid_and_its_numbers(capsys: pytest.CaptureFixtu
 
 
 def test_svg_and_text_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    picture, mine = tmp_path / "a.svg", tmp_path / "mine.txt"
+    picture = tmp_path / "a.svg"
+    mine = tmp_path / "mine.txt"
     answer(capsys, "1f1b", "--svg", str(picture))
     assert picture.read_text().startswith("<svg")
     mine.write_text("name mine\nmicro-batches 1\nplacement 0 1\n0: 0F0 0B0\n1: 1F0 1B0\n")
@@ -66,11 +67,16 @@ def test_svg_and_text_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["1f1b", "--svg", "/nowhere/at/all.svg"], "cannot write"),
     ],
 )
-def test_bad_input_is_exit_code_2(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_exit_code_2(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["schedule", *words]) == 2
     assert message in capsys.readouterr().err
 
 
 def test_it_imports_no_torch() -> None:
     code = "import sys; from plait.cli import main; main(['schedule', '1f1b', '--json']); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode
+        == 0
+    )

@@ -24,7 +24,12 @@ PROBE: dict[str, Any] = {
 
 def test_measured_rates_are_taken_as_they_are() -> None:
     cluster = Cluster.local(PROBE)
-    assert (cluster.name, cluster.device.name, cluster.num_devices, cluster.num_nodes) == ("local", "two cores", 2, 1)
+    assert (cluster.name, cluster.device.name, cluster.num_devices, cluster.num_nodes) == (
+        "local",
+        "two cores",
+        2,
+        1,
+    )
     assert cluster.device.is_cpu and cluster.device.matmul_efficiency == 1
     assert cluster.device.peak_flops("float32") == 5e10
     assert (cluster.device.memory_bytes, cluster.device.memory_bandwidth) == (8e9, 1e10)
@@ -40,7 +45,10 @@ def test_the_probe_file_is_read(tmp_path: Path) -> None:
 
 def test_a_machine_that_was_not_measured(tmp_path: Path) -> None:
     assert read_probe(tmp_path / "none.json") is None
-    with pytest.raises(ClusterError, match="cluster 'local': this machine has not been measured yet; run plait probe"):
+    with pytest.raises(
+        ClusterError,
+        match="cluster 'local': this machine has not been measured yet; run plait probe",
+    ):
         Cluster.parse("local", tmp_path / "none.json")
 
 
@@ -59,7 +67,10 @@ def test_a_damaged_probe_file(tmp_path: Path, text: str) -> None:
         ({"num_devices": 0}, "num_devices is 0 devices"),
         ({"peak_flops": 5}, "peak_flops is missing, a table of flop/s with at least float32"),
         ({"peak_flops": {"float32": 0}}, "peak_flops.float32 is 0 flop/s"),
-        ({"link_bandwidth": "fast"}, "link_bandwidth must be a number of bytes/s for each device and direction, not 'fast'"),
+        (
+            {"link_bandwidth": "fast"},
+            "link_bandwidth must be a number of bytes/s for each device and direction, not 'fast'",
+        ),
     ],
 )
 def test_impossible_measurements(change: dict[str, Any], message: str) -> None:

@@ -50,8 +50,17 @@ def test_each_preset_is_a_whole_machine(name: str) -> None:
     assert cluster.num_nodes == 1
     for precision in ("bf16", "float32", "float64"):
         assert 1e11 <= cluster.device.peak_flops(precision) < 1e16
-    assert cluster.device.peak_flops("bf16") > cluster.device.peak_flops("float32") >= cluster.device.peak_flops("float64")
-    assert 0 < cluster.network.bandwidth <= cluster.node.bandwidth * 1.01 < cluster.device.memory_bandwidth
+    assert (
+        cluster.device.peak_flops("bf16")
+        > cluster.device.peak_flops("float32")
+        >= cluster.device.peak_flops("float64")
+    )
+    assert (
+        0
+        < cluster.network.bandwidth
+        <= cluster.node.bandwidth * 1.01
+        < cluster.device.memory_bandwidth
+    )
     assert 0.1 < cluster.device.price_per_hour < 20
     assert cluster.device.matmul_efficiency is None or 0.5 < cluster.device.matmul_efficiency < 1
     assert pickle.loads(pickle.dumps(cluster)) == cluster
@@ -70,7 +79,10 @@ def test_the_units_are_si() -> None:
     assert h100.price_per_hour == pytest.approx(64 * h100.device.price_per_hour)
 
 
-@pytest.mark.parametrize(("text", "count"), [("a100-80gbx256", 256), ("rtx4090x2", 2), ("mi300xx16", 16), (" h100x1 ", 1)])
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("a100-80gbx256", 256), ("rtx4090x2", 2), ("mi300xx16", 16), (" h100x1 ", 1)],
+)
 def test_the_last_x_separates(text: str, count: int) -> None:
     assert Cluster.parse(text).num_devices == count
 
@@ -124,9 +136,16 @@ def test_a_file_overrides_a_preset(tmp_path: Path) -> None:
         "[network]\nbandwidth_gbps_per_device = 100\nlatency_us = 10\n",
     )
     cluster = Cluster.parse(path)
-    assert (cluster.name, cluster.device.name, cluster.num_devices, cluster.num_nodes) == (path, "h100", 32, 8)
+    assert (cluster.name, cluster.device.name, cluster.num_devices, cluster.num_nodes) == (
+        path,
+        "h100",
+        32,
+        8,
+    )
     assert cluster.device.peak_flops("bf16") == pytest.approx(494.5e12)
-    assert cluster.device.peak_flops("float32") == pytest.approx(33.5e12)  # keeps the preset's ratio
+    assert cluster.device.peak_flops("float32") == pytest.approx(
+        33.5e12
+    )  # keeps the preset's ratio
     assert cluster.device.matmul_efficiency is None  # a measurement of another device
     assert cluster.device.memory_bytes == 96 * 2**30
     assert cluster.device.memory_bandwidth == 2.4e12
@@ -142,9 +161,18 @@ def test_a_file_without_a_preset(tmp_path: Path) -> None:
         "[node]\ndevices = 2\nbandwidth_gbps = 25\n[network]\nbandwidth_gbps_per_device = 10\n"
     )
     cluster = Cluster.parse(write(tmp_path, text))
-    assert (cluster.device.name, cluster.num_devices, cluster.device.price_per_hour) == ("machines", 2, 0)
-    assert (cluster.device.peak_flops("bf16"), cluster.device.peak_flops("float32")) == (200e12, 50e12)
-    with pytest.raises(ClusterError, match="no peak is known for precision float64, only for bf16, float32"):
+    assert (cluster.device.name, cluster.num_devices, cluster.device.price_per_hour) == (
+        "machines",
+        2,
+        0,
+    )
+    assert (cluster.device.peak_flops("bf16"), cluster.device.peak_flops("float32")) == (
+        200e12,
+        50e12,
+    )
+    with pytest.raises(
+        ClusterError, match="no peak is known for precision float64, only for bf16, float32"
+    ):
         cluster.device.peak_flops("float64")
 
 
@@ -152,20 +180,56 @@ def test_a_file_without_a_preset(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("[device]\npreset = 'h10'", "[device] preset 'h10' is unknown; did you mean 'h100'?"),
-        ("[device]\npreset = 'h100'\nmemory = 80", "unknown key device.memory; did you mean 'device.memory_gb'?"),
-        ("[devise]\nmemory_gb = 80", "unknown key devise.memory_gb; did you mean 'device.memory_gb'?"),
-        ("[device]\npreset = 'h100'\npeak_tflops = 1e9", "device.peak_tflops is 1e+09 TFLOP/s, which cannot be"),
-        ("[device]\npreset = 'h100'\npeak_tflops = 0", "device.peak_tflops is 0 TFLOP/s, which cannot be"),
-        ("[device]\npreset = 'h100'\npeak_tflops = {bf16 = -1}", "device.peak_tflops.bf16 is -1 TFLOP/s, which cannot be"),
-        ("[device]\npreset = 'h100'\npeak_tflops = {fp8 = 1}", "device.peak_tflops is one number, or a table with bf16"),
-        ("[device]\npreset = 'h100'\nmemory_gb = -80", "device.memory_gb is -80 GB, which cannot be"),
-        ("[device]\npreset = 'h100'\nmemory_gb = nan", "device.memory_gb is nan GB, which cannot be"),
-        ("[device]\npreset = 'h100'\nmemory_gb = '80'", "device.memory_gb must be a number of GB, not '80'"),
-        ("[device]\npreset = 'h100'\nmemory_gb = true", "device.memory_gb must be a number of GB, not True"),
+        (
+            "[device]\npreset = 'h100'\nmemory = 80",
+            "unknown key device.memory; did you mean 'device.memory_gb'?",
+        ),
+        (
+            "[devise]\nmemory_gb = 80",
+            "unknown key devise.memory_gb; did you mean 'device.memory_gb'?",
+        ),
+        (
+            "[device]\npreset = 'h100'\npeak_tflops = 1e9",
+            "device.peak_tflops is 1e+09 TFLOP/s, which cannot be",
+        ),
+        (
+            "[device]\npreset = 'h100'\npeak_tflops = 0",
+            "device.peak_tflops is 0 TFLOP/s, which cannot be",
+        ),
+        (
+            "[device]\npreset = 'h100'\npeak_tflops = {bf16 = -1}",
+            "device.peak_tflops.bf16 is -1 TFLOP/s, which cannot be",
+        ),
+        (
+            "[device]\npreset = 'h100'\npeak_tflops = {fp8 = 1}",
+            "device.peak_tflops is one number, or a table with bf16",
+        ),
+        (
+            "[device]\npreset = 'h100'\nmemory_gb = -80",
+            "device.memory_gb is -80 GB, which cannot be",
+        ),
+        (
+            "[device]\npreset = 'h100'\nmemory_gb = nan",
+            "device.memory_gb is nan GB, which cannot be",
+        ),
+        (
+            "[device]\npreset = 'h100'\nmemory_gb = '80'",
+            "device.memory_gb must be a number of GB, not '80'",
+        ),
+        (
+            "[device]\npreset = 'h100'\nmemory_gb = true",
+            "device.memory_gb must be a number of GB, not True",
+        ),
         ("[device]\npreset = 'h100'\nprice_per_hour = -1", "device.price_per_hour is -1 dollars"),
-        ("[device]\npreset = 'h100'\n[node]\ndevices = 2.5", "node.devices must be a whole number of devices, not 2.5"),
+        (
+            "[device]\npreset = 'h100'\n[node]\ndevices = 2.5",
+            "node.devices must be a whole number of devices, not 2.5",
+        ),
         ("[device]\npreset = 'h100'\n[node]\nbandwidth_gbps = 0", "node.bandwidth_gbps is 0 GB/s"),
-        ("[device]\npreset = 'h100'\n[network]\nlatency_us = 0", "network.latency_us is 0 microseconds"),
+        (
+            "[device]\npreset = 'h100'\n[network]\nlatency_us = 0",
+            "network.latency_us is 0 microseconds",
+        ),
         ("count = 0\n[device]\npreset = 'h100'", "count is 0 devices"),
         ("[device\n", "this is not valid TOML: "),
         ("[device\n", "line 1"),
@@ -186,7 +250,10 @@ def test_all_wrong_numbers_at_once(tmp_path: Path) -> None:
         "node.bandwidth_gbps",
         "network.bandwidth_gbps_per_device",
     ]
-    assert "device.memory_gb is missing; give it in GB, or name a [device] preset to start from" in message
+    assert (
+        "device.memory_gb is missing; give it in GB, or name a [device] preset to start from"
+        in message
+    )
 
 
 def test_a_directory_is_no_file(tmp_path: Path) -> None:

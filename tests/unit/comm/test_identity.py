@@ -34,7 +34,10 @@ def test_a_zombie_is_dead():
     assert identity.alive()
     child.kill()  # and not yet waited for
     deadline = time.monotonic() + 10
-    while Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z" and time.monotonic() < deadline:
+    while (
+        Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.01)
     assert not identity.alive()
     child.communicate()

@@ -22,7 +22,11 @@ def test_totals_and_stretches():
         ("dp", "all_reduce"): Count(1, 50),
         ("tp", "all_reduce"): Count(1, 7),
     }
-    assert json.loads(json.dumps(ledger.as_dict()))["dp"]["all_gather"] == {"num": 1, "bytes": 5, "padding_bytes": 3}
+    assert json.loads(json.dumps(ledger.as_dict()))["dp"]["all_gather"] == {
+        "num": 1,
+        "bytes": 5,
+        "padding_bytes": 3,
+    }
     ledger.clear()
     assert ledger.bytes() == 0
     assert before.bytes() == 100

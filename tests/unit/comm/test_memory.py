@@ -1,4 +1,6 @@
-"""Readable memory: it is found again, packed, freed with its last tensor; staging reuses what was returned."""
+"""Readable memory: it is found again, packed, freed with its last tensor; staging reuses what was
+returned.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ import torch
 from plait.comm.backends.memory import ALIGNMENT, ARENA_BYTES, Memory, Staging
 from plait.comm.backends.semaphores import available
 
-pytestmark = pytest.mark.skipif(not available(), reason="needs anonymous files and process-shared semaphores (Linux)")
+pytestmark = pytest.mark.skipif(
+    not available(), reason="needs anonymous files and process-shared semaphores (Linux)"
+)
 
 
 DESCRIPTORS_PER_SEGMENT = 2  # our own, and the copy that Python's mmap keeps
@@ -35,7 +39,8 @@ def test_tensors_are_found_by_any_part_of_them():
 
 
 def test_another_mapping_sees_the_same_bytes():
-    memory, reader = Memory(), Memory()
+    memory = Memory()
+    reader = Memory()
     mine = memory.empty(1000, torch.int32).copy_(torch.arange(1000))
     seen = reader.peer(os.getpid(), memory.place(mine[100:]), torch.int32, 900)
     assert torch.equal(seen, mine[100:])
@@ -73,7 +78,8 @@ def test_many_small_pieces_need_few_descriptors():
 def test_staging_lends_the_last_returned_block_first():
     memory = Memory()
     staging = Staging(memory)
-    first, second = staging.lend(1000, torch.float32), staging.lend(1024, torch.float32)
+    first = staging.lend(1000, torch.float32)
+    second = staging.lend(1024, torch.float32)
     address = second.tensor.data_ptr()
     assert first.tensor.data_ptr() != address
     first.release()

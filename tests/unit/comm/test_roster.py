@@ -1,4 +1,6 @@
-"""Who is in: meetings of those that are there, newcomers, the lost, the late, and verdicts. Ranks are threads here."""
+"""Who is in: meetings of those that are there, newcomers, the lost, the late, and verdicts. Ranks
+are threads here.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from plait.errors import RankFailed
 
 
 class Seats:
-    """Attendance whose questions are asked from a thread each. A question has been heard when the next one is asked."""
+    """Attendance whose questions are asked from a thread each. A question has been heard when the
+    next one is asked.
+    """
 
     def __init__(self, num_seats: int, patience_seconds: float = 60.0) -> None:
         self.attendance = Attendance(num_seats, patience_seconds)
@@ -135,9 +139,13 @@ def test_over_connections_a_rank_that_ends_is_lost() -> None:
     roster = Roster(2)
     one, other = (Member(roster.address, seat, 2) for seat in range(2))
     with ThreadPoolExecutor(2) as pool:
-        met = [future.result(20) for future in [pool.submit(member.meet) for member in (one, other)]]
+        met = [
+            future.result(20) for future in [pool.submit(member.meet) for member in (one, other)]
+        ]
         assert met == [Meeting(1, (0, 1), frozenset({0, 1}))] * 2
-        assert [f.result(20) for f in [pool.submit(member.agree, True) for member in (one, other)]] == [True, True]
+        assert [
+            f.result(20) for f in [pool.submit(member.agree, True) for member in (one, other)]
+        ] == [True, True]
         waiting = pool.submit(one.meet)
         other.close()
         assert waiting.result(20) == Meeting(2, (0,), frozenset())

@@ -1,4 +1,6 @@
-"""The engine of steps: the order in which signals are taken, whatever the order in which they come."""
+"""The engine of steps: the order in which signals are taken, whatever the order in which they
+come.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,16 @@ from collections import Counter
 from plait.comm.backends.fabric import Signal
 from plait.comm.backends.steps import Engine, Step
 
-ARRIVE, MIDDLE, EXIT = Signal.ARRIVE, Signal.MIDDLE, Signal.EXIT
+ARRIVE = Signal.ARRIVE
+MIDDLE = Signal.MIDDLE
+EXIT = Signal.EXIT
 
 
 class FakeFabric:
     """Signals that the test posts; a take of what was not posted is an error instead of a wait."""
 
-    rank, size = 0, 3
+    rank = 0
+    size = 3
 
     def __init__(self):
         self.there: Counter[tuple[Signal, int]] = Counter()
@@ -86,7 +91,9 @@ def test_a_later_operation_takes_no_signal_that_an_earlier_one_still_needs():
     fabric.come(ARRIVE, 1, 2)
     engine.sweep()
     assert log == ["a1", "b1"]
-    fabric.come(MIDDLE, 1, 2)  # for a, although b waits for MIDDLE too and `give` stands between them
+    fabric.come(
+        MIDDLE, 1, 2
+    )  # for a, although b waits for MIDDLE too and `give` stands between them
     engine.sweep()
     assert log == ["a1", "b1", "a2"]
     fabric.come(EXIT, 1, 2)  # for a, although `give` waits for EXIT too

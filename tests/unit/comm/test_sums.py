@@ -8,7 +8,9 @@ import torch
 from plait.comm.backends.sums import BLOCK_BYTES, sum_into
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64]
+)
 @pytest.mark.parametrize("num_rows", [2, 3, 5])
 @pytest.mark.parametrize("numel", [0, 1, BLOCK_BYTES // 2 + 3])
 def test_sums(dtype, num_rows, numel):

@@ -1,4 +1,6 @@
-"""The table: complete, closed under the law of the backward, and with the bytes of the optimal algorithms."""
+"""The table: complete, closed under the law of the backward, and with the bytes of the optimal
+algorithms.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ ROWS = [
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]}->{row[1]}")
 def test_rows(row):
-    source, target = Layout.parse(row[0]), Layout.parse(row[1])
+    source = Layout.parse(row[0])
+    target = Layout.parse(row[1])
     assert operation(source, target) == row[2]
     assert [str(layout) for layout in backward(source, target)] == [row[3], row[4]]
     assert operation(*backward(source, target)) == row[5]
@@ -73,7 +76,9 @@ def test_bytes(op, expected):
 def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather():
     for size in range(1, 9):
         for num_bytes in (0, 8 * size, 1024 * size):
-            both = bytes_sent("reduce_scatter", num_bytes, size) + bytes_sent("all_gather", num_bytes, size)
+            both = bytes_sent("reduce_scatter", num_bytes, size) + bytes_sent(
+                "all_gather", num_bytes, size
+            )
             assert bytes_sent("all_reduce", num_bytes, size) == both
 
 

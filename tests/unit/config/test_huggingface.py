@@ -1,4 +1,6 @@
-"""A pasted config.json: real files of the families load as they are, and what would be another model is refused."""
+"""A pasted config.json: real files of the families load as they are, and what would be another
+model is refused.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,8 @@ def test_gpt2() -> None:
         "num_attention_heads": 12,
         "intermediate_size": 3072,
         "vocab_size": 50257,
-        "tie_word_embeddings": True,  # the library's default for this family, which its files leave out
+        # the library's default for this family, which its files leave out
+        "tie_word_embeddings": True,
         "initializer_range": 0.02,
         "dropout": 0.1,
         "max_position_embeddings": 1024,
@@ -123,8 +126,12 @@ def test_llama() -> None:
 
 
 def test_newer_files_keep_the_rotary_base_in_a_table() -> None:
-    table = {key: value for key, value in LLAMA.items() if key not in ("rope_theta", "rope_scaling")}
-    assert keys({**table, "rope_parameters": {"rope_type": "default", "rope_theta": 500000}}) == keys(LLAMA)
+    table = {
+        key: value for key, value in LLAMA.items() if key not in ("rope_theta", "rope_scaling")
+    }
+    assert keys(
+        {**table, "rope_parameters": {"rope_type": "default", "rope_theta": 500000}}
+    ) == keys(LLAMA)
     assert keys({**LLAMA, "rope_scaling": {"type": "default"}}) == keys(LLAMA)
 
 
@@ -139,9 +146,15 @@ def test_mixtral() -> None:
             {**LLAMA, "hidden_act": "gelu"},
             "model.hidden_act = 'gelu' would be another model: 'llama' implements 'silu' or 'swish'",
         ),
-        ({**LLAMA, "attention_bias": True}, "model.attention_bias = True would be another model: 'llama' implements False"),
+        (
+            {**LLAMA, "attention_bias": True},
+            "model.attention_bias = True would be another model: 'llama' implements False",
+        ),
         ({**LLAMA, "mlp_bias": True}, "model.mlp_bias = True would be another model"),
-        ({**LLAMA, "attention_dropout": 0.1}, "model.attention_dropout = 0.1 would be another model: 'llama' implements 0"),
+        (
+            {**LLAMA, "attention_dropout": 0.1},
+            "model.attention_dropout = 0.1 would be another model: 'llama' implements 0",
+        ),
         (
             {**LLAMA, "sliding_window": 4096},
             "model.sliding_window = 4096 would be another model: 'llama' implements nothing else than null",
@@ -150,22 +163,58 @@ def test_mixtral() -> None:
             {**LLAMA, "rope_scaling": {"rope_type": "llama3", "factor": 8}},
             "model.rope_scaling of type 'llama3' is not implemented",
         ),
-        ({**LLAMA, "rope_parameters": {"rope_type": "yarn"}}, "model.rope_parameters of type 'yarn' is not implemented"),
-        ({**LLAMA, "quantization_config": {"bits": 4}}, "model.quantization_config = {'bits': 4} would be another model"),
+        (
+            {**LLAMA, "rope_parameters": {"rope_type": "yarn"}},
+            "model.rope_parameters of type 'yarn' is not implemented",
+        ),
+        (
+            {**LLAMA, "quantization_config": {"bits": 4}},
+            "model.quantization_config = {'bits': 4} would be another model",
+        ),
         (
             {**LLAMA, "layer_types": ["sliding_attention"]},
             "model.layer_types has 'sliding_attention', but model 'llama' attends fully",
         ),
-        ({**MIXTRAL, "router_jitter_noise": 0.1}, "model.router_jitter_noise = 0.1 would be another model"),
-        ({**MIXTRAL, "output_router_logits": True}, "model.output_router_logits = True would be another model"),
-        ({**MIXTRAL, "num_experts": 4}, "model.num_experts = 4 and model.num_local_experts = 8 are one thing; keep one"),
-        ({**GPT2, "activation_function": "gelu"}, "'gpt' implements 'gelu_new' or 'gelu_pytorch_tanh'"),
-        ({**GPT2, "scale_attn_weights": False}, "model.scale_attn_weights = False would be another model"),
-        ({**GPT2, "attn_pdrop": 0.2}, "attn_pdrop 0.2, embd_pdrop 0.1, resid_pdrop 0.1 differ; make them equal"),
-        ({**GPT2, "hidden_size": 99}, "model.n_embd = 768 and model.hidden_size = 99 are one thing; keep one"),
-        ({**GPT2, "name": "llama"}, "model.model_type 'gpt2' is not what model 'llama' computes (llama, mistral, mixtral are)"),
-        ({**LLAMA, "name": "llama", "model_type": "qwen2"}, 'write name = "hf" with config = {model_type = ...}'),
-        ({**LLAMA, "model_type": "qwen2"}, "model.name is missing, and model_type 'qwen2' is none that is written here"),
+        (
+            {**MIXTRAL, "router_jitter_noise": 0.1},
+            "model.router_jitter_noise = 0.1 would be another model",
+        ),
+        (
+            {**MIXTRAL, "output_router_logits": True},
+            "model.output_router_logits = True would be another model",
+        ),
+        (
+            {**MIXTRAL, "num_experts": 4},
+            "model.num_experts = 4 and model.num_local_experts = 8 are one thing; keep one",
+        ),
+        (
+            {**GPT2, "activation_function": "gelu"},
+            "'gpt' implements 'gelu_new' or 'gelu_pytorch_tanh'",
+        ),
+        (
+            {**GPT2, "scale_attn_weights": False},
+            "model.scale_attn_weights = False would be another model",
+        ),
+        (
+            {**GPT2, "attn_pdrop": 0.2},
+            "attn_pdrop 0.2, embd_pdrop 0.1, resid_pdrop 0.1 differ; make them equal",
+        ),
+        (
+            {**GPT2, "hidden_size": 99},
+            "model.n_embd = 768 and model.hidden_size = 99 are one thing; keep one",
+        ),
+        (
+            {**GPT2, "name": "llama"},
+            "model.model_type 'gpt2' is not what model 'llama' computes (llama, mistral, mixtral are)",
+        ),
+        (
+            {**LLAMA, "name": "llama", "model_type": "qwen2"},
+            'write name = "hf" with config = {model_type = ...}',
+        ),
+        (
+            {**LLAMA, "model_type": "qwen2"},
+            "model.name is missing, and model_type 'qwen2' is none that is written here",
+        ),
         ({**LLAMA, "model_type": 3}, "model_type 3 is none that is written here"),
         ({**LLAMA, "qk_norm": True}, "unknown key model.qk_norm"),
     ],

@@ -13,7 +13,13 @@ from pydantic import ValidationError
 from plait.config import Config, load
 from plait.errors import ConfigError
 
-GPT: dict[str, Any] = {"name": "gpt", "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 256}
+GPT: dict[str, Any] = {
+    "name": "gpt",
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "vocab_size": 256,
+}
 
 EXAMPLE = """
 [model]
@@ -87,19 +93,54 @@ def test_seq_len_defaults_to_what_the_model_has() -> None:
     assert Config.load({"model": {**GPT, "max_position_embeddings": 64}}).data.seq_len == 64
     table = {"name": "hf", "config": {"model_type": "gpt2", "n_positions": 32}}
     assert Config.load({"model": table}).data.seq_len == 32
-    mlp = {"name": "mlp", "in_features": 64, "hidden_size": 8, "num_hidden_layers": 2, "out_features": 10}
+    mlp = {
+        "name": "mlp",
+        "in_features": 64,
+        "hidden_size": 8,
+        "num_hidden_layers": 2,
+        "out_features": 10,
+    }
     assert Config.load({"model": mlp, "data": {"name": "digits"}}).data.seq_len is None
 
 
 SOURCES: list[dict[str, Any]] = [
     {"model": GPT},
-    {"model": {**GPT, "name": "llama", "num_key_value_heads": 2, "rope_theta": 5e5, "head_dim": 16}},
-    {"model": {"name": "hf", "config": {"model_type": "gpt2", "n_layer": 1, "odd key": [1, {"a": 1.5, "b": "ü\x7f\n\"'"}]}}},
+    {
+        "model": {
+            **GPT,
+            "name": "llama",
+            "num_key_value_heads": 2,
+            "rope_theta": 5e5,
+            "head_dim": 16,
+        }
+    },
+    {
+        "model": {
+            "name": "hf",
+            "config": {
+                "model_type": "gpt2",
+                "n_layer": 1,
+                "odd key": [1, {"a": 1.5, "b": "ü\x7f\n\"'"}],
+            },
+        }
+    },
     {"model": {"name": "hf", "config": Path("a/config.json"), "weights": "w"}},
     {"model": {"python": "m:f", "arguments": {"width": 3, "name": "x"}}, "data": {"python": "d:g"}},
     {"model": {"name": "resnet", "depth": 50, "in_channels": 1}, "data": {"name": "digits"}},
-    {"model": {"name": "fno", "hidden_size": 8, "num_hidden_layers": 1, "modes": 4}, "data": {"python": "d:g"}},
-    {"model": GPT, "train": {"betas": [0.8, 0.9], "clip_grad_norm": 1.0, "loss": "m:l", "lr": 1e-20, "num_servers": 1}},
+    {
+        "model": {"name": "fno", "hidden_size": 8, "num_hidden_layers": 1, "modes": 4},
+        "data": {"python": "d:g"},
+    },
+    {
+        "model": GPT,
+        "train": {
+            "betas": [0.8, 0.9],
+            "clip_grad_norm": 1.0,
+            "loss": "m:l",
+            "lr": 1e-20,
+            "num_servers": 1,
+        },
+    },
     {"model": GPT, "data": {"name": "text", "files": [Path("a b.txt"), "c\\d"], "seed": 3}},
 ]
 
@@ -143,8 +184,16 @@ def test_overrides(path: Path) -> None:
             "train.lr=5e-4",
         ],
     )
-    assert (config.train.lr, config.train.betas, config.train.optimizer) == (5e-4, (0.8, 0.9), "sgd")
-    assert (config.plan.text, config.cluster.name, config.data.name) == ("pp2 tp2 mb4", "h100x8", "random")
+    assert (config.train.lr, config.train.betas, config.train.optimizer) == (
+        5e-4,
+        (0.8, 0.9),
+        "sgd",
+    )
+    assert (config.plan.text, config.cluster.name, config.data.name) == (
+        "pp2 tp2 mb4",
+        "h100x8",
+        "random",
+    )
     assert config.model.keys_for_factory()["tie_word_embeddings"] is True
 
 
@@ -164,7 +213,10 @@ def test_overrides_reach_inner_tables_and_new_sections() -> None:
         ("trian.lr=3", "override 'trian.lr=3': unknown section 'trian'; did you mean 'train'?"),
         ("train.lrr=3", "unknown key train.lrr; did you mean 'lr'?"),
         ("train.lr=fast", "train.lr = 'fast' is wrong: it must be a number"),
-        ("train.steps.more=1", "override 'train.steps.more=1': steps is 200, which has no keys of its own"),
+        (
+            "train.steps.more=1",
+            "override 'train.steps.more=1': steps is 200, which has no keys of its own",
+        ),
     ],
 )
 def test_overrides_that_cannot_be(path: Path, override: str, message: str) -> None:
@@ -176,6 +228,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert refused(tmp_path) == f"{tmp_path}: this is a directory, not a TOML file"
     file = tmp_path / "bad.toml"
     file.write_text("[model]\nname = gpt\n")
-    assert refused(file).startswith(f"{file}: this is not valid TOML: ") and "line 2" in refused(file)
+    assert refused(file).startswith(f"{file}: this is not valid TOML: ") and "line 2" in refused(
+        file
+    )
     file.write_bytes(b"\xff\xfe")
     assert "cannot be read as text" in refused(file)

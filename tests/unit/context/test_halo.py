@@ -1,4 +1,6 @@
-"""Fields in strips against whole fields, on simulated ranks: values and gradients, periodic and not."""
+"""Fields in strips against whole fields, on simulated ranks: values and gradients, periodic and
+not.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,16 @@ from tests.helpers.threaded import threaded
 def field() -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(2)
     shapes = [(2, 3, 12, 5), (4, 3, 3, 3), (2, 4, 12, 5)]
-    x, weight, grad = (torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes)
+    x, weight, grad = (
+        torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes
+    )
     return x, weight, grad
 
 
 def whole(periodic: bool) -> list[Tensor]:
     x, weight, grad = field()
-    x, weight = x.requires_grad_(), weight.requires_grad_()
+    x = x.requires_grad_()
+    weight = weight.requires_grad_()
     mode = "circular" if periodic else "constant"
     out = F.conv2d(F.pad(F.pad(x, (0, 0, 1, 1), mode=mode), (1, 1, 0, 0), mode="circular"), weight)
     return [out.detach(), *torch.autograd.grad(out, (x, weight), grad)]
@@ -37,10 +42,16 @@ def test_strips_compute_what_the_whole_field_does(size: int, periodic: bool) -> 
         x, weight, grad = field()
         x = x.chunk(size, -2)[axis.rank].contiguous().requires_grad_()
         weight = weight.requires_grad_()
-        out = F.conv2d(F.pad(with_halo(x, axis, 1, periodic=periodic), (1, 1, 0, 0), mode="circular"), weight)
-        return [out.detach(), *torch.autograd.grad(out, (x, weight), grad.chunk(size, -2)[axis.rank])]
+        out = F.conv2d(
+            F.pad(with_halo(x, axis, 1, periodic=periodic), (1, 1, 0, 0), mode="circular"), weight
+        )
+        return [
+            out.detach(),
+            *torch.autograd.grad(out, (x, weight), grad.chunk(size, -2)[axis.rank]),
+        ]
 
-    found, expected = threaded(size, rank), whole(periodic)
+    found = threaded(size, rank)
+    expected = whole(periodic)
     torch.testing.assert_close(torch.cat([one[0] for one in found], -2), expected[0])
     torch.testing.assert_close(torch.cat([one[1] for one in found], -2), expected[1])
     torch.testing.assert_close(sum(one[2] for one in found), expected[2])

@@ -22,7 +22,9 @@ def test_a_large_all_reduce_inside_a_node_runs_at_the_link_rate():
 
 
 def test_an_all_reduce_costs_a_reduce_scatter_and_an_all_gather():
-    both = sum(collective_seconds(H100, op, GIB, Group(8, 8)) for op in ("reduce_scatter", "all_gather"))
+    both = sum(
+        collective_seconds(H100, op, GIB, Group(8, 8)) for op in ("reduce_scatter", "all_gather")
+    )
     assert collective_seconds(H100, "all_reduce", GIB, Group(8, 8)) == pytest.approx(both, rel=0.01)
 
 

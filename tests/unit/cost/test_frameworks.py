@@ -49,16 +49,26 @@ def test_what_a_framework_offers(name, plan, offered):
 
 
 def test_its_kernels_and_habits_change_the_prediction():
-    plan, cluster = "tp8:1d,sp dp8:zero1 mb4 precision:bf16", "h100x64"
-    own, core = (plait.estimate(config(LLAMA_8B), plan, cluster, framework=name) for name in ("plait", "megatron-core"))
-    assert core.step_seconds < own.step_seconds  # fused kernels, products that hide their collectives
+    plan = "tp8:1d,sp dp8:zero1 mb4 precision:bf16"
+    cluster = "h100x64"
+    own, core = (
+        plait.estimate(config(LLAMA_8B), plan, cluster, framework=name)
+        for name in ("plait", "megatron-core")
+    )
+    assert (
+        core.step_seconds < own.step_seconds
+    )  # fused kernels, products that hide their collectives
     assert core.memory.gradients < own.memory.gradients
 
 
 def test_an_attention_that_the_config_names_stays():
     named = {**LLAMA_8B, "attn_implementation": "eager"}
-    plan, cluster = "dp8:zero1 precision:bf16", "h100x8"
-    eager, fused = (plait.estimate(config(keys), plan, cluster, framework="megatron-core") for keys in (named, LLAMA_8B))
+    plan = "dp8:zero1 precision:bf16"
+    cluster = "h100x8"
+    eager, fused = (
+        plait.estimate(config(keys), plan, cluster, framework="megatron-core")
+        for keys in (named, LLAMA_8B)
+    )
     assert eager.step_seconds > fused.step_seconds
 
 
@@ -66,7 +76,9 @@ def test_an_attention_that_the_config_names_stays():
 def test_what_is_chosen_for_a_framework_is_offered_by_it(name):
     chosen = plait.choose(config(LLAMA_8B, seq_len=8192), "h100x32", framework=name)
     assert chosen and all(FRAMEWORKS[name].offers(one.plan) for one in chosen)
-    again = plait.estimate(config(LLAMA_8B, seq_len=8192), chosen[0].plan, "h100x32", framework=name)
+    again = plait.estimate(
+        config(LLAMA_8B, seq_len=8192), chosen[0].plan, "h100x32", framework=name
+    )
     assert again.step_seconds == chosen[0].step_seconds
 
 
@@ -75,12 +87,16 @@ def test_what_is_chosen_for_a_framework_can_be_written_in_its_words(name, target
     for one in plait.choose(config(LLAMA_8B, seq_len=8192), "h100x32", framework=name):
         written = export_plan(one.plan, target)
         assert not written.other_ranks
-        assert not [word for word in written.missing if not word.startswith(("remat", "a global batch"))]
+        assert not [
+            word for word in written.missing if not word.startswith(("remat", "a global batch"))
+        ]
 
 
 def test_the_verbs_take_it(tmp_path, capsys):
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({**LLAMA_8B, "model_type": "llama", "max_position_embeddings": 4096}))
+    path.write_text(
+        json.dumps({**LLAMA_8B, "model_type": "llama", "max_position_embeddings": 4096})
+    )
     asked = [str(path), "--cluster", "h100x16", "--framework", "torchtitan", "--json"]
     assert main(["plan", *asked]) == 0
     told = json.loads(capsys.readouterr().out)

@@ -1,4 +1,6 @@
-"""Models that a config makes by code: described from a run on the meta device, on a sample of the config's data."""
+"""Models that a config makes by code: described from a run on the meta device, on a sample of the
+config's data.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,11 @@ def fail() -> nn.Module:
 
 
 def test_a_users_own_model_is_planned_and_estimated() -> None:
-    config = {"model": {"python": f"{__name__}:make", "arguments": {"width": 48}}, "data": DATA, "train": TRAIN}
+    config = {
+        "model": {"python": f"{__name__}:make", "arguments": {"width": 48}},
+        "data": DATA,
+        "train": TRAIN,
+    }
     assert describe(config).parameters == sum(p.numel() for p in Net(48).parameters())
     best = plait.choose(config, cluster="h100x4")[0]
     assert best.fits and best.step_seconds > 0
@@ -48,7 +54,9 @@ def test_a_users_own_model_is_planned_and_estimated() -> None:
 def test_roles_of_a_users_model_let_it_be_split() -> None:
     roles = {"layers.*": "column", "embed": "replicated", "head": "replicated"}
     table = {"python": f"{__name__}:make", "roles": roles}
-    guess = plait.estimate({"model": table, "data": DATA, "train": TRAIN}, plan="tp2", cluster="h100x2")
+    guess = plait.estimate(
+        {"model": table, "data": DATA, "train": TRAIN}, plan="tp2", cluster="h100x2"
+    )
     assert guess.as_dict()["traffic"]["tp"] > 0
 
 
@@ -59,7 +67,11 @@ def test_fields_are_as_large_as_their_data(side: int) -> None:
     assert found.parameters == sum(p.numel() for p in models.make(**FIELDS).parameters())
     kept = [block.saved.sequence + block.saved.tensor for block, _ in found.runs]
     other = describe({**config, "data": {"name": "random", "image_size": 2 * side}})
-    assert all(b.saved.sequence + b.saved.tensor > 2 * k for (b, _), k in zip(other.runs, kept, strict=True) if k)
+    assert all(
+        b.saved.sequence + b.saved.tensor > 2 * k
+        for (b, _), k in zip(other.runs, kept, strict=True)
+        if k
+    )
 
 
 def test_code_that_fails_is_named() -> None:

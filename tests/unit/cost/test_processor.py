@@ -21,7 +21,14 @@ HOST: dict[str, Any] = {
     "seconds": dict.fromkeys(SECONDS, 1e-9) | dict.fromkeys(FLOPS, 2e-11),
     "rule": {"rows": 16, "multiplications": 1 << 21, "met_at_once": MET_AT_ONCE},
     "engine": {
-        **{"step": 1e-3, "micro_batch": 5e-4, "expert": 5e-5, "stretch": 1.0, "idle": 1.0, "memory": 3e8},
+        **{
+            "step": 1e-3,
+            "micro_batch": 5e-4,
+            "expert": 5e-5,
+            "stretch": 1.0,
+            "idle": 1.0,
+            "memory": 3e8,
+        },
         **{name: {"2": 1e-4, "4": 2e-4, "8": 3e-4} for name in MEETINGS},
         "blocks": {family: {"none": 4e-4, "full": 6e-4, "selective": 1e-3} for family in FAMILIES},
     },
@@ -36,7 +43,13 @@ PROBE: dict[str, Any] = {
     "link_latency_seconds": 2e-5,
     "host": HOST,
 }
-GPT = {"name": "gpt", "num_hidden_layers": 4, "hidden_size": 128, "num_attention_heads": 8, "vocab_size": 256}
+GPT = {
+    "name": "gpt",
+    "num_hidden_layers": 4,
+    "hidden_size": 128,
+    "num_attention_heads": 8,
+    "vocab_size": 256,
+}
 CONFIG = {"model": GPT, "data": {"seq_len": 128}, "train": {"global_batch": 16}}
 
 
@@ -49,13 +62,16 @@ def seconds_of(model: dict[str, Any], plan: str) -> float:
 
 
 def test_two_ranks_on_two_cores_halve_the_work_and_eight_do_not() -> None:
-    two, eight = seconds("dp2"), seconds("dp8")
+    two = seconds("dp2")
+    eight = seconds("dp8")
     assert 0.5 * seconds("dp1") < two < 0.7 * seconds("dp1")
     assert eight > two  # the same samples, and more to reduce
 
 
 def test_ranks_that_wait_leave_their_core_to_others() -> None:
-    """Four stages on two cores: the bubble of a pipeline is filled by the ranks that share a core."""
+    """Four stages on two cores: the bubble of a pipeline is filled by the ranks that share a
+    core.
+    """
     guess = plait.estimate(CONFIG, "pp4:gpipe mb4", Cluster.local(PROBE))
     assert guess.breakdown.cores > 0
     assert guess.step_seconds < 1.3 * seconds("pp2:gpipe mb4")
@@ -66,16 +82,26 @@ def test_a_pipeline_on_fewer_cores_takes_at_least_its_work_and_its_longest_way()
     alone = pipeline_time("1f1b", 4, 8, stages)
     times = [crowded_seconds("1f1b", 4, 8, stages, cores) for cores in (1, 2, 3, 4)]
     assert times[0] == pytest.approx(sum(alone.busy))  # one core is never idle
-    assert times[1] >= max(sum(alone.busy) / 2, alone.seconds) and times == sorted(times, reverse=True)
+    assert times[1] >= max(sum(alone.busy) / 2, alone.seconds) and times == sorted(
+        times, reverse=True
+    )
     assert times[3] == pytest.approx(alone.seconds)
 
 
 def test_recomputation_and_experts_cost_what_the_engine_takes_for_them() -> None:
-    moe = {**GPT, "name": "llama", "num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    moe = {
+        **GPT,
+        "name": "llama",
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+    }
     times = [seconds_of(moe, f"remat:{remat}") for remat in ("none", "full", "selective")]
     assert times[0] < times[2] and times[0] < times[1]
     dear = {**HOST, "engine": HOST["engine"] | {"expert": 5e-3}}
-    more = plait.estimate({**CONFIG, "model": moe}, "dp1", Cluster.local({**PROBE, "host": dear})).step_seconds
+    more = plait.estimate(
+        {**CONFIG, "model": moe}, "dp1", Cluster.local({**PROBE, "host": dear})
+    ).step_seconds
     chunks = 8 * 2  # each expert has 512 rows, and some more that fit no step
     assert more - times[0] == pytest.approx(4 * (chunks - 2) * (5e-3 - 5e-5))
 
@@ -136,12 +162,22 @@ def test_large_products_cost_what_the_rule_makes_of_them() -> None:
     slow = {**HOST, "seconds": HOST["seconds"] | {"plain_flop": 1e-9}}
     machine = machine_of(Cluster.local({**PROBE, "host": slow}))
     assert machine.host is not None
-    small, large = (2 * 128 * 127 * 128, 2 * 128 * 128 * 128)
+    small = 2 * 128 * 127 * 128
+    large = 2 * 128 * 128 * 128
     assert product(machine.host, 128, 127, 128) > small * 1e-9
-    assert product(machine.host, 128, 128, 128) < 0.1 * large * 1e-9 < product(machine.host, 128, 128, 128, by_rule=False)
+    assert (
+        product(machine.host, 128, 128, 128)
+        < 0.1 * large * 1e-9
+        < product(machine.host, 128, 128, 128, by_rule=False)
+    )
     assert product(machine.host, 15, 1024, 1024) > 1e-9 * 2 * 15 * 1024**2
     plain = {**CONFIG, "train": {"global_batch": 16, "linear_product": "torch"}}
     changed = Cluster.local({**PROBE, "host": slow})
-    by_rule, by_torch = (plait.estimate(config, "dp1", changed).step_seconds for config in (CONFIG, plain))
-    compiled, double = (plait.estimate(CONFIG, f"dp1 {how}", changed).step_seconds for how in ("compile", "precision:float64"))
+    by_rule, by_torch = (
+        plait.estimate(config, "dp1", changed).step_seconds for config in (CONFIG, plain)
+    )
+    compiled, double = (
+        plait.estimate(CONFIG, f"dp1 {how}", changed).step_seconds
+        for how in ("compile", "precision:float64")
+    )
     assert 5 * by_rule < min(by_torch, compiled, double)

@@ -1,11 +1,23 @@
-"""The bar that the estimator must stay under, over every complete published run that the repository carries."""
+"""The bar that the estimator must stay under, over every complete published run that the repository
+carries.
+"""
 
 import pytest
 from benchmarks.planner.calculon import CALCULON_MEAN, CALCULON_WORST, points
 from benchmarks.planner.ptdp import COLUMNS, PUBLISHED, predict
 from benchmarks.planner.rows import cases
 from benchmarks.planner.trials import trials
-from benchmarks.planner.validate import attainable, contradicted, error, failures, groups, peak, run, spearman, summary
+from benchmarks.planner.validate import (
+    attainable,
+    contradicted,
+    error,
+    failures,
+    groups,
+    peak,
+    run,
+    spearman,
+    summary,
+)
 
 import plait
 from plait.cost import Runtime
@@ -23,7 +35,9 @@ def by_source(pairs, published, predicted):
     out = {}
     for case, estimate in pairs:
         if published(case):
-            out.setdefault(case.source, []).append(error(predicted(case, estimate), published(case)))
+            out.setdefault(case.source, []).append(
+                error(predicted(case, estimate), published(case))
+            )
     return out
 
 
@@ -47,7 +61,9 @@ def test_what_ran_is_predicted_to_fit(pairs):
 
 
 def test_most_of_what_failed_is_foreseen():
-    """Plans of the same sweep that did not run; the others crashed for what their memory does not explain."""
+    """Plans of the same sweep that did not run; the others crashed for what their memory does not
+    explain.
+    """
     count, foreseen = failures()
     assert count == 299 and foreseen >= 0.7 * count
 
@@ -90,11 +106,22 @@ MT_NLG = {8: 60.1, 10: 50.2, 12: 44.4}
 
 
 def test_mt_nlg_530b_which_no_constant_was_fitted_to():
-    """Smith et al. 2022, section 5: seconds of a step of 1,920 samples on 280, 350 and 420 nodes of eight A100, one sample a
-    micro-batch. Its three points are a line: 0.196 s a micro-batch, and 6 s that do not depend on their number, of which
-    1.2 s are predicted."""
-    model = {"name": "gpt", "num_hidden_layers": 105, "hidden_size": 20480, "num_attention_heads": 128, "vocab_size": 51200}
-    asked = {"model": {**model, "attention_dropout": 0.1}, "data": {"seq_len": 2048}, "train": {"global_batch": 1920}}
+    """Smith et al. 2022, section 5: seconds of a step of 1,920 samples on 280, 350 and 420 nodes of
+    eight A100, one sample a micro-batch. Its three points are a line: 0.196 s a micro-batch, and 6
+    s that do not depend on their number, of which 1.2 s are predicted.
+    """
+    model = {
+        "name": "gpt",
+        "num_hidden_layers": 105,
+        "hidden_size": 20480,
+        "num_attention_heads": 128,
+        "vocab_size": 51200,
+    }
+    asked = {
+        "model": {**model, "attention_dropout": 0.1},
+        "data": {"seq_len": 2048},
+        "train": {"global_batch": 1920},
+    }
     guessed = {}
     for dp, seconds in MT_NLG.items():
         plan = f"tp8:1d pp35:1f1b dp{dp} mb{1920 // dp} remat:full precision:bf16"
@@ -110,10 +137,14 @@ LLAMA_405B = {
 }
 
 
-@pytest.mark.parametrize(("devices", "dp", "micro_batches", "tflops"), [(8192, 64, 32, 430), (16384, 128, 16, 400)])
+@pytest.mark.parametrize(
+    ("devices", "dp", "micro_batches", "tflops"), [(8192, 64, 32, 430), (16384, 128, 16, 400)]
+)
 def test_llama_3_405b_which_no_constant_was_fitted_to(devices, dp, micro_batches, tflops):
     """Llama Team, "The Llama 3 Herd of Models", table 4: TFLOP/s a GPU of 8,192 and 16,384 H100."""
     asked = {"model": LLAMA_405B, "data": {"seq_len": 8192}, "train": {"global_batch": 2048}}
     plan = f"tp8:1d,sp pp16:interleaved,v8 dp{dp}:zero1 mb{micro_batches} precision:bf16"
     kept = Runtime(keep_gathered=True)
-    assert plait.estimate(asked, plan, f"h100x{devices}", runtime=kept).tflops_per_device == pytest.approx(tflops, rel=0.05)
+    assert plait.estimate(
+        asked, plan, f"h100x{devices}", runtime=kept
+    ).tflops_per_device == pytest.approx(tflops, rel=0.05)

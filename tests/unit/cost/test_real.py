@@ -1,4 +1,6 @@
-"""Modules whose forward depends on values are described as exactly as others: here routers written in three ways."""
+"""Modules whose forward depends on values are described as exactly as others: here routers written
+in three ways.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,12 @@ from torch import nn
 from plait.cost import describe, real
 from plait.cost.operations import Attention, Matmul
 
-HIDDEN, INNER, EXPERTS, CHOSEN, LAYERS, VOCAB = 64, 128, 8, 2, 3, 100
+HIDDEN = 64
+INNER = 128
+EXPERTS = 8
+CHOSEN = 2
+LAYERS = 3
+VOCAB = 100
 
 
 class Experts(nn.Module):
@@ -20,7 +27,8 @@ class Experts(nn.Module):
         self.way = way
         self.router = nn.Linear(HIDDEN, EXPERTS, bias=False)
         self.experts = nn.ModuleList(
-            nn.Sequential(nn.Linear(HIDDEN, inner), nn.ReLU(), nn.Linear(inner, HIDDEN)) for _ in range(EXPERTS)
+            nn.Sequential(nn.Linear(HIDDEN, inner), nn.ReLU(), nn.Linear(inner, HIDDEN))
+            for _ in range(EXPERTS)
         )
 
     def forward(self, x):
@@ -31,8 +39,12 @@ class Experts(nn.Module):
             order = chosen.flatten().argsort()
             counts = torch.bincount(chosen.flatten(), minlength=EXPERTS).tolist()
             parts = rows[order // CHOSEN].split(counts)
-            done = torch.cat([expert(part) for expert, part in zip(self.experts, parts, strict=True)])
-            return out.index_add(0, order // CHOSEN, done * weights.flatten()[order, None]).reshape(x.shape)
+            done = torch.cat(
+                [expert(part) for expert, part in zip(self.experts, parts, strict=True)]
+            )
+            return out.index_add(0, order // CHOSEN, done * weights.flatten()[order, None]).reshape(
+                x.shape
+            )
         for index, expert in enumerate(self.experts):
             if self.way == "mask":
                 mask = (chosen == index).any(-1)
@@ -49,12 +61,20 @@ class Layer(nn.Module):
 
     def __init__(self, way, inner):
         super().__init__()
-        self.norm, self.qkv, self.out = nn.LayerNorm(HIDDEN), nn.Linear(HIDDEN, 3 * HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+        self.norm, self.qkv, self.out = (
+            nn.LayerNorm(HIDDEN),
+            nn.Linear(HIDDEN, 3 * HIDDEN),
+            nn.Linear(HIDDEN, HIDDEN),
+        )
         self.experts = Experts(way, inner)
 
     def forward(self, x):
         samples, length, _ = x.shape
-        query, key, value = self.qkv(self.norm(x)).reshape(samples, length, 3, 4, HIDDEN // 4).permute(2, 0, 3, 1, 4)
+        query, key, value = (
+            self.qkv(self.norm(x))
+            .reshape(samples, length, 3, 4, HIDDEN // 4)
+            .permute(2, 0, 3, 1, 4)
+        )
         mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(x.shape))
         return x + self.experts(x)
@@ -76,7 +96,10 @@ class Net(nn.Module):
 
 
 def expected_flops(seq_len, inner=INNER):
-    layer = 2 * (4 * HIDDEN * HIDDEN + HIDDEN * EXPERTS + 2 * CHOSEN * HIDDEN * inner) + 2 * seq_len * HIDDEN
+    layer = (
+        2 * (4 * HIDDEN * HIDDEN + HIDDEN * EXPERTS + 2 * CHOSEN * HIDDEN * inner)
+        + 2 * seq_len * HIDDEN
+    )
     return seq_len * (LAYERS * layer + 2 * HIDDEN * VOCAB)
 
 
@@ -90,7 +113,10 @@ def test_a_router_that_counts_tokens(way, seq_len):
     assert model.forward_flops == pytest.approx(expected_flops(seq_len))
     assert [count for block, count in model.runs if block.name == "Layer"] == [LAYERS]
     layer = next(block for block, _ in model.runs if block.name == "Layer")
-    assert any(isinstance(op, Attention) for op in layer.operations) and layer.saved.sequence > 4 * HIDDEN
+    assert (
+        any(isinstance(op, Attention) for op in layer.operations)
+        and layer.saved.sequence > 4 * HIDDEN
+    )
 
 
 def test_large_weights_are_one_number_and_few_tokens_are_run(monkeypatch):
@@ -117,11 +143,15 @@ def test_a_module_that_is_nothing_but_experts():
         module = Experts("where", INNER)
     model = describe(module, 32)
     assert model.parameters == sum(param.numel() for param in module.parameters())
-    assert model.forward_flops == pytest.approx(32 * 2 * (HIDDEN * EXPERTS + 2 * CHOSEN * HIDDEN * INNER))
+    assert model.forward_flops == pytest.approx(
+        32 * 2 * (HIDDEN * EXPERTS + 2 * CHOSEN * HIDDEN * INNER)
+    )
 
 
 def test_no_module_is_changed_by_being_described():
     with torch.device("meta"):
         module = Net("where")
     describe(module, 16)
-    assert all(param.is_meta for param in module.parameters()) and "forward" not in vars(module.layers[0])
+    assert all(param.is_meta for param in module.parameters()) and "forward" not in vars(
+        module.layers[0]
+    )

@@ -24,7 +24,9 @@ def test_the_dearest_stage_is_as_cheap_as_can_be(costs, stages):
     costs = [float(cost) for cost in costs]
     ends = _balanced_ends(costs, stages)
     assert ends[-1] == len(costs) and ends == sorted(set(ends))
-    best = min(dearest(costs, [*cut, len(costs)]) for cut in combinations(range(1, len(costs)), stages - 1))
+    best = min(
+        dearest(costs, [*cut, len(costs)]) for cut in combinations(range(1, len(costs)), stages - 1)
+    )
     assert dearest(costs, ends) == pytest.approx(best)
 
 
@@ -32,7 +34,9 @@ def test_every_block_is_in_one_stage_in_order():
     model = describe(GPT, 128)
     for balanced in (True, False):
         stages = split_model(model, 4, balanced)
-        assert [b.name for s in stages for b, n in s.runs for _ in range(n)] == [b.name for b in model.blocks()]
+        assert [b.name for s in stages for b, n in s.runs for _ in range(n)] == [
+            b.name for b in model.blocks()
+        ]
         assert stages[0].first and stages[-1].last
         assert sum(stage.parameters for stage in stages) == model.parameters
 
@@ -48,5 +52,7 @@ def test_even_shares_put_the_rest_between_the_ends():
 
 
 def test_more_stages_than_blocks():
-    with pytest.raises(PlanError, match="16 pipeline stages need 16 blocks or more, and gpt has 10"):
+    with pytest.raises(
+        PlanError, match="16 pipeline stages need 16 blocks or more, and gpt has 10"
+    ):
         split_model(describe(GPT, 128), 16)

@@ -1,4 +1,6 @@
-"""What a config may say to `plan` and `estimate`: whatever cannot be is refused in words, before any number."""
+"""What a config may say to `plan` and `estimate`: whatever cannot be is refused in words, before
+any number.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ from plait.plan import Plan
 from tests.unit.cost.shapes import GPT, LLAMA_8B, config
 
 ABSURD = ["0", "-1", "abc", "1.5", "true", "nan", "inf", "1e30", "[]", '""', "{}"]
-SIZES = ["model.hidden_size", "model.num_hidden_layers", "model.num_attention_heads", "model.vocab_size"]
+SIZES = [
+    "model.hidden_size",
+    "model.num_hidden_layers",
+    "model.num_attention_heads",
+    "model.vocab_size",
+]
 SIZES += ["data.seq_len", "train.global_batch", "train.optimizer", "cluster.name"]
 
 
@@ -33,14 +40,28 @@ def test_an_absurd_value_is_an_error_of_the_config(path, key, value):
     if key == "cluster.name" and value[0] not in "01-n[{t":
         return
     with pytest.raises(PlaitError) as error:
-        plait.estimate(read_config(path, [f"{key}={value}"]), "dp2", None if key == "cluster.name" else "h100x2")
+        plait.estimate(
+            read_config(path, [f"{key}={value}"]),
+            "dp2",
+            None if key == "cluster.name" else "h100x2",
+        )
     assert key.rpartition(".")[2] in str(error.value)
 
 
 @pytest.mark.parametrize("value", ABSURD)
 def test_so_is_one_of_a_pasted_config(value):
-    table = {"model_type": "mistral", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}
-    wrong = json.loads(value) if value[0] in '"[{' or value in ("true", "0", "-1", "1.5", "1e30") else float("nan")
+    table = {
+        "model_type": "mistral",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 100,
+    }
+    wrong = (
+        json.loads(value)
+        if value[0] in '"[{' or value in ("true", "0", "-1", "1.5", "1e30")
+        else float("nan")
+    )
     with pytest.raises(ModelError, match="num_hidden_layers"):
         plait.estimate({"model": {**table, "num_hidden_layers": wrong}}, "dp1", "h100x1")
 
@@ -50,10 +71,26 @@ def test_so_is_one_of_a_pasted_config(value):
     [
         ({**GPT, "num_attention_heads": 7}, "multiple of num_attention_heads 7"),
         ({**LLAMA_8B, "num_key_value_heads": 5}, "multiple of num_key_value_heads 5"),
-        ({"model_type": "mistral", **{k: v for k, v in LLAMA_8B.items() if k != "name"}, "num_key_value_heads": 5}, "of .* 5"),
+        (
+            {
+                "model_type": "mistral",
+                **{k: v for k, v in LLAMA_8B.items() if k != "name"},
+                "num_key_value_heads": 5,
+            },
+            "of .* 5",
+        ),
         ({k: v for k, v in GPT.items() if k != "name"}, "model.name is missing"),
         ({"name": "hf", "config": "nowhere/config.json"}, "nowhere/config.json"),
-        ({"model_type": "t5", "d_model": 8, "num_heads": 2, "num_layers": 2, "is_encoder_decoder": True}, "encoder"),
+        (
+            {
+                "model_type": "t5",
+                "d_model": 8,
+                "num_heads": 2,
+                "num_layers": 2,
+                "is_encoder_decoder": True,
+            },
+            "encoder",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "model",
 )
@@ -69,7 +106,9 @@ def test_a_batch_smaller_than_the_plan_is_refused():
 
 def test_every_fault_is_said_at_once():
     with pytest.raises(ConfigError) as error:
-        config_tables({"model": {**GPT, "hiden_size": 1}, "train": {"global_batch": 0}, "trian": {}})
+        config_tables(
+            {"model": {**GPT, "hiden_size": 1}, "train": {"global_batch": 0}, "trian": {}}
+        )
     assert all(word in str(error.value) for word in ("hidden_size", "global_batch", "[trian]"))
 
 
@@ -77,13 +116,22 @@ def test_choosing_and_estimating_assume_the_same_batch():
     open_config = {"model": GPT, "data": {"seq_len": 64}}
     best = plait.choose(open_config, "h100x8")[0]
     assert plait.estimate(open_config, best.plan, "h100x8").step_seconds == best.step_seconds
-    assert global_batch({}, 2) == 16 and global_batch({}, 8) == 32 and global_batch({}, 8, Plan.parse("dp8 mb16")) == 128
+    assert (
+        global_batch({}, 2) == 16
+        and global_batch({}, 8) == 32
+        and global_batch({}, 8, Plan.parse("dp8 mb16")) == 128
+    )
     assert global_batch({"train": {"global_batch": 5}}, 8) == 5
 
 
 def test_a_length_that_is_left_open_is_that_of_training_and_is_said():
     assert with_lengths({"model": GPT, "data": {}})["data"]["seq_len"] == 128
-    assert with_lengths({"model": {**GPT, "max_position_embeddings": 64}, "data": {}})["data"]["seq_len"] == 64
+    assert (
+        with_lengths({"model": {**GPT, "max_position_embeddings": 64}, "data": {}})["data"][
+            "seq_len"
+        ]
+        == 64
+    )
     assert "data" not in with_lengths({"model": GPT})
     said = assumed({"model": {"model_type": "dbrx"}}, 16, 2048)
     assert ["global_batch" in said[0], "2048 tokens" in said[1], "dbrx" in said[2]] == [True] * 3
@@ -94,6 +142,11 @@ def test_an_override_may_reach_into_a_table(tmp_path):
     file = tmp_path / "hf.toml"
     inner = '{model_type = "llama", hidden_size = 64, num_attention_heads = 4, num_hidden_layers = 2, vocab_size = 100}'
     file.write_text(f'[model]\nname = "hf"\nconfig = {inner}\n')
-    assert read_config(file, ["model.config.num_hidden_layers=5"])["model"]["config"]["num_hidden_layers"] == 5
+    assert (
+        read_config(file, ["model.config.num_hidden_layers=5"])["model"]["config"][
+            "num_hidden_layers"
+        ]
+        == 5
+    )
     with pytest.raises(ConfigError, match=r"section\.key=value"):
         read_config(file, ["steps"])

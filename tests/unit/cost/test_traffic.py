@@ -8,11 +8,14 @@ from plait.cost.messages import block_messages
 from plait.cost.sharding import Sharding
 from tests.unit.cost.shapes import GPT, MIXTRAL, config
 
-N, M = 4, 8
+N = 4
+M = 8
 
 
 def traffic(plan, runtime=None, **keys):
-    return plait.estimate(config(GPT, seq_len=256, **keys), plan=plan, cluster="h100x64", runtime=runtime or Runtime()).traffic
+    return plait.estimate(
+        config(GPT, seq_len=256, **keys), plan=plan, cluster="h100x64", runtime=runtime or Runtime()
+    ).traffic
 
 
 @pytest.mark.parametrize(
@@ -32,7 +35,10 @@ def test_the_data_family(strategy, times):
 
 
 def test_tensor_1d_reduces_two_activations_a_layer_each_way_and_the_embedding_and_the_head():
-    tokens, hidden, layers, t = 8 * 256, 512, 8, 4
+    tokens = 8 * 256
+    hidden = 512
+    layers = 8
+    t = 4
     got = traffic("tp4", global_batch=8)["tp"]
     reduce = 2 * (t - 1) / t * 4
     loss = (t - 1) / t * 4 * t * 3 * tokens  # three numbers a token of each rank, gathered
@@ -42,24 +48,32 @@ def test_tensor_1d_reduces_two_activations_a_layer_each_way_and_the_embedding_an
 
 def test_sequence_parallel_moves_the_same_bytes_and_what_its_ranks_share_once_a_step():
     kept = Runtime(keep_gathered=True)
-    plain, sharded = traffic("tp4", kept, global_batch=8)["tp"], traffic("tp4:1d,sp", kept, global_batch=8)["tp"]
-    positions, norms, biases = 1024 * 512, 17 * 2 * 512, 8 * 2 * 512  # of rows; biases of columns are cut
+    plain = traffic("tp4", kept, global_batch=8)["tp"]
+    sharded = traffic("tp4:1d,sp", kept, global_batch=8)["tp"]
+    positions = 1024 * 512
+    norms = 17 * 2 * 512
+    biases = 8 * 2 * 512  # of rows; biases of columns are cut
     assert sharded - plain == pytest.approx(2 * 3 / 4 * 4 * (positions + norms + biases), rel=1e-6)
 
 
 def test_a_framework_that_gathers_again_moves_one_more_for_each_kept_input():
     keys = config(GPT, seq_len=256, global_batch=8)
     once, again = (
-        plait.estimate(keys, plan="tp4:1d,sp", cluster="h100x64", runtime=Runtime(keep_gathered=kept)).traffic["tp"]
+        plait.estimate(
+            keys, plan="tp4:1d,sp", cluster="h100x64", runtime=Runtime(keep_gathered=kept)
+        ).traffic["tp"]
         for kept in (True, False)
     )
     assert again - once == pytest.approx((4 - 1) / 4 * 4 * 8 * 256 * 512 * (2 * 8 + 1), rel=1e-6)
 
 
 @pytest.mark.parametrize(("fused", "sums"), [(True, 2), (False, 1)])
-def test_full_recomputation_repeats_the_forward_communication_of_blocks_but_for_a_last_sum_apart(fused, sums):
+def test_full_recomputation_repeats_the_forward_communication_of_blocks_but_for_a_last_sum_apart(
+    fused, sums
+):
     runtime = Runtime(fused_rows=fused)
-    once, again = traffic("tp4", runtime, global_batch=8)["tp"], traffic("tp4 remat:full", runtime, global_batch=8)["tp"]
+    once = traffic("tp4", runtime, global_batch=8)["tp"]
+    again = traffic("tp4 remat:full", runtime, global_batch=8)["tp"]
     assert again - once == pytest.approx(sums * 2 * 3 / 4 * 4 * 8 * 256 * 512 * 8, rel=1e-6)
 
 
@@ -76,16 +90,27 @@ def test_ring_attention_passes_keys_and_values_and_their_gradients():
 
 def test_experts_send_each_token_to_top_k_and_back_both_ways():
     block = next(block for block, _ in describe(MIXTRAL, 256).runs if block.num_experts)
-    messages = [m for m in block_messages(block, Sharding(ep=8, seq_len=256), "bf16") if m.axis == "ep"]
+    messages = [
+        m for m in block_messages(block, Sharding(ep=8, seq_len=256), "bf16") if m.axis == "ep"
+    ]
     assert sum(m.sent_bytes for m in messages) == pytest.approx(4 * 7 / 8 * 256 * 2 * 4096 * 2)
 
 
 @pytest.mark.parametrize(("mode", "size", "depth"), [("2d", 16, 1), ("2.5d", 32, 2), ("3d", 64, 1)])
 def test_grids_move_activations_that_shrink_with_the_grid(mode, size, depth):
-    """Four times the ranks of 1D move as much for each of them; of a grid about half: 1/q of the activations."""
+    """Four times the ranks of 1D move as much for each of them; of a grid about half: 1/q of the
+    activations.
+    """
     block = describe(GPT, 4096).runs[1][0]
     q = 4
-    small = Sharding(tp=size // (8 if mode == "3d" else 4), mode=mode, q=q // 2, depth=depth, seq_len=1024, samples=64)
+    small = Sharding(
+        tp=size // (8 if mode == "3d" else 4),
+        mode=mode,
+        q=q // 2,
+        depth=depth,
+        seq_len=1024,
+        samples=64,
+    )
     large = Sharding(tp=size, mode=mode, q=q, depth=depth, seq_len=1024, samples=64)
 
     def sent(shard):

@@ -11,11 +11,17 @@ shapes = st.lists(st.lists(st.integers(1, 5), max_size=3), min_size=1, max_size=
 
 
 def bucket_of(shape_list: list[list[int]], num_shards: int) -> Bucket:
-    return Bucket.of("b", [(f"p{i}", nn.Parameter(torch.zeros(shape))) for i, shape in enumerate(shape_list)], num_shards)
+    return Bucket.of(
+        "b",
+        [(f"p{i}", nn.Parameter(torch.zeros(shape))) for i, shape in enumerate(shape_list)],
+        num_shards,
+    )
 
 
 @given(shapes, st.integers(1, 7))
-def test_shards_are_balanced_and_cover_every_element_once(shape_list: list[list[int]], num_shards: int) -> None:
+def test_shards_are_balanced_and_cover_every_element_once(
+    shape_list: list[list[int]], num_shards: int
+) -> None:
     bucket = bucket_of(shape_list, num_shards)
     assert 0 <= bucket.padding < num_shards
     assert bucket.padded_numel == num_shards * bucket.shard_numel
@@ -37,7 +43,9 @@ def test_parts_and_views_see_the_same_memory(shape_list: list[list[int]], num_sh
         shard = bucket.shard(flat, index)
         for part in bucket.shard_parts(index):
             start = part.slot.offset + part.start
-            assert part.view(shard).reshape(-1).tolist() == flat[start : start + part.numel].tolist()
+            assert (
+                part.view(shard).reshape(-1).tolist() == flat[start : start + part.numel].tolist()
+            )
 
 
 def test_a_whole_part_keeps_the_shape_of_its_parameter() -> None:

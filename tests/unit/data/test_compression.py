@@ -8,7 +8,9 @@ from plait.mesh import Mesh
 
 
 def test_rounding_is_at_most_half_a_level() -> None:
-    values = torch.randn(3 * BLOCK + 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    values = torch.randn(
+        3 * BLOCK + 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
     codes, scales = quantize(values)
     assert codes.dtype == torch.int8 and codes.numel() == values.numel() and scales.numel() == 4
     error = (dequantize(codes, scales, values.dtype) - values).abs()
@@ -22,13 +24,16 @@ def test_zeros_and_extremes() -> None:
 
 
 def test_errors_are_fed_back_and_the_running_sum_stays_true() -> None:
-    """The sum over many rounds is off by no more than one round's rounding: nothing is lost for good."""
+    """The sum over many rounds is off by no more than one round's rounding: nothing is lost for
+    good.
+    """
 
     def live(world) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[no-untyped-def]
         axis = world.axis("dp")
         compressed = Int8Sum(axis, 600, torch.float64, torch.device("cpu"))
         generator = torch.Generator().manual_seed(axis.rank)
-        true, sent = torch.zeros(600, dtype=torch.float64), torch.zeros(600, dtype=torch.float64)
+        true = torch.zeros(600, dtype=torch.float64)
+        sent = torch.zeros(600, dtype=torch.float64)
         for _ in range(30):
             flat = torch.randn(600, dtype=torch.float64, generator=generator) * 0.01 + 0.001
             true += flat
@@ -43,11 +48,14 @@ def test_errors_are_fed_back_and_the_running_sum_stays_true() -> None:
 
 
 def test_nothing_that_was_kept_back_is_lost_when_the_ranks_change() -> None:
-    """Two pairs have summed, each for itself, a length that divides by neither 2 nor 4; then all four sum together."""
+    """Two pairs have summed, each for itself, a length that divides by neither 2 nor 4; then all
+    four sum together.
+    """
     numel = 601
 
     def live(world) -> tuple[torch.Tensor, ...]:  # type: ignore[no-untyped-def]
-        pair, all_four = world.axis("dp"), world.axis("world")
+        pair = world.axis("dp")
+        all_four = world.axis("world")
         compressed = Int8Sum(pair, numel, torch.float64, torch.device("cpu"))
         generator = torch.Generator().manual_seed(world.rank)
         own = torch.randn(numel, dtype=torch.float64, generator=generator)

@@ -48,5 +48,7 @@ def lbfgs(params: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
     ],
 )
 def test_refuses_what_looks_at_whole_tensors(make: object) -> None:
-    with pytest.raises(OptimizerError, match=r"dp2:zero1 updates shards.*elementwise.*dpN:allreduce"):
+    with pytest.raises(
+        OptimizerError, match=r"dp2:zero1 updates shards.*elementwise.*dpN:allreduce"
+    ):
         require_elementwise(make, "dp2:zero1")  # type: ignore[arg-type]

@@ -68,7 +68,11 @@ def test_a_lost_worker_releases_those_that_wait() -> None:
 
 def test_a_late_worker_is_given_up_its_gradient_is_not_used_and_it_is_in_again() -> None:
     shop = Shop(2, stale=1, patience_seconds=0.01)
-    assert [shop.step(0, step) for step in range(3)] == [0, 0, 0]  # the second waits, and gives worker 1 up
+    assert [shop.step(0, step) for step in range(3)] == [
+        0,
+        0,
+        0,
+    ]  # the second waits, and gives worker 1 up
     before = shop.weight.clone()
     assert shop.step(1, 0, grad=100.0) == -1
     assert torch.equal(shop.weight, before) and shop.server.num_refused == 1

@@ -13,7 +13,9 @@ orders = st.lists(st.integers(0, 4), max_size=60)
 
 def run(num_workers: int, bound: int, order: list[int]) -> tuple[Versions, list[Applied]]:
     """Workers push in the order that is given; one whose gradient waits cannot."""
-    versions, applied, steps = Versions(range(num_workers), bound), [], [0] * num_workers
+    versions = Versions(range(num_workers), bound)
+    applied = []
+    steps = [0] * num_workers
     waiting: set[int] = set()
     for worker in (w % num_workers for w in order):
         if worker not in waiting:
@@ -28,7 +30,9 @@ def run(num_workers: int, bound: int, order: list[int]) -> tuple[Versions, list[
 
 @settings(deadline=None)
 @given(st.integers(1, 5), st.integers(0, 6), orders)
-def test_no_gradient_is_older_than_the_bound(num_workers: int, bound: int, order: list[int]) -> None:
+def test_no_gradient_is_older_than_the_bound(
+    num_workers: int, bound: int, order: list[int]
+) -> None:
     _, applied = run(num_workers, bound, order)
     assert all(0 <= age <= bound for update in applied for age in update.staleness)
     assert [update.version for update in applied] == list(range(1, len(applied) + 1))
@@ -55,7 +59,9 @@ def test_who_is_waited_for_computes(num_workers: int, bound: int, order: list[in
 
 @settings(deadline=None)
 @given(st.integers(2, 5), st.integers(0, 6), orders, st.integers(0, 4))
-def test_nobody_waits_for_who_has_left(num_workers: int, bound: int, order: list[int], leaver: int) -> None:
+def test_nobody_waits_for_who_has_left(
+    num_workers: int, bound: int, order: list[int], leaver: int
+) -> None:
     versions, _ = run(num_workers, bound, order)
     versions.leave(leaver % num_workers)
     assert leaver % num_workers not in versions.holding_up

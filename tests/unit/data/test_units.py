@@ -22,7 +22,9 @@ def test_blocks_are_units_and_what_stands_around_them_too() -> None:
     assert blocks == match_blocks(model, "layers.*") == ["layers.0", "layers.1", "layers.2"]
     units = split_units(model, blocks)
     assert [unit.name for unit in units] == ["around embed", *blocks, "around norm"]
-    assert [name for unit in units for name, _ in unit.params] == [name for name, _ in model.named_parameters()]
+    assert [name for unit in units for name, _ in unit.params] == [
+        name for name, _ in model.named_parameters()
+    ]
     assert [unit.is_block for unit in units] == [False, True, True, True, False]
 
 

@@ -1,4 +1,6 @@
-"""`make`: each kind of data fits its model, is the same each time, and says what is wrong where it cannot."""
+"""`make`: each kind of data fits its model, is the same each time, and says what is wrong where it
+cannot.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,20 @@ from plait.datasets.text import sources, stdlib
 from plait.errors import DataError
 from plait.models.losses import cross_entropy
 
-GPT = {"name": "gpt", "vocab_size": 256, "num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2}
-MLP = {"name": "mlp", "in_features": 64, "hidden_size": 8, "num_hidden_layers": 1, "out_features": 10}
+GPT = {
+    "name": "gpt",
+    "vocab_size": 256,
+    "num_hidden_layers": 1,
+    "hidden_size": 8,
+    "num_attention_heads": 2,
+}
+MLP = {
+    "name": "mlp",
+    "in_features": 64,
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "out_features": 10,
+}
 RESNET = {"name": "resnet", "in_channels": 1, "num_classes": 10, "width": 8}
 
 
@@ -31,8 +45,11 @@ RESNET = {"name": "resnet", "in_channels": 1, "num_classes": 10, "width": 8}
         ({"name": "digits"}, RESNET),
     ],
 )
-def test_data_fits_its_model_and_is_the_same_each_time(data: dict[str, Any], model: dict[str, Any]) -> None:
-    dataset, again = datasets.make(data, model, seed=5), datasets.make(data, model, seed=5)
+def test_data_fits_its_model_and_is_the_same_each_time(
+    data: dict[str, Any], model: dict[str, Any]
+) -> None:
+    dataset = datasets.make(data, model, seed=5)
+    again = datasets.make(data, model, seed=5)
     inputs, targets = next(datasets.Loader(dataset, 3))
     _, count = cross_entropy(models.make(**model)(inputs), targets)
     assert int(count) == targets.numel()
@@ -47,13 +64,18 @@ def test_data_fits_its_model_and_is_the_same_each_time(data: dict[str, Any], mod
 
 
 def test_random_data_depends_on_its_seed() -> None:
-    first, other = (datasets.make({"name": "random", "seq_len": 16}, GPT, seed=seed)[0][0] for seed in (0, 1))
+    first, other = (
+        datasets.make({"name": "random", "seq_len": 16}, GPT, seed=seed)[0][0] for seed in (0, 1)
+    )
     assert not torch.equal(first, other)
-    assert torch.equal(datasets.make({"name": "random", "seq_len": 16, "seed": 1}, GPT, seed=0)[0][0], other)
+    assert torch.equal(
+        datasets.make({"name": "random", "seq_len": 16, "seed": 1}, GPT, seed=0)[0][0], other
+    )
 
 
 def test_sections_may_be_objects() -> None:
-    data, model = SimpleNamespace(name="random", seq_len=7, seed=None), SimpleNamespace(**GPT)
+    data = SimpleNamespace(name="random", seq_len=7, seed=None)
+    model = SimpleNamespace(**GPT)
     assert datasets.make(data, model)[0][0].shape == (7,)
 
 
@@ -77,19 +99,29 @@ def test_sources_come_by_name_and_leave_out_tests_and_what_is_installed(tmp_path
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    assert [path.relative_to(tmp_path).as_posix() for path in sources(tmp_path)] == ["a.py", "z.py", "lib/l.py", "pack/b.py"]
+    assert [path.relative_to(tmp_path).as_posix() for path in sources(tmp_path)] == [
+        "a.py",
+        "z.py",
+        "lib/l.py",
+        "pack/b.py",
+    ]
 
 
 def test_windows_stand_side_by_side(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"abcde")
     (tmp_path / "b.txt").write_bytes(b"fghij")
-    windows = datasets.make({"name": "text", "files": [tmp_path / "a.txt", str(tmp_path / "b.txt")], "seq_len": 3}, GPT)
-    pairs = [tuple(bytes(part.tolist()) for part in windows[index]) for index in range(len(windows))]
+    windows = datasets.make(
+        {"name": "text", "files": [tmp_path / "a.txt", str(tmp_path / "b.txt")], "seq_len": 3}, GPT
+    )
+    pairs = [
+        tuple(bytes(part.tolist()) for part in windows[index]) for index in range(len(windows))
+    ]
     assert pairs == [(b"abc", b"bcd"), (b"def", b"efg"), (b"ghi", b"hij")]
 
 
 def test_files_that_cannot_serve_are_named(tmp_path: Path) -> None:
-    empty, short = tmp_path / "empty.txt", tmp_path / "short.txt"
+    empty = tmp_path / "empty.txt"
+    short = tmp_path / "short.txt"
     empty.touch()
     short.write_text("abc")
     for files, message in [
@@ -109,7 +141,11 @@ def test_files_that_cannot_serve_are_named(tmp_path: Path) -> None:
         ({"name": "stdlb"}, GPT, "there is no data 'stdlb'; did you mean 'stdlib'?"),
         ({}, GPT, "needs a name or python"),
         ({"name": "stdlib"}, GPT | {"vocab_size": 100}, "needs vocab_size = 256 or more, not 100"),
-        ({"name": "stdlib", "seq_len": 2000}, GPT, "seq_len = 2000 is not in 1 .. max_position_embeddings = 1024"),
+        (
+            {"name": "stdlib", "seq_len": 2000},
+            GPT,
+            "seq_len = 2000 is not in 1 .. max_position_embeddings = 1024",
+        ),
         ({"name": "stdlib"}, MLP, "'mlp' takes no text"),
         ({"name": "digits"}, GPT, "'gpt' takes tokens, not images"),
         ({"name": "digits"}, MLP | {"in_features": 63}, "in_features = 64 in [model], not 63"),
@@ -119,7 +155,9 @@ def test_files_that_cannot_serve_are_named(tmp_path: Path) -> None:
         ({"name": "random"}, {"python": "a:b"}, "needs a model by name"),
     ],
 )
-def test_what_does_not_fit_is_named(data: dict[str, Any], model: dict[str, Any], message: str) -> None:
+def test_what_does_not_fit_is_named(
+    data: dict[str, Any], model: dict[str, Any], message: str
+) -> None:
     with pytest.raises(DataError) as caught:
         datasets.make(data, model)
     assert message in str(caught.value)
@@ -152,14 +190,27 @@ def test_data_by_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_packed_text_knows_where_its_files_end(tmp_path: Path) -> None:
     for name, content in (("a", b"abcde"), ("b", b"fg"), ("c", b"hijklmnop")):
         (tmp_path / name).write_bytes(content)
-    data = {"name": "text", "files": [str(tmp_path / name) for name in "abc"], "seq_len": 5, "packed": True}
+    data = {
+        "name": "text",
+        "files": [str(tmp_path / name) for name in "abc"],
+        "seq_len": 5,
+        "packed": True,
+    }
     llama = {"name": "llama", "vocab_size": 256}
     (inputs, documents), labels = datasets.make(data, llama).batch(torch.arange(3))
     assert bytes(inputs.flatten().tolist()) == b"abcdefghijklmno"
     assert documents.tolist() == [[0, 0, 0, 0, 0], [1, 1, 2, 2, 2], [2, 2, 2, 2, 2]]
-    assert [bytes(max(label, 0) for label in row) for row in labels.tolist()] == [b"bcde\0", b"g\0ijk", b"lmnop"]
+    assert [bytes(max(label, 0) for label in row) for row in labels.tolist()] == [
+        b"bcde\0",
+        b"g\0ijk",
+        b"lmnop",
+    ]
     assert (labels == -100).sum() == 2
     (one, document), label = datasets.make(data, llama)[1]
-    assert torch.equal(one, inputs[1]) and torch.equal(document, documents[1]) and torch.equal(label, labels[1])
+    assert (
+        torch.equal(one, inputs[1])
+        and torch.equal(document, documents[1])
+        and torch.equal(label, labels[1])
+    )
     with pytest.raises(DataError, match="llama, not 'gpt'"):
         datasets.make(data, GPT)

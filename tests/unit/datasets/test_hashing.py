@@ -9,9 +9,12 @@ from plait.datasets.hashing import integers, mix, normals, seed_of, uniforms
 
 
 def test_splitmix64_gives_its_published_sequence() -> None:
-    """The first outputs of the reference generator with seed 1234567 are mix(seed + i), taken as unsigned."""
+    """The first outputs of the reference generator with seed 1234567 are mix(seed + i), taken as
+    unsigned.
+    """
     golden = 0x9E3779B97F4A7C15
-    # mix multiplies by the golden constant itself: undo it to feed the state that the reference would have.
+    # mix multiplies by the golden constant itself: undo it to feed the state that the reference
+    # would have.
     inverse = pow(golden, -1, 2**64)
     states = [(1234567 + golden * step) * inverse % 2**64 for step in (1, 2, 3)]
     signed = torch.tensor([state - 2**64 if state >= 2**63 else state for state in states])

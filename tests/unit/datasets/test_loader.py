@@ -1,4 +1,6 @@
-"""The loader's laws: the ranks' parts join to the global batch, and a stream goes on exactly under any number of ranks."""
+"""The loader's laws: the ranks' parts join to the global batch, and a stream goes on exactly under
+any number of ranks.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +42,19 @@ def assert_equal(left: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(num_samples=st.integers(1, 23), global_batch=st.integers(1, 9), dp_size=st.integers(1, 6))
-def test_parts_join_to_the_global_batch_and_differ_by_one_at_most(num_samples: int, global_batch: int, dp_size: int) -> None:
+def test_parts_join_to_the_global_batch_and_differ_by_one_at_most(
+    num_samples: int, global_batch: int, dp_size: int
+) -> None:
     data = Squares(num_samples)
     whole = take(7, data, global_batch, seed=3)
-    parts = [take(7, data, global_batch, seed=3, dp_size=dp_size, dp_rank=rank) for rank in range(dp_size)]
+    parts = [
+        take(7, data, global_batch, seed=3, dp_size=dp_size, dp_rank=rank)
+        for rank in range(dp_size)
+    ]
     for step, batch in enumerate(whole):
-        joined = tuple(torch.cat(column) for column in zip(*(part[step] for part in parts), strict=True))
+        joined = tuple(
+            torch.cat(column) for column in zip(*(part[step] for part in parts), strict=True)
+        )
         assert_equal(joined, batch)
         sizes = [len(part[step][0]) for part in parts]
         assert max(sizes) - min(sizes) <= 1
@@ -66,13 +75,17 @@ def test_resume_under_another_number_of_ranks_is_exact(cut: int, before: int, af
     for loader in resumed:
         loader.load_state_dict(states[0])
     for expected in whole[cut:]:
-        joined = tuple(torch.cat(column) for column in zip(*(next(loader) for loader in resumed), strict=True))
+        joined = tuple(
+            torch.cat(column) for column in zip(*(next(loader) for loader in resumed), strict=True)
+        )
         assert_equal(joined, expected)
 
 
 def test_an_epoch_has_every_sample_once_and_each_another_order() -> None:
     loader = Loader(Squares(10), 4)
-    epochs = [[int(i) for _ in range(loader.batches_per_epoch) for i in next(loader)[0]] for _ in range(3)]
+    epochs = [
+        [int(i) for _ in range(loader.batches_per_epoch) for i in next(loader)[0]] for _ in range(3)
+    ]
     assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 3
 
@@ -87,7 +100,10 @@ def test_the_order_is_the_seeds() -> None:
 def test_the_last_batch_is_short_and_an_empty_part_keeps_its_shape() -> None:
     sizes = [len(inputs) for inputs, _ in take(4, Squares(10), 4)]
     assert sizes == [4, 4, 2, 4]
-    for data, shapes in [(Squares(5), ((0, 1), (0,))), (RandomTokens(6, 9, num_samples=5), ((0, 6), (0, 6)))]:
+    for data, shapes in [
+        (Squares(5), ((0, 1), (0,))),
+        (RandomTokens(6, 9, num_samples=5), ((0, 6), (0, 6))),
+    ]:
         empty = take(2, data, 4, dp_size=3, dp_rank=0)[1]
         full = take(1, data, 4)[0]
         assert tuple(part.shape for part in empty) == shapes
@@ -123,7 +139,9 @@ def test_errors() -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(num_samples=st.integers(1, 23), global_batch=st.integers(1, 9), skipped=st.integers(0, 12))
-def test_skipping_is_taking_without_looking(num_samples: int, global_batch: int, skipped: int) -> None:
+def test_skipping_is_taking_without_looking(
+    num_samples: int, global_batch: int, skipped: int
+) -> None:
     data = Squares(num_samples)
     late = Loader(data, global_batch, dp_size=2, dp_rank=1, seed=5)
     late.skip(skipped)

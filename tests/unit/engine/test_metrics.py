@@ -14,7 +14,9 @@ from plait.engine.metrics import MetricsFile, Tally, summary
 from plait.trace import Timeline
 
 
-def done(step: int, loss: float = 2.0, seconds: float = 0.5, tokens: int = 100, sent_bytes: int = 0) -> StepDone:
+def done(
+    step: int, loss: float = 2.0, seconds: float = 0.5, tokens: int = 100, sent_bytes: int = 0
+) -> StepDone:
     ledger = Ledger()
     if sent_bytes:
         ledger.add("dp", "all_reduce", sent_bytes)
@@ -22,7 +24,13 @@ def done(step: int, loss: float = 2.0, seconds: float = 0.5, tokens: int = 100, 
     with timeline.span("forward", "F"):
         pass
     result: Any = SimpleNamespace(
-        loss=loss, grad_norm=1.0, tokens=tokens, ledger=ledger, timeline=timeline, details={}, load=None
+        loss=loss,
+        grad_norm=1.0,
+        tokens=tokens,
+        ledger=ledger,
+        timeline=timeline,
+        details={},
+        load=None,
     )
     return StepDone(step, seconds, result)
 
@@ -31,7 +39,9 @@ def test_each_step_is_a_line(tmp_path: Path) -> None:
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
     for step in (1, 2):
         metrics.on_step(done(step))
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]  # before on_end
+    lines = [
+        json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
+    ]  # before on_end
     assert lines[1] == {"step": 2, "loss": 2.0, "grad_norm": 1.0, "tokens": 100, "seconds": 0.5}
     metrics.on_end()
 

@@ -1,4 +1,6 @@
-"""Dispatch and combine are inverses, send exactly the rows that move, and pass gradients back the way they came."""
+"""Dispatch and combine are inverses, send exactly the rows that move, and pass gradients back the
+way they came.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,16 @@ def test_there_and_back(case: str, size: int) -> None:
     counts = CASES[case]
 
     def rank(world: Any) -> tuple[int, int]:
-        axis, own = world.axis("ep"), torch.tensor(counts[world.rank])
+        axis = world.axis("ep")
+        own = torch.tensor(counts[world.rank])
         experts = torch.arange(4).repeat_interleave(own)
         rows = torch.stack(
-            [experts.double(), torch.full_like(experts, world.rank).double(), torch.rand(len(experts)).double()], 1
+            [
+                experts.double(),
+                torch.full_like(experts, world.rank).double(),
+                torch.rand(len(experts)).double(),
+            ],
+            1,
         )
         rows = rows.requires_grad_()
         trip = ExpertExchange(axis).dispatch(rows, own)
@@ -40,7 +48,9 @@ def test_there_and_back(case: str, size: int) -> None:
         each = 4 // size
         mine = range(axis.rank * each, (axis.rank + 1) * each)
         assert number == [sum(counts[r][e] for r in range(size)) for e in mine]
-        assert here[:, 0].tolist() == [e for e, n in zip(mine, number, strict=True) for _ in range(n)]
+        assert here[:, 0].tolist() == [
+            e for e, n in zip(mine, number, strict=True) for _ in range(n)
+        ]
         back = trip.combine(here * 2)
         assert torch.equal(back, rows * 2)
         (back * back).sum().backward()
@@ -76,15 +86,22 @@ def test_there_and_back_between_nodes_and_by_slot(layout: str, by_node: bool) ->
     copies = [sum(slot == e for rank in slots for slot in rank) for e in range(8)]
 
     def rank(world: Any) -> tuple[list[int], dict[str, int]]:
-        axis, own = world.axis("ep"), counts[world.rank]
+        axis = world.axis("ep")
+        own = counts[world.rank]
         experts = torch.arange(8).repeat_interleave(own)
-        rows = torch.stack([experts.double(), torch.rand(len(experts), dtype=torch.float64)], 1).requires_grad_()
-        roads = Roads(axis, world.axis("ep_local"), world.axis("ep_nodes")) if by_node else Roads(axis)
+        rows = torch.stack(
+            [experts.double(), torch.rand(len(experts), dtype=torch.float64)], 1
+        ).requires_grad_()
+        roads = (
+            Roads(axis, world.axis("ep_local"), world.axis("ep_nodes")) if by_node else Roads(axis)
+        )
         exchange = ExpertExchange(roads)
         exchange.place(None if layout == "at home" else Layout(slots))
         trip = exchange.dispatch(rows, own)
         here, number = trip.arrive()
-        assert here[:, 0].tolist() == [e for e, n in zip(slots[world.rank], number, strict=True) for _ in range(n)]
+        assert here[:, 0].tolist() == [
+            e for e, n in zip(slots[world.rank], number, strict=True) for _ in range(n)
+        ]
         back = trip.combine(here * 2)
         assert torch.equal(back, rows * 2)
         (back * back).sum().backward()
@@ -96,14 +113,18 @@ def test_there_and_back_between_nodes_and_by_slot(layout: str, by_node: bool) ->
     for held, (number, _) in zip(slots, found, strict=True):
         for expert, n in zip(held, number, strict=True):
             taken[expert] += n
-            assert abs(n - float(counts[:, expert].sum()) / copies[expert]) <= 4  # each of 4 ranks rounds once
+            assert (
+                abs(n - float(counts[:, expert].sum()) / copies[expert]) <= 4
+            )  # each of 4 ranks rounds once
     assert taken == counts.sum(0).tolist()
     for _, sent in found:
         assert (sent["ep"] == 0) == by_node and (sent["ep_nodes"] > 0) == by_node
 
 
 def test_two_hops_send_what_the_formula_says() -> None:
-    """Inside: rows for another place in a node; across: rows met for another node. Twice each way, and the counts."""
+    """Inside: rows for another place in a node; across: rows met for another node. Twice each way,
+    and the counts.
+    """
     counts = torch.randint(0, 5, (4, 8), generator=torch.Generator().manual_seed(1))
     to_rank = counts.view(4, 4, 2).sum(-1)  # [from, to]
 

@@ -12,7 +12,10 @@ from plait.expert.placement import in_order, place
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize(("num_experts", "num_ranks", "num_slots", "num_nodes"), [(8, 4, 8, 1), (8, 4, 12, 1), (16, 8, 24, 2)])
+@pytest.mark.parametrize(
+    ("num_experts", "num_ranks", "num_slots", "num_nodes"),
+    [(8, 4, 8, 1), (8, 4, 12, 1), (16, 8, 24, 2)],
+)
 def test_every_expert_has_a_place_and_hot_ones_several(
     num_experts: int, num_ranks: int, num_slots: int, num_nodes: int, seed: int
 ) -> None:
@@ -36,7 +39,8 @@ def test_replication_flattens_one_hot_expert() -> None:
 def test_packing_is_close_to_the_best_of_all() -> None:
     load = [9.0, 7, 6, 5, 4, 2]
     best = min(
-        max(sum(load[i] for i in half), sum(load) - sum(load[i] for i in half)) for half in itertools.combinations(range(6), 3)
+        max(sum(load[i] for i in half), sum(load) - sum(load[i] for i in half))
+        for half in itertools.combinations(range(6), 3)
     )
     assert max(place(load, 2).rank_loads(load)) <= best * 7 / 6  # Graham's bound for two machines
 
@@ -59,7 +63,9 @@ def test_what_is_balanced_already_stays_at_home() -> None:
     assert place([1.0] * 8, 4).imbalance([1.0] * 8) == 1.0
     load = [5.0, 1, 1, 5, 5, 1, 1, 5]  # contiguous pairs are even
     moved = sum(
-        expert not in home for home, rank in zip(in_order(8, 4).experts, place(load, 4).experts, strict=True) for expert in rank
+        expert not in home
+        for home, rank in zip(in_order(8, 4).experts, place(load, 4).experts, strict=True)
+        for expert in rank
     )
     assert moved <= 4
 

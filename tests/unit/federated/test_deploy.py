@@ -1,4 +1,6 @@
-"""What `--deploy` writes, without running it: who gets which secret, and that no script speaks to anybody else."""
+"""What `--deploy` writes, without running it: who gets which secret, and that no script speaks to
+anybody else.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,20 @@ from plait.errors import RunError
 from plait.federated import deploy
 
 CONFIG = {
-    "model": {"name": "mlp", "in_features": 64, "hidden_size": 8, "num_hidden_layers": 1, "out_features": 10},
+    "model": {
+        "name": "mlp",
+        "in_features": 64,
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "out_features": 10,
+    },
     "data": {"name": "digits"},
     "federated": {"clients": 2},
 }
 
-pytestmark = pytest.mark.skipif(not all(map(shutil.which, ("openssl", "ssh-keygen"))), reason="needs openssl and ssh-keygen")
+pytestmark = pytest.mark.skipif(
+    not all(map(shutil.which, ("openssl", "ssh-keygen"))), reason="needs openssl and ssh-keygen"
+)
 
 
 def test_scripts_are_silent_and_keys_stay_where_they_belong(tmp_path: Path) -> None:
@@ -30,8 +40,13 @@ def test_scripts_are_silent_and_keys_stay_where_they_belong(tmp_path: Path) -> N
         text = script.read_text()
         assert "export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 " in text
         assert "--insecure" not in text
-    kept = {str(path.relative_to(tmp_path / "d")): path.stat().st_mode & 0o077 for path in (tmp_path / "d").rglob("*key")}
-    assert kept == dict.fromkeys(["authority/ca.key", "server/server.key", "client-0/key", "client-1/key"], 0)
+    kept = {
+        str(path.relative_to(tmp_path / "d")): path.stat().st_mode & 0o077
+        for path in (tmp_path / "d").rglob("*key")
+    }
+    assert kept == dict.fromkeys(
+        ["authority/ca.key", "server/server.key", "client-0/key", "client-1/key"], 0
+    )
     assert not list((tmp_path / "d" / "client-0").glob("ca.key"))
     with pytest.raises(RunError, match="is not empty"):
         deploy.write(load(CONFIG, []), tmp_path / "d", "127.0.0.1", 9092)

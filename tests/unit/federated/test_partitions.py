@@ -12,8 +12,15 @@ LABELS = [index % 10 for index in range(500)]
 
 
 @settings(deadline=None)
-@given(st.sampled_from(sorted(PARTITIONS)), st.integers(1, 20), st.integers(0, 99), st.sampled_from([0.1, 0.5, 2.0]))
-def test_every_sample_has_one_owner_and_every_client_a_sample(name: str, clients: int, seed: int, parameter: float) -> None:
+@given(
+    st.sampled_from(sorted(PARTITIONS)),
+    st.integers(1, 20),
+    st.integers(0, 99),
+    st.sampled_from([0.1, 0.5, 2.0]),
+)
+def test_every_sample_has_one_owner_and_every_client_a_sample(
+    name: str, clients: int, seed: int, parameter: float
+) -> None:
     parts = partition(name, LABELS, clients, seed, parameter)
     assert sorted(index for part in parts for index in part) == list(range(500))
     assert len(parts) == clients and all(parts)

@@ -24,21 +24,33 @@ def test_without_sampling_it_is_the_gaussian_mechanism() -> None:
 
 
 def direct(rate: float, multiplier: float, order: int) -> float:
-    """The divergence by numerical integration of its definition, E_{x ~ N(0, z^2)} (density ratio)^order."""
+    """The divergence by numerical integration of its definition, E_{x ~ N(0, z^2)} (density
+    ratio)^order.
+    """
     x = torch.linspace(-40, 40, 400_001, dtype=torch.float64)
     base = torch.exp(-x.square() / (2 * multiplier**2)) / math.sqrt(2 * math.pi * multiplier**2)
-    shifted = torch.exp(-(x - 1).square() / (2 * multiplier**2)) / math.sqrt(2 * math.pi * multiplier**2)
+    shifted = torch.exp(-(x - 1).square() / (2 * multiplier**2)) / math.sqrt(
+        2 * math.pi * multiplier**2
+    )
     ratio = (1 - rate) + rate * shifted / base.clamp(min=1e-300)
-    return math.log(float(torch.trapezoid(torch.where(base > 1e-250, base * ratio**order, 0.0), x))) / (order - 1)
+    return math.log(
+        float(torch.trapezoid(torch.where(base > 1e-250, base * ratio**order, 0.0), x))
+    ) / (order - 1)
 
 
-@pytest.mark.parametrize(("rate", "multiplier", "order"), [(0.1, 1.0, 3), (0.5, 2.0, 8), (0.01, 1.1, 5)])
+@pytest.mark.parametrize(
+    ("rate", "multiplier", "order"), [(0.1, 1.0, 3), (0.5, 2.0, 8), (0.01, 1.1, 5)]
+)
 def test_the_formula_is_the_integral(rate: float, multiplier: float, order: int) -> None:
-    assert renyi(rate, multiplier, order) == pytest.approx(direct(rate, multiplier, order), rel=1e-6)
+    assert renyi(rate, multiplier, order) == pytest.approx(
+        direct(rate, multiplier, order), rel=1e-6
+    )
 
 
 def test_epsilon_of_a_published_setting() -> None:
-    """Abadi et al. 2016, section 3.2 and figure 2: q = 0.01, z = 4, 10,000 steps, delta 1e-5 give epsilon 1.26."""
+    """Abadi et al. 2016, section 3.2 and figure 2: q = 0.01, z = 4, 10,000 steps, delta 1e-5 give
+    epsilon 1.26.
+    """
     assert Accountant(0.01, 4.0).epsilon(10_000, 1e-5) == pytest.approx(1.1, abs=0.17)
 
 

@@ -9,13 +9,23 @@ import torch
 
 from plait.errors import RunError
 from plait.federated import secure
-from plait.federated.secure import PRIME, SecureClient, agree, expand, join_secret, secure_sum, split_secret
+from plait.federated.secure import (
+    PRIME,
+    SecureClient,
+    agree,
+    expand,
+    join_secret,
+    secure_sum,
+    split_secret,
+)
 
 
 def is_probable_prime(number: int) -> bool:
-    odd, twos = number - 1, 0
+    odd = number - 1
+    twos = 0
     while odd % 2 == 0:
-        odd, twos = odd // 2, twos + 1
+        odd = odd // 2
+        twos = twos + 1
     for base in (2, 3, 5):
         power = pow(base, odd, number)
         if power in (1, number - 1):
@@ -43,13 +53,19 @@ def test_secrets_need_the_threshold() -> None:
 
 def vectors(count: int, numel: int = 300) -> dict[int, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return {client: torch.randint(-(2**40), 2**40, (numel,), generator=generator) for client in range(count)}
+    return {
+        client: torch.randint(-(2**40), 2**40, (numel,), generator=generator)
+        for client in range(count)
+    }
 
 
 @pytest.mark.parametrize("silent", [(), (1, 3)])
 def test_the_sum_is_exact_though_clients_drop_out(silent: tuple[int, ...]) -> None:
     given = vectors(5)
-    expected = sum((vector for client, vector in given.items() if client not in silent), torch.zeros(300, dtype=torch.int64))
+    expected = sum(
+        (vector for client, vector in given.items() if client not in silent),
+        torch.zeros(300, dtype=torch.int64),
+    )
     assert torch.equal(secure_sum(given, silent), expected)
 
 
@@ -59,11 +75,15 @@ def test_too_few_survivors_keep_the_secret() -> None:
 
 
 def test_a_single_update_looks_uniform_to_the_server() -> None:
-    """A vector of zeros, masked: all bytes are equally likely (chi-square of 255 degrees, 8 standard deviations)."""
+    """A vector of zeros, masked: all bytes are equally likely (chi-square of 255 degrees, 8
+    standard deviations).
+    """
     clients = [SecureClient(number) for number in range(2)]
     keys = {client.client: client.advertise() for client in clients}
     boxes = [client.share(keys, 2) for client in clients]
-    masked = clients[0].mask(torch.zeros(20_000, dtype=torch.int64), {1: boxes[1][0], 0: boxes[0][0]})
+    masked = clients[0].mask(
+        torch.zeros(20_000, dtype=torch.int64), {1: boxes[1][0], 0: boxes[0][0]}
+    )
     counts = torch.bincount(masked.view(torch.uint8).long(), minlength=256).double()
     expected = counts.sum() / 256
     chi_square = float(((counts - expected) ** 2 / expected).sum())
@@ -75,7 +95,10 @@ def test_masks_cancel_only_together() -> None:
     keys = {client.client: client.advertise() for client in clients}
     boxes = [client.share(keys, 2) for client in clients]
     zeros = torch.zeros(10, dtype=torch.int64)
-    masked = [client.mask(zeros, {source: boxes[source][client.client] for source in range(3)}) for client in clients]
+    masked = [
+        client.mask(zeros, {source: boxes[source][client.client] for source in range(3)})
+        for client in clients
+    ]
     assert all(bool(vector.any()) for vector in masked)
     assert bool((masked[0] + masked[1]).any())
 
@@ -99,4 +122,6 @@ def test_keys_outside_the_group_are_refused() -> None:
 def test_fixed_point_round_trips() -> None:
     values = torch.randn(100, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     assert (secure.from_fixed(secure.to_fixed(values)) - values).abs().max() <= 2**-25
-    assert torch.equal(expand(b"a", 5), expand(b"a", 5)) and not torch.equal(expand(b"a", 5), expand(b"b", 5))
+    assert torch.equal(expand(b"a", 5), expand(b"a", 5)) and not torch.equal(
+        expand(b"a", 5), expand(b"b", 5)
+    )

@@ -13,13 +13,19 @@ from plait.federated.strategies import Settings, make
 WEIGHTS = torch.tensor([1.0, -2.0, 3.0])
 
 
-def replies(changes: Sequence[Sequence[float]], examples: Sequence[int] | None = None) -> list[Reply]:
+def replies(
+    changes: Sequence[Sequence[float]], examples: Sequence[int] | None = None
+) -> list[Reply]:
     counts = examples or [1] * len(changes)
-    return [Reply(i, 1, n, torch.tensor(c)) for i, (c, n) in enumerate(zip(changes, counts, strict=True))]
+    return [
+        Reply(i, 1, n, torch.tensor(c))
+        for i, (c, n) in enumerate(zip(changes, counts, strict=True))
+    ]
 
 
 def step(name: str, given: list[Reply], times: int = 1, **settings: float) -> Tensor:
-    strategy, weights = make(name, Settings(**settings)), WEIGHTS  # type: ignore[arg-type]
+    strategy = make(name, Settings(**settings))
+    weights = WEIGHTS  # type: ignore[arg-type]
     for _ in range(times):
         weights = strategy.apply(weights, strategy.combine(given))
     return weights
@@ -28,19 +34,31 @@ def step(name: str, given: list[Reply], times: int = 1, **settings: float) -> Te
 def test_fedavg_weighs_by_examples_in_any_order_of_arrival() -> None:
     given = replies([[1.0, 0, 0], [4.0, 3, 0]], [3, 1])
     expected = WEIGHTS + torch.tensor([1.75, 0.75, 0])
-    assert torch.equal(step("fedavg", given), expected) and torch.equal(step("fedavg", given[::-1]), expected)
+    assert torch.equal(step("fedavg", given), expected) and torch.equal(
+        step("fedavg", given[::-1]), expected
+    )
 
 
 def test_fedavgm() -> None:
     given = replies([[1.0, 0, 0]])
-    assert torch.allclose(step("fedavgm", given, 2, momentum=0.5), WEIGHTS + torch.tensor([1.0 + 1.5, 0, 0]))
+    assert torch.allclose(
+        step("fedavgm", given, 2, momentum=0.5), WEIGHTS + torch.tensor([1.0 + 1.5, 0, 0])
+    )
 
 
 @pytest.mark.parametrize("name", ["fedadam", "fedyogi"])
 def test_adaptive_rules_by_hand(name: str) -> None:
-    lr, tau, b1, b2, d = 0.1, 0.01, 0.9, 0.99, 0.5
+    lr = 0.1
+    tau = 0.01
+    b1 = 0.9
+    b2 = 0.99
+    d = 0.5
     second = tau**2
-    second = b2 * second + (1 - b2) * d * d if name == "fedadam" else second - (1 - b2) * d * d * (1 if second > d * d else -1)
+    second = (
+        b2 * second + (1 - b2) * d * d
+        if name == "fedadam"
+        else second - (1 - b2) * d * d * (1 if second > d * d else -1)
+    )
     expected = 1.0 + lr * (1 - b1) * d / (second**0.5 + tau)
     assert step(name, replies([[d, 0, 0]]), lr=lr, tau=tau)[0].item() == pytest.approx(expected)
 
@@ -72,7 +90,12 @@ def test_scaffold_moves_its_control_by_the_share_that_took_part() -> None:
     strategy = make("scaffold", Settings(num_clients=4))
     strategy.extra(WEIGHTS)
     one = torch.ones(3)
-    strategy.note([Reply(0, 1, 9, one, extra={"control": one}), Reply(1, 1, 1, one, extra={"control": 3 * one})])
+    strategy.note(
+        [
+            Reply(0, 1, 9, one, extra={"control": one}),
+            Reply(1, 1, 1, one, extra={"control": 3 * one}),
+        ]
+    )
     assert torch.equal(strategy.extra(WEIGHTS)["control"], one)
 
 

@@ -1,4 +1,6 @@
-"""Whose word counts on what the C library does with freed memory; that a rank keeps it: see tests/fault/test_launch.py."""
+"""Whose word counts on what the C library does with freed memory; that a rank keeps it: see
+tests/fault/test_launch.py.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,9 @@ def _caught(error: BaseException) -> BaseException:
 
 
 @pytest.mark.parametrize("kind", [errors.PlanError, errors.NonFiniteLoss, errors.CheckpointError])
-def test_an_error_of_the_tree_keeps_its_class_message_and_exit_code(kind: type[errors.PlaitError], tmp_path: Path) -> None:
+def test_an_error_of_the_tree_keeps_its_class_message_and_exit_code(
+    kind: type[errors.PlaitError], tmp_path: Path
+) -> None:
     Failure.of(_caught(kind("3 layers on 4 stages")), rank=2).write(tmp_path)
     error = read_failures(tmp_path)[0].as_error()
     assert type(error) is kind

@@ -9,7 +9,13 @@ import pytest
 from plait.errors import PlaitError, WorldSizeError
 from plait.launcher import JoinedWorld, joined_world, launch
 
-TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "29500",
+}
 
 
 def test_a_world_is_joined_by_torchruns_variables() -> None:
@@ -18,10 +24,14 @@ def test_a_world_is_joined_by_torchruns_variables() -> None:
 
 @pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
 def test_no_world_is_joined_when_a_variable_lacks(missing: str) -> None:
-    assert joined_world({name: value for name, value in TORCHRUN.items() if name != missing}) is None
+    assert (
+        joined_world({name: value for name, value in TORCHRUN.items() if name != missing}) is None
+    )
 
 
-def test_inside_a_world_main_runs_here_and_its_result_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inside_a_world_main_runs_here_and_its_result_is_the_only_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
     assert launch(os.getpid) == [os.getpid()]
@@ -31,7 +41,9 @@ def test_inside_a_world_main_runs_here_and_its_result_is_the_only_one(monkeypatc
 def test_inside_a_world_another_number_of_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(WorldSizeError, match="2 ranks are asked for, but this process is rank 3 of a world of 4"):
+    with pytest.raises(
+        WorldSizeError, match="2 ranks are asked for, but this process is rank 3 of a world of 4"
+    ):
         launch(os.getpid, nproc=2)
 
 

@@ -79,12 +79,17 @@ def test_experts_borrow_the_inner_part_of_dp_x_cp():
 def test_mesh_of_a_plan():
     def plan(mode, size, q, depth=1):
         tp = SimpleNamespace(size=size, mode=mode, q=q, depth=depth)
-        dp, one = SimpleNamespace(size=4, replicate=2), SimpleNamespace(size=1)
+        dp = SimpleNamespace(size=4, replicate=2)
+        one = SimpleNamespace(size=1)
         return SimpleNamespace(pp=one, dp=dp, cp=one, tp=tp, ep=2)
 
     assert Mesh.of(plan("1d", 3, 3)) == Mesh(dp=4, tp=3, ep=2, dp_replicate=2)
     assert Mesh.of(plan("2d", 4, 2)).tp_parts == (("tp_row", 2), ("tp_col", 2))
-    assert Mesh.of(plan("2.5d", 12, 2, 3)).tp_parts == (("tp_depth", 3), ("tp_row", 2), ("tp_col", 2))
+    assert Mesh.of(plan("2.5d", 12, 2, 3)).tp_parts == (
+        ("tp_depth", 3),
+        ("tp_row", 2),
+        ("tp_col", 2),
+    )
     assert Mesh.of(plan("3d", 8, 2)).tp_parts == (("tp_i", 2), ("tp_j", 2), ("tp_l", 2))
 
 
@@ -117,5 +122,10 @@ def test_experts_span_nodes_where_a_line_has_several_ranks_of_several():
     assert spanning.line(5, "ep") == (4, 5, 6, 7)
     assert spanning.line(5, "ep_local") == (4, 5) and spanning.line(5, "ep_nodes") == (5, 7)
     assert Mesh(dp=4, tp=2, ep=4, node=4).line(3, "ep_local") == (1, 3)
-    for mesh in (Mesh(dp=8, ep=4), Mesh(dp=8, ep=4, node=4), Mesh(dp=8, ep=4, node=1), Mesh(dp=6, ep=6, node=4)):
+    for mesh in (
+        Mesh(dp=8, ep=4),
+        Mesh(dp=8, ep=4, node=4),
+        Mesh(dp=8, ep=4, node=1),
+        Mesh(dp=6, ep=6, node=4),
+    ):
         assert not mesh.experts_span_nodes

@@ -20,12 +20,16 @@ from plait.models.permute import add_up, inverse, permute, to_rows
 from plait.models.routing import Router, RouterSettings, best_first, place_in_group
 from plait.products import Products, operations
 
-D, E, K = 6, 4, 2
+D = 6
+E = 4
+K = 2
 
 
 def router(**keys: Any) -> Router:
     torch.manual_seed(0)
-    made = Router(D, RouterSettings(**{"num_experts": E, "num_chosen": K, **keys}), std=0.7).double()
+    made = Router(
+        D, RouterSettings(**{"num_experts": E, "num_chosen": K, **keys}), std=0.7
+    ).double()
     if made.noise_weight is not None:
         torch.nn.init.normal_(made.noise_weight)
     return made
@@ -37,16 +41,26 @@ def mixture(**keys: Any) -> MixtureOfExperts:
 
 
 def tokens(num_samples: int = 3, num_positions: int = 8) -> Tensor:
-    return torch.randn(num_samples, num_positions, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    return torch.randn(
+        num_samples,
+        num_positions,
+        D,
+        dtype=torch.float64,
+        generator=torch.Generator().manual_seed(1),
+    )
 
 
 def by_loop(layer: MixtureOfExperts, x: Tensor) -> Tensor:
     """The layer, pair by pair."""
     torch.manual_seed(2)
-    routing, flat, experts = layer.router(x), x.flatten(0, 1), layer.experts
+    routing = layer.router(x)
+    flat = x.flatten(0, 1)
+    experts = layer.experts
     out = torch.zeros_like(flat)
     for token, expert, weight in zip(routing.token, routing.expert, routing.weight, strict=True):
-        hidden = torch.nn.functional.silu(experts.gate[expert] @ flat[token]) * (experts.up[expert] @ flat[token])
+        hidden = torch.nn.functional.silu(experts.gate[expert] @ flat[token]) * (
+            experts.up[expert] @ flat[token]
+        )
         out[token] += weight * (experts.down[expert] @ hidden)
     return out.view_as(x)
 
@@ -56,7 +70,12 @@ ROUTERS: dict[str, dict[str, Any]] = {
     "not normalised": {"normalise": False, "scale": 2.5},
     "sigmoid": {"scoring": "sigmoid"},
     "groups": {"method": "group_limited_greedy", "num_groups": 2},
-    "groups, bias": {"method": "noaux_tc", "scoring": "sigmoid", "num_groups": 2, "bias_speed": 0.1},
+    "groups, bias": {
+        "method": "noaux_tc",
+        "scoring": "sigmoid",
+        "num_groups": 2,
+        "bias_speed": 0.1,
+    },
     "noisy": {"method": "noisy"},
     "expert choice": {"method": "expert_choice"},
     "expert choice, half": {"method": "expert_choice", "capacity_factor": 0.5},
@@ -70,12 +89,15 @@ ROUTERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", ROUTERS)
 def test_the_layer_equals_a_loop_over_pairs(name: str) -> None:
-    layer, x = mixture(**ROUTERS[name]), tokens()
+    layer = mixture(**ROUTERS[name])
+    x = tokens()
     torch.manual_seed(2)
     out = layer(x)
     torch.testing.assert_close(out, by_loop(layer, x), rtol=1e-12, atol=1e-12)
     grads = torch.autograd.grad(out.square().sum(), list(layer.parameters()), allow_unused=True)
-    expected = torch.autograd.grad(by_loop(layer, x).square().sum(), list(layer.parameters()), allow_unused=True)
+    expected = torch.autograd.grad(
+        by_loop(layer, x).square().sum(), list(layer.parameters()), allow_unused=True
+    )
     for grad, other in zip(grads, expected, strict=True):
         torch.testing.assert_close(grad, other, rtol=1e-10, atol=1e-12)
 
@@ -83,13 +105,15 @@ def test_the_layer_equals_a_loop_over_pairs(name: str) -> None:
 @pytest.mark.parametrize("num_positions", [1, 2, 3])
 @pytest.mark.parametrize("name", ROUTERS)
 def test_fewer_tokens_than_experts(name: str, num_positions: int) -> None:
-    layer, x = mixture(**ROUTERS[name]), tokens(1, num_positions)
+    layer = mixture(**ROUTERS[name])
+    x = tokens(1, num_positions)
     torch.manual_seed(2)
     torch.testing.assert_close(layer(x), by_loop(layer, x), rtol=1e-12, atol=1e-12)
 
 
 def test_an_expert_that_gets_nothing_and_one_that_gets_everything() -> None:
-    layer, x = mixture(num_chosen=1), tokens().abs()
+    layer = mixture(num_chosen=1)
+    x = tokens().abs()
     with torch.no_grad():
         layer.router.weight[:] = -1.0
         layer.router.weight[2] = 1.0
@@ -103,9 +127,11 @@ def test_an_expert_that_gets_nothing_and_one_that_gets_everything() -> None:
 
 @pytest.mark.parametrize("drop_by", ["score", "position"])
 def test_overflow_is_dropped_counted_and_adds_nothing(drop_by: str) -> None:
-    made, x = router(capacity_factor=0.5, drop_by=drop_by), tokens()
+    made = router(capacity_factor=0.5, drop_by=drop_by)
+    x = tokens()
     capacity = math.ceil(0.5 * K * 8 / E)
-    routing, free = made(x), router()(x)
+    routing = made(x)
+    free = router()(x)
     scores = (x @ made.weight.t()).softmax(-1).flatten(0, 1).detach()
     kept = {(int(t), int(e)) for t, e in zip(routing.token, routing.expert, strict=True)}
     pairs = [(int(t), int(e)) for t, e in zip(free.token, free.expert, strict=True)]
@@ -126,10 +152,16 @@ def test_scores_that_differ_by_rounding_alone_are_taken_in_order(dtype: torch.dt
     assert best_first(scores.flip(0)[None])[0].tolist() == [1, 3, 0, 2, 4]
 
 
-@pytest.mark.parametrize("keys", [{"method": "expert_choice"}, {"capacity_factor": 0.5}], ids=["expert choice", "capacity"])
+@pytest.mark.parametrize(
+    "keys",
+    [{"method": "expert_choice"}, {"capacity_factor": 0.5}],
+    ids=["expert choice", "capacity"],
+)
 def test_of_tokens_that_are_equal_the_first_is_taken(keys: dict[str, Any]) -> None:
     one = tokens(1, 1)
-    aside = 1 + torch.finfo(one.dtype).eps * torch.tensor([0, 3, -1, 2, 0, 1, 4, -2], dtype=one.dtype)
+    aside = 1 + torch.finfo(one.dtype).eps * torch.tensor(
+        [0, 3, -1, 2, 0, 1, 4, -2], dtype=one.dtype
+    )
     routing = router(**keys)(one * aside[None, :, None])
     for expert in routing.expert.unique():
         mine = routing.token[routing.expert == expert]
@@ -162,16 +194,21 @@ def test_gathers_have_the_gradients_of_indexing() -> None:
     x, rows = (torch.randn(n, D, dtype=torch.float64, requires_grad=True) for n in (3, 6))
     weight = torch.rand(3, 2, dtype=torch.float64, requires_grad=True)
     back = inverse(order)
-    assert torch.equal(to_rows(x, order, back), x[order // 2]) and torch.equal(permute(rows, order), rows[order])
+    assert torch.equal(to_rows(x, order, back), x[order // 2]) and torch.equal(
+        permute(rows, order), rows[order]
+    )
     pairs = rows[back].view(3, 2, D) * weight[..., None]
     torch.testing.assert_close(add_up(rows, weight, order, back), pairs.sum(1))
     assert torch.autograd.gradcheck(lambda x: to_rows(x, order, back), (x,))
     assert torch.autograd.gradcheck(lambda rows: permute(rows, order), (rows,))
-    assert torch.autograd.gradcheck(lambda rows, weight: add_up(rows, weight, order, back), (rows, weight))
+    assert torch.autograd.gradcheck(
+        lambda rows, weight: add_up(rows, weight, order, back), (rows, weight)
+    )
 
 
 def test_groups_limit_the_experts() -> None:
-    made, x = router(method="group_limited_greedy", num_groups=2), tokens()
+    made = router(method="group_limited_greedy", num_groups=2)
+    x = tokens()
     chosen = made(x).expert.view(-1, K)
     assert torch.equal(chosen[:, 0] // 2, chosen[:, 1] // 2)
     best = (x @ made.weight.t()).flatten(0, 1).argmax(-1)
@@ -179,7 +216,8 @@ def test_groups_limit_the_experts() -> None:
 
 
 def test_the_bias_chooses_and_does_not_weigh() -> None:
-    made, x = router(bias_speed=0.1, num_chosen=1, normalise=False), tokens()
+    made = router(bias_speed=0.1, num_chosen=1, normalise=False)
+    x = tokens()
     assert made.bias is not None
     made.bias[:] = torch.tensor([0.0, 0.0, 0.0, 9.0])
     routing = made(x)
@@ -191,7 +229,8 @@ def test_the_bias_chooses_and_does_not_weigh() -> None:
 
 
 def test_balance_loss_is_one_when_balanced_and_grows_with_skew() -> None:
-    made, x = router(balance_coef=1.0), tokens()
+    made = router(balance_coef=1.0)
+    x = tokens()
     with torch.no_grad():
         made.weight.zero_()
     made(x)
@@ -206,11 +245,15 @@ def test_balance_loss_is_one_when_balanced_and_grows_with_skew() -> None:
 
 
 def test_auxiliary_losses_equal_their_formulae() -> None:
-    made, x = router(balance_coef=0.3, z_coef=0.2), tokens()
+    made = router(balance_coef=0.3, z_coef=0.2)
+    x = tokens()
     chosen = made(x).expert
     logits = x @ made.weight.t()
     share = torch.bincount(chosen, minlength=E) / len(chosen)
-    expected = 0.3 * E * (share * logits.softmax(-1).mean((0, 1))).sum() + 0.2 * logits.logsumexp(-1).square().mean()
+    expected = (
+        0.3 * E * (share * logits.softmax(-1).mean((0, 1))).sum()
+        + 0.2 * logits.logsumexp(-1).square().mean()
+    )
     torch.testing.assert_close(made.auxiliary, expected)
     by_sequence = router(balance_coef=0.3, balance_per_sequence=True)
     by_sequence(x)
@@ -224,17 +267,24 @@ def test_auxiliary_losses_equal_their_formulae() -> None:
 
 def test_nothing_is_counted_in_evaluation() -> None:
     made = router(balance_coef=1.0, z_coef=1.0, method="noisy").eval()
-    first, again = made(tokens()), made(tokens())
+    first = made(tokens())
+    again = made(tokens())
     assert made.load is None and made.auxiliary is None and torch.equal(first.weight, again.weight)
 
 
 @pytest.mark.parametrize("counts", [(7, 0, 12, 3), (0, 0, 0, 22), (0, 0, 0, 0), (1, 1, 1, 1)])
-def test_experts_chunk_by_chunk_compute_the_same(counts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_chunk_by_chunk_compute_the_same(
+    counts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gated, "CHUNK_ROWS", 5)
     torch.manual_seed(0)
     rows = torch.randn(sum(counts), 6, dtype=torch.float64, requires_grad=True)
-    weights = [torch.randn(4, *shape, dtype=torch.float64, requires_grad=True) for shape in ((8, 6), (8, 6), (6, 8))]
-    grad, found = torch.randn(sum(counts), 6, dtype=torch.float64), []
+    weights = [
+        torch.randn(4, *shape, dtype=torch.float64, requires_grad=True)
+        for shape in ((8, 6), (8, 6), (6, 8))
+    ]
+    grad = torch.randn(sum(counts), 6, dtype=torch.float64)
+    found = []
     for method in ("padded", "loop"):
         out = gated.gated_experts(rows, weights, counts, method)
         found.append([out, *torch.autograd.grad(out, [rows, *weights], grad)])
@@ -264,7 +314,9 @@ def test_experts_multiply_as_they_are_told_also_after_a_journey(rule: str) -> No
     assert seen.operations & operations() == (operations() if rule == "rule" else set())
 
 
-def test_few_shapes_reach_the_library_that_keeps_a_kernel_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_shapes_reach_the_library_that_keeps_a_kernel_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Whatever a router deals: its counts differ at every step, and a kernel stays for good."""
     asked: set[tuple[int, ...]] = set()
     taken = products._onednn()
@@ -285,7 +337,9 @@ def test_few_shapes_reach_the_library_that_keeps_a_kernel_for_each(monkeypatch: 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("counts", [(3, 0, 0, 6), (0, 0, 0, 0), (0, 0, 0, 1), (2, 2, 2, 2)])
-def test_every_method_of_the_grouped_product_agrees(counts: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_every_method_of_the_grouped_product_agrees(
+    counts: tuple[int, ...], dtype: torch.dtype
+) -> None:
     torch.manual_seed(0)
     rows = torch.randn(sum(counts), 16, dtype=dtype, requires_grad=True)
     weight = torch.randn(4, 8, 16, dtype=dtype, requires_grad=True)
@@ -297,13 +351,18 @@ def test_every_method_of_the_grouped_product_agrees(counts: tuple[int, ...], dty
         out = grouped_product(rows, weight, counts, method)
         loose = {"rtol": 0.05, "atol": 0.5} if dtype == torch.bfloat16 else {}
         torch.testing.assert_close(out, expected, **loose)  # type: ignore[arg-type]
-        for grad, other in zip(torch.autograd.grad(out.square().sum(), (rows, weight)), grads, strict=True):
+        for grad, other in zip(
+            torch.autograd.grad(out.square().sum(), (rows, weight)), grads, strict=True
+        ):
             torch.testing.assert_close(grad, other, **loose)  # type: ignore[arg-type]
 
 
 def test_measuring_names_a_time_for_each_method_that_runs() -> None:
     assert gated.measure(torch.randn(2, 4, 8), (3, 2), repeats=1).keys() == set(METHODS)
-    assert gated.measure(torch.randn(2, 4, 8).double(), (3, 2), repeats=1).keys() == {"loop", "padded"}
+    assert gated.measure(torch.randn(2, 4, 8).double(), (3, 2), repeats=1).keys() == {
+        "loop",
+        "padded",
+    }
 
 
 def test_places_in_groups() -> None:

@@ -1,4 +1,6 @@
-"""The Fourier neural operator: its convolution is one over the whole periodic field, at any resolution, and it learns."""
+"""The Fourier neural operator: its convolution is one over the whole periodic field, at any
+resolution, and it learns.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,13 @@ KEYS = {"name": "fno", "hidden_size": 6, "num_hidden_layers": 2, "modes": 3}
 
 
 def test_the_convolution_is_one_with_a_kernel_as_wide_as_the_field() -> None:
-    """Against its definition: the sum over all points of kernel(x - y) v(y), the kernel made from the weight mode by mode."""
+    """Against its definition: the sum over all points of kernel(x - y) v(y), the kernel made from
+    the weight mode by mode.
+    """
     torch.manual_seed(0)
-    n, modes, width = 8, 2, 3
+    n = 8
+    modes = 2
+    width = 3
     layer = SpectralConvolution(width, modes).double()
     weight = torch.view_as_complex(layer.weight)
     x = torch.randn(1, n, n, width, dtype=torch.float64)
@@ -26,7 +32,9 @@ def test_the_convolution_is_one_with_a_kernel_as_wide_as_the_field() -> None:
         for m in range(modes):
             wave = torch.exp(2j * torch.pi * (k * points[:, None] + m * points[None, :]) / n)
             one = (wave[:, :, None, None] * weight[row, m]).real
-            kernel += one if m == 0 else 2 * one  # a real field has every mode but those with m = 0 twice
+            kernel += (
+                one if m == 0 else 2 * one
+            )  # a real field has every mode but those with m = 0 twice
     expected = torch.zeros_like(x)
     for i in range(n):
         for j in range(n):
@@ -42,7 +50,9 @@ def test_one_model_takes_fields_of_any_resolution() -> None:
     fine = torch.sin(2 * torch.pi * points)[:, None] * torch.cos(4 * torch.pi * points)[None, :]
     lifted = model.lift(fine[None, None])
     layer = model.blocks[0].convolution
-    torch.testing.assert_close(layer(lifted)[:, ::2, ::2] * 1.0, layer(lifted[:, ::2, ::2]), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        layer(lifted)[:, ::2, ::2] * 1.0, layer(lifted[:, ::2, ::2]), rtol=1e-10, atol=1e-10
+    )
     assert model(fine[None, None]).shape == (1, 1, 32, 32)
 
 

@@ -1,4 +1,6 @@
-"""GPT and Llama hold for any shard of the heads, tie what they say they tie, and see the past only."""
+"""GPT and Llama hold for any shard of the heads, tie what they say they tie, and see the past
+only.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ def test_two_halves_of_the_heads_add_up_to_attention(name: str) -> None:
     attention = models.make(name, **TINY[name]).double().blocks[0].attention
     x = torch.randn(2, 6, 16, dtype=torch.float64)
     whole = {key: value.clone() for key, value in attention.state_dict().items()}
-    expected, total = attention(x), torch.zeros_like(x)
+    expected = attention(x)
+    total = torch.zeros_like(x)
     for half in range(2):
         for key, projection in attention.named_children():
             if isinstance(projection, nn.Linear):
@@ -57,7 +60,9 @@ def test_two_halves_of_the_heads_add_up_to_attention(name: str) -> None:
 
 @pytest.mark.parametrize("name", LANGUAGE)
 def test_positions_of_a_slice_of_the_sequence(name: str) -> None:
-    """A position module told where its slice stands gives that slice of what it gives for the whole."""
+    """A position module told where its slice stands gives that slice of what it gives for the
+    whole.
+    """
     model = models.make(name, **TINY[name])
     pattern = next(pattern for pattern, role in models.roles_of(name).items() if role == "position")
     module = model.get_submodule(pattern.replace("*", "0"))
@@ -66,23 +71,36 @@ def test_positions_of_a_slice_of_the_sequence(name: str) -> None:
         x = torch.randn(2, 8, 16)
         torch.testing.assert_close(module(x[:, places], positions=places), module(x)[:, places])
     else:
-        q, k = torch.randn(2, 4, 8, 4), torch.randn(2, 2, 8, 4)
-        for part, whole in zip(module(q[:, :, places], k[:, :, places], positions=places), module(q, k), strict=True):
+        q = torch.randn(2, 4, 8, 4)
+        k = torch.randn(2, 2, 8, 4)
+        for part, whole in zip(
+            module(q[:, :, places], k[:, :, places], positions=places), module(q, k), strict=True
+        ):
             torch.testing.assert_close(part, whole[:, :, places])
 
 
 @pytest.mark.parametrize("name", LANGUAGE)
 def test_tied_embeddings_are_one_parameter(name: str) -> None:
-    tied, untied = (models.make(name, **TINY[name], tie_word_embeddings=tie) for tie in (True, False))
+    tied, untied = (
+        models.make(name, **TINY[name], tie_word_embeddings=tie) for tie in (True, False)
+    )
     assert tied.head.weight is tied.embed.weight
     assert untied.head.weight is not untied.embed.weight
-    assert sum(p.numel() for p in untied.parameters()) - sum(p.numel() for p in tied.parameters()) == 32 * 16
+    assert (
+        sum(p.numel() for p in untied.parameters()) - sum(p.numel() for p in tied.parameters())
+        == 32 * 16
+    )
 
 
 @pytest.mark.parametrize("name", LANGUAGE)
 def test_start_has_the_widths_it_promises(name: str) -> None:
     torch.manual_seed(0)
-    keys = TINY[name] | {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 8, "initializer_range": 0.1}
+    keys = TINY[name] | {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 8,
+        "initializer_range": 0.1,
+    }
     model = models.make(name, **keys)
     residual = 0.1 / math.sqrt(16)
     for block in model.blocks:
@@ -102,7 +120,8 @@ def test_gpt_names_a_sequence_that_is_too_long() -> None:
 @pytest.mark.parametrize("name", LANGUAGE)
 def test_dropout_acts_in_training_only(name: str) -> None:
     torch.manual_seed(0)
-    model, ids = models.make(name, **TINY[name], dropout=0.5), torch.randint(0, 32, (1, 4))
+    model = models.make(name, **TINY[name], dropout=0.5)
+    ids = torch.randint(0, 32, (1, 4))
     assert not torch.equal(model(ids), model(ids))
     model.eval()
     torch.testing.assert_close(model(ids), model(ids), rtol=0, atol=0)
@@ -110,4 +129,8 @@ def test_dropout_acts_in_training_only(name: str) -> None:
 
 def test_empty_batch_passes() -> None:
     for name in LANGUAGE:
-        assert models.make(name, **TINY[name])(torch.zeros(0, 4, dtype=torch.long)).shape == (0, 4, 32)
+        assert models.make(name, **TINY[name])(torch.zeros(0, 4, dtype=torch.long)).shape == (
+            0,
+            4,
+            32,
+        )

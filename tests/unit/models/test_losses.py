@@ -1,4 +1,6 @@
-"""Losses are sums with counts: adding parts equals the whole, however uneven the parts and their masks."""
+"""Losses are sums with counts: adding parts equals the whole, however uneven the parts and their
+masks.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,14 @@ from plait.models.losses import IGNORE, cross_entropy, mse
 
 def test_cross_entropy_of_uneven_parts_adds_up_to_the_mean_of_the_whole() -> None:
     torch.manual_seed(0)
-    logits, targets = torch.randn(6, 5, 7, dtype=torch.float64), torch.randint(0, 7, (6, 5))
+    logits = torch.randn(6, 5, 7, dtype=torch.float64)
+    targets = torch.randint(0, 7, (6, 5))
     targets[0] = targets[2, 1:] = targets[5, :3] = IGNORE
     expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
-    parts = [cross_entropy(x, y) for x, y in zip(logits.split([1, 2, 3]), targets.split([1, 2, 3]), strict=True)]
+    parts = [
+        cross_entropy(x, y)
+        for x, y in zip(logits.split([1, 2, 3]), targets.split([1, 2, 3]), strict=True)
+    ]
     assert [int(count) for _, count in parts] == [0, 6, 12]
     total, count = (torch.stack(column).sum() for column in zip(*parts, strict=True))
     torch.testing.assert_close(total / count, expected)
@@ -41,7 +47,8 @@ def test_nothing_counted_is_zero_with_a_gradient() -> None:
 
 
 def test_mse_sums_samples_and_averages_features() -> None:
-    output, target = torch.randn(5, 2, 3), torch.randn(5, 2, 3)
+    output = torch.randn(5, 2, 3)
+    target = torch.randn(5, 2, 3)
     total, count = mse(output, target)
     assert int(count) == 5
     torch.testing.assert_close(total / count, F.mse_loss(output, target))

@@ -1,4 +1,6 @@
-"""Laws that every model keeps: its tables are true, it is born on the meta device, its modules start alone."""
+"""Laws that every model keeps: its tables are true, it is born on the meta device, its modules
+start alone.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ def example(name: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_chain_composes_to_the_forward(name: str) -> None:
-    model, x = models.make(name, **TINY[name]), example(name)
+    model = models.make(name, **TINY[name])
+    x = example(name)
     out = x
     for link in models.links(model, models.chain_of(name)):
         out = model.get_submodule(link)(out)
@@ -43,11 +46,18 @@ def test_chain_composes_to_the_forward(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_module_with_parameters_has_one_role_and_every_pattern_fits(name: str) -> None:
-    model, roles = models.make(name, **TINY[name]), models.roles_of(name)
+    model = models.make(name, **TINY[name])
+    roles = models.roles_of(name)
     if name == "resnet":  # patterns for either kind of block
         model = nn.ModuleDict({"stem": model.stem, "blocks": model.blocks, "head": model.head})
-        roles = {pattern: role for pattern, role in roles.items() if not pattern.endswith(("conv3", "norm3"))}
-    if name == "llama":  # patterns for dense blocks and for mixtures of experts: here is one of each
+        roles = {
+            pattern: role
+            for pattern, role in roles.items()
+            if not pattern.endswith(("conv3", "norm3"))
+        }
+    if (
+        name == "llama"
+    ):  # patterns for dense blocks and for mixtures of experts: here is one of each
         experts = {"num_local_experts": 4, "num_shared_experts": 1, "first_k_dense_replace": 1}
         model = models.make(name, **TINY[name] | {"num_hidden_layers": 2}, **experts)
     modules = dict(model.named_modules())
@@ -76,14 +86,19 @@ def test_born_on_meta_then_reset_alone_equals_reset_in_any_order(name: str) -> N
 
     def start(reverse: bool) -> dict[str, torch.Tensor]:
         made = models.make(name, **TINY[name])
-        owners = [(key, module) for key, module in made.named_modules() if module._parameters or module._buffers]
+        owners = [
+            (key, module)
+            for key, module in made.named_modules()
+            if module._parameters or module._buffers
+        ]
         for key, module in reversed(owners) if reverse else owners:
             torch.manual_seed(len(key) + sum(map(ord, key)))
             with torch.no_grad():
                 module.reset_parameters()
         return made.state_dict()
 
-    forth, back = start(False), start(True)
+    forth = start(False)
+    back = start(True)
     assert forth.keys() == back.keys()
     for key in forth:
         torch.testing.assert_close(forth[key], back[key], rtol=0, atol=0)
@@ -95,7 +110,9 @@ def test_every_parameter_gets_a_gradient(name: str) -> None:
     model = models.make(name, **TINY[name])
     out = model(example(name))
     (out * torch.randn_like(out)).sum().backward()
-    assert [key for key, param in model.named_parameters() if param.grad is None or not param.grad.any()] == []
+    assert [
+        key for key, param in model.named_parameters() if param.grad is None or not param.grad.any()
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -104,7 +121,11 @@ def test_every_parameter_gets_a_gradient(name: str) -> None:
         ("gtp", {}, "did you mean 'gpt'"),
         ("gpt", TINY["gpt"] | {"hidden_sise": 8}, "did you mean 'hidden_size'"),
         ("gpt", {"hidden_size": 16}, "needs num_hidden_layers, num_attention_heads, vocab_size"),
-        ("gpt", TINY["gpt"] | {"num_attention_heads": 3}, "hidden_size = 16 is not a multiple of num_attention_heads = 3"),
+        (
+            "gpt",
+            TINY["gpt"] | {"num_attention_heads": 3},
+            "hidden_size = 16 is not a multiple of num_attention_heads = 3",
+        ),
         ("gpt", TINY["gpt"] | {"num_hidden_layers": 0}, "num_hidden_layers = 0"),
         ("llama", TINY["llama"] | {"num_key_value_heads": 3}, "num_key_value_heads = 3"),
         ("llama", TINY["llama"] | {"head_dim": 5}, "head_dim = 5 is odd"),
@@ -112,14 +133,21 @@ def test_every_parameter_gets_a_gradient(name: str) -> None:
         ("resnet", {"norm": "grup"}, "did you mean 'group'"),
     ],
 )
-def test_errors_name_the_thing_and_the_cure(name: str, keys: dict[str, object], message: str) -> None:
+def test_errors_name_the_thing_and_the_cure(
+    name: str, keys: dict[str, object], message: str
+) -> None:
     with pytest.raises(ModelError) as caught:
         models.make(name, **keys)
     assert message in str(caught.value)
 
 
 def test_keys_that_are_none_count_as_absent() -> None:
-    assert models.make("gpt", **TINY["gpt"], intermediate_size=None, dropout=None).blocks[0].mlp.up.out_features == 64
+    assert (
+        models.make("gpt", **TINY["gpt"], intermediate_size=None, dropout=None)
+        .blocks[0]
+        .mlp.up.out_features
+        == 64
+    )
 
 
 def test_models_without_tables_have_empty_ones() -> None:

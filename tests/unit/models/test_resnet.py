@@ -9,7 +9,10 @@ from plait import models
 
 
 @pytest.mark.parametrize("norm", ["group", "batch"])
-@pytest.mark.parametrize(("depth", "num_parameters"), [(18, 11_689_512), (34, 21_797_672), (50, 25_557_032), (101, 44_549_160)])
+@pytest.mark.parametrize(
+    ("depth", "num_parameters"),
+    [(18, 11_689_512), (34, 21_797_672), (50, 25_557_032), (101, 44_549_160)],
+)
 def test_published_parameter_counts(depth: int, num_parameters: int, norm: str) -> None:
     with torch.device("meta"):
         model = models.make("resnet", depth=depth, norm=norm)
@@ -21,7 +24,9 @@ def test_a_sample_does_not_depend_on_its_neighbours(depth: int) -> None:
     torch.manual_seed(0)
     model = models.make("resnet", depth=depth, num_classes=10, in_channels=1, width=8)
     images = torch.randn(4, 1, 8, 8)
-    torch.testing.assert_close(torch.cat([model(images[:1]), model(images[1:])]), model(images), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        torch.cat([model(images[:1]), model(images[1:])]), model(images), rtol=1e-4, atol=1e-5
+    )
     assert model(images).std(dim=0).min() > 1e-3, "the norm must not erase what tells samples apart"
 
 

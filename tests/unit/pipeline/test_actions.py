@@ -22,13 +22,17 @@ def test_parse_is_the_inverse_of_str(action: Action) -> None:
     assert Action.parse(str(action)) == action
 
 
-@pytest.mark.parametrize("text", ["2F0", "2B0", "2I0", "2W0", "2RECV_F0", "2SEND_B0", "2UNSHARD", "2RESHARD", "2REDUCE", "2U"])
+@pytest.mark.parametrize(
+    "text",
+    ["2F0", "2B0", "2I0", "2W0", "2RECV_F0", "2SEND_B0", "2UNSHARD", "2RESHARD", "2REDUCE", "2U"],
+)
 def test_the_text_forms_of_the_design(text: str) -> None:
     assert str(Action.parse(text)) == text
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("F0", "no action"), ("2F", "needs a"), ("2U3", "takes no"), ("2X1", "no action")]
+    ("text", "message"),
+    [("F0", "no action"), ("2F", "needs a"), ("2U3", "takes no"), ("2X1", "no action")],
 )
 def test_what_is_no_action_is_refused(text: str, message: str) -> None:
     with pytest.raises(ScheduleError, match=message):

@@ -1,4 +1,6 @@
-"""Weight gradients later, and into sinks: what a layer adds up is what torch's own backward would have, to the last ulps."""
+"""Weight gradients later, and into sinks: what a layer adds up is what torch's own backward would
+have, to the last ulps.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ class Adds:
     """A sink that adds into a tensor of its own."""
 
     def __init__(self, param: Tensor, dtype: torch.dtype | None = None) -> None:
-        self.total, self.dtype = torch.zeros_like(param), dtype or param.dtype
+        self.total = torch.zeros_like(param)
+        self.dtype = dtype or param.dtype
         self.products = 0
 
     def add_product(self, left: Tensor, right: Tensor) -> None:
@@ -40,7 +43,8 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 def made(name: str) -> tuple[nn.Module, nn.Module, Tensor]:
     """A layer, its twin as torch has it, and an input."""
     torch.manual_seed(0)
-    layer, shape = LAYERS[name][0]().double(), LAYERS[name][1]
+    layer = LAYERS[name][0]().double()
+    shape = LAYERS[name][1]
     twin = LAYERS[name][0]().double()
     twin.load_state_dict(layer.state_dict())
     return layer, twin, torch.randn(shape, dtype=torch.float64)
@@ -68,7 +72,10 @@ def test_sinks_get_what_backward_would_have_made(name: str, split: bool) -> None
             assert inputs.grad is not None
             before = [sink.total.clone() for sink in sinks.values()]
             later.run()
-            assert all(not torch.equal(a, sink.total) for a, sink in zip(before, sinks.values(), strict=True))
+            assert all(
+                not torch.equal(a, sink.total)
+                for a, sink in zip(before, sinks.values(), strict=True)
+            )
         else:
             loss.backward()
         expected, theirs = passed(twin, x)
@@ -87,7 +94,11 @@ def test_without_fitting_sinks_the_gradients_come_as_torch_has_them(why: str, sp
     deferral = Deferral()
     deferral.install([layer])
     dtype = torch.float32 if why == "another dtype" else None
-    sinks: dict[int, Any] = {} if why == "no sinks" else {id(p): Adds(p, dtype) for p in layer.parameters() if p.requires_grad}
+    sinks: dict[int, Any] = (
+        {}
+        if why == "no sinks"
+        else {id(p): Adds(p, dtype) for p in layer.parameters() if p.requires_grad}
+    )
     deferral.sinks = sinks
     _, loss = passed(layer, x)
     if split:
@@ -140,9 +151,12 @@ def test_what_two_micro_batches_left_may_be_made_as_one(name: str) -> None:
 
 @pytest.mark.parametrize("rows", [7, 512])
 def test_only_what_is_quicker_leaves_the_layers_own_forward(rows: int) -> None:
-    """Large products go through here and small ones do not; both give torch's gradients, and those of gradients."""
+    """Large products go through here and small ones do not; both give torch's gradients, and those
+    of gradients.
+    """
     torch.manual_seed(0)
-    layer, twin = nn.Linear(64, 64), nn.Linear(64, 64)
+    layer = nn.Linear(64, 64)
+    twin = nn.Linear(64, 64)
     twin.load_state_dict(layer.state_dict())
     assert Deferral().install([layer, nn.Conv1d(1, 1, 1)], quicker_only=True) == 1
     found = []
@@ -153,7 +167,9 @@ def test_only_what_is_quicker_leaves_the_layers_own_forward(rows: int) -> None:
         slope.square().sum().backward()
         found.append((y, slope, *(param.grad for param in module.parameters())))
     names = [type(y.grad_fn).__name__ for y, *_ in found]
-    assert names[1] == "AddmmBackward0" and (names[0] == names[1]) == (rows == 7 or not operations())
+    assert names[1] == "AddmmBackward0" and (names[0] == names[1]) == (
+        rows == 7 or not operations()
+    )
     for value, expected in zip(*found, strict=True):
         torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-5)
     rows_apart = torch.func.vmap(layer)(torch.ones(rows, 512, 64))

@@ -29,7 +29,13 @@ def words(actions: tuple[Action, ...]) -> str:
 
 
 def schedule(name: str, p: int, m: int, **more: int):  # type: ignore[no-untyped-def]
-    return make(name, p, max(m, SCHEDULES[name].min_micro_batches_per_rank * p), 2 if name == "interleaved" else 1, **more)
+    return make(
+        name,
+        p,
+        max(m, SCHEDULES[name].min_micro_batches_per_rank * p),
+        2 if name == "interleaved" else 1,
+        **more,
+    )
 
 
 names = st.sampled_from(sorted(SCHEDULES))
@@ -47,9 +53,13 @@ def test_lowering_only_inserts(name: str, p: int, m: int) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(names, st.integers(1, 5), st.integers(1, 9))
-def test_reduce_is_armed_right_before_the_last_weight_gradient_of_each_update(name: str, p: int, m: int) -> None:
+def test_reduce_is_armed_right_before_the_last_weight_gradient_of_each_update(
+    name: str, p: int, m: int
+) -> None:
     for actions in add_reduce(add_update(schedule(name, p, m))).ranks:
-        assert sum(a.kind is Kind.REDUCE for a in actions) == sum(a.kind is Kind.UPDATE for a in actions)
+        assert sum(a.kind is Kind.REDUCE for a in actions) == sum(
+            a.kind is Kind.UPDATE for a in actions
+        )
         for index, action in enumerate(actions):
             if action.kind is Kind.REDUCE:
                 mine = [a for a in actions[index + 1 :] if a.stage == action.stage]
@@ -67,7 +77,9 @@ def test_updates_of_a_flush_stand_together_at_the_end() -> None:
 
 def test_a_send_follows_its_computing_at_once_and_neighbours_on_one_rank_send_nothing() -> None:
     lowered = add_send_recv(make("zbv", 2, 4))
-    assert not any(a.kind in (Kind.SEND_F, Kind.RECV_B) and a.stage == 1 for a in lowered.ranks[1])  # stages 1 and 2: rank 1
+    assert not any(
+        a.kind in (Kind.SEND_F, Kind.RECV_B) and a.stage == 1 for a in lowered.ranks[1]
+    )  # stages 1 and 2: rank 1
     for actions in lowered.ranks:
         for before, action in pairwise(actions):
             if action.kind in (Kind.SEND_F, Kind.SEND_B):
@@ -76,7 +88,9 @@ def test_a_send_follows_its_computing_at_once_and_neighbours_on_one_rank_send_no
 
 
 def test_receives_are_posted_before_the_computing_that_they_can_overlap() -> None:
-    assert words(lower(make("gpipe", 2, 3)).ranks[1]).startswith("1UNSHARD 1RECV_F0 1RECV_F1 1RECV_F2 1F0 1F1")
+    assert words(lower(make("gpipe", 2, 3)).ranks[1]).startswith(
+        "1UNSHARD 1RECV_F0 1RECV_F1 1RECV_F2 1F0 1F1"
+    )
 
 
 def test_unshard_keeps_at_most_so_many_stages_and_drops_the_one_used_last() -> None:
@@ -96,7 +110,10 @@ def test_unshard_keeps_at_most_so_many_stages_and_drops_the_one_used_last() -> N
 
 
 def test_updated_weights_are_gathered_again_before_they_are_used() -> None:
-    assert words(lower(make("pipedream", 1, 2)).ranks[0]) == "0UNSHARD 0F0 0REDUCE 0B0 0U 0UNSHARD 0F1 0REDUCE 0B1 0U"
+    assert (
+        words(lower(make("pipedream", 1, 2)).ranks[0])
+        == "0UNSHARD 0F0 0REDUCE 0B0 0U 0UNSHARD 0F1 0REDUCE 0B1 0U"
+    )
 
 
 @pytest.mark.parametrize("name", ["naive", "1f1b", "gpipe"])
@@ -105,13 +122,22 @@ def test_lowering_twice_changes_nothing_but_transfers(name: str) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.sampled_from(["zb-h1", "zb-h2", "zbv", "v-half", "v-min"]), st.integers(1, 4), st.integers(1, 9), st.integers(2, 4))
-def test_grouped_weight_gradients_stand_together_and_nothing_else_moves(name: str, p: int, m: int, size: int) -> None:
+@given(
+    st.sampled_from(["zb-h1", "zb-h2", "zbv", "v-half", "v-min"]),
+    st.integers(1, 4),
+    st.integers(1, 9),
+    st.integers(2, 4),
+)
+def test_grouped_weight_gradients_stand_together_and_nothing_else_moves(
+    name: str, p: int, m: int, size: int
+) -> None:
     plain = schedule(name, p, m)
     grouped = group_weight_grads(plain, size)
     verify(grouped)
     for before, after in zip(plain.ranks, grouped.ranks, strict=True):
-        assert [a for a in before if a.kind is not Kind.WEIGHT_GRAD] == [a for a in after if a.kind is not Kind.WEIGHT_GRAD]
+        assert [a for a in before if a.kind is not Kind.WEIGHT_GRAD] == [
+            a for a in after if a.kind is not Kind.WEIGHT_GRAD
+        ]
         joined = joined_weight_grads(after)
         for stage in {a.stage for a in after}:
             own = [a for a in after if a.stage == stage and a.kind is Kind.WEIGHT_GRAD]
@@ -123,6 +149,11 @@ def test_grouped_weight_gradients_stand_together_and_nothing_else_moves(name: st
 
 
 def test_joined_weight_gradients_are_those_before_another_of_their_stage() -> None:
-    actions = tuple(map(Action.parse, ["0F0", "0F1", "0I0", "0W0", "0I1", "0W1", "1W0", "1W1", "1REDUCE", "1W2", "0W2"]))
+    actions = tuple(
+        map(
+            Action.parse,
+            ["0F0", "0F1", "0I0", "0W0", "0I1", "0W1", "1W0", "1W1", "1REDUCE", "1W2", "0W2"],
+        )
+    )
     assert sorted(map(str, joined_weight_grads(actions))) == ["1W0", "1W1"]
     assert group_weight_grads(schedule("zb-h1", 2, 4), 1) == schedule("zb-h1", 2, 4)

@@ -1,4 +1,6 @@
-"""Costs, bubble and simulated step of a measured timeline: waits are no work, and a simulation is its own measurement."""
+"""Costs, bubble and simulated step of a measured timeline: waits are no work, and a simulation is
+its own measurement.
+"""
 
 from __future__ import annotations
 
@@ -43,20 +45,28 @@ def test_weight_gradients_that_the_last_of_them_makes_cost_their_mean() -> None:
     assert observed_costs([step])[Kind.WEIGHT_GRAD, 0] == 2.0
 
 
-@pytest.mark.parametrize(("name", "virtual"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("zbv", 1)])
+@pytest.mark.parametrize(
+    ("name", "virtual"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("zbv", 1)]
+)
 def test_it_is_the_simulator_s_step_for_equal_costs(name: str, virtual: int) -> None:
     schedule = make(name, 3, 6, virtual)
     kinds = {Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0, Kind.INPUT_GRAD: 1.0, Kind.WEIGHT_GRAD: 1.0}
-    costs = {(kind, stage): cost for kind, cost in kinds.items() for stage in range(schedule.num_stages)}
+    costs = {
+        (kind, stage): cost for kind, cost in kinds.items() for stage in range(schedule.num_stages)
+    }
     step = simulated_step(lower(schedule), costs)
     expected = simulate(schedule, Costs())
     assert step.seconds == pytest.approx(expected.makespan_seconds)
     assert observed_bubble(step) == pytest.approx(expected.barrier_bubble_fraction)
-    assert observed_costs([step]) == {key: cost for key, cost in costs.items() if any(key[0] is a.kind for a in schedule)}
+    assert observed_costs([step]) == {
+        key: cost for key, cost in costs.items() if any(key[0] is a.kind for a in schedule)
+    }
 
 
 def test_a_single_action_s_cost_goes_before_its_kind_s() -> None:
-    """The last of two weight gradients makes both: whoever waited for the first would not wait any more."""
+    """The last of two weight gradients makes both: whoever waited for the first would not wait any
+    more.
+    """
     steps = []
     for seconds in (5.0, 6.0, 9.0):
         step = Timeline(origin_seconds=0.0)
@@ -66,13 +76,19 @@ def test_a_single_action_s_cost_goes_before_its_kind_s() -> None:
     own = observed_action_costs(steps)
     assert own == {weight_grad(0, 0): 0.0, weight_grad(0, 1): 6.0}
     schedule = make("zb-h1", 2, 2)
-    costs = {(kind, stage): 1.0 for kind in (Kind.FORWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD) for stage in (0, 1)}
+    costs = {
+        (kind, stage): 1.0
+        for kind in (Kind.FORWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD)
+        for stage in (0, 1)
+    }
     spans = {span.name: span.seconds for span in simulated_step(schedule, costs, own=own).spans}
     assert (spans.get("0W0"), spans["0W1"], spans["1W0"]) == (None, 6.0, 1.0)
 
 
 def test_messages_take_time_in_which_nobody_works() -> None:
-    """Naive, two stages, one micro-batch: one message forth and one back, each under way for 2 and taken in 1."""
+    """Naive, two stages, one micro-batch: one message forth and one back, each under way for 2 and
+    taken in 1.
+    """
     schedule = lower(make("naive", 2, 1))
     costs = {(kind, stage): 1.0 for kind in (Kind.FORWARD, Kind.BACKWARD) for stage in (0, 1)}
     step = simulated_step(schedule, costs, Messages(transfer_seconds=2.0, taking_seconds=1.0))
@@ -83,10 +99,15 @@ def test_messages_take_time_in_which_nobody_works() -> None:
 
 
 def test_a_message_that_has_long_been_there_must_still_be_taken() -> None:
-    schedule = Schedule("forwards", (0, 1), 2, ((forward(0, 0), forward(0, 1)), (forward(1, 0), forward(1, 1))))
+    schedule = Schedule(
+        "forwards", (0, 1), 2, ((forward(0, 0), forward(0, 1)), (forward(1, 0), forward(1, 1)))
+    )
     costs = {(Kind.FORWARD, 0): 1.0, (Kind.FORWARD, 1): 5.0}
     step = simulated_step(schedule, costs, Messages(taking_seconds=0.5))
-    assert {span.name: span.start_seconds for span in step.spans if span.rank == 1} == {"1F0": 1.5, "1F1": 7.0}
+    assert {span.name: span.start_seconds for span in step.spans if span.rank == 1} == {
+        "1F0": 1.5,
+        "1F1": 7.0,
+    }
 
 
 def test_the_step_in_the_middle() -> None:
@@ -99,6 +120,8 @@ def test_the_step_in_the_middle() -> None:
 
 
 def test_a_schedule_that_never_ends_is_an_error() -> None:
-    stuck = Schedule("stuck", (0, 1), 1, ((forward(0, 0), backward(0, 0)), (backward(1, 0), forward(1, 0))))
+    stuck = Schedule(
+        "stuck", (0, 1), 1, ((forward(0, 0), backward(0, 0)), (backward(1, 0), forward(1, 0)))
+    )
     with pytest.raises(ScheduleError, match="never ends"):
         simulated_step(stuck, {})

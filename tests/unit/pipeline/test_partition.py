@@ -1,4 +1,6 @@
-"""The partitioner against brute force and against what PipeDream's optimizer shipped for its own profiles."""
+"""The partitioner against brute force and against what PipeDream's optimizer shipped for its own
+profiles.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,10 @@ from plait.pipeline.replicate import laid_out, replicated
 
 PROFILES = Path(__file__).parents[2] / "data" / "pipedream_profiles.csv"
 
-# First layer of every stage but the first in msr-fiddle/pipedream, runtime/*/models/MODEL/gpus=4[_straight]/stage*.py: one
-# device a stage. (The two-stage cuts of the other folders follow from replicating a stage and are not of this kind.)
+# First layer of every stage but the first in msr-fiddle/pipedream,
+# runtime/*/models/MODEL/gpus=4[_straight]/stage*.py: one
+# device a stage. (The two-stage cuts of the other folders follow from replicating a stage and are
+# not of this kind.)
 SHIPPED = {
     "vgg16": ("node5", "node14", "node25"),
     "alexnet": ("node5", "node8", "node14"),
@@ -27,7 +31,11 @@ SHIPPED = {
 
 def profile(model: str) -> list[Layer]:
     lines = [line for line in PROFILES.read_text().splitlines() if not line.startswith("#")]
-    rows = [row for row in csv.DictReader(lines) if row["model"] == model and not row["op"].startswith("Input")]
+    rows = [
+        row
+        for row in csv.DictReader(lines)
+        if row["model"] == model and not row["op"].startswith("Input")
+    ]
     return [
         Layer(
             row["node"],
@@ -42,14 +50,18 @@ def profile(model: str) -> list[Layer]:
 @pytest.mark.parametrize("model", SHIPPED)
 def test_pipedream_s_shipped_partitions_are_matched_or_beaten(model: str) -> None:
     layers = profile(model)
-    ours, theirs = balanced(layers, 4), by_names(layers, SHIPPED[model])
-    print(f"{model}: slowest stage {max(ours.seconds):.1f} ms, shipped {max(theirs.seconds):.1f} ms")
+    ours = balanced(layers, 4)
+    theirs = by_names(layers, SHIPPED[model])
+    print(
+        f"{model}: slowest stage {max(ours.seconds):.1f} ms, shipped {max(theirs.seconds):.1f} ms"
+    )
     print(f"ours\n{ours}\nshipped\n{theirs}")
     assert sum(ours.counts) == sum(theirs.counts) == len(layers)
     assert max(ours.seconds) <= max(theirs.seconds)
 
 
-# Replicas of each stage in msr-fiddle/pipedream, runtime/*/models/MODEL/gpus=N/hybrid_conf.json, commit 7db6a1c (gnmt's four
+# Replicas of each stage in msr-fiddle/pipedream, runtime/*/models/MODEL/gpus=N/hybrid_conf.json,
+# commit 7db6a1c (gnmt's four
 # devices are four stages), found with links of 1 GB/s.
 CHOSEN = {
     ("vgg16", 3): "2-1",
@@ -64,20 +76,32 @@ GIGABYTE_A_MS = 1e9 / 1e3  # of bytes a second: the profiles are in milliseconds
 
 
 @pytest.mark.parametrize(("model", "num_devices"), CHOSEN)
-def test_pipedream_s_own_choices_of_replicated_stages_are_reproduced(model: str, num_devices: int) -> None:
+def test_pipedream_s_own_choices_of_replicated_stages_are_reproduced(
+    model: str, num_devices: int
+) -> None:
     found = replicated(profile(model), num_devices, GIGABYTE_A_MS)
-    print(f"{model} on {num_devices}: {found}, slowest stage {found.slowest_seconds:.1f} ms, {found.seconds}")
+    print(
+        f"{model} on {num_devices}: {found}, slowest stage {found.slowest_seconds:.1f} ms, {found.seconds}"
+    )
     assert str(found) == CHOSEN[model, num_devices]
 
 
-@pytest.mark.parametrize(("model", "num_devices", "shipped"), [("vgg16", 16, (15, 1)), ("alexnet", 16, (15, 1))])
+@pytest.mark.parametrize(
+    ("model", "num_devices", "shipped"), [("vgg16", 16, (15, 1)), ("alexnet", 16, (15, 1))]
+)
 def test_on_16_devices_no_cut_of_the_shipped_replicas_is_as_fast_as_ours(
     model: str, num_devices: int, shipped: tuple[int, int]
 ) -> None:
-    """Theirs was found for servers of four and slower links between them; on equal links ours is faster than any such cut."""
+    """Theirs was found for servers of four and slower links between them; on equal links ours is
+    faster than any such cut.
+    """
     layers = profile(model)
-    cuts = (laid_out(layers, [(0, shipped[0]), (start, shipped[1])], GIGABYTE_A_MS) for start in range(1, len(layers)))
-    ours, theirs = replicated(layers, num_devices, GIGABYTE_A_MS), min(cut.slowest_seconds for cut in cuts)
+    cuts = (
+        laid_out(layers, [(0, shipped[0]), (start, shipped[1])], GIGABYTE_A_MS)
+        for start in range(1, len(layers))
+    )
+    ours = replicated(layers, num_devices, GIGABYTE_A_MS)
+    theirs = min(cut.slowest_seconds for cut in cuts)
     print(
         f"{model} on {num_devices}: {ours}, slowest stage {ours.slowest_seconds:.1f} ms; shipped 15-1, {theirs:.1f} ms at best"
     )
@@ -94,7 +118,9 @@ def test_replication_of_one_stage_is_data_parallel_and_needs_layers_and_devices(
 
 def test_vgg16_on_16_devices_is_bound_by_its_slowest_layer_which_no_partition_can_beat() -> None:
     layers = profile("vgg16")
-    assert max(balanced(layers, 16).seconds) == pytest.approx(max(layer.seconds for layer in layers))
+    assert max(balanced(layers, 16).seconds) == pytest.approx(
+        max(layer.seconds for layer in layers)
+    )
 
 
 costs = st.lists(st.integers(0, 20), min_size=1, max_size=9)
@@ -102,15 +128,23 @@ costs = st.lists(st.integers(0, 20), min_size=1, max_size=9)
 
 @settings(max_examples=80, deadline=None)
 @given(costs, st.integers(1, 5), st.integers(1, 60))
-def test_it_is_the_best_of_all_cuts_that_fit(seconds: list[int], num_stages: int, memory: int) -> None:
-    layers = [Layer(f"l{i}", float(s), state_bytes=float((7 * s) % 11), activation_bytes=3.0) for i, s in enumerate(seconds)]
+def test_it_is_the_best_of_all_cuts_that_fit(
+    seconds: list[int], num_stages: int, memory: int
+) -> None:
+    layers = [
+        Layer(f"l{i}", float(s), state_bytes=float((7 * s) % 11), activation_bytes=3.0)
+        for i, s in enumerate(seconds)
+    ]
     if num_stages > len(layers):
         return
     live = tuple(float(num_stages - stage) for stage in range(num_stages))
     fitting = []
     for cut in combinations(range(1, len(layers)), num_stages - 1):
         stages = [layers[i:j] for i, j in pairwise((0, *cut, len(layers)))]
-        rooms = [sum(x.state_bytes + n * x.activation_bytes for x in stage) for stage, n in zip(stages, live, strict=True)]
+        rooms = [
+            sum(x.state_bytes + n * x.activation_bytes for x in stage)
+            for stage, n in zip(stages, live, strict=True)
+        ]
         if max(rooms) <= memory:
             times = [sum(x.seconds for x in stage) for stage in stages]
             fitting.append((max(times), sum(t**2 for t in times)))
@@ -131,13 +165,20 @@ def test_thirty_layers_on_four_stages_are_thirty_layers() -> None:
 
 
 def test_embedding_and_head_are_counted() -> None:
-    layers = [Layer("embedding", 0.5), *(Layer(f"block{i}", 1.0) for i in range(6)), Layer("head", 2.5)]
+    layers = [
+        Layer("embedding", 0.5),
+        *(Layer(f"block{i}", 1.0) for i in range(6)),
+        Layer("head", 2.5),
+    ]
     assert sorted(balanced(layers, 3).seconds) == [2.5, 3.0, 3.5]
     assert max(by_counts(layers, (2, 3, 3)).seconds) == 4.5  # equal counts are not equal work
 
 
 def test_a_slow_link_moves_the_cut_to_a_narrow_place() -> None:
-    layers = [Layer(name, 1.0, output_bytes=size) for name, size in (("a", 100.0), ("b", 100.0), ("c", 1.0), ("d", 1.0))]
+    layers = [
+        Layer(name, 1.0, output_bytes=size)
+        for name, size in (("a", 100.0), ("b", 100.0), ("c", 1.0), ("d", 1.0))
+    ]
     assert balanced(layers, 2).counts == (2, 2)
     assert balanced(layers, 2, Limits(bytes_per_second=10.0)).counts == (3, 1)
 
@@ -153,7 +194,9 @@ def test_errors_name_the_numbers_and_the_cure() -> None:
     layers = [Layer(f"l{i}", 1.0, state_bytes=2.0**30) for i in range(3)]
     with pytest.raises(ModelError, match="4 stages need as many layers, the model has 3; say pp3"):
         balanced(layers, 4)
-    with pytest.raises(ModelError, match=r"no cut into 2 stages fits 1.00 GiB a stage: the best needs 2.00 GiB"):
+    with pytest.raises(
+        ModelError, match=r"no cut into 2 stages fits 1.00 GiB a stage: the best needs 2.00 GiB"
+    ):
         balanced(layers, 2, Limits(memory_bytes=2.0**30))
     with pytest.raises(ModelError, match=r"\(1, 1\) sum to 2; the model has 3"):
         by_counts(layers, (1, 1))

@@ -1,4 +1,6 @@
-"""What passes between stages: any nesting of tensors goes and comes back; anything else is refused by its name."""
+"""What passes between stages: any nesting of tensors goes and comes back; anything else is refused
+by its name.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,22 @@ class Pair(NamedTuple):
     right: Any
 
 
-A, B, C = torch.zeros(2), torch.ones(3, dtype=torch.int64), torch.full((), 2.0, requires_grad=True)
+A = torch.zeros(2)
+B = torch.ones(3, dtype=torch.int64)
+C = torch.full((), 2.0, requires_grad=True)
 
 
 @pytest.mark.parametrize(
-    "value", [A, (A, B), [A, None, (B, {"c": C})], {"x": {"y": [A]}, "z": None}, Pair(A, Pair(B, None)), (), None]
+    "value",
+    [
+        A,
+        (A, B),
+        [A, None, (B, {"c": C})],
+        {"x": {"y": [A]}, "z": None},
+        Pair(A, Pair(B, None)),
+        (),
+        None,
+    ],
 )
 def test_any_nesting_comes_back_as_it_went(value: Any) -> None:
     payload = pack(value, "'layer'")

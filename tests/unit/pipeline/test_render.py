@@ -40,8 +40,13 @@ def test_every_pass_is_drawn_once_in_each_picture(name: str) -> None:
     assert len(drawn) == num_passes
     picture = ElementTree.fromstring(svg(schedule))
     shown = {str(cell.action) for cell in drawn}
-    assert sum(text.text in shown for text in picture.iter("{http://www.w3.org/2000/svg}text")) == num_passes
-    assert sum(len(line.split()) for line in coloured(schedule).plain.splitlines()) == num_passes + 3  # three rank numbers
+    assert (
+        sum(text.text in shown for text in picture.iter("{http://www.w3.org/2000/svg}text"))
+        == num_passes
+    )
+    assert (
+        sum(len(line.split()) for line in coloured(schedule).plain.splitlines()) == num_passes + 3
+    )  # three rank numbers
 
 
 def test_what_is_wider_than_the_terminal_goes_on_below() -> None:

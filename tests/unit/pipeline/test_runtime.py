@@ -21,7 +21,9 @@ def one_stage() -> list[Action]:
 def test_executes_in_order_and_times_every_action() -> None:
     seen: list[str] = []
     timeline = Timeline()
-    runtime = Runtime(one_stage(), dict.fromkeys(Kind, lambda action: seen.append(str(action))), timeline)
+    runtime = Runtime(
+        one_stage(), dict.fromkeys(Kind, lambda action: seen.append(str(action))), timeline
+    )
     runtime.run()
     assert seen == ONE_STAGE == [span.name for span in timeline.spans]
     assert runtime.current is None
@@ -51,4 +53,7 @@ def test_an_exception_passes_through_and_current_says_where() -> None:
 def test_the_lowered_one_stage_schedule_is_the_only_engine_path() -> None:
     for name in ("naive", "1f1b"):
         assert [str(action) for action in lower(make(name, 1, 2)).ranks[0]] == ONE_STAGE
-    assert " ".join(map(str, lower(make("gpipe", 1, 2)).ranks[0])) == "0UNSHARD 0F0 0F1 0B0 0REDUCE 0B1 0U"
+    assert (
+        " ".join(map(str, lower(make("gpipe", 1, 2)).ranks[0]))
+        == "0UNSHARD 0F0 0F1 0B0 0REDUCE 0B1 0U"
+    )

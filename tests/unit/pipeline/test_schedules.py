@@ -1,7 +1,8 @@
 """Every generated schedule verifies, and its bubble and memory are those of the literature.
 
-Sources of the closed forms: Qi et al., arXiv 2401.10241, table 2 (1F1B, ZB-H1, ZB-H2); Narayanan et al., arXiv 2104.04473,
-section 2.2 (interleaved); Qi et al., arXiv 2405.15362, table 1 (V-Min, V-Half, ZBV); DualPipe's README (DualPipeV).
+Sources of the closed forms: Qi et al., arXiv 2401.10241, table 2 (1F1B, ZB-H1, ZB-H2); Narayanan et
+al., arXiv 2104.04473, section 2.2 (interleaved); Qi et al., arXiv 2405.15362, table 1 (V-Min,
+V-Half, ZBV); DualPipe's README (DualPipeV).
 """
 
 from __future__ import annotations
@@ -23,9 +24,19 @@ def smallest(name: str, p: int) -> int:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from(sorted(SCHEDULES)), st.integers(1, 6), st.integers(0, 12), st.integers(2, 4), st.integers(1, 2))
-def test_every_schedule_verifies_as_generated_and_lowered(name: str, p: int, more: int, v: int, num_steps: int) -> None:
-    schedule = make(name, p, smallest(name, p) + more, v if name == "interleaved" else 1, num_steps=num_steps)
+@given(
+    st.sampled_from(sorted(SCHEDULES)),
+    st.integers(1, 6),
+    st.integers(0, 12),
+    st.integers(2, 4),
+    st.integers(1, 2),
+)
+def test_every_schedule_verifies_as_generated_and_lowered(
+    name: str, p: int, more: int, v: int, num_steps: int
+) -> None:
+    schedule = make(
+        name, p, smallest(name, p) + more, v if name == "interleaved" else 1, num_steps=num_steps
+    )
     verify(schedule)
     verify(lower(schedule))
     verify(lower(schedule, max_unsharded=1))
@@ -94,7 +105,10 @@ def test_zbv_has_no_bubble_in_the_memory_of_1f1b(p: int, more: int) -> None:
 @given(*ranks_and_more)
 def test_v_half_and_v_min_keep_their_bounds(p: int, more: int) -> None:
     flush = 6 * (p - 1)  # of 1F1B, in passes of half a rank's layers
-    for name, bubble, memory in (("v-half", flush / 2, p / 2), ("v-min", flush * 2 / 3, -(-p // 3))):
+    for name, bubble, memory in (
+        ("v-half", flush / 2, p / 2),
+        ("v-min", flush * 2 / 3, -(-p // 3)),
+    ):
         schedule = make(name, p, p + more)
         assert idle(schedule) <= bubble + 1e-9, name
         assert max(simulate(schedule).peak_activations_per_rank) <= memory + 1, name
@@ -110,16 +124,23 @@ def test_dualpipev_keeps_its_bounds(p: int, more: int) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from(["pipedream", "2bw"]), *ranks_and_more)
-def test_asynchronous_pipelines_have_no_bubble_in_the_steady_state(name: str, p: int, more: int) -> None:
+def test_asynchronous_pipelines_have_no_bubble_in_the_steady_state(
+    name: str, p: int, more: int
+) -> None:
     result = simulate(make(name, p, p + more, num_steps=3))
     assert result.bubble_fraction == pytest.approx(0)
     assert result.peak_activations == tuple(p - stage for stage in range(p))
-    assert result.weight_versions == ((2,) * p if name == "2bw" else tuple(p - stage for stage in range(p)))
-    assert result.staleness == ((1,) * p if name == "2bw" else tuple(p - 1 - stage for stage in range(p)))
+    assert result.weight_versions == (
+        (2,) * p if name == "2bw" else tuple(p - stage for stage in range(p))
+    )
+    assert result.staleness == (
+        (1,) * p if name == "2bw" else tuple(p - 1 - stage for stage in range(p))
+    )
 
 
 def test_the_table_of_the_four_classics_at_4_stages_and_8_micro_batches() -> None:
-    gpipe, flush = simulate(make("gpipe", 4, 8)), simulate(make("1f1b", 4, 8))
+    gpipe = simulate(make("gpipe", 4, 8))
+    flush = simulate(make("1f1b", 4, 8))
     assert (gpipe.peak_activations, flush.peak_activations) == ((8, 8, 8, 8), (4, 3, 2, 1))
     assert gpipe.weight_versions == flush.weight_versions == (1, 1, 1, 1)
     assert simulate(make("pipedream", 4, 8)).weight_versions == (4, 3, 2, 1)
@@ -134,9 +155,13 @@ def test_with_a_barrier_after_the_step_zero_bubble_still_waits_for_the_ranks_to_
 
 def test_split_backwards_cost_what_a_whole_one_does_unless_said_otherwise() -> None:
     costs = Costs(forward_seconds=(1.0, 2.0), input_grad_seconds=1.5, weight_grad_seconds=0.5)
-    assert simulate(make("naive", 2, 3), costs).makespan_seconds == pytest.approx(3 * (1 + 2 + 2 * 2.0))
+    assert simulate(make("naive", 2, 3), costs).makespan_seconds == pytest.approx(
+        3 * (1 + 2 + 2 * 2.0)
+    )
     fused = Costs(forward_seconds=(1.0, 2.0), backward_seconds=1.75, transfer_seconds=0.25)
-    assert simulate(make("naive", 2, 3), fused).makespan_seconds == pytest.approx(3 * (1 + 2 + 2 * 1.75 + 2 * 0.25))
+    assert simulate(make("naive", 2, 3), fused).makespan_seconds == pytest.approx(
+        3 * (1 + 2 + 2 * 1.75 + 2 * 0.25)
+    )
 
 
 @pytest.mark.parametrize(
@@ -152,14 +177,18 @@ def test_split_backwards_cost_what_a_whole_one_does_unless_said_otherwise() -> N
         ("interleaved", (4, 8, 1), "say interleaved,v2"),
     ],
 )
-def test_errors_name_the_number_and_the_cure(name: str, shape: tuple[int, ...], message: str) -> None:
+def test_errors_name_the_number_and_the_cure(
+    name: str, shape: tuple[int, ...], message: str
+) -> None:
     with pytest.raises(ScheduleError, match=message):
         make(name, *shape)
 
 
 def test_a_user_s_schedule_is_verified_before_it_is_returned() -> None:
     def lazy(p: int, m: int) -> Schedule:
-        return Schedule("lazy", tuple(range(p)), m, tuple((forward(stage, 0),) for stage in range(p)))
+        return Schedule(
+            "lazy", tuple(range(p)), m, tuple((forward(stage, 0),) for stage in range(p))
+        )
 
     mine = {**SCHEDULES, "lazy": Family(lazy), "eager": SCHEDULES["gpipe"]}
     with pytest.raises(ScheduleError, match="backward is B, or I and W; found nothing"):
@@ -169,7 +198,9 @@ def test_a_user_s_schedule_is_verified_before_it_is_returned() -> None:
 
 def test_a_schedule_from_outside_is_adopted_if_it_fits_the_plan() -> None:
     assert adopt(make("gpipe", 2, 4), 2, 4) == make("gpipe", 2, 4)
-    with pytest.raises(ScheduleError, match=r"of 2 ranks and 4 micro-batches, the plan of 4 and 4; say pp2 mb4"):
+    with pytest.raises(
+        ScheduleError, match=r"of 2 ranks and 4 micro-batches, the plan of 4 and 4; say pp2 mb4"
+    ):
         adopt(make("gpipe", 2, 4), 4, 4)
     with pytest.raises(ScheduleError, match="Steps that overlap"):
         adopt(make("2bw", 2, 4), 2, 4)

@@ -22,8 +22,16 @@ placement 0 1
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.sampled_from(sorted(SCHEDULES)), st.integers(1, 4), st.integers(0, 5), st.booleans(), st.integers(1, 2))
-def test_loads_is_the_inverse_of_dumps(name: str, p: int, more: int, lowered: bool, num_steps: int) -> None:
+@given(
+    st.sampled_from(sorted(SCHEDULES)),
+    st.integers(1, 4),
+    st.integers(0, 5),
+    st.booleans(),
+    st.integers(1, 2),
+)
+def test_loads_is_the_inverse_of_dumps(
+    name: str, p: int, more: int, lowered: bool, num_steps: int
+) -> None:
     m = max(1, SCHEDULES[name].min_micro_batches_per_rank * p) + more
     schedule = make(name, p, m, 2 if name == "interleaved" else 1, num_steps=num_steps)
     schedule = lower(schedule) if lowered else schedule

@@ -20,7 +20,11 @@ def listed(*ranks: str, name: str = "hand", **fields: object) -> Schedule:
 
 BROKEN = {
     "twice": (listed("0F0 0B0 0F0"), "0F0 happens twice", ">0F0<"),
-    "other rank": (listed("0F0 1F0 0B0", "1B0"), "1F0 is on rank 0; rank 1 holds the stage", ">1F0<"),
+    "other rank": (
+        listed("0F0 1F0 0B0", "1B0"),
+        "1F0 is on rank 0; rank 1 holds the stage",
+        ">1F0<",
+    ),
     "no such stage": (listed("0F0 7F0 0B0"), "of stage 7; there are 1", ">7F0<"),
     "no forward": (listed("0F0 0F1 0B0 0B1", "1F0 1B0 1B1"), "1F1 is missing", "1B1"),
     "no backward": (listed("0F0"), "found nothing", "0F0"),
@@ -33,7 +37,11 @@ BROKEN = {
         "deadlock: rank 0 waits at 0B0 for 0F0, 1I0, which never comes",
         ">0B0<",
     ),
-    "unmatched send": (listed("0F0 0SEND_F0 0RECV_B0 0B0", "1RECV_F0 1F0 1B0"), "1SEND_B0 is missing", "0F0"),
+    "unmatched send": (
+        listed("0F0 0SEND_F0 0RECV_B0 0B0", "1RECV_F0 1F0 1B0"),
+        "1SEND_B0 is missing",
+        "0F0",
+    ),
     "stray transfer": (
         listed("0F0 0SEND_F0 0RECV_B0 0B0 0SEND_B0", "1RECV_F0 1F0 1B0 1SEND_B0"),
         "0SEND_B0 has no counterpart",
@@ -50,12 +58,23 @@ BROKEN = {
         ">1RECV_F0<",
     ),
     "crossed transfers": (
-        listed("0F0 0F1 0SEND_F1 0SEND_F0 0RECV_B0 0B0 0RECV_B1 0B1", "1RECV_F0 1RECV_F1 1F0 1B0 1SEND_B0 1F1 1B1 1SEND_B1"),
+        listed(
+            "0F0 0F1 0SEND_F1 0SEND_F0 0RECV_B0 0B0 0RECV_B1 0B1",
+            "1RECV_F0 1RECV_F1 1F0 1B0 1SEND_B0 1F1 1B1 1SEND_B1",
+        ),
         "deadlock where transfers block: rank 0 is at 0SEND_F1, no rank at 1RECV_F1",
         ">0SEND_F1<",
     ),
-    "gradient in no update": (listed("0F0 0B0 0U 0F1 0B1"), "no update of stage 0 follows 0B1", ">0B1<"),
-    "update inside": (listed("0F0 0F1 0B0 0U 0B1 0U"), "an update of stage 0 stands between 0F1 and its backward", ">0F1<"),
+    "gradient in no update": (
+        listed("0F0 0B0 0U 0F1 0B1"),
+        "no update of stage 0 follows 0B1",
+        ">0B1<",
+    ),
+    "update inside": (
+        listed("0F0 0F1 0B0 0U 0B1 0U"),
+        "an update of stage 0 stands between 0F1 and its backward",
+        ">0F1<",
+    ),
 }
 
 
@@ -81,7 +100,9 @@ def test_an_asynchronous_schedule_that_says_it_flushes_is_refused() -> None:
         verify(Schedule("flush?", stream.placement, 4, stream.ranks))
 
 
-def test_swapping_any_two_neighbours_of_a_lowered_list_is_right_or_refused_but_never_runs_wrong() -> None:
+def test_swapping_any_two_neighbours_of_a_lowered_list_is_right_or_refused_but_never_runs_wrong() -> (
+    None
+):
     good = lower(make("zb-h1", 2, 3))
     refused = 0
     for rank, actions in enumerate(good.ranks):

@@ -1,4 +1,6 @@
-"""Versions follow from order: PipeDream's w(t-n+1)..w(t), 2BW's W(t-1), and one for everything that flushes."""
+"""Versions follow from order: PipeDream's w(t-n+1)..w(t), 2BW's W(t-1), and one for everything that
+flushes.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,16 @@ from plait.pipeline.weights import stage_weights
 
 
 def test_pipedream_stage_s_sees_weights_p_minus_1_minus_s_updates_old() -> None:
-    p, m = 4, 10
+    p = 4
+    m = 10
     for stage, weights in enumerate(stage_weights(make("pipedream", p, m))):
         assert weights.seen == {j: max(0, j - (p - 1 - stage)) for j in range(m)}
         assert weights.applied == {j: j for j in range(m)}
 
 
 def test_2bw_every_stage_uses_the_weights_before_the_newest_for_a_whole_step() -> None:
-    p, m = 3, 4
+    p = 3
+    m = 4
     for weights in stage_weights(make("2bw", p, m, num_steps=4)):
         assert weights.seen == {j: max(0, j // m - 1) for j in range(4 * m)}
         assert weights.applied == {j: j // m for j in range(4 * m)}

@@ -1,4 +1,6 @@
-"""What is not built is refused by name; the table itself is free to grow, so most cases here patch it."""
+"""What is not built is refused by name; the table itself is free to grow, so most cases here patch
+it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(availability, "BUILT", table)
 
 
-@pytest.mark.parametrize("text", ["dp1", "dp4:zero1,replicate2 mb4", "tp4:2d precision:bf16", "mb8"])
+@pytest.mark.parametrize(
+    "text", ["dp1", "dp4:zero1,replicate2 mb4", "tp4:2d precision:bf16", "mb8"]
+)
 @pytest.mark.usefixtures("built")
 def test_what_is_built_passes(text: str) -> None:
     check_available(Plan.parse(text))
@@ -38,12 +42,21 @@ def test_what_is_built_passes(text: str) -> None:
         ("ep2 dp2", "ep2: expert parallel is not available yet"),
         ("cp2:ulysses", "cp2:ulysses: context parallel is not available yet"),
         ("tp8:3d", "tp8:3d: 3d tensor parallel is not available yet; available: 1d, 2d"),
-        ("dp2:ring", "dp2:ring: ring data parallel is not available yet; available: allreduce, zero1"),
+        (
+            "dp2:ring",
+            "dp2:ring: ring data parallel is not available yet; available: allreduce, zero1",
+        ),
         ("tp2:1d,sp", "tp2:1d,sp: sequence parallel is not available yet"),
-        ("dp2:zero1,offload", "dp2:zero1,offload: offloading the optimizer state is not available yet"),
+        (
+            "dp2:zero1,offload",
+            "dp2:zero1,offload: offloading the optimizer state is not available yet",
+        ),
         ("compile", "compile: compiling the model is not available yet"),
         ("remat:full", "remat:full: full recomputation is not available yet; available: none"),
-        ("precision:float64", "precision:float64: float64 precision is not available yet; available: float32, bf16"),
+        (
+            "precision:float64",
+            "precision:float64: float64 precision is not available yet; available: float32, bf16",
+        ),
     ],
 )
 @pytest.mark.usefixtures("built")
@@ -78,7 +91,9 @@ def test_all_missing_terms_at_once() -> None:
 def test_what_cannot_be_compiled_is_refused_with_the_reason(text: str, message: str) -> None:
     with pytest.raises(NotAvailable, match="leave compile out") as caught:
         check_available(Plan.parse(text))
-    assert str(caught.value).startswith("compile with remat:selective: ") and message in str(caught.value)
+    assert str(caught.value).startswith("compile with remat:selective: ") and message in str(
+        caught.value
+    )
 
 
 @pytest.mark.parametrize(

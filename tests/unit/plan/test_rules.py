@@ -12,7 +12,9 @@ from plait.errors import PlanError
 from plait.plan import ContextAxis, DataAxis, PipelineAxis, Plan, TensorAxis
 from plait.plan.axes import cube_root
 
-patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
+patient = settings(
+    deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)  # a busy machine is no failure
 
 GOOD = [
     "dp1",
@@ -47,12 +49,18 @@ BAD = {
     "tp6:2d": "tp6:2d needs a square number of ranks; the nearest are tp4:2d and tp9:2d",
     "tp2:2d": "tp2:2d needs a square number of ranks; the nearest are tp1:2d and tp4:2d",
     "tp9:3d": "tp9:3d needs a cubic number of ranks; the nearest are tp8:3d and tp27:3d",
-    "tp10:2.5d,depth2": ("tp10:2.5d,depth2 needs q x q x 2 ranks; the nearest are tp8:2.5d,depth2 and tp18:2.5d,depth2"),
+    "tp10:2.5d,depth2": (
+        "tp10:2.5d,depth2 needs q x q x 2 ranks; the nearest are tp8:2.5d,depth2 and tp18:2.5d,depth2"
+    ),
     "tp1:2.5d,depth2": "tp1:2.5d,depth2 needs q x q x 2 ranks; the nearest is tp2:2.5d,depth2",
-    "dp6:zero3,replicate4": ("dp6:zero3,replicate4: replicate4 does not divide dp6; choose a divisor of 6, as replicate2"),
+    "dp6:zero3,replicate4": (
+        "dp6:zero3,replicate4: replicate4 does not divide dp6; choose a divisor of 6, as replicate2"
+    ),
     "dp5:zero1,replicate2": "dp5:zero1,replicate2: replicate2 does not divide dp5; choose a divisor of 5",
     "pp4:interleaved,v1": "pp4:interleaved,v1: interleaved needs v2 or more; one stage to a rank is pp4:1f1b",
-    "pp4:interleaved,v2 mb2": ("pp4:interleaved,v2 mb2: interleaved on 4 ranks needs 4 micro-batches or more; write mb4"),
+    "pp4:interleaved,v2 mb2": (
+        "pp4:interleaved,v2 mb2: interleaved on 4 ranks needs 4 micro-batches or more; write mb4"
+    ),
     "pp4:2bw mb3": "pp4:2bw mb3: 2bw on 4 ranks needs 4 micro-batches or more; write mb4",
     "ep4 dp6": "ep4 borrows its ranks from dp6 x cp1 = 6, which it does not divide; choose a divisor of 6, as ep2, or dp4",
     "ep2": "ep2 borrows its ranks from dp1 x cp1 = 1, which it does not divide; choose a divisor of 1, or dp2",
@@ -71,7 +79,9 @@ def test_all_failures_are_reported_at_once() -> None:
         Plan.parse("tp6:2d dp5:zero1,replicate2 ep3 pp4:2bw mb2").check()
     lines = str(caught.value).splitlines()
     assert lines[0] == "plan 'pp4:2bw tp6:2d dp5:zero1,replicate2 ep3 mb2' breaks 4 rules:"
-    for number, start in enumerate(["dp5:zero1,replicate2", "tp6:2d", "pp4:2bw mb2", "ep3"], start=1):
+    for number, start in enumerate(
+        ["dp5:zero1,replicate2", "tp6:2d", "pp4:2bw mb2", "ep3"], start=1
+    ):
         assert lines[number].strip().startswith(start)
 
 
@@ -113,7 +123,10 @@ def test_plans_built_by_hand_are_checked_too(fields: dict[str, Any], message: st
 def test_huge_numbers_are_answered_at_once() -> None:
     with pytest.raises(PlanError, match="does not divide dp999999999"):
         Plan.parse("dp999999999:zero1,replicate2").check()
-    with pytest.raises(PlanError, match="needs a cubic number of ranks; the nearest are tp997002999:3d and tp1000000000:3d"):
+    with pytest.raises(
+        PlanError,
+        match="needs a cubic number of ranks; the nearest are tp997002999:3d and tp1000000000:3d",
+    ):
         Plan.parse("tp999999999:3d").check()
 
 
@@ -131,7 +144,11 @@ def test_the_nearest_grids_that_are_proposed_are_good(size: int, depth: int) -> 
         try:
             Plan.parse(f"tp{size}:{mode}").check()
         except PlanError as error:
-            proposed = [word.rstrip(".") for word in str(error).split(";")[1].split() if word.startswith("tp")]
+            proposed = [
+                word.rstrip(".")
+                for word in str(error).split(";")[1].split()
+                if word.startswith("tp")
+            ]
             assert proposed
             for text in proposed:
                 Plan.parse(text).check()

@@ -1,4 +1,6 @@
-"""Plan text: `parse` and `str` are inverses, and a text that cannot be read is answered term by term."""
+"""Plan text: `parse` and `str` are inverses, and a text that cannot be read is answered term by
+term.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from plait.errors import PlanError
 from plait.plan import ContextAxis, DataAxis, PipelineAxis, Plan, TensorAxis
 from plait.plan import axes as words
 
-patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
+patient = settings(
+    deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)  # a busy machine is no failure
 
 CANONICAL = {
     "dp2:zero3": "dp2:zero3",
@@ -70,7 +74,9 @@ def test_defaults_are_resolved() -> None:
     assert Plan.parse("dp4").micro_batches == 1
     assert Plan(pp=PipelineAxis(3)).micro_batches == 3
     assert Plan.parse("pp2:interleaved").pp.virtual == 2
-    assert [PipelineAxis(2, s).virtual for s in ("zbv", "v-half", "v-min", "dualpipev", "1f1b")] == [2, 2, 2, 2, 1]  # type: ignore[arg-type]
+    assert [
+        PipelineAxis(2, s).virtual for s in ("zbv", "v-half", "v-min", "dualpipev", "1f1b")
+    ] == [2, 2, 2, 2, 1]  # type: ignore[arg-type]
     assert Plan.parse("tp4:2.5d").tp.depth == 1
     assert Plan() == Plan.parse("dp1") and Plan().pp.virtual == 1
 
@@ -84,7 +90,10 @@ def test_sizes() -> None:
 
 # (text, what the message must say)
 BAD = [
-    ("dp2:zreo3", "plan 'dp2:zreo3': unknown strategy or option 'zreo3' of dp; did you mean 'zero3'?"),
+    (
+        "dp2:zreo3",
+        "plan 'dp2:zreo3': unknown strategy or option 'zreo3' of dp; did you mean 'zero3'?",
+    ),
     ("tp4:2dd", "plan 'tp4:2dd': unknown mode or option '2dd' of tp; did you mean '2d'?"),
     ("pp4:1f1f", "did you mean '1f1b'?"),
     ("pp4:zb", "of pp; did you mean 'zbv'?"),
@@ -117,17 +126,38 @@ BAD = [
     ("dp2:zero1,offload3", "offload takes no number; write offload"),
     ("pp2:interleaved,v", "v needs a number, as in v2"),
     ("dp2:async-server,stale", "stale needs a number, as in stale2"),
-    ("dp2:async-server", "async-server needs staleK, the most updates that a worker may lag behind (0 or more)"),
+    (
+        "dp2:async-server",
+        "async-server needs staleK, the most updates that a worker may lag behind (0 or more)",
+    ),
     ("dp2:async-server", "write for example dp2:async-server,stale2"),
-    ("dp2:local", "local needs everyH, the steps between two averagings (1 or more); write for example dp2:local,every8"),
-    ("dp2:zero1,stale3", "stale3 belongs to async-server; write dp2:async-server,stale3 or leave it out"),
+    (
+        "dp2:local",
+        "local needs everyH, the steps between two averagings (1 or more); write for example dp2:local,every8",
+    ),
+    (
+        "dp2:zero1,stale3",
+        "stale3 belongs to async-server; write dp2:async-server,stale3 or leave it out",
+    ),
     ("dp2:ring,every3", "every3 belongs to local; write dp2:local,every3 or leave it out"),
-    ("dp4:ring,replicate2", "replicate2 belongs to zero1, zero2 and zero3, because ring replicates everything"),
-    ("dp2:allreduce,offload", "offload belongs to zero1, zero2 and zero3; write dp2:zero1,offload or leave it out"),
+    (
+        "dp4:ring,replicate2",
+        "replicate2 belongs to zero1, zero2 and zero3, because ring replicates everything",
+    ),
+    (
+        "dp2:allreduce,offload",
+        "offload belongs to zero1, zero2 and zero3; write dp2:zero1,offload or leave it out",
+    ),
     ("tp4:2d,sp", "sp belongs to 1d, because 2d shards these activations already; write tp4:2d"),
     ("tp8:3d,depth2", "depth2 belongs to 2.5d; write tp8:2.5d,depth2 or leave it out"),
-    ("pp4:gpipe,v2", "v2 belongs to interleaved, because gpipe always has 1 to a rank; write pp4:interleaved,v2 or pp4:gpipe"),
-    ("pp4:zbv,v3", "v3 belongs to interleaved, because zbv always has 2 to a rank; write pp4:interleaved,v3 or pp4:zbv"),
+    (
+        "pp4:gpipe,v2",
+        "v2 belongs to interleaved, because gpipe always has 1 to a rank; write pp4:interleaved,v2 or pp4:gpipe",
+    ),
+    (
+        "pp4:zbv,v3",
+        "v3 belongs to interleaved, because zbv always has 2 to a rank; write pp4:interleaved,v3 or pp4:zbv",
+    ),
     ("ep2:ring", "ep has no options; write ep2"),
     ("mb4,v2", "mb has no options; write mb4"),
     ("compile3", "compile stands alone; write compile"),
@@ -154,7 +184,12 @@ def test_all_bad_terms_are_reported_at_once() -> None:
         Plan.parse("dp2:zreo3 tp0 mb4 pq5 remat")
     lines = str(caught.value).splitlines()
     assert lines[0] == "plan 'dp2:zreo3 tp0 mb4 pq5 remat' has 4 faults:"
-    assert [line.strip().split(": ")[0] for line in lines[1:]] == ["dp2:zreo3", "tp0", "pq5", "remat"]
+    assert [line.strip().split(": ")[0] for line in lines[1:]] == [
+        "dp2:zreo3",
+        "tp0",
+        "pq5",
+        "remat",
+    ]
 
 
 @pytest.mark.parametrize("thing", [None, 3, ["dp2"], b"dp2"])
@@ -169,7 +204,13 @@ def data_axes() -> st.SearchStrategy[DataAxis]:
         st.builds(DataAxis, sizes, st.sampled_from(["allreduce", "ring", "server"])),
         st.builds(DataAxis, sizes, st.just("async-server"), stale=st.integers(0, 9)),
         st.builds(DataAxis, sizes, st.just("local"), every=st.integers(1, 500)),
-        st.builds(DataAxis, sizes, st.sampled_from(words.ZERO_STRATEGIES), replicate=st.integers(1, 8), offload=st.booleans()),
+        st.builds(
+            DataAxis,
+            sizes,
+            st.sampled_from(words.ZERO_STRATEGIES),
+            replicate=st.integers(1, 8),
+            offload=st.booleans(),
+        ),
     )
 
 

@@ -29,11 +29,14 @@ def test_plans_are_best_first_fit_and_use_every_device():
 def test_nothing_in_the_space_beats_the_choice():
     asked = config({**GPT, "num_hidden_layers": 4}, seq_len=512, global_batch=8)
     best = plait.choose(asked, cluster="l40sx4")[0]
-    where, job = machine("l40sx4"), Job(described(asked), 8)
+    where = machine("l40sx4")
+    job = Job(described(asked), 8)
     every = []
     for one in degrees(job.model, 4, 8, 8):
         for count in micro_batch_counts(8, one.dp, one.pp):
-            pipelines = [PipelineAxis(one.pp)] + (list(schedules(job.model, one.pp, count)) if one.pp > 1 else [])
+            pipelines = [PipelineAxis(one.pp)] + (
+                list(schedules(job.model, one.pp, count)) if one.pp > 1 else []
+            )
             for pipeline in pipelines:
                 for data in data_axes(one.dp, one.cp.size, PLAIT.data, 8, offloads=True):
                     for remat in REMATS:
@@ -48,10 +51,16 @@ def test_nothing_in_the_space_beats_the_choice():
 
 
 def test_a_large_model_on_few_samples_is_given_what_an_engineer_would_try():
-    """175 B parameters, 64 samples, 128 devices: tensor parallel in a node, a pipeline across, data parallel for the rest."""
+    """175 B parameters, 64 samples, 128 devices: tensor parallel in a node, a pipeline across, data
+    parallel for the rest.
+    """
     asked = config(GPT3, global_batch=64)
     best = plait.choose(asked, cluster="h100x128")[0]
-    for text in ("tp8:1d,sp pp8 dp2:zero1 mb32", "tp8:1d,sp pp16:interleaved,v3 mb64", "tp4:1d,sp pp16:zbv dp2:zero1 mb32"):
+    for text in (
+        "tp8:1d,sp pp8 dp2:zero1 mb32",
+        "tp8:1d,sp pp16:interleaved,v3 mb64",
+        "tp4:1d,sp pp16:zbv dp2:zero1 mb32",
+    ):
         for remat in ("none", "full"):
             tried = plait.estimate(asked, f"{text} remat:{remat} precision:bf16", "h100x128")
             assert not tried.fits or best.step_seconds <= tried.step_seconds * 1.01
@@ -59,7 +68,8 @@ def test_a_large_model_on_few_samples_is_given_what_an_engineer_would_try():
 
 def test_a_model_that_fits_nowhere_says_by_how_much_and_from_where_on():
     with pytest.raises(
-        NothingFits, match=r"the nearest needs [\d.]+ times the memory of rtx4090; fits from \d+ devices"
+        NothingFits,
+        match=r"the nearest needs [\d.]+ times the memory of rtx4090; fits from \d+ devices",
     ) as caught:
         plait.choose(config(MIXTRAL), cluster="rtx4090x4")
     assert caught.value.exit_code == 1
@@ -69,7 +79,9 @@ def test_a_model_that_fits_nowhere_says_by_how_much_and_from_where_on():
 
 def test_objectives():
     asked = config(LLAMA_8B, seq_len=4096, global_batch=32)
-    by_time, by_memory, by_cost = (plait.choose(asked, "h100x16", objective=word)[0] for word in ("time", "memory", "cost"))
+    by_time, by_memory, by_cost = (
+        plait.choose(asked, "h100x16", objective=word)[0] for word in ("time", "memory", "cost")
+    )
     assert by_memory.memory.total <= by_time.memory.total
     assert by_cost.cost_per_million_tokens <= by_time.cost_per_million_tokens
     with pytest.raises(ConfigError, match="did you mean 'memory'"):
@@ -78,8 +90,12 @@ def test_objectives():
 
 def test_experts_and_long_sequences_open_their_axes():
     assert any(one.ep > 1 for one in degrees(described(config(MIXTRAL)), 16, 64, 8))
-    assert any(one.cp.size > 1 for one in degrees(described(config(LLAMA_8B, seq_len=32768)), 16, 64, 8))
-    assert not any(one.cp.size > 1 for one in degrees(described(config(LLAMA_8B, seq_len=1024)), 16, 64, 8))
+    assert any(
+        one.cp.size > 1 for one in degrees(described(config(LLAMA_8B, seq_len=32768)), 16, 64, 8)
+    )
+    assert not any(
+        one.cp.size > 1 for one in degrees(described(config(LLAMA_8B, seq_len=1024)), 16, 64, 8)
+    )
 
 
 def test_an_explanation_names_causes_and_plans():

@@ -45,7 +45,14 @@ def test_plan_for_another_number_of_devices(capsys, path):
 
 
 def test_plan_says_no_with_exit_code_1(capsys, path):
-    sizes = ("--set", "model.hidden_size=32768", "--set", "model.num_hidden_layers=64", "--set", "model.num_attention_heads=64")
+    sizes = (
+        "--set",
+        "model.hidden_size=32768",
+        "--set",
+        "model.num_hidden_layers=64",
+        "--set",
+        "model.num_attention_heads=64",
+    )
     code, data = answer(capsys, "plan", path, "--cluster", "rtx4090x2", *sizes)
     assert code == 1 and data["plans"] == [] and "fits from" in data["reason"]
 

@@ -23,13 +23,19 @@ def test_every_part_of_a_loss_is_a_difference_of_two_estimates(choice):
     told = losses(choice, best, 8)
     assert len(told) > 3 and [loss.slower for loss in told] == sorted(loss.slower for loss in told)
     for loss in told:
-        assert sum(part for _, part in loss.causes) - (loss.gain[1] if loss.gain else 0) <= 1.5 * abs(loss.slower) + 0.05
+        assert (
+            sum(part for _, part in loss.causes) - (loss.gain[1] if loss.gain else 0)
+            <= 1.5 * abs(loss.slower) + 0.05
+        )
 
 
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        ("tp16:1d,sp dp2:zero1 mb4 remat:full precision:bf16", "tensor-parallel communication over the node boundary"),
+        (
+            "tp16:1d,sp dp2:zero1 mb4 remat:full precision:bf16",
+            "tensor-parallel communication over the node boundary",
+        ),
         ("tp8:1d,sp precision:bf16 mb32", "computing on 8 of 32 devices"),
         ("dp32:zero3 mb2 precision:float32", "precision:float32"),
         ("dp32:zero3 mb2 remat:full precision:bf16", "recomputation (remat:full)"),
@@ -38,7 +44,8 @@ def test_every_part_of_a_loss_is_a_difference_of_two_estimates(choice):
 )
 def test_a_named_plan_loses_to_what_it_does_otherwise(choice, text, word):
     plan = Plan.parse(text)
-    line, other = explain_plan(choice, plan), estimate_job(choice.job, plan, choice.machine)
+    line = explain_plan(choice, plan)
+    other = estimate_job(choice.job, plan, choice.machine)
     assert word in line
     said = float(re.search(r"loses ([\d.,]+)%", line)[1].replace(",", "")) / 100
     assert said == pytest.approx(other.step_seconds / choice.plans[0].step_seconds - 1, abs=0.006)

@@ -19,9 +19,16 @@ THREE_D = Plan.parse("tp8:1d,sp pp8:interleaved,v2 dp4:zero1 mb64 precision:bf16
 def test_megatron_says_all_of_a_3d_plan():
     out = export_plan(THREE_D, "megatron-lm", 256)
     assert not out.missing
-    for words in ("--tensor-model-parallel-size 8 --sequence-parallel", "--pipeline-model-parallel-size 8", "--bf16"):
+    for words in (
+        "--tensor-model-parallel-size 8 --sequence-parallel",
+        "--pipeline-model-parallel-size 8",
+        "--bf16",
+    ):
         assert words in out.text
-    assert "--num-virtual-stages-per-pipeline-rank 2" in out.text and "--use-distributed-optimizer" in out.text
+    assert (
+        "--num-virtual-stages-per-pipeline-rank 2" in out.text
+        and "--use-distributed-optimizer" in out.text
+    )
     assert "--micro-batch-size 1 --global-batch-size 256" in out.text
 
 
@@ -29,13 +36,21 @@ def test_deepspeed_is_json_whose_batches_multiply():
     out = export_plan(Plan.parse("dp4:zero3,offload mb2 precision:bf16"), "deepspeed", 64)
     config = json.loads(out.text)
     assert not out.missing
-    assert config["zero_optimization"] == {"stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": True}}
-    micro, steps = config["train_micro_batch_size_per_gpu"], config["gradient_accumulation_steps"]
+    assert config["zero_optimization"] == {
+        "stage": 3,
+        "offload_optimizer": {"device": "cpu", "pin_memory": True},
+    }
+    micro = config["train_micro_batch_size_per_gpu"]
+    steps = config["gradient_accumulation_steps"]
     assert micro * steps * 4 == config["train_batch_size"] == 64
 
 
 def test_torchtitan_is_toml_with_the_degrees():
-    out = export_plan(Plan.parse("pp2:zbv tp4:1d,sp dp8:zero3,replicate2 mb8 remat:full compile"), "torchtitan", 64)
+    out = export_plan(
+        Plan.parse("pp2:zbv tp4:1d,sp dp8:zero3,replicate2 mb8 remat:full compile"),
+        "torchtitan",
+        64,
+    )
     table = tomllib.loads(out.text)
     assert not out.missing
     assert table["parallelism"]["data_parallel_shard_degree"] == 4
@@ -60,10 +75,18 @@ def test_an_unknown_framework_names_the_nearest():
 
 def test_torchtitan_adds_up_micro_batches_without_a_pipeline_and_cuts_them_with_one():
     alone = tomllib.loads(export_plan(Plan.parse("dp8:zero3 mb4"), "torchtitan", 256).text)
-    assert alone["training"]["local_batch_size"] == 8 and alone["training"]["global_batch_size"] == 256
+    assert (
+        alone["training"]["local_batch_size"] == 8 and alone["training"]["global_batch_size"] == 256
+    )
     piped = tomllib.loads(export_plan(Plan.parse("pp2 dp4:zero3 mb4"), "torchtitan", 256).text)
-    assert "layers_per_stage = layers / 8" in export_plan(Plan.parse("pp2:interleaved,v4 mb8"), "torchtitan", 16).text
-    assert piped["training"]["local_batch_size"] == 64 and piped["parallelism"]["pipeline_parallel_microbatch_size"] == 16
+    assert (
+        "layers_per_stage = layers / 8"
+        in export_plan(Plan.parse("pp2:interleaved,v4 mb8"), "torchtitan", 16).text
+    )
+    assert (
+        piped["training"]["local_batch_size"] == 64
+        and piped["parallelism"]["pipeline_parallel_microbatch_size"] == 16
+    )
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,9 @@ class Sizes:
     out: int
 
 
-def pair(sizes: Sizes, *, bias: bool, norm: Callable[[int], nn.Module] | None = None) -> nn.Sequential:
+def pair(
+    sizes: Sizes, *, bias: bool, norm: Callable[[int], nn.Module] | None = None
+) -> nn.Sequential:
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     layers["up"] = nn.Linear(sizes.into, sizes.middle, bias=bias)
     layers["act"] = nn.GELU()
@@ -63,7 +65,9 @@ def whole_of(parts: list[tuple[Any, Tensor]]) -> Tensor:
     first = parts[0][0]
     full = torch.full(first.view, float("nan"), dtype=parts[0][1].dtype)
     for placement, value in parts:
-        box = tuple(slice(o, o + e) for o, e in zip(placement.box.offset, placement.box.extent, strict=True))
+        box = tuple(
+            slice(o, o + e) for o, e in zip(placement.box.offset, placement.box.extent, strict=True)
+        )
         boxed = value.reshape(placement.box.extent)
         known = ~full[box].isnan()
         assert torch.equal(full[box][known], boxed[known])

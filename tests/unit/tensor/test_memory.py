@@ -1,4 +1,6 @@
-"""What a rank holds of parameters and of what a forward keeps for backward, against one device: by live tensors and hooks."""
+"""What a rank holds of parameters and of what a forward keeps for backward, against one device: by
+live tensors and hooks.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ from plait.comm import World
 from plait.plan import Plan
 from tests.unit.tensor.pairs import run_ranks, split_with_values
 
-WIDTH, HEADS, SEQUENCE, BATCH = 64, 8, 16, 8
+WIDTH = 64
+HEADS = 8
+SEQUENCE = 16
+BATCH = 8
 
 
 def gpt() -> Any:
@@ -30,7 +35,9 @@ def gpt() -> Any:
 
 
 def kept_bytes(block: nn.Module, x: Tensor) -> int:
-    """Of the tensors that autograd holds after a forward, each memory once; parameters are not counted."""
+    """Of the tensors that autograd holds after a forward, each memory once; parameters are not
+    counted.
+    """
     held = {param.untyped_storage().data_ptr() for param in block.parameters()}
     kept: dict[int, Any] = {}
 
@@ -71,10 +78,15 @@ def whole() -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(
-    ("plan", "copies"), [("tp4:1d,sp", 1), ("tp4:2d", 1), ("tp8:1d,sp", 1), ("tp8:2.5d,depth2", 2), ("tp8:3d", 1)]
+    ("plan", "copies"),
+    [("tp4:1d,sp", 1), ("tp4:2d", 1), ("tp8:1d,sp", 1), ("tp8:2.5d,depth2", 2), ("tp8:3d", 1)],
 )
-def test_activations_are_cut_by_the_number_of_ranks(whole: tuple[int, int], plan: str, copies: int) -> None:
-    """Weights too, but for the layers of a depth, which hold the same; norms and biases are small, and held more often."""
+def test_activations_are_cut_by_the_number_of_ranks(
+    whole: tuple[int, int], plan: str, copies: int
+) -> None:
+    """Weights too, but for the layers of a depth, which hold the same; norms and biases are small,
+    and held more often.
+    """
     size = Plan.parse(plan).world_size
     for parameters, activations in on_ranks(plan):
         assert activations == pytest.approx(whole[1] / size, rel=0.01)
@@ -88,4 +100,6 @@ def test_1d_holds_the_residual_stream_whole(whole: tuple[int, int], size: int) -
     for parameters, activations in on_ranks(f"tp{size}"):
         assert parameters <= 1.1 * whole[0] / size
         uncut = activations - whole[1] / size
-        assert uncut == pytest.approx(4 * stream * (1 - 1 / size), rel=0.02)  # inputs of two norms, and of two columns
+        assert uncut == pytest.approx(
+            4 * stream * (1 - 1 / size), rel=0.02
+        )  # inputs of two norms, and of two columns

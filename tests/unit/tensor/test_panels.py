@@ -1,4 +1,6 @@
-"""SUMMA's panels: the next ones are on their way before the current ones are handed out, and two of each are all there are."""
+"""SUMMA's panels: the next ones are on their way before the current ones are handed out, and two of
+each are all there are.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ class Line:
     """An axis that notes what is asked of it."""
 
     def __init__(self, size: int, rank: int, notes: list[str]) -> None:
-        self.size, self.rank, self._notes = size, rank, notes
+        self.size = size
+        self.rank = rank
+        self._notes = notes
         self.panels: weakref.WeakSet[Tensor] = weakref.WeakSet()
 
     def broadcast(self, panel: Tensor, root: int) -> Any:
@@ -62,16 +66,31 @@ def test_one_sum_travels_while_the_next_is_made() -> None:
         notes.append(f"multiply {t}")
         sums.add(t, torch.full((2,), float(t)))
     assert sums.finish()[0] == 1
-    assert notes == ["multiply 0", "sum 0", "multiply 1", "wait", "sum 1", "multiply 2", "wait", "sum 2", "wait"]
+    assert notes == [
+        "multiply 0",
+        "sum 0",
+        "multiply 1",
+        "wait",
+        "sum 1",
+        "multiply 2",
+        "wait",
+        "sum 2",
+        "wait",
+    ]
 
 
-@pytest.mark.parametrize(("limit", "choice"), [(2 * (6 + 8) * 8, "gathered"), (2 * (6 + 8) * 8 - 1, "streamed")])
+@pytest.mark.parametrize(
+    ("limit", "choice"), [(2 * (6 + 8) * 8, "gathered"), (2 * (6 + 8) * 8 - 1, "streamed")]
+)
 def test_the_choice_is_made_by_size_and_recorded(limit: int, choice: str) -> None:
     def rank(world: World) -> dict[str, int]:
-        row, column = world.axis("tp_row"), world.axis("tp_col")
+        row = world.axis("tp_row")
+        column = world.axis("tp_col")
         run = Run(Stream())
         product = summa.Summa(x=Move(column, -1), weight=Move(row, 1), limit_bytes=limit)
-        product(torch.ones(3, 2, dtype=torch.float64), torch.ones(4, 2, dtype=torch.float64), None, run)
+        product(
+            torch.ones(3, 2, dtype=torch.float64), torch.ones(4, 2, dtype=torch.float64), None, run
+        )
         return dict(run.choices)
 
     assert threaded(4, rank, plan="tp4:2d") == [{choice: 1}] * 4

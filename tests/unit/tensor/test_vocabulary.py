@@ -1,4 +1,6 @@
-"""Cross-entropy on ranges of the vocabulary against torch's, forward and backward, and what no rank ever holds."""
+"""Cross-entropy on ranges of the vocabulary against torch's, forward and backward, and what no rank
+ever holds.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +37,8 @@ def test_equals_torch(size: int, scale: float) -> None:
     for loss, number, _, sent in results:
         assert float((loss - total.detach()).abs()) <= 1e-10 * float(total.detach())
         assert number == count
-        assert sent == (size - 1) * 3 * targets.numel() * 8  # three numbers a token: far less than the logits
+        assert (
+            sent == (size - 1) * 3 * targets.numel() * 8
+        )  # three numbers a token: far less than the logits
     grad = torch.cat([found[2] for found in results], -1)
     assert float((grad - whole.grad).abs().max()) <= 1e-12

@@ -1,4 +1,6 @@
-"""Pictures are SVG that parses, true to scale, and need nothing from outside; a page is one file."""
+"""Pictures are SVG that parses, true to scale, and need nothing from outside; a page is one
+file.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,10 @@ def test_lanes_are_true_to_scale() -> None:
 
 
 def test_a_label_that_does_not_fit_is_left_out_and_its_hint_stays() -> None:
-    drawn = lanes([Lane("a", (Box(0, 1, label="12F345", hint="12F345: 1 ms"), Box(1, 99, label="fits")))], Frame(width=500))
+    drawn = lanes(
+        [Lane("a", (Box(0, 1, label="12F345", hint="12F345: 1 ms"), Box(1, 99, label="fits")))],
+        Frame(width=500),
+    )
     assert words(drawn) == ["a", "fits"]
     assert "12F345: 1 ms" in drawn
 
@@ -59,7 +64,12 @@ def test_a_timeline_is_a_lane_a_rank_from_its_first_start_on() -> None:
 
 def test_bars_are_on_one_scale_and_parts_have_a_legend() -> None:
     drawn = bars(
-        [Bar("dp2", (("state", 30.0), ("activations", 10.0))), Bar("pp2", (("state", 20.0),), "20 MB")], "MB", width=400
+        [
+            Bar("dp2", (("state", 30.0), ("activations", 10.0))),
+            Bar("pp2", (("state", 20.0),), "20 MB"),
+        ],
+        "MB",
+        width=400,
     )
     widths = [float(rect["width"]) for rect in rects(drawn)[:3]]
     assert widths == [pytest.approx(300), pytest.approx(100), pytest.approx(200)]
@@ -67,7 +77,12 @@ def test_bars_are_on_one_scale_and_parts_have_a_legend() -> None:
 
 
 def test_nothing_to_draw_is_still_a_picture() -> None:
-    for drawn in (lanes([]), bars([]), lanes(timeline_lanes(Timeline())), legend([("wait", "#fff")])):
+    for drawn in (
+        lanes([]),
+        bars([]),
+        lanes(timeline_lanes(Timeline())),
+        legend([("wait", "#fff")]),
+    ):
         ElementTree.fromstring(drawn)
 
 
@@ -88,7 +103,10 @@ class Reader(HTMLParser):
 
 def test_a_page_is_whole_and_escapes_what_it_is_given() -> None:
     drawn = lanes(timeline_lanes(timeline()))
-    text = page("a < b", [Section("one", ["1 < 2", Grid(("x", "y"), (("<", "2"),)), Picture(drawn, "measured")])])
+    text = page(
+        "a < b",
+        [Section("one", ["1 < 2", Grid(("x", "y"), (("<", "2"),)), Picture(drawn, "measured")])],
+    )
     reader = Reader()
     reader.feed(text)
     assert not reader.open and not reader.outside

@@ -55,7 +55,8 @@ def test_disabled_records_nothing():
 
 
 def test_merge_puts_all_on_the_earliest_origin():
-    early, late = Timeline(0, origin_seconds=100.0), Timeline(1, origin_seconds=101.5)
+    early = Timeline(0, origin_seconds=100.0)
+    late = Timeline(1, origin_seconds=101.5)
     early.add(Span("a", "f", 0, 1.0, 1.0))
     late.add(Span("b", "f", 1, 1.0, 1.0))
     late.add(CommEvent("dp", "send", 8, 0.0, 1.0, 1, 0.5))
@@ -71,7 +72,11 @@ def test_the_trace_has_a_process_for_each_rank_and_two_lanes():
     trace = json.loads(json.dumps(_timeline().to_chrome()))
     events = trace["traceEvents"]
     names = {(e["name"], e["args"]["name"]) for e in events if e["ph"] == "M"}
-    assert names == {("process_name", "rank 1"), ("thread_name", "compute"), ("thread_name", "comm")}
+    assert names == {
+        ("process_name", "rank 1"),
+        ("thread_name", "compute"),
+        ("thread_name", "comm"),
+    }
     (forward,) = [e for e in events if e["name"] == "0F0"]
     assert (forward["ph"], forward["pid"], forward["ts"], forward["dur"]) == ("X", 1, 0.0, 1e6)
     begin, end = [e for e in events if e["name"] == "dp all_reduce"]
@@ -103,7 +108,8 @@ def test_a_trace_is_read_back_as_the_timeline_that_it_was() -> None:
 
 
 def test_steps_are_told_apart_by_their_label() -> None:
-    first, second = Timeline(0, origin_seconds=0.0), Timeline(0, origin_seconds=2.0)
+    first = Timeline(0, origin_seconds=0.0)
+    second = Timeline(0, origin_seconds=2.0)
     for step in (first, second):
         step.add(Span("0F0", "F", 0, 0.0, 1.0, {"stage": 0}))
         step.add(CommEvent("dp", "all_reduce", 8, 0.0, 0.5, 0, 0.1))
@@ -111,5 +117,7 @@ def test_steps_are_told_apart_by_their_label() -> None:
     merged.add(Span("elsewhere", "x", 0, 1.5, 0.1))
     parts = merged.by_label("step")
     assert list(parts) == [7, 8]
-    assert [(span.start_seconds, dict(span.args)) for span in parts[8].spans] == [(2.0, {"stage": 0, "step": 8})]
+    assert [(span.start_seconds, dict(span.args)) for span in parts[8].spans] == [
+        (2.0, {"stage": 0, "step": 8})
+    ]
     assert [comm.start_seconds for comm in parts[8].comms] == [2.0]

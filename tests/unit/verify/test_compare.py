@@ -39,7 +39,8 @@ def test_what_cannot_be_compared_is_infinitely_far():
 
 def test_update_error_sees_a_step_size_that_large_weights_hide():
     before = {"w": torch.full((3,), 1000.0, dtype=torch.float64)}
-    truth, mine = {"w": before["w"] + 1e-3}, {"w": before["w"] + 2e-3}
+    truth = {"w": before["w"] + 1e-3}
+    mine = {"w": before["w"] + 2e-3}
     assert relative_error(mine["w"], truth["w"]) < 1e-5
     assert update_error(mine, truth, before) == pytest.approx(1.0, rel=1e-6)
 
@@ -68,13 +69,22 @@ def test_refuses_a_tensor_compared_with_itself():
 
 def test_refuses_views_of_live_parameters():
     live = reference().steps[1].params
-    record = Record(None, [Observation(1.0, {"w": torch.ones(1)}, live), Observation(0.5, {"w": torch.ones(1)}, live)])
+    record = Record(
+        None,
+        [
+            Observation(1.0, {"w": torch.ones(1)}, live),
+            Observation(0.5, {"w": torch.ones(1)}, live),
+        ],
+    )
     assert "observe clones" in refused(altered(reference()), record)
 
 
 def test_refuses_nan_and_nothing():
     record = reference()
-    assert "NaN" in refused(altered(record, grads={**record.steps[0].grads, "first.bias": torch.full((6,), math.nan)}), record)
+    assert "NaN" in refused(
+        altered(record, grads={**record.steps[0].grads, "first.bias": torch.full((6,), math.nan)}),
+        record,
+    )
     assert "the loss" in refused(altered(record, loss=math.nan), record)
     assert refusals(Record(None, []), Record(None, [])) == ["no step was observed"]
     empty = Record(None, [Observation(1.0, {}, {})])
@@ -94,7 +104,11 @@ def test_every_copy_counts():
     wrong = clone(record.steps[0].params)
     wrong["first.weight"] += 1e-3
     report = judge(
-        altered(record, ranks={0: RankView(params=clone(record.steps[0].params)), 1: RankView(params=wrong)}), record
+        altered(
+            record,
+            ranks={0: RankView(params=clone(record.steps[0].params)), 1: RankView(params=wrong)},
+        ),
+        record,
     )
     assert not report.ok and report.failed[0].kind == "replica"
     assert "ranks 0, 1" in report.findings[0].text
@@ -104,6 +118,15 @@ def test_text_and_record_say_the_same():
     record = reference()
     report = judge(altered(record, loss=record.steps[0].loss * 2), record, plan="dp2")
     found = report.as_dict()
-    assert {"ok", "loss_error", "grad_error", "param_error", "worst", "plan", "world_size", "steps"} <= found.keys()
+    assert {
+        "ok",
+        "loss_error",
+        "grad_error",
+        "param_error",
+        "worst",
+        "plan",
+        "world_size",
+        "steps",
+    } <= found.keys()
     assert found["loss_error"] == pytest.approx(1.0) and found["worst"]["kind"] == "loss"
     assert report.text().startswith("dp2: NOT equal to one device")

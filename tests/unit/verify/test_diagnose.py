@@ -44,11 +44,26 @@ def test_a_factor_is_named(factor, axis, words):
         (lambda p: float(p.micro_batch != 2), "dropped", "mb", "lacks micro-batch 2"),
         (lambda p: float(p.rank == 0), "dropped", "dp", "lacks data rank 1"),
         (lambda p: 1.0 + (p.rank == 1), "doubled", "dp", "data rank 1 count twice"),
-        (lambda p: 1.0 + (p.rank == 1 and p.micro_batch == 0), "doubled", "mb", "micro-batch 0 of data rank 1"),
+        (
+            lambda p: 1.0 + (p.rank == 1 and p.micro_batch == 0),
+            "doubled",
+            "mb",
+            "micro-batch 0 of data rank 1",
+        ),
         (lambda p: TOTAL / (6 * p.count), "mean-of-means", "dp+mb", "slices"),
         (lambda p: TOTAL / (2 * {0: 6, 1: 11}[p.rank]), "mean-of-means", "dp", "data ranks"),
-        (lambda p: {0: 0.7, 1: 0.4}[p.rank], "factor-by-dp", "dp", "clipped or divided before the reduction"),
-        (lambda p: 1.0 if p.micro_batch else 1 / 3, "factor-by-mb", "mb", "the number of micro-batches"),
+        (
+            lambda p: {0: 0.7, 1: 0.4}[p.rank],
+            "factor-by-dp",
+            "dp",
+            "clipped or divided before the reduction",
+        ),
+        (
+            lambda p: 1.0 if p.micro_batch else 1 / 3,
+            "factor-by-mb",
+            "mb",
+            "the number of micro-batches",
+        ),
         (lambda p: 0.3 + 0.1 * p.rank + 0.07 * p.micro_batch, "slices", "data", "count"),
     ],
 )
@@ -64,7 +79,10 @@ def test_what_each_slice_counts_is_found(weight, cause, axis, words, clip):
 
 
 def rank_gradients(record):
-    return {rank: weighted(record, 0, lambda p, rank=rank: float(p.rank == rank)) for rank in range(RANKS)}
+    return {
+        rank: weighted(record, 0, lambda p, rank=rank: float(p.rank == rank))
+        for rank in range(RANKS)
+    }
 
 
 def test_a_missing_reduction_is_found_from_what_the_ranks_hold():
@@ -89,7 +107,8 @@ def test_tied_weights_out_of_step():
 
 def test_gradients_kept_from_the_step_before():
     record = reference()
-    now, before = record.steps[1].grads, record.steps[0].grads
+    now = record.steps[1].grads
+    before = record.steps[0].grads
     both = {name: None if now[name] is None else now[name] + before[name] for name in now}
     assert "not set to zero" in first_finding(altered(record, 1, grads=both), record).text
     assert "step before" in first_finding(altered(record, 1, grads=clone(before)), record).text
@@ -124,7 +143,10 @@ def test_start():
 def moved(record, step, change):
     """The record with parameters before + change(name, update) after one step."""
     before = record.before(step)
-    params = {n: before[n] + change(n, value - before[n]) for n, value in record.steps[step].params.items()}
+    params = {
+        n: before[n] + change(n, value - before[n])
+        for n, value in record.steps[step].params.items()
+    }
     return altered(record, step, params=params)
 
 
@@ -141,7 +163,11 @@ def _half_shard(name, update):
         (lambda n, u: 2 * u, "updated-twice", "applied twice"),
         (lambda n, u: 0.9 * u, "learning-rate", "0.900000 times"),
         (lambda n, u: 0 * u, "stale", "every parameter is as before"),
-        (lambda n, u: 0 * u if n.startswith("second") else u, "stale", "second.bias, second.weight are as before"),
+        (
+            lambda n, u: 0 * u if n.startswith("second") else u,
+            "stale",
+            "second.bias, second.weight are as before",
+        ),
         (lambda n, u: u + 0.01 if n == "idle" else u, "frozen-moved", "idle"),
         (_half_shard, "shard", "first.weight[12:24] of 24"),
     ],
@@ -155,14 +181,18 @@ def test_updates(change, cause, words):
 def test_weight_decay():
     record = reference()
     before = record.start
-    finding = first_finding(moved(record, 0, lambda n, u: u + (0.005 * before[n] if n == "first.weight" else 0)), record)
+    finding = first_finding(
+        moved(record, 0, lambda n, u: u + (0.005 * before[n] if n == "first.weight" else 0)), record
+    )
     assert finding.cause == "weight-decay" and finding.names == ("first.weight",)
 
 
 def test_the_state_of_the_optimizer():
     record = reference()
     generator = torch.Generator().manual_seed(0)
-    wrong = moved(record, 1, lambda n, u: u * (1 + torch.rand(u.shape, generator=generator, dtype=u.dtype)))
+    wrong = moved(
+        record, 1, lambda n, u: u * (1 + torch.rand(u.shape, generator=generator, dtype=u.dtype))
+    )
     assert first_finding(wrong, record).cause == "optimizer-state"
 
 
@@ -175,7 +205,15 @@ def test_a_neighbouring_learning_rate_is_named():
 
 def test_lost_layers():
     record = reference()
-    params = {name: value for name, value in clone(record.steps[0].params).items() if name.startswith("first")}
-    grads = {name: value for name, value in clone(record.steps[0].grads).items() if name.startswith("first")}
+    params = {
+        name: value
+        for name, value in clone(record.steps[0].params).items()
+        if name.startswith("first")
+    }
+    grads = {
+        name: value
+        for name, value in clone(record.steps[0].grads).items()
+        if name.startswith("first")
+    }
     finding = first_finding(altered(record, params=params, grads=grads), record, Facts({"pp": 2}))
     assert finding.cause == "missing-parameters" and finding.axis == "pp"

@@ -19,7 +19,10 @@ def record(grads, params, replicas=(), loss=1.0, start=None):
 
 
 def test_shards_become_one_tensor_and_remember_whose_they_are():
-    ranks = [record([part(WHOLE[:4])], [part(WHOLE[:4])]), record([part(WHOLE[4:], 4)], [part(WHOLE[4:], 4)])]
+    ranks = [
+        record([part(WHOLE[:4])], [part(WHOLE[:4])]),
+        record([part(WHOLE[4:], 4)], [part(WHOLE[4:], 4)]),
+    ]
     step = join(ranks).steps[0]
     assert step.params["w"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert step.shards == [{"w": (0, 4)}, {"w": (4, 6)}]
@@ -34,7 +37,10 @@ def test_equal_copies_are_kept_once():
 def test_copies_that_differ_are_all_kept():
     odd = [*WHOLE[:5], 9.0]
     step = join([record([part(WHOLE)], [part(WHOLE)]), record([part(odd)], [part(WHOLE)])]).steps[0]
-    assert {rank: view.grads["w"].flatten().tolist() for rank, view in step.ranks.items()} == {0: WHOLE, 1: odd}
+    assert {rank: view.grads["w"].flatten().tolist() for rank, view in step.ranks.items()} == {
+        0: WHOLE,
+        1: odd,
+    }
     assert all(not view.params for view in step.ranks.values())
 
 

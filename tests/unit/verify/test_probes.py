@@ -28,7 +28,10 @@ def test_a_probe_that_has_no_meaning_says_why(name, model, reason):
 
 def test_uneven_tokens_are_uneven_on_every_slice():
     changed, plan = apply("uneven-tokens")
-    counts = [int((part.batch[1] != -100).sum()) for part in changed.slices(plan)(0, changed.batches(1, torch.float64)[0])]
+    counts = [
+        int((part.batch[1] != -100).sum())
+        for part in changed.slices(plan)(0, changed.batches(1, torch.float64)[0])
+    ]
     assert len(counts) == 4 and len(set(counts)) > 1
 
 

@@ -33,7 +33,9 @@ def test_slices_add_up_to_the_whole():
     by_slice = run_reference(Toy(), batches(), Recipe(loss, sgd), slices, by_slice=True)
     for one, other in zip(whole.steps, by_slice.steps, strict=True):
         assert one.loss == pytest.approx(other.loss, rel=1e-12)
-        assert all(relative_error(one.params[name], other.params[name]) < 1e-12 for name in one.params)
+        assert all(
+            relative_error(one.params[name], other.params[name]) < 1e-12 for name in one.params
+        )
 
 
 def test_the_model_that_is_given_is_left_alone():
@@ -44,16 +46,27 @@ def test_the_model_that_is_given_is_left_alone():
 
 
 def test_a_mean_loss_is_weighted_by_samples():
-    mean = run_reference(Toy(), batches(1), Recipe(lambda o, t: (o - t).square().sum() / len(o), sgd), slices, by_slice=True)
+    mean = run_reference(
+        Toy(),
+        batches(1),
+        Recipe(lambda o, t: (o - t).square().sum() / len(o), sgd),
+        slices,
+        by_slice=True,
+    )
     assert mean.steps[0].loss == pytest.approx(reference(steps=1).steps[0].loss, rel=1e-12)
 
 
 def test_learning_rate_and_frozen():
     model = Toy()
     model.first.bias.requires_grad_(False)
-    record = run_reference(model, batches(), Recipe(loss, sgd, lr_factor=lambda step: [1.0, 0.0][step]))
+    record = run_reference(
+        model, batches(), Recipe(loss, sgd, lr_factor=lambda step: [1.0, 0.0][step])
+    )
     assert record.steps[0].grads["first.bias"] is None and record.steps[0].grads["idle"] is None
-    assert all(torch.equal(record.steps[1].params[name], value) for name, value in record.steps[0].params.items())
+    assert all(
+        torch.equal(record.steps[1].params[name], value)
+        for name, value in record.steps[0].params.items()
+    )
     assert record.steps[1].lr == 0.0
 
 
@@ -62,7 +75,7 @@ def test_dropout_follows_the_seeds():
     assert "random" in slicing_reasons(model, batches(1)[0])[0]
 
     def run(seed):
-        cut = lambda step, batch: [Slice(0, 0, batch, seed)]  # noqa: E731
+        cut = lambda step, batch: [Slice(0, 0, batch, seed)]
         return run_reference(model, batches(1), Recipe(loss, sgd), cut, by_slice=True).steps[0].loss
 
     assert run(1) == run(1) != run(2)

@@ -1,4 +1,6 @@
-"""A toy run in plain torch whose slices are known, and from which any wrong gradient can be composed."""
+"""A toy run in plain torch whose slices are known, and from which any wrong gradient can be
+composed.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,8 @@ from torch import Tensor, nn
 
 from plait.verify import Observation, Recipe, Record, Slice, run_reference
 
-RANKS, MICRO = 2, 3
+RANKS = 2
+MICRO = 3
 COUNTS = {(0, 0): 1, (0, 1): 2, (0, 2): 3, (1, 0): 2, (1, 1): 4, (1, 2): 5}
 
 
@@ -51,14 +54,21 @@ def slices(step: int, batch: tuple[Tensor, Tensor]) -> list[Slice]:
     return [Slice(rank, micro, part) for (rank, micro), part in zip(COUNTS, parts, strict=True)]
 
 
-def reference(clip: float | None = None, *, contributions: bool = True, steps: int = 2, optimizer=sgd) -> Record:
+def reference(
+    clip: float | None = None, *, contributions: bool = True, steps: int = 2, optimizer=sgd
+) -> Record:
     recipe = Recipe(loss, optimizer, clip_grad_norm=clip)
     return run_reference(Toy(), batches(steps), recipe, slices, contributions=contributions)
 
 
 def altered(record: Record, step: int = 0, **changes) -> Record:
-    """The record with some fields of one step changed; everything is copied, as a second run would be."""
-    steps = [Observation(s.loss, clone(s.grads), clone(s.params), s.grad_norm, s.lr, s.ranks) for s in record.steps]
+    """The record with some fields of one step changed; everything is copied, as a second run would
+    be.
+    """
+    steps = [
+        Observation(s.loss, clone(s.grads), clone(s.params), s.grad_norm, s.lr, s.ranks)
+        for s in record.steps
+    ]
     steps[step] = Observation(**{**vars(steps[step]), **changes})
     return Record(None if record.start is None else clone(record.start), steps)
 
@@ -73,6 +83,8 @@ def weighted(record: Record, step: int, weight) -> dict[str, Tensor | None]:
     total = sum(part.count for part in parts)
     names = record.steps[step].grads
     return {
-        name: None if names[name] is None else sum(weight(part) * part.grads[name] for part in parts) / total  # type: ignore[misc]
+        name: None
+        if names[name] is None
+        else sum(weight(part) * part.grads[name] for part in parts) / total  # type: ignore[misc]
         for name in names
     }

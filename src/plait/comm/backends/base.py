@@ -1,7 +1,7 @@
 """What a backend gives to an axis: the operations of one line of ranks, unchecked and uncounted.
 
-The door (`comm.axis.Axis`) checks, counts and times; a backend only moves bytes. All tensors are contiguous, all
-ranks are coordinates on the line, and the size is at least two.
+The door (`comm.axis.Axis`) checks, counts and times; a backend only moves bytes. All tensors are
+contiguous, all ranks are coordinates on the line, and the size is at least two.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ class Handle(ABC):
     def wait(self) -> None:
         """Return when the result is there and every tensor that was given may be written again."""
 
-    def advance(self) -> None:  # noqa: B027 - a choice, not a duty
-        """Do what can be done before `wait`; `wait_all` calls it for every operation first. Nothing by default."""
+    def advance(self) -> None:
+        """Do what can be done before `wait`; `wait_all` calls it for every operation first. Nothing
+        by default.
+        """
 
 
 class Done(Handle):
@@ -43,11 +45,13 @@ class Then(Handle):
 
     def wait(self) -> None:
         """Wait for each work in turn, then do the last step."""
-        works, self._works = self._works, ()
+        works = self._works
+        self._works = ()
         for work in works:
             work.wait()
         if self._last is not None:
-            last, self._last = self._last, None
+            last = self._last
+            self._last = None
             last()
 
 
@@ -64,7 +68,9 @@ class Shown(Handle):
 
 
 class Backend(ABC):
-    """The operations of one line of ranks. `rank` is the own coordinate, `size` the number of ranks."""
+    """The operations of one line of ranks. `rank` is the own coordinate, `size` the number of
+    ranks.
+    """
 
     rank: int
     size: int
@@ -75,14 +81,18 @@ class Backend(ABC):
 
     @abstractmethod
     def reduce_scatter(self, out: Tensor, full: Tensor) -> Handle:
-        """`out` becomes the own part of the sum of `full`; it may be the own part of `full` itself."""
+        """`out` becomes the own part of the sum of `full`; it may be the own part of `full`
+        itself.
+        """
 
     @abstractmethod
     def all_gather(self, full: Tensor, shard: Tensor) -> Handle:
         """`full` becomes all shards in order; `shard` may be the own part of `full` itself."""
 
     def total(self, out: Tensor, source: Tensor) -> Handle:
-        """`out` becomes the sum of `source`, of the same shape and any strides, which stays as it is."""
+        """`out` becomes the sum of `source`, of the same shape and any strides, which stays as it
+        is.
+        """
         out.copy_(source)
         return self.all_reduce(out)
 
@@ -97,7 +107,9 @@ class Backend(ABC):
         return self.reduce_scatter(out.view(-1), parts.reshape(-1))
 
     @abstractmethod
-    def all_to_all(self, out: Tensor, source: Tensor, out_splits: list[int], source_splits: list[int]) -> Handle:
+    def all_to_all(
+        self, out: Tensor, source: Tensor, out_splits: list[int], source_splits: list[int]
+    ) -> Handle:
         """Rows (of dimension 0) by splits, in the order of coordinates."""
 
     @abstractmethod
@@ -121,9 +133,14 @@ class Backend(ABC):
         """Send to one rank and receive from another at once."""
 
     def add_exchanged(self, out: Tensor, parts: Tensor, peers: Sequence[tuple[int, int]]) -> Handle:
-        """Send `parts[i]` to the first of `peers[i]`, add what comes from the second to `out`; all ranks call it together."""
+        """Send `parts[i]` to the first of `peers[i]`, add what comes from the second to `out`; all
+        ranks call it together.
+        """
         taken = torch.empty_like(parts)
-        works = [self.exchange(into, part, *pair) for into, part, pair in zip(taken, parts, peers, strict=True)]
+        works = [
+            self.exchange(into, part, *pair)
+            for into, part, pair in zip(taken, parts, peers, strict=True)
+        ]
         return Then(works, lambda: sum_into(out.view(-1), [out.view(-1), *taken.flatten(1)]))
 
     @property
@@ -132,7 +149,9 @@ class Backend(ABC):
         return False
 
     def show(self, tensor: Tensor) -> Shown:
-        """Let every rank read the own `tensor`, and read theirs, of the same shape; only where `can_show`."""
+        """Let every rank read the own `tensor`, and read theirs, of the same shape; only where
+        `can_show`.
+        """
         raise NotImplementedError
 
     @abstractmethod
@@ -144,12 +163,14 @@ class Backend(ABC):
         """Small picklable things of all ranks, in order: for control, not for data."""
 
     def empty(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Uninitialised memory, such that operations on it are as fast as this backend can make them."""
+        """Uninitialised memory, such that operations on it are as fast as this backend can make
+        them.
+        """
         return torch.empty(numel, dtype=dtype, device=device)
 
     def lend(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory (numel,) to write what one operation sends, which gives it back."""
         return torch.empty(numel, dtype=dtype, device=device)
 
-    def close(self) -> None:  # noqa: B027 - a choice, not a duty
+    def close(self) -> None:
         """Give back what the backend owns."""

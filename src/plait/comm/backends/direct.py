@@ -1,15 +1,19 @@
-"""Collectives of ranks that read each other's memory: nothing is sent, everyone takes what it needs.
+"""Collectives of ranks that read each other's memory: nothing is sent, everyone takes what it
+needs.
 
-In a reduce-scatter each rank sums its own range over the memory of all; in an all-gather it copies the others' shards; an
-all-reduce is the first, then the second, in place. Sums run in the order of coordinates with the same rounding on
-every path, and each element is summed by one rank (or by all alike), so all ranks get equal bits.
+In a reduce-scatter each rank sums its own range over the memory of all; in an all-gather it copies
+the others' shards; an all-reduce is the first, then the second, in place. Sums run in the order of
+coordinates with the same rounding on every path, and each element is summed by one rank (or by all
+alike), so all ranks get equal bits.
 
-Why the in-place forms do not race: between two signals a rank writes only its own range of its own memory, and the
-others read only other ranges of it. reduce_scatter with `out` in `full`: my slice of my `full` is read by nobody but me.
-all_gather with `shard` in `full`: others read my slice, I write the rest. all_reduce: in the first phase others read
-all but my range and I write my range; in the second they read my range and I write the rest.
+Why the in-place forms do not race: between two signals a rank writes only its own range of its own
+memory, and the others read only other ranges of it. reduce_scatter with `out` in `full`: my slice
+of my `full` is read by nobody but me. all_gather with `shard` in `full`: others read my slice, I
+write the rest. all_reduce: in the first phase others read all but my range and I write my range; in
+the second they read my range and I write the rest.
 
-Tensors outside readable memory are copied into borrowed memory first; then nobody waits for the readers.
+Tensors outside readable memory are copied into borrowed memory first; then nobody waits for the
+readers.
 """
 
 from __future__ import annotations
@@ -29,7 +33,9 @@ from plait.comm.backends.steps import Engine, Operation, Step
 from plait.comm.backends.sums import HALVES, sum_into
 from plait.mesh.slices import shard_range
 
-ONE_SHOT_BYTES = 256 << 10  # up to here every rank sums everything: one signal less, and the data lie in cache
+ONE_SHOT_BYTES = (
+    256 << 10
+)  # up to here every rank sums everything: one signal less, and the data lie in cache
 
 
 class Direct(Backend):
@@ -65,7 +71,9 @@ class Direct(Backend):
         return side.collective(sum_own, copy_others)
 
     def total(self, out: Tensor, source: Tensor) -> Handle:
-        """From borrowed memory, so that the sum may go elsewhere: of two ranks, everyone sums everything, whatever the size."""
+        """From borrowed memory, so that the sum may go elsewhere: of two ranks, everyone sums
+        everything, whatever the size.
+        """
         flat = out.view(-1)
         side = _Side(self, "all_reduce", source, always_stage=True)
         if self.size == 2 or flat.numel() * flat.element_size() <= ONE_SHOT_BYTES:
@@ -93,14 +101,20 @@ class Direct(Backend):
         """Parts that were not written where the others read them become contiguous there."""
         borrowed = self.lent.get(parts.data_ptr())
         if borrowed is None or parts.is_contiguous():
-            flat, numel = out.view(-1), out.numel()
+            flat = out.view(-1)
+            numel = out.numel()
             side = _Side(self, "reduce_scatter", parts)
             own = slice(self.rank * numel, (self.rank + 1) * numel)
-            return side.collective(lambda: sum_into(flat, [side.of(peer)[own] for peer in self._all]))
+            return side.collective(
+                lambda: sum_into(flat, [side.of(peer)[own] for peer in self._all])
+            )
         side = _Side(self, "reduce_scatter", borrowed.tensor)
 
         def sum_own() -> None:
-            rows = [side.of(peer).as_strided(parts.shape, parts.stride())[self.rank] for peer in self._all]
+            rows = [
+                side.of(peer).as_strided(parts.shape, parts.stride())[self.rank]
+                for peer in self._all
+            ]
             if self.size == 2 and out.dtype not in HALVES:
                 torch.add(rows[0], rows[1], out=out)
                 return
@@ -125,7 +139,9 @@ class Direct(Backend):
 
         return side.collective(copy)
 
-    def all_to_all(self, out: Tensor, source: Tensor, out_splits: list[int], source_splits: list[int]) -> Handle:
+    def all_to_all(
+        self, out: Tensor, source: Tensor, out_splits: list[int], source_splits: list[int]
+    ) -> Handle:
         """Copy the own part of everyone's source; the notice says where each part begins."""
         row = out.numel() // out.shape[0] if out.shape[0] else 0
         source_row = source.numel() // source.shape[0] if source.shape[0] else 0
@@ -156,7 +172,9 @@ class Direct(Backend):
         if self.rank != root:
             return _Side(self, "reduce", flat).give((root,))
         side = _Side(self, "reduce", flat, publish=False)
-        return side.take(self._others, lambda: sum_into(flat, [side.of(peer) for peer in self._all]))
+        return side.take(
+            self._others, lambda: sum_into(flat, [side.of(peer) for peer in self._all])
+        )
 
     def send(self, tensor: Tensor, to: int, tag: int) -> Handle:
         """Buffered: done when it returns."""
@@ -172,19 +190,26 @@ class Direct(Backend):
         return side.swap((to,), (source,), lambda: out.view(-1).copy_(side.of(source)))
 
     def add_exchanged(self, out: Tensor, parts: Tensor, peers: Sequence[tuple[int, int]]) -> Handle:
-        """Add the others' parts up where they lie. Over when the own have been read, so that no rank lends more and more."""
-        side, flat = _Side(self, "shift", parts), out.view(-1)
+        """Add the others' parts up where they lie. Over when the own have been read, so that no
+        rank lends more and more.
+        """
+        side = _Side(self, "shift", parts)
+        flat = out.view(-1)
         to, sources = zip(*peers, strict=True)
 
         def add() -> None:
-            rows = [side.of(source).view(len(peers), -1)[index] for index, source in enumerate(sources)]
+            rows = [
+                side.of(source).view(len(peers), -1)[index] for index, source in enumerate(sources)
+            ]
             sum_into(flat, [flat, *rows])
 
         return side.swap(to, sources, add, early=False)
 
     @property
     def can_show(self) -> bool:
-        """Not to more ranks than half of the operations that may be under way: readers may issue one a rank meanwhile."""
+        """Not to more ranks than half of the operations that may be under way: readers may issue
+        one a rank meanwhile.
+        """
         return self.size <= RING // 2
 
     def show(self, tensor: Tensor) -> Shown:
@@ -196,11 +221,17 @@ class Direct(Backend):
         _Side(self, "barrier", torch.empty(0)).collective(lambda: None).wait()
 
     def gather_objects(self, item: object) -> list[Any]:
-        """Pickled bytes, each rank's of its own length: between the own ranks of one run, never from outside."""
+        """Pickled bytes, each rank's of its own length: between the own ranks of one run, never
+        from outside.
+        """
         packed = torch.frombuffer(bytearray(pickle.dumps(item)), dtype=torch.uint8)
         side = _Side(self, "gather_objects", packed, same_numel=False)
         items: list[Any] = []
-        side.collective(lambda: items.extend(pickle.loads(side.of(peer).numpy().tobytes()) for peer in self._all)).wait()
+        side.collective(
+            lambda: items.extend(
+                pickle.loads(side.of(peer).numpy().tobytes()) for peer in self._all
+            )
+        ).wait()
         return items
 
     def empty(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -222,7 +253,8 @@ class _Exhibit(Shown):
     """Tensors that lie still while the ranks look at each other's, at their own pace."""
 
     def __init__(self, direct: Direct, tensor: Tensor) -> None:
-        self._shape, self._direct = tensor.shape, direct
+        self._shape = tensor.shape
+        self._direct = direct
         self._side = _Side(direct, "show", tensor, always_stage=True)
         self._operation = self._side.exhibit()
 
@@ -253,7 +285,9 @@ class _Side:
         always_stage: bool = False,
         publish: bool = True,
     ) -> None:
-        self._direct, self._fabric, self._engine = direct, direct.fabric, direct._engine
+        self._direct = direct
+        self._fabric = direct.fabric
+        self._engine = direct._engine
         self._same_numel = same_numel
         self._seen: dict[int, tuple[Notice, Tensor]] = {}
         self.staged: Staged | None = None
@@ -282,8 +316,15 @@ class _Side:
     def check_part(self, peer: int, sent: int, expected: int) -> None:
         """Raise unless a peer sends as many elements as are expected of it."""
         if sent != expected:
-            theirs = Notice(self.notice.number, f"all_to_all with {sent} elements for this rank,", sent, self.notice.dtype)
-            Notice(self.notice.number, "all_to_all", expected, self.notice.dtype).match(theirs, peer, True)
+            theirs = Notice(
+                self.notice.number,
+                f"all_to_all with {sent} elements for this rank,",
+                sent,
+                self.notice.dtype,
+            )
+            Notice(self.notice.number, "all_to_all", expected, self.notice.dtype).match(
+                theirs, peer, True
+            )
 
     def collective(self, *acts: Callable[[], object]) -> Operation:
         """Everyone shows, everyone reads: one act, or two with a signal between."""
@@ -291,7 +332,10 @@ class _Side:
         self._arrive(others)
         signals = (Signal.ARRIVE, Signal.MIDDLE)[: len(acts)]
         answers = (*signals[1:], Signal.EXIT)
-        steps = [Step(signal, others, act, answer, others) for signal, act, answer in zip(signals, acts, answers, strict=True)]
+        steps = [
+            Step(signal, others, act, answer, others)
+            for signal, act, answer in zip(signals, acts, answers, strict=True)
+        ]
         return self._issue([*steps, Step(Signal.EXIT, others, self._release)])
 
     def give(self, readers: tuple[int, ...]) -> Operation:
@@ -304,7 +348,12 @@ class _Side:
         return self._issue([Step(Signal.ARRIVE, sources, act, Signal.EXIT, sources)])
 
     def swap(
-        self, to: tuple[int, ...], sources: tuple[int, ...], act: Callable[[], object], *, early: bool = True
+        self,
+        to: tuple[int, ...],
+        sources: tuple[int, ...],
+        act: Callable[[], object],
+        *,
+        early: bool = True,
     ) -> Operation:
         """Show to some, read from others."""
         self._arrive(to)

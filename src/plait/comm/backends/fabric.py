@@ -1,8 +1,10 @@
-"""What ranks need that can read each other's memory: notices, signals, and views of what a notice names.
+"""What ranks need that can read each other's memory: notices, signals, and views of what a notice
+names.
 
-A signal is a counter for each (kind, from, to): posting adds one, taking waits for one and removes it; both are full
-memory barriers, so what was written before a post is seen after the take. `direct.Direct` builds all collectives on
-this; processes of one host implement it (`shared`), and so do threads of one process (`threads`).
+A signal is a counter for each (kind, from, to): posting adds one, taking waits for one and removes
+it; both are full memory barriers, so what was written before a post is seen after the take.
+`direct.Direct` builds all collectives on this; processes of one host implement it (`shared`), and
+so do threads of one process (`threads`).
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ class Signal(IntEnum):
 
 
 class Notice(NamedTuple):
-    """What a rank says of its side of operation `number`; `offsets` are elements (all_to_all: where each part begins)."""
+    """What a rank says of its side of operation `number`; `offsets` are elements (all_to_all: where
+    each part begins).
+    """
 
     number: int
     op: str
@@ -59,7 +63,8 @@ class Notice(NamedTuple):
         Raises:
             RunError: the ranks called different things; names both.
         """
-        mine, theirs = (self.number, self.op, self.dtype), (other.number, other.op, other.dtype)
+        mine = (self.number, self.op, self.dtype)
+        theirs = (other.number, other.op, other.dtype)
         if mine != theirs or (same_numel and self.numel != other.numel):
             raise RunError(
                 f"the ranks of one axis called different operations: this rank {self._text()}, coordinate {peer} "
@@ -82,7 +87,9 @@ class Staged(ABC):
 
 @dataclass
 class Message(ABC):
-    """Something sent point-to-point: `data` is flat and lies in the sender's memory until `release`."""
+    """Something sent point-to-point: `data` is flat and lies in the sender's memory until
+    `release`.
+    """
 
     tag: int
     data: Tensor
@@ -124,7 +131,9 @@ class Fabric(ABC):
 
     @abstractmethod
     def data(self, peer: int, notice: Notice) -> Tensor:
-        """The flat data of a peer's notice, as memory of its own: to be read until EXIT is posted to it."""
+        """The flat data of a peer's notice, as memory of its own: to be read until EXIT is posted
+        to it.
+        """
 
     @abstractmethod
     def readable(self, tensor: Tensor) -> bool:
@@ -140,11 +149,15 @@ class Fabric(ABC):
 
     @abstractmethod
     def send_message(self, to: int, tag: int, flat: Tensor) -> None:
-        """Put a copy into the box of (self, to); blocks only when the box is full of messages not yet taken."""
+        """Put a copy into the box of (self, to); blocks only when the box is full of messages not
+        yet taken.
+        """
 
     @abstractmethod
     def next_message(self, source: int, block: bool) -> Message | None:
-        """The next message of (source, self), in order of sending; None if there is none and `block` is False."""
+        """The next message of (source, self), in order of sending; None if there is none and
+        `block` is False.
+        """
 
     @abstractmethod
     def close(self) -> None:

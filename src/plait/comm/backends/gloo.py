@@ -1,9 +1,10 @@
 """Gloo on CPUs, with the operations composed that it runs slowly itself.
 
-A reduce-scatter is one all-to-all and a local sum; an all-gather is an all-to-all of copies, or direct sends and receives
-where copies would cost memory. Both send the same bytes as Gloo's rings but in one step instead of N-1 (the numbers:
-benchmarks/collectives). A small all-reduce is an all-to-all of copies and a sum: more bytes, but what it waits for is
-latency. Local sums run in the order of coordinates and accumulate halves in float32, so no result depends on timing.
+A reduce-scatter is one all-to-all and a local sum; an all-gather is an all-to-all of copies, or
+direct sends and receives where copies would cost memory. Both send the same bytes as Gloo's rings
+but in one step instead of N-1 (the numbers: benchmarks/collectives). A small all-reduce is an
+all-to-all of copies and a sum: more bytes, but what it waits for is latency. Local sums run in the
+order of coordinates and accumulate halves in float32, so no result depends on timing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ _EXCHANGE_TAG = 2
 _USER_TAG = 3
 
 
-SMALL_BYTES = 1 << 20  # all ranks' tensors together: up to here an all-reduce waits for latency, not for bytes
+SMALL_BYTES = (
+    1 << 20
+)  # all ranks' tensors together: up to here an all-reduce waits for latency, not for bytes
 COPIED_BYTES = 4 << 20  # up to here the copies of an all-gather are cheap
 
 
@@ -29,7 +32,9 @@ class Gloo(Native):
     """Native, but for reduce_scatter, all_gather and the sums of halves."""
 
     def all_reduce(self, tensor: Tensor) -> Handle:
-        """Small: everyone sums everything. Large: Gloo's own; halves as float32, because it would round at every step."""
+        """Small: everyone sums everything. Large: Gloo's own; halves as float32, because it would
+        round at every step.
+        """
         if tensor.numel() * tensor.element_size() * self.size <= SMALL_BYTES:
             arrived, work = self._spread(tensor.view(-1))
             return Then([work], lambda: sum_into(tensor.view(-1), arrived.unbind()))
@@ -55,14 +60,21 @@ class Gloo(Native):
             own.copy_(shard.view(-1))
         works = []
         for step in range(1, self.size):  # each rank begins with another peer
-            to, source = (self.rank + step) % self.size, (self.rank - step) % self.size
-            works.append(dist.irecv(parts[source], group_src=source, group=self.group, tag=_ALL_GATHER_TAG))
+            to = (self.rank + step) % self.size
+            source = (self.rank - step) % self.size
+            works.append(
+                dist.irecv(parts[source], group_src=source, group=self.group, tag=_ALL_GATHER_TAG)
+            )
             works.append(dist.isend(own, group_dst=to, group=self.group, tag=_ALL_GATHER_TAG))
         return Then(works)
 
     def _spread(self, flat: Tensor, full: Tensor | None = None) -> tuple[Tensor, dist.Work]:
-        """Every rank's `flat` (n,) to every rank, by an all-to-all of copies: (N, n), into `full` if given."""
-        rows = flat.new_empty((self.size, flat.numel())) if full is None else full.view(self.size, -1)
+        """Every rank's `flat` (n,) to every rank, by an all-to-all of copies: (N, n), into `full`
+        if given.
+        """
+        rows = (
+            flat.new_empty((self.size, flat.numel())) if full is None else full.view(self.size, -1)
+        )
         copies = flat.expand(self.size, -1).contiguous()
         return rows, dist.all_to_all_single(rows, copies, group=self.group, async_op=True)
 
@@ -85,4 +97,6 @@ class Gloo(Native):
     def exchange(self, out: Tensor, tensor: Tensor, to: int, source: int) -> Handle:
         """The receive first, so that it is posted when the data come."""
         receive = dist.irecv(out, group_src=source, group=self.group, tag=_EXCHANGE_TAG)
-        return Then([receive, dist.isend(tensor, group_dst=to, group=self.group, tag=_EXCHANGE_TAG)])
+        return Then(
+            [receive, dist.isend(tensor, group_dst=to, group=self.group, tag=_EXCHANGE_TAG)]
+        )

@@ -1,7 +1,9 @@
-"""Point-to-point on a fabric: buffered sends, and receives matched in order of posting for each pair and tag.
+"""Point-to-point on a fabric: buffered sends, and receives matched in order of posting for each
+pair and tag.
 
-A send copies its tensor into borrowed memory and is done: pipelines then cannot deadlock on the order of sends and
-receives. A message waits in the sender's memory until the receiver copies it, once, into place.
+A send copies its tensor into borrowed memory and is done: pipelines then cannot deadlock on the
+order of sends and receives. A message waits in the sender's memory until the receiver copies it,
+once, into place.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class Receive(Handle):
         Raises:
             RunError: it is of another length or dtype.
         """
-        flat, data = self._flat, message.data
+        flat = self._flat
+        data = message.data
         if (flat.numel(), flat.dtype) != (data.numel(), data.dtype):
             raise RunError(
                 f"coordinate {self.source} sent {data.numel()} {data.dtype} and {flat.numel()} {flat.dtype} were expected"
@@ -74,7 +77,9 @@ class Mail:
         return receive
 
     def look(self, source: int, block: bool) -> bool:
-        """Take the next message of a peer, if there is one or `block`, to the receive that it belongs to."""
+        """Take the next message of a peer, if there is one or `block`, to the receive that it
+        belongs to.
+        """
         message = self._fabric.next_message(source, block)
         if message is None:
             return False

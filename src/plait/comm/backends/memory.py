@@ -1,7 +1,9 @@
-"""Memory that the ranks of one host read from each other: anonymous files (memfd), mapped by all who need them.
+"""Memory that the ranks of one host read from each other: anonymous files (memfd), mapped by all
+who need them.
 
-Anonymous files rather than names in /dev/shm: they vanish with the last process that maps them, however it ends, and the
-size limit that containers put on /dev/shm does not bind them. A peer opens one as /proc/PID/fd/N at first sight.
+Anonymous files rather than names in /dev/shm: they vanish with the last process that maps them,
+however it ends, and the size limit that containers put on /dev/shm does not bind them. A peer opens
+one as /proc/PID/fd/N at first sight.
 """
 
 from __future__ import annotations
@@ -21,11 +23,15 @@ from plait.comm.backends.fabric import Staged
 
 ALIGNMENT = 64
 MOST_VIEWS = 4096
-ARENA_BYTES = 4 << 20  # smaller pieces share a segment, so that many of them do not need many file descriptors
+ARENA_BYTES = (
+    4 << 20
+)  # smaller pieces share a segment, so that many of them do not need many file descriptors
 
 
 class Place(NamedTuple):
-    """Where a tensor begins: byte `offset` of segment `number` of some rank; `num_bytes` is of the whole segment."""
+    """Where a tensor begins: byte `offset` of segment `number` of some rank; `num_bytes` is of the
+    whole segment.
+    """
 
     number: int
     descriptor: int
@@ -35,7 +41,9 @@ class Place(NamedTuple):
 
 @dataclass
 class Segment:
-    """One anonymous file, mapped. It lives as long as its mapping, which every tensor on it holds."""
+    """One anonymous file, mapped. It lives as long as its mapping, which every tensor on it
+    holds.
+    """
 
     number: int
     descriptor: int
@@ -53,7 +61,9 @@ class _Arena:
 
 
 class Memory:
-    """The readable memory of one rank, and its view of that of its peers; one for all axes of a world."""
+    """The readable memory of one rank, and its view of that of its peers; one for all axes of a
+    world.
+    """
 
     def __init__(self) -> None:
         self._bases: list[int] = []  # sorted; the keys of _segments
@@ -61,7 +71,9 @@ class Memory:
         self._next_number = 0
         self._arena: _Arena | None = None
         self._peers: dict[tuple[int, int], Tensor] = {}
-        self._views: dict[tuple[int, int, int, torch.dtype, int], Tensor] = {}  # of them: what one step saw the next will see
+        self._views: dict[
+            tuple[int, int, int, torch.dtype, int], Tensor
+        ] = {}  # of them: what one step saw the next will see
 
     def empty(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Uninitialised (numel,) that `place` finds again; freed with the last tensor on it."""
@@ -75,7 +87,9 @@ class Memory:
             arena = self._arena = _Arena(mapping, ARENA_BYTES, segment=segment)
         start = arena.used
         arena.used = -(-(start + num_bytes) // ALIGNMENT) * ALIGNMENT
-        return torch.frombuffer(arena.mapping, dtype=dtype, offset=start, count=max(numel, 1))[:numel]
+        return torch.frombuffer(arena.mapping, dtype=dtype, offset=start, count=max(numel, 1))[
+            :numel
+        ]
 
     def place(self, tensor: Tensor) -> Place | None:
         """Where a contiguous tensor lies, or None if not in readable memory."""
@@ -107,8 +121,12 @@ class Memory:
         key = (pid, place.number)
         if key not in self._peers:
             path = Path(f"/proc/{pid}/fd/{place.descriptor}")
-            path.stat()  # raises OSError, where torch raises RuntimeError; torch keeps no descriptor, where mmap does
-            self._peers[key] = torch.from_file(str(path), shared=True, size=place.num_bytes, dtype=torch.uint8)
+            # raises OSError, where torch raises RuntimeError; torch keeps no descriptor, where mmap
+            # does
+            path.stat()
+            self._peers[key] = torch.from_file(
+                str(path), shared=True, size=place.num_bytes, dtype=torch.uint8
+            )
         whole = self._peers[key]
         return whole[place.offset : place.offset + numel * dtype.itemsize].view(dtype)
 
@@ -138,7 +156,8 @@ class Memory:
 
 class _Lent(Staged):
     def __init__(self, block: Tensor, numel: int, dtype: torch.dtype, free: list[Tensor]) -> None:
-        self._block, self._free = block, free
+        self._block = block
+        self._free = free
         self.tensor = block[: numel * dtype.itemsize].view(dtype)
 
     def release(self) -> None:
@@ -147,7 +166,8 @@ class _Lent(Staged):
 
 
 class Staging:
-    """Readable memory to borrow: blocks of powers of two, the last returned lent first, because it is still in the cache.
+    """Readable memory to borrow: blocks of powers of two, the last returned lent first, because it
+    is still in the cache.
 
     Blocks are kept: what one step needed the next will need again, and peers have them mapped.
     """

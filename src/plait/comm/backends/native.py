@@ -15,7 +15,9 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 
 class Native(Backend):
-    """Each operation is the operation of the same name in torch.distributed, on one process group."""
+    """Each operation is the operation of the same name in torch.distributed, on one process
+    group.
+    """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
@@ -34,9 +36,17 @@ class Native(Backend):
         """`dist.all_gather_single`."""
         return Then([_all_gather(full, shard, group=self.group, async_op=True)])
 
-    def all_to_all(self, out: Tensor, source: Tensor, out_splits: list[int], source_splits: list[int]) -> Handle:
+    def all_to_all(
+        self, out: Tensor, source: Tensor, out_splits: list[int], source_splits: list[int]
+    ) -> Handle:
         """`dist.all_to_all_single`."""
-        return Then([dist.all_to_all_single(out, source, out_splits, source_splits, group=self.group, async_op=True)])
+        return Then(
+            [
+                dist.all_to_all_single(
+                    out, source, out_splits, source_splits, group=self.group, async_op=True
+                )
+            ]
+        )
 
     def broadcast(self, tensor: Tensor, root: int) -> Handle:
         """`dist.broadcast`."""

@@ -1,6 +1,8 @@
-"""POSIX semaphores in shared memory, by ctypes: the one primitive of the C library that Python does not offer unnamed.
+"""POSIX semaphores in shared memory, by ctypes: the one primitive of the C library that Python does
+not offer unnamed.
 
-They block in the kernel instead of spinning, so ranks may outnumber cores, and each is a full memory barrier.
+They block in the kernel instead of spinning, so ranks may outnumber cores, and each is a full
+memory barrier.
 """
 
 from __future__ import annotations
@@ -19,18 +21,28 @@ class _TimeSpec(ctypes.Structure):
 
 
 def available() -> bool:
-    """Whether this system has process-shared semaphores and anonymous files that work as needed: 64-bit Linux."""
-    return sys.platform == "linux" and ctypes.sizeof(ctypes.c_void_p) == 8 and hasattr(os, "memfd_create")
+    """Whether this system has process-shared semaphores and anonymous files that work as needed:
+    64-bit Linux.
+    """
+    return (
+        sys.platform == "linux"
+        and ctypes.sizeof(ctypes.c_void_p) == 8
+        and hasattr(os, "memfd_create")
+    )
 
 
 class Semaphores:
-    """An array of semaphores at an address; one process calls `create` before any other uses them."""
+    """An array of semaphores at an address; one process calls `create` before any other uses
+    them.
+    """
 
     def __init__(self, address: int) -> None:
         self._address = address
         library = ctypes.CDLL(None, use_errno=True)
-        self._init, self._post = library.sem_init, library.sem_post
-        self._try, self._timed = library.sem_trywait, library.sem_timedwait
+        self._init = library.sem_init
+        self._post = library.sem_post
+        self._try = library.sem_trywait
+        self._timed = library.sem_timedwait
         self._init.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint]
         self._timed.argtypes = [ctypes.c_void_p, ctypes.POINTER(_TimeSpec)]
         for function in (self._post, self._try):
@@ -44,7 +56,8 @@ class Semaphores:
 
     def post(self, *indices: int) -> None:
         """Add one to each."""
-        post, address = self._post, self._address
+        post = self._post
+        address = self._address
         for index in indices:
             post(address + index * SEMAPHORE_BYTES)
 

@@ -1,9 +1,12 @@
-"""The fabric of processes on one host: notices and semaphores in one shared control segment, data in each rank's memory.
+"""The fabric of processes on one host: notices and semaphores in one shared control segment, data
+in each rank's memory.
 
-The control segment is made by the first rank of the line. A rank that waits looks every half second whether the peer
-still lives or has left, so a death is noticed at once and nobody waits for the dead.
+The control segment is made by the first rank of the line. A rank that waits looks every half second
+whether the peer still lives or has left, so a death is noticed at once and nobody waits for the
+dead.
 
-    control: [ semaphores: signal x from x to | notices: rank x RING x words | boxes: from x to x RING x words | left: rank ]
+    control: [ semaphores: signal x from x to | notices: rank x RING x words | boxes: from x to x
+    RING x words | left: rank ]
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ OPS = (
     "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "shift", "show", "barrier",
     "gather_objects",
 )  # fmt: skip
-_PLAIN_WORDS = 8  # number, op, numel, dtype, segment, descriptor, segment bytes, offset; then size + 1 offsets
+_PLAIN_WORDS = (
+    8  # number, op, numel, dtype, segment, descriptor, segment bytes, offset; then size + 1 offsets
+)
 _BOX_WORDS = 8  # full, tag, numel, dtype, segment, descriptor, segment bytes, offset
 
 
@@ -39,7 +44,8 @@ _BOX_WORDS = 8  # full, tag, numel, dtype, segment, descriptor, segment bytes, o
 class Identity:
     """Which process on which host.
 
-    The boot distinguishes hosts of one name, the namespace containers of one host, the start time processes of one id.
+    The boot distinguishes hosts of one name, the namespace containers of one host, the start time
+    processes of one id.
     """
 
     host: str
@@ -53,7 +59,9 @@ class Identity:
         """Of this process."""
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = str(Path("/proc/self/ns/pid").readlink())
-        return Identity(socket.gethostname(), namespace, boot, os.getpid(), _start_of(os.getpid()) or "")
+        return Identity(
+            socket.gethostname(), namespace, boot, os.getpid(), _start_of(os.getpid()) or ""
+        )
 
     def same_host(self, other: Identity) -> bool:
         """Whether both run on one kernel and see each other's process ids."""
@@ -74,7 +82,9 @@ def _start_of(pid: int) -> str | None:
 
 
 class Control:
-    """The control segment of one line of `size` ranks, made here or mapped from its maker. New memory is zero."""
+    """The control segment of one line of `size` ranks, made here or mapped from its maker. New
+    memory is zero.
+    """
 
     def __init__(self, size: int, whole: Tensor) -> None:
         self.size = size
@@ -123,7 +133,14 @@ class _Letter(Message):
 class SharedFabric(Fabric):
     """One rank's side of the control segment, and its staging memory."""
 
-    def __init__(self, rank: int, control: Control, memory: Memory, identities: list[Identity], timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        rank: int,
+        control: Control,
+        memory: Memory,
+        identities: list[Identity],
+        timeout_seconds: float,
+    ) -> None:
         self.rank = rank
         self.size = control.size
         self._control = control
@@ -133,7 +150,9 @@ class SharedFabric(Fabric):
         self._staging = Staging(memory)
         self._num_sent = [0] * self.size
         self._num_taken = [0] * self.size
-        self._in_boxes: list[deque[tuple[int, Staged]]] = [deque() for _ in range(self.size)]  # by peer: (slot, data)
+        self._in_boxes: list[deque[tuple[int, Staged]]] = [
+            deque() for _ in range(self.size)
+        ]  # by peer: (slot, data)
 
     def post(self, signal: Signal, *to: int) -> None:
         """Add one to each semaphore of (signal, self, to)."""
@@ -146,15 +165,23 @@ class SharedFabric(Fabric):
 
     def take(self, signal: Signal, source: int) -> None:
         """Wait for it, looking at the peer in between."""
-        index, deadline = self._index(signal, source, self.rank), time.monotonic() + self._timeout_seconds
+        index = self._index(signal, source, self.rank)
+        deadline = time.monotonic() + self._timeout_seconds
         while not self._control.semaphores.take(index, LOOK_SECONDS):
-            left, alive = bool(self._control.left[source]), self._identities[source].alive()
+            left = bool(self._control.left[source])
+            alive = self._identities[source].alive()
             if not left and alive and time.monotonic() < deadline:
                 continue
             if self.try_take(signal, source):  # posted just before the peer went
                 return
             pid = self._identities[source].pid
-            why = "is dead" if not alive else "has left" if left else f"was silent for {self._timeout_seconds:g} s"
+            why = (
+                "is dead"
+                if not alive
+                else "has left"
+                if left
+                else f"was silent for {self._timeout_seconds:g} s"
+            )
             raise RankFailed(f"coordinate {source} of the axis (process {pid}) {why}")
 
     def publish(self, notice: Notice, data: Tensor | None) -> None:
@@ -164,13 +191,22 @@ class SharedFabric(Fabric):
             found = self._memory.place(data)
             assert found is not None  # `direct` staged what was not readable
             place = (found.number, found.descriptor, found.num_bytes, found.offset)
-        words = (notice.number, OPS.index(notice.op), notice.numel, DTYPES.index(notice.dtype), *place, *notice.offsets)
+        words = (
+            notice.number,
+            OPS.index(notice.op),
+            notice.numel,
+            DTYPES.index(notice.dtype),
+            *place,
+            *notice.offsets,
+        )
         self._control.notices[self.rank, notice.number % RING, : len(words)] = words
 
     def read(self, peer: int, number: int) -> Notice:
         """Read a notice out of a peer's ring."""
         words = self._control.notices[peer, number % RING].tolist()
-        return Notice(words[0], OPS[words[1]], words[2], DTYPES[words[3]], tuple(words[_PLAIN_WORDS:]))
+        return Notice(
+            words[0], OPS[words[1]], words[2], DTYPES[words[3]], tuple(words[_PLAIN_WORDS:])
+        )
 
     def data(self, peer: int, notice: Notice) -> Tensor:
         """Where the notice says."""
@@ -191,7 +227,8 @@ class SharedFabric(Fabric):
 
     def send_message(self, to: int, tag: int, flat: Tensor) -> None:
         """Into the next slot of the box, once it is free."""
-        box, slot = self._control.boxes[self.rank, to], self._num_sent[to] % RING
+        box = self._control.boxes[self.rank, to]
+        slot = self._num_sent[to] % RING
         self._num_sent[to] += 1
         while box[slot, 0]:
             self.take(Signal.TAKEN, to)
@@ -214,7 +251,9 @@ class SharedFabric(Fabric):
         slot = self._num_taken[source] % RING
         self._num_taken[source] += 1
         _, tag, numel, dtype, *place = self._control.boxes[source, self.rank, slot].tolist()
-        return _Letter(tag, self._map(source, Place(*place), DTYPES[dtype], numel), self, source, slot)
+        return _Letter(
+            tag, self._map(source, Place(*place), DTYPES[dtype], numel), self, source, slot
+        )
 
     def free(self, source: int, slot: int) -> None:
         """A message has been copied."""
@@ -223,7 +262,8 @@ class SharedFabric(Fabric):
 
     def _reclaim(self, to: int) -> None:
         """Take back the memory of messages that were copied, in the order of sending."""
-        box, lent = self._control.boxes[self.rank, to], self._in_boxes[to]
+        box = self._control.boxes[self.rank, to]
+        lent = self._in_boxes[to]
         while lent and not box[lent[0][0], 0]:
             lent.popleft()[1].release()
             self.try_take(Signal.TAKEN, to)
@@ -235,7 +275,9 @@ class SharedFabric(Fabric):
         try:
             return self._memory.peer(self._identities[peer].pid, place, dtype, numel)
         except OSError as error:
-            raise RankFailed(f"the memory of coordinate {peer} cannot be mapped: {error}") from error
+            raise RankFailed(
+                f"the memory of coordinate {peer} cannot be mapped: {error}"
+            ) from error
 
     def close(self) -> None:
         """Mark as left."""
@@ -246,7 +288,9 @@ class SharedFabric(Fabric):
 
 
 def connect(gloo: Gloo, memory: Memory, timeout_seconds: float) -> Direct | None:
-    """Shared memory for the line of a Gloo group, or None where its ranks cannot read each other's; alike on every rank."""
+    """Shared memory for the line of a Gloo group, or None where its ranks cannot read each other's;
+    alike on every rank.
+    """
     if not all(gloo.gather_objects(available())):
         return None
     own = Identity.own()
@@ -255,7 +299,11 @@ def connect(gloo: Gloo, memory: Memory, timeout_seconds: float) -> Direct | None
     identities = [identity for identity, _ in sides]
     if all(own.same_host(other) for other in identities) and control is None:
         control = _mapped(gloo.size, memory, identities[0].pid, sides[0][1])
-    if not all(gloo.gather_objects(control is not None and all(own.same_host(other) for other in identities))):
+    if not all(
+        gloo.gather_objects(
+            control is not None and all(own.same_host(other) for other in identities)
+        )
+    ):
         return None
     assert control is not None
     return Direct(SharedFabric(gloo.rank, control, memory, identities, timeout_seconds))

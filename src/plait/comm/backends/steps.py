@@ -1,11 +1,14 @@
-"""The engine of the direct collectives: operations as short lists of steps, done in order, none before its signals came.
+"""The engine of the direct collectives: operations as short lists of steps, done in order, none
+before its signals came.
 
-A step waits for one kind of signal from some peers, acts, then posts. Nothing runs in the background: steps are done
-inside the calls of issue, `advance` and `wait`, so ranks that outnumber the cores do not fight for them.
+A step waits for one kind of signal from some peers, acts, then posts. Nothing runs in the
+background: steps are done inside the calls of issue, `advance` and `wait`, so ranks that outnumber
+the cores do not fight for them.
 
-Why it cannot deadlock, whatever the ranks wait for first: signals of one kind are taken in order of issue, and a rank
-blocks only on its earliest operation that is not ready. Take the smallest such operation over all ranks: every other
-rank has issued it (or is not blocked) and is at that step of it or later, so it has posted what is waited for.
+Why it cannot deadlock, whatever the ranks wait for first: signals of one kind are taken in order of
+issue, and a rank blocks only on its earliest operation that is not ready. Take the smallest such
+operation over all ranks: every other rank has issued it (or is not blocked) and is at that step of
+it or later, so it has posted what is waited for.
 """
 
 from __future__ import annotations
@@ -120,7 +123,9 @@ class Engine:
         """Do every step whose signals are there."""
         passed = len(Signal)  # earlier operations take no signal before this one any more
         for operation in self._pending:
-            while not operation.done and operation.signal < passed and operation.attempt(self._fabric):
+            while (
+                not operation.done and operation.signal < passed and operation.attempt(self._fabric)
+            ):
                 pass
             passed = passed if operation.done else min(passed, operation.signal)
         self._retire()
@@ -130,7 +135,11 @@ class Engine:
         self.sweep()
         while not operation.ready:
             earliest = next(other for other in self._pending if not other.ready)
-            head = next(other for other in self._pending if not other.done and other.signal == earliest.signal)
+            head = next(
+                other
+                for other in self._pending
+                if not other.done and other.signal == earliest.signal
+            )
             head.block(self._fabric)
             self.sweep()
 

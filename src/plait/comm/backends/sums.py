@@ -1,7 +1,8 @@
-"""Sums of the same range in several memories, in one order and with one rounding, wherever they are computed.
+"""Sums of the same range in several memories, in one order and with one rounding, wherever they are
+computed.
 
-In blocks that stay in the cache: the running sum is then never read from or written to memory but once. Halves are
-accumulated in float32 and rounded once.
+In blocks that stay in the cache: the running sum is then never read from or written to memory but
+once. Halves are accumulated in float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ HALVES = frozenset({torch.bfloat16, torch.float16})
 
 
 def sum_into(out: Tensor, rows: Sequence[Tensor]) -> None:
-    """`out = ((rows[0] + rows[1]) + rows[2]) + ...`, all (n,), at least two rows; `out` may be one of the rows."""
+    """`out = ((rows[0] + rows[1]) + rows[2]) + ...`, all (n,), at least two rows; `out` may be one
+    of the rows.
+    """
     if out.dtype not in HALVES and len(rows) == 2:
         torch.add(rows[0], rows[1], out=out)
         return

@@ -1,6 +1,8 @@
-"""The fabric of threads in one process: every tensor is readable where it lies. For simulated ranks, many and cheap.
+"""The fabric of threads in one process: every tensor is readable where it lies. For simulated
+ranks, many and cheap.
 
-The same collectives as between processes run on it (`direct`), so what is proven on 64 threads holds for 64 ranks.
+The same collectives as between processes run on it (`direct`), so what is proven on 64 threads
+holds for 64 ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ LOOK_SECONDS = 0.1
 
 
 class Hub:
-    """What the threads share. `failed` names the rank that raised first; whoever waits then fails too."""
+    """What the threads share. `failed` names the rank that raised first; whoever waits then fails
+    too.
+    """
 
     def __init__(self, timeout_seconds: float) -> None:
         self.timeout_seconds = timeout_seconds
@@ -63,7 +67,8 @@ class Inbox:
         key = (signal, source)
         with self._changed:
             if not self._signals[key] and not (
-                timeout_seconds and self._changed.wait_for(lambda: self._signals[key], timeout_seconds)
+                timeout_seconds
+                and self._changed.wait_for(lambda: self._signals[key], timeout_seconds)
             ):
                 return False
             self._signals[key] -= 1
@@ -116,12 +121,15 @@ class ThreadFabric(Fabric):
 
     def take(self, signal: Signal, source: int) -> None:
         """Wait for one, looking for failed threads in between."""
-        inbox, deadline = self._line.inboxes[self.rank], time.monotonic() + self._hub.timeout_seconds
+        inbox = self._line.inboxes[self.rank]
+        deadline = time.monotonic() + self._hub.timeout_seconds
         while not inbox.take(signal, source, LOOK_SECONDS):
             if self._hub.failed is not None:
                 raise RankFailed(f"rank {self._hub.failed} failed")
             if time.monotonic() > deadline:
-                raise RankFailed(f"coordinate {source} of the axis was silent for {self._hub.timeout_seconds:g} s")
+                raise RankFailed(
+                    f"coordinate {source} of the axis was silent for {self._hub.timeout_seconds:g} s"
+                )
 
     def publish(self, notice: Notice, data: Tensor | None) -> None:
         """Put the tensor itself there."""

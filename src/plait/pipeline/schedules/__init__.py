@@ -1,7 +1,7 @@
 """Every schedule by its name in the plan grammar, each written once as a short generator.
 
-`make` is the door. A user's own schedule is a `Family` in the table that `make` is given, or a text file (see
-`plait.pipeline.text`); what comes from outside is verified before it is returned.
+`make` is the door. A user's own schedule is a `Family` in the table that `make` is given, or a text
+file (see `plait.pipeline.text`); what comes from outside is verified before it is returned.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from plait.pipeline.verify import verify
 class Family:
     """A generator and what it asks for.
 
-    It is called with (p, m), with a third argument `virtual` where `stages_per_rank` is None (any number from 2 on), or
-    `num_steps` where asynchronous. `min_micro_batches` is p times this.
+    It is called with (p, m), with a third argument `virtual` where `stages_per_rank` is None (any
+    number from 2 on), or `num_steps` where asynchronous. `min_micro_batches` is p times this.
     """
 
     generate: Callable[..., Schedule]
@@ -65,10 +65,11 @@ def make(
     num_steps: int = 1,
     known: Mapping[str, Family] = SCHEDULES,
 ) -> Schedule:
-    """The schedule of that name for p ranks, m micro-batches a step, `virtual` stages a rank and some steps in a row.
+    """The schedule of that name for p ranks, m micro-batches a step, `virtual` stages a rank and
+    some steps in a row.
 
-    A family that is not plait's own is verified. Raises ScheduleError: an unknown name, a number below 1, too few
-    micro-batches, a number of stages that does not fit.
+    A family that is not plait's own is verified. Raises ScheduleError: an unknown name, a number
+    below 1, too few micro-batches, a number of stages that does not fit.
     """
     if name not in known:
         raise ScheduleError(f"no schedule is called '{name}'; {nearest(name, known)}")
@@ -92,18 +93,25 @@ def _check(name: str, family: Family, p: int, m: int, virtual: int) -> None:
             raise ScheduleError(f"{name}: {number} {what}; at least 1 is needed")
     needed = family.min_micro_batches_per_rank * p
     if m < needed:
-        raise ScheduleError(f"{name} on {p} ranks needs at least {needed} micro-batches, got {m}; say mb{needed}, or take 1f1b")
+        raise ScheduleError(
+            f"{name} on {p} ranks needs at least {needed} micro-batches, got {m}; say mb{needed}, or take 1f1b"
+        )
     if family.stages_per_rank is not None and virtual not in (1, family.stages_per_rank):
-        raise ScheduleError(f"{name} puts {family.stages_per_rank} stage(s) on a rank, not {virtual}; leave v out")
+        raise ScheduleError(
+            f"{name} puts {family.stages_per_rank} stage(s) on a rank, not {virtual}; leave v out"
+        )
 
 
 def adopt(schedule: Schedule, num_ranks: int, num_micro_batches: int) -> Schedule:
     """A schedule from outside, verified, for a run of p ranks and m micro-batches a step.
 
-    Raises ScheduleError: it is wrong, of another shape, several steps long, or its weights are not updated at the end alone.
+    Raises ScheduleError: it is wrong, of another shape, several steps long, or its weights are not
+    updated at the end alone.
     """
     verify(schedule)
-    p, m, name = schedule.num_ranks, schedule.num_micro_batches, schedule.name
+    p = schedule.num_ranks
+    m = schedule.num_micro_batches
+    name = schedule.name
     if (p, m) != (num_ranks, num_micro_batches):
         raise ScheduleError(
             f"schedule {name} is of {p} ranks and {m} micro-batches, the plan of {num_ranks} and {num_micro_batches}; "
@@ -125,14 +133,23 @@ def stages_per_rank(name: str, virtual: int = 1, known: Mapping[str, Family] = S
 
 
 def repeat(schedule: Schedule, num_steps: int) -> Schedule:
-    """`num_steps` steps of a flush schedule, one after the other, each with its update; one step is the schedule itself."""
+    """`num_steps` steps of a flush schedule, one after the other, each with its update; one step is
+    the schedule itself.
+    """
     if num_steps == 1:
         return schedule
     m = schedule.num_micro_batches
 
     def later(action: Action, step: int) -> Action:
-        return action if action.micro_batch is None else replace(action, micro_batch=action.micro_batch + step * m)
+        return (
+            action
+            if action.micro_batch is None
+            else replace(action, micro_batch=action.micro_batch + step * m)
+        )
 
     flushed = add_update(schedule)
-    ranks = tuple(tuple(later(action, step) for step in range(num_steps) for action in actions) for actions in flushed.ranks)
+    ranks = tuple(
+        tuple(later(action, step) for step in range(num_steps) for action in actions)
+        for actions in flushed.ranks
+    )
     return replace(schedule, ranks=ranks, num_micro_batches=m * num_steps, num_steps=num_steps)

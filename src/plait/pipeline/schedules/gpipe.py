@@ -12,6 +12,10 @@ def gpipe(num_ranks: int, num_micro_batches: int) -> Schedule:
     """Bubble (p-1)/(m+p-1); m live activations on every stage."""
 
     def rank_actions(stage: int) -> tuple[Action, ...]:
-        return tuple(kind(stage, j) for kind in (forward, backward) for j in range(num_micro_batches))
+        return tuple(
+            kind(stage, j) for kind in (forward, backward) for j in range(num_micro_batches)
+        )
 
-    return Schedule("gpipe", straight(num_ranks), num_micro_batches, tuple(map(rank_actions, range(num_ranks))))
+    return Schedule(
+        "gpipe", straight(num_ranks), num_micro_batches, tuple(map(rank_actions, range(num_ranks)))
+    )

@@ -12,6 +12,12 @@ def naive(num_ranks: int, num_micro_batches: int) -> Schedule:
     """Bubble (p-1)/p; one live activation on every stage."""
 
     def rank_actions(stage: int) -> tuple[Action, ...]:
-        return tuple(action for j in range(num_micro_batches) for action in (forward(stage, j), backward(stage, j)))
+        return tuple(
+            action
+            for j in range(num_micro_batches)
+            for action in (forward(stage, j), backward(stage, j))
+        )
 
-    return Schedule("naive", straight(num_ranks), num_micro_batches, tuple(map(rank_actions, range(num_ranks))))
+    return Schedule(
+        "naive", straight(num_ranks), num_micro_batches, tuple(map(rank_actions, range(num_ranks)))
+    )
