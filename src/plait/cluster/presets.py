@@ -39,7 +39,6 @@ class Preset:
     node_latency_us: float = NVLINK_LATENCY_US
 
 
-
 # fmt: off
 PRESETS: Final[dict[str, Preset]] = {
     # V100 has no bf16: its 125 is the fp16 tensor-core peak. NVLink 2; one EDR port (100 Gb/s) for

@@ -246,7 +246,7 @@ def _peaks(schedule: Schedule, lists: Sequence[Sequence[object]]) -> tuple[int, 
         most = 0
         at_most = dict[int, int]()
         for action in actions:
-            kind = action.kind
+            kind = action.kind  # type: ignore[attr-defined]
             stage = action.stage  # type: ignore[attr-defined]
             if kind is Kind.FORWARD:
                 live[stage] = live.get(stage, 0) + 1

@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -167,11 +167,8 @@ def _replace_own(model: nn.Module) -> None:
                 and isinstance(module, nn.Embedding)
                 and scale is not None
             ):
-                setattr(
-                    parent,
-                    name,
-                    ScaledEmbedding(module.weight, module.padding_idx, _float32(scale)),
-                )  # type: ignore[arg-type]
+                weight = cast(nn.Parameter, module.weight)
+                setattr(parent, name, ScaledEmbedding(weight, module.padding_idx, _float32(scale)))
 
 
 def _float32(number: float) -> float:
