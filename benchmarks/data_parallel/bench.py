@@ -135,7 +135,7 @@ def loopback_bytes() -> int:
 def installed(name: str) -> bool:
     if name.startswith("DeepSpeed"):
         try:
-            import deepspeed  # type: ignore[import-not-found]
+            import deepspeed  # type: ignore[import-not-found]  # noqa: F401
         except ImportError:
             return False
     return True

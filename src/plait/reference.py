@@ -22,15 +22,15 @@ def load(reference: str, error: type[PlaitError]) -> Callable[..., Any]:
     module_name, colon, function_name = reference.partition(":")
     if not (module_name and colon and function_name):
         raise error(f"python = {reference!r} is not of the form 'module:function'")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+    if os.getcwd() not in sys.path:  # noqa: PTH109 - sys.path holds strings
+        sys.path.append(os.getcwd())  # noqa: PTH109
     where = f"python = {reference!r}:"
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as missing:
         if f"{module_name}.".startswith(f"{missing.name}."):
             raise error(
-                f"{where} there is no module {missing.name!r} in {os.getcwd()} or installed"
+                f"{where} there is no module {missing.name!r} in {os.getcwd()} or installed"  # noqa: PTH109
             ) from missing
         raise error(
             f"{where} {module_name!r} imports {missing.name!r}, which is not installed"

@@ -1,9 +1,8 @@
 """The machines that people rent, as data: one row a preset, with where each number is from.
 
-Tensor-core peaks, memory and links: the accelerator and network tables of stas00/ml-engineering,
-the GPU configs of cli99/llm-analysis, zhebrak/llm-cluster-simulator docs/HARDWARE.md; latencies:
-DeepSeek-V3 (ISCA 2025), table 5; float32 and float64: the vendors' data sheets. Prices are rough
-public on-demand figures of 2025, only a default.
+Tensor-core peaks, memory and links: the accelerator and network tables of stas00/ml-engineering, the GPU configs of
+cli99/llm-analysis, zhebrak/llm-cluster-simulator docs/HARDWARE.md; latencies: DeepSeek-V3 (ISCA 2025), table 5;
+float32 and float64: the vendors' data sheets. Prices are rough public on-demand figures of 2025, only a default.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ PCIE_LATENCY_US: Final = 5.0  # through the host; an order of magnitude, no sour
 class Preset:
     """One device in its usual node, in the units in which vendors quote them.
 
-    `bf16`, `float32`, `float64`: dense TFLOP/s, float32 without TF32, as PyTorch multiplies by
-    default; `memory_gb`: as on the box, which is 2^30 bytes; `memory_bandwidth`, `node_bandwidth`:
-    GB/s (the latter per direction); `network`: Gb/s per device; `achieved_bf16`: TFLOP/s of the
-    best measured matrix product (0: none known); `price`: US dollars an hour.
+    `bf16`, `float32`, `float64`: dense TFLOP/s, float32 without TF32, as PyTorch multiplies by default;
+    `memory_gb`: as on the box, which is 2^30 bytes; `memory_bandwidth`, `node_bandwidth`: GB/s (the latter per direction);
+    `network`: Gb/s per device; `achieved_bf16`: TFLOP/s of the best measured matrix product (0: none known);
+    `price`: US dollars an hour.
     """
 
     bf16: float
@@ -39,10 +38,10 @@ class Preset:
     node_latency_us: float = NVLINK_LATENCY_US
 
 
+# ruff: noqa: E501 -- one row a preset reads as the table that it is
 # fmt: off
 PRESETS: Final[dict[str, Preset]] = {
-    # V100 has no bf16: its 125 is the fp16 tensor-core peak. NVLink 2; one EDR port (100 Gb/s) for
-    # each device.
+    # V100 has no bf16: its 125 is the fp16 tensor-core peak. NVLink 2; one EDR port (100 Gb/s) for each device.
     "v100-16gb": Preset(bf16=125, float32=15.7, float64=7.8, memory_gb=16, memory_bandwidth=900, node_bandwidth=150, network=100, price=0.6),
     "v100-32gb": Preset(bf16=125, float32=15.7, float64=7.8, memory_gb=32, memory_bandwidth=900, node_bandwidth=150, network=100, price=0.8),
     # NVLink 3; 8 x 200 Gb/s HDR (DGX A100). float64 on tensor cores.
@@ -53,8 +52,7 @@ PRESETS: Final[dict[str, Preset]] = {
     "h200": Preset(bf16=989, float32=67, float64=67, memory_gb=141, memory_bandwidth=4800, node_bandwidth=450, network=400, price=3.8, achieved_bf16=794.5),
     # NVLink 5; 8 x 400 Gb/s.
     "b200": Preset(bf16=2250, float32=75, float64=37, memory_gb=180, memory_bandwidth=8000, node_bandwidth=900, network=400, price=5.0, achieved_bf16=1745),
-    # NVLink domains of 72; 400 and 800 Gb/s for each device. GB300: memory from the B300 row;
-    # float64 is nearly absent there.
+    # NVLink domains of 72; 400 and 800 Gb/s for each device. GB300: memory from the B300 row; float64 is nearly absent there.
     "gb200": Preset(bf16=2500, float32=80, float64=40, memory_gb=186, memory_bandwidth=8000, node_bandwidth=900, network=400, price=7.0, achieved_bf16=1822, devices=72),
     "gb300": Preset(bf16=2500, float32=80, float64=1.3, memory_gb=288, memory_bandwidth=8000, node_bandwidth=900, network=800, price=8.0, devices=72),
     # Infinity Fabric: 7 links of 64 GB/s; one peer alone is reached with 64.
@@ -62,13 +60,10 @@ PRESETS: Final[dict[str, Preset]] = {
     # PCIe 4 x16, no NVLink. The network is what such nodes usually carry, no vendor figure.
     "l40s": Preset(bf16=362, float32=91.6, float64=1.4, memory_gb=48, memory_bandwidth=864, node_bandwidth=31, network=200, price=1.0, achieved_bf16=251, node_latency_us=PCIE_LATENCY_US),
     "rtx4090": Preset(bf16=165.2, float32=82.6, float64=1.29, memory_gb=24, memory_bandwidth=1008, node_bandwidth=31, network=200, price=0.4, node_latency_us=PCIE_LATENCY_US),
-    # fp16, as it has no bf16; PCIe 3 x16. Node and network of four of them are those of a
-    # g4dn.12xlarge, 50 Gb/s.
+    # fp16, as it has no bf16; PCIe 3 x16. Node and network of four of them are those of a g4dn.12xlarge, 50 Gb/s.
     "t4": Preset(bf16=65, float32=8.1, float64=0.25, memory_gb=16, memory_bandwidth=320, node_bandwidth=15.75, network=12.5, price=0.5, devices=4, node_latency_us=PCIE_LATENCY_US),
-    # Links of a chip in all directions together: 300, 200, 600 GB/s (Google's system pages). v4 and
-    # v5p: cubes of 64, joined by as many optical
-    # links; v5e: a pod of 256, then the data centre's network, no vendor figure. float32 is six
-    # bf16 passes, float64 an order of magnitude.
+    # Links of a chip in all directions together: 300, 200, 600 GB/s (Google's system pages). v4 and v5p: cubes of 64, joined by as many optical
+    # links; v5e: a pod of 256, then the data centre's network, no vendor figure. float32 is six bf16 passes, float64 an order of magnitude.
     "tpu-v4": Preset(bf16=275, float32=46, float64=1, memory_gb=32, memory_bandwidth=1200, node_bandwidth=300, network=2400, price=3.2, devices=64, node_latency_us=1.0),
     "tpu-v5e": Preset(bf16=197, float32=33, float64=1, memory_gb=16, memory_bandwidth=820, node_bandwidth=200, network=25, price=1.2, devices=256, node_latency_us=1.0),
     "tpu-v5p": Preset(bf16=459, float32=76, float64=1, memory_gb=95, memory_bandwidth=2760, node_bandwidth=600, network=4800, price=4.2, devices=64, node_latency_us=1.0),

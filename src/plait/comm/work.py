@@ -43,7 +43,7 @@ class Label:
     ranks: tuple[int, ...]
 
 
-class naming_failure:
+class naming_failure:  # noqa: N801 - a class because a generator takes longer, and messages are many
     """Add axis, operation and peers to the bare fact that a backend raised; torch's RuntimeError
     becomes `RankFailed`.
 

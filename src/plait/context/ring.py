@@ -59,7 +59,7 @@ def ring_attention(
 
 class _Ring(torch.autograd.Function):
     @staticmethod
-    def forward(  # as autograd calls it
+    def forward(  # as autograd calls it  # noqa: PLR0917
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, group: ContextGroup, documents: Tensor | None
     ) -> Tensor:
         way = Way(group, q.shape[1] // k.shape[1], documents)

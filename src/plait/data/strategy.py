@@ -219,19 +219,19 @@ class DataStrategy(ABC):
         """What the strategy itself keeps of a piece from step to step, to be saved with it."""
         return {}
 
-    def settle(self) -> None:
+    def settle(self) -> None:  # noqa: B027
         """Bring all ranks to one state, before it is saved or the run ends. Collective."""
 
-    def rest(self) -> None:
+    def rest(self) -> None:  # noqa: B027
         """This rank takes no step for a while, or for ever; nobody need wait for it."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Give back what the strategy runs besides (threads, sockets)."""
 
-    def begin_forward(self) -> None:  # a moment that most strategies have no use for
+    def begin_forward(self) -> None:  # a moment that most strategies have no use for  # noqa: B027
         """A micro-batch's forward begins."""
 
-    def end_forward(self) -> None:
+    def end_forward(self) -> None:  # noqa: B027
         """A micro-batch's forward has ended."""
 
     def arm(self, weight: float | None = None) -> None:
@@ -244,7 +244,7 @@ class DataStrategy(ABC):
         """A backward has ended."""
         self.collector.end_backward()
 
-    def end_input_grad(self) -> None:
+    def end_input_grad(self) -> None:  # noqa: B027
         """A backward that leaves weight gradients for later has ended."""
 
     def is_secondary(self, piece: Piece) -> bool:

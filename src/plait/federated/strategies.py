@@ -70,7 +70,7 @@ class Strategy(ABC):
     def apply(self, weights: Tensor, change: Tensor) -> Tensor:
         """The new weights, from the old and the combined change."""
 
-    def note(self, replies: Sequence[Reply]) -> None:
+    def note(self, replies: Sequence[Reply]) -> None:  # noqa: B027
         """Take what clients sent beside their changes."""
 
     def state(self) -> dict[str, Tensor]:

@@ -84,7 +84,7 @@ def measure(
 
 class _ByChunk(torch.autograd.Function):
     @staticmethod
-    def forward(  # as autograd calls it
+    def forward(  # as autograd calls it  # noqa: PLR0917
         ctx: Any,
         rows: Tensor,
         gate: Tensor,

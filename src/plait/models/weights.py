@@ -90,7 +90,7 @@ def open_folder(directory: Path) -> dict[str, Stored]:
     found: dict[str, Stored] = {}
     for path in _files(directory):
         file = _open(path)
-        for key in file.keys():  # not a mapping
+        for key in file.keys():  # not a mapping  # noqa: SIM118
             part = file.get_slice(key)
             if key in found:
                 raise ModelError(

@@ -34,7 +34,7 @@ class StageModule(ABC):
         Returns a Payload, or on the last stage the output of the model.
         """
 
-    def enter(self) -> None:  # most stages share no module with another
+    def enter(self) -> None:  # most stages share no module with another  # noqa: B027
         """A backward begins, which may run parts of the forward again: they must find this stage's
         parameters.
         """

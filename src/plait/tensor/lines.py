@@ -58,7 +58,7 @@ def row(x: Tensor, weight: Tensor, bias: Tensor | None, run: Run, line: Line) ->
 
 class _Column(torch.autograd.Function):
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0917
         ctx: Any, x: Tensor, shard: Tensor, weight: Tensor, bias: Tensor | None, how: How
     ) -> Tensor:  # autograd's
         ctx.save_for_backward(shard, weight)
@@ -89,7 +89,7 @@ class _Column(torch.autograd.Function):
 
 class _Row(torch.autograd.Function):
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0917
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, line: Line, products: Products
     ) -> Tensor:  # autograd's
         ctx.save_for_backward(x, weight)

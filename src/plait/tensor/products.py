@@ -70,7 +70,7 @@ def _scatter(move: Move | None, partial: Tensor) -> Tensor:
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0917
         ctx: Any, whole: Tensor, part: Tensor, weight: Tensor, moves: Gathered, how: How
     ) -> Tensor:  # autograd's
         ctx.save_for_backward(part, weight)

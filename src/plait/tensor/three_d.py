@@ -22,7 +22,7 @@ from plait.tensor.products import Gathered, Move
 
 def three_d(group: TensorGroup) -> Mode:
     """`tpN:3d`."""
-    i, j, l = (group.axis(name) for name in ("tp_i", "tp_j", "tp_l"))  # the paper's letters
+    i, j, l = (group.axis(name) for name in ("tp_i", "tp_j", "tp_l"))  # the paper's letters  # noqa: E741
     residual = Stream(samples=group.axis(("tp_i", "tp_j")), features=l)
     inner = Stream(samples=group.axis(("tp_i", "tp_l")), features=j)
     forward = Gathered(x=Move(j, 0), weight=Move(i, 0), y=Move(l, 0))

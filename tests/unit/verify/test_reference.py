@@ -75,7 +75,7 @@ def test_dropout_follows_the_seeds():
     assert "random" in slicing_reasons(model, batches(1)[0])[0]
 
     def run(seed):
-        cut = lambda step, batch: [Slice(0, 0, batch, seed)]
+        cut = lambda step, batch: [Slice(0, 0, batch, seed)]  # noqa: E731
         return run_reference(model, batches(1), Recipe(loss, sgd), cut, by_slice=True).steps[0].loss
 
     assert run(1) == run(1) != run(2)

@@ -23,7 +23,7 @@ class Handle(ABC):
     def wait(self) -> None:
         """Return when the result is there and every tensor that was given may be written again."""
 
-    def advance(self) -> None:
+    def advance(self) -> None:  # noqa: B027
         """Do what can be done before `wait`; `wait_all` calls it for every operation first. Nothing
         by default.
         """
@@ -172,5 +172,5 @@ class Backend(ABC):
         """Memory (numel,) to write what one operation sends, which gives it back."""
         return torch.empty(numel, dtype=dtype, device=device)
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Give back what the backend owns."""
