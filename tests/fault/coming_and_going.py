@@ -19,7 +19,8 @@ from plait.engine.build import Options, build, join_world
 from plait.engine.engine import Engine
 from plait.models import losses
 from plait.plan import Plan
-from tests.parity.harness import FAMILIES, SEED
+from tests.parity.families import FAMILIES
+from tests.parity.harness import SEED
 from tests.parity.replay import Recorded
 from tests.parity.test_local import sgd, shares
 

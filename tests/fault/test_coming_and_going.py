@@ -14,7 +14,8 @@ from plait.errors import RankFailed
 from plait.verify.compare import largest, relative_error
 from tests.fault import coming_and_going as ranks
 from tests.fault.coming_and_going import AFTERWARDS, AT_STEP, DIES, Batches
-from tests.parity.harness import FAMILIES, TOLERANCE, join
+from tests.parity.families import FAMILIES
+from tests.parity.harness import TOLERANCE, join
 from tests.parity.replay import Outer, Values, local_rounds, replay
 from tests.parity.test_local import sgd
 

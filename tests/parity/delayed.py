@@ -19,32 +19,32 @@ from plait.pipeline.weights import stage_weights
 from plait.plan import Plan
 from plait.verify.delayed import DelayedRecord, run_delayed
 from plait.verify.reference import Recipe
-from tests.parity import harness
+from tests.parity import families, harness
 from tests.parity.harness import SEED
 
 STEPS = 5
 SAMPLES = 12
 
 
-def untied(name: str | harness.Family) -> harness.Family:
-    family = harness.family_of(name)
+def untied(name: str | families.Family) -> families.Family:
+    family = families.family_of(name)
     keys = {**family.keys, "tie_word_embeddings": False} if family.name == "gpt" else family.keys
     return replace(family, keys=keys, by_slice=False, by_micro_batch=False)
 
 
-def batches(family: harness.Family) -> list[tuple[Tensor, Tensor]]:
+def batches(family: families.Family) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(3)
     return [family._batch(SAMPLES, generator) for _ in range(STEPS)]
 
 
 def run_engine(
-    world: World, plan: str, name: str | harness.Family, flush_every: int
+    world: World, plan: str, name: str | families.Family, flush_every: int
 ) -> dict[str, Any]:
     family = untied(name)
     return train(harness.make_engine(world, plan, family, {}), family, flush_every)
 
 
-def train(engine: Engine, family: harness.Family, flush_every: int = 0) -> dict[str, Any]:
+def train(engine: Engine, family: families.Family, flush_every: int = 0) -> dict[str, Any]:
     """The losses of the steps, the parameters after the flush, versions and activations that were
     kept.
     """
@@ -77,7 +77,9 @@ def train(engine: Engine, family: harness.Family, flush_every: int = 0) -> dict[
     }
 
 
-def reference(plan_text: str, name: str | harness.Family, stages: list[list[str]]) -> DelayedRecord:
+def reference(
+    plan_text: str, name: str | families.Family, stages: list[list[str]]
+) -> DelayedRecord:
     plan = Plan.parse(plan_text)
     family = untied(name)
     model = family.model()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.parity.harness import Family
+from tests.parity.families import Family
 
 SMALL = {
     "num_hidden_layers": 3,

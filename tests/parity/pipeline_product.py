@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from plait.errors import ModelError
 from plait.pipeline.schedules import SCHEDULES
 from tests.helpers.pool import Pool
-from tests.parity.harness import DEEP, TOLERANCE, check
+from tests.parity.families import DEEP
+from tests.parity.harness import TOLERANCE, check
 
 SYNCHRONOUS = [name for name, family in SCHEDULES.items() if not family.asynchronous]
 FEWEST = {"interleaved": 1, "dualpipev": 2}  # micro-batches a rank

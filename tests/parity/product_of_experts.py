@@ -15,7 +15,8 @@ import functools
 import time
 
 from tests.helpers.pool import Pool
-from tests.parity.harness import EXPERT_FAMILIES, ROUTERS, TOLERANCE, check
+from tests.parity.families import EXPERT_FAMILIES, ROUTERS
+from tests.parity.harness import TOLERANCE, check
 
 PLANS = (
     "dp2 ep2",

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from plait.data.staleness import Applied
 from plait.engine.init import Initializer, place_holders
 from plait.models import losses
-from tests.parity.harness import SEED, Family
+from tests.parity.families import Family
+from tests.parity.harness import SEED
 
 Values = dict[str, Tensor]
 MakeOptimizer = Callable[[Any], torch.optim.Optimizer]

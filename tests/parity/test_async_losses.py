@@ -17,7 +17,8 @@ from plait.data.async_server import AsyncServer
 from plait.engine.build import Options, build
 from plait.models import losses
 from plait.verify.compare import largest, relative_error
-from tests.parity.harness import FAMILIES, SEED, TOLERANCE
+from tests.parity.families import FAMILIES
+from tests.parity.harness import SEED, TOLERANCE
 from tests.parity.replay import Recorded, replay
 from tests.parity.test_async_server import sgd, shares
 

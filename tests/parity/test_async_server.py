@@ -18,7 +18,8 @@ from plait.data.async_server import AsyncServer
 from plait.engine.build import Options, build
 from plait.models import losses
 from plait.verify.compare import largest, relative_error
-from tests.parity.harness import FAMILIES, SEED, TOLERANCE, Family, join
+from tests.parity.families import FAMILIES, Family
+from tests.parity.harness import SEED, TOLERANCE, join
 from tests.parity.replay import Recorded, replay
 
 Run = Callable[..., list[Any]]

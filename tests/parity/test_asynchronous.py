@@ -17,7 +17,7 @@ from plait.pipeline.schedules import make
 from plait.pipeline.simulate import simulate
 from plait.plan import Plan
 from plait.verify.compare import largest, relative_error
-from tests.parity import harness
+from tests.parity import families, harness
 from tests.parity.delayed import STEPS, reference, run_engine
 from tests.parity.harness import TOLERANCE
 
@@ -73,7 +73,7 @@ def test_a_flush_after_every_step_leaves_no_delay_over_steps(ranks: Run, plan: s
 def refused(world: World, plan: str, family: str, clip: float | None) -> str:
     with pytest.raises((ModelError, PlanError)) as caught:
         build(
-            harness.family_of(family).model(),
+            families.family_of(family).model(),
             plan,
             loss=cross_entropy,
             optimizer=harness.optimizer,

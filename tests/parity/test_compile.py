@@ -18,7 +18,8 @@ from plait.comm import World
 from plait.engine import compiling
 from plait.errors import ModelError, NotAvailable
 from plait.models.layers import CausalAttention
-from tests.parity.harness import FAMILIES, TOLERANCE, Family, check, family_of
+from tests.parity.families import FAMILIES, Family, family_of
+from tests.parity.harness import TOLERANCE, check
 
 Run = Callable[..., list[Any]]
 

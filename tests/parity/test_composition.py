@@ -6,13 +6,14 @@ ones, frozen parameters, buffers, unused modules.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from plait.comm import World
 from plait.plan import Plan
-from tests.parity import harness
+from tests.parity import families, harness
 from tests.parity.generator.cell import Cell
 from tests.parity.generator.run import judge
 from tests.parity.harness import TOLERANCE, check
@@ -58,10 +59,8 @@ def test_shared_tied_twice_used_and_unused(
 )
 def test_a_tied_embedding_that_is_frozen(ranks: Run, plan: str) -> None:
     """On two stages of one rank, or of two: it has its values on both, and moves on neither."""
-    family = harness.SPLIT_FAMILIES["gpt"]
-    outcome = check(
-        ranks, f"{plan} precision:float64", harness.replace(family, frozen=("embed.weight",))
-    )
+    family = families.SPLIT_FAMILIES["gpt"]
+    outcome = check(ranks, f"{plan} precision:float64", replace(family, frozen=("embed.weight",)))
     assert outcome.largest <= TOLERANCE, outcome
 
 

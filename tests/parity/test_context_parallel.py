@@ -22,7 +22,8 @@ from plait.engine.build import Options, build
 from plait.mesh import Mesh
 from plait.models import losses
 from plait.plan import Plan
-from tests.parity.harness import LONG, SEED, TOLERANCE, check, join, optimizer
+from tests.parity.families import LONG
+from tests.parity.harness import SEED, TOLERANCE, check, join, optimizer
 
 Run = Callable[..., list[Any]]
 MIXTRAL_LONG = {**LONG, "num_local_experts": 4, "seq_aux": True, "router_aux_loss_coef": 0.1}

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.parity.harness import FAMILIES, TOLERANCE, check
+from tests.parity.families import FAMILIES
+from tests.parity.harness import TOLERANCE, check
 
 Run = Callable[..., list[Any]]
 

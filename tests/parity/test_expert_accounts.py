@@ -16,7 +16,8 @@ from plait.engine.build import Options, build
 from plait.errors import PlanError
 from plait.expert import Placing
 from plait.models import losses
-from tests.parity.harness import MIXTRAL, optimizer
+from tests.parity.families import MIXTRAL
+from tests.parity.harness import optimizer
 
 Run = Callable[..., list[Any]]
 HIDDEN = MIXTRAL["hidden_size"]

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from plait.expert import Placing
-from tests.parity.harness import EXPERT_FAMILIES, TOLERANCE, check
+from tests.parity.families import EXPERT_FAMILIES
+from tests.parity.harness import TOLERANCE, check
 
 Run = Callable[..., list[Any]]
 

@@ -19,7 +19,8 @@ from plait.engine.build import Options, build
 from plait.models.losses import cross_entropy
 from plait.plan import Plan
 from tests.parity import delayed, harness
-from tests.parity.harness import SEED, TOLERANCE, Family
+from tests.parity.families import Family
+from tests.parity.harness import SEED, TOLERANCE
 
 Run = Callable[..., list[Any]]
 KEYS = {

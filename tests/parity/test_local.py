@@ -17,7 +17,8 @@ from plait.data.compression import Int8Sum
 from plait.engine.build import Options, build
 from plait.models import losses
 from plait.verify.compare import largest, relative_error
-from tests.parity.harness import FAMILIES, SEED, TOLERANCE, Family, check, join
+from tests.parity.families import FAMILIES, Family
+from tests.parity.harness import SEED, TOLERANCE, check, join
 from tests.parity.replay import Outer, local_rounds
 
 Run = Callable[..., list[Any]]

@@ -18,8 +18,9 @@ from plait.pipeline.actions import Schedule, backward, forward, looped
 from plait.pipeline.schedules import SCHEDULES, make
 from plait.pipeline.text import dumps, loads
 from plait.plan import Plan
-from tests.parity import harness
-from tests.parity.harness import DEEP, TOLERANCE, check
+from tests.parity import families, harness
+from tests.parity.families import DEEP
+from tests.parity.harness import TOLERANCE, check
 
 Run = Callable[..., list[Any]]
 SYNCHRONOUS = [name for name, family in SCHEDULES.items() if not family.asynchronous]
@@ -147,14 +148,14 @@ def with_own_schedule(world: World, plan: str, text: str) -> tuple[list[str], An
     """What is executed, and the engine's numbers."""
     options = Options(seed=harness.SEED, schedule=loads(text))
     engine = build(
-        harness.family_of("gpt-deep").model(),
+        families.family_of("gpt-deep").model(),
         plan,
         loss=cross_entropy,
         optimizer=harness.optimizer,
         options=options,
         world=world,
     )
-    inputs, targets = harness.family_of("gpt-deep")._batch(8, torch.Generator().manual_seed(3))
+    inputs, targets = families.family_of("gpt-deep")._batch(8, torch.Generator().manual_seed(3))
     losses = [engine.step((inputs, targets)).loss for _ in range(3)]
     return [str(action) for action in engine._actions if action.kind.value in "FB"], losses
 

@@ -27,7 +27,7 @@ from plait.pipeline.schedules import SCHEDULES, make
 from plait.pipeline.simulate import simulate
 from plait.verify.probes import PROBES
 from plait.verify.run import Task, in_world
-from tests.parity import harness
+from tests.parity import families
 from tests.parity.verify_problems import problem
 
 Run = Callable[..., list[Any]]
@@ -41,7 +41,7 @@ def sgd(params: Any) -> torch.optim.Optimizer:
 def make_engine(
     world: World, plan: str, model: nn.Module | None = None, cutting: Cutting | None = None
 ) -> Any:
-    model = harness.family_of("mlp-deep").model() if model is None else model
+    model = families.family_of("mlp-deep").model() if model is None else model
     return build(
         model,
         plan,

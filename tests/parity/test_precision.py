@@ -23,7 +23,8 @@ from plait.errors import NonFiniteLoss, PlanError
 from plait.models.losses import cross_entropy
 from plait.plan import Plan
 from plait.tensor import TensorSplit
-from tests.parity.harness import FAMILIES, SEED, SPLIT_FAMILIES, Family, family_of, make_engine
+from tests.parity.families import FAMILIES, SPLIT_FAMILIES, Family, family_of
+from tests.parity.harness import SEED, make_engine
 
 Run = Callable[..., list[Any]]
 PLANS = [

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from plait.comm import World
 from plait.pipeline.schedules import SCHEDULES
 from tests.helpers.threaded import threaded
-from tests.parity import harness
+from tests.parity import families, harness
 from tests.parity.generator.cell import Cell
 from tests.parity.generator.run import judge
 
@@ -55,7 +55,7 @@ class Counted(TorchDispatchMode):
 
 def operations(world: World, policy: str) -> tuple[int, int]:
     """Of one step: products of the way forward, and activations."""
-    family = replace(harness.FAMILIES["gpt"], num_steps=1)
+    family = replace(families.FAMILIES["gpt"], num_steps=1)
     engine = harness.make_engine(world, f"dp1 remat:{policy} precision:float64", family, {})
     with Counted() as counted:
         harness.train(engine, family, 4)

@@ -16,7 +16,8 @@ from plait.engine.engine import Engine
 from plait.errors import CheckpointError
 from plait.models.losses import cross_entropy
 from plait.plan import Plan
-from tests.parity.harness import FAMILIES, SEED, family_of, join, optimizer
+from tests.parity.families import FAMILIES, family_of
+from tests.parity.harness import SEED, join, optimizer
 
 Run = Callable[..., list[Any]]
 PLANS = [

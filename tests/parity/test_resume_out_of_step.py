@@ -16,7 +16,8 @@ from plait.comm import World
 from plait.data import Asynchrony
 from plait.engine.build import Options, build
 from plait.models.losses import cross_entropy
-from tests.parity.harness import FAMILIES, SEED, join, optimizer
+from tests.parity.families import FAMILIES
+from tests.parity.harness import SEED, join, optimizer
 
 Run = Callable[..., list[Any]]
 DILOCO = Asynchrony(outer_lr=0.7, outer_momentum=0.9)

@@ -12,13 +12,11 @@ import pytest
 from plait.comm import World
 from plait.plan import Plan
 from tests.helpers.threaded import threaded
+from tests.parity.families import HUGGING_FACE, SPLIT_FAMILIES, family_of
 from tests.parity.harness import (
-    HUGGING_FACE,
-    SPLIT_FAMILIES,
     TOLERANCE,
     check,
     compare,
-    family_of,
     make_engine,
     reference,
     train,

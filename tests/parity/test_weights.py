@@ -18,7 +18,8 @@ from plait.engine.build import Options, build
 from plait.engine.init import Initializer, place_holders
 from plait.models import losses, weights
 from plait.plan import Plan
-from tests.parity.harness import HUGGING_FACE, TOLERANCE, join, optimizer
+from tests.parity.families import HUGGING_FACE
+from tests.parity.harness import TOLERANCE, join, optimizer
 
 transformers = pytest.importorskip("transformers")
 

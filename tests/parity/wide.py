@@ -4,7 +4,7 @@ main table.
 
 from __future__ import annotations
 
-from tests.parity.harness import TINY, Family
+from tests.parity.families import TINY, Family
 
 # Heads, features and vocabulary that 8 ranks of a line divide too.
 WIDE = {

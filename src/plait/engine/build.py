@@ -16,11 +16,12 @@ from torch import nn
 from plait import comm, context, data, expert, models, tensor
 from plait.comm import World
 from plait.context import ContextGroup
-from plait.data import Asynchrony, DataGroup, DataStrategy, Unit
+from plait.data import Asynchrony, DataGroup
 from plait.engine import compiling, recompute, update
 from plait.engine.axes import data_axis, within_stage
 from plait.engine.balance import Balance
 from plait.engine.batch import BatchSplitter, call
+from plait.engine.composition import check_composition, check_delayed
 from plait.engine.cut import Cut, Cutting, cut
 from plait.engine.delayed import Delayed
 from plait.engine.engine import Engine, EngineParts
@@ -29,18 +30,16 @@ from plait.engine.pipeline import Part, Pipeline
 from plait.engine.precision import LossScale, Precision
 from plait.engine.staged import Staged
 from plait.engine.stages import LayerProducts, make_stages
+from plait.engine.strategies import StrategyMaker
 from plait.engine.tied import TiedSum
 from plait.engine.update import LearningRate, Parameters, Update
 from plait.engine.values import Whole, prepare
 from plait.engine.with_experts import (
-    WithExperts,
-    expert_group,
     expert_roads,
     make_placer,
     placements,
-    separate,
 )
-from plait.errors import ModelError, NotAvailable, PlanError
+from plait.errors import ModelError, PlanError
 from plait.expert import ExpertSplit, Placing
 from plait.mesh import Mesh
 from plait.models.losses import IGNORE, cross_entropy
@@ -144,7 +143,12 @@ def build(
     _wrap_blocks(model, blocks, plan, options.compile_backend, world.device)
     schedule = _schedule(plan, options)
     stages_of_model = _cut(model, blocks, schedule, options.cutting, world)
-    _check_delayed(schedule, stages_of_model, options, balance)
+    check_delayed(
+        schedule,
+        stages_of_model,
+        experts=balance is not None,
+        clips=options.clip_grad_norm is not None,
+    )
     values = prepare(
         model, options.seed, precision.compute, precision.master, world=world, whole=whole
     )
@@ -158,7 +162,7 @@ def build(
     if plan.compile:
         compiling.leave_out(model, blocks)
     own.holding = own.holding.split(placements(experts, split))
-    make = _StrategyMaker(
+    make = StrategyMaker(
         plan, _data_group(plan, world, options, precision), schedule, experts, world
     )
     strategies = {stage: own.strategy(stage, make) for stage in own.stages}
@@ -251,7 +255,7 @@ def _checked(plan: Plan | str) -> Plan:
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
     plan.check()
     check_available(plan)
-    _check_composition(plan)
+    check_composition(plan)
     return plan
 
 
@@ -299,31 +303,6 @@ def _data_group(plan: Plan, world: World, options: Options, precision: Precision
         asynchrony=replace(options.asynchrony, stale=plan.dp.stale or 0, every=plan.dp.every or 1),
         crew=world.crew,
     )
-
-
-def _check_composition(plan: Plan) -> None:
-    if plan.ep > 1 and plan.dp.strategy in data.OUT_OF_STEP:
-        raise NotAvailable(
-            f"'{plan}': experts on other ranks need these to step together, and those of dp:{plan.dp.strategy} do not; use "
-            "allreduce, ring, server or zero1..3"
-        )
-    others = plan.world_size // plan.dp.size
-    if others > 1 and plan.dp.strategy in data.OUT_OF_STEP and plan.dp.size > 1:
-        raise NotAvailable(
-            f"'{plan}': {plan.dp.strategy} does not run with other axes yet, whose ranks would have to agree on when one "
-            f"of them is out of step; take dp{plan.dp.size} with them, or {plan.dp} alone"
-        )
-    if plan.pp.size > 1 and plan.dp.strategy == "server" and plan.dp.size > 1:
-        raise NotAvailable(
-            f"'{plan}': a parameter server places whole parameters by weight, for each stage otherwise, so copies of a tied "
-            f"parameter would lie on different servers; take dp{plan.dp.size} or dp{plan.dp.size}:zero1 with pipelines"
-        )
-
-    if plan.pp.schedule in ("pipedream", "2bw") and plan.dp.strategy not in ("allreduce", "ring"):
-        raise NotAvailable(
-            f"'{plan}': {plan.pp.schedule} keeps several versions of whole weights, so it goes with dpN and dpN:ring alone; "
-            "take one of these, or a schedule that flushes (1f1b)"
-        )
 
 
 def _split_layers(
@@ -382,56 +361,6 @@ def _originals(experts: ExpertSplit | None, split: TensorSplit | None) -> dict[s
         **({} if split is None else split.originals),
         **({} if experts is None else experts.originals),
     }
-
-
-@dataclass(frozen=True)
-class _StrategyMaker:
-    """Makes the data strategy of one stage's parameters."""
-
-    plan: Plan
-    group: DataGroup
-    schedule: Schedule
-    experts: ExpertSplit | None
-    world: World
-
-    def __call__(self, units: Sequence[Unit], secondary: frozenset[str]) -> DataStrategy:
-        if self.experts is None:
-            return self._over(units, self.group, secondary)
-        dense, experts = separate(units, set(self.experts.boxes))
-        group = expert_group(self.group, self.world)
-        return WithExperts(
-            self._over(dense, self.group, secondary), self._over(experts, group, frozenset())
-        )
-
-    def _over(
-        self, units: Sequence[Unit], group: DataGroup, secondary: frozenset[str]
-    ) -> DataStrategy:
-        strategy = data.make(self.plan.dp.strategy, units, group)
-        strategy.secondary = secondary
-        strategy.collector.eager = not any(
-            action.kind is Kind.WEIGHT_GRAD for action in self.schedule
-        )
-        return strategy
-
-
-def _check_delayed(
-    schedule: Schedule, plan: Cut, options: Options, balance: Balance | None
-) -> None:
-    if not schedule.asynchronous:
-        return
-    if balance is not None:
-        raise NotAvailable(
-            f"{schedule.name} has no step that all experts share, so their balance is undefined; take 1f1b for these"
-        )
-    if plan.tied:
-        raise ModelError(
-            f"{schedule.name} updates each stage by itself, and {', '.join(plan.tied)} is on several stages; do not tie it, "
-            "or take a schedule that flushes (1f1b)"
-        )
-    if options.clip_grad_norm is not None:
-        raise PlanError(
-            f"{schedule.name} updates each stage by itself, so there is no global norm to clip by; leave clip_grad_norm out"
-        )
 
 
 def _delayed(

@@ -12,7 +12,7 @@ import torch
 
 from plait.engine.cut import Cutting
 from plait.plan import Plan
-from tests.parity.harness import Family
+from tests.parity.families import Family
 
 STEPS = 2  # the second step sees what the first update did to every copy
 

@@ -9,14 +9,14 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from plait.engine.build import _check_composition
+from plait.engine.composition import check_composition
 from plait.errors import PlanError
 from plait.pipeline.schedules import SCHEDULES
 from plait.plan import Plan, check_available
 from plait.plan.fit import check_batch, check_config
 from plait.plan.rules import MICRO_BATCHES_PER_RANK
+from tests.parity.families import ROUTERS
 from tests.parity.generator.cell import Cell
-from tests.parity.harness import ROUTERS
 
 Choose = Callable[[Sequence[Any]], Any]
 KINDS = ("mlp", "odd", "gpt", "llama", "moe", "resnet")
@@ -61,7 +61,7 @@ def valid(cell: Cell) -> bool:
         check_available(plan.check())
         check_batch(plan, cell.num_samples)
         check_config(plan, {**cell.keys, "seq_len": cell.seq_len or None})
-        _check_composition(plan)
+        check_composition(plan)
     except PlanError:
         return False
     if plan.pp.size > 1 and _asynchronous(plan) and (cell.kind == "moe" or _is_tied(cell)):

@@ -1,0 +1,56 @@
+"""Which parallelisms do not go together. Each is refused before anything is allocated, with the
+plan that does.
+"""
+
+from __future__ import annotations
+
+from plait import data
+from plait.engine.cut import Cut
+from plait.errors import ModelError, NotAvailable, PlanError
+from plait.pipeline.actions import Schedule
+from plait.plan import Plan
+
+
+def check_composition(plan: Plan) -> None:
+    """Refuse a plan whose strategies are each there, but do not go together."""
+    if plan.ep > 1 and plan.dp.strategy in data.OUT_OF_STEP:
+        raise NotAvailable(
+            f"'{plan}': experts on other ranks need these to step together, and those of dp:{plan.dp.strategy} do not; use "
+            "allreduce, ring, server or zero1..3"
+        )
+    others = plan.world_size // plan.dp.size
+    if others > 1 and plan.dp.strategy in data.OUT_OF_STEP and plan.dp.size > 1:
+        raise NotAvailable(
+            f"'{plan}': {plan.dp.strategy} does not run with other axes yet, whose ranks would have to agree on when one "
+            f"of them is out of step; take dp{plan.dp.size} with them, or {plan.dp} alone"
+        )
+    if plan.pp.size > 1 and plan.dp.strategy == "server" and plan.dp.size > 1:
+        raise NotAvailable(
+            f"'{plan}': a parameter server places whole parameters by weight, for each stage otherwise, so copies of a tied "
+            f"parameter would lie on different servers; take dp{plan.dp.size} or dp{plan.dp.size}:zero1 with pipelines"
+        )
+
+    if plan.pp.schedule in ("pipedream", "2bw") and plan.dp.strategy not in ("allreduce", "ring"):
+        raise NotAvailable(
+            f"'{plan}': {plan.pp.schedule} keeps several versions of whole weights, so it goes with dpN and dpN:ring alone; "
+            "take one of these, or a schedule that flushes (1f1b)"
+        )
+
+
+def check_delayed(schedule: Schedule, stages: Cut, *, experts: bool, clips: bool) -> None:
+    """Refuse what an asynchronous schedule, which updates each stage by itself, cannot do."""
+    if not schedule.asynchronous:
+        return
+    if experts:
+        raise NotAvailable(
+            f"{schedule.name} has no step that all experts share, so their balance is undefined; take 1f1b for these"
+        )
+    if stages.tied:
+        raise ModelError(
+            f"{schedule.name} updates each stage by itself, and {', '.join(stages.tied)} is on several stages; do not tie it, "
+            "or take a schedule that flushes (1f1b)"
+        )
+    if clips:
+        raise PlanError(
+            f"{schedule.name} updates each stage by itself, so there is no global norm to clip by; leave clip_grad_norm out"
+        )
