@@ -27,7 +27,8 @@ from benchmarks.expert.turns import table, take_turns
 from plait.models.experts import Experts, MixtureOfExperts
 from plait.models.gated import measure
 from plait.models.grouped import METHODS
-from plait.models.routing import Router, RouterSettings
+from plait.models.router_settings import RouterSettings
+from plait.models.routing import Router
 
 NUM_EXPERTS = 8
 CHOSEN = 2

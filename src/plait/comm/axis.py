@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from plait.comm.backends.base import Backend, Handle, Shown
+from plait.comm.checks import check_peer, check_shapes, contiguous, flat, splits_of
 from plait.comm.ledger import CONTROL, Ledger
+from plait.comm.payload import Payload, num_bytes
 from plait.comm.transitions import bytes_sent
 from plait.comm.work import Label, Recorder, Work, naming_failure, no_modes
 from plait.errors import PlanError
@@ -62,20 +63,20 @@ class Axis:
         `padding` elements are there only to make the buffer divide, and are counted apart; so are
         scalars of `control`.
         """
-        tensor = self._checked(tensor)
-        size = _Payload.of(tensor, padding=padding, control=control)
+        tensor = contiguous(self, tensor)
+        size = Payload.of(tensor, padding=padding, control=control)
         return self._issue("all_reduce", size, lambda b: b.all_reduce(tensor))
 
     def total(self, out: Tensor, source: Tensor) -> Work:
         """`out`, contiguous, becomes the sum of `source`, of the same shape and any strides: an
         all-reduce of a copy.
         """
-        out = self._checked(out)
+        out = contiguous(self, out)
         source = source.detach()
-        self._check_shapes("total", out.shape, source.shape)
+        check_shapes(self, "total", out.shape, source.shape)
         return self._issue(
             "all_reduce",
-            _Payload.of(out),
+            Payload.of(out),
             lambda b: b.total(out, source),
             lambda: out.copy_(source),
         )
@@ -86,10 +87,10 @@ class Axis:
         """
         parts = parts.detach()
         shard = shard.detach()
-        self._check_shapes("gather_parts", parts.shape, (self.size, *shard.shape))
+        check_shapes(self, "gather_parts", parts.shape, (self.size, *shard.shape))
         return self._issue(
             "all_gather",
-            _Payload.of(parts),
+            Payload.of(parts),
             lambda b: b.gather_parts(parts, shard),
             lambda: parts[0].copy_(shard),
         )
@@ -98,12 +99,12 @@ class Axis:
         """`out`, contiguous, becomes the sum of `parts[rank]`: a reduce-scatter from (size, ..) of
         any strides.
         """
-        out = self._checked(out)
+        out = contiguous(self, out)
         parts = parts.detach()
-        self._check_shapes("scatter_parts", parts.shape, (self.size, *out.shape))
+        check_shapes(self, "scatter_parts", parts.shape, (self.size, *out.shape))
         return self._issue(
             "reduce_scatter",
-            _Payload.of(parts),
+            Payload.of(parts),
             lambda b: b.scatter_parts(out, parts),
             lambda: out.copy_(parts[0]),
         )
@@ -114,8 +115,8 @@ class Axis:
 
         Until the wait, `full` is in use; after it, what is left in `full` is undefined.
         """
-        out, full = self._checked_flat("reduce_scatter", out, full)
-        size = _Payload.of(full, padding=padding)
+        out, full = flat(self, "reduce_scatter", out, full)
+        size = Payload.of(full, padding=padding)
         return self._issue(
             "reduce_scatter", size, lambda b: b.reduce_scatter(out, full), lambda: _copy(out, full)
         )
@@ -124,8 +125,8 @@ class Axis:
         """`full` (size * n,) becomes all shards (n,) by coordinate; `shard` may be the own part of
         `full`.
         """
-        shard, full = self._checked_flat("all_gather", shard, full)
-        size = _Payload.of(full, padding=padding)
+        shard, full = flat(self, "all_gather", shard, full)
+        size = Payload.of(full, padding=padding)
         return self._issue(
             "all_gather", size, lambda b: b.all_gather(full, shard), lambda: _copy(full, shard)
         )
@@ -142,14 +143,14 @@ class Axis:
 
         Without splits, equal parts. Empty splits are allowed.
         """
-        out = self._checked(out)
-        source = self._checked(source)
-        given = self._splits(source, source_splits, "source")
-        taken = self._splits(out, out_splits, "out")
-        row_bytes = _num_bytes(source) // source.shape[0] if source.shape[0] else 0
+        out = contiguous(self, out)
+        source = contiguous(self, source)
+        given = splits_of(self, source, source_splits, "source")
+        taken = splits_of(self, out, out_splits, "out")
+        row_bytes = num_bytes(source) // source.shape[0] if source.shape[0] else 0
         return self._issue(
             "all_to_all",
-            _Payload(row_bytes * (sum(given) - given[self.rank])),
+            Payload(row_bytes * (sum(given) - given[self.rank])),
             lambda b: b.all_to_all(out, source, taken, given),
             lambda: _copy(out, source),
             exact=True,
@@ -157,46 +158,46 @@ class Axis:
 
     def broadcast(self, tensor: Tensor, root: int) -> Work:
         """The tensor of coordinate `root`, everywhere, in place."""
-        tensor = self._checked(tensor)
-        self._check_peer(root)
-        return self._issue("broadcast", _Payload.of(tensor), lambda b: b.broadcast(tensor, root))
+        tensor = contiguous(self, tensor)
+        check_peer(self, root)
+        return self._issue("broadcast", Payload.of(tensor), lambda b: b.broadcast(tensor, root))
 
     def reduce(self, tensor: Tensor, root: int) -> Work:
         """The sum, at coordinate `root`, in place; what the other ranks then hold is undefined."""
-        tensor = self._checked(tensor)
-        self._check_peer(root)
-        return self._issue("reduce", _Payload.of(tensor), lambda b: b.reduce(tensor, root))
+        tensor = contiguous(self, tensor)
+        check_peer(self, root)
+        return self._issue("reduce", Payload.of(tensor), lambda b: b.reduce(tensor, root))
 
     def send(self, tensor: Tensor, to: int, tag: int = 0, *, padding: int = 0) -> Work:
         """To coordinate `to`. Sends and receives of a pair match in order of issue, for each tag
         (NCCL: for the pair).
         """
-        tensor = self._checked(tensor)
-        self._check_peer(to, other=True)
+        tensor = contiguous(self, tensor)
+        check_peer(self, to, other=True)
         return self._issue(
-            "send", _Payload.of(tensor, padding=padding), lambda b: b.send(tensor, to, tag)
+            "send", Payload.of(tensor, padding=padding), lambda b: b.send(tensor, to, tag)
         )
 
     def receive(self, tensor: Tensor, source: int, tag: int = 0) -> Work:
         """From coordinate `source`, into `tensor`. The sender counts the bytes."""
-        tensor = self._checked(tensor)
-        self._check_peer(source, other=True)
+        tensor = contiguous(self, tensor)
+        check_peer(self, source, other=True)
         return self._issue(
-            "receive", _Payload(0), lambda b: b.receive(tensor, source, tag), exact=True
+            "receive", Payload(0), lambda b: b.receive(tensor, source, tag), exact=True
         )
 
     def shift(self, out: Tensor, tensor: Tensor, by: int = 1) -> Work:
         """Round the ring: send `tensor` to coordinate `rank + by`, receive `out` from `rank - by`
         (modulo size).
         """
-        out = self._checked(out)
-        tensor = self._checked(tensor)
+        out = contiguous(self, out)
+        tensor = contiguous(self, tensor)
         if by % self.size == 0:
             return self._local("shift", lambda: _copy(out, tensor))
         to = (self.rank + by) % self.size
         source = (self.rank - by) % self.size
         return self._issue(
-            "shift", _Payload.of(tensor), lambda b: b.exchange(out, tensor, to, source)
+            "shift", Payload.of(tensor), lambda b: b.exchange(out, tensor, to, source)
         )
 
     def add_shifted(self, out: Tensor, parts: Tensor, by: Sequence[int]) -> Work:
@@ -206,16 +207,16 @@ class Axis:
         Each part is of the shape of `out`, for another rank, and `by` is alike on all ranks.
         Counted as the shifts that it is.
         """
-        out = self._checked(out)
-        parts = self._checked(parts)
-        self._check_shapes("add_shifted", parts.shape, (len(by), *out.shape))
+        out = contiguous(self, out)
+        parts = contiguous(self, parts)
+        check_shapes(self, "add_shifted", parts.shape, (len(by), *out.shape))
         if any(each % self.size == 0 for each in by):
             raise PlanError(
                 f"add_shifted on axis {self.name} of size {self.size}: by {list(by)} leads back to this rank"
             )
         peers = [((self.rank + each) % self.size, (self.rank - each) % self.size) for each in by]
         return self._issue(
-            "shift", _Payload.of(parts), lambda b: b.add_exchanged(out, parts, peers), exact=True
+            "shift", Payload.of(parts), lambda b: b.add_exchanged(out, parts, peers), exact=True
         )
 
     def tour(self, tensor: Tensor) -> Generator[Tensor]:
@@ -227,7 +228,7 @@ class Axis:
         read. `tensor` may be overwritten on the way. Counted as the shifts that it stands for. To
         close it is to let go of the last.
         """
-        tensor = self._checked(tensor)
+        tensor = contiguous(self, tensor)
         shown = self._show(tensor)
         if shown is None:
             yield from self._travel(tensor)
@@ -253,7 +254,7 @@ class Axis:
             exhibits.append(backend.show(tensor))
             return exhibits[0]
 
-        size = _Payload(_num_bytes(tensor) * (self.size - 1))
+        size = Payload(num_bytes(tensor) * (self.size - 1))
         return self._issue("shift", size, start, exact=True), exhibits[0]
 
     def _travel(self, tensor: Tensor) -> Generator[Tensor]:
@@ -317,8 +318,8 @@ class Axis:
         if self._backend is not None:
             self._backend.close()
 
-    def _label(self, op: str, num_bytes: int) -> Label:
-        return Label(self.name, op, num_bytes, self.ranks)
+    def _label(self, op: str, sent_bytes: int) -> Label:
+        return Label(self.name, op, sent_bytes, self.ranks)
 
     def _local(self, op: str, act: Callable[[], object] | None = None) -> Work:
         if act is not None:
@@ -328,7 +329,7 @@ class Axis:
     def _issue(
         self,
         op: str,
-        payload: _Payload,
+        payload: Payload,
         start: Callable[[Backend], Handle],
         alone: Callable[[], object] | None = None,
         exact: bool = False,
@@ -336,81 +337,20 @@ class Axis:
         """Count, start and wrap one operation; `alone` is its meaning on one rank."""
         if self._backend is None:
             return self._local(op, alone)
-        num_bytes = payload.bytes if exact else bytes_sent(op, payload.bytes, self.size)
+        sent_bytes = payload.bytes if exact else bytes_sent(op, payload.bytes, self.size)
         padding_bytes = 0
         if payload.padding_bytes:
             padding_bytes = (
-                bytes_sent(op, payload.bytes + payload.padding_bytes, self.size) - num_bytes
+                bytes_sent(op, payload.bytes + payload.padding_bytes, self.size) - sent_bytes
             )
-        label = self._label(op, num_bytes)
+        label = self._label(op, sent_bytes)
         if op != "receive":
-            self.ledger.add(self.name, CONTROL if payload.control else op, num_bytes, padding_bytes)
+            self.ledger.add(
+                self.name, CONTROL if payload.control else op, sent_bytes, padding_bytes
+            )
         with naming_failure(label, self._recorder.rank):
             handle = start(self._backend)
         return Work(handle, label, self._recorder)
-
-    def _checked(self, tensor: Tensor) -> Tensor:
-        """The tensor without its graph: communication here is no operation of autograd
-        (`transition` is).
-        """
-        if not tensor.is_contiguous():
-            raise PlanError(
-                f"axis {self.name}: a tensor of shape {tuple(tensor.shape)} with strides {tensor.stride()} is not "
-                "contiguous; call .contiguous() first"
-            )
-        return tensor.detach()
-
-    def _checked_flat(self, op: str, part: Tensor, full: Tensor) -> tuple[Tensor, Tensor]:
-        if full.numel() != self.size * part.numel() or full.dtype != part.dtype:
-            raise PlanError(
-                f"{op} on axis {self.name} of size {self.size}: the full tensor has {full.numel()} {full.dtype}, the part "
-                f"{part.numel()} {part.dtype}; full must be {self.size} x part, of one dtype"
-            )
-        return self._checked(part).view(-1), self._checked(full).view(-1)
-
-    def _check_shapes(self, op: str, found: Sequence[int], expected: Sequence[int]) -> None:
-        if tuple(found) != tuple(expected):
-            raise PlanError(
-                f"{op} on axis {self.name} of size {self.size}: shape {tuple(found)} must be {tuple(expected)}"
-            )
-
-    def _check_peer(self, peer: int, other: bool = False) -> None:
-        if not 0 <= peer < self.size or (other and peer == self.rank):
-            raise PlanError(
-                f"axis {self.name} of size {self.size}: coordinate {peer} is no peer of coordinate {self.rank}"
-            )
-
-    def _splits(self, tensor: Tensor, splits: list[int] | None, side: str) -> list[int]:
-        rows = tensor.shape[0]
-        if splits is None:
-            if rows % self.size:
-                raise PlanError(
-                    f"all_to_all on axis {self.name}: {rows} {side} rows do not divide by {self.size}; give splits"
-                )
-            return [rows // self.size] * self.size
-        if len(splits) != self.size or sum(splits) != rows or min(splits) < 0:
-            raise PlanError(
-                f"all_to_all on axis {self.name}: {side} splits {splits} must be {self.size} counts that sum to {rows} rows"
-            )
-        return list(splits)
-
-
-@dataclass(frozen=True)
-class _Payload:
-    """How large an operation is: what it is for, and what merely pads the buffer."""
-
-    bytes: int
-    padding_bytes: int = 0
-    control: bool = False
-
-    @classmethod
-    def of(cls, tensor: Tensor, *, padding: int = 0, control: bool = False) -> _Payload:
-        padding_bytes = padding * tensor.element_size()
-        return cls(_num_bytes(tensor) - padding_bytes, padding_bytes, control)
-
-
-def _num_bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _copy(out: Tensor, source: Tensor) -> None:

@@ -90,7 +90,7 @@ class Llama(Transformer):
     """Llama's architecture, dense or (with `num_local_experts`) a mixture of experts.
 
     What the keys of experts mean, and their defaults, stands in `plait.models.llama.mixture` and
-    `models.routing`.
+    `models.router_settings`.
     """
 
     name: Literal["llama"]

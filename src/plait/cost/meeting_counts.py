@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from plait.cost.layout import lay_out
 from plait.cost.machine import Machine
 from plait.cost.meetings import COLLECTS, known, meeting, ring_steps
 from plait.cost.messages import block_messages
 from plait.cost.operations import Attention
 from plait.cost.records import Job
-from plait.cost.step import lay_out
 
 
 def meetings_of_step(job: Job, plan: Any, machine: Machine) -> float:

@@ -14,6 +14,7 @@ from typing import Any
 from plait.cost.closed import closed_live, closed_seconds
 from plait.cost.gradients import messages_seconds
 from plait.cost.kernels import BYTES
+from plait.cost.layout import rank_state
 from plait.cost.machine import Machine
 from plait.cost.memory import rank_activations
 from plait.cost.offload import overfull, without_offload
@@ -25,7 +26,6 @@ from plait.cost.stages import Stage, split_model
 from plait.cost.step import (
     accumulation_seconds,
     process_bytes,
-    rank_state,
     stage_pass,
     tail_seconds,
 )

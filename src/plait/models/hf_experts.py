@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from plait.models.experts import Exchange, ExpertWeights, MixtureOfExperts, as_it_is
 from plait.models.grouped import default_method, grouped_product
-from plait.models.routing import Router, RouterSettings
+from plait.models.router_settings import RouterSettings
+from plait.models.routing import Router
 
 SMALL = {
     "hidden_size": 8,

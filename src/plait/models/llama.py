@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from plait.errors import ModelError
 from plait.models.experts import Experts, MixtureOfExperts
 from plait.models.layers import CausalAttention, Embedding, Linear, check_divides, check_positive
-from plait.models.routing import Router, RouterSettings
+from plait.models.router_settings import RouterSettings
+from plait.models.routing import Router
 
 BLOCKS = "blocks.*"
 CHAIN = ("embed", BLOCKS, "norm", "head")

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from plait.cost import Job, Runtime, describe
+from plait.cost.layout import lay_out, rank_memory
 from plait.cost.memory import Weights, block_activations, model_states
-from plait.cost.step import lay_out, rank_memory
 from plait.plan import Plan
 
 DATA = Path(__file__).parents[2] / "data" / "planner"

@@ -17,7 +17,8 @@ from plait.models import gated
 from plait.models.experts import Exchange, Experts, MixtureOfExperts, Trip
 from plait.models.grouped import METHODS, grouped_product, kernel_takes
 from plait.models.permute import add_up, inverse, permute, to_rows
-from plait.models.routing import Router, RouterSettings, best_first, place_in_group
+from plait.models.router_settings import RouterSettings
+from plait.models.routing import Router, best_first, place_in_group
 from plait.products import Products, operations
 
 D = 6
