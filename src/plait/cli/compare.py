@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from plait.cli import common, comparison, job
 from plait.cli.answer import Answer
+from plait.cli.layout import PlanTable
 from plait.cli.train import launched
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,15 +62,6 @@ def loss_error(result: dict[str, Any], first: dict[str, Any]) -> float | None:
     return float(abs(own - other) / abs(other)) if other else float(abs(own))
 
 
-def view(rows: list[dict[str, Any]]) -> Table:
+def view(rows: list[dict[str, Any]]) -> PlanTable:
     """The table for people; memory and traffic are those of the fullest and the busiest rank."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column(comparison.HEAD[0], overflow="fold")
-    for name in comparison.HEAD[1:]:
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*comparison.cells(row))
-    return table
+    return PlanTable(comparison.HEAD, tuple(comparison.cells(row) for row in rows))

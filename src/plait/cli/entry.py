@@ -13,7 +13,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import plait
 from plait.cli import table
@@ -21,6 +21,9 @@ from plait.cli.answer import Answer, to_json
 from plait.cli.parser import Parser, UsageError
 from plait.errors import NotAvailable, PlaitError
 from plait.launcher import joined_world
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
 
 INTERRUPTED = 130
 
@@ -107,14 +110,21 @@ def _print(answer: Answer, json_to: TextIO | None) -> None:
             print(to_json(answer.data), file=json_to, flush=True)
         elif json_to is None and answer.view is not None:
             from rich.console import Console
-            from rich.text import Text
 
-            # Running text is left to the terminal to wrap, and whole where it is piped into a file.
-            Console(highlight=False).print(
-                answer.view, soft_wrap=isinstance(answer.view, (str, Text))
-            )
+            show(answer.view, Console(highlight=False))
     except BrokenPipeError:  # the reader of stdout, such as head, has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def show(view: RenderableType, console: Console) -> None:
+    """Print the view of an answer: running text between words, and `Text`, a file's own, as it is."""
+    from rich.text import Text
+
+    from plait.cli.layout import Prose
+
+    if isinstance(view, str):
+        view = Prose(view)
+    console.print(view, crop=False, soft_wrap=isinstance(view, Text))
 
 
 def _report(error: Exception, verb: str, json_to: TextIO | None) -> int:

@@ -10,8 +10,6 @@ from plait.cli.answer import Answer
 from plait.errors import PlanError
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from plait.cost.frameworks import Framework
     from plait.cost.operations import Model
     from plait.plan import Plan
@@ -91,13 +89,8 @@ def notes(model: Model, plan: Plan, runs: Framework | None = None) -> list[str]:
     return []
 
 
-def _view(data: dict[str, Any]) -> RenderableType:
-    from rich.console import Group
-    from rich.text import Text
-
-    return Group(
-        *(Text(line) for line in [*lines(data), *(f"note       {note}" for note in data["notes"])])
-    )
+def _view(data: dict[str, Any]) -> str:
+    return "\n".join([*lines(data), *(f"note       {note}" for note in data["notes"])])
 
 
 def lines(data: dict[str, Any]) -> list[str]:
@@ -126,7 +119,7 @@ def lines(data: dict[str, Any]) -> list[str]:
         f"spent on   {spent}",
         f"memory     {size(memory['total'])} of {size(limit)} on the fullest rank ({verdict}): {parts}",
         f"traffic    {sent}  sent by a rank in a step",
-        f"price      {data['cost_per_million_tokens']:.4g} for a million tokens",
+        f"price      {data['cost_per_million_tokens']:.4g} USD for a million tokens",
     ]
 
 

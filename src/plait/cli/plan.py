@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from plait.cli import common
 from plait.cli.answer import Answer
 from plait.cli.estimate import size
+from plait.cli.layout import PlanTable, Prose
 from plait.cli.parser import UsageError
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
     from plait.plan import Plan
     from plait.planner.choose import Choice
+
+HEAD = ("plan", "step", "tokens/s", "MFU", "bubble", "memory", "USD/M tokens")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,7 +88,7 @@ def run(arguments: argparse.Namespace) -> Answer:
             tables, cluster, objective=arguments.objective, framework=arguments.framework
         )
     except NothingFits as reason:
-        return Answer({"plans": [], "reason": str(reason)}, _text([str(reason)]), ok=False)
+        return Answer({"plans": [], "reason": str(reason)}, str(reason), ok=False)
     plans = [estimate.as_dict() for estimate in choice.plans[: arguments.top]]
     data: dict[str, Any] = {
         "plans": plans,
@@ -116,16 +119,8 @@ def _explanation(choice: Choice, named: list[Plan]) -> list[str]:
 
 def _view(data: dict[str, Any]) -> RenderableType:
     from rich.console import Group
-    from rich.table import Table
 
-    table = Table(box=None, pad_edge=False)
-    for name in ("plan", "step", "tokens/s", "MFU", "bubble", "memory", "per M tokens"):
-        table.add_column(name, justify="left" if name == "plan" else "right", overflow="fold")
-    for one in data["plans"]:
-        table.add_row(
-            one["plan"], f"{one['step_seconds']:.4g} s", f"{one['tokens_per_second']:,.0f}", f"{one['mfu']:.1%}",
-            f"{one['bubble_fraction']:.1%}", size(one["memory"]["total"]), f"{one['cost_per_million_tokens']:.3g}",
-        )  # fmt: skip
+    table = PlanTable(HEAD, tuple(_cells(one) for one in data["plans"]))
     searched = data["searched"]
     below = [
         "",
@@ -134,10 +129,16 @@ def _view(data: dict[str, Any]) -> RenderableType:
         *data.get("explanation", []),
         *(f"note: {note}" for note in data["notes"]),
     ]
-    return Group(table, _text(below))
+    return Group(table, Prose("\n".join(below)))
 
 
-def _text(lines: list[str]) -> RenderableType:
-    from rich.text import Text
-
-    return Text("\n".join(lines))
+def _cells(one: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        one["plan"],
+        f"{one['step_seconds']:.4g} s",
+        f"{one['tokens_per_second']:,.0f}",
+        f"{one['mfu']:.1%}",
+        f"{one['bubble_fraction']:.1%}",
+        size(one["memory"]["total"]),
+        f"{one['cost_per_million_tokens']:.3g}",
+    )

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.cli.answer import Answer
+from plait.cli.layout import Prose
 from plait.errors import ScheduleError
 from plait.pipeline import render, text
-from plait.pipeline.actions import Schedule
+from plait.pipeline.actions import Action, Kind, Schedule
+from plait.pipeline.clock import unit
 from plait.pipeline.schedules import SCHEDULES, make
 from plait.pipeline.simulate import Simulation, simulate
 
@@ -20,6 +22,12 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.text import Text
 
+MEANING = {
+    Kind.FORWARD: "forward",
+    Kind.BACKWARD: "backward",
+    Kind.INPUT_GRAD: "input gradient",
+    Kind.WEIGHT_GRAD: "weight gradient",
+}
 STREAM_STEPS = (
     3  # steps of an asynchronous schedule that are simulated: enough for its versions to show
 )
@@ -111,7 +119,6 @@ def as_dict(schedule: Schedule, result: Simulation) -> dict[str, Any]:
 
 def _view(schedule: Schedule, result: Simulation) -> RenderableType:
     from rich.console import Group
-    from rich.text import Text as RichText
 
     class Grid:
         """The grid as wide as the terminal."""
@@ -120,10 +127,8 @@ def _view(schedule: Schedule, result: Simulation) -> RenderableType:
             yield render.coloured(schedule, options.max_width)
 
     barrier = f" ({result.barrier_bubble_fraction:.1%} with a barrier after each step)"
-    lines = [
-        "",
-        "F forward  B backward  I input gradient  W weight gradient  U: the weights are updated after it"
-        "   (times: F = I = W = 1, B = 2)",
+    lines = ["", *legend(schedule)]
+    lines += [
         f"bubble               {result.bubble_fraction:.1%}"
         + (" in the steady state" if schedule.asynchronous else "")
         + (barrier if abs(result.barrier_bubble_fraction - result.bubble_fraction) > 1e-9 else ""),
@@ -137,7 +142,22 @@ def _view(schedule: Schedule, result: Simulation) -> RenderableType:
         f"weight versions      {_list(result.weight_versions)}   by stage",
         f"staleness            {_list(result.staleness)}   updates, by stage",
     ]
-    return Group(Grid(), RichText("\n".join(lines)))
+    return Group(Grid(), Prose("\n".join(lines)))
+
+
+def legend(schedule: Schedule) -> list[str]:
+    """The letters that stand in the grid, and the time of each kind of action there."""
+    cells = [cell for row in render.rows(schedule) for cell in row]
+    kinds = {cell.action.kind for cell in cells}
+    shown = [kind for kind in MEANING if kind in kinds]
+    words = [f"{kind.value} {MEANING[kind]}" for kind in shown]
+    if any(cell.updated for cell in cells):
+        words.append("U: the weights are updated after it")
+    lasting: dict[float, list[str]] = {}
+    for kind in shown:
+        lasting.setdefault(unit(Action(kind, 0, 0)), []).append(kind.value)
+    times = (f"{' = '.join(letters)} = {seconds:g}" for seconds, letters in sorted(lasting.items()))
+    return ["  ".join(words), f"times: {', '.join(times)}"]
 
 
 def _list(values: tuple[float, ...]) -> str:

@@ -155,7 +155,7 @@ class Estimate:
 
     @property
     def cost_per_million_tokens(self) -> float:
-        """In the currency of the cluster's price."""
+        """US dollars, from the cluster's price of a device."""
         return self.price_per_hour / 3600 * self.num_devices / self.tokens_per_second * 1e6
 
     def as_dict(self) -> dict[str, Any]:
