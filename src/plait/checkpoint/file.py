@@ -14,6 +14,7 @@ no others.
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
 import zlib
@@ -192,14 +193,41 @@ class FileReader:
         self._base = 8 + int.from_bytes(self._map[:8], "little")
         if self._base > len(self._map) or zlib.crc32(self._map[: self._base]) != checksum:
             raise CheckpointError(f"{path} is damaged: the checksum of its header is wrong")
+        try:
+            self._read_header()
+        except (ValueError, TypeError, KeyError) as error:
+            raise CheckpointError(
+                f"{path} cannot be right: its header has a fault ({error})"
+            ) from error
+
+    def _read_header(self) -> None:
+        """Where each tensor lies, and the checksums. Errors: `ValueError`, `TypeError`,
+        `KeyError`.
+        """
         self._entries: dict[str, Any] = json.loads(self._map[8 : self._base])
         self._data_bytes, end = self._entries.pop(CHECKSUMS)["data_offsets"]
+        num_blocks = -(-self._data_bytes // BLOCK_BYTES)
+        if end - self._data_bytes != 4 * num_blocks or self._base + end != len(self._map):
+            raise ValueError("its checksums do not fit its data")
         table = self._map[self._base + self._data_bytes : self._base + end]
         self._blocks = [
             int.from_bytes(table[at : at + 4], "little") for at in range(0, len(table), 4)
         ]
         self._checked = bytearray(len(self._blocks))
         self.metadata: dict[str, str] = self._entries.pop("__metadata__")
+        for name, entry in self._entries.items():
+            low, high = entry["data_offsets"]
+            width = FORMAT_DTYPES[entry["dtype"]].itemsize
+            aligned = (self._base + low) % width == 0
+            if not (0 <= low <= high <= self._data_bytes and aligned):
+                raise ValueError(f"'{name}' lies at bytes {low} to {high}")
+            if high - low != width * math.prod(entry["shape"]):
+                raise ValueError(f"'{name}' of shape {entry['shape']} has {high - low} bytes")
+
+    def form(self, name: str) -> tuple[torch.dtype, int]:
+        """The type and the number of elements of a tensor of the file."""
+        entry = self._entries[name]
+        return FORMAT_DTYPES[entry["dtype"]], math.prod(entry["shape"])
 
     def tensor(self, name: str) -> Tensor:
         """A tensor of the file as a 1-D view of the map: nothing is read yet, and nothing

@@ -20,6 +20,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from plait.checkpoint.rules import first_fault
+from plait.checkpoint.token import fits
 from plait.errors import CheckpointError
 
 FORMAT = 1
@@ -66,7 +68,8 @@ def read_index(directory: Path) -> dict[str, Any]:
     """Read `checkpoint.json`.
 
     Raises:
-        CheckpointError: it is not there, not readable, of another format version or damaged.
+        CheckpointError: it is not there, not readable, of another format version, damaged, or
+            holds values that no save writes.
     """
     path = directory / INDEX
     try:
@@ -75,7 +78,7 @@ def read_index(directory: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{directory} is no checkpoint: it has no {INDEX}{cure(directory)}"
         ) from None
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}){cure(directory)}") from error
     if not isinstance(whole, dict) or "format" not in whole:
         raise CheckpointError(f"{path} is not plait's{cure(directory)}")
@@ -86,6 +89,11 @@ def read_index(directory: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path} is damaged: its checksum is not that of its text{cure(directory)}"
         )
+    if fault := first_fault(whole, step_number(directory)):
+        raise CheckpointError(f"{path} cannot be right: {fault}{cure(directory)}")
+    if not fits(whole):
+        cause = f"{path} was changed after it was saved: its token is not that of its text"
+        raise CheckpointError(f"{cause}{cure(directory)}")
     return whole
 
 
@@ -122,7 +130,7 @@ def is_whole(directory: Path) -> bool:
             (directory / file["name"]).stat().st_size == file["size_bytes"]
             for file in whole["files"]
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
 
 

@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 
 from plait.checkpoint.file import FileReader
-from plait.checkpoint.folder import cure, read_index, resolve
+from plait.checkpoint.folder import INDEX, cure, read_index, resolve
 from plait.checkpoint.piece import RANDOM_PREFIX, Piece, view
+from plait.checkpoint.rules import is_count, is_shape
 from plait.checkpoint.slices import Box, FlatRange, Rectangle
+from plait.checkpoint.token import KEY, digest, lacks_token, token_in
 from plait.errors import CheckpointError, nearest
 
 _LISTED = 8  # names in an error message
@@ -43,6 +45,7 @@ class Checkpoint:
     def __init__(self, directory: Path, index: dict[str, Any]) -> None:
         self.directory = directory
         self.meta: dict[str, Any] = index["meta"]
+        self.token: str | None = index.get(KEY)
         self._files: list[dict[str, Any]] = index["files"]
         self._tensors: dict[str, Any] = index["tensors"]
         self._readers: dict[int, FileReader] = {}
@@ -55,14 +58,38 @@ class Checkpoint:
 
         Raises:
             CheckpointError: none found; wrong format version; damaged `checkpoint.json`; a file
-            missing or truncated, with
-                its name, both sizes, and the checkpoint to load instead.
+                missing or truncated, with its name, both sizes, and the checkpoint to load
+                instead; files of two saves.
         """
         directory = resolve(path)
         checkpoint = Checkpoint(directory, read_index(directory))
-        for file in checkpoint._files:
-            checkpoint._check_size(directory / file["name"], file["size_bytes"])
+        for index, file in enumerate(checkpoint._files):
+            checkpoint._check_save(index, directory / file["name"])
         return checkpoint
+
+    @property
+    def note(self) -> str | None:
+        """A line for the user about what cannot be checked here; None where everything can."""
+        if self.token is not None:
+            return None
+        return (
+            f"{self.directory} is from before saves had a token: "
+            "whether all its files are of one save is not checked"
+        )
+
+    def _check_save(self, index: int, path: Path) -> None:
+        """See that a file is there, whole, and of the same save as the index."""
+        token = token_in(path)
+        if token != self.token and (token is not None or lacks_token(path)):
+            raise CheckpointError(
+                f"{path} is of another save ({token or 'without a token'}) than {INDEX} "
+                f"({self.token or 'without a token'}): files of two saves are mixed"
+                f"{cure(self.directory)}"
+            )
+        self._check_size(path, self._files[index]["size_bytes"])
+        if token != self.token:
+            with self._adding_cure():
+                self._reader(index)  # its head is damaged, which is found here
 
     def _check_size(self, path: Path, expected: int) -> None:
         try:
@@ -229,13 +256,36 @@ class Checkpoint:
     def _read_entries(self, index: int) -> dict[str, list[_Saved]]:
         with self._adding_cure():
             reader = self._reader(index)
+            try:
+                return self._saved_of(reader, self._files[index].get("pieces"))
+            except (ValueError, TypeError, KeyError) as error:
+                raise CheckpointError(
+                    f"{reader.path} cannot be right: its list of pieces has a fault ({error})"
+                ) from error
+
+    def _saved_of(self, reader: FileReader, expected: str | None) -> dict[str, list[_Saved]]:
+        """The pieces of a file by name. Errors: `ValueError`, `TypeError`, `KeyError`."""
+        text = reader.metadata["pieces"]
+        if expected is not None and digest(text) != expected:
+            raise ValueError("it is not the one that was saved")
         found: dict[str, list[_Saved]] = {}
-        for number, entry in enumerate(json.loads(reader.metadata["pieces"])):
-            flat_range = FlatRange(
-                Box(tuple(entry["offset"]), tuple(entry["extent"])), entry["start"], entry["stop"]
-            )
-            saved = _Saved(f"{number:06d}/{entry['name']}", flat_range.rectangles(), reader)
-            found.setdefault(entry["name"], []).append(saved)
+        for number, entry in enumerate(json.loads(text)):
+            name = entry["name"]
+            sound = is_shape(entry["offset"]) and is_shape(entry["extent"])
+            if not sound or not is_count(entry["start"]) or not is_count(entry["stop"]):
+                raise ValueError(f"a piece of '{name}' lies nowhere")
+            key = f"{number:06d}/{name}"
+            box = Box(tuple(entry["offset"]), tuple(entry["extent"]))
+            flat_range = FlatRange(box, entry["start"], entry["stop"])
+            known = self._tensors[name]
+            if entry["shape"] != known["shape"] or entry["dtype"] != known["dtype"]:
+                raise ValueError(f"'{name}' has another shape or type in {INDEX}")
+            if not box.fits(known["shape"]):
+                raise ValueError(f"a piece of '{name}' lies outside its shape {known['shape']}")
+            if reader.form(key) != (self.dtype(name), flat_range.numel):
+                raise ValueError(f"a piece of '{name}' has other elements in the file")
+            saved = _Saved(key, flat_range.rectangles(), reader)
+            found.setdefault(name, []).append(saved)
         return found
 
     def _reader(self, index: int) -> FileReader:

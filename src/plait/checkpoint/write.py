@@ -1,8 +1,8 @@
 """Save: every rank writes its pieces, and the whole becomes visible at once or not at all.
 
     agree      every rank tells what it holds; all see the same, so all refuse alike
-    write      each rank one file in <directory>.tmp-<id>/, made durable
-    complete   rank 0 writes checkpoint.json, the list of what must be there
+    write      each rank one file in <directory>.tmp-<id>/, made durable, with this save's token
+    complete   rank 0 writes checkpoint.json, the list of what must be there, with the same token
     publish    rank 0 renames the folder to its name, then lets `latest` name it
 
 Whatever kills it before `publish` leaves the checkpoint before it as it was. A rank that fails
@@ -29,6 +29,7 @@ from plait.checkpoint.folder import (
     write_text_atomic,
 )
 from plait.checkpoint.piece import Piece
+from plait.checkpoint.token import KEY, digest, make_token
 from plait.errors import CheckpointError
 
 Gather = Callable[[Any], list[Any]]  # what every rank gives, by rank, to every rank
@@ -70,17 +71,25 @@ def save(
     _stop_if_failed(final, [one.failure for one in holds])
     tensors = _agree([one.entries for one in holds])
     temporary = final.with_name(f"{final.name}.tmp-{holds[0].token}")
-    _stop_if_failed(final, gather(_attempt(_prepare, temporary, final) if rank == 0 else None))
+
+    def prepare() -> str:
+        _prepare(temporary, final)
+        pieces = [digest(_listed(one.entries)) for one in holds]
+        return make_token(holds[0].token, meta, tensors, pieces)
+
+    prepared = gather(_attempt(prepare) if rank == 0 else None)
+    _stop_if_failed(final, prepared)
+    token: str = prepared[0]
 
     name = f"rank-{rank:05d}-of-{world_size:05d}.safetensors"
-    written = gather(_attempt(_write_file, temporary / name, held))
+    written = gather(_attempt(_write_file, temporary / name, held, token))
     if any(isinstance(one, _Failure) for one in written):
         if rank == 0:
             shutil.rmtree(temporary, ignore_errors=True)
         _stop_if_failed(final, written)
 
     def complete() -> None:
-        write_index(temporary, {"meta": meta, "files": written, "tensors": tensors})
+        write_index(temporary, {KEY: token, "meta": meta, "files": written, "tensors": tensors})
         _publish(temporary, final)
 
     _stop_if_failed(final, gather(_attempt(complete) if rank == 0 else None))
@@ -183,21 +192,29 @@ def _prepare(temporary: Path, final: Path) -> None:
     temporary.mkdir()
 
 
-def _write_file(path: Path, pieces: Sequence[Piece]) -> dict[str, Any]:
-    """Write one rank's file; what `checkpoint.json` says of it."""
+def _listed(entries: Sequence[dict[str, Any]]) -> str:
+    """The list of a file's pieces, for its header."""
+    return json.dumps(entries, separators=(",", ":"))
+
+
+def _write_file(path: Path, pieces: Sequence[Piece], token: str) -> dict[str, Any]:
+    """Write one rank's file; returns its record in `checkpoint.json`."""
     declared: list[Declared] = [
         (f"{i:06d}/{p.name}", p.tensor.dtype, tuple(p.tensor.shape)) for i, p in enumerate(pieces)
     ]
     for piece in pieces:
         format_name(piece.name, piece.tensor.dtype)
-    metadata = {
-        "format": "pt",
-        "pieces": json.dumps([piece.entry() for piece in pieces], separators=(",", ":")),
-    }
+    listed = _listed([piece.entry() for piece in pieces])
+    metadata = {KEY: token, "format": "pt", "pieces": listed}  # the token first: see `token_in`
     with FileWriter(path, declared, metadata) as file:
         for index in file_order(declared):
             file.write(pieces[index].tensor)
-    return {"name": path.name, "size_bytes": file.size_bytes, "checksum": file.checksum}
+    return {
+        "name": path.name,
+        "size_bytes": file.size_bytes,
+        "checksum": file.checksum,
+        "pieces": digest(listed),
+    }
 
 
 def _publish(temporary: Path, final: Path) -> None:

@@ -62,7 +62,8 @@ def run(job: Job) -> dict[str, Any]:
     if (
         job.checkpoint is not None and not training.engine.step_index
     ):  # else it was brought in by ranks that go on from it
-        training.loader.load_state_dict(training.engine.load(job.checkpoint)["loader"])
+        meta = training.engine.load(job.checkpoint)
+        training.loader.load_state_dict(meta.get("loader", {}), meta["step"])
     if folder is not None and world.rank == 0:
         folder.config.write_text(job.config.to_toml())
         folder.plan.write_text(f"{job.plan}\n")

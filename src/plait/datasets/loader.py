@@ -7,7 +7,7 @@ always join to the same global batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from torch import Tensor
 
 from plait.datasets.hashing import seed_of
 from plait.errors import DataError
+
+MAX_EPOCHS = 1 << 53
 
 
 class Loader:
@@ -82,18 +84,31 @@ class Loader:
             "num_samples": len(self.dataset),
         }
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from `state`, under any number of ranks. Raises `DataError` if the stream is
-        another one.
+    def load_state_dict(self, state: Mapping[str, int], num_batches: int | None = None) -> None:
+        """Go on from `state`, under any number of ranks; `num_batches` is how many had been read.
+
+        Raises `DataError` if the stream is another one, or the place none that a stream can be at.
         """
         here = self.state_dict()
+        for key in here:
+            value = state.get(key) if isinstance(state, Mapping) else None
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise DataError(f"the data's saved place says {key} = {value!r}, no whole number")
         for key in ("seed", "num_samples"):
             if state[key] != here[key]:
                 raise DataError(
                     f"the data was saved with {key} = {state[key]} and now has {here[key]}: its order would differ"
                 )
-        self.epoch = state["epoch"]
-        self.position = state["position"]
+        epoch = state["epoch"]
+        position = state["position"]
+        most = MAX_EPOCHS if num_batches is None else num_batches
+        if not (0 <= position <= here["num_samples"] and 0 <= epoch <= most):
+            raise DataError(
+                f"the data's saved place is sample {position} of epoch {epoch}, and there are "
+                f"{here['num_samples']} samples an epoch and at most {most} epochs read"
+            )
+        self.epoch = epoch
+        self.position = position
 
 
 def collate(dataset: Any, indices: Tensor) -> tuple[Tensor, Tensor]:

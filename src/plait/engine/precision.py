@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from plait import data
-from plait.errors import NonFiniteLoss, PlanError
+from plait.errors import CheckpointError, NonFiniteLoss, PlanError
 from plait.pipeline.schedules import SCHEDULES
 from plait.plan import Plan
 
@@ -91,5 +91,11 @@ class LossScale:
         return [self.value, float(self._good)]
 
     def load(self, state: list[float]) -> None:
-        """The inverse of `state`."""
-        self.value, self._good = state[0], int(state[1])
+        """The inverse of `state`. Errors: `CheckpointError` for numbers that are no scale."""
+        sound = isinstance(state, list) and len(state) == 2
+        if not sound or not all(isinstance(x, float) and math.isfinite(x) for x in state):
+            raise CheckpointError(f"meta.loss_scale is {state!r}, and must be two finite numbers")
+        if state[0] <= 0 or state[1] < 0:
+            raise CheckpointError(f"meta.loss_scale is {state!r}: no scale is 0 or less")
+        self.value = state[0]
+        self._good = int(state[1])

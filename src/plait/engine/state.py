@@ -11,6 +11,7 @@ loader's position, which are in the meta data: there is no other random state to
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -68,6 +69,8 @@ def load(engine: Engine, path: Path) -> dict[str, Any]:
     optimizer; the engine must then not be used.
     """
     checkpoint = Checkpoint.open(path)
+    if checkpoint.note is not None and engine.world.rank == 0:
+        print(checkpoint.note, file=sys.stderr, flush=True)
     _check(engine, checkpoint)
     with torch.no_grad():
         for piece in engine.strategy.pieces:
@@ -82,7 +85,7 @@ def load(engine: Engine, path: Path) -> dict[str, Any]:
         ):
             _fill(checkpoint, part)
         engine.strategy.publish()
-    engine.step_index = int(checkpoint.meta["step"])
+    engine.step_index = checkpoint.meta["step"]
     engine.load_scale(checkpoint.meta)
     return checkpoint.meta
 
@@ -117,6 +120,8 @@ def average_buffers(engine: Engine) -> None:
 
 
 def _check(engine: Engine, checkpoint: Checkpoint) -> None:
+    if "step" not in checkpoint.meta:
+        raise CheckpointError(f"{checkpoint.directory} says no step; no engine has saved it")
     here = type(engine.update.optimizer).__name__
     there = checkpoint.meta.get("optimizer")
     if there != here:
@@ -125,7 +130,7 @@ def _check(engine: Engine, checkpoint: Checkpoint) -> None:
         )
     wanted = dict(engine.holding.shapes)
     for name in checkpoint.names():
-        if name.startswith((OPTIMIZER, STRATEGY)) and name.split("/", 2)[2] in wanted:
+        if name.startswith((OPTIMIZER, STRATEGY)) and name.split("/", 2)[-1] in wanted:
             wanted[name] = checkpoint.global_shape(name)
     checkpoint.check(wanted)
 
