@@ -19,6 +19,7 @@ from torch import nn
 
 from plait import models
 from plait.engine.batch import accepted, call
+from plait.engine.buffers import unmoved
 from plait.errors import ModelError
 from plait.pipeline.dataflow import Flow, discover
 from plait.pipeline.partition import Layer, Limits, Partition, balanced, by_counts, by_names
@@ -123,7 +124,8 @@ def _cut_by_flow(
     them.
     """
     example = cutting.example if cutting.example is not None else _example_of(model)
-    flow = discover(model, blocks, lambda: call(model, accepted(model, example)))
+    with unmoved(model):
+        flow = discover(model, blocks, lambda: call(model, accepted(model, example)))
     layers = (
         agree(_weighed(model, flow.calls, cutting))
         if cutting.measure
@@ -156,9 +158,9 @@ def _estimated(model: nn.Module, names: Sequence[str]) -> list[Layer]:
 def _weighed(model: nn.Module, names: Sequence[str], cutting: Cutting) -> list[Layer]:
     """By what their calls take on the example."""
     example = cutting.example if cutting.example is not None else _example_of(model)
-    layers = weigh(
-        model, tuple(dict.fromkeys(names)), lambda: call(model, accepted(model, example))
-    )
+    units = tuple(dict.fromkeys(names))
+    with unmoved(model):
+        layers = weigh(model, units, lambda: call(model, accepted(model, example)))
     if [layer.name for layer in layers] != list(names):
         raise ModelError(
             "the layers to be measured are not called in their order by the model's forward; leave measure out"

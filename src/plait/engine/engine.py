@@ -166,8 +166,14 @@ class Engine:
 
     @torch.no_grad()
     def evaluate(self, batch: Any) -> float:
-        """The mean loss over all ranks' shares of a batch; nothing is updated. Collective."""
+        """The mean loss over all ranks' shares of a batch; nothing is updated. Collective.
+
+        It may be called between any two steps, with any number of samples. An asynchronous pipeline
+        is not flushed for it: each stage uses its newest weights.
+        """
         self.model.eval()
+        if self._delayed is not None:
+            self._delayed.versions.show_newest()
         with _own_random_state(self.world.device):
             loss = self._pipeline.evaluate(self._step_of(batch))
         sums = torch.stack([loss.loss_sum, loss.count]) / (

@@ -66,11 +66,11 @@ class Pipeline:
         self.parts = dict(parts)
         self.num_stages = num_stages
         self.transport = transport
-        device = next(iter(self.parts.values())).strategy.group.device
-        self.loss = LossSum(device)
+        self._device = next(iter(self.parts.values())).strategy.group.device
+        self.loss = LossSum(self._device)
         self._loss_function = loss
         self.loss_scale = 1.0  # of the gradients of this step; the loss itself is reported as it is
-        self._random = RandomState(device)
+        self._random = RandomState(self._device)
         self._step = Step({}, lambda micro_batch: 0)
 
     def handlers(self) -> dict[Kind, Handler]:
@@ -90,17 +90,25 @@ class Pipeline:
 
     def begin(self, step: Step) -> None:
         """A step begins."""
-        self._step = step
         self.loss.reset()
+        self._enter_step(step, recording=True)
+        self._begin_balance(step)
+
+    def _begin_balance(self, step: Step) -> None:
         if self._balance is not None:
             self._balance.begin(list(step.micro_batches.values()), self.loss_scale)
-        self.transport.begin(lambda micro_batch: step.micro_batches[micro_batch].shapes)
+
+    def _enter_step(self, step: Step, *, recording: bool) -> None:
+        self._step = step
+        self.transport.begin(
+            lambda micro_batch: step.micro_batches[micro_batch].shapes, recording=recording
+        )
 
     def end(self) -> None:
         """It has ended: nothing stays under way."""
         self.transport.finish()
 
-    def forward(self, stage: int, micro_batch: int) -> Any:
+    def forward(self, stage: int, micro_batch: int, *, recording: bool = True) -> Any:
         """One stage's part of a micro-batch; on the last, the output of the model."""
         part = self.parts[stage]
         micro = self._step.micro_batches[micro_batch]
@@ -109,9 +117,12 @@ class Pipeline:
         if stage > 0:
             received = self.transport.take_input(stage, micro_batch)
             self._random.unpack(received)
-        self._enter(micro_batch, recording=True)
+        self._enter(micro_batch, recording=recording)
         part.strategy.begin_forward()
-        output = part.stage.forward(micro_batch, micro.inputs, received)
+        if recording:
+            output = part.stage.forward(micro_batch, micro.inputs, received)
+        else:
+            output = part.stage.evaluate(micro.inputs, received)
         part.strategy.end_forward()
         if isinstance(output, Payload):
             self._random.pack(output, fresh)
@@ -119,21 +130,32 @@ class Pipeline:
         return output
 
     def evaluate(self, step: Step) -> LossSum:
-        """The losses of a batch, forward only; nothing where the last stage is on another rank."""
-        self.begin(step)
-        placement = self.transport.placement
-        for micro_batch, micro in step.micro_batches.items():
+        """The losses of a batch, forward only; nothing where the last stage is on another rank.
+
+        A step of an asynchronous schedule that is under way goes on afterwards.
+        """
+        under_way = self._step
+        loss = LossSum(self._device)
+        self._begin_balance(step)
+        self._enter_step(step, recording=False)
+        for micro_batch in step.micro_batches:
             for stage in self.parts:
-                if stage > 0 and placement[stage - 1] != placement[stage]:
-                    self.transport.post_input(stage, micro_batch)
-                output = self.forward(stage, micro_batch)
-                self.parts[stage].stage.drop(micro_batch)
-                if stage == self.num_stages - 1:
-                    self.loss.add(self._loss_function(output, micro.targets), micro.num_samples)
-                elif placement[stage + 1] != placement[stage]:
-                    self.transport.send_output(stage, micro_batch)
+                self._evaluate_stage(stage, micro_batch, loss)
         self.end()
-        return self.loss
+        self._enter_step(under_way, recording=True)
+        return loss
+
+    def _evaluate_stage(self, stage: int, micro_batch: int, loss: LossSum) -> None:
+        transport = self.transport
+        placement = transport.placement
+        if stage > 0 and placement[stage - 1] != placement[stage]:
+            transport.post_input(stage, micro_batch)
+        output = self.forward(stage, micro_batch, recording=False)
+        if stage == self.num_stages - 1:
+            micro = self._step.micro_batches[micro_batch]
+            loss.add(self._loss_function(output, micro.targets), micro.num_samples)
+        elif placement[stage + 1] != placement[stage]:
+            transport.send_output(stage, micro_batch)
 
     def _forward(self, action: Action) -> None:
         stage = action.stage

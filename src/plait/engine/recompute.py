@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -21,8 +22,10 @@ from torch.utils.checkpoint import (
 )
 
 from plait import products
+from plait.engine.buffers import Again, Buffers, Context, First
 from plait.errors import ModelError
 
+Contexts = Callable[[], tuple[Context, Context]]
 _KEPT = frozenset(
     {
         torch.ops.aten.mm.default,
@@ -47,18 +50,31 @@ def apply(model: nn.Module, blocks: Sequence[str], policy: str) -> None:
         raise ModelError(
             f"remat:{policy} recomputes block by block, and this model names none; pass blocks='layers.*'"
         )
-    options: dict[str, Any] = {"use_reentrant": False}
+    contexts: Contexts = _no_contexts
     if policy == "selective":
-        options["context_fn"] = functools.partial(
-            create_selective_checkpoint_contexts, _keep_products
-        )
+        contexts = functools.partial(create_selective_checkpoint_contexts, _keep_products)
     for name in blocks:
         block = model.get_submodule(name)
-        block.forward = _checkpointed(block.forward, options)
+        block.forward = _checkpointed(block.forward, contexts, Buffers(block))
 
 
-def _checkpointed(forward: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+def _no_contexts() -> tuple[Context, Context]:
+    return nullcontext(), nullcontext()
+
+
+def _checkpointed(
+    forward: Callable[..., Any], contexts: Contexts, buffers: Buffers
+) -> Callable[..., Any]:
+    """A graph of torch.compile is told `contexts` alone: it makes the buffers' changes once."""
+
+    def minding_buffers() -> tuple[Context, Context]:
+        inner, inner_again = contexts()
+        first = First(buffers, inner)
+        return first, Again(buffers, first, inner_again)
+
     def recomputing(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(forward, *args, **options, **kwargs)
+        minds = bool(buffers) and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        context_fn = minding_buffers if minds else contexts
+        return checkpoint(forward, *args, use_reentrant=False, context_fn=context_fn, **kwargs)
 
     return recomputing

@@ -119,9 +119,11 @@ class Stage:
         if not later:
             deferred.run()
 
-    def drop(self, micro_batch: int) -> None:
-        """Forget a micro-batch that will have no backward."""
-        self._live.pop(micro_batch, None)
+    def evaluate(self, inputs: Any, received: Payload | None) -> Any:
+        """Run the stage's part without a backward to come; micro-batches under way are left
+        alone.
+        """
+        return self.module.forward(inputs, received)
 
     def _run(self, live: _Live, grads: Sequence[Tensor] | None) -> list[Tensor]:
         self.module.enter()

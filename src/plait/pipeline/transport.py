@@ -22,6 +22,7 @@ from plait.errors import ModelError
 from plait.pipeline.payload import Payload, TensorForm
 
 Shapes = tuple[tuple[int, ...], ...]
+Key = tuple[int, bool, Shapes]  # stage, whether a backward follows, shapes of the inputs
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class Transport:
     def __init__(self, axis: Axis, placement: Sequence[int], device: torch.device) -> None:
         self._axis, self.placement, self._device = axis, tuple(placement), device
         self._shapes: Callable[[int], Shapes] = lambda micro_batch: ()
-        self._forms: dict[tuple[int, Shapes], Form] = {}
+        self._recording = True
+        self._forms: dict[Key, Form] = {}
         self._outgoing: dict[tuple[str, int, int], list[Tensor]] = {}
         self._new_forms: dict[
             tuple[int, int], Form
@@ -69,9 +71,17 @@ class Transport:
             TensorForm, ...
         ] = ()  # what travels with every set of gradients
 
-    def begin(self, shapes: Callable[[int], Shapes]) -> None:
-        """A step begins: `shapes(micro_batch)` are those of its inputs."""
+    def begin(self, shapes: Callable[[int], Shapes], *, recording: bool = True) -> None:
+        """A step begins: `shapes(micro_batch)` are those of its inputs.
+
+        `recording`: for a backward. An evaluation has forms of its own: nothing wants a gradient,
+        no random state travels, and a model may return something else.
+        """
         self._shapes = shapes
+        self._recording = recording
+
+    def _key(self, stage: int, micro_batch: int) -> Key:
+        return stage, self._recording, self._shapes(micro_batch)
 
     # -- forward
     # --------------------------------------------------------------------------------------------------
@@ -81,7 +91,7 @@ class Transport:
         rank.
         """
         form = Form(tuple(TensorForm.of(tensor) for tensor in payload.tensors), payload.note)
-        key = (stage, self._shapes(micro_batch))
+        key = self._key(stage, micro_batch)
         local = self._is_here(stage + 1)
         known = self._forms.get(key)
         if known is None:
@@ -91,7 +101,7 @@ class Transport:
         elif known.tensors != form.tensors:
             raise ModelError(
                 f"stage {stage} returned {_shapes_text(form)} for micro-batch {micro_batch} and {_shapes_text(known)} before, "
-                f"for inputs of the same shapes {list(key[1])}: what a stage returns must not change shape with values"
+                f"for inputs of the same shapes {list(key[2])}: what a stage returns must not change shape with values"
             )
         tensors = [tensor.detach() for tensor in payload.tensors]
         if local:
@@ -109,7 +119,7 @@ class Transport:
 
     def post_input(self, stage: int, micro_batch: int) -> None:
         """Post the receive of the input of `stage`. The first of its shapes waits for the form."""
-        key = (stage - 1, self._shapes(micro_batch))
+        key = self._key(stage - 1, micro_batch)
         source = self.placement[stage - 1]
         if key not in self._forms:
             self._forms[key] = self._receive_form(source)
@@ -135,7 +145,7 @@ class Transport:
         if stage == 0:
             return
         if self._is_here(stage - 1):
-            form = self._forms[stage - 1, self._shapes(micro_batch)]
+            form = self._forms[self._key(stage - 1, micro_batch)]
             self._incoming["B", stage - 1, micro_batch] = _Arrival(grads, [], form)
         else:
             self._outgoing["B", stage, micro_batch] = grads
@@ -146,7 +156,7 @@ class Transport:
 
     def post_gradients(self, stage: int, micro_batch: int) -> None:
         """Post the receive of the gradients of the output of `stage`."""
-        form = self._forms[stage, self._shapes(micro_batch)]
+        form = self._forms[self._key(stage, micro_batch)]
         self._incoming["B", stage, micro_batch] = self._post(
             form, (*form.gradients, *self.gradient_extras), self.placement[stage + 1]
         )

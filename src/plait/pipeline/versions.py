@@ -74,6 +74,10 @@ class WeightVersions:
         self.kept[self.newest] = self._weights.flats
         self._release()
         self.peak = max(self.peak, len(self.kept))
+        self.show_newest()
+
+    def show_newest(self) -> None:
+        """Let the modules see the weights that the last update made."""
         self._weights.show(self.kept[self.newest])
 
     def restart(self) -> None:
