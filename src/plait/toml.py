@@ -1,4 +1,4 @@
-"""TOML files and single TOML values, read with errors that name the file, the line and the cure.
+"""TOML files, single TOML values and JSON texts, read with errors that name the file and the line.
 
 Beside `errors` because both the cluster and the config room read such files; it is the one place
 that knows which reader a Python version has.
@@ -31,12 +31,33 @@ def read_toml(path: str | Path, error: type[PlaitError]) -> dict[str, Any]:
         raise error(f"{path}: there is no such file") from None
     except IsADirectoryError:
         raise error(f"{path}: this is a directory, not a TOML file") from None
-    except (OSError, UnicodeDecodeError) as cause:
+    except (OSError, ValueError) as cause:  # ValueError: no text, or a path with a null character
         raise error(f"{path}: cannot be read as text: {cause}") from None
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as cause:
+    except RecursionError:
+        raise error(f"{path}: {TOO_DEEP}") from None
+    except ValueError as cause:  # no TOML, or a whole number of thousands of digits
         raise error(f"{path}: this is not valid TOML: {cause}") from None
+
+
+TOO_DEEP = "tables and lists stand too deep inside each other; a file of plait needs a few levels"
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text. Raises ValueError with a sentence for whatever is none."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+
+
+def is_file(text: str) -> bool:
+    """Whether a text names a file; no for one that is too long to be a path."""
+    try:
+        return Path(text).is_file()
+    except OSError:
+        return False
 
 
 def parse_value(text: str) -> Any:
@@ -48,7 +69,7 @@ def parse_value(text: str) -> Any:
     """
     try:
         tables = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # no TOML, thousands of digits, thousands of brackets
         return text
     return tables["value"] if set(tables) == {"value"} else text
 

@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "federated": {*ENGINE, "engine", "launcher", "verify"},
     "cost": {*PLANNING, "models", "datasets"},  # made on the meta device, where a config names code
     "planner": {*PLANNING, "cost"},
-    "cli": {"", *ENGINE, "engine", "launcher", "verify", "federated", "cost", "planner"},
+    "cli": {"", "toml", *ENGINE, "engine", "launcher", "verify", "federated", "cost", "planner"},
 }
 DOORS = {"", "__main__"}
 

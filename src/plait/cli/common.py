@@ -8,11 +8,13 @@ milliseconds and is said once instead of once a rank.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plait.errors import NotAvailable, PlanError
+from plait.errors import ConfigError, NotAvailable, PlanError
 from plait.launcher import joined_world
 from plait.plan import Plan, check_available, check_batch, check_restarts, check_world
 from plait.plan.fit import check_config
@@ -85,6 +87,7 @@ def plan_of(config: Config, text: str | None, num_ranks: int | None = None) -> P
     check_world(plan, plan.world_size if num_ranks is None else num_ranks)
     check_batch(plan, config.train.global_batch)
     check_config(plan, sizes(config))
+    check_makeable(plan)
     if config.train.restarts:
         check_restarts(plan, config.train.num_servers)
     if config.plan.schedule is not None and plan.pp.size > 1:
@@ -93,6 +96,34 @@ def plan_of(config: Config, text: str | None, num_ranks: int | None = None) -> P
 
         adopt(load(config.plan.schedule), plan.pp.size, plan.micro_batches)
     return plan
+
+
+def check_makeable(plan: Plan) -> None:
+    """Raises `ScheduleError` for a plan whose schedule is too long to be listed."""
+    from plait.pipeline.schedules import check_shape
+
+    check_shape(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual)
+
+
+def check_writable(path: Path) -> None:
+    """Make the folder of a file that is written at the end. Raises `ConfigError` where it cannot be
+    written, so that this is said before the work is done.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        reason = "it is a folder" if path.is_dir() else "its folder takes no files"
+        raise ConfigError(f"cannot write {path}: {reason}")
+
+
+def check_folder(path: Path) -> None:
+    """Raises `ConfigError` for a folder that cannot be made."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the folder {path}: {error.strerror}") from error
 
 
 def choose(config: Config, num_ranks: int | None) -> Plan:

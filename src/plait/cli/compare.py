@@ -37,6 +37,8 @@ def run(arguments: argparse.Namespace) -> Answer:
     """A row a plan. Every plan is checked before the first one runs."""
     config = common.read_config(arguments)
     plans = [common.plan_of(config, text) for text in arguments.plans]
+    if arguments.html is not None and common.speaks():
+        common.check_writable(arguments.html)
     rows: list[dict[str, Any]] = []
     timelines = []
     for number, plan in enumerate(plans, start=1):
@@ -45,7 +47,6 @@ def run(arguments: argparse.Namespace) -> Answer:
         timelines.append(result.pop("timeline", None))
         rows.append({**result, "loss_error": loss_error(result, rows[0] if rows else result)})
     if arguments.html is not None and common.speaks():
-        arguments.html.parent.mkdir(parents=True, exist_ok=True)
         arguments.html.write_text(
             comparison.html(f"Plans compared: {Path(arguments.config).stem}", rows, timelines)
         )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.cli.answer import Answer
 from plait.cli.parser import UsageError
+from plait.toml import is_file
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -92,7 +93,7 @@ def _plan_and_batch(arguments: argparse.Namespace) -> tuple[Any, int | None]:
     source = arguments.source
     text = arguments.plan
     batch = arguments.global_batch
-    if source is not None and (source.endswith((".toml", ".json")) or Path(source).is_file()):
+    if source is not None and (source.endswith((".toml", ".json")) or is_file(source)):
         tables = config_tables(source, with_model=False)
         text = text if text is not None else tables.get("plan", {}).get("text")
         batch = batch or tables.get("train", {}).get("global_batch")

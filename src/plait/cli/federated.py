@@ -74,8 +74,12 @@ def run(arguments: argparse.Namespace) -> Answer:
 
         from plait.federated.deploy import write
 
+        common.check_folder(arguments.deploy)
+
         written = write(config, arguments.deploy, arguments.host, arguments.port)
         return Answer(written, Text(written["text"], no_wrap=True, overflow="ignore"))
+    if arguments.out is not None and common.speaks():
+        common.check_writable(arguments.out)
     section = config.federated
     common.say(
         f"plait federated: {section.strategy}, {section.clients} clients ({section.partition}), {section.rounds} rounds, each "

@@ -25,6 +25,8 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """The options. Errors: `UsageError` naming the option nearest to an unknown one."""
+        if any("\0" in word for word in words):
+            raise UsageError(f"a word has a null character in it; see {self.prog} --help")
         arguments, unknown = self.parse_known_args(words)
         if unknown:
             self._refuse(unknown[0])

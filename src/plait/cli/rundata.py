@@ -4,13 +4,13 @@ and the simulated steps.
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from plait.cli.runfiles import metrics_of, summary_of, text_of, timeline_of
 from plait.engine.rundir import RunFolder
 from plait.errors import ConfigError, PlaitError
 from plait.mesh import Mesh
@@ -97,19 +97,13 @@ def read_run(path: Path) -> RunData:
     folder = RunFolder(path)
     if not path.is_dir():
         raise ConfigError(f"{path} is no folder of a run; plait train --out DIR makes one")
-    plan = Plan.parse(_text(folder.plan))
-    trace = _json(folder.trace)
-    try:
-        steps = Timeline.from_chrome(trace).by_label("step")
-    except (KeyError, ValueError, TypeError) as error:
-        raise ConfigError(
-            f"{folder.trace} is no trace of plait ({type(error).__name__}: {error})"
-        ) from error
+    plan = Plan.parse(text_of(folder.plan)).check()
+    steps = timeline_of(folder.trace).by_label("step")
     if not steps:
         raise ConfigError(
             f"{folder.trace} has no steps to draw; train with this version, at least one step"
         )
-    metrics = tuple(json.loads(line) for line in _text(folder.metrics).splitlines() if line.strip())
+    metrics = metrics_of(folder.metrics)
     own = load(folder.schedule) if folder.schedule.exists() else None
     prediction, why = (
         predict(folder.config, plan)
@@ -119,7 +113,9 @@ def read_run(path: Path) -> RunData:
     schedule = schedule_of(plan, len(steps)) if own is None else lower(own)
     seen = list(steps.values()) if schedule.asynchronous else [median_step(list(steps.values()))]
     simulated = simulated_step(schedule, observed_costs(seen, statistics.fmean))
-    return RunData(path, plan, _json(folder.summary), metrics, steps, simulated, prediction, why)
+    return RunData(
+        path, plan, summary_of(folder.summary), metrics, steps, simulated, prediction, why
+    )
 
 
 def schedule_of(plan: Plan, num_steps: int) -> Schedule:
@@ -172,20 +168,3 @@ def _known(costs: StageCosts) -> StageCosts:
 def lines_of(plan: Plan) -> tuple[int, ...]:
     """The ranks of the first pipeline line: those that a simulated timeline stands for."""
     return Mesh.of(plan).line(0, "pp")
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise ConfigError(
-            f"{path} cannot be read ({reason}); a run that has ended has it"
-        ) from error
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(_text(path))
-    except ValueError as error:
-        raise ConfigError(f"{path} is no JSON: {error}") from error

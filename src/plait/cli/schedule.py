@@ -5,6 +5,7 @@ anything runs.
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from plait.pipeline.actions import Action, Kind, Schedule
 from plait.pipeline.clock import unit
 from plait.pipeline.schedules import SCHEDULES, make
 from plait.pipeline.simulate import Simulation, simulate
+from plait.toml import is_file
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -75,7 +77,7 @@ def run(arguments: argparse.Namespace) -> Answer:
 def _schedules(arguments: argparse.Namespace) -> tuple[Schedule, Schedule]:
     """What is drawn (one step) and what the numbers are of (some steps, where they overlap)."""
     name, _, suffix = arguments.name.partition(",v")
-    if name not in SCHEDULES and Path(arguments.name).is_file():
+    if name not in SCHEDULES and is_file(arguments.name):
         given = [
             flag
             for flag in ("stages", "microbatches", "virtual")
@@ -87,15 +89,34 @@ def _schedules(arguments: argparse.Namespace) -> tuple[Schedule, Schedule]:
             )
         loaded = text.load(arguments.name)
         return loaded, loaded
-    if suffix and not suffix.isdigit():
+    if suffix and not re.fullmatch("[0-9]{1,9}", suffix):
         raise ScheduleError(f"'{arguments.name}': say interleaved,v2")
     virtual = int(suffix) if suffix else arguments.virtual or (2 if name == "interleaved" else 1)
     stages = 4 if arguments.stages is None else arguments.stages
     micro_batches = 2 * stages if arguments.microbatches is None else arguments.microbatches
+    check_drawable(name, stages, micro_batches, virtual)
     drawn = make(name, stages, micro_batches, virtual)
     return drawn, make(
         name, stages, micro_batches, virtual, num_steps=STREAM_STEPS
     ) if drawn.asynchronous else drawn
+
+
+MOST_CELLS = 400_000
+"""Cells of a grid (ranks x slots) that are drawn: seconds of work and megabytes of text."""
+
+
+def check_drawable(name: str, stages: int, micro_batches: int, virtual: int) -> None:
+    """Raises `ScheduleError` for a grid that nobody could look at."""
+    a_rank = virtual
+    if name in SCHEDULES:
+        a_rank = SCHEDULES[name].stages_per_rank or virtual
+    cells = 3 * stages * a_rank * (stages + micro_batches)
+    if min(stages, micro_batches, virtual) >= 1 and cells > MOST_CELLS:
+        raise ScheduleError(
+            f"{name} on {stages} ranks with {micro_batches} micro-batches is a grid of about "
+            f"{cells:.3g} cells, and at most {MOST_CELLS:,} are drawn; take fewer of either "
+            "(a schedule looks alike from a few ranks on)"
+        )
 
 
 def as_dict(schedule: Schedule, result: Simulation) -> dict[str, Any]:

@@ -7,7 +7,6 @@ many), not unusual machines.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -92,14 +91,19 @@ def faults(settings: Mapping[str, Any]) -> list[str]:
     return found
 
 
+_PRINTED: Final = 1e300  # a whole number above it has no float to be printed as
+
+
 def number_faults(key: str, number: object, bounds: Bounds) -> list[str]:
     """The message of a value that is no number or out of its bounds, if it is."""
     kind = "a whole number" if bounds.whole else "a number"
     if isinstance(number, bool) or not isinstance(number, int if bounds.whole else (int, float)):
         return [f"{key} must be {kind} of {bounds.unit}, not {number!r}"]
-    if math.isnan(number) or not bounds.least <= number <= bounds.most:
+    if not bounds.least <= number <= bounds.most:
+        is_long = isinstance(number, int) and abs(number) > _PRINTED
+        shown = "a number of hundreds of digits" if is_long else f"{number:g}"
         return [
-            f"{key} is {number:g} {bounds.unit}, which cannot be; it must be between {bounds.least:g} and {bounds.most:g}"
+            f"{key} is {shown} {bounds.unit}, which cannot be; it must be between {bounds.least:g} and {bounds.most:g}"
         ]
     return []
 

@@ -8,7 +8,6 @@ second, of the network in gigabits.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from plait.cluster.cluster import Cluster
 from plait.cluster.local import DEFAULT_PROBE_PATH, cluster_of_probe
 from plait.cluster.presets import PRESETS
 from plait.errors import ClusterError, nearest
-from plait.toml import read_toml
+from plait.toml import is_file, parse_json, read_toml
 
 _FIRST_PRECISION = ("bf16", "float32", "float64")
 
@@ -33,7 +32,7 @@ def parse_cluster(text: str, probe_path: str | Path | None = None) -> Cluster:
     text = text.strip()
     if text == "local":
         return cluster_of_probe(read_probe(probe_path))
-    if text.endswith(".toml") or "/" in text or Path(text).is_file():
+    if text.endswith(".toml") or "/" in text or is_file(text):
         return cluster_of_tables(text, read_toml(text, ClusterError))
     name = text
     count = None
@@ -118,7 +117,7 @@ def read_probe(path: str | Path | None = None) -> dict[str, Any] | None:
     """The measurements that `plait probe` wrote, or None when it has not run here."""
     path = Path(path) if path is not None else DEFAULT_PROBE_PATH.expanduser()
     try:
-        probe = json.loads(path.read_text(encoding="utf-8"))
+        probe = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as cause:

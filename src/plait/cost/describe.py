@@ -7,7 +7,6 @@ what families call things.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from plait.cost.operations import Model
 from plait.cost.transformer import Transformer, transformer_model
 from plait.cost.vision import mlp_model, resnet_model
 from plait.errors import ModelError
+from plait.toml import parse_json
 
 ALIASES = {
     "hidden_size": ("n_embd", "d_model", "dim"),
@@ -179,13 +179,16 @@ def describe_keys(model: Mapping[str, Any], seq_len: int) -> Model:
 def _read(path: str | Path) -> Any:
     file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return parse_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as cause:
         raise ModelError(f"the config {str(file)!r} cannot be read as JSON: {cause}") from None
 
 
 def wrong_sizes(model: Mapping[str, Any]) -> Iterator[str]:
     """A sentence for each size that is no count."""
+    family = model.get("model_type")
+    if family is not None and not isinstance(family, str):
+        yield f"model.model_type = {family!r} must be a name, such as 'llama'"
     names = [
         (key, name)
         for key in (*ALIASES, *OWN_SIZES, "vocab_size")

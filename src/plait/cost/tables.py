@@ -8,7 +8,6 @@ family that has no code here.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from plait.cost.describe import ALIASES, DESCRIBED
 from plait.cost.families import is_known
 from plait.errors import ConfigError, nearest
 from plait.plan import Plan
-from plait.toml import parse_value, read_toml
+from plait.toml import parse_json, parse_value, read_toml
 
 GLOBAL_BATCH = 16
 """Samples of a step where neither the config says how many nor the devices ask for more: as `plait
@@ -89,7 +88,7 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Mapping[str,
 
 def _json(path: Path) -> Mapping[str, Any]:
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
+        table = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as cause:
         raise ConfigError(f"{path}: cannot be read as JSON: {cause}") from None
     if not isinstance(table, dict):

@@ -112,14 +112,15 @@ def coloured(schedule: Schedule, columns: int = 10**6) -> Text:
     width = max(map(len, words.values()), default=1) + 1
     num_slots = max((cell.start + cell.width for cell in words), default=0)
     band = max(1, (columns - 4) // width)
+    in_slots = [
+        {cell.start + offset: (cell, offset) for cell in row for offset in range(cell.width)}
+        for row in drawn
+    ]
     text = Text(no_wrap=True, overflow="ignore")
     for start in range(0, num_slots, band):
         text.append("\n\n" if start else "")
-        for rank, row in enumerate(drawn):
+        for rank, slots in enumerate(in_slots):
             text.append(f"{rank:>3} ", style="bold")
-            slots = {
-                cell.start + offset: (cell, offset) for cell in row for offset in range(cell.width)
-            }
             for slot in range(start, min(start + band, num_slots)):
                 cell, offset = slots.get(slot, (None, 0))
                 if cell is None:

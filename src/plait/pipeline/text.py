@@ -93,6 +93,27 @@ def _assembled(fields: dict[str, str], ranks: dict[int, tuple[Action, ...]]) -> 
     if sorted(ranks) != list(range(len(ranks))) or not ranks:
         raise ScheduleError(f"ranks must be 0 to n-1 without gaps, found {sorted(ranks)}")
     placement = tuple(int(word) for word in fields["placement"].split())
+    num_micro_batches = int(fields["micro-batches"])
+    delay = int(fields["delay"]) if "delay" in fields else None
+    num_steps = int(fields.get("steps", "1"))
+    for name, number, least in (
+        ("micro-batches", num_micro_batches, 1),
+        ("delay", delay, 0),
+        ("steps", num_steps, 1),
+    ):
+        if number is not None and number < least:
+            raise ScheduleError(f"{name} {number}: the least is {name} {least}")
+    if num_micro_batches % num_steps:
+        raise ScheduleError(
+            f"micro-batches {num_micro_batches} are those of all steps, and steps {num_steps} do "
+            "not divide them"
+        )
+    num_actions = sum(map(len, ranks.values()))
+    if len(placement) * num_micro_batches > num_actions:
+        raise ScheduleError(
+            f"{len(placement)} stages and micro-batches {num_micro_batches} need two actions for "
+            f"each pair, and {num_actions} actions are listed in all"
+        )
     if set(placement) != set(ranks):
         raise ScheduleError(
             f"placement names the ranks {sorted(set(placement))}, the lists are of ranks {sorted(ranks)}"
@@ -100,9 +121,9 @@ def _assembled(fields: dict[str, str], ranks: dict[int, tuple[Action, ...]]) -> 
     return Schedule(
         fields.get("name", "unnamed"),
         placement,
-        int(fields["micro-batches"]),
+        num_micro_batches,
         tuple(ranks[rank] for rank in sorted(ranks)),
-        delay=int(fields["delay"]) if "delay" in fields else None,
-        num_steps=int(fields.get("steps", "1")),
+        delay=delay,
+        num_steps=num_steps,
         asynchronous="asynchronous" in fields,
     )

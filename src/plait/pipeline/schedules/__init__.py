@@ -56,6 +56,10 @@ SCHEDULES: Mapping[str, Family] = MappingProxyType(
 )
 
 
+MOST_ACTIONS = 3_000_000
+"""Actions of a step in one list: some ten seconds of work, and ten times what a large run has."""
+
+
 def make(
     name: str,
     num_ranks: int,
@@ -74,7 +78,7 @@ def make(
     if name not in known:
         raise ScheduleError(f"no schedule is called '{name}'; {nearest(name, known)}")
     family = known[name]
-    _check(name, family, num_ranks, num_micro_batches, virtual)
+    check_shape(name, num_ranks, num_micro_batches, virtual, known)
     if num_steps < 1:
         raise ScheduleError(f"{name}: {num_steps} steps; at least 1 is needed")
     if family.asynchronous:
@@ -87,7 +91,11 @@ def make(
     return schedule
 
 
-def _check(name: str, family: Family, p: int, m: int, virtual: int) -> None:
+def check_shape(
+    name: str, p: int, m: int, virtual: int, known: Mapping[str, Family] = SCHEDULES
+) -> None:
+    """Raises ScheduleError unless `make` can list a schedule of p ranks and m micro-batches."""
+    family = known[name]
     for what, number in (("ranks", p), ("micro-batches", m), ("stages a rank", virtual)):
         if number < 1:
             raise ScheduleError(f"{name}: {number} {what}; at least 1 is needed")
@@ -95,6 +103,11 @@ def _check(name: str, family: Family, p: int, m: int, virtual: int) -> None:
     if m < needed:
         raise ScheduleError(
             f"{name} on {p} ranks needs at least {needed} micro-batches, got {m}; say mb{needed}, or take 1f1b"
+        )
+    if 3 * p * (family.stages_per_rank or virtual) * m > MOST_ACTIONS:
+        raise ScheduleError(
+            f"{name} on {p} ranks with {m} micro-batches has millions of actions, and at most "
+            f"{MOST_ACTIONS:,} are listed (3 a stage and micro-batch); take fewer micro-batches"
         )
     if family.stages_per_rank is not None and virtual not in (1, family.stages_per_rank):
         raise ScheduleError(
