@@ -23,7 +23,8 @@ from unittest import mock
 
 from plait.cli import entry
 from plait.errors import PlaitError
-from tests.fuzz.inputs import KINDS, Bench
+from tests.fuzz.bench import Bench
+from tests.fuzz.inputs import KINDS
 
 LIMIT_SECONDS = 20.0
 COLUMNS = ("inputs", "refused", "accepted", "internal errors", "over 20 s")

@@ -27,6 +27,7 @@ from plait.errors import CheckpointError
 FORMAT = 1
 INDEX = "checkpoint.json"
 LATEST = "latest"
+_LONGEST_NAME = 64
 _STEP = re.compile(r"step-(\d+)")
 
 
@@ -159,7 +160,7 @@ def resolve(path: str | Path) -> Path:
         return aside
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     if (folder / LATEST).is_file():
-        named = folder / (folder / LATEST).read_text(encoding="utf-8").strip()
+        named = folder / _latest_name(folder / LATEST)
         if (
             named.is_dir() and named.parent == folder
         ):  # damaged or not: the error that follows says what else there is
@@ -175,6 +176,12 @@ def resolve(path: str | Path) -> Path:
     raise CheckpointError(
         f"{path} holds no checkpoint" if path.is_dir() else f"{path} is no folder"
     )
+
+
+def _latest_name(path: Path) -> str:
+    """The step's name in a `latest`; nothing where it holds none (it was damaged)."""
+    name = path.read_bytes().decode("utf-8", "replace").strip()
+    return name if _STEP.fullmatch(name) and len(name) < _LONGEST_NAME else ""
 
 
 def _set_aside(directory: Path) -> Path | None:

@@ -317,3 +317,13 @@ def test_a_step_can_be_saved_again(tmp_path: Path) -> None:
         save(tmp_path / "step-1", [Piece.whole("w", torch.tensor(value))], {"value": value})
     assert Checkpoint.open(tmp_path).tensor("w").item() == 2.0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-1"]
+
+
+@pytest.mark.parametrize("text", [b"", b"\xff\xfe", b"x" * 100_000, b"..", b"step-1\0"])
+def test_a_damaged_latest_names_nothing_and_the_newest_is_found(
+    text: bytes, tmp_path: Path
+) -> None:
+    for step in (1, 2):
+        save(tmp_path / f"step-{step}", [Piece.whole("a", torch.ones(2))], {"step": step})
+    (tmp_path / "latest").write_bytes(text)
+    assert resolve(tmp_path) == tmp_path / "step-2"
