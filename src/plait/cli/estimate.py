@@ -42,11 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> Answer:
     """The prediction; the exit code is 1 when the plan does not fit."""
     from plait.cost import estimate
-    from plait.cost.door import cluster_name, cluster_of, job_of
+    from plait.cost.door import check_question, cluster_name, cluster_of, job_of
     from plait.cost.frameworks import framework_of
     from plait.cost.tables import assumed, read_config
 
     tables = read_config(arguments.config, arguments.set)
+    check_question(tables, arguments.plan, arguments.framework)
     common.measured(arguments.cluster or cluster_name(tables))
     guess = estimate(tables, arguments.plan, arguments.cluster, framework=arguments.framework)
     runs = framework_of(arguments.framework)

@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Answer:
     """The plans, best first; the exit code is 1 when none fits."""
-    from plait.cost.door import check_size, cluster_name, cluster_of
+    from plait.cost.door import check_size, cluster_name, cluster_of, described
     from plait.cost.frameworks import framework_of
     from plait.cost.tables import assumed, read_config
     from plait.plan import Plan
@@ -77,6 +77,7 @@ def run(arguments: argparse.Namespace) -> Answer:
         raise UsageError(f"--top is {arguments.top}; show one plan or more")
     tables = read_config(arguments.config, arguments.set)
     named = [Plan.parse(text).check() for text in arguments.explain or ()]
+    described(tables, framework_of(arguments.framework))
     common.measured(arguments.cluster or cluster_name(tables))
     cluster = cluster_of(tables, arguments.cluster)
     if arguments.gpus is not None:

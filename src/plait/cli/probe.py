@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.cli import common
 from plait.cli.answer import Answer
+from plait.cli.quiet import quietest, warning
 from plait.cluster import DEFAULT_PROBE_PATH, Cluster, read_probe
 from plait.cluster.host import MEETINGS, VERSION
 from plait.errors import ClusterError, ConfigError
@@ -74,15 +75,25 @@ def measure_here(out: Path, num_ranks: int | None = None, *, quick: bool = False
         f"plait probe: measuring this machine, {num_ranks} {'rank' if num_ranks == 1 else 'ranks'}, some seconds"
     )
     shared = joined_world() is None  # else other ranks cannot be started
-    measured = launch(_measure, num_ranks, shared, nproc=num_ranks)
-    result = summary(measured[0])
-    if result["is_cpu"] and shared:
-        result["host"] = _host(measured, num_ranks, quick)
+    if shared:
+        result, others = quietest(lambda: _measured(num_ranks, quick), common.say)
+        result["others_share"] = others
+    else:
+        result = summary(launch(_measure, num_ranks, shared, nproc=num_ranks)[0])
     if common.speaks() or not out.exists():  # on another host of a world it is measured as well
         out.parent.mkdir(parents=True, exist_ok=True)
         part = out.with_name(f"{out.name}.{os.getpid()}.part")
         part.write_text(json.dumps(result, indent=2) + "\n")
         part.replace(out)
+    return result
+
+
+def _measured(num_ranks: int, quick: bool) -> dict[str, Any]:
+    """The contents of a probe file, from ranks that are started for it."""
+    measured = launch(_measure, num_ranks, True, nproc=num_ranks)
+    result = summary(measured[0])
+    if result["is_cpu"]:
+        result["host"] = _host(measured, num_ranks, quick)
     return result
 
 
@@ -96,7 +107,10 @@ def ensure_probe() -> None:
     probe = read_probe(path)
     if probe is None or (probe.get("is_cpu", True) and not is_complete(probe)):
         _check_writable(path)
-        measure_here(path)
+        probe = measure_here(path)
+    sentence = warning(probe)
+    if sentence is not None:
+        common.say(sentence)
 
 
 def is_complete(probe: dict[str, Any]) -> bool:

@@ -48,6 +48,19 @@ def estimate(
     return estimate_job(job, chosen, machine_of(machines, efficiency))
 
 
+def check_question(
+    tables: Mapping[str, Any], plan: Plan | str | None, framework: Framework | str = PLAIT
+) -> Plan:
+    """The plan that is asked about. Raises every error of `estimate` that needs no machine, so that
+    one is measured for good questions alone.
+    """
+    runs = framework_of(framework)
+    chosen = plan_of(tables, plan)
+    job = job_of(tables, chosen, runs)
+    check_batch(chosen, job.global_batch)
+    return chosen
+
+
 def check_size(chosen: Plan, machines: Cluster) -> None:
     """Raises `WorldSizeError` for a plan larger than the cluster; the ranks of a processor may
     share its cores.
