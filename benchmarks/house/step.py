@@ -42,9 +42,9 @@ class Walk:
         parts = code.co_qualname.split(".")
         if len(parts) > 1 and parts[-2] != "<locals>":
             self.classes.add(f"{code.co_filename}:{parts[-2]}")
-        if code.co_name == "forward" and code.co_filename.startswith(MODELS):
-            if self.frames_before_model is None:
-                self.frames_before_model = _frames_above(frame)
+        models_own = code.co_name == "forward" and code.co_filename.startswith(MODELS)
+        if models_own and self.frames_before_model is None:
+            self.frames_before_model = _frames_above(frame)
 
 
 def _frames_above(frame: FrameType) -> int:

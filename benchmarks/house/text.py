@@ -109,8 +109,8 @@ def _members(node: ast.ClassDef, operations_only: bool) -> Iterator[str]:
             decorators = {d.id for d in part.decorator_list if isinstance(d, ast.Name)}
             if not (operations_only and "property" in decorators):
                 yield part.name
-        elif isinstance(part, ast.AnnAssign) and not operations_only:
-            if isinstance(part.target, ast.Name) and not part.target.id.startswith("_"):
+        elif isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
+            if not operations_only and not part.target.id.startswith("_"):
                 yield part.target.id
 
 
