@@ -26,13 +26,12 @@ from tests.parity.replay import Recorded, fresh, load, replay
 from torch import Tensor, nn
 
 from plait import models
-from plait.data import Asynchrony
-from plait.data.async_server import AsyncServer
 from plait.datasets.digits import Digits
 from plait.datasets.text import stdlib
 from plait.engine.build import Options, build, join_world
 from plait.launcher import launch
 from plait.models import losses
+from plait.outer import Asynchrony, AsyncServerDriver
 from plait.plan import Plan
 from plait.verify.compare import largest, relative_error
 
@@ -103,22 +102,22 @@ def train(problem: Problem, plan_text: str, steps: int, slow_seconds: float, rat
         options=options,
         world=world,
     )
-    strategy = engine.strategy
-    server = strategy.server if isinstance(strategy, AsyncServer) else None
+    driver = engine.driver
+    server = driver.server if isinstance(driver, AsyncServerDriver) else None
     if server is not None:
         server.log = []
     axis.barrier()
     engine.before_update.append(lambda e: time.sleep(slow_seconds if axis.rank == 0 else 0.0))
     for batch in problem.batches(steps)[0][axis.rank]:
         engine.step(batch, trace=False)
-    strategy.settle()
+    driver.synchronize()
     parts = [
         (p.name, p.global_shape, p.index(), p.value.clone()) for p in engine.local_parameters()
     ]
     record = None
     if server is not None:
         record = Recorded(
-            tuple(dict.fromkeys(p.name for p in strategy.pieces)),
+            tuple(dict.fromkeys(p.name for p in engine.strategy.pieces)),
             tuple(server.log or ()),
             axis.rank,
         )
@@ -184,16 +183,16 @@ def pace(
     inputs, targets = Digits(flat=True).batch(torch.arange(16))
     for _ in range(3):
         engine.step((inputs, targets), trace=False)
-    engine.strategy.settle()
-    fixed = engine.strategy.lockstep and axis.size > 1
+    engine.driver.synchronize()
+    fixed = engine.driver.is_synchronous and axis.size > 1
     began = time.perf_counter()
     steps = 0
     while steps < seconds / (4 * step_seconds) if fixed else time.perf_counter() - began < seconds:
         engine.step((inputs, targets), trace=False)
         steps += 1
     taken = time.perf_counter() - began
-    ages = dict(engine.strategy.staleness()) if isinstance(engine.strategy, AsyncServer) else {}
-    engine.strategy.settle()
+    ages = dict(engine.driver.staleness()) if isinstance(engine.driver, AsyncServerDriver) else {}
+    engine.driver.synchronize()
     world.close()
     return steps, taken, ages
 

@@ -110,8 +110,8 @@ def _members(node: ast.ClassDef, operations_only: bool) -> Iterator[str]:
             if not (operations_only and "property" in decorators):
                 yield part.name
         elif isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
-            if not operations_only and not part.target.id.startswith("_"):
-                yield part.target.id
+            name = part.target.id
+            yield from [name] if not (operations_only or name.startswith("_")) else []
 
 
 def names_in_build() -> list[str]:

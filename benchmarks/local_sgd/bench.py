@@ -21,11 +21,11 @@ import torch
 
 from benchmarks.lines import lines
 from plait import models
-from plait.data.asynchrony import Asynchrony
 from plait.datasets.text import stdlib
 from plait.engine.build import Options, build, join_world
 from plait.launcher import launch
 from plait.models import losses
+from plait.outer.options import Asynchrony
 from plait.plan import Plan
 
 MODEL = {

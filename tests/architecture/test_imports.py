@@ -38,9 +38,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {"errors", "products", "reference"},
     "datasets": {"errors", "reference"},
     "launcher": {"errors", "comm"},  # of comm, the roster of ranks that come and go
-    "engine": ENGINE,
-    "verify": {*ENGINE, "engine", "launcher"},
-    "federated": {*ENGINE, "engine", "launcher", "verify"},
+    "outer": {*WORDS, "comm", "data"} - {"config"},
+    "engine": {*ENGINE, "outer"},
+    "verify": {*ENGINE, "outer", "engine", "launcher"},
+    "federated": {*ENGINE, "outer", "engine", "launcher", "verify"},
     "cost": {*PLANNING, "models", "datasets"},  # made on the meta device, where a config names code
     "planner": {*PLANNING, "cost"},
     "cli": {"", "toml", *ENGINE, "engine", "launcher", "verify", "federated", "cost", "planner"},

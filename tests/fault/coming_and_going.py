@@ -13,11 +13,10 @@ from typing import Any
 from torch import Tensor
 
 from plait.comm import World
-from plait.data.async_server import AsyncServer
-from plait.data.local import Local
 from plait.engine.build import Options, build, join_world
 from plait.engine.engine import Engine
 from plait.models import losses
+from plait.outer import AsyncServerDriver, LocalDriver
 from plait.plan import Plan
 from tests.parity.families import FAMILIES
 from tests.parity.harness import SEED
@@ -69,19 +68,19 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def dies_in_outer_step(strategy: Local, folder: str) -> None:
+def dies_in_outer_step(driver: LocalDriver, folder: str) -> None:
     """Be killed when the others wait for this rank's share of the sum, in the round of
     `AT_STEP`.
     """
-    give = strategy._sum
+    give = driver._sum
     calls = iter(range(LIMIT))
 
     def die(differences: list[Tensor]) -> None:
-        if next(calls) == AT_STEP // strategy._options.every:
+        if next(calls) == AT_STEP // driver._options.every:
             dies_once(folder)
         give(differences)
 
-    strategy._sum = die  # type: ignore[method-assign]
+    driver._sum = die  # type: ignore[method-assign]
 
 
 def local(plan: str, folder: str, options: dict[str, Any], in_outer_step: bool = False) -> Any:
@@ -100,8 +99,8 @@ def local(plan: str, folder: str, options: dict[str, Any], in_outer_step: bool =
     engine = engine_of(world, plan, Options(seed=SEED, **options))
     seat, size = world.seat
     if seat == DIES and in_outer_step:
-        assert isinstance(engine.strategy, Local)
-        dies_in_outer_step(engine.strategy, folder)
+        assert isinstance(engine.driver, LocalDriver)
+        dies_in_outer_step(engine.driver, folder)
     batches = Batches(seat, size)
     first = engine.step_index
     changes = []
@@ -119,7 +118,7 @@ def local(plan: str, folder: str, options: dict[str, Any], in_outer_step: bool =
             crew.learn("alive")
         if world.size > before:
             last = engine.step_index + AFTERWARDS
-    engine.strategy.settle()
+    engine.driver.synchronize()
     weights = weights_of(engine)
     world.close()
     return first, changes, weights
@@ -133,10 +132,10 @@ def served(plan: str, folder: str) -> Any:
     crew = world.crew
     assert crew is not None
     engine = engine_of(world, plan, Options(seed=SEED, num_servers=1))
-    strategy = engine.strategy
-    assert isinstance(strategy, AsyncServer)
-    if strategy.server is not None:
-        strategy.server.log = []
+    driver = engine.driver
+    assert isinstance(driver, AsyncServerDriver)
+    if driver.server is not None:
+        driver.server.log = []
         crew.tell("recording", "")
     crew.learn("recording")
     batches = Batches(*world.seat)
@@ -153,11 +152,12 @@ def served(plan: str, folder: str) -> Any:
             last = engine.step_index + AFTERWARDS
         elif last == LIMIT and crew.seat != DIES:
             time.sleep(PAUSE_SECONDS)  # so that there is less to be replayed
-    strategy.settle()
+    driver.synchronize()
     record = None
-    if strategy.server is not None:
+    if driver.server is not None:
         record = Recorded(
-            tuple(dict.fromkeys(p.name for p in strategy.pieces)), tuple(strategy.server.log or ())
+            tuple(dict.fromkeys(p.name for p in engine.strategy.pieces)),
+            tuple(driver.server.log or ()),
         )
     weights = weights_of(engine)
     met = world.size

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from plait import launch
-from plait.data import Asynchrony
 from plait.errors import RankFailed
+from plait.outer import Asynchrony
 from plait.verify.compare import largest, relative_error
 from tests.fault import coming_and_going as ranks
 from tests.fault.coming_and_going import AFTERWARDS, AT_STEP, DIES, Batches

@@ -195,7 +195,7 @@ def only_the_last_micro_batch() -> list[Any]:
     def take(self: Any, state: Any, index: int, param: Any) -> None:
         grad = param.grad
         param.grad = None
-        state.fresh.discard(index)
+        state.stale.discard(index)
         state.views[index].copy_(grad)
 
     return [patch.object(gradients.PersistentGradients, "take", take)]
@@ -205,8 +205,8 @@ def later_micro_batches_twice() -> list[Any]:
     def take(self: Any, state: Any, index: int, param: Any) -> None:
         grad = param.grad
         param.grad = None
-        if index in state.fresh:
-            state.fresh.discard(index)
+        if index in state.stale:
+            state.stale.discard(index)
             state.views[index].copy_(grad)
         else:
             state.views[index].add_(grad, alpha=2)

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plait.data.staleness import Applied
 from plait.engine.init import Initializer, place_holders
 from plait.models import losses
+from plait.outer.async_server.staleness import Applied
 from tests.parity.families import Family
 from tests.parity.harness import SEED
 

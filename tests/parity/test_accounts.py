@@ -128,15 +128,15 @@ def sums(world: World, strategy: str) -> list[float]:
     group = DataGroup(axis=axis, shard=axis, replicate=world.axis("dp_replicate"))
     made = data.make(strategy, data.split_units(model, []), group)
     with torch.no_grad():
-        made.write(made.states[0], 0, torch.ones(5, 3))
+        made.load(made.states[0], 0, torch.ones(5, 3))
         made.publish()
-    made.begin()
-    made.begin_forward()
+    made.begin_step()
+    made.before_forward()
     output = model(torch.full((1, 3), float(axis.rank + 1)))
-    made.end_forward()
-    made.arm()
+    made.after_forward()
+    made.before_last_backward()
     output.sum().backward()
-    made.end_backward()
+    made.after_backward()
     made.reduce()
     return [value for piece in made.pieces for value in piece.value.grad.reshape(-1).tolist()]
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from plait.comm import World
-from plait.data.async_server import AsyncServer
 from plait.engine.build import Options, build
 from plait.models import losses
+from plait.outer import AsyncServerDriver
 from plait.verify.compare import largest, relative_error
 from tests.parity.families import FAMILIES
 from tests.parity.harness import SEED, TOLERANCE
@@ -44,32 +44,32 @@ def train(world: World, plan: str, num_applied: int, event: str) -> Any:
         options=options,
         world=world,
     )
-    strategy = engine.strategy
-    assert isinstance(strategy, AsyncServer)
-    if strategy.server is not None:
-        strategy.server.log = []
+    driver = engine.driver
+    assert isinstance(driver, AsyncServerDriver)
+    if driver.server is not None:
+        driver.server.log = []
     world.axis("dp").barrier()
     ages = []
     for step, batch in enumerate(shares(FAMILIES["mlp"], world.size)[rank]):
         if step == BEFORE and event == "dies" and rank == DIES:
             os._exit(1)
         if step == BEFORE and event == "breaks" and rank == BREAKS:
-            strategy._lines[0]._socket.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
+            driver._lines[0]._socket.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
         if step == BEFORE + 1 and event == "breaks" and rank == BREAKS:
-            strategy.rest()
+            driver.leave()
         ages.append(engine.step(batch, trace=False).details["staleness"])
-    strategy.rest()
-    if strategy.server is None:
+    driver.leave()
+    if driver.server is None:
         return ages, None, None
     deadline = time.monotonic() + LIMIT_SECONDS
-    server = strategy.server
+    server = driver.server
     while sum(server.histogram.values()) < num_applied or any(
         map(server.versions.holds, range(world.size))
     ):
         assert time.monotonic() < deadline, server.histogram
         time.sleep(0.01)
-    weights = {piece.name: piece.value.detach().clone() for piece in strategy.pieces}
-    record = Recorded(tuple(weights), tuple(strategy.server.log or ()))
+    weights = {piece.name: piece.value.detach().clone() for piece in engine.strategy.pieces}
+    record = Recorded(tuple(weights), tuple(driver.server.log or ()))
     return ages, record, weights
 
 

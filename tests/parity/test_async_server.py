@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from plait.comm import World
-from plait.data import Asynchrony
-from plait.data.async_server import AsyncServer
 from plait.engine.build import Options, build
 from plait.models import losses
+from plait.outer import Asynchrony, AsyncServerDriver, KeyedWeights
 from plait.verify.compare import largest, relative_error
 from tests.parity.families import FAMILIES, Family
 from tests.parity.harness import SEED, TOLERANCE, join
@@ -64,21 +63,21 @@ def train(
         options=Options(seed=SEED, **options),
         world=world,
     )
-    strategy = engine.strategy
-    server = strategy.server if isinstance(strategy, AsyncServer) else None
+    driver = engine.driver
+    server = driver.server if isinstance(driver, AsyncServerDriver) else None
     if server is not None:
         server.log = []
     axis.barrier()  # nothing is pushed before everybody records
     engine.before_update.append(lambda e: time.sleep(slow if axis.rank == 0 else 0.0))
     results = [engine.step(batch, trace=False) for batch in shares(family, axis.size)[axis.rank]]
-    strategy.settle()
+    driver.synchronize()
     parts = [
         (p.name, p.global_shape, p.index(), p.value.clone()) for p in engine.local_parameters()
     ]
     record = None
     if server is not None:
         record = Recorded(
-            tuple(dict.fromkeys(p.name for p in strategy.pieces)),
+            tuple(dict.fromkeys(p.name for p in engine.strategy.pieces)),
             tuple(server.log or ()),
             axis.rank,
         )
@@ -128,12 +127,12 @@ def train_bound_zero(world: World, *args: Any) -> Any:
     from plait import data
 
     table = data.STRATEGIES
-    before = table["async-server"]
-    table["async-server"] = AsyncServer  # with K = 0, which a plan gives to the synchronous one
+    before = table["server"]
+    table["server"] = KeyedWeights  # with K = 0, which a plan gives to the synchronous one
     try:
         return train(world, *args)
     finally:
-        table["async-server"] = before
+        table["server"] = before
 
 
 @pytest.mark.parametrize("runner", [train, train_bound_zero], ids=["plan", "asynchronous code"])

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from plait.comm import World
-from plait.data import Asynchrony
-from plait.data.compression import Int8Sum
 from plait.engine.build import Options, build
 from plait.models import losses
+from plait.outer import Asynchrony
+from plait.outer.compression import Int8Sum
 from plait.verify.compare import largest, relative_error
 from tests.parity.families import FAMILIES, Family
 from tests.parity.harness import SEED, TOLERANCE, check, join
@@ -59,7 +59,7 @@ def train(world: World, plan: str, family_name: str, asynchrony: Asynchrony, opt
         world=world,
     )
     results = [engine.step(batch, trace=False) for batch in shares(family, axis.size)[axis.rank]]
-    engine.strategy.settle()
+    engine.driver.synchronize()
     parts = [
         (p.name, p.global_shape, p.index(), p.value.clone()) for p in engine.local_parameters()
     ]

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from plait.comm import World
-from plait.data import Asynchrony
 from plait.engine.build import Options, build
 from plait.models.losses import cross_entropy
+from plait.outer import Asynchrony
 from tests.parity.families import FAMILIES
 from tests.parity.harness import SEED, join, optimizer
 
@@ -57,7 +57,7 @@ def train(
         )
         if halves and step + 1 == (first + last) // 2:
             engine.save(f"{save}-half")
-    engine.save(save) if save is not None else engine.strategy.settle()
+    engine.save(save) if save is not None else engine.driver.synchronize()
     return [(p.name, p.global_shape, p.index(), p.value.clone()) for p in engine.local_parameters()]
 
 

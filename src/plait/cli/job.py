@@ -130,7 +130,7 @@ def _numbers(
         tally.traffic(),
         engine.memory(),
         tally.timeline(),
-        engine.strategy.staleness(),
+        engine.driver.staleness(),
     )
     gathered = zip(*world.axis("world").gather_objects((*own, tally.breakdown())), strict=True)
     peaks, traffic, states, timelines, ages, parts = (list(part) for part in gathered)

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from plait.data.async_server import async_server
-from plait.data.asynchrony import Asynchrony, Change
+from plait.data.composite import Composite
 from plait.data.elementwise import require_elementwise
-from plait.data.local import Local
-from plait.data.replicated import all_reduce_strategy, ring_strategy
+from plait.data.replicated import Replicated, all_reduce_strategy, ring_strategy, unreduced
 from plait.data.server import ParameterServer
-from plait.data.strategy import DataGroup, DataStrategy, FrozenPiece, Piece, Replicas, Told
+from plait.data.strategy import DataGroup, DataStrategy, FrozenPiece, Piece, Replicas
 from plait.data.units import Unit, find_blocks, match_blocks, split_units
 from plait.data.zero import zero1, zero2
 from plait.data.zero3 import Zero3
@@ -24,11 +22,9 @@ STRATEGIES: dict[str, Callable[[Sequence[Unit], DataGroup], DataStrategy]] = {
     "allreduce": all_reduce_strategy,
     "ring": ring_strategy,
     "server": ParameterServer,
-    "async-server": async_server,
     "zero1": zero1,
     "zero2": zero2,
     "zero3": Zero3,
-    "local": Local,
 }
 
 # Their optimizers see flat shards, so they need one whose update of an element looks at that
@@ -51,18 +47,18 @@ __all__ = [
     "ELEMENTWISE_ONLY",
     "OUT_OF_STEP",
     "STRATEGIES",
-    "Asynchrony",
-    "Change",
+    "Composite",
     "DataGroup",
     "DataStrategy",
     "FrozenPiece",
     "Piece",
     "Replicas",
-    "Told",
+    "Replicated",
     "Unit",
     "find_blocks",
     "make",
     "match_blocks",
     "require_elementwise",
     "split_units",
+    "unreduced",
 ]

@@ -28,7 +28,7 @@ class BucketState:
     index: int
     grad: Tensor | None = None
     views: list[Tensor] = field(default_factory=list)
-    fresh: set[int] = field(
+    stale: set[int] = field(
         default_factory=set
     )  # slots whose elements in `grad` are still those of an earlier use
     touched: set[int] = field(default_factory=set)  # slots that got a gradient in this step
@@ -40,21 +40,21 @@ class BucketState:
     def attach(self, grad: Tensor) -> None:
         """Use `grad` as the flat buffer of the bucket's gradients."""
         self.grad, self.views = grad, self.bucket.views(grad)
-        self.fresh = set(range(len(self.views)))
+        self.stale = set(range(len(self.views)))
 
     def detach(self) -> None:
         """Forget the flat buffer."""
         self.grad = None
         self.views = []
 
-    def clear_fresh(self) -> None:
+    def zero_stale(self) -> None:
         """Zero the elements that got no gradient, so that a sum over ranks is right."""
-        for index in self.fresh:
+        for index in self.stale:
             self.views[index].zero_()
-        self.fresh.clear()
+        self.stale.clear()
 
 
-class Sink:
+class MainGrad:
     """The place of one parameter's gradient: what a layer computes is added there, and torch's
     autograd sees no gradient.
 
@@ -95,9 +95,9 @@ class Sink:
     def _is_first(self) -> bool:
         """Whether what lies there is of an earlier step."""
         self._state.direct.add(self._index)
-        if self._index not in self._state.fresh:
+        if self._index not in self._state.stale:
             return False
-        self._state.fresh.discard(self._index)
+        self._state.stale.discard(self._index)
         return True
 
 
@@ -105,8 +105,12 @@ class GradientStore(ABC):
     """Where gradients lie between the moment they are computed and the moment they are reduced."""
 
     @abstractmethod
-    def begin(self, states: Sequence[BucketState]) -> None:
-        """A step begins: what the buffers hold is of no use any more."""
+    def begin_step(self, states: Sequence[BucketState]) -> None:
+        """A step begins: the contents of the buffers are stale."""
+
+    @abstractmethod
+    def after_backward(self) -> None:
+        """A backward has ended, and every bucket of it has been launched."""
 
     @abstractmethod
     def take(self, state: BucketState, index: int, param: nn.Parameter) -> None:
@@ -121,7 +125,7 @@ class GradientStore(ABC):
     def every_backward(self) -> bool:
         """Whether buckets are reduced in every backward, not only in the last one of a step."""
 
-    def sink(self, state: BucketState, index: int) -> Sink | None:
+    def main_grad(self, state: BucketState, index: int) -> MainGrad | None:
         """Where the gradient of a slot may be written at any moment of a step; None where there is
         no such place.
         """
@@ -139,25 +143,28 @@ class PersistentGradients(GradientStore):
         for state in states:
             state.attach(axis.empty(state.bucket.padded_numel, dtype).zero_())
 
-    def begin(self, states: Sequence[BucketState]) -> None:
+    def begin_step(self, states: Sequence[BucketState]) -> None:
         for state in states:
-            state.fresh = set(range(len(state.views)))
+            state.stale = set(range(len(state.views)))
+
+    def after_backward(self) -> None:
+        pass
 
     def take(self, state: BucketState, index: int, param: nn.Parameter) -> None:
         grad = param.grad
         param.grad = None
         assert grad is not None
-        if index in state.fresh:
-            state.fresh.discard(index)
+        if index in state.stale:
+            state.stale.discard(index)
             state.views[index].copy_(grad)
         else:
             state.views[index].add_(grad)
 
     def collect(self, state: BucketState) -> None:
-        state.clear_fresh()
+        state.zero_stale()
 
-    def sink(self, state: BucketState, index: int) -> Sink | None:
-        return Sink(state, index)
+    def main_grad(self, state: BucketState, index: int) -> MainGrad | None:
+        return MainGrad(state, index)
 
 
 class PooledGradients(GradientStore):
@@ -176,11 +183,12 @@ class PooledGradients(GradientStore):
         self.buffers = [
             axis.empty(numel, dtype).zero_() for _ in range(min(self.num_buffers, len(states)))
         ]
-        self.release: Callable[[BucketState], None] = lambda state: None
+        self.release: Callable[[BucketState, bool], None] = lambda state, is_first: None
+        self._released: set[int] = set()  # buckets that have been reduced in this step
         self._user: list[BucketState | None] = [None] * len(self.buffers)
 
-    def begin(self, states: Sequence[BucketState]) -> None:
-        pass
+    def begin_step(self, states: Sequence[BucketState]) -> None:
+        self._released.clear()
 
     def take(self, state: BucketState, index: int, param: nn.Parameter) -> None:
         pass  # stays in param.grad until the bucket goes
@@ -189,7 +197,7 @@ class PooledGradients(GradientStore):
         turn = state.index % len(self.buffers)
         previous = self._user[turn]
         if previous is not None:
-            self.release(previous)
+            self._release(previous)
         self._user[turn] = state
         buffer = self.buffers[turn][: state.bucket.padded_numel]
         buffer[state.bucket.numel :].zero_()
@@ -198,18 +206,23 @@ class PooledGradients(GradientStore):
             if slot.param.grad is not None:
                 state.views[index].copy_(slot.param.grad)
                 slot.param.grad = None
-                state.fresh.discard(index)
-        state.clear_fresh()
+                state.stale.discard(index)
+        state.zero_stale()
 
-    def release_all(self) -> None:
+    def after_backward(self) -> None:
         """Release the buckets that still use a buffer, oldest first."""
         users = [user for user in self._user if user is not None]
         for user in sorted(users, key=lambda state: state.index):
-            self.release(user)
+            self._release(user)
         self._user = [None] * len(self.buffers)
 
+    def _release(self, state: BucketState) -> None:
+        is_first = state.index not in self._released
+        self._released.add(state.index)
+        self.release(state, is_first)
 
-class Collector:
+
+class Reducer:
     """Watches gradients come, and launches each bucket's reduction once it is complete and its turn
     has come.
     """
@@ -219,12 +232,13 @@ class Collector:
         states: Sequence[BucketState],
         store: GradientStore,
         launch: Callable[[BucketState], None],
+        *,
+        eager: bool = True,
     ) -> None:
+        """Without `eager` buckets go at the end of a backward, as parts of several are mixed."""
         self.states = states
         self.store = store
-        self.on_complete: Callable[[BucketState], None] = lambda state: None
-        # False: buckets go at the end of a backward, as parts of several backwards are mixed
-        self.eager = True
+        self._eager = eager
         self._launch = launch
         self._next = 0
         self._weight: float | None = None
@@ -233,33 +247,35 @@ class Collector:
             for index, slot in enumerate(state.bucket.slots):
                 slot.param.register_post_accumulate_grad_hook(self._hook(state, index))
 
-    def sinks(self) -> dict[int, Sink]:
+    def main_grads(self) -> dict[int, MainGrad]:
         """Where gradients can be written past torch's autograd, by the id of the parameter."""
         places = (
             (state, index, slot)
             for state in self.states
             for index, slot in enumerate(state.bucket.slots)
         )
-        found = ((id(slot.param), self.store.sink(state, index)) for state, index, slot in places)
+        found = (
+            (id(slot.param), self.store.main_grad(state, index)) for state, index, slot in places
+        )
         return {key: sink for key, sink in found if sink is not None}
 
-    def begin(self) -> None:
+    def begin_step(self) -> None:
         """A step begins."""
-        self.store.begin(self.states)
+        self.store.begin_step(self.states)
         self._final = self.store.every_backward
         for state in self.states:
             state.touched.clear()
             state.direct.clear()
         self._expect()
 
-    def arm(self, weight: float | None = None) -> None:
+    def before_last_backward(self, weight: float | None = None) -> None:
         """The next backward is the last of this step: reduce each bucket as soon as it is complete,
         `weight` times.
         """
         self._final = True
         self._weight = weight
 
-    def end_backward(self) -> None:
+    def after_backward(self) -> None:
         """Launch what the backward that just ended left over (buckets with parameters that got no
         gradient).
         """
@@ -268,6 +284,7 @@ class Collector:
         while self._next < len(self.states):
             self._send(self.states[self._next])
         self._expect()
+        self.store.after_backward()
 
     def _expect(self) -> None:
         self._next = 0
@@ -284,7 +301,7 @@ class Collector:
             ):  # torch calls this for a gradient that was left for later, too
                 return
             state.direct.discard(index)
-            if self._final and self.eager:
+            if self._final and self._eager:
                 state.missing -= 1
                 if state.missing == 0:
                     self._advance()
@@ -301,4 +318,3 @@ class Collector:
         if self._weight is not None and state.grad is not None:
             state.grad.mul_(self._weight)
         self._launch(state)
-        self.on_complete(state)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from plait.comm import Axis, Waitable, wait_all
-from plait.data.gradients import BucketState, Collector, PersistentGradients
+from plait.data.gradients import BucketState, PersistentGradients, Reducer
 from plait.data.ring import ring_all_reduce
 from plait.data.strategy import (
     DataGroup,
@@ -42,9 +42,14 @@ def native_all_reduce(axis: Axis, flat: Tensor, padding: int) -> Waitable:
 
 
 class Replicated(DataStrategy):
-    """Parameters, gradients and optimizer state whole on every rank."""
+    """Parameters, gradients and optimizer state whole on every rank.
 
-    def __init__(self, units: Sequence[Unit], group: DataGroup, all_reduce: AllReduce) -> None:
+    Without `all_reduce` every rank keeps its own gradients, as local SGD does.
+    """
+
+    def __init__(
+        self, units: Sequence[Unit], group: DataGroup, all_reduce: AllReduce | None
+    ) -> None:
         super().__init__(group)
         self.states = make_states(units, group.axis.size)
         self._all_reduce = all_reduce
@@ -53,11 +58,8 @@ class Replicated(DataStrategy):
         self._flats: list[Tensor] = []
         for state in self.states:
             self._allocate(state)
-        self.collector = Collector(
-            self.states,
-            PersistentGradients(self.states, group.axis, group.master_dtype),
-            self._launch,
-        )
+        store = PersistentGradients(self.states, group.axis, group.master_dtype)
+        self.reducer = Reducer(self.states, store, self._launch, eager=group.eager)
 
     def _allocate(self, state: BucketState) -> None:
         numel = state.bucket.padded_numel
@@ -72,7 +74,13 @@ class Replicated(DataStrategy):
             bind(slot.param, view)
         self._flats.append(flat)
         self._masters.append(master)
-        self.pieces += [make_piece(state, part, master) for part in state.bucket.parts(0, numel)]
+        parts = state.bucket.parts(0, numel)
+        self.pieces += [make_piece(state, part, master, group, self.replicas) for part in parts]
+
+    @property
+    def masters(self) -> list[Tensor]:
+        """The values that the optimizer updates, a flat buffer a bucket."""
+        return self._masters
 
     @property
     def flats(self) -> list[Tensor]:
@@ -98,7 +106,7 @@ class Replicated(DataStrategy):
             for slot, view in zip(state.bucket.slots, state.bucket.views(flat), strict=True):
                 bind(slot.param, view)
 
-    def write(self, state: BucketState, index: int, value: Tensor) -> None:
+    def load(self, state: BucketState, index: int, value: Tensor) -> None:
         slot = state.bucket.slots[index]
         for flat in {
             id(flat): flat for flat in (self._masters[state.index], self._flats[state.index])
@@ -106,8 +114,10 @@ class Replicated(DataStrategy):
             flat[slot.offset : slot.stop].view(slot.shape).copy_(value)
 
     def _launch(self, state: BucketState) -> None:
-        assert state.grad is not None
-        self._works.append(self._all_reduce(self.group.axis, state.grad, state.bucket.padding))
+        if self._all_reduce is not None:
+            assert state.grad is not None
+            work = self._all_reduce(self.group.axis, state.grad, state.bucket.padding)
+            self._works.append(work)
 
     def reduce(self) -> None:
         wait_all(self._works)
@@ -126,13 +136,19 @@ class Replicated(DataStrategy):
         return Replicas(self.group.axis.size, self.group.axis.rank)
 
     def squared_norm(self, weight: Weight | None = None) -> Tensor:
-        """From this rank's share of each bucket alone: all ranks hold the same sums."""
+        """The squared norm of this rank's share of each bucket: all ranks hold the same sums.
+
+        Where gradients are not summed, the squared norm of this rank's own.
+        """
+        if self._all_reduce is None:
+            own = (p.value.grad for p in self.pieces if p.value.grad is not None)
+            return squared_norm(own, self.group.device)
         rank = self.group.axis.rank
         shards = [
             (state.bucket, state.bucket.shard(state.grad, rank))
             for state in self.states
             if state.grad is not None
-            and not self.secondary.issuperset(slot.name for slot in state.bucket.slots)
+            and not self.group.tied_copies.issuperset(slot.name for slot in state.bucket.slots)
         ]
         if weight is None:
             return squared_norm((shard for _, shard in shards), self.group.device)
@@ -163,6 +179,11 @@ def all_reduce_strategy(units: Sequence[Unit], group: DataGroup) -> Replicated:
 def ring_strategy(units: Sequence[Unit], group: DataGroup) -> Replicated:
     """`dpN:ring`: reduce-scatter and all-gather around a ring, over point-to-point messages."""
     return Replicated(units, group, ring_all_reduce)
+
+
+def unreduced(units: Sequence[Unit], group: DataGroup) -> Replicated:
+    """`dpN:local,everyH`: every rank keeps its own gradients; a driver exchanges weights."""
+    return Replicated(units, group, None)
 
 
 Factory = Callable[[Sequence[Unit], DataGroup], DataStrategy]

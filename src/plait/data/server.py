@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from plait.comm import Axis, Work
 from plait.data.bucket import Bucket
-from plait.data.gradients import BucketState, Collector, PersistentGradients
+from plait.data.gradients import BucketState, PersistentGradients, Reducer
 from plait.data.strategy import DataGroup, DataStrategy, Replicas, bind, make_piece
 from plait.data.units import Unit
 
@@ -85,7 +85,7 @@ class ParameterServer(DataStrategy):
                 )
                 self._allocate(self.states[-1], server)
         store = PersistentGradients(self.states, group.axis, group.master_dtype)
-        self.collector = Collector(self.states, store, self._launch)
+        self.reducer = Reducer(self.states, store, self._launch, eager=group.eager)
         self._pushes: list[_Push] = []
 
     def _allocate(self, state: BucketState, server: int) -> None:
@@ -101,11 +101,12 @@ class ParameterServer(DataStrategy):
             if group.param_dtype != group.master_dtype:
                 master = torch.zeros_like(flat, dtype=group.master_dtype)
             self.pieces += [
-                make_piece(state, part, master) for part in bucket.parts(0, bucket.numel)
+                make_piece(state, part, master, group, self.replicas)
+                for part in bucket.parts(0, bucket.numel)
             ]
         self._masters.append(master)
 
-    def write(self, state: BucketState, index: int, value: Tensor) -> None:
+    def load(self, state: BucketState, index: int, value: Tensor) -> None:
         slot = state.bucket.slots[index]
         for flat in (self._flats[state.index], self._masters[state.index]):
             flat[slot.offset : slot.stop].view(slot.shape).copy_(value)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from plait.comm import Work, wait_all
 from plait.data.gradients import BucketState, GradientStore, PooledGradients
-from plait.data.strategy import DataGroup, Piece, make_piece
+from plait.data.strategy import DataGroup, Piece, Replicas, make_piece
 
 
 class MasterShards:
@@ -25,6 +25,7 @@ class MasterShards:
         self, states: Sequence[BucketState], shards: Sequence[Tensor], group: DataGroup
     ) -> None:
         self._states, self._shards, self._group = states, list(shards), group
+        replicas = Replicas(group.replicate.size, group.replicate.rank)
         self.owned: list[Tensor] = []
         self._masters: list[Tensor] = []
         self.pieces: list[Piece] = []
@@ -37,11 +38,11 @@ class MasterShards:
                 self.owned.append(master)
             self._masters.append(master)
             self.pieces += [
-                make_piece(state, part, master)
+                make_piece(state, part, master, group, replicas)
                 for part in state.bucket.shard_parts(group.shard.rank)
             ]
 
-    def write(self, state: BucketState, index: int, value: Tensor) -> None:
+    def load(self, state: BucketState, index: int, value: Tensor) -> None:
         """Keep this rank's elements of the full value of slot `index`."""
         slot = state.bucket.slots[index]
         for part in state.bucket.shard_parts(self._group.shard.rank):
@@ -79,8 +80,6 @@ class ShardedGradients:
         self._store = store
         self._group = group
         self._works: dict[int, Work] = {}
-        self._added: set[int] = set()
-        self._pooled = isinstance(store, PooledGradients)
         axis = group.shard
         dtype = group.master_dtype
         if isinstance(store, PooledGradients):
@@ -97,10 +96,6 @@ class ShardedGradients:
         assert state.grad is not None
         return state.grad
 
-    def begin(self) -> None:
-        """A step begins: nothing has been added to the shards."""
-        self._added.clear()
-
     def launch(self, state: BucketState) -> None:
         """Start the reduce-scatter of a complete bucket."""
         full = self._full(state)
@@ -108,21 +103,15 @@ class ShardedGradients:
         own = state.bucket.shard(full, axis.rank)
         self._works[state.index] = axis.reduce_scatter(own, full, padding=state.bucket.padding)
 
-    def _release(self, state: BucketState) -> None:
+    def _release(self, state: BucketState, is_first: bool) -> None:
         """Finish a pooled bucket's reduce-scatter, keep its shard and give its buffer back."""
         self._works.pop(state.index).wait()
         own = state.bucket.shard(self._full(state), self._group.shard.rank)
-        if state.index in self._added:
-            self.shards[state.index].add_(own)
-        else:
-            self._added.add(state.index)
+        if is_first:
             self.shards[state.index].copy_(own)
+        else:
+            self.shards[state.index].add_(own)
         state.detach()
-
-    def end_backward(self) -> None:
-        """A backward has ended: nothing pooled stays under way."""
-        if isinstance(self._store, PooledGradients):
-            self._store.release_all()
 
     def finish(self) -> None:
         """Have every shard's sum over the axis, and over the replicas of the shard."""

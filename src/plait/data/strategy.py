@@ -1,40 +1,30 @@
-"""The contract of the data axis: what a strategy is told, and when.
+"""The contract of the data axis: the moments of a step, and who holds which parameters.
 
-The engine names the moments of a step; a strategy answers them and nothing else:
+    begin_step             a step begins
+    before_forward         a micro-batch's forward begins     (ZeRO-3 gathers its first unit)
+    after_forward          ... has ended                      (and frees its last)
+    before_last_backward   gradients may be reduced as soon as they are complete
+    after_backward         a backward has ended
+    reduce                 every gradient is summed over the axis
+    publish                every rank sees the values of the shards, whoever updated them
 
-    begin            a step begins
-    begin_forward    a micro-batch's forward begins     (ZeRO-3 gathers its first unit)
-    end_forward      ... has ended                      (and frees its last)
-    arm              the next backward is the last one: gradients may be reduced as they become
-    ready
-    end_backward     a backward has ended
-    reduce           have every gradient summed over the axis
-    total            sum the step's scalars (loss, counts, norm) over the ranks that step together
-    update           have the optimizer update this rank's pieces
-    end_step         the optimizer has updated its pieces: by default, publish
-    settle           the state is to be read from outside: bring all ranks to one
-    publish          let every rank see the values of the pieces, whoever wrote them
-
-Gradients are *summed*, never divided: the loss is normalised in one place, and that place is not
-here.
+Between `reduce` and `publish` the engine calls the optimizer. Gradients are *summed*, never
+divided: the loss is normalised in one place (`engine.loss`), and that place is not here.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from plait.comm import Axis
 from plait.comm.crew import Crew
-from plait.data.asynchrony import Asynchrony, Change
 from plait.data.bucket import Bucket, Part
-from plait.data.gradients import BucketState, Collector, Sink
+from plait.data.gradients import BucketState, MainGrad, Reducer
 from plait.data.units import Unit
 
 CPU = torch.device("cpu")
@@ -45,8 +35,19 @@ Weight = Callable[[str], float]
 class DataGroup:
     """The ranks of the data axis as this rank sees them, and the precisions that they use.
 
-    `shard` are the ranks that share one copy of the sharded state; `replicate` those that hold
-    equal shards. Without `replicateM` the first is the whole axis and the second has size 1.
+    Attributes:
+        axis: all ranks of the data axis.
+        shard: ranks that share one copy of the sharded state; the whole axis without `replicateM`.
+        replicate: ranks that hold equal shards; of size 1 without `replicateM`.
+        param_dtype: precision of the parameters that layers compute with.
+        master_dtype: precision of the values that the optimizer updates.
+        device: device of the parameters.
+        offload: whether optimizer state lies in the host's memory.
+        num_servers: ranks that serve under `server`; None means all.
+        eager: buckets are reduced during a backward. False where a schedule mixes parts of several
+            backwards: then they are reduced at its end.
+        tied_copies: parameters that an earlier pipeline stage holds too, and counts.
+        crew: membership, where ranks join and leave.
     """
 
     axis: Axis
@@ -57,33 +58,45 @@ class DataGroup:
     device: torch.device = CPU
     offload: bool = False
     num_servers: int | None = None
-    asynchrony: Asynchrony = field(default_factory=Asynchrony)
-    crew: Crew | None = None  # where ranks come and go
+    eager: bool = True
+    tied_copies: frozenset[str] = frozenset()
+    crew: Crew | None = None
+
+    @property
+    def worker(self) -> int:
+        """This rank's number among the workers, present or not."""
+        return self.axis.rank if self.crew is None else self.crew.seat
+
+    @property
+    def num_workers(self) -> int:
+        """The number of workers, present or not."""
+        return self.axis.size if self.crew is None else self.crew.num_seats
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a step's result says: a loss sum and its count, and the tokens of all ranks that have
-    become known with it.
-    """
+class Replicas:
+    """Ranks of the axis that hold the same elements: how many, and which of them this rank is."""
 
-    loss_sum: float
-    count: float
-    tokens: int
+    count: int
+    index: int
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What the optimizer of this rank owns of one parameter: the elements [part.start, part.stop).
+    """The elements [part.start, part.stop) of one parameter that this rank's optimizer owns.
 
     `value` is what the optimizer updates (master precision; in the parameter's shape when the piece
-    is the whole parameter, else 1-D). Its `.grad` is set by `DataStrategy.reduce`.
+    is the whole parameter, else 1-D). Its `.grad` is set by `DataStrategy.reduce`. `replicas` are
+    the ranks that own the same elements. A tied copy is owned by an earlier pipeline stage too,
+    which saves and counts it.
     """
 
     name: str
     part: Part
     value: nn.Parameter
     state: BucketState
+    replicas: Replicas
+    is_tied_copy: bool = False
 
     @property
     def numel(self) -> int:
@@ -93,187 +106,97 @@ class Piece:
 
 @dataclass(frozen=True)
 class FrozenPiece:
-    """What this rank holds of a parameter that no optimizer updates: elements [part.start,
-    part.stop), 1-D.
-    """
+    """The elements [part.start, part.stop) of a parameter that no optimizer updates, 1-D."""
 
     name: str
     part: Part
     value: Tensor
 
 
-@dataclass(frozen=True)
-class Replicas:
-    """How many ranks of the axis hold the same pieces, and which of them this rank is."""
-
-    count: int
-    index: int
-
-
 class DataStrategy(ABC):
-    """How the ranks of the data axis share gradients, optimizer state and parameters.
+    """Who of the data axis holds which parameters, and how gradients are summed.
 
-    `lockstep`: every rank takes part in every update. Where it is False a step's loss, norm and
-    count are this rank's own.
+    Attributes:
+        group: the ranks and their precisions.
+        states: the buckets of trainable parameters.
+        frozen_states: the buckets of frozen parameters that the strategy shards.
+        pieces: the elements that this rank's optimizer owns.
+        reducer: reduces each bucket when its gradients are complete.
     """
 
-    lockstep: ClassVar[bool] = True
-    steps_before: int = 0  # that the others had made when this rank came
+    reducer: Reducer
 
     def __init__(self, group: DataGroup) -> None:
         self.group = group
         self.states: list[BucketState] = []
         self.frozen_states: list[BucketState] = []
         self.pieces: list[Piece] = []
-        self.secondary: frozenset[str] = (
-            frozenset()
-        )  # parameters that another pipeline stage holds too, and counts
-        self.collector: Collector
 
-    @abstractmethod
-    def write(self, state: BucketState, index: int, value: Tensor) -> None:
-        """Give slot `index` its value (the full parameter); what this rank does not hold is
-        dropped.
+    def begin_step(self) -> None:
+        """A step begins."""
+        self.reducer.begin_step()
+
+    def before_forward(self) -> None:  # noqa: B027 - whole parameters need nothing
+        """A micro-batch's forward begins."""
+
+    def after_forward(self) -> None:  # noqa: B027 - whole parameters need nothing
+        """A micro-batch's forward has ended."""
+
+    def before_last_backward(self, weight: float | None = None) -> None:
+        """The next backward is the last one of this step.
+
+        `weight`, if given, is the factor of this rank's gradients in the sum.
         """
+        self.reducer.before_last_backward(weight)
+
+    def after_backward(self, *, weight_grads: bool = True) -> None:
+        """A backward has ended; without `weight_grads` it has left these for later."""
+        if weight_grads:
+            self.reducer.after_backward()
 
     @abstractmethod
     def reduce(self) -> None:
-        """Have every gradient of this step summed over the axis, and bind `piece.value.grad`."""
+        """Sum every gradient of this step over the axis, and bind `piece.value.grad`."""
 
     @abstractmethod
     def publish(self) -> None:
-        """Let every rank see what the optimizers made of their pieces."""
+        """Let every rank see the values of the pieces, whoever updated them."""
+
+    @abstractmethod
+    def load(self, state: BucketState, index: int, value: Tensor) -> None:
+        """Give slot `index` its value, the full parameter; elements of other ranks are dropped."""
 
     @property
     @abstractmethod
     def replicas(self) -> Replicas:
-        """The ranks of the axis that hold the same pieces as this one."""
-
-    def replicas_of(self, piece: Piece) -> Replicas:
-        """`replicas`, of one piece: strategies that are made of several answer for the one that has
-        it.
-        """
-        return self.replicas
+        """The ranks of the axis that own the same pieces as this one."""
 
     def squared_norm(self, weight: Weight | None = None) -> Tensor:
-        """This rank's share of the squared norm of the summed gradients; the shares add up over the
-        axis. 0-dim.
+        """This rank's share of the squared norm of the summed gradients. 0-dim, float64.
 
-        `weight` of a parameter's name is what its elements count, where other ranks hold them too.
+        The shares add up over the axis. `weight` of a parameter's name is the factor of its
+        elements, where other ranks hold them too.
         """
-        counted = (piece for piece in self.pieces if piece.name not in self.secondary)
         grads = (
-            (piece.name, piece.value.grad) for piece in counted if piece.value.grad is not None
+            (piece.name, piece.value.grad)
+            for piece in self.pieces
+            if piece.value.grad is not None and not piece.is_tied_copy
         )
         return weighted_squared_norm(grads, self.group.device, weight) / self.replicas.count
 
-    def sinks(self) -> Mapping[int, Sink]:
-        """Where layers may add their weights' gradients themselves, by the id of the parameter;
-        empty where nowhere.
-        """
-        return self.collector.sinks()
+    def main_grads(self) -> Mapping[int, MainGrad]:
+        """The places where layers may add their weights' gradients, by the id of the parameter."""
+        return self.reducer.main_grads()
 
     def frozen_pieces(self) -> list[FrozenPiece]:
-        """What this rank holds of frozen parameters that the strategy has sharded."""
+        """This rank's elements of frozen parameters that the strategy has sharded."""
         return []
-
-    def begin(self) -> None:
-        """A step begins."""
-        self.collector.begin()
-
-    def total(self, scalars: Tensor, axis: Axis) -> None:
-        """Sum (loss, count, squared norm, flags of use ...) in place over those ranks of `axis`
-        that step together.
-        """
-        axis.all_reduce(scalars, control=True).wait()
-
-    def start(self, apply: Callable[[Change], None]) -> None:
-        """Everything is built: `apply` has the optimizer of this rank's pieces make one update.
-        Collective.
-        """
-        self._apply = apply
-
-    def update(self, change: Change) -> None:
-        """The gradients are to become an update."""
-        self._apply(change)
-
-    def end_step(self) -> None:
-        """The optimizer has updated its pieces."""
-        self.publish()
-
-    def tell(self, loss_sum: float, count: float) -> Told:
-        """What the result of the step that has just ended says of the loss."""
-        return Told(loss_sum, count, int(count))
-
-    def details(self) -> dict[str, float]:
-        """What the step that has just ended adds to the metrics, by name."""
-        return {}
-
-    def staleness(self) -> Counter[int]:
-        """How many gradients this rank has applied as a server, by their staleness; empty where all
-        ranks step together.
-        """
-        return Counter()
-
-    def kept(self, piece: Piece) -> dict[str, Tensor]:
-        """What the strategy itself keeps of a piece from step to step, to be saved with it."""
-        return {}
-
-    def settle(self) -> None:  # noqa: B027
-        """Bring all ranks to one state, before it is saved or the run ends. Collective."""
-
-    def rest(self) -> None:  # noqa: B027
-        """This rank takes no step for a while, or for ever; nobody need wait for it."""
-
-    def close(self) -> None:  # noqa: B027
-        """Give back what the strategy runs besides (threads, sockets)."""
-
-    def begin_forward(self) -> None:  # a moment that most strategies have no use for  # noqa: B027
-        """A micro-batch's forward begins."""
-
-    def end_forward(self) -> None:  # noqa: B027
-        """A micro-batch's forward has ended."""
-
-    def arm(self, weight: float | None = None) -> None:
-        """The next backward is the last one of this step. `weight`, if given, is this rank's in the
-        sum.
-        """
-        self.collector.arm(weight)
-
-    def end_backward(self) -> None:
-        """A backward has ended."""
-        self.collector.end_backward()
-
-    def end_input_grad(self) -> None:  # noqa: B027
-        """A backward that leaves weight gradients for later has ended."""
-
-    def is_secondary(self, piece: Piece) -> bool:
-        """Whether another pipeline stage holds the same parameter, and saves and counts it."""
-        return piece.name in self.secondary
-
-    def slots(self) -> Iterator[tuple[BucketState, int]]:
-        """Every trainable parameter, by bucket and index."""
-        return ((state, index) for state in self.states for index in range(len(state.bucket.slots)))
-
-    def forget_untouched(self, touched: Sequence[bool]) -> None:
-        """Take the gradient away from parameters that no rank used in this step: the optimizer
-        shall skip them.
-
-        `touched` is in the order of `slots`.
-        """
-        unused = {
-            id(state.bucket.slots[index])
-            for (state, index), used in zip(self.slots(), touched, strict=True)
-            if not used
-        }
-        if unused:
-            for piece in self.pieces:
-                if id(piece.part.slot) in unused:
-                    piece.value.grad = None
 
     @abstractmethod
     def live_tensors(self) -> dict[str, list[Tensor]]:
-        """The tensors that live between steps, under `parameters`, `gradients` and `buffers`."""
+        """The tensors that live between steps, under `parameters`, `gradients`, `optimizer` and
+        `buffers`.
+        """
 
 
 def weighted_squared_norm(
@@ -312,9 +235,13 @@ def make_states(
     return states
 
 
-def make_piece(state: BucketState, part: Part, flat: Tensor) -> Piece:
+def make_piece(
+    state: BucketState, part: Part, flat: Tensor, group: DataGroup, replicas: Replicas
+) -> Piece:
     """The optimizer's piece of `flat`, the master values of the range that `part` is placed in."""
-    return Piece(part.slot.name, part, nn.Parameter(part.view(flat)), state)
+    name = part.slot.name
+    value = nn.Parameter(part.view(flat))
+    return Piece(name, part, value, state, replicas, name in group.tied_copies)
 
 
 def bind(slot_param: nn.Parameter, view: Tensor) -> None:

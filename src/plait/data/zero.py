@@ -18,10 +18,10 @@ from torch import Tensor
 from plait.comm import Work, wait_all
 from plait.data.gradients import (
     BucketState,
-    Collector,
     GradientStore,
     PersistentGradients,
     PooledGradients,
+    Reducer,
 )
 from plait.data.shards import MasterShards, ShardedGradients
 from plait.data.strategy import DataGroup, DataStrategy, Replicas, bind, make_states
@@ -50,7 +50,7 @@ class ShardedUpdate(DataStrategy):
         else:
             store = PersistentGradients(self.states, axis, group.master_dtype)
         self._gradients = ShardedGradients(self.states, store, group)
-        self.collector = Collector(self.states, store, self._gradients.launch)
+        self.reducer = Reducer(self.states, store, self._gradients.launch, eager=group.eager)
 
     def _allocate(self, state: BucketState) -> Tensor:
         flat = self.group.shard.empty(state.bucket.padded_numel, self.group.param_dtype).zero_()
@@ -58,18 +58,10 @@ class ShardedUpdate(DataStrategy):
             bind(slot.param, view)
         return flat
 
-    def write(self, state: BucketState, index: int, value: Tensor) -> None:
+    def load(self, state: BucketState, index: int, value: Tensor) -> None:
         slot = state.bucket.slots[index]
         self._flats[state.index][slot.offset : slot.stop].view(slot.shape).copy_(value)
-        self._masters.write(state, index, value)
-
-    def begin(self) -> None:
-        self._gradients.begin()
-        super().begin()
-
-    def end_backward(self) -> None:
-        super().end_backward()
-        self._gradients.end_backward()
+        self._masters.load(state, index, value)
 
     def reduce(self) -> None:
         self._gradients.finish()

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from plait.comm import Work
 from plait.comm.work import no_modes
 from plait.data.bucket import Bucket
-from plait.data.gradients import BucketState, Collector, PooledGradients
+from plait.data.gradients import BucketState, PooledGradients, Reducer
 from plait.data.shards import MasterShards, ShardedGradients
 from plait.data.strategy import DataGroup, DataStrategy, FrozenPiece, Replicas, bind, make_states
 from plait.data.units import Unit
@@ -107,8 +107,7 @@ class Zero3(DataStrategy):
         self.pieces = self._masters.pieces
         store = PooledGradients(trainable, group.shard, group.master_dtype)
         self._gradients = ShardedGradients(trainable, store, group)
-        self.collector = Collector(trainable, store, self._gradients.launch)
-        self.collector.on_complete = self._on_complete
+        self.reducer = Reducer(trainable, store, self._launch, eager=group.eager)
         self._units = self._make_units(units)
         self._unit_of_bucket = {id(b.bucket): unit for unit in self._units for b in unit.buckets}
         self._backward = False
@@ -125,7 +124,7 @@ class Zero3(DataStrategy):
             by_name[bucket.bucket.name].buckets.append(bucket)
         return list(by_name.values())
 
-    def write(self, state: BucketState, index: int, value: Tensor) -> None:
+    def load(self, state: BucketState, index: int, value: Tensor) -> None:
         if any(state is frozen for frozen in self.frozen_states):
             slot = state.bucket.slots[index]
             rank = self.group.shard.rank
@@ -136,7 +135,7 @@ class Zero3(DataStrategy):
                     ]
                     target.copy_(value.reshape(-1)[part.start : part.stop])
         else:
-            self._masters.write(state, index, value)
+            self._masters.load(state, index, value)
 
     # -- the life of a unit
     # ---------------------------------------------------------------------------------------
@@ -197,7 +196,8 @@ class Zero3(DataStrategy):
         if 0 <= index < len(self._units):
             self._units[index].prefetch()
 
-    def _on_complete(self, state: BucketState) -> None:
+    def _launch(self, state: BucketState) -> None:
+        self._gradients.launch(state)
         unit = self._unit_of_bucket[id(state.bucket)]
         if (
             not unit.frozen
@@ -207,28 +207,19 @@ class Zero3(DataStrategy):
     # -- the moments of a step
     # ------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        self._gradients.begin()
-        super().begin()
-
-    def begin_forward(self) -> None:
+    def before_forward(self) -> None:
         self._backward = False
         self._running.clear()
         self._prefetch(0)
 
-    def end_forward(self) -> None:
+    def after_forward(self) -> None:
         for unit in self._units:
             unit.reshard()
         self._current = set()
         self._backward = True
 
-    def end_backward(self) -> None:
-        super().end_backward()
-        self._gradients.end_backward()
-        for unit in self._units:
-            unit.reshard()
-
-    def end_input_grad(self) -> None:
+    def after_backward(self, *, weight_grads: bool = True) -> None:
+        super().after_backward(weight_grads=weight_grads)
         for unit in self._units:
             unit.reshard()
 

@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_map_only
 
 from plait import datasets, models, reference
 from plait.comm import World
-from plait.data import Asynchrony
 from plait.datasets import Loader
 from plait.engine import optimizers
 from plait.engine.build import Options, build
@@ -26,6 +25,7 @@ from plait.engine.loss import LossFunction
 from plait.errors import ModelError
 from plait.expert import Placing
 from plait.models import losses, user
+from plait.outer import Asynchrony
 from plait.pipeline.actions import Schedule
 from plait.pipeline.text import load as load_schedule
 from plait.plan import Plan, check_batch

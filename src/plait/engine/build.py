@@ -16,7 +16,7 @@ from torch import nn
 from plait import comm, context, data, expert, models, tensor
 from plait.comm import World
 from plait.context import ContextGroup
-from plait.data import Asynchrony, DataGroup
+from plait.data import Composite, DataGroup, DataStrategy
 from plait.engine import compiling, recompute, update
 from plait.engine.axes import data_axis, within_stage
 from plait.engine.balance import Balance
@@ -28,7 +28,6 @@ from plait.engine.engine import Engine, EngineParts
 from plait.engine.loss import LossFunction
 from plait.engine.pipeline import Part, Pipeline
 from plait.engine.precision import LossScale, Precision
-from plait.engine.staged import Staged
 from plait.engine.stages import LayerProducts, make_stages
 from plait.engine.strategies import StrategyMaker
 from plait.engine.tied import TiedSum
@@ -43,6 +42,7 @@ from plait.errors import ModelError, PlanError
 from plait.expert import ExpertSplit, Placing
 from plait.mesh import Mesh
 from plait.models.losses import IGNORE, cross_entropy
+from plait.outer import Asynchrony, make_driver
 from plait.pipeline import schedules
 from plait.pipeline.actions import Kind, Schedule
 from plait.pipeline.lower import group_weight_grads, joined_weight_grads, lower
@@ -162,13 +162,13 @@ def build(
     if plan.compile:
         compiling.leave_out(model, blocks)
     own.holding = own.holding.split(placements(experts, split))
-    make = StrategyMaker(
-        plan, _data_group(plan, world, options, precision), schedule, experts, world
-    )
+    asynchrony = replace(options.asynchrony, stale=plan.dp.stale or 0, every=plan.dp.every or 1)
+    group = _data_group(plan, world, options, precision, schedule)
+    make = StrategyMaker(plan, group, asynchrony, experts, world)
     strategies = {stage: own.strategy(stage, make) for stage in own.stages}
     for stage, part in own.stages.items() if products.add else ():
-        part.add_into(strategies[stage].sinks())
-    strategy = Staged(strategies) if len(strategies) > 1 else strategies[next(iter(strategies))]
+        part.add_into(strategies[stage].main_grads())
+    strategy = _as_one(list(strategies.values()))
     values.fill(strategies, own.holding)
     updater = Update(
         strategy,
@@ -177,8 +177,8 @@ def build(
         learning_rate=options.learning_rate,
         split=split,
     )
-    strategy.start(updater.make)
-    world.at_close(strategy.rest, strategy.close)
+    driver = make_driver(plan.dp.strategy, strategy, updater.make, asynchrony)
+    world.at_close(driver.leave, driver.close)
     transport = Transport(axis, schedule.placement, world.device)
     parts = {stage: Part(own.stages[stage], strategies[stage]) for stage in strategies}
     actions = schedule.ranks[axis.rank]
@@ -190,6 +190,7 @@ def build(
             world=world,
             model=model,
             strategy=strategy,
+            driver=driver,
             split=split,
             update=updater,
             splitter=BatchSplitter(
@@ -207,7 +208,7 @@ def build(
             holding=own.holding,
             seed=options.seed,
             scale=LossScale() if precision.scaled else None,
-            mean_of_workers=options.aggregate == "mean" and strategy.lockstep,
+            mean_of_workers=options.aggregate == "mean" and driver.is_synchronous,
         )
     )
 
@@ -290,7 +291,13 @@ def _split_sequences(
     return context.apply(model, named, world.axis("cp"), plan.cp.strategy)
 
 
-def _data_group(plan: Plan, world: World, options: Options, precision: Precision) -> DataGroup:
+def _as_one(strategies: list[DataStrategy]) -> DataStrategy:
+    return strategies[0] if len(strategies) == 1 else Composite(strategies)
+
+
+def _data_group(
+    plan: Plan, world: World, options: Options, precision: Precision, schedule: Schedule
+) -> DataGroup:
     return DataGroup(
         axis=data_axis(world),
         shard=data_axis(world, "dp_shard" if plan.dp.replicate > 1 else "dp"),
@@ -300,7 +307,7 @@ def _data_group(plan: Plan, world: World, options: Options, precision: Precision
         device=world.device,
         offload=plan.dp.offload,
         num_servers=options.num_servers,
-        asynchrony=replace(options.asynchrony, stale=plan.dp.stale or 0, every=plan.dp.every or 1),
+        eager=not any(action.kind is Kind.WEIGHT_GRAD for action in schedule),
         crew=world.crew,
     )
 

@@ -63,7 +63,7 @@ class Delayed:
             **table,
             Kind.FORWARD: self._forward,
             Kind.BACKWARD: self._backward,
-            Kind.REDUCE: lambda action: self._part.strategy.arm(),
+            Kind.REDUCE: lambda action: self._part.strategy.before_last_backward(),
             Kind.UPDATE: self._apply,
         }
 
@@ -77,7 +77,7 @@ class Delayed:
         self._per_step = len(micro_batches)
         if self._num_steps == 0:
             self._first_step = step
-            self._part.strategy.begin()
+            self._part.strategy.begin_step()
         fresh = {first + index: micro for index, micro in micro_batches.items()}
         oldest = first - self._stages.size - len(micro_batches)
         self._micro_batches = {
@@ -125,23 +125,26 @@ class Delayed:
         transport.put_gradients(self._stage, micro_batch, [*found, count])
         self._gathered.count += count
         self._newest = micro_batch
-        self._part.strategy.end_backward()
+        self._part.strategy.after_backward()
         self.versions.done(micro_batch)
 
     def _apply(self, action: Action) -> None:
         strategy = self._part.strategy
         strategy.reduce()
         self._update.sum_partial()
-        totals = self._update.totals(self._gathered, self._ranks, None)
+        totals = self._update.totals(self._gathered, self._ranks, None, _sum)
         self.versions.before_update()
         if totals.count > 0:
-            self._update.apply(
-                totals, self._first_step + self._newest // self._per_step, totals.count
-            )
+            step = self._first_step + self._newest // self._per_step
+            self._update.make(self._update.change(totals, step, totals.count))
         strategy.publish()
         self.versions.after_update()
         self._gathered.reset()
-        strategy.begin()
+        strategy.begin_step()
+
+
+def _sum(totals: Tensor, axis: Axis) -> None:
+    axis.all_reduce(totals, control=True).wait()
 
 
 def memory_of(delayed: Delayed | None) -> list[Any]:

@@ -33,6 +33,7 @@ from plait.engine.precision import LossScale
 from plait.engine.step import StepResult
 from plait.engine.tied import TiedSum
 from plait.engine.update import Update
+from plait.outer import Driver
 from plait.pipeline.actions import Action, Kind
 from plait.pipeline.runtime import Runtime
 from plait.plan import Plan
@@ -48,6 +49,7 @@ class EngineParts:
     world: World
     model: nn.Module
     strategy: DataStrategy
+    driver: Driver
     update: Update
     splitter: BatchSplitter
     actions: tuple[Action, ...]
@@ -72,9 +74,10 @@ class Engine:
         self.world = parts.world
         self.model = parts.model
         self.strategy = parts.strategy
+        self.driver = parts.driver
         self.update = parts.update
         self.holding = parts.holding
-        self.step_index = parts.strategy.steps_before
+        self.step_index = parts.driver.first_step
         self.before_update: list[Callable[[Engine], None]] = []
         self.splitter = parts.splitter
         self._seed = parts.seed
@@ -123,6 +126,7 @@ class Engine:
             offset = max(micro_batches) + 1 - len(step.micro_batches)
             step = Step(micro_batches, lambda index: self._seed_of(first + index - offset))
         self._pipeline.loss_scale = 1.0 if self._scale is None else self._scale.value
+        self.driver.before_step()
         self._pipeline.begin(step)
         self._run(actions, timeline)
         if self._delayed is not None:
@@ -131,7 +135,7 @@ class Engine:
             self._totals = replace(
                 self._totals, squared_norm=float("nan")
             )  # no norm of all stages exists
-        told = self.strategy.tell(self._totals.loss_sum, self._totals.count)
+        report = self.driver.report(self._totals.loss_sum, self._totals.count)
         self.step_index += 1
         if trace:
             timeline.mark_memory(self.memory())
@@ -139,14 +143,14 @@ class Engine:
         if self._scale is not None:
             self._scale.adapt()
         return StepResult(
-            loss=told.loss_sum / told.count if told.count else math.nan,
+            loss=report.loss_sum / report.count if report.count else math.nan,
             grad_norm=norm,
-            tokens=told.tokens,
+            tokens=report.tokens,
             seconds=time.perf_counter() - began,
             timeline=timeline,
             ledger=world.ledger.since(earlier),
             details={
-                **self.strategy.details(),
+                **self.driver.metrics(),
                 **({} if self.split is None else self.split.details()),
             },
             load=None if self._balance is None else self._balance.load,
@@ -275,7 +279,7 @@ class Engine:
         weight = (
             self._pipeline.loss.worker_weight(self._axis.size) if self._mean_of_workers else None
         )
-        self._pipeline.parts[action.stage].strategy.arm(weight)
+        self._pipeline.parts[action.stage].strategy.before_last_backward(weight)
 
     def _update(self, action: Action) -> None:
         self._updates_left -= 1
@@ -286,17 +290,21 @@ class Engine:
         self.strategy.reduce()
         self._tied.sum()
         self.update.sum_partial()
-        self._totals = self.update.totals(self._pipeline.loss, self._everyone, self._stages)
+        self._totals = self.update.totals(
+            self._pipeline.loss, self._everyone, self._stages, self.driver.sum_totals
+        )
         dropped = self._scale is not None and not self._scale.judge(
             self._totals.squared_norm, self.step_index + 1
         )
-        if self.strategy.lockstep or self._totals.count:
+        if self.driver.is_synchronous or self._totals.count:
             self._totals.check(self.step_index + 1, norm=not dropped)
-        if not dropped:
+        if dropped:
+            self.strategy.publish()
+        else:
             for observe in self.before_update:
                 observe(self)
-            self.update.apply(self._totals, self.step_index, self._divisor())
-        self.strategy.end_step()
+            change = self.update.change(self._totals, self.step_index, self._divisor())
+            self.driver.apply(change)
         if self._balance is not None:
             self._balance.after_update(self._stages)
 
@@ -332,7 +340,7 @@ def live_bytes(engine: Engine) -> dict[str, int]:
     groups = {
         "parameters": [*tensors.get("parameters", ()), *frozen, *memory_of(engine._delayed)],
         "gradients": [*tensors.get("gradients", ())],
-        "optimizer": [*tensors.get("optimizer", ()), *state],
+        "optimizer": [*tensors.get("optimizer", ()), *state, *engine.driver.live_tensors()],
         "buffers": [*tensors.get("buffers", ()), *engine.model.buffers()],
     }
     seen: set[int] = set()

@@ -37,7 +37,7 @@ def fit(
         for hook in hooks:
             hook.on_step(done)
     engine.flush()
-    engine.strategy.settle()
+    engine.driver.synchronize()
     for hook in hooks:
         hook.on_end()
     return result

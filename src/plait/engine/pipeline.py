@@ -77,7 +77,7 @@ class Pipeline:
         """The table from kind to handler."""
         transport = self.transport
         return {
-            Kind.UNSHARD: lambda action: self.parts[action.stage].strategy.begin(),
+            Kind.UNSHARD: lambda action: self.parts[action.stage].strategy.begin_step(),
             Kind.FORWARD: self._forward,
             Kind.BACKWARD: self._backward,
             Kind.INPUT_GRAD: self._input_grad,
@@ -118,12 +118,12 @@ class Pipeline:
             received = self.transport.take_input(stage, micro_batch)
             self._random.unpack(received)
         self._enter(micro_batch, recording=recording)
-        part.strategy.begin_forward()
+        part.strategy.before_forward()
         if recording:
             output = part.stage.forward(micro_batch, micro.inputs, received)
         else:
             output = part.stage.evaluate(micro.inputs, received)
-        part.strategy.end_forward()
+        part.strategy.after_forward()
         if isinstance(output, Payload):
             self._random.pack(output, fresh)
             self.transport.put_output(stage, micro_batch, output)
@@ -193,21 +193,21 @@ class Pipeline:
         self._enter(index_of(action), recording=False)
         grads = part.stage.backward(index_of(action), self._gradients(action))
         self.transport.put_gradients(action.stage, index_of(action), grads)
-        part.strategy.end_backward()
+        part.strategy.after_backward()
 
     def _input_grad(self, action: Action) -> None:
         part = self.parts[action.stage]
         self._enter(index_of(action), recording=False)
         grads = part.stage.input_grad(index_of(action), self._gradients(action))
         self.transport.put_gradients(action.stage, index_of(action), grads)
-        part.strategy.end_input_grad()
+        part.strategy.after_backward(weight_grads=False)
 
     def _weight_grad(self, action: Action) -> None:
         part = self.parts[action.stage]
         later = action in self.joined
         part.stage.weight_grad(index_of(action), later=later)
         if not later:
-            part.strategy.end_backward()
+            part.strategy.after_backward()
 
 
 def index_of(action: Action) -> int:

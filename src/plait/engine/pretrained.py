@@ -42,7 +42,7 @@ def save_pretrained(
     Raises:
         CheckpointError: on every rank alike, where a rank could not write.
     """
-    engine.strategy.settle()
+    engine.driver.synchronize()
     state.average_buffers(engine)
     gather = engine.world.axis("world").gather_objects
     rank = engine.world.rank

@@ -38,7 +38,7 @@ STRATEGY = "strategy/"
 def save(engine: Engine, path: Path, meta: dict[str, Any]) -> None:
     """Write the checkpoint `path`. Collective."""
     world = engine.world
-    engine.strategy.settle()
+    engine.driver.synchronize()
     average_buffers(engine)
     average_optimizer_state(engine)
     save_pieces(
@@ -76,7 +76,7 @@ def load(engine: Engine, path: Path) -> dict[str, Any]:
         for piece in engine.strategy.pieces:
             _fill(checkpoint, _of_piece(engine, piece, piece.name, piece.value))
             _load_optimizer_state(engine, checkpoint, piece)
-            for key, tensor in engine.strategy.kept(piece).items():
+            for key, tensor in engine.driver.extra_state(piece).items():
                 if (name := f"{STRATEGY}{key}/{piece.name}") in checkpoint.names():
                     _fill(checkpoint, _of_piece(engine, piece, name, tensor))
         for part in (
@@ -85,6 +85,7 @@ def load(engine: Engine, path: Path) -> dict[str, Any]:
         ):
             _fill(checkpoint, part)
         engine.strategy.publish()
+        engine.driver.restart()
     engine.step_index = checkpoint.meta["step"]
     engine.load_scale(checkpoint.meta)
     return checkpoint.meta
@@ -96,7 +97,7 @@ def average_optimizer_state(engine: Engine) -> None:
     """
     strategy = engine.strategy
     axis = engine.world.axis("dp")
-    if strategy.lockstep or strategy.replicas.count == 1:
+    if engine.driver.is_synchronous or strategy.replicas.count == 1:
         return
     for piece in strategy.pieces:
         for _, value in sorted(
@@ -138,7 +139,7 @@ def _check(engine: Engine, checkpoint: Checkpoint) -> None:
 def parameter_pieces(engine: Engine) -> Iterator[SavedPiece]:
     """What this rank saves of the parameters."""
     for piece in _counted(engine):
-        replicas = engine.strategy.replicas_of(piece)
+        replicas = piece.replicas
         yield from _share(engine, _of_piece(engine, piece, piece.name, piece.value), replicas)
     axis = data_axis(engine.world)
     holders = Replicas(1, 0) if engine.strategy.frozen_states else Replicas(axis.size, axis.rank)
@@ -157,7 +158,7 @@ def buffer_pieces(engine: Engine) -> Iterator[SavedPiece]:
 
 def _optimizer_pieces(engine: Engine) -> Iterator[SavedPiece]:
     for piece in _counted(engine):
-        replicas = engine.strategy.replicas_of(piece)
+        replicas = piece.replicas
         for key, value in engine.update.optimizer.state.get(piece.value, {}).items():
             name = f"{OPTIMIZER}{key}/{piece.name}"
             tensor = (
@@ -183,13 +184,13 @@ def _optimizer_pieces(engine: Engine) -> Iterator[SavedPiece]:
 
 def _counted(engine: Engine) -> list[Piece]:
     """Without those that another pipeline stage saves."""
-    return [piece for piece in engine.strategy.pieces if not engine.strategy.is_secondary(piece)]
+    return [piece for piece in engine.strategy.pieces if not piece.is_tied_copy]
 
 
 def _kept_pieces(engine: Engine) -> Iterator[SavedPiece]:
     replicas = engine.strategy.replicas
     for piece in _counted(engine):
-        for key, tensor in engine.strategy.kept(piece).items():
+        for key, tensor in engine.driver.extra_state(piece).items():
             part = _of_piece(engine, piece, f"{STRATEGY}{key}/{piece.name}", tensor)
             yield from _share(engine, part, replicas, piece.name)
 

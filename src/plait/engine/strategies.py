@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from plait import data
 from plait.comm import World
-from plait.data import DataGroup, DataStrategy, Unit
-from plait.engine.with_experts import WithExperts, expert_group, separate
+from plait.data import Composite, DataGroup, DataStrategy, Unit
+from plait.engine.with_experts import expert_group, separate
 from plait.expert import ExpertSplit
-from plait.pipeline.actions import Kind, Schedule
+from plait.outer import Asynchrony, make_strategy
 from plait.plan import Plan
 
 
@@ -20,25 +19,17 @@ class StrategyMaker:
 
     plan: Plan
     group: DataGroup
-    schedule: Schedule
+    asynchrony: Asynchrony
     experts: ExpertSplit | None
     world: World
 
-    def __call__(self, units: Sequence[Unit], secondary: frozenset[str]) -> DataStrategy:
+    def __call__(self, units: Sequence[Unit], tied_copies: frozenset[str]) -> DataStrategy:
+        group = replace(self.group, tied_copies=tied_copies)
         if self.experts is None:
-            return self._over(units, self.group, secondary)
+            return self._over(units, group)
         dense, experts = separate(units, set(self.experts.boxes))
-        group = expert_group(self.group, self.world)
-        return WithExperts(
-            self._over(dense, self.group, secondary), self._over(experts, group, frozenset())
-        )
+        few = expert_group(self.group, self.world)
+        return Composite([self._over(dense, group), self._over(experts, few)])
 
-    def _over(
-        self, units: Sequence[Unit], group: DataGroup, secondary: frozenset[str]
-    ) -> DataStrategy:
-        strategy = data.make(self.plan.dp.strategy, units, group)
-        strategy.secondary = secondary
-        strategy.collector.eager = not any(
-            action.kind is Kind.WEIGHT_GRAD for action in self.schedule
-        )
-        return strategy
+    def _over(self, units: Sequence[Unit], group: DataGroup) -> DataStrategy:
+        return make_strategy(self.plan.dp.strategy, units, group, self.asynchrony)

@@ -14,15 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from plait.comm import Axis
-from plait.data import Change, DataStrategy
+from plait.data import DataStrategy
+from plait.data.gradients import BucketState
 from plait.engine.loss import LossSum, LossTotals
 from plait.errors import OptimizerError
+from plait.outer import Change
 from plait.tensor import TensorSplit
 
 # As torch.nn.utils.clip_grad_norm_ has it, so that the reference may use that.
 CLIP_EPSILON = 1e-6
 
 LearningRate = Callable[[int], float]
+SumTotals = Callable[[Tensor, Axis], None]
 
 
 class Parameters(list[nn.Parameter]):
@@ -75,43 +78,52 @@ class Update:
             pieces = [(piece.name, piece.value.grad) for piece in self._strategy.pieces]
             self._split.sum_partial([(name, grad) for name, grad in pieces if grad is not None])
 
-    def totals(self, loss: LossSum, axis: Axis, stages: Axis | None) -> LossTotals:
+    def totals(
+        self, loss: LossSum, axis: Axis, stages: Axis | None, sum_totals: SumTotals
+    ) -> LossTotals:
         """The sums over all ranks of `axis` (data x tensor) and of the pipeline, `stages` (None: of
         this stage alone).
 
         Gradients that no rank of `axis` computed are taken away. Collective.
         """
-        strategy = self._strategy
-        used = [float(index in state.touched) for state, index in strategy.slots()]
+        slots = _slots(self._strategy)
+        used = [float(index in state.touched) for state, index in slots]
         scalars = torch.tensor(
             [0.0, 0.0, 0.0, *used], dtype=torch.float64, device=loss.count.device
         )
         copies = self.loss_copies
         weight = None if self._split is None else self._split.weight
-        scalars[0], scalars[1], scalars[2] = (
-            loss.loss_sum / copies,
-            loss.count / copies,
-            strategy.squared_norm(weight),
-        )
-        strategy.total(scalars, axis)
+        scalars[0] = loss.loss_sum / copies
+        scalars[1] = loss.count / copies
+        scalars[2] = self._strategy.squared_norm(weight)
+        sum_totals(scalars, axis)
         values = scalars.tolist()
         if not all(values[3:]):
-            strategy.forget_untouched([value > 0 for value in values[3:]])
+            unused = [slot for slot, value in zip(slots, values[3:], strict=True) if value <= 0]
+            self._drop_gradients(unused)
         if stages is not None and stages.size > 1:
             sums = scalars[:3].clone()
             stages.all_reduce(sums, control=True).wait()
             values = sums.tolist()
         return LossTotals(values[0], values[1], values[2])
 
-    def apply(self, totals: LossTotals, step: int, divisor: float) -> None:
-        """Have the pieces updated; `divisor` turns summed gradients into those of the mean loss (0:
-        there are none).
+    def _drop_gradients(self, unused: Sequence[tuple[BucketState, int]]) -> None:
+        """Take the gradient away from parameters that no rank used: the optimizer skips them."""
+        slots = {id(state.bucket.slots[index]) for state, index in unused}
+        for piece in self._strategy.pieces:
+            if id(piece.part.slot) in slots:
+                piece.value.grad = None
+
+    def change(self, totals: LossTotals, step: int, divisor: float) -> Change:
+        """The update to ask for.
+
+        `divisor` turns summed gradients into those of the mean loss; 0 says that there are none.
         """
         factor = 1.0 / divisor if divisor else 0.0
         if self._clip is not None:
             norm = float(totals.squared_norm**0.5) * factor
             factor *= min(1.0, self._clip / (norm + CLIP_EPSILON))
-        self._strategy.update(Change(step, factor))
+        return Change(step, factor)
 
     def make(self, change: Change) -> None:
         """One step of the optimizer over this rank's pieces."""
@@ -136,6 +148,11 @@ class Update:
             if grads and factor != 1.0:
                 torch._foreach_mul_(grads, factor)
         optimizer.step()
+
+
+def _slots(strategy: DataStrategy) -> list[tuple[BucketState, int]]:
+    """Every trainable parameter, by bucket and index."""
+    return [(state, index) for state in strategy.states for index in range(len(state.bucket.slots))]
 
 
 def make(

@@ -57,7 +57,7 @@ class Values:
             if name in holding.placements:
                 value = holding.placements[name].cut(value)
             for strategy, state, index in places.get(name, ()):
-                strategy.write(state, index, value)
+                strategy.load(state, index, value)
             if (
                 name not in places and name in holding.params
             ):  # frozen, and not sharded by the strategy

@@ -1,4 +1,4 @@
-"""Dense parameters and experts of one stage: two data strategies over different ranks, seen as one.
+"""Dense parameters and experts of one stage: two data strategies over different ranks.
 
 Dense gradients are summed over dp x cp; an expert lives on few of those ranks, and is summed over
 these alone (edp).
@@ -11,39 +11,11 @@ from collections.abc import Sequence
 from torch import nn
 
 from plait.comm import World
-from plait.data import DataGroup, DataStrategy, Unit
-from plait.engine.staged import Staged
+from plait.data import DataGroup, Unit
 from plait.expert import ExpertSplit, Placer, Placing, Roads
 from plait.mesh.boxes import Box
 from plait.models.experts import mixtures
 from plait.tensor import Placement, TensorSplit
-
-
-class WithExperts(Staged):
-    """Tells every moment of a step to both."""
-
-    def __init__(self, dense: DataStrategy, experts: DataStrategy) -> None:
-        super().__init__({0: dense, 1: experts})
-
-    def begin_forward(self) -> None:
-        for part in self._parts:
-            part.begin_forward()
-
-    def end_forward(self) -> None:
-        for part in self._parts:
-            part.end_forward()
-
-    def arm(self, weight: float | None = None) -> None:
-        for part in self._parts:
-            part.arm(weight)
-
-    def end_backward(self) -> None:
-        for part in self._parts:
-            part.end_backward()
-
-    def end_input_grad(self) -> None:
-        for part in self._parts:
-            part.end_input_grad()
 
 
 def separate(units: Sequence[Unit], names: set[str]) -> tuple[list[Unit], list[Unit]]:
@@ -102,6 +74,7 @@ def expert_group(dense: DataGroup, world: World) -> DataGroup:
         master_dtype=dense.master_dtype,
         device=dense.device,
         offload=dense.offload,
+        eager=dense.eager,
     )
 
 

@@ -114,7 +114,7 @@ class Client:
         loss = 0.0
         for _ in range(num_steps):
             loss = engine.step(next(loader), trace=False).loss
-        engine.strategy.settle()
+        engine.driver.synchronize()
         change = get_weights(engine) - task.weights
         extra = self._move_control(task, samples, change, num_steps)
         self._corrections = []

@@ -7,8 +7,8 @@ import threading
 import torch
 from torch import Tensor
 
-from plait.data.asynchrony import Asynchrony, Change
-from plait.data.key_server import KeyServer, Push
+from plait.outer import Asynchrony, Change
+from plait.outer.async_server.key_server import KeyServer, Push
 
 
 class Shop:

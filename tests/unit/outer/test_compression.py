@@ -3,8 +3,8 @@ from __future__ import annotations
 import torch
 
 from plait.comm.simulated import simulate
-from plait.data.compression import BLOCK, LEVELS, Int8Sum, dequantize, quantize
 from plait.mesh import Mesh
+from plait.outer.compression import BLOCK, LEVELS, Int8Sum, dequantize, quantize
 
 
 def test_rounding_is_at_most_half_a_level() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.data.staleness import Applied, Pushed, Versions
+from plait.outer.async_server.staleness import Applied, Pushed, Versions
 
 orders = st.lists(st.integers(0, 4), max_size=60)
 

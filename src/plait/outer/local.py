@@ -21,115 +21,129 @@ again. Elsewhere ranks are fixed, and come and go through a checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
 from copy import copy
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from plait.comm import Axis, Waitable, Work, wait_all
+from plait.comm import Axis, Waitable, wait_all
 from plait.comm.roster import Meeting
-from plait.data.asynchrony import Change
-from plait.data.compression import Int8Sum
-from plait.data.gradients import BucketState
-from plait.data.replicated import Replicated
-from plait.data.strategy import DataGroup, Piece, Told, Weight, squared_norm
-from plait.data.units import Unit
+from plait.data import Piece, Replicated
+from plait.outer.compression import Int8Sum
+from plait.outer.driver import Change, Driver, StepReport
+from plait.outer.options import Asynchrony
 
 
-class Local(Replicated):
-    """`dpN:local,everyH`. A rank without samples in a round weighs nothing in it."""
+class LocalDriver(Driver):
+    """`dpN:local,everyH`. A rank without samples in a round has no weight in it.
 
-    lockstep: ClassVar[bool] = False
+    A round is the steps between two outer steps; an anchor holds the weights at its begin.
+    """
 
-    def __init__(self, units: Sequence[Unit], group: DataGroup) -> None:
-        super().__init__(units, group, _not_reduced)
-        self._options = group.asynchrony
+    is_synchronous = False
+
+    def __init__(
+        self,
+        strategy: Replicated,
+        make_update: Callable[[Change], None],
+        asynchrony: Asynchrony,
+    ) -> None:
+        """Where ranks join and leave this one meets the others here. Collective."""
+        self.first_step = 0
+        self._strategy = strategy
+        self._make_update = make_update
+        self._options = asynchrony
+        self._group = strategy.group
+        self._masters = strategy.masters
         self._anchors = [master.clone() for master in self._masters]
-        momentum = self._options.outer_momentum > 0
-        self._momenta = [torch.zeros_like(master) for master in self._masters] if momentum else []
+        has_momentum = asynchrony.outer_momentum > 0
+        self._momenta = [torch.zeros_like(m) for m in self._masters] if has_momentum else []
+        group = self._group
         self._sums: list[Int8Sum] = []
-        if self._options.compress == "int8" and (group.axis.size > 1 or group.crew is not None):
+        if asynchrony.compress == "int8" and (group.axis.size > 1 or group.crew is not None):
             self._sums = [Int8Sum(group.axis, m.numel(), m.dtype, m.device) for m in self._masters]
         self._steps_in_round = 0
         self._tokens_in_round = 0.0
         self._last = (0.0, 0.0)  # loss sum and tokens of this step
-        self._untold = 0.0
-        self._told = Told(0.0, 0.0, 0)
-        self._met = False
+        self._unreported = 0.0
+        self._report = StepReport(0.0, 0.0, 0)
+        self._ends_round = False
+        if group.crew is not None:
+            self._outer_step()
 
-    def start(self, apply: Callable[[Change], None]) -> None:
-        super().start(apply)
-        if self.group.crew is not None:
-            self._meet()
+    def before_step(self) -> None:
+        pass
 
-    def _launch(self, state: BucketState) -> None:
-        """Gradients stay here."""
-
-    def squared_norm(self, weight: Weight | None = None) -> Tensor:
-        """Of this rank's own gradient."""
-        return squared_norm(
-            (p.value.grad for p in self.pieces if p.value.grad is not None), self.group.device
-        )
-
-    def total(self, scalars: Tensor, axis: Axis) -> None:
-        """They stay here too; the count is this rank's weight in the round."""
-        self._last = float(scalars[0]), float(scalars[1])
+    def sum_totals(self, totals: Tensor, axis: Axis) -> None:
+        """Keep the totals here; the count is this rank's weight in the round."""
+        self._last = float(totals[0]), float(totals[1])
         self._tokens_in_round += self._last[1]
 
-    def update(self, change: Change) -> None:
-        super().update(change)
-        self.steps_before = change.step + 1
-
-    def end_step(self) -> None:
-        super().publish()
+    def apply(self, change: Change) -> None:
+        """Update this rank's weights, and end the round where it is full."""
+        self._make_update(change)
+        self.first_step = change.step + 1
+        self._strategy.publish()
         self._steps_in_round += 1
-        self._met = self._steps_in_round == self._options.every
-        if self._met:
-            self._meet()
+        self._ends_round = self._steps_in_round == self._options.every
+        if self._ends_round:
+            self._outer_step()
 
-    def tell(self, loss_sum: float, count: float) -> Told:
-        """Of this rank inside a round; at its end, of all ranks, with the tokens of the round that
-        were not yet told.
+    def report(self, loss_sum: float, count: float) -> StepReport:
+        """This rank's loss inside a round; at its end that of all ranks, with the tokens of the
+        round that were not reported yet.
         """
-        if self._met:
-            self._untold = 0.0
-            return self._told
-        self._untold += count
-        return Told(loss_sum, count, int(count))
+        if self._ends_round:
+            self._unreported = 0.0
+            return self._report
+        self._unreported += count
+        return StepReport(loss_sum, count, int(count))
 
-    def details(self) -> dict[str, float]:
-        return {"outer_step": float(self._met)}
+    def metrics(self) -> dict[str, float]:
+        return {"outer_step": float(self._ends_round)}
 
-    def kept(self, piece: Piece) -> dict[str, Tensor]:
-        return (
-            {"momentum": piece.part.view(self._momenta[piece.state.index])} if self._momenta else {}
-        )
+    def staleness(self) -> Counter[int]:
+        return Counter()
 
-    def settle(self) -> None:
-        """End the round early, and send what eight bits have kept back: what is saved is one model
-        and nothing beside it.
+    def extra_state(self, piece: Piece) -> dict[str, Tensor]:
+        """The momentum of the outer step."""
+        if not self._momenta:
+            return {}
+        return {"momentum": piece.part.view(self._momenta[piece.state.index])}
 
-        Ranks must have done equally many steps. Nobody comes in here, who would not know that a
-        round has ended early.
-        """
-        if self._steps_in_round:
-            self._meet(opens=False)
-        if self._sums or self.group.crew is not None:
-            self._flush()
-        self._untold = 0.0
+    def live_tensors(self) -> list[Tensor]:
+        errors = [error for s in self._sums for error in (s.worker_error, s.shard_error)]
+        return [*self._anchors, *self._momenta, *errors]
 
-    def publish(self) -> None:
-        """The pieces were written from outside: a round begins there."""
-        super().publish()
+    def restart(self) -> None:
+        """Begin a round at the parameters as they are."""
         self._steps_in_round = 0
         self._tokens_in_round = 0.0
         for anchor, master in zip(self._anchors, self._masters, strict=True):
             anchor.copy_(master)
 
+    def synchronize(self) -> None:
+        """End the round early, and send the rounding errors that eight bits have kept back.
+
+        The saved state is then one model and nothing beside it. Ranks must have done equally many
+        steps; no rank joins here, as it could not know that the round has ended early.
+        """
+        if self._steps_in_round:
+            self._outer_step(opens=False)
+        if self._sums or self._group.crew is not None:
+            self._flush()
+        self._unreported = 0.0
+
+    def leave(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
     @torch.no_grad()
-    def _meet(self, opens: bool = True) -> None:
+    def _outer_step(self, opens: bool = True) -> None:
         """The outer step. Collective."""
         differences = self._together(self._differences, opens)
         lr = self._options.outer_lr
@@ -139,16 +153,20 @@ class Local(Replicated):
                 moment = self._momenta[index].mul_(momentum).add_(difference)
                 difference.add_(moment, alpha=momentum)
             self._masters[index].copy_(self._anchors[index].sub_(difference, alpha=lr))
-        self.publish()
+        self._begin_round()
+
+    def _begin_round(self) -> None:
+        self._strategy.publish()
+        self.restart()
 
     def _differences(self) -> list[Tensor]:
         """d of every bucket, and on the way what results tell of this round."""
-        axis, (loss_sum, count) = self.group.axis, self._last
-        own = [self._tokens_in_round, loss_sum, count, self._untold + count]
-        scalars = torch.tensor(own, dtype=torch.float64, device=self.group.device)
+        axis, (loss_sum, count) = self._group.axis, self._last
+        own = [self._tokens_in_round, loss_sum, count, self._unreported + count]
+        scalars = torch.tensor(own, dtype=torch.float64, device=self._group.device)
         axis.all_reduce(scalars, control=True).wait()
-        tokens, loss_sum, count, untold = scalars.tolist()
-        self._told = Told(loss_sum, count, int(untold - self._untold))
+        tokens, loss_sum, count, unreported = scalars.tolist()
+        self._report = StepReport(loss_sum, count, int(unreported - self._unreported))
         share = self._tokens_in_round / max(tokens, 1.0)
         differences = [
             anchor.sub(master).mul_(share)
@@ -174,7 +192,7 @@ class Local(Replicated):
                 self._anchors[index].sub_(missing, alpha=lr * (1 + momentum))
             )
         if kept_back:
-            self.publish()
+            self._begin_round()
 
     def _sum(self, differences: list[Tensor]) -> None:
         if self._sums:
@@ -182,8 +200,8 @@ class Local(Replicated):
                 compressed.sum(difference)
             return
         works: list[Waitable] = [
-            self.group.axis.all_reduce(difference, padding=state.bucket.padding)
-            for difference, state in zip(differences, self.states, strict=True)
+            self._group.axis.all_reduce(difference, padding=state.bucket.padding)
+            for difference, state in zip(differences, self._strategy.states, strict=True)
         ]
         wait_all(works)
 
@@ -191,7 +209,7 @@ class Local(Replicated):
         """What `exchange` gives among those that are in: again without those that are lost in it.
         Nothing where all begin.
         """
-        crew = self.group.crew
+        crew = self._group.crew
         if crew is None:
             return exchange()
         before = [copy(compressed) for compressed in self._sums]
@@ -212,26 +230,14 @@ class Local(Replicated):
             compressed.regroup()
         if not elders or not meeting.newcomers:
             return bool(elders)
-        axis = self.group.axis
+        axis = self._group.axis
         root = meeting.members.index(elders[0])
-        steps = torch.tensor([float(self.steps_before)], dtype=torch.float64)
+        steps = torch.tensor([float(self.first_step)], dtype=torch.float64)
         wait_all(
             [axis.broadcast(tensor, root) for tensor in (steps, *self._anchors, *self._momenta)]
         )
-        self.steps_before = int(steps)
+        self.first_step = int(steps)
         if axis.rank != root and meeting.members[axis.rank] in meeting.newcomers:
             for anchor, master in zip(self._anchors, self._masters, strict=True):
                 master.copy_(anchor)
         return True
-
-    def live_tensors(self) -> dict[str, list[Tensor]]:
-        tensors = super().live_tensors()
-        errors = [error for s in self._sums for error in (s.worker_error, s.shard_error)]
-        return {
-            **tensors,
-            "optimizer": [*tensors["optimizer"], *self._anchors, *self._momenta, *errors],
-        }
-
-
-def _not_reduced(axis: object, flat: Tensor, padding: int) -> Work:
-    raise AssertionError("a local strategy reduces no gradients")

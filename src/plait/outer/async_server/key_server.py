@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from plait.data.asynchrony import Asynchrony, Change
-from plait.data.staleness import Applied, Versions
+from plait.outer.async_server.staleness import Applied, Versions
+from plait.outer.driver import Change
+from plait.outer.options import Asynchrony
 
 LOOK_SECONDS = 0.5
 REFUSED = -1
