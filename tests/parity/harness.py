@@ -19,9 +19,9 @@ from plait.mesh import Mesh
 from plait.models import losses
 from plait.plan import Plan
 from plait.verify.compare import largest, relative_error
+from plait.verify.judging import nudged
 from plait.verify.observation import Record
 from plait.verify.reference import Recipe, Slice, run_reference
-from plait.verify.run import _nudged as nudged
 from tests.parity.families import Family, family_of
 
 TOLERANCE = 1e-10  # float64, relative (plait.verify.compare says to what); never relaxed

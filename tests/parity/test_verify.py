@@ -114,6 +114,33 @@ def test_training_that_magnifies_rounding_is_called_so(ranks):
     assert report.all_findings[0].cause == "rounding", report.text()
 
 
+def test_a_loss_in_float32_does_not_make_a_right_plan_wrong(ranks):
+    floated = problem("gpt", loss="tests.parity.verify_problems:loss_in_float32")
+    task = Task(floated, "dp2:zero1 mb2 precision:float64", 3, None, ("sgd", "adamw"))
+    report = ranks(2, run_task, task, plan="dp2")[0]
+    assert report.ok, report.text()
+    assert "lower precision" in report.text()
+    assert report.as_dict()["loss_error"] > 1e-10
+
+
+def test_a_balance_loss_and_dropout_go_together(ranks):
+    """The balance loss is one of a micro-batch of all ranks, the random numbers are each rank's."""
+    model = {
+        **MODELS["llama"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "router_aux_loss_coef": 0.2,
+        "router_z_loss_coef": 0.02,
+        "dropout": 0.1,
+    }
+    task = Task(
+        replace(problem("gpt"), model=model), "dp2 mb2 precision:float64", 2, None, ("sgd",)
+    )
+    report = ranks(2, run_task, task, plan="dp2")[0]
+    assert report.ok, report.text()
+    assert "random" in report.text()
+
+
 def test_verify_needs_no_second_run_when_all_is_well(ranks):
     calls = []
 

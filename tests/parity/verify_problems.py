@@ -5,6 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import torch.nn.functional as F
+from torch import Tensor
+
 from plait.verify.problem import Problem
 
 GPT = {
@@ -33,6 +36,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "fno": {"name": "fno", "hidden_size": 6, "num_hidden_layers": 2, "modes": 3, "in_channels": 2},
     "batch-norm": {**RESNET, "norm": "batch"},
 }
+
+
+def loss_in_float32(output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross-entropy as many users write it."""
+    logits = output.flatten(0, 1).float()
+    total = F.cross_entropy(logits, targets.flatten(), ignore_index=-100, reduction="sum")
+    return total, (targets != -100).sum()
 
 
 def train(**keys: Any) -> SimpleNamespace:

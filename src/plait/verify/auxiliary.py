@@ -2,13 +2,19 @@
 backward of their own.
 
 A module that has such a loss gives it by `auxiliary_loss()` after a forward: a mean over what that
-forward saw. The mean over a step weighs the forwards by their samples.
+forward saw. The mean over a step weighs the forwards by their samples. A balance loss is one of a
+whole micro-batch: where its slices run one after the other, `Together` tells routers of the others.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
+
+from plait.models.routing import Router, Surroundings
 
 
 class Auxiliary:
@@ -23,7 +29,7 @@ class Auxiliary:
 
     def add(self, num_samples: int) -> None:
         """Take in the forward that has just been; its graph is kept for the backward of the loss
-        itself.
+        itself. `num_samples` are those that its losses are a mean over.
         """
         losses = [loss for module in self._modules if (loss := module.auxiliary_loss()) is not None]  # type: ignore[operator]
         if not losses:
@@ -37,3 +43,57 @@ class Auxiliary:
         for name, grad in zip(self._named, grads, strict=True):
             if grad is not None:
                 self.grads[name] = self.grads[name] + grad if name in self.grads else grad
+
+
+class Together(Surroundings):
+    """What the routers see of a micro-batch whose slices run one after the other, one layer each.
+
+    Every slice runs twice: first its tokens are counted, then its part of the loss is made.
+    """
+
+    def __init__(self) -> None:
+        self.num_samples = 0
+        self.total: Tensor | None = None
+
+    def sizes(self, num_samples: int, num_positions: int) -> tuple[float, int]:
+        """Samples of the whole micro-batch."""
+        return float(self.num_samples or num_samples), num_positions
+
+    def sum_tokens(self, counts: Tensor) -> Tensor:
+        """The counts of all slices; in the first forward, those up to this one."""
+        if not self.recording:
+            self.total = counts if self.total is None else self.total + counts
+        return counts if self.total is None else self.total
+
+
+class Pool:
+    """The routers of a model, told of a micro-batch as a whole. A model without them has none."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._routers = [module for module in model.modules() if isinstance(module, Router)]
+        self._layers = [Together() for _ in self._routers]
+
+    @contextmanager
+    def of(self, num_samples: int, forward: Callable[[], object] | None) -> Iterator[None]:
+        """Routers know the counts of all slices inside; `forward` runs each of them once. None
+        where the micro-batch runs as a whole.
+        """
+        if not self._routers or forward is None:
+            yield
+            return
+        for router, layer in zip(self._routers, self._layers, strict=True):
+            router.surroundings = layer
+            layer.num_samples = num_samples
+            layer.total = None
+            layer.recording = False
+        kept = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
+        with torch.no_grad():
+            forward()
+        for name, buffer in self._model.named_buffers():
+            buffer.copy_(kept[name])
+        for layer in self._layers:
+            layer.recording = True
+        yield
+        for router in self._routers:
+            router.surroundings = Surroundings()

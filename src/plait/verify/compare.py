@@ -30,11 +30,13 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, to
 UPDATE_FACTOR = 100
 FLOOR = 1e-4
 
+Key = tuple[int, str, str]
+
 
 @dataclass(frozen=True)
 class Difference:
-    """One comparison. `kind`: start, loss, count, grad, grad_norm, param, update or replica; `rank`
-    None: the agreed value.
+    """One comparison. `kind`: start, loss, count, grad, grad_norm, param, update, buffer or replica;
+    `rank` None: the agreed value. `limit`: the largest error that passes; None for the report's.
     """
 
     step: int
@@ -42,6 +44,12 @@ class Difference:
     name: str
     error: float
     rank: int | None = None
+    limit: float | None = None
+
+    @property
+    def key(self) -> Key:
+        """What is compared."""
+        return self.step, self.kind, self.name
 
 
 def tolerance_of(record: Record) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from plait.verify.compare import differences, refusals, tolerance_of
+from plait.verify.compare import Key, differences, refusals, tolerance_of
 from plait.verify.diagnose import diagnose
 from plait.verify.finding import Facts
 from plait.verify.observation import Observation, Record, Tensors, merge
@@ -91,14 +91,20 @@ def judge(
     facts: Facts | None = None,
     *,
     tolerance: float | None = None,
+    limits: Mapping[Key, float] | None = None,
     plan: str = "",
     world_size: int | None = None,
 ) -> Report:
-    """The verdict on two records: refusals, differences, findings. Pure."""
+    """The verdict on two records: refusals, differences, findings. Pure.
+
+    `limits` are the largest errors that pass for single numbers, where the tolerance is too tight.
+    """
     refused = refusals(parallel, reference)
     limit = tolerance_of(reference) if tolerance is None else tolerance
     comparable = len(parallel.steps) == len(reference.steps)
     found = list(differences(parallel, reference)) if comparable else []
+    if limits:
+        found = [replace(one, limit=limits.get(one.key)) for one in found]
     size = world_size or max((len(seen.ranks) for seen in parallel.steps), default=0) or 1
     report = Report(found, refused, (), limit, len(reference.steps), plan=plan, world_size=size)
     return replace(

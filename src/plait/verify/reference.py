@@ -10,6 +10,7 @@ and the report says so.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,7 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from plait.verify.auxiliary import Auxiliary
+from plait.verify.auxiliary import Auxiliary, Pool
+from plait.verify.lowered import LowPrecision
 from plait.verify.observation import Contribution, Observation, Record, Tensors
 
 Batch = tuple[Any, Any]
@@ -68,6 +70,7 @@ def run_reference(
     of a micro-batch, for losses that are of a micro-batch by definition) and with `contributions`
     (record what each slice adds to the gradient, for the diagnosis).
     """
+    old = copy.deepcopy(model) if contributions else None
     model = copy.deepcopy(model)
     named = dict(model.named_parameters())
     optimizer = recipe.optimizer(
@@ -94,8 +97,8 @@ def run_reference(
             else [Slice(0, 0, batch)]
         )
         stale = (
-            _stale_gradients(model, before, recipe, work, seeded=by_slice)
-            if contributions and before
+            _stale_gradients(_at(old, before, model), recipe, work, seeded=by_slice)
+            if old is not None and before
             else {}
         )
         before = _values(named)
@@ -117,14 +120,25 @@ def run_reference(
     return Record(start, steps)
 
 
+def _at(old: nn.Module, params: Tensors, model: nn.Module) -> nn.Module:
+    """`old` with those parameters, and the buffers of `model`: a module that has run may hold a
+    graph, and then no copy of it can be made.
+    """
+    with torch.no_grad():
+        for name, parameter in old.named_parameters():
+            parameter.copy_(params[name])
+            parameter.grad = None
+        now = dict(model.named_buffers())
+        for name, buffer in old.named_buffers():
+            buffer.copy_(now[name])
+    return old
+
+
 def _stale_gradients(
-    model: nn.Module, before: Tensors, recipe: Recipe, parts: Sequence[Slice], *, seeded: bool
+    old: nn.Module, recipe: Recipe, parts: Sequence[Slice], *, seeded: bool
 ) -> dict[str, Tensor | None]:
     """What the gradient of this step would be with the weights of one update ago."""
-    old = copy.deepcopy(model)
     named = dict(old.named_parameters())
-    for name, parameter in named.items():
-        parameter.data.copy_(before[name])
     _, count, auxiliary = _accumulate(old, recipe.loss, parts, seeded=seeded)
     _finish_gradients(named, count, recipe.clip_grad_norm, auxiliary.grads)
     return {name: p.grad for name, p in named.items()}
@@ -158,17 +172,33 @@ def _accumulate(
     the mean loss.
     """
     total = count = 0.0
+    parts = [part for part in parts if num_samples(part.batch)]
     auxiliary = Auxiliary(model, sum(num_samples(part.batch) for part in parts))
-    for part in parts:
-        if not num_samples(part.batch):
-            continue
-        with random_from(part.seed, seeded):
-            value, number = loss_sum(loss, call(model, part.batch[0]), part.batch)
-        auxiliary.add(num_samples(part.batch))
-        value.backward()
-        total = total + float(value.detach())
-        count = count + number
+    pool = Pool(model)
+    for group in _groups(parts) if seeded else [[part] for part in parts]:
+        samples = sum(num_samples(part.batch) for part in group)
+        again = functools.partial(_run_all, model, group, seeded) if len(group) > 1 else None
+        with pool.of(samples, again):
+            for part in group:
+                with random_from(part.seed, seeded):
+                    value, number = loss_sum(loss, call(model, part.batch[0]), part.batch)
+                auxiliary.add(samples)
+                value.backward()
+                total = total + float(value.detach())
+                count = count + number
     return total, max(count, 1.0), auxiliary
+
+
+def _run_all(model: nn.Module, parts: Sequence[Slice], seeded: bool) -> None:
+    for part in parts:
+        with random_from(part.seed, seeded):
+            call(model, part.batch[0])
+
+
+def _groups(parts: Sequence[Slice]) -> list[list[Slice]]:
+    """The slices of each micro-batch, of all ranks."""
+    numbers = sorted({part.micro_batch for part in parts})
+    return [[part for part in parts if part.micro_batch == number] for number in numbers]
 
 
 def _contribution(model: nn.Module, loss: Loss, part: Slice) -> Contribution:
@@ -217,13 +247,13 @@ def _finish_gradients(
 def _by_micro_batch(parts: Sequence[Slice]) -> list[Slice]:
     """The slices with the same micro-batch put together again, in the order of the ranks."""
     found = []
-    for index in sorted({part.micro_batch for part in parts}):
-        batches = [part.batch for part in parts if part.micro_batch == index]
+    for group in _groups(parts):
+        batches = [part.batch for part in group]
         joined = tree_map(
             lambda *leaves: torch.cat(leaves) if isinstance(leaves[0], Tensor) else leaves[0],
             *batches,
         )
-        found.append(Slice(0, index, joined))
+        found.append(Slice(0, group[0].micro_batch, joined))
     return found
 
 
@@ -262,6 +292,7 @@ def slicing_reasons(model: nn.Module, batch: Batch) -> list[str]:
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         first = _output(trial, batch[0])
+        slack = _slack(trial, batch[0], first.dtype)
         torch.manual_seed(2)
         if not torch.equal(first, _output(trial, batch[0])):
             return [
@@ -269,7 +300,7 @@ def slicing_reasons(model: nn.Module, batch: Batch) -> list[str]:
             ]
         half = max(samples // 2, 1)
         part = _output(trial, _head(batch[0], half))
-        if samples > 1 and first.shape[:1] == (samples,) and not _close(part, first[:half]):
+        if samples > 1 and first.shape[:1] == (samples,) and not _close(part, first[:half], slack):
             return [
                 "a sample's output depends on the others in its slice (batch-norm): "
                 "the reference runs the same slices, statistics are those of a micro-batch on a rank"
@@ -300,8 +331,14 @@ def _head(inputs: Any, count: int) -> Any:
     return tree_map_only(Tensor, lambda leaf: leaf[:count], inputs)
 
 
-def _close(one: Tensor, other: Tensor) -> bool:
-    slack = 1e-8 if one.dtype == torch.float64 else 1e-3
+def _slack(model: nn.Module, inputs: Any, dtype: torch.dtype) -> float:
+    """How far outputs of one sample may lie apart, by the coarsest precision that takes part."""
+    with LowPrecision(torch.float64) as watch, torch.enable_grad():
+        call(model, inputs)
+    return 1e-3 if watch.found or dtype != torch.float64 else 1e-8
+
+
+def _close(one: Tensor, other: Tensor, slack: float) -> bool:
     return one.shape == other.shape and float((one - other).abs().max()) <= slack * max(
         float(other.abs().max()), 1e-30
     )

@@ -41,23 +41,40 @@ class Report:
     @property
     def failed(self) -> list[Difference]:
         """The comparisons that are out of tolerance, worst first."""
-        wrong = [one for one in self.differences if not one.error <= self.limit(one.kind)]
+        wrong = [one for one in self.differences if not one.error <= self.limit_of(one)]
         return sorted(wrong, key=lambda one: (one.step, -one.error))
 
     def limit(self, kind: str) -> float:
         """The largest error that passes for one kind."""
         return self.tolerance * UPDATE_FACTOR if kind == "update" else self.tolerance
 
+    def limit_of(self, one: Difference) -> float:
+        """The largest error that passes for one comparison."""
+        return self.limit(one.kind) if one.limit is None else max(one.limit, self.limit(one.kind))
+
     def error(self, *kinds: str) -> float:
-        """The largest error of these kinds, over the parts too."""
+        """The largest error of these kinds, over the parts of this tolerance too."""
         own = [one.error for one in self.differences if one.kind in kinds]
-        return max([*own, *(part.error(*kinds) for part in self.parts)], default=0.0)
+        return max([*own, *(part.error(*kinds) for part in self._alike())], default=0.0)
+
+    def passes(self, *kinds: str) -> float:
+        """The largest error that any comparison of these kinds may have."""
+        own = [self.limit_of(one) for one in self.differences if one.kind in kinds]
+        return max([*own, *(part.passes(*kinds) for part in self._alike())], default=self.tolerance)
+
+    def _alike(self) -> list[Report]:
+        return [part for part in self.parts if part.tolerance == self.tolerance]
 
     @property
     def worst(self) -> Difference | None:
         """The largest error relative to what passes."""
-        own = [*self.differences, *(part.worst for part in self.parts if part.worst is not None)]
-        return max(own, key=lambda one: one.error / self.limit(one.kind), default=None)
+        ranked = self._ranked()
+        return max(ranked, key=lambda pair: pair[0])[1] if ranked else None
+
+    def _ranked(self) -> list[tuple[float, Difference]]:
+        """Each difference, with its error in units of what passes."""
+        own = [(one.error / self.limit_of(one), one) for one in self.differences]
+        return own + [pair for part in self.parts for pair in part._ranked()]
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -108,7 +125,7 @@ class Report:
             ("parameters", ("param", "start", "replica")),
         ):
             lines.append(
-                f"  {label:<11} relative error {self.error(*kinds):.1e}   (passes up to {self.tolerance:.0e})"
+                f"  {label:<11} relative error {self.error(*kinds):.1e}   (passes up to {self.passes(*kinds):.0e})"
             )
         if not self.ok and (worst := self.worst):
             where = "" if worst.rank is None else f" on rank {worst.rank}"
@@ -125,7 +142,8 @@ class Report:
             for part in self.parts
             for text in part.refusals
         ]
-        lines += [f"  note: {note}" for note in self.notes]
+        told = [*self.notes, *(note for part in self.parts for note in part.notes)]
+        lines += [f"  note: {note}" for note in dict.fromkeys(told)]
         return "\n".join(lines)
 
 

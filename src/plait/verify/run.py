@@ -8,16 +8,11 @@ axis that is to blame.
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import torch
-from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from plait.comm import World
 from plait.config import Config, load
@@ -25,28 +20,19 @@ from plait.data import OUT_OF_STEP
 from plait.engine import assemble
 from plait.errors import PlaitError, PlanError, nearest
 from plait.launcher import joined_world
-from plait.mesh import Mesh
 from plait.pipeline.schedules import adopt
 from plait.plan import Plan, check_available
-from plait.verify.asynchronous import (
-    SKIPPED,
-    is_asynchronous,
-    join_stream,
-    record_stream,
-    reference_stream,
-)
+from plait.verify.asynchronous import SKIPPED, is_asynchronous, record_stream
 from plait.verify.bisect import bisect
-from plait.verify.compare import TOLERANCE, differences
+from plait.verify.compare import TOLERANCE
 from plait.verify.drift import DriftReport, drift
-from plait.verify.external import judge
-from plait.verify.finding import Facts, Finding
-from plait.verify.observation import Record
-from plait.verify.observe import join, record_rank
+from plait.verify.finding import Finding
+from plait.verify.judging import Asked, judge_steps, judge_stream
+from plait.verify.observe import record_rank
 from plait.verify.outputs import locate
 from plait.verify.probes import PROBES
-from plait.verify.problem import Problem, plan_dtype, reference_dtype
+from plait.verify.problem import Problem, plan_dtype
 from plait.verify.ranks import in_new_world, make_engine
-from plait.verify.reference import Slice, pooled_losses, run_reference, slicing_reasons
 from plait.verify.report import Report
 
 PRECISIONS = ("float64", "float32")
@@ -237,137 +223,11 @@ def _compare(world: World, problem: Problem, plan: Plan, task: Task) -> Report:
     record = record_stream if is_asynchronous(plan) else record_rank
     own = record(engine, problem.loader(axis.rank, axis.size), task.steps)
     records = world.axis("world").gather_objects(own)
-    prove = _judge_stream if is_asynchronous(plan) else _judge
-    report = prove(world, problem, plan, task, records) if world.rank == 0 else None
+    prove = judge_stream if is_asynchronous(plan) else judge_steps
+    asked = Asked(problem, plan, task.steps, task.tolerance, world.mesh)
+    report = prove(asked, records) if world.rank == 0 else None
     told: Report = world.axis("world").gather_objects(report)[0]
     return told
-
-
-def _judge_stream(
-    world: World, problem: Problem, plan: Plan, task: Task, records: Sequence[Any]
-) -> Report:
-    dtype = reference_dtype(plan)
-    model = problem.make_whole_model(dtype)
-    batches = problem.batches(task.steps, dtype)
-    reference = reference_stream(problem, plan, model, batches, records)
-    tolerance = task.tolerance if task.tolerance is not None else TOLERANCE[plan_dtype(plan)]
-    facts = facts_of(plan, world.mesh, problem, task.steps)
-    report = judge(
-        join_stream(records),
-        reference,
-        facts,
-        tolerance=tolerance,
-        plan=str(plan),
-        world_size=world.size,
-    )
-    note = f"compared with one device that applies the same delayed gradients ({plan.pp.schedule}), after the flush"
-    return replace(report, notes=[note])
-
-
-def _judge(
-    world: World, problem: Problem, plan: Plan, task: Task, records: Sequence[Any]
-) -> Report:
-    dtype = reference_dtype(plan)
-    model = problem.make_whole_model(dtype)
-    batches = problem.batches(task.steps, dtype)
-    slices = problem.slices(plan)
-    notes = slicing_reasons(model, batches[0])
-    pooled = pooled_losses(model) if plan.micro_batches > 1 and not notes else []
-    how = {"by_slice": bool(notes), "by_micro_batch": bool(pooled)}
-    notes = [*notes, *pooled]
-    facts = facts_of(plan, world.mesh, problem, task.steps)
-    parallel = join(records)
-    tolerance = task.tolerance if task.tolerance is not None else TOLERANCE[plan_dtype(plan)]
-    reference = run_reference(model, batches, problem.recipe(), slices, **how)
-    report = judge(
-        parallel, reference, facts, tolerance=tolerance, plan=str(plan), world_size=world.size
-    )
-    if report.failed and not report.refusals:
-        moved = run_reference(_nudged(model), batches, problem.recipe(), slices, **how)
-        reference = run_reference(
-            model, batches, problem.recipe(), slices, **how, contributions=True
-        )
-        report = judge(
-            parallel, reference, facts, tolerance=tolerance, plan=str(plan), world_size=world.size
-        )
-        report = replace(report, findings=[*_rounding(report, moved, reference), *report.findings])
-    norms = [seen.grad_norm or 0.0 for seen in reference.steps]
-    clip = problem.train.clip_grad_norm
-    if clip is not None and not any(norm > clip for norm in norms):
-        notes = [
-            *notes,
-            f"no gradient norm exceeded clip_grad_norm = {clip}: clipping was not tested",
-        ]
-    refused = [*report.refusals, *_same_data(slices(0, batches[0]))]
-    return replace(report, notes=notes, refusals=refused)
-
-
-def _same_data(parts: Sequence[Slice]) -> list[str]:
-    """Ranks that see equal data agree whatever is reduced between them."""
-    full = [leaf for part in parts if len(leaf := tree_leaves(part.batch)[0])]
-    if len(full) > 1 and all(torch.equal(leaf, full[0]) for leaf in full[1:]):
-        return [
-            "every slice of the batch holds the same data, so a missing reduction would not show"
-        ]
-    return []
-
-
-def _nudged(model: nn.Module) -> nn.Module:
-    """A copy whose weights differ in about their last bit."""
-    moved = copy.deepcopy(model)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in moved.parameters():
-            noise = torch.randint(-1, 2, parameter.shape, generator=generator).to(parameter.dtype)
-            parameter.mul_(1 + torch.finfo(parameter.dtype).eps * noise)
-    return moved
-
-
-def _rounding(report: Report, moved: Record, reference: Record) -> list[Finding]:
-    """Whether the difference is what rounding alone grows to: one device against itself, started
-    one bit aside.
-    """
-    drift = {(one.step, one.kind, one.name): one.error for one in differences(moved, reference)}
-    explained = [
-        one
-        for one in report.failed
-        if one.error <= 30 * drift.get((one.step, one.kind, one.name), 0.0)
-    ]
-    if len(explained) < len(report.failed):
-        return []
-    worst = max(drift.values())
-    text = (
-        f"rounding alone explains it: one device against itself, started one bit aside, drifts as far (up to {worst:.1e}); "
-        "this training is ill-conditioned, choose a lower lr, a larger batch or fewer steps"
-    )
-    return [Finding("rounding", "", text, 0.99)]
-
-
-def facts_of(plan: Plan, mesh: Mesh, problem: Problem, steps: int) -> Facts:
-    """The numbers of a run that a wrong factor may be."""
-    sizes = {
-        "mb": plan.micro_batches,
-        "dp": plan.dp.size,
-        "dp_replicate": plan.dp.replicate,
-        "tp": plan.tp.size,
-        "pp": plan.pp.size,
-        "cp": plan.cp.size,
-        "ep": plan.ep,
-    }
-    lines = {
-        axis: sorted({mesh.line(rank, axis) for rank in range(mesh.size)})
-        for axis in ("dp", "tp", "pp", "cp")
-        if sizes[axis] > 1
-    }
-    recipe = problem.recipe()
-    rates = {
-        f"learning rate of step {step}": problem.train.lr * recipe.lr_factor(step)
-        for step in range(-1, steps + 1)
-    }
-    numbers = {"the global batch": float(problem.train.global_batch), **rates}
-    if problem.model.get("vocab_size"):
-        numbers["the vocabulary size"] = float(problem.model["vocab_size"])
-    return Facts(sizes, numbers, lines)
 
 
 def chosen(probes: Sequence[str] | None) -> tuple[str, ...]:

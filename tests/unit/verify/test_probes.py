@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from plait.plan import Plan
+from plait.verify.judging import same_data
 from plait.verify.probes import PROBES
 from plait.verify.problem import Problem
-from plait.verify.run import _same_data
 from tests.parity.verify_problems import problem
 
 PLAN = Plan.parse("dp2 mb2 precision:float64")
@@ -77,5 +77,5 @@ def test_slices_join_to_the_batch_and_are_what_the_loader_gives():
 def test_equal_data_on_all_ranks_proves_nothing():
     given = problem("gpt")
     parts = given.slices(PLAN)(0, given.batches(1, torch.float64)[0])
-    assert _same_data(parts) == []
-    assert "same data" in _same_data([parts[0], parts[0]])[0]
+    assert same_data(parts) == []
+    assert "same data" in same_data([parts[0], parts[0]])[0]

@@ -85,3 +85,20 @@ def test_batch_norm_is_found_by_what_it_does():
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)).double()
     assert "batch-norm" in slicing_reasons(model, batches(1)[0])[0]
     assert slicing_reasons(Toy(), batches(1)[0]) == []
+
+
+def test_a_module_that_holds_a_graph_does_not_stop_the_diagnosis():
+    """A router keeps its last loss, which no deep copy can be made of."""
+
+    class Keeps(Toy):
+        kept = None
+
+        def forward(self, inputs):
+            self.kept = super().forward(inputs)
+            return self.kept
+
+    record = run_reference(Keeps(), batches(), Recipe(loss, sgd), slices, contributions=True)
+    expected = reference(contributions=True)
+    assert record.steps[1].stale_grads.keys() == expected.steps[1].stale_grads.keys()
+    for name, grad in expected.steps[1].stale_grads.items():
+        assert relative_error(record.steps[1].stale_grads[name], grad, 1.0) < 1e-12

@@ -1,0 +1,192 @@
+"""The verdict on what the ranks of one probe have recorded: one device does the same, and the two
+are compared.
+
+Where they differ, one device is asked again: with its low-precision parts moved in their last place,
+with its weights one bit aside, and with what every slice of the batch adds to the gradient.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from plait.mesh import Mesh
+from plait.plan import Plan
+from plait.verify import lowered
+from plait.verify.asynchronous import join_stream, reference_stream
+from plait.verify.compare import TOLERANCE, Key, differences
+from plait.verify.external import judge
+from plait.verify.finding import Facts, Finding
+from plait.verify.observation import Record
+from plait.verify.observe import join
+from plait.verify.problem import Problem, plan_dtype, reference_dtype
+from plait.verify.reference import Slice, pooled_losses, run_reference, slicing_reasons
+from plait.verify.report import Report
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is judged: a problem under a plan. `tolerance` None: that of the plan's precision."""
+
+    problem: Problem
+    plan: Plan
+    steps: int
+    tolerance: float | None
+    mesh: Mesh
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What one device computes in."""
+        return reference_dtype(self.plan)
+
+    def judge(
+        self, parallel: Record, reference: Record, limits: Mapping[Key, float] | None = None
+    ) -> Report:
+        """The report on two records."""
+        tolerance = TOLERANCE[plan_dtype(self.plan)] if self.tolerance is None else self.tolerance
+        return judge(
+            parallel,
+            reference,
+            facts_of(self.plan, self.mesh, self.problem, self.steps),
+            tolerance=tolerance,
+            limits=limits,
+            plan=str(self.plan),
+            world_size=self.mesh.size,
+        )
+
+    def judge_lowered(
+        self, parallel: Record, reference: Record, rerun: Callable[[], Record]
+    ) -> tuple[Report, dict[Key, float]]:
+        """The report, and the limits of numbers that parts compute in a lower precision; these are
+        looked for only where something differs.
+        """
+        report = self.judge(parallel, reference)
+        if not report.failed or report.refusals or self.tolerance is not None:
+            return report, {}
+        limits = lowered.bounds(reference, rerun, self.dtype)
+        if not limits:
+            return report, {}
+        report = self.judge(parallel, reference, limits)
+        return replace(report, notes=[lowered.note(limits)]), limits
+
+
+def judge_stream(asked: Asked, records: Sequence[Any]) -> Report:
+    """The report on an asynchronous pipeline."""
+    model = asked.problem.make_whole_model(asked.dtype)
+    batches = asked.problem.batches(asked.steps, asked.dtype)
+
+    def run() -> Record:
+        return reference_stream(asked.problem, asked.plan, model, batches, records)
+
+    report, _ = asked.judge_lowered(join_stream(records), run(), run)
+    note = f"compared with one device that applies the same delayed gradients ({asked.plan.pp.schedule}), after the flush"
+    return replace(report, notes=[note, *report.notes])
+
+
+def judge_steps(asked: Asked, records: Sequence[Any]) -> Report:
+    """The report on steps that end before the next begins."""
+    problem = asked.problem
+    plan = asked.plan
+    model = problem.make_whole_model(asked.dtype)
+    batches = problem.batches(asked.steps, asked.dtype)
+    slices = problem.slices(plan)
+    notes = slicing_reasons(model, batches[0])
+    pooled = pooled_losses(model) if plan.micro_batches > 1 and not notes else []
+    how = {"by_slice": bool(notes), "by_micro_batch": bool(pooled)}
+
+    def run(start: nn.Module = model, **more: bool) -> Record:
+        return run_reference(start, batches, problem.recipe(), slices, **how, **more)
+
+    parallel = join(records)
+    reference = run()
+    report, limits = asked.judge_lowered(parallel, reference, run)
+    notes = [*notes, *pooled, *report.notes]
+    if report.failed and not report.refusals:
+        moved = run(nudged(model))
+        reference = run(contributions=True)
+        report = asked.judge(parallel, reference, limits)
+        report = replace(report, findings=[*_rounding(report, moved, reference), *report.findings])
+    notes += _not_clipped(reference, problem.train.clip_grad_norm)
+    refused = [*report.refusals, *same_data(slices(0, batches[0]))]
+    return replace(report, notes=notes, refusals=refused)
+
+
+def _not_clipped(reference: Record, clip: float | None) -> list[str]:
+    norms = [seen.grad_norm or 0.0 for seen in reference.steps]
+    if clip is None or any(norm > clip for norm in norms):
+        return []
+    return [f"no gradient norm exceeded clip_grad_norm = {clip}: clipping was not tested"]
+
+
+def same_data(parts: Sequence[Slice]) -> list[str]:
+    """Ranks that see equal data agree whatever is reduced between them."""
+    full = [leaf for part in parts if len(leaf := tree_leaves(part.batch)[0])]
+    if len(full) > 1 and all(torch.equal(leaf, full[0]) for leaf in full[1:]):
+        return [
+            "every slice of the batch holds the same data, so a missing reduction would not show"
+        ]
+    return []
+
+
+def nudged(model: nn.Module) -> nn.Module:
+    """A copy whose weights differ in about their last bit."""
+    moved = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in moved.parameters():
+            noise = torch.randint(-1, 2, parameter.shape, generator=generator).to(parameter.dtype)
+            parameter.mul_(1 + torch.finfo(parameter.dtype).eps * noise)
+    return moved
+
+
+def _rounding(report: Report, moved: Record, reference: Record) -> list[Finding]:
+    """Whether the difference is what rounding alone grows to: one device against itself, started
+    one bit aside.
+    """
+    drift = {(one.step, one.kind, one.name): one.error for one in differences(moved, reference)}
+    explained = [
+        one
+        for one in report.failed
+        if one.error <= 30 * drift.get((one.step, one.kind, one.name), 0.0)
+    ]
+    if len(explained) < len(report.failed):
+        return []
+    worst = max(drift.values())
+    text = (
+        f"rounding alone explains it: one device against itself, started one bit aside, drifts as far (up to {worst:.1e}); "
+        "this training is ill-conditioned, choose a lower lr, a larger batch or fewer steps"
+    )
+    return [Finding("rounding", "", text, 0.99)]
+
+
+def facts_of(plan: Plan, mesh: Mesh, problem: Problem, steps: int) -> Facts:
+    """The numbers of a run that a wrong factor may be."""
+    sizes = {
+        "mb": plan.micro_batches,
+        "dp": plan.dp.size,
+        "dp_replicate": plan.dp.replicate,
+        "tp": plan.tp.size,
+        "pp": plan.pp.size,
+        "cp": plan.cp.size,
+        "ep": plan.ep,
+    }
+    lines = {
+        axis: sorted({mesh.line(rank, axis) for rank in range(mesh.size)})
+        for axis in ("dp", "tp", "pp", "cp")
+        if sizes[axis] > 1
+    }
+    recipe = problem.recipe()
+    rates = {
+        f"learning rate of step {step}": problem.train.lr * recipe.lr_factor(step)
+        for step in range(-1, steps + 1)
+    }
+    numbers = {"the global batch": float(problem.train.global_batch), **rates}
+    if problem.model.get("vocab_size"):
+        numbers["the vocabulary size"] = float(problem.model["vocab_size"])
+    return Facts(sizes, numbers, lines)
