@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+import torch
+from torch import nn
 
+from plait.engine.engine import Engine
 from plait.errors import PlanError
 from plait.plan import Plan
 from plait.verify import Report, run
@@ -102,6 +106,49 @@ def test_batch_norm_is_compared_slice_by_slice_and_said_so(ranks):
     report = ranks(2, run_task, task, plan="dp2")[0]
     assert report.ok, report.text()
     assert all("batch-norm" in part.notes[0] for part in report.parts)
+
+
+@pytest.mark.parametrize("plan", ["dp2 mb2", "pp2 mb2", "dp2:zero3 mb3"])
+def test_running_statistics_are_compared(ranks, plan):
+    task = Task(
+        problem("batch-norm", global_batch=32),
+        f"{plan} precision:float64",
+        2,
+        None,
+        ("sgd", "last-batch"),
+    )
+    report = ranks(2, run_task, task, plan=plan)[0]
+    assert report.ok, report.text()
+    names = {one.name for part in report.parts for one in part.differences if one.kind == "buffer"}
+    assert any(name.endswith("running_var") for name in names)
+    assert any(name.endswith("num_batches_tracked") for name in names)
+
+
+def run_with_statistics_moved_twice(world: Any, task: Task) -> Report:
+    """Every batch norm moves its statistics twice a forward, as under a careless recomputation."""
+    original = nn.BatchNorm2d.forward
+
+    def twice(self: Any, x: Any) -> Any:
+        with torch.no_grad():
+            original(self, x)
+        return original(self, x)
+
+    step = Engine.step
+
+    def stepped(self: Any, *args: Any, **keys: Any) -> Any:
+        with patch.object(nn.BatchNorm2d, "forward", twice):
+            return step(self, *args, **keys)
+
+    with patch.object(Engine, "step", stepped):
+        return in_world(world, task)
+
+
+def test_statistics_that_move_twice_are_named(ranks):
+    task = Task(problem("batch-norm", global_batch=32), "dp2 precision:float64", 2, None, ("sgd",))
+    found = ranks(2, run_with_statistics_moved_twice, task, plan="dp2")[0].as_dict()
+    assert not found["ok"]
+    assert found["worst"]["kind"] == "buffer"
+    assert found["worst"]["name"].endswith(("running_mean", "running_var", "num_batches_tracked"))
 
 
 def test_training_that_magnifies_rounding_is_called_so(ranks):

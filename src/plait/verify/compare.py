@@ -135,6 +135,10 @@ def differences(parallel: Record, reference: Record) -> Iterator[Difference]:
             yield Difference(step, "grad", name, error)
         for name, error in _named(mine.params, truth.params, _largest_update(truth.params, before)):
             yield Difference(step, "param", name, error)
+        if mine.buffers:
+            known = {name: truth.buffers[name] for name in mine.buffers if name in truth.buffers}
+            for name, error in _named(mine.buffers, known):
+                yield Difference(step, "buffer", name, error)
         if before is not None:
             yield Difference(
                 step, "update", "all parameters", update_error(mine.params, truth.params, before)
@@ -202,6 +206,7 @@ def refusals(parallel: Record, reference: Record) -> list[str]:
             for kind, names in (
                 ("gradient", non_finite(seen.grads)),
                 ("parameter", non_finite(seen.params)),
+                ("buffer", non_finite(seen.buffers)),
             ):
                 if names:
                     found.append(

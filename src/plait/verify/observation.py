@@ -50,7 +50,8 @@ class Observation:
     """One step: the loss, the gradients as the optimizer saw them (after clipping), the parameters
     after the update.
 
-    `grad_norm` is the global norm before clipping, `lr` the rate that the update used. All tensors
+    `grad_norm` is the global norm before clipping, `lr` the rate that the update used, `buffers`
+    the persistent ones after the step (those that ranks keep apart: their mean). All tensors
     have their global shape. `shards` says, where gradients are sharded, which flat range [start,
     stop) of each came from which rank. `count` are the unmasked tokens or samples; `stale_grads`
     what the gradient would be with the weights of one update ago.
@@ -66,6 +67,7 @@ class Observation:
     shards: Shards = ()
     count: float | None = None
     stale_grads: Gradients = field(default_factory=dict)
+    buffers: Tensors = field(default_factory=dict)
 
     @classmethod
     def of(cls, source: Observation | Mapping[str, Any]) -> Observation:

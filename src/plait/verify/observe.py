@@ -9,7 +9,7 @@ hold must agree to the last bit; where they do not, the views of all ranks are k
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -51,7 +51,7 @@ class Part:
 @dataclass(frozen=True)
 class RankStep:
     """One step on one rank. `tokens` is what the loss was divided by; `replicas` are the parameters
-    of its next forward.
+    of its next forward; `buffers` are whole.
     """
 
     loss: float
@@ -60,6 +60,7 @@ class RankStep:
     grads: Sequence[Part]
     params: Sequence[Part]
     replicas: Sequence[Part]
+    buffers: Tensors = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ def record_rank(engine: Engine, batches: Iterable[Any], steps: int) -> RankRecor
                 grads,
                 parameters_of(engine),
                 _replicas(engine),
+                buffers_of(engine),
             )
         )
     hook.remove()
@@ -107,6 +109,16 @@ def _gradients(engine: Engine) -> list[Part]:
 def parameters_of(engine: Engine) -> list[Part]:
     """What this rank holds, in copies."""
     return [Part.of(part) for part in engine.local_parameters()]
+
+
+def buffers_of(engine: Engine) -> Tensors:
+    """Copies of the persistent buffers that this rank holds whole."""
+    shapes = engine.holding.shapes
+    return {
+        name: buffer.to("cpu", copy=True)
+        for name, buffer in engine.holding.buffers().items()
+        if tuple(buffer.shape) == tuple(shapes[name])
+    }
 
 
 def _replicas(engine: Engine) -> list[Part]:
@@ -155,7 +167,23 @@ def _join_step(ranks: Sequence[RankStep]) -> Observation:
         ranks=views,
         shards=_if_split(shards, grads),
         count=ranks[0].tokens,
+        buffers=_mean([rank.buffers for rank in ranks]),
     )
+
+
+def _mean(ranks: Sequence[Tensors]) -> Tensors:
+    """Each buffer as a checkpoint has it: the mean of what ranks keep of their own samples. One of
+    whole numbers is that of the rank that is furthest from the first.
+    """
+    found: dict[str, Tensor] = {}
+    for name in dict.fromkeys(name for rank in ranks for name in rank):
+        values = [rank[name] for rank in ranks if name in rank]
+        if values[0].is_floating_point():
+            found[name] = torch.stack(values).mean(0) if len(values) > 1 else values[0]
+        else:
+            odd = [value for value in values if not torch.equal(value, values[0])]
+            found[name] = odd[0] if odd else values[0]
+    return found
 
 
 def _if_split(shards: Shards, grads: Tensors) -> Shards:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
+from plait.verify.apart import BuffersApart, persistent_buffers
 from plait.verify.auxiliary import Auxiliary, Pool
 from plait.verify.lowered import LowPrecision
 from plait.verify.observation import Contribution, Observation, Record, Tensors
@@ -78,6 +79,7 @@ def run_reference(
     )
     rates = [group["lr"] for group in optimizer.param_groups]
     start = _values(named)
+    apart = BuffersApart(model)
     steps = []
     before: Tensors | None = None
     for step, batch in enumerate(batches):
@@ -102,12 +104,15 @@ def run_reference(
             else {}
         )
         before = _values(named)
-        total, count, auxiliary = _accumulate(model, recipe.loss, work, seeded=by_slice)
+        total, count, auxiliary = _accumulate(
+            model, recipe.loss, work, seeded=by_slice, apart=apart
+        )
         norm = _finish_gradients(named, count, recipe.clip_grad_norm, auxiliary.grads)
         grads = {name: None if p.grad is None else p.grad.clone() for name, p in named.items()}
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        _after_update(model)
+        with apart.together():
+            _after_update(model)
         seen = Observation(
             total / count + auxiliary.value,
             grads,
@@ -115,6 +120,7 @@ def run_reference(
             norm,
             optimizer.param_groups[0]["lr"],
             count=count,
+            buffers=apart.mean(),
         )
         steps.append(replace(seen, contributions=added, stale_grads=stale))
     return Record(start, steps)
@@ -166,12 +172,19 @@ def loss_sum(loss: Loss, output: Any, batch: Batch) -> tuple[Tensor, float]:
 
 
 def _accumulate(
-    model: nn.Module, loss: Loss, parts: Sequence[Slice], *, seeded: bool
+    model: nn.Module,
+    loss: Loss,
+    parts: Sequence[Slice],
+    *,
+    seeded: bool,
+    apart: BuffersApart | None = None,
 ) -> tuple[float, float, Auxiliary]:
     """The gradient of the summed loss into `.grad`, the summed loss, the count; what modules add to
     the mean loss.
     """
     total = count = 0.0
+    for part in parts if apart is not None else ():
+        apart.enter(part.rank)  # also a rank that has no samples keeps its buffers
     parts = [part for part in parts if num_samples(part.batch)]
     auxiliary = Auxiliary(model, sum(num_samples(part.batch) for part in parts))
     pool = Pool(model)
@@ -180,6 +193,8 @@ def _accumulate(
         again = functools.partial(_run_all, model, group, seeded) if len(group) > 1 else None
         with pool.of(samples, again):
             for part in group:
+                if apart is not None:
+                    apart.enter(part.rank)
                 with random_from(part.seed, seeded):
                     value, number = loss_sum(loss, call(model, part.batch[0]), part.batch)
                 auxiliary.add(samples)
@@ -291,6 +306,7 @@ def slicing_reasons(model: nn.Module, batch: Batch) -> list[str]:
     samples = num_samples(batch)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
+        before = persistent_buffers(trial)
         first = _output(trial, batch[0])
         slack = _slack(trial, batch[0], first.dtype)
         torch.manual_seed(2)
@@ -298,12 +314,20 @@ def slicing_reasons(model: nn.Module, batch: Batch) -> list[str]:
             return [
                 "its output is random (dropout), so the reference runs the same slices with the same seeds"
             ]
+        moved = any(
+            not torch.equal(buffer, before[name])
+            for name, buffer in persistent_buffers(trial).items()
+        )
         half = max(samples // 2, 1)
         part = _output(trial, _head(batch[0], half))
         if samples > 1 and first.shape[:1] == (samples,) and not _close(part, first[:half], slack):
             return [
                 "a sample's output depends on the others in its slice (batch-norm): "
                 "the reference runs the same slices, statistics are those of a micro-batch on a rank"
+            ]
+        if moved:
+            return [
+                "its buffers change with every forward, so the reference runs the same slices, each rank's with its own"
             ]
     return []
 

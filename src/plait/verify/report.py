@@ -13,6 +13,8 @@ from typing import Any
 from plait.verify.compare import UPDATE_FACTOR, Difference
 from plait.verify.finding import Finding
 
+PARAM_KINDS = ("param", "start", "replica", "buffer")
+
 
 @dataclass(frozen=True)
 class Report:
@@ -96,7 +98,7 @@ class Report:
             "ok": self.ok,
             "loss_error": _json(self.error("loss", "count")),
             "grad_error": _json(self.error("grad", "grad_norm")),
-            "param_error": _json(self.error("param", "start", "replica")),
+            "param_error": _json(self.error(*PARAM_KINDS)),
             "update_error": _json(self.error("update")),
             "worst": {"name": worst.name, "kind": worst.kind, "error": _json(worst.error)}
             if worst
@@ -122,7 +124,7 @@ class Report:
         for label, kinds in (
             ("loss", ("loss", "count")),
             ("gradients", ("grad", "grad_norm")),
-            ("parameters", ("param", "start", "replica")),
+            ("parameters", PARAM_KINDS),
         ):
             lines.append(
                 f"  {label:<11} relative error {self.error(*kinds):.1e}   (passes up to {self.passes(*kinds):.0e})"
@@ -157,6 +159,6 @@ def _probe(part: Report) -> Mapping[str, Any]:
         "ok": part.ok,
         "loss_error": _json(part.error("loss", "count")),
         "grad_error": _json(part.error("grad", "grad_norm")),
-        "param_error": _json(part.error("param", "start", "replica")),
+        "param_error": _json(part.error(*PARAM_KINDS)),
         "notes": list(part.notes),
     }
