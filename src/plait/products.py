@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from plait.errors import PlanError
+from plait.paths import Paths
 
 RULES = ("rule", "torch")
 FEWEST_ROWS = 16
@@ -32,10 +33,11 @@ class Products:
     gradient, it multiplies.
     """
 
-    def __init__(self, rule: str = "rule") -> None:
+    def __init__(self, rule: str = "rule", paths: Paths | None = None) -> None:
         if rule not in RULES:
             raise PlanError(f"linear_product '{rule}' is unknown; there are {', '.join(RULES)}")
         self._by_rule = rule == "rule"
+        self.paths = paths or Paths()
 
     def serves(self, dtype: torch.dtype, device: torch.device) -> bool:
         """Whether there is anything to choose for such tensors."""
@@ -48,12 +50,16 @@ class Products:
 
     def gains(self, x: Tensor, num_outputs: int) -> bool:
         """Whether oneDNN is the quicker for x (.., K) times (K, num_outputs)."""
+        if not self.serves(x.dtype, x.device):
+            return False
+        limit = self.paths.limit
         numel = x.numel()
-        return (
-            numel * num_outputs >= FEWEST_MULTIPLICATIONS
-            and numel >= FEWEST_ROWS * x.shape[-1]
-            and self.serves(x.dtype, x.device)
+        gains = (
+            numel * num_outputs >= limit("product_multiplications", FEWEST_MULTIPLICATIONS)
+            and numel >= limit("product_rows", FEWEST_ROWS) * (x.shape[-1])
         )
+        self.paths.note("product_multiplications", gains)
+        return gains
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """x (.., K) times the transpose of weight (N, K), plus bias (N,)."""
@@ -77,7 +83,8 @@ class Products:
 
         It is as quick below `FEWEST_SUMMED` rows, as the sum is as large as the weight.
         """
-        if right.shape[0] < FEWEST_SUMMED or not self.gains(right, left.shape[0]):
+        fewest = self.paths.limit("product_summed", FEWEST_SUMMED)
+        if right.shape[0] < fewest or not self.gains(right, left.shape[0]):
             return None
         return _by_onednn(left, right.t())
 
@@ -85,7 +92,8 @@ class Products:
         """Write, or add, x (rows, K) times the transpose of weight (N, K) to `out` (rows, N).
         Records nothing.
         """
-        made = self.summed(x, weight.t()) if x.shape[0] >= FEWEST_ROWS else None
+        fewest = self.paths.limit("product_rows", FEWEST_ROWS)
+        made = self.summed(x, weight.t()) if x.shape[0] >= fewest else None
         if made is None:
             torch.addmm(out, x, weight.t(), beta=int(add), out=out)
         else:

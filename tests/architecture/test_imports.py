@@ -12,7 +12,7 @@ from tests.architecture.source import PACKAGE, files, imports, module, room
 
 WORDS = {"errors", "plan", "cluster", "config", "mesh", "trace"}
 STRATEGIES = {"data", "tensor", "context", "expert", "pipeline", "checkpoint"}
-ENGINE = {*WORDS, "comm", *STRATEGIES, "products", "reference", "models", "datasets"}
+ENGINE = {*WORDS, "comm", "paths", *STRATEGIES, "products", "reference", "models", "datasets"}
 PLANNING = {
     *WORDS,
     "toml",
@@ -28,12 +28,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": {"errors", "toml", "plan", "cluster"},
     "mesh": {"errors", "plan"},
     "trace": {"errors", "plan", "mesh"},
-    "comm": WORDS - {"config"},
-    **dict.fromkeys(STRATEGIES, {*WORDS, "comm"} - {"config"}),
+    "paths": set(),
+    "comm": {*WORDS, "paths"} - {"config"},
+    **dict.fromkeys(STRATEGIES, {*WORDS, "comm", "paths"} - {"config"}),
     "expert": {*WORDS, "comm", "models"}
     - {"config"},  # it fills the seams that a router and its experts leave open
     **dict.fromkeys(("pipeline", "tensor"), {*WORDS, "comm", "products"} - {"config"}),
-    "products": {"errors"},  # which library multiplies
+    "products": {"errors", "paths"},  # which library multiplies
     "reference": {"errors"},  # "module:function" of a config
     "models": {"errors", "products", "reference"},
     "datasets": {"errors", "reference"},

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tests.parity import faults, update_faults
+from tests.parity import faults, size_faults, update_faults
 
 Patches = Callable[[], list[Any]]
 
@@ -238,6 +238,18 @@ MUTATIONS = [
         "dp",
         DP,
         update_faults.gathers_too_little,
+    ),
+    *(
+        Mutation(name, plan, "thresholds", "", "", blamed, planted, model)
+        for name, plan, blamed, planted, model in (
+            ("streamed panels", "tp4:2d", ("tp",), size_faults.streamed_panels, "even"),
+            ("rings one by one", "cp4", ("cp",), size_faults.met_one_by_one, "even"),
+            ("large all-reduce", "dp2", DP, size_faults.large_all_reduce, "gpt"),
+            ("last segment", "dp2:ring", DP, size_faults.last_segment_lost, "gpt"),
+            ("shared gradients", "tp2:1d,sp", ("tp",), size_faults.large_shared_gradients, "even"),
+            ("chunks of experts", "mb2", (), size_faults.second_chunk_of_an_expert, "experts"),
+            ("placed anew", "dp2 ep2", ("dp", "ep"), size_faults.placed_anew, "placed"),
+        )
     ),
     Mutation(
         "stale gather", "dp2:zero3", "sgd", "stale-weights", "dp", DP, update_faults.stale_gather

@@ -28,12 +28,16 @@ MLP = {
 }
 LLAMA = {**GPT, "name": "llama", "num_key_value_heads": 2}
 RESNET = {"name": "resnet", "depth": 18, "num_classes": 7, "in_channels": 2, "width": 4}
+EXPERTS = {**LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2}
 MODELS: dict[str, dict[str, Any]] = {
     "gpt": GPT,
     "mlp": MLP,
     "llama": LLAMA,
     "resnet": RESNET,
     "fno": {"name": "fno", "hidden_size": 6, "num_hidden_layers": 2, "modes": 3, "in_channels": 2},
+    "even": {**GPT, "vocab_size": 32},
+    "experts": EXPERTS,
+    "placed": EXPERTS,
     "batch-norm": {**RESNET, "norm": "batch"},
 }
 
@@ -66,4 +70,9 @@ def train(**keys: Any) -> SimpleNamespace:
 
 
 def problem(model: str = "gpt", **keys: Any) -> Problem:
-    return Problem(MODELS[model], {"name": "random", "seq_len": 7, "image_size": 16}, train(**keys))
+    seq_len = 8 if model == "even" else 7
+    if model == "placed":
+        keys = {"place_experts_every": 4, "spare_expert_slots": 1, **keys}
+    return Problem(
+        MODELS[model], {"name": "random", "seq_len": seq_len, "image_size": 16}, train(**keys)
+    )

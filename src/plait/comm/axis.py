@@ -22,6 +22,7 @@ from plait.comm.payload import Payload, num_bytes
 from plait.comm.transitions import bytes_sent
 from plait.comm.work import Label, Recorder, Work, naming_failure, no_modes
 from plait.errors import PlanError
+from plait.paths import Paths
 
 
 class Axis:
@@ -56,6 +57,11 @@ class Axis:
     def ledger(self) -> Ledger:
         """The ledger of this rank, shared by its axes."""
         return self._recorder.ledger
+
+    @property
+    def paths(self) -> Paths:
+        """Which ways operations take by size, shared by the axes of this rank."""
+        return self._recorder.paths
 
     def all_reduce(self, tensor: Tensor, *, padding: int = 0, control: bool = False) -> Work:
         """Sum `tensor` (any shape, contiguous) over the axis, in place.

@@ -17,6 +17,7 @@ import torch
 from plait.comm.backends.base import Handle
 from plait.comm.ledger import Ledger
 from plait.errors import RankFailed, RunError
+from plait.paths import Paths
 from plait.trace import CommEvent, Timeline
 
 _NOTHING = nullcontext()
@@ -31,6 +32,7 @@ class Recorder:
     rank: int
     ledger: Ledger = field(default_factory=Ledger)
     timeline: Timeline = field(default_factory=lambda: Timeline(enabled=False))
+    paths: Paths = field(default_factory=Paths)
 
 
 @dataclass(frozen=True)

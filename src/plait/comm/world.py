@@ -30,6 +30,7 @@ from plait.comm.work import Label, Recorder, naming_failure
 from plait.errors import PlanError, RankFailed, WorldSizeError, nearest
 from plait.mesh import AxisName, Mesh
 from plait.mesh.groups import Groups
+from plait.paths import Paths
 from plait.trace import Timeline
 
 if TYPE_CHECKING:
@@ -70,6 +71,11 @@ class World:
         return self.recorder.ledger
 
     @property
+    def paths(self) -> Paths:
+        """Which ways this rank's operations take by the size of what is at hand."""
+        return self.recorder.paths
+
+    @property
     def timeline(self) -> Timeline:
         """Where communication is recorded; disabled until one is set."""
         return self.recorder.timeline
@@ -95,7 +101,7 @@ class World:
             backend = None
             if len(line) > 1:
                 with naming_failure(Label(text, "connect", 0, line), self.rank):
-                    backend = self._connect(name)
+                    backend = self._connected(name)
             self._axes[name] = Axis(
                 text, line, line.index(self._rank_in_mesh), backend, self.recorder
             )
@@ -125,7 +131,12 @@ class World:
         self._connect = connect
         for name, axis in self._axes.items():
             line = mesh.line(rank, name)
-            axis.become(line, line.index(rank), connect(name) if len(line) > 1 else None)
+            axis.become(line, line.index(rank), self._connected(name) if len(line) > 1 else None)
+
+    def _connected(self, name: AxisName) -> Backend:
+        backend = self._connect(name)
+        backend.follow(self.paths)
+        return backend
 
     def barrier(self) -> None:
         """Return when every rank of the world has called it."""

@@ -114,7 +114,10 @@ class Way:
 
     def rounds(self) -> Iterator[Round]:
         """Of as many steps each; the last may have fewer."""
-        num = max(1, MET_AT_ONCE // self._length)
+        paths = self._group.axis.paths
+        num = max(1, paths.limit("context_keys", MET_AT_ONCE) // self._length)
+        if self._size > 2:
+            paths.note("context_keys", num == 1)
         for first in range(1, self._size, num):
             yield self._round(first, min(first + num, self._size))
 

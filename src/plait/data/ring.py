@@ -83,7 +83,9 @@ class _Exchange:
     """
 
     def __init__(self, axis: Axis, outgoing: Tensor, incoming: Tensor, padding: int) -> None:
-        segment = max(1, SEGMENT_BYTES // outgoing.element_size())
+        segment_bytes = axis.paths.limit("ring_segment_bytes", SEGMENT_BYTES)
+        segment = max(1, segment_bytes // outgoing.element_size())
+        axis.paths.note("ring_segment_bytes", outgoing.numel() > segment)
         following = (axis.rank + 1) % axis.size
         previous = (axis.rank - 1) % axis.size
         self._targets = incoming.split(segment)

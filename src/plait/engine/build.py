@@ -153,7 +153,9 @@ def build(
         model, options.seed, precision.compute, precision.master, world=world, whole=whole
     )
     if balance is not None:
-        balance.use_product(model, options.grouped_product, Products(options.linear_product))
+        balance.use_product(
+            model, options.grouped_product, Products(options.linear_product, world.paths)
+        )
     axis = world.axis("pp")
     products = _layer_products(plan, schedule, options, precision, world)
     own = make_stages(
@@ -323,7 +325,7 @@ def _split_layers(
             f"aggregate 'mean' weighs whole batches, and {plan.tp} splits the batch of a data rank; use 'sum'"
         )
     roles = models.roles_for(model) if options.roles is None else options.roles
-    products = Products("torch" if plan.compile else options.linear_product)
+    products = Products("torch" if plan.compile else options.linear_product, world.paths)
     group = TensorGroup(
         world, plan.tp.mode, plan.tp.sequence_parallel, str(plan.tp), products=products
     )
@@ -338,7 +340,7 @@ def _layer_products(
     """
     pipelined = schedule.num_stages > 1
     split = any(action.kind is Kind.WEIGHT_GRAD for action in schedule)
-    by = Products(options.linear_product)
+    by = Products(options.linear_product, world.paths)
     compiles = plan.compile
     add = split or (pipelined and not compiles)
     return LayerProducts(

@@ -170,12 +170,17 @@ def _chunks(counts: Sequence[int], products: Products) -> Iterator[tuple[int, sl
     other counts at every step. So `products` get multiples of `STEP_ROWS`, and what is left of an
     expert is torch's.
     """
+    paths = products.paths
+    most = paths.limit("expert_chunk_rows", CHUNK_ROWS)
+    step = paths.limit("expert_step_rows", STEP_ROWS)
     start = 0
     for expert, count in enumerate(counts):
         end = start + count
+        paths.note("expert_chunk_rows", count > most)
         while start < end:
-            rows = min(end - start, CHUNK_ROWS)
-            even = rows // STEP_ROWS * STEP_ROWS
+            rows = min(end - start, most)
+            even = rows // step * step
+            paths.note("expert_step_rows", even > 0)
             stop = start + (even or rows)
             yield expert, slice(start, stop), products if even else TORCH
             start = stop

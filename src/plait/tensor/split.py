@@ -197,8 +197,11 @@ class TensorSplit:
 
 
 def _sum_together(tensors: Sequence[Tensor], axis: Axis) -> None:
-    large = [tensor for tensor in tensors if tensor.numel() >= ALONE_NUMEL]
-    small = [tensor for tensor in tensors if tensor.numel() < ALONE_NUMEL]
+    large: list[Tensor] = []
+    small: list[Tensor] = []
+    for tensor in tensors:
+        alone = axis.paths.beyond("shared_gradient_numel", tensor.numel(), ALONE_NUMEL - 1)
+        (large if alone else small).append(tensor)
     works = [axis.all_reduce(tensor) for tensor in large]
     if small:
         together = torch.cat([tensor.reshape(-1) for tensor in small])

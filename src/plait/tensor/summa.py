@@ -42,9 +42,10 @@ class Summa:
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, run: Run) -> Tensor:
         own = weight.numel() + (x.numel() if self.x is not None else 0)
-        streams = (
-            self.weight.axis.size > 1
-            and self.weight.axis.size * own * x.element_size() > self.limit_bytes
+        axis = self.weight.axis
+        num_bytes = axis.size * own * x.element_size()
+        streams = axis.size > 1 and axis.paths.beyond(
+            "grid_panel_bytes", num_bytes, self.limit_bytes
         )
         run.choices["streamed" if streams else "gathered"] += 1
         if not streams:

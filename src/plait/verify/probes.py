@@ -94,8 +94,16 @@ def _schedule(problem: Problem, plan: Plan, steps: int) -> tuple[Problem, Plan]:
 
 def _tied(problem: Problem, plan: Plan, steps: int) -> tuple[Problem, Plan] | str:
     if "tie_word_embeddings" not in _keys(problem):
+        if _is_tied(problem):
+            return problem, plan
         return "the model has no weights that can be tied"
     return replace(problem, model={**problem.model, "tie_word_embeddings": True}), plan
+
+
+def _is_tied(problem: Problem) -> bool:
+    model = problem.make_model()
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    return len(names) > len(list(model.named_parameters()))
 
 
 def _frozen_and_unused(problem: Problem, plan: Plan, steps: int) -> tuple[Problem, Plan] | str:
@@ -111,6 +119,10 @@ def _last_batch(problem: Problem, plan: Plan, steps: int) -> tuple[Problem, Plan
         return "it needs two steps"
     short = max(min(problem.train.global_batch - 1, 3 * plan.dp.size * plan.micro_batches - 1), 1)
     return replace(problem, num_samples=(steps - 1) * problem.train.global_batch + short), plan
+
+
+def _thresholds(problem: Problem, plan: Plan, steps: int) -> tuple[Problem, Plan]:
+    return replace(problem, hurried=True), plan
 
 
 def _dropout(problem: Problem, plan: Plan, steps: int) -> tuple[Problem, Plan] | str:
@@ -157,6 +169,12 @@ PROBES: dict[str, Probe] = {
             "a batch that does not divide among ranks and micro-batches",
             "sgd",
             _last_batch,
+        ),
+        Probe(
+            "thresholds",
+            "ways that only large tensors take, and what happens every few steps",
+            "sgd",
+            _thresholds,
         ),
         Probe("dropout", "random numbers that belong to a slice of the batch", "adamw", _dropout),
     )

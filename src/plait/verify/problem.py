@@ -8,6 +8,7 @@ between what is compared.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
@@ -37,8 +38,8 @@ class Problem:
 
     `masked` pads targets unevenly; `frozen` names parameters, or modules with all of theirs, that
     do not train; `idle` adds a parameter that no forward uses; `num_samples` keeps only the first
-    samples of the data. `plan`: the section of a config that says where a pipeline cuts the model
-    and what schedule it runs.
+    samples of the data; `hurried` shortens what happens every few steps. `plan`: the section of a
+    config that says where a pipeline cuts the model and what schedule it runs.
     """
 
     model: Mapping[str, Any]
@@ -48,6 +49,7 @@ class Problem:
     frozen: tuple[str, ...] = ()
     idle: bool = False
     num_samples: int | None = None
+    hurried: bool = False
     plan: Any = None
 
     def make_model(self) -> nn.Module:
@@ -122,6 +124,9 @@ class Problem:
             plan.micro_batches,
         ):
             options = replace(options, schedule=None)
+        if self.hurried and options.placing.every:
+            placing = replace(options.placing, every=1, gain=-math.inf)
+            options = replace(options, placing=placing)
         if not self.idle:
             return options
         try:

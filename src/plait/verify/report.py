@@ -34,6 +34,7 @@ class Report:
     parts: Sequence[Report] = field(
         default_factory=tuple
     )  # one a probe, when this is the report of several
+    paths_not_walked: Sequence[str] = ()
 
     @property
     def ok(self) -> bool:
@@ -113,6 +114,7 @@ class Report:
             ],
             "findings": [one.as_dict() for one in self.all_findings],
             "notes": list(self.notes),
+            "paths_not_walked": list(self.paths_not_walked),
             "probes": [_probe(part) for part in self.parts],
         }
 
@@ -144,6 +146,7 @@ class Report:
             for part in self.parts
             for text in part.refusals
         ]
+        lines += [f"  not walked: {name}" for name in self.paths_not_walked]
         told = [*self.notes, *(note for part in self.parts for note in part.notes)]
         lines += [f"  note: {note}" for note in dict.fromkeys(told)]
         return "\n".join(lines)

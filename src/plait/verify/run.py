@@ -20,6 +20,7 @@ from plait.data import OUT_OF_STEP
 from plait.engine import assemble
 from plait.errors import PlaitError, PlanError, nearest
 from plait.launcher import joined_world
+from plait.paths import not_walked
 from plait.pipeline.schedules import adopt
 from plait.plan import Plan, check_available
 from plait.verify.asynchronous import SKIPPED, is_asynchronous, record_stream
@@ -34,6 +35,7 @@ from plait.verify.probes import PROBES
 from plait.verify.problem import Problem, plan_dtype
 from plait.verify.ranks import in_new_world, make_engine
 from plait.verify.report import Report
+from plait.verify.walks import SCALED
 
 PRECISIONS = ("float64", "float32")
 
@@ -192,6 +194,7 @@ def in_world(world: World, task: Task) -> Report:
     refused = [] if parts else ["no probe applies to this model: nothing was compared"]
     tolerance = parts[0].tolerance if parts else TOLERANCE[plan_dtype(plan)]
     found = _only(parts)
+    taken = world.axis("world").gather_objects(world.paths.taken())
     return Report(
         [],
         refused,
@@ -202,6 +205,7 @@ def in_world(world: World, task: Task) -> Report:
         world.size,
         notes=skipped,
         parts=tuple(parts),
+        paths_not_walked=not_walked(taken),
     )
 
 
@@ -218,6 +222,7 @@ def _compare(world: World, problem: Problem, plan: Plan, task: Task) -> Report:
     """One problem under one plan against one device; the first rank does the reference and tells
     the others.
     """
+    world.paths.limits = SCALED if problem.hurried else {}
     engine = make_engine(problem, plan, world)
     axis = world.axis("dp")
     record = record_stream if is_asynchronous(plan) else record_rank

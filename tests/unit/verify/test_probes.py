@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
+from torch import nn
 
+import plait
 from plait.plan import Plan
 from plait.verify.judging import same_data
 from plait.verify.probes import PROBES
 from plait.verify.problem import Problem
+from plait.verify.walks import SCALED
 from tests.parity.verify_problems import problem
 
 PLAN = Plan.parse("dp2 mb2 precision:float64")
@@ -24,6 +31,34 @@ def apply(name: str, model: str = "gpt", plan: Plan = PLAN, **keys) -> tuple[Pro
 )
 def test_a_probe_that_has_no_meaning_says_why(name, model, reason):
     assert reason in PROBES[name].apply(problem(model), PLAN, 3)
+
+
+class Tied(nn.Module):
+    """One weight, used as embedding and as head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(29, 8)
+        self.head = nn.Linear(8, 29, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens):
+        return self.head(self.embedding(tokens))
+
+
+def test_a_model_that_is_tied_by_itself_is_probed_as_it_is():
+    given = replace(problem("gpt"), model={"python": f"{__name__}:Tied"})
+    changed = PROBES["tied"].apply(given, PLAN, 3)
+    assert not isinstance(changed, str), changed
+    assert changed[0].model == given.model and changed[0].train.optimizer == "adamw"
+
+
+def test_every_limit_in_the_code_is_scaled_down():
+    """A way that only large tensors take is named where it is chosen, and in the proof's table."""
+    source = Path(plait.__file__).parent
+    texts = [path.read_text() for path in source.rglob("*.py")]
+    asked = {name for text in texts for name in re.findall(r'(?:beyond|limit)\(\s*"(\w+)"', text)}
+    assert asked == SCALED.keys()
 
 
 def test_uneven_tokens_are_uneven_on_every_slice():

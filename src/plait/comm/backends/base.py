@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from plait.comm.backends.sums import sum_into
+from plait.paths import Paths
 
 
 class Handle(ABC):
@@ -74,6 +76,19 @@ class Backend(ABC):
 
     rank: int
     size: int
+
+    @cached_property
+    def paths(self) -> Paths:
+        """Which ways operations take by the size of what is at hand."""
+        return Paths()
+
+    def follow(self, paths: Paths) -> None:
+        """Take the ways that `paths` says, and note them there."""
+        self.paths = paths
+
+    def sum_into(self, out: Tensor, rows: Sequence[Tensor]) -> None:
+        """See `sums.sum_into`."""
+        sum_into(out, rows, self.paths)
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor) -> Handle:
@@ -141,7 +156,7 @@ class Backend(ABC):
             self.exchange(into, part, *pair)
             for into, part, pair in zip(taken, parts, peers, strict=True)
         ]
-        return Then(works, lambda: sum_into(out.view(-1), [out.view(-1), *taken.flatten(1)]))
+        return Then(works, lambda: self.sum_into(out.view(-1), [out.view(-1), *taken.flatten(1)]))
 
     @property
     def can_show(self) -> bool:

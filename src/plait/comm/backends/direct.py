@@ -30,8 +30,9 @@ from plait.comm.backends.base import Backend, Handle, Shown
 from plait.comm.backends.fabric import RING, Fabric, Notice, Signal, Staged
 from plait.comm.backends.mail import Mail
 from plait.comm.backends.steps import Engine, Operation, Step
-from plait.comm.backends.sums import HALVES, sum_into
+from plait.comm.backends.sums import HALVES
 from plait.mesh.slices import shard_range
+from plait.paths import Paths
 
 ONE_SHOT_BYTES = (
     256 << 10
@@ -51,17 +52,28 @@ class Direct(Backend):
         self._others = tuple(peer for peer in self._all if peer != self.rank)
         self.lent: dict[int, Staged] = {}  # by the address of its tensor
 
+    def follow(self, paths: Paths) -> None:
+        """As its memory does."""
+        super().follow(paths)
+        self.fabric.follow(paths)
+
+    def _is_large(self, flat: Tensor) -> bool:
+        num_bytes = flat.numel() * flat.element_size()
+        return self.paths.beyond("all_reduce_bytes", num_bytes, ONE_SHOT_BYTES)
+
     def all_reduce(self, tensor: Tensor) -> Handle:
         """Small: everyone sums everything. Large: each sums its range, then copies the others'."""
         flat = tensor.view(-1)
-        if flat.numel() * flat.element_size() <= ONE_SHOT_BYTES or not self.fabric.readable(flat):
+        if not self._is_large(flat) or not self.fabric.readable(flat):
             return self.total(flat, flat)
         side = _Side(self, "all_reduce", flat)
         ranges = [shard_range(flat.numel(), self.size, peer) for peer in self._all]
 
         def sum_own() -> None:
             start, stop = ranges[self.rank]
-            sum_into(side.source[start:stop], [side.of(peer)[start:stop] for peer in self._all])
+            self.sum_into(
+                side.source[start:stop], [side.of(peer)[start:stop] for peer in self._all]
+            )
 
         def copy_others() -> None:
             for peer, (start, stop) in enumerate(ranges):
@@ -76,13 +88,17 @@ class Direct(Backend):
         """
         flat = out.view(-1)
         side = _Side(self, "all_reduce", source, always_stage=True)
-        if self.size == 2 or flat.numel() * flat.element_size() <= ONE_SHOT_BYTES:
-            return side.collective(lambda: sum_into(flat, [side.of(peer) for peer in self._all]))
+        if self.size == 2 or not self._is_large(flat):
+            return side.collective(
+                lambda: self.sum_into(flat, [side.of(peer) for peer in self._all])
+            )
         ranges = [shard_range(flat.numel(), self.size, peer) for peer in self._all]
 
         def sum_own() -> None:
             start, stop = ranges[self.rank]
-            sum_into(side.source[start:stop], [side.of(peer)[start:stop] for peer in self._all])
+            self.sum_into(
+                side.source[start:stop], [side.of(peer)[start:stop] for peer in self._all]
+            )
 
         def copy_all() -> None:
             for peer, (start, stop) in enumerate(ranges):
@@ -95,7 +111,9 @@ class Direct(Backend):
         side = _Side(self, "reduce_scatter", full)
         numel = out.numel()
         own = slice(self.rank * numel, (self.rank + 1) * numel)
-        return side.collective(lambda: sum_into(out, [side.of(peer)[own] for peer in self._all]))
+        return side.collective(
+            lambda: self.sum_into(out, [side.of(peer)[own] for peer in self._all])
+        )
 
     def scatter_parts(self, out: Tensor, parts: Tensor) -> Handle:
         """Parts that were not written where the others read them become contiguous there."""
@@ -106,7 +124,7 @@ class Direct(Backend):
             side = _Side(self, "reduce_scatter", parts)
             own = slice(self.rank * numel, (self.rank + 1) * numel)
             return side.collective(
-                lambda: sum_into(flat, [side.of(peer)[own] for peer in self._all])
+                lambda: self.sum_into(flat, [side.of(peer)[own] for peer in self._all])
             )
         side = _Side(self, "reduce_scatter", borrowed.tensor)
 
@@ -119,7 +137,7 @@ class Direct(Backend):
                 torch.add(rows[0], rows[1], out=out)
                 return
             for index, piece in enumerate(out):
-                sum_into(piece.view(-1), [row[index].reshape(-1) for row in rows])
+                self.sum_into(piece.view(-1), [row[index].reshape(-1) for row in rows])
 
         return side.collective(sum_own)
 
@@ -173,7 +191,7 @@ class Direct(Backend):
             return _Side(self, "reduce", flat).give((root,))
         side = _Side(self, "reduce", flat, publish=False)
         return side.take(
-            self._others, lambda: sum_into(flat, [side.of(peer) for peer in self._all])
+            self._others, lambda: self.sum_into(flat, [side.of(peer) for peer in self._all])
         )
 
     def send(self, tensor: Tensor, to: int, tag: int) -> Handle:
@@ -201,7 +219,7 @@ class Direct(Backend):
             rows = [
                 side.of(source).view(len(peers), -1)[index] for index, source in enumerate(sources)
             ]
-            sum_into(flat, [flat, *rows])
+            self.sum_into(flat, [flat, *rows])
 
         return side.swap(to, sources, add, early=False)
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from plait.errors import RunError
+from plait.paths import Paths
 
 RING = 64  # operations of one axis that may be under way at once
 
@@ -104,6 +105,9 @@ class Fabric(ABC):
 
     rank: int
     size: int
+
+    def follow(self, paths: Paths) -> None:  # noqa: B027
+        """Take the ways that `paths` says; nothing by default."""
 
     @abstractmethod
     def post(self, signal: Signal, *to: int) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from plait.comm.backends.base import Handle, Then
 from plait.comm.backends.native import Native
-from plait.comm.backends.sums import HALVES, sum_into
+from plait.comm.backends.sums import HALVES
 
 _ALL_GATHER_TAG = 1  # tags of the user are shifted by two beyond the own ones
 _EXCHANGE_TAG = 2
@@ -35,9 +35,10 @@ class Gloo(Native):
         """Small: everyone sums everything. Large: Gloo's own; halves as float32, because it would
         round at every step.
         """
-        if tensor.numel() * tensor.element_size() * self.size <= SMALL_BYTES:
+        num_bytes = tensor.numel() * tensor.element_size() * self.size
+        if not self.paths.beyond("gloo_all_reduce_bytes", num_bytes, SMALL_BYTES):
             arrived, work = self._spread(tensor.view(-1))
-            return Then([work], lambda: sum_into(tensor.view(-1), arrived.unbind()))
+            return Then([work], lambda: self.sum_into(tensor.view(-1), arrived.unbind()))
         if tensor.dtype not in HALVES:
             return super().all_reduce(tensor)
         wide = tensor.float()
@@ -48,11 +49,12 @@ class Gloo(Native):
         """All-to-all, then the sum of what arrived."""
         arrived = torch.empty_like(full)
         work = dist.all_to_all_single(arrived, full, group=self.group, async_op=True)
-        return Then([work], lambda: sum_into(out, arrived.view(self.size, -1).unbind()))
+        return Then([work], lambda: self.sum_into(out, arrived.view(self.size, -1).unbind()))
 
     def all_gather(self, full: Tensor, shard: Tensor) -> Handle:
         """Everyone sends its shard to everyone, each receiving in place."""
-        if full.numel() * full.element_size() <= COPIED_BYTES:
+        num_bytes = full.numel() * full.element_size()
+        if not self.paths.beyond("gloo_all_gather_bytes", num_bytes, COPIED_BYTES):
             return Then([self._spread(shard, full)[1]])
         parts = full.view(self.size, -1)
         own = parts[self.rank]

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from plait.comm.backends.fabric import Staged
+from plait.paths import Paths
 
 ALIGNMENT = 64
 MOST_VIEWS = 4096
@@ -66,6 +67,7 @@ class Memory:
     """
 
     def __init__(self) -> None:
+        self.paths = Paths()
         self._bases: list[int] = []  # sorted; the keys of _segments
         self._segments: dict[int, Segment] = {}
         self._next_number = 0
@@ -78,7 +80,7 @@ class Memory:
     def empty(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Uninitialised (numel,) that `place` finds again; freed with the last tensor on it."""
         num_bytes = max(numel, 1) * dtype.itemsize
-        if num_bytes > ARENA_BYTES // 4:
+        if self.paths.beyond("memory_piece_bytes", num_bytes, ARENA_BYTES // 4):
             mapping, _ = self._map(num_bytes)
             return torch.frombuffer(mapping, dtype=dtype, count=max(numel, 1))[:numel]
         arena = self._arena

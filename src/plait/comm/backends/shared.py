@@ -28,6 +28,7 @@ from plait.comm.backends.gloo import Gloo
 from plait.comm.backends.memory import Memory, Place, Staging
 from plait.comm.backends.semaphores import SEMAPHORE_BYTES, Semaphores, available
 from plait.errors import RankFailed
+from plait.paths import Paths
 
 LOOK_SECONDS = 0.5
 OPS = (
@@ -153,6 +154,10 @@ class SharedFabric(Fabric):
         self._in_boxes: list[deque[tuple[int, Staged]]] = [
             deque() for _ in range(self.size)
         ]  # by peer: (slot, data)
+
+    def follow(self, paths: Paths) -> None:
+        """New memory is a piece of a segment, or one of its own."""
+        self._memory.paths = paths
 
     def post(self, signal: Signal, *to: int) -> None:
         """Add one to each semaphore of (signal, self, to)."""

@@ -12,11 +12,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from plait.paths import Paths
+
 BLOCK_BYTES = 128 << 10
 HALVES = frozenset({torch.bfloat16, torch.float16})
 
 
-def sum_into(out: Tensor, rows: Sequence[Tensor]) -> None:
+def sum_into(out: Tensor, rows: Sequence[Tensor], paths: Paths | None = None) -> None:
     """`out = ((rows[0] + rows[1]) + rows[2]) + ...`, all (n,), at least two rows; `out` may be one
     of the rows.
     """
@@ -24,7 +26,9 @@ def sum_into(out: Tensor, rows: Sequence[Tensor]) -> None:
         torch.add(rows[0], rows[1], out=out)
         return
     wide = torch.float32 if out.dtype in HALVES else out.dtype
-    block = BLOCK_BYTES // wide.itemsize
+    paths = paths or Paths()
+    block = max(1, paths.limit("sum_block_bytes", BLOCK_BYTES) // wide.itemsize)
+    paths.note("sum_block_bytes", out.numel() > block)
     running = torch.empty(min(block, out.numel()), dtype=wide)
     for start in range(0, out.numel(), block):
         stop = min(start + block, out.numel())

@@ -1,0 +1,26 @@
+"""Limits under which a small model takes the ways of a large one.
+
+By the code's own limits a proof walks the ways of small tensors, by these those of large ones: as
+many ranks, as many panels, as many rounds, but of a few numbers each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+SCALED: Mapping[str, int] = {
+    "all_reduce_bytes": 0,
+    "context_keys": 1,
+    "expert_chunk_rows": 3,
+    "expert_step_rows": 2,
+    "gloo_all_gather_bytes": 0,
+    "gloo_all_reduce_bytes": 0,
+    "grid_panel_bytes": 0,
+    "memory_piece_bytes": 1024,
+    "product_multiplications": 1,
+    "product_rows": 1,
+    "product_summed": 1,
+    "ring_segment_bytes": 64,
+    "shared_gradient_numel": 0,
+    "sum_block_bytes": 64,
+}
