@@ -183,8 +183,9 @@ def _accumulate(
     the mean loss.
     """
     total = count = 0.0
-    for part in parts if apart is not None else ():
-        apart.enter(part.rank)  # also a rank that has no samples keeps its buffers
+    if apart is not None:
+        for part in parts:  # also a rank that has no samples keeps its buffers
+            apart.enter(part.rank)
     parts = [part for part in parts if num_samples(part.batch)]
     auxiliary = Auxiliary(model, sum(num_samples(part.batch) for part in parts))
     pool = Pool(model)

@@ -34,9 +34,8 @@ from plait.comm.backends.sums import HALVES
 from plait.mesh.slices import shard_range
 from plait.paths import Paths
 
-ONE_SHOT_BYTES = (
-    256 << 10
-)  # up to here every rank sums everything: one signal less, and the data lie in cache
+# Up to here every rank sums everything: one signal less, and the data lie in cache.
+ONE_SHOT_BYTES = 256 << 10
 
 
 class Direct(Backend):
@@ -58,8 +57,7 @@ class Direct(Backend):
         self.fabric.follow(paths)
 
     def _is_large(self, flat: Tensor) -> bool:
-        num_bytes = flat.numel() * flat.element_size()
-        return self.paths.beyond("all_reduce_bytes", num_bytes, ONE_SHOT_BYTES)
+        return self.paths.beyond("all_reduce_bytes", flat.nbytes, ONE_SHOT_BYTES)
 
     def all_reduce(self, tensor: Tensor) -> Handle:
         """Small: everyone sums everything. Large: each sums its range, then copies the others'."""
