@@ -2,27 +2,34 @@
 architecture reads.
 
 plait keeps query, key and value apart and turns halves against halves as that library's Llama does,
-so a dense Llama is a matter of names. Other models keep the names they have, and those that came
-from the library already have its own.
+so a dense Llama is a matter of names. Other models keep the names they have. A model that came from
+the library has its names and its config in the checkpoint, under `META`.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from plait.checkpoint.export import export_safetensors
-from plait.checkpoint.folder import resolve
-from plait.checkpoint.piece import RANDOM_PREFIX
+from plait.checkpoint.folder import write_text_atomic
+from plait.checkpoint.piece import RANDOM_PREFIX, dtype_name
 from plait.checkpoint.read import Checkpoint
 
 if TYPE_CHECKING:
     import torch
 
 NOT_WEIGHTS = ("optimizer/", "strategy/", RANDOM_PREFIX)
-WRAPPED = "model.model."
-"""How parameters of a Hugging Face model begin that plait holds as `.model`."""
+META = "huggingface"
+"""The key of the meta data that holds the files of a library's model, by name: `config.json`, and
+`generation_config.json` where there is one.
+"""
+CONFIG = "config.json"
+WRAPPER = "model."
+"""The prefix of a library's parameters, which plait holds as `.model` of a wrapper."""
 
 LLAMA = (
     (r"embed\.weight", "model.embed_tokens.weight"),
@@ -37,29 +44,48 @@ LLAMA = (
 
 
 def export_model(
-    source: str | Path, out: str | Path, dtype: torch.dtype | None = None
+    source: str | Path,
+    out: str | Path,
+    dtype: torch.dtype | None = None,
+    tables: Mapping[str, Any] | None = None,
 ) -> tuple[list[Path], dict[str, str]]:
     """Write the weights of a run or checkpoint; returns the files and the name that each weight
     got.
 
+    A model of the library also gets its `config.json`, so that `from_pretrained` takes the folder:
+    from the checkpoint, or from `tables` (file name -> content) where the checkpoint has none.
     Raises `CheckpointError` where there is no checkpoint, and as `export_safetensors`.
     """
-    checkpoint = resolve(source)
-    names = exported_names(
-        [name for name in Checkpoint.open(checkpoint).names() if not name.startswith(NOT_WEIGHTS)]
-    )
-    return export_safetensors(checkpoint, out, names=names, dtype=dtype), names
+    opened = Checkpoint.open(source)
+    weights = [name for name in opened.names() if not name.startswith(NOT_WEIGHTS)]
+    tables = opened.meta.get(META, tables)
+    names = exported_names(weights, is_wrapped=tables is not None)
+    files = export_safetensors(opened.directory, out, names=names, dtype=dtype)
+    if tables is not None and Path(out).suffix != ".safetensors":
+        saved = dtype or opened.dtype(weights[0])
+        files = [*files, *write_tables(Path(out), tables, dtype_name(saved))]
+    return files, names
 
 
-def exported_names(names: list[str]) -> dict[str, str]:
-    """The name of each weight in the export: a dense Llama's if all of them are one's, else as they
-    are.
+def write_tables(folder: Path, tables: Mapping[str, Any], dtype: str) -> list[Path]:
+    """Write the files of a library's model; its config says the type that the weights have now."""
+    written = []
+    for name, table in tables.items():
+        whole = {**table, "dtype": dtype} if name == CONFIG else table
+        write_text_atomic(folder / name, json.dumps(whole, indent=2, sort_keys=True) + "\n")
+        written.append(folder / name)
+    return written
+
+
+def exported_names(names: list[str], *, is_wrapped: bool = False) -> dict[str, str]:
+    """The name of each weight in the export: without the wrapper for a model of the library, a
+    dense Llama's if all of them are one's, else unchanged.
 
     >>> exported_names(["blocks.0.attention.q.weight", "norm.weight"])["norm.weight"]
     'model.norm.weight'
     """
-    if any(name.startswith(WRAPPED) for name in names):
-        return {name: name.removeprefix("model.") for name in names}
+    if is_wrapped or any(name.startswith(2 * WRAPPER) for name in names):
+        return {name: name.removeprefix(WRAPPER) for name in names}
     renamed = {name: new for name in names if (new := _renamed(name)) is not None}
     return renamed if len(renamed) == len(names) else {name: name for name in names}
 

@@ -128,10 +128,13 @@ def _checkpoint(arguments: argparse.Namespace) -> Answer:
         raise UsageError("say what and where: plait export checkpoint RUN_DIR --out DIR")
     import torch
 
+    from plait.checkpoint import resolve
     from plait.checkpoint.hugging_face import export_model
 
     dtype = None if arguments.dtype is None else getattr(torch, arguments.dtype)
-    files, names = export_model(Path(arguments.source), arguments.out, dtype)
+    source = resolve(arguments.source)
+    tables = _library_files(source)
+    files, names = export_model(source, arguments.out, dtype, tables)
     data = {
         "out": str(arguments.out),
         "files": [str(file) for file in files],
@@ -140,6 +143,21 @@ def _checkpoint(arguments: argparse.Namespace) -> Answer:
     }
     view = f"{len(names)} tensors written to {', '.join(map(str, files))}"
     return Answer(data, view)
+
+
+def _library_files(checkpoint: Path) -> dict[str, Any] | None:
+    """The files of a Hugging Face model by its run's config, for checkpoints that have them not."""
+    from plait.config import load
+    from plait.engine.rundir import RunFolder
+    from plait.models.hf import files_of, make
+
+    config = RunFolder(checkpoint.parent.parent).config
+    if not config.is_file():
+        return None
+    keys = load(config).model.keys_for_factory()
+    if keys.pop("name", None) != "hf":
+        return None
+    return files_of(make(**keys))
 
 
 def _plan_view(data: dict[str, Any]) -> RenderableType:

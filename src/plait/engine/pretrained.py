@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from plait.checkpoint import export_safetensors
+from plait.checkpoint import Checkpoint, export_safetensors
 from plait.checkpoint import save as save_pieces
+from plait.checkpoint.hugging_face import write_tables
+from plait.checkpoint.piece import dtype_name
 from plait.engine import state
 from plait.errors import CheckpointError
-from plait.models.hf import HuggingFace
+from plait.models.hf import HuggingFace, files_of
 
 if TYPE_CHECKING:
     from plait.engine.engine import Engine
@@ -70,9 +72,8 @@ def _assemble(
     config: list[Path] = []
     if isinstance(engine.model, HuggingFace):
         names = {name: name.removeprefix("model.") for name in names}
-        inner: Any = engine.model.model
-        inner.config.save_pretrained(path)
-        config = [path / "config.json"]
+        saved = dtype or Checkpoint.open(slices).dtype(next(iter(names)))
+        config = write_tables(path, files_of(engine.model), dtype_name(saved))
     return [
         *export_safetensors(
             slices, path, names=names, dtype=dtype, max_shard_bytes=max_shard_bytes

@@ -23,10 +23,12 @@ from torch import Tensor
 from plait.checkpoint import Checkpoint
 from plait.checkpoint import Piece as SavedPiece
 from plait.checkpoint import save as save_pieces
+from plait.checkpoint.hugging_face import META
 from plait.data import Piece, Replicas
 from plait.engine.axes import data_axis
 from plait.engine.parts import LocalPart, Shapes, local_buffers, local_frozen
 from plait.errors import CheckpointError
+from plait.models.hf import HuggingFace, files_of
 
 if TYPE_CHECKING:
     from plait.engine.engine import Engine
@@ -51,6 +53,7 @@ def save(engine: Engine, path: Path, meta: dict[str, Any]) -> None:
         ],
         {
             **meta,
+            **_library_files(engine),
             "step": engine.step_index,
             "plan": str(engine.plan),
             "optimizer": type(engine.update.optimizer).__name__,
@@ -89,6 +92,13 @@ def load(engine: Engine, path: Path) -> dict[str, Any]:
     engine.step_index = checkpoint.meta["step"]
     engine.load_scale(checkpoint.meta)
     return checkpoint.meta
+
+
+def _library_files(engine: Engine) -> dict[str, Any]:
+    """The config of a Hugging Face model, so that its weights load wherever they are taken."""
+    if not isinstance(engine.model, HuggingFace):
+        return {}
+    return {META: files_of(engine.model)}
 
 
 def average_optimizer_state(engine: Engine) -> None:

@@ -37,6 +37,9 @@ OLD_BUFFERS = (
 )  # that earlier versions of the library saved
 
 
+GENERATION = "generation_config.json"
+
+
 class HuggingFace(nn.Module):
     """Token numbers [B, S] -> logits [B, S, V] of `self.model`, whose parameter names are those of
     the library.
@@ -46,6 +49,7 @@ class HuggingFace(nn.Module):
         super().__init__()
         self.model = model
         self.weights: Weights | None = None
+        self.generation: dict[str, Any] | None = None
         _replace_own(model)
         hf_experts.adopt(model)
         _let_experts_take_float64(model)
@@ -138,9 +142,34 @@ def make(config: str | Path | Mapping[str, Any], weights: str | Path | None = No
             f"transformers cannot make a causal model of model_type {model_type!r}: {failure}"
         ) from failure
     made = HuggingFace(model.train())
+    _adopt_generation(made, [folder for folder in (config, weights) if is_path(folder)])
     if weights is not None:
         made.weights = find_weights(made, Path(weights))
     return made
+
+
+def is_path(value: Any) -> bool:
+    """Whether a key of the config is a path and no table."""
+    return isinstance(value, (str, Path))
+
+
+def _adopt_generation(made: HuggingFace, sources: list[Any]) -> None:
+    """Take `generation_config.json` from beside the config, or else from beside the weights."""
+    for source in sources:
+        folder = Path(source) if Path(source).is_dir() else Path(source).parent
+        if (folder / GENERATION).is_file():
+            made.generation = read_config(folder / GENERATION)
+            return
+
+
+def files_of(made: HuggingFace) -> dict[str, Any]:
+    """The small files that `from_pretrained` reads beside the weights: their names and tables."""
+    inner: Any = made.model
+    config = json.loads(inner.config.to_json_string(use_diff=True))
+    files = {"config.json": {**config, "architectures": [type(inner).__name__]}}
+    if made.generation is not None:
+        files[GENERATION] = made.generation
+    return files
 
 
 def _replace_own(model: nn.Module) -> None:

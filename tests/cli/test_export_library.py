@@ -1,0 +1,105 @@
+"""A Hugging Face run that is exported loads in its library, and computes what it computed here."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from plait.cli import main
+from plait.comm import World
+from plait.engine.build import Options, build
+from plait.models import hf, losses
+from tests.helpers.threaded import threaded
+from tests.unit.checkpoint.edits import edit_index, strip_tokens
+from tests.unit.models.test_hf import GPT2, LLAMA
+
+transformers = pytest.importorskip("transformers")
+TOKENS = torch.arange(12).view(2, 6)
+GENERATION = {"bos_token_id": 0, "eos_token_id": 1, "max_new_tokens": 7}
+
+
+def train(world: World, config: Any, run: Path) -> torch.Tensor:
+    """Two steps, saved; the logits of the trained model."""
+    engine = build(
+        hf.make(config),
+        "dp1",
+        loss=losses.cross_entropy,
+        optimizer=lambda params: torch.optim.AdamW(params, lr=1e-2),
+        options=Options(seed=1),
+        world=world,
+    )
+    for _ in range(2):
+        engine.step((TOKENS, TOKENS), trace=False)
+    engine.save(run / "checkpoints" / "step-00000002")
+    with torch.no_grad():
+        logits: torch.Tensor = engine.model.eval()(TOKENS)
+    return logits
+
+
+@pytest.fixture(params=["gpt2", "llama"])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, torch.Tensor]:
+    """A run's folder, and the logits that it ended with."""
+    source = tmp_path / "source"
+    source.mkdir()
+    table = {"gpt2": GPT2, "llama": LLAMA}[request.param]
+    (source / "config.json").write_text(json.dumps(table))
+    (source / "generation_config.json").write_text(json.dumps(GENERATION))
+    folder = tmp_path / "run"
+    logits = threaded(1, train, source, folder, plan="dp1")[0]
+    shutil.rmtree(source)  # what is exported needs no other folder
+    return folder, logits
+
+
+def test_the_exported_folder_loads_and_computes_the_same_bits(
+    run: tuple[Path, torch.Tensor], tmp_path: Path
+) -> None:
+    folder, expected = run
+    out = tmp_path / "out"
+    assert main(["export", "checkpoint", str(folder), "--out", str(out)]) == 0
+    names = {path.name for path in out.iterdir()}
+    assert names == {"config.json", "generation_config.json", "model.safetensors"}
+    model = transformers.AutoModelForCausalLM.from_pretrained(out)
+    assert model.dtype == torch.float32
+    assert model.generation_config.max_new_tokens == 7
+    with torch.no_grad():
+        logits = model.eval()(TOKENS).logits
+    assert torch.equal(logits, expected)
+    base, info = transformers.AutoModel.from_pretrained(out, output_loading_info=True)
+    assert not info["missing_keys"]
+    for name, value in base.state_dict().items():
+        assert torch.equal(value, model.base_model.state_dict()[name]), name
+
+
+def test_a_converted_export_says_its_type(
+    run: tuple[Path, torch.Tensor], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["export", "checkpoint", str(run[0]), "--out", str(tmp_path / "out")]
+    assert main([*words, "--dtype", "bfloat16", "--json"]) == 0
+    assert str(tmp_path / "out" / "config.json") in json.loads(capsys.readouterr().out)["files"]
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_a_run_from_before_takes_the_config_of_its_folder(
+    run: tuple[Path, torch.Tensor], tmp_path: Path
+) -> None:
+    folder, expected = run
+    checkpoint = folder / "checkpoints" / "step-00000002"
+    table: dict[str, Any] = {}
+    strip_tokens(checkpoint)
+    edit_index(checkpoint, lambda index: table.update(index["meta"].pop("huggingface")))
+    inner = ", ".join(
+        f"{key} = {json.dumps(value)}"
+        for key, value in table["config.json"].items()
+        if isinstance(value, (str, int, float)) and not key.startswith("_")
+    )
+    (folder / "config.toml").write_text(f'[model]\nname = "hf"\nconfig = {{{inner}}}\n')
+    out = tmp_path / "out"
+    assert main(["export", "checkpoint", str(folder), "--out", str(out)]) == 0
+    model = transformers.AutoModelForCausalLM.from_pretrained(out)
+    with torch.no_grad():
+        assert torch.equal(model.eval()(TOKENS).logits, expected)
