@@ -1,7 +1,8 @@
-"""What `python = "module:function"` means, for models and for data alike.
+"""What `python = "module:function"` means, for models, data and losses alike.
 
-The working directory is put at the end of `sys.path` and stays there: the console script, unlike
-`python -m`, leaves it out, and the user's module may import its neighbours only when it is called.
+A module is looked for beside the config file, then in the working folder, then among what is
+installed. The folders stay on `sys.path`: the user's module may import its neighbours only when it
+is called, and ranks take the path over from the process that starts them.
 """
 
 from __future__ import annotations
@@ -9,10 +10,30 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import Any
 
 from plait.errors import PlaitError, nearest
+
+KEYS = (("model", "python"), ("data", "python"), ("train", "loss"))
+"""Where a config may name a function: section and key."""
+
+
+def look_beside(config: str | Path, tables: Mapping[str, Any]) -> None:
+    """Let modules beside this config file come first, then those of the working folder.
+
+    A config that names no module leaves the search as it is.
+    """
+    sections = [(tables.get(section), key) for section, key in KEYS]
+    if not any(isinstance(table, Mapping) and table.get(key) for table, key in sections):
+        return
+    working = os.getcwd()  # noqa: PTH109 - sys.path holds strings
+    for folder in (working, str(Path(config).resolve().parent)):
+        if folder in sys.path:
+            sys.path.remove(folder)
+        sys.path.insert(0, folder)
 
 
 def load(reference: str, error: type[PlaitError]) -> Callable[..., Any]:
@@ -22,15 +43,17 @@ def load(reference: str, error: type[PlaitError]) -> Callable[..., Any]:
     module_name, colon, function_name = reference.partition(":")
     if not (module_name and colon and function_name):
         raise error(f"python = {reference!r} is not of the form 'module:function'")
-    if os.getcwd() not in sys.path:  # noqa: PTH109 - sys.path holds strings
-        sys.path.append(os.getcwd())  # noqa: PTH109
+    working = os.getcwd()  # noqa: PTH109 - sys.path holds strings
+    if working not in sys.path:
+        sys.path.append(working)
     where = f"python = {reference!r}:"
+    _forget_namesake(module_name.partition(".")[0])
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as missing:
         if f"{module_name}.".startswith(f"{missing.name}."):
             raise error(
-                f"{where} there is no module {missing.name!r} in {os.getcwd()} or installed"  # noqa: PTH109
+                f"{where} there is no module {missing.name!r} in {_folders()} or installed"
             ) from missing
         raise error(
             f"{where} {module_name!r} imports {missing.name!r}, which is not installed"
@@ -51,3 +74,26 @@ def load(reference: str, error: type[PlaitError]) -> Callable[..., Any]:
     if not callable(function):
         raise error(f"{where} {function_name!r} is a {type(function).__name__}, not a function")
     return function
+
+
+def _forget_namesake(name: str) -> None:
+    """Drop a module that was loaded from beside another config and has the name of one that comes
+    first now.
+    """
+    loaded = sys.modules.get(name)
+    origin = getattr(loaded, "__file__", None)
+    if origin is None:
+        return
+    importlib.invalidate_caches()
+    spec = PathFinder.find_spec(name)
+    if spec is None or spec.origin is None or Path(spec.origin).samefile(origin):
+        return
+    for known in [known for known in sys.modules if known.partition(".")[0] == name]:
+        del sys.modules[known]
+
+
+def _folders() -> str:
+    """The folder of the config file, where there is one, and the working folder."""
+    working = os.getcwd()  # noqa: PTH109 - sys.path holds strings
+    first = sys.path[0] or working
+    return working if first == working else f"{first}, in {working}"

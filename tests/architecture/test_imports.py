@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plan": {"errors"},
     "toml": {"errors"},
     "cluster": {"errors", "toml"},
-    "config": {"errors", "toml", "plan", "cluster"},
+    "config": {"errors", "toml", "plan", "cluster", "reference"},
     "mesh": {"errors", "plan"},
     "trace": {"errors", "plan", "mesh"},
     "paths": set(),
@@ -43,7 +43,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": {*ENGINE, "outer"},
     "verify": {*ENGINE, "outer", "engine", "launcher"},
     "federated": {*ENGINE, "outer", "engine", "launcher", "verify"},
-    "cost": {*PLANNING, "models", "datasets"},  # made on the meta device, where a config names code
+    "cost": {
+        *PLANNING,
+        "models",
+        "datasets",
+        "reference",
+    },  # made on the meta device, where a config names code
     "planner": {*PLANNING, "cost"},
     "cli": {"", "toml", *ENGINE, "engine", "launcher", "verify", "federated", "cost", "planner"},
 }

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from plait.cli.preflight import check_code
 from plait.errors import ConfigError, NotAvailable, PlanError
 from plait.launcher import joined_world
 from plait.plan import Plan, check_available, check_batch, check_restarts, check_world
@@ -88,6 +89,7 @@ def plan_of(config: Config, text: str | None, num_ranks: int | None = None) -> P
     check_batch(plan, config.train.global_batch)
     check_config(plan, sizes(config))
     check_makeable(plan)
+    check_code(config, plan)
     if config.train.restarts:
         check_restarts(plan, config.train.num_servers)
     if config.plan.schedule is not None and plan.pp.size > 1:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from plait import reference
 from plait.config import read
 from plait.config.model import ModelSection
 from plait.config.rules import broken_rules
@@ -49,7 +50,11 @@ class Config:
         if isinstance(source, Config):
             source = source.as_dict()
         name = "config" if isinstance(source, Mapping) else str(source)
-        tables = source if isinstance(source, Mapping) else read_toml(source, ConfigError)
+        if isinstance(source, Mapping):
+            tables = source
+        else:
+            tables = read_toml(source, ConfigError)
+            reference.look_beside(source, tables)
         faults: list[str] = []
         config = _read(_overridden(tables, overrides, faults), faults)
         if config is not None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from plait import reference
 from plait.config.huggingface import NO_EFFECT
 from plait.cost.describe import ALIASES, DESCRIBED
 from plait.cost.families import is_known
@@ -51,6 +52,7 @@ def config_tables(
         tables = {"model": _json(Path(config))}
     else:
         tables = read_toml(config, ConfigError)
+        reference.look_beside(config, tables)
     check_tables(tables if with_model else {**tables, "model": {"model_type": ""}})
     return tables
 

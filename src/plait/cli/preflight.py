@@ -1,0 +1,56 @@
+"""What a config names and a run would miss: modules, functions, packages, roles.
+
+Asked before a folder is made and before any rank is started, so that it is said once and at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from plait import reference
+from plait.errors import DataError, ModelError
+
+if TYPE_CHECKING:
+    from plait.config import Config
+    from plait.plan import Plan
+
+
+def check_code(config: Config, plan: Plan) -> None:
+    """Refuse what no rank could do. Errors: `ModelError`, `DataError`, naming what is missing."""
+    model = config.model.keys_for_factory()
+    if "python" in model:
+        reference.load(model["python"], ModelError)
+    if config.data.python is not None:
+        reference.load(config.data.python, DataError)
+    if config.train.loss is not None:
+        reference.load(config.train.loss, ModelError)
+    if model.get("name") == "hf" and find_spec("transformers") is None:
+        raise ModelError('model "hf" needs the package transformers: pip install "plait[hf]"')
+    if config.model.roles is None and _needs_roles(plan):
+        _check_roles(model)
+
+
+def _needs_roles(plan: Plan) -> bool:
+    """Whether a plan splits layers or sequences, for which it must know what modules mean."""
+    return plan.cp.size > 1 or plan.tp.size > 1 or plan.tp.mode != "1d"
+
+
+def _check_roles(model: Mapping[str, Any]) -> None:
+    """See that a model which is not plait's own has a table of roles."""
+    if "python" not in model and model.get("name") != "hf":
+        return
+    import torch
+
+    from plait import models
+    from plait.models import user
+
+    keys = dict(model)
+    python = keys.get("python")
+    with torch.device("meta"):
+        if python is not None:
+            made = user.make(python, keys.get("arguments"))
+            models.roles_for(made)
+            return
+        models.roles_for(models.make(keys.pop("name"), **keys))
