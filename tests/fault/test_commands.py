@@ -168,3 +168,30 @@ def test_a_signal_ends_the_run_and_every_rank(
     assert (long_run.returncode, out) == (code, "")
     assert "Traceback" not in err
     wait_until_gone(everyone)
+
+
+def test_a_run_that_was_killed_goes_on_and_a_second_one_is_refused(tmp_path: Path) -> None:
+    write_config(tmp_path, CONFIG.replace("steps = 3", "steps = 1000000\ncheckpoint_every = 2"))
+    command = [sys.executable, "-m", "plait", "train", "tiny.toml", "--out", "run", "--plan", "dp1"]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, env=variables)
+    end = time.monotonic() + 60
+    while not (tmp_path / "run" / "checkpoints" / "latest").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    everyone = children(process.pid)
+    resume = ("train", "tiny.toml", "--plan", "dp1", "--out", "run", "--resume")
+    second = plait(*resume, "auto", cwd=tmp_path)
+    process.kill()
+    process.communicate()
+    wait_until_gone(everyone)
+    assert second.code == 2
+    assert f"in use by another run (process {process.pid})" in second.err
+    reached = max(int(path.name[5:13]) for path in (tmp_path / "run/checkpoints").glob("step-*"))
+    words = ("--steps", str(reached + 1), "--json")
+    done = plait(*resume, "latest", *words, cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert ", from step-" in done.err
+    assert done.json()["steps"] == reached + 1
+    again = plait(*resume, "auto", "--steps", str(reached + 1), "--json", cwd=tmp_path)
+    assert again.code == 0, again.err
+    assert plait("report", "run", cwd=tmp_path).code == 0

@@ -184,6 +184,21 @@ def _latest_name(path: Path) -> str:
     return name if _STEP.fullmatch(name) and len(name) < _LONGEST_NAME else ""
 
 
+def newest_whole(path: str | Path) -> Path:
+    """The newest checkpoint whose files are all there, of a run's folder.
+
+    It is the one that `resolve` finds, unless a copy or a killed machine left that one in parts:
+    then the one before it. Errors: `CheckpointError` where there is none.
+    """
+    newest = resolve(path)
+    if is_whole(newest):
+        return newest
+    earlier = previous(newest)
+    if earlier is None:
+        raise CheckpointError(f"{newest} is not whole, and there is no checkpoint before it")
+    return earlier
+
+
 def _set_aside(directory: Path) -> Path | None:
     """The old checkpoint of this name, if a save was killed in the moment between moving it away
     and taking its place.

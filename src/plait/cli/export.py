@@ -129,10 +129,13 @@ def _checkpoint(arguments: argparse.Namespace) -> Answer:
     import torch
 
     from plait.checkpoint import resolve
+    from plait.checkpoint.folder import LATEST
     from plait.checkpoint.hugging_face import export_model
+    from plait.engine.rundir import is_word, latest_run
 
     dtype = None if arguments.dtype is None else getattr(torch, arguments.dtype)
-    source = resolve(arguments.source)
+    source = Path(arguments.source)
+    source = resolve(latest_run() if is_word(source, LATEST) else source)
     tables = _library_files(source)
     files, names = export_model(source, arguments.out, dtype, tables)
     data = {

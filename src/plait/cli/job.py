@@ -84,7 +84,7 @@ def run(job: Job) -> dict[str, Any]:
         **_numbers(world, training, tally, folder),
         "plan": job.plan,
     }
-    if folder is not None and world.rank == 0:
+    if folder is not None and world.rank == 0 and _has_news(tally, folder.summary):
         folder.summary.write_text(json.dumps(result, indent=2) + "\n")
     world.close()
     return (
@@ -100,6 +100,13 @@ def _agreed_folder(world: World, job: Job) -> RunFolder | None:
 
     path = world.axis("world").gather_objects(job.folder)[0]
     return None if path is None else RunFolder(path)
+
+
+def _has_news(tally: Tally, path: Path) -> bool:
+    """Whether a file of the run's end is to be written: a run that had no step left to do keeps
+    those that are there.
+    """
+    return bool(tally.seconds) or not path.exists()
 
 
 def _hooks(job: Job, world: World, folder: RunFolder | None, training: Training) -> list[Hook]:
@@ -134,7 +141,7 @@ def _numbers(
     )
     gathered = zip(*world.axis("world").gather_objects((*own, tally.breakdown())), strict=True)
     peaks, traffic, states, timelines, ages, parts = (list(part) for part in gathered)
-    if folder is not None and world.rank == 0:
+    if folder is not None and world.rank == 0 and _has_news(tally, folder.trace):
         folder.trace.write_text(json.dumps(Timeline.merge(timelines).to_chrome()))
     where = breakdown.mean(parts)
     numbers = {

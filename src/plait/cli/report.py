@@ -17,8 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "folder",
         type=Path,
-        metavar="RUN_DIR",
-        help="the folder of a run, as plait train --out names it",
+        metavar="RUN_DIR|latest",
+        help="the folder of a run, as plait train --out names it, or latest",
     )
     parser.add_argument(
         "--out",
@@ -32,11 +32,14 @@ def run(arguments: argparse.Namespace) -> Answer:
     """Write the page. Errors: `ConfigError` for a folder that is no run's, or a page that cannot be
     written.
     """
+    from plait.checkpoint.folder import LATEST
     from plait.cli.report_page import report_page
     from plait.cli.rundata import read_run
+    from plait.engine.rundir import is_word, latest_run
 
-    data = read_run(arguments.folder)
-    out = arguments.folder / "report.html" if arguments.out is None else arguments.out
+    folder = latest_run() if is_word(arguments.folder, LATEST) else arguments.folder
+    data = read_run(folder)
+    out = folder / "report.html" if arguments.out is None else arguments.out
     try:
         out.write_text(report_page(data), encoding="utf-8")
     except OSError as error:

@@ -5,13 +5,19 @@ world.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plait.cli import common, job
 from plait.cli.answer import Answer
 from plait.launcher import launch
+
+if TYPE_CHECKING:
+    from plait.engine.rundir import RunFolder
+
+AUTO = "auto"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,9 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--resume",
         nargs="?",
         type=Path,
-        const=Path(),
-        metavar="DIR",
-        help="continue a run, from its folder or one of its checkpoints (default: --out, or the latest run of this config)",
+        const=Path("latest"),
+        metavar="latest|auto|DIR",
+        help="continue a run: latest (the default) of --out or of this config; auto: that, or a "
+        "fresh start; or a run's folder, or one of its checkpoints",
     )
 
 
@@ -43,29 +50,42 @@ def run(arguments: argparse.Namespace) -> Answer:
     """Train. Errors: those of the config and the plan before any rank is started, then those of the
     ranks.
     """
-    from plait.engine.rundir import new_run, resumed_run
+    from plait.engine.runlock import held
 
     config = common.read_config(arguments)
     plan = common.plan_of(config, arguments.plan, arguments.nproc)
-    folder = None
-    checkpoint = None
-    name = Path(arguments.config).stem
-    if arguments.resume is not None:
-        source = None if arguments.resume == Path() else arguments.resume
-        folder, checkpoint = resumed_run(source, arguments.out, name)
-    elif common.speaks():
-        folder = new_run(arguments.out, name)
-    if folder is not None:
-        common.say(f"plait train: {plan} on {common.ranks(plan)}, into {folder.path}")
-    task = job.Job(
-        config, str(plan), folder=None if folder is None else folder.path, checkpoint=checkpoint
-    )
+    folder, checkpoint = _folder(arguments)
+    if folder is None:
+        launched(job.Job(config, str(plan), checkpoint=checkpoint), plan.world_size)
+        return Answer(None)
+    task = job.Job(config, str(plan), folder=folder.path, checkpoint=checkpoint)
+    lock = held(folder.path) if common.speaks() else contextlib.nullcontext()
+    start = "" if checkpoint is None else f", from {checkpoint.name}"
     try:
-        result = launched(task, plan.world_size)
+        with lock:
+            common.say(f"plait train: {plan} on {common.ranks(plan)}, into {folder.path}{start}")
+            result = launched(task, plan.world_size)
     finally:
-        if folder is not None:
-            folder.remove_if_empty()
+        folder.remove_if_empty()
     return Answer(result, view(result)) if common.speaks() else Answer(None)
+
+
+def _folder(arguments: argparse.Namespace) -> tuple[RunFolder | None, Path | None]:
+    """The folder of the run and the checkpoint to start from. Rank 0 of a world chooses the folder
+    of a new run for all.
+    """
+    from plait.engine.rundir import auto_source, fresh_run, is_word, new_run, resumed_run
+
+    name = Path(arguments.config).stem
+    source = arguments.resume
+    if source is None:
+        return (new_run(arguments.out, name) if common.speaks() else None), None
+    if not is_word(source, AUTO):
+        return resumed_run(source, arguments.out, name)
+    before = auto_source(arguments.out, name)
+    if before is not None:
+        return resumed_run(None, before, name)
+    return (fresh_run(arguments.out, name) if common.speaks() else None), None
 
 
 def launched(task: job.Job, num_ranks: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@
     metrics.jsonl                one object a step
     checkpoints/step-00000100/   the state after that step
     summary.json, trace.json     written at the end
+    .lock                        held by the process that runs (see `runlock`)
 
 Knows no torch: the launcher prepares the folder before any rank exists, so a refusal costs
 milliseconds.
@@ -17,7 +18,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from plait.checkpoint.folder import resolve
+from plait.checkpoint.folder import LATEST, newest_whole, resolve
+from plait.engine.runlock import LOCK
 from plait.errors import CheckpointError, ConfigError
 
 
@@ -77,13 +79,22 @@ class RunFolder:
             return False
         return True
 
+    @property
+    def has_whole_checkpoint(self) -> bool:
+        """Whether there is one whose files are all there."""
+        try:
+            newest_whole(self.path)
+        except CheckpointError:
+            return False
+        return True
+
 
 def new_run(out: Path | None, name: str, root: Path = Path("runs")) -> RunFolder:
     """A folder for a new run: `out`, or `runs/<name>-<time>`. Errors: `ConfigError` when it is
     taken or not writable.
     """
     path = out if out is not None else _unused(root / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
-    if path.is_dir() and any(path.iterdir()):
+    if path.is_dir() and any(one.name != LOCK for one in path.iterdir()):
         raise ConfigError(
             f"{path} is not empty; choose another --out, or continue what is there with --resume {path}"
         )
@@ -96,16 +107,18 @@ def resumed_run(
 ) -> tuple[RunFolder, Path]:
     """The folder to continue in and the checkpoint to start from.
 
-    `source` is a run's folder or one of its checkpoints; None means `out`, or the latest run of
-    this name that has a checkpoint. With both, `source` is read and `out`, a new folder, is
-    written. Errors: `CheckpointError` when there is nothing to resume from.
+    `source` is a run's folder or one of its checkpoints; None and `latest` mean `out`, or the
+    latest run of this name that has a checkpoint. With both, `source` is read and `out`, a new
+    folder, is written. Errors: `CheckpointError` when there is nothing to resume from.
     """
+    if source is not None and is_word(source, LATEST):
+        source = None
     read = source or out or _latest(root, name)
     if read is None:
         raise CheckpointError(
             f"there is no run of '{name}' with a checkpoint in {root}/; name its folder: --resume DIR"
         )
-    checkpoint = resolve(read)
+    checkpoint = resolve(read) if source is not None else newest_whole(read)
     if source is not None and out is not None and out.resolve() != read.resolve():
         return new_run(out, name), checkpoint
     folder = RunFolder(checkpoint.parent.parent)
@@ -113,9 +126,52 @@ def resumed_run(
     return folder, checkpoint
 
 
+def auto_source(out: Path | None, name: str, root: Path = Path("runs")) -> Path | None:
+    """The run that `--resume auto` continues: `out`, or the latest of this name; None where it has
+    no whole checkpoint, which means a fresh start.
+    """
+    read = out or _latest(root, name)
+    return read if read is not None and RunFolder(read).has_whole_checkpoint else None
+
+
+def fresh_run(out: Path | None, name: str, root: Path = Path("runs")) -> RunFolder:
+    """The folder of a run that may have begun before: what it left without a checkpoint is started
+    over. Errors: `ConfigError` for a folder that holds something else.
+    """
+    if out is None or not RunFolder(out).plan.is_file():
+        return new_run(out, name, root)
+    _make_writable(out)
+    return RunFolder(out)
+
+
+def latest_run(root: Path = Path("runs")) -> Path:
+    """`plait report latest`: the run of any name that was written to last. Errors: `ConfigError`
+    when there is none.
+    """
+    runs = [path for path in root.glob("*") if RunFolder(path).plan.is_file()]
+    found = max(runs, key=_written_at, default=None)
+    if found is None:
+        raise ConfigError(f"there is no run in {root}/; plait train CONFIG makes one")
+    return found
+
+
+def is_word(path: Path, word: str) -> bool:
+    """Whether a word stands where a folder could; a folder of that name needs its whole path."""
+    return str(path) == word
+
+
 def _latest(root: Path, name: str) -> Path | None:
     runs = [path for path in root.glob(f"{name}-*") if RunFolder(path).has_checkpoint]
-    return max(runs, key=lambda path: path.stat().st_mtime, default=None)
+    return max(runs, key=_written_at, default=None)
+
+
+def _written_at(run: Path) -> float:
+    """When a run was last written to: its newest file, as the folder itself only says when a name
+    was added.
+    """
+    folder = RunFolder(run)
+    times = [one.stat().st_mtime for one in (folder.metrics, folder.plan, run) if one.exists()]
+    return max(times)
 
 
 def _unused(path: Path) -> Path:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from plait.checkpoint.folder import write_index
-from plait.engine.rundir import RunFolder, new_run, resumed_run
+from plait.engine.rundir import (
+    RunFolder,
+    auto_source,
+    fresh_run,
+    latest_run,
+    new_run,
+    resumed_run,
+)
+from plait.engine.runlock import held
 from plait.errors import CheckpointError, ConfigError
 
 
@@ -75,3 +87,75 @@ def test_nothing_to_resume_from_is_said(tmp_path: Path) -> None:
         resumed_run(tmp_path, None, "gpt")
     with pytest.raises(CheckpointError, match="is no folder"):
         resumed_run(tmp_path / "nowhere", None, "gpt")
+
+
+def test_latest_is_the_newest_whole_checkpoint(tmp_path: Path) -> None:
+    folder = _run_with(tmp_path / "gpt-1", 10, 20)
+    word = Path("latest")
+    assert resumed_run(word, None, "gpt", tmp_path)[1].name == "step-00000020"
+    assert resumed_run(word, tmp_path / "gpt-1", "gpt")[1].name == "step-00000020"
+    (folder.checkpoint(20) / "checkpoint.json").write_text("{")  # half copied
+    assert resumed_run(word, None, "gpt", tmp_path)[1].name == "step-00000010"
+    with pytest.raises(CheckpointError, match="no run of 'mlp'"):
+        resumed_run(word, None, "mlp", tmp_path)
+
+
+def test_auto_continues_or_starts_afresh(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    for _ in range(2):  # nothing there, then what a start has made
+        assert auto_source(out, "gpt") is None
+        assert fresh_run(out, "gpt").path == out
+    (out / "plan.txt").write_text("dp1")
+    (out / "metrics.jsonl").touch()
+    assert auto_source(out, "gpt") is None
+    assert fresh_run(out, "gpt").path == out  # killed before its first checkpoint
+    _run_with(out, 10)
+    assert auto_source(out, "gpt") == out
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").touch()
+    with pytest.raises(ConfigError, match="not empty"):
+        fresh_run(tmp_path / "other", "gpt")
+
+
+def test_the_latest_run_of_any_name_is_the_one_written_last(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no run"):
+        latest_run(tmp_path)
+    for number, name in enumerate(("gpt-1", "mlp-2", "gpt-3")):
+        folder = RunFolder(tmp_path / name)
+        folder.path.mkdir()
+        folder.plan.touch()
+        folder.metrics.touch()
+        for path in (folder.plan, folder.metrics, folder.path):
+            os.utime(path, (number, number))
+    (tmp_path / "compare.html").touch()
+    os.utime(tmp_path / "mlp-2" / "metrics.jsonl", (9, 9))
+    assert latest_run(tmp_path) == tmp_path / "mlp-2"
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from plait.engine.runlock import held
+with held(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_two_runs_do_not_share_a_folder_and_a_killed_one_leaves_it_free(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with (
+            pytest.raises(ConfigError, match=rf"in use by another run \(process {holder.pid}\)"),
+            held(tmp_path),
+        ):
+            pass
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+    with held(tmp_path), pytest.raises(ConfigError, match="in use"), held(tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []
+    assert new_run(tmp_path, "gpt").path == tmp_path
