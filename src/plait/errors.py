@@ -53,6 +53,12 @@ class CheckpointError(PlaitError):
     """A checkpoint that is missing, damaged or of another model."""
 
 
+class SaveFailed(CheckpointError):
+    """A checkpoint that could not be written in mid-run: a full disk, a folder that is gone."""
+
+    exit_code = 1
+
+
 class WorldSizeError(PlaitError):
     """The number of ranks is not the number that the plan needs."""
 
@@ -65,6 +71,10 @@ class RunError(PlaitError):
 
 class RankFailed(RunError):
     """A rank died or stopped answering; the message says which."""
+
+
+class OutOfMemory(RunError):
+    """A rank asked for memory that is not there."""
 
 
 class NonFiniteLoss(RunError):

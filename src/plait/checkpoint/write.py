@@ -30,7 +30,7 @@ from plait.checkpoint.folder import (
 )
 from plait.checkpoint.piece import Piece
 from plait.checkpoint.token import KEY, digest, make_token
-from plait.errors import CheckpointError
+from plait.errors import CheckpointError, SaveFailed
 
 Gather = Callable[[Any], list[Any]]  # what every rank gives, by rank, to every rank
 
@@ -55,9 +55,9 @@ def save(
 
     Raises:
         CheckpointError: on every rank alike: pieces that disagree or do not cover a tensor, a
-        `meta` that is not JSON, or
-            a rank that could not write (a full disk, a missing folder), with the rank and its
-            reason.
+        `meta` that is not JSON.
+        SaveFailed: on every rank alike: a rank that could not write (a full disk, a missing
+            folder), with the rank and its reason.
     """
     gather = gather or (lambda item: [item])
     final = Path(directory).absolute()
@@ -99,6 +99,8 @@ def save(
 @dataclass(frozen=True)
 class _Failure:
     reason: str
+    by_disk: bool = False
+    """Whether the system refused to write, and not what was to be saved."""
 
 
 @dataclass(frozen=True)
@@ -115,13 +117,14 @@ def _attempt(action: Callable[..., Any], *args: Any) -> Any:
     try:
         return action(*args)
     except Exception as error:  # whatever it was, the other ranks are waiting to hear of it
-        return _Failure(str(error) or type(error).__name__)
+        return _Failure(str(error) or type(error).__name__, isinstance(error, OSError))
 
 
 def _stop_if_failed(directory: Path, results: Sequence[Any]) -> None:
     for rank, result in enumerate(results):
         if isinstance(result, _Failure):
-            raise CheckpointError(f"{directory} was not saved: rank {rank}: {result.reason}")
+            kind = SaveFailed if result.by_disk else CheckpointError
+            raise kind(f"{directory} was not saved: rank {rank}: {result.reason}")
 
 
 def _check_meta(meta: Any, path: str = "meta") -> None:

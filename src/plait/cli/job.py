@@ -11,8 +11,11 @@ import json
 import sys
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from plait.errors import RunError
 
 if TYPE_CHECKING:
     from plait.comm import World
@@ -41,11 +44,10 @@ class Job:
 
 def run(job: Job) -> dict[str, Any]:
     """Train, and return the numbers of `plait train --json`, the same on every rank. Collective."""
-    from plait.engine.assemble import assemble, make_schedule
+    from plait.engine.assemble import assemble
     from plait.engine.build import join_world
     from plait.engine.loop import fit
     from plait.engine.metrics import Tally
-    from plait.pipeline.text import dumps
     from plait.plan import Plan
     from plait.trace import Timeline
 
@@ -65,11 +67,7 @@ def run(job: Job) -> dict[str, Any]:
         meta = training.engine.load(job.checkpoint)
         training.loader.load_state_dict(meta.get("loader", {}), meta["step"])
     if folder is not None and world.rank == 0:
-        folder.config.write_text(job.config.to_toml())
-        folder.plan.write_text(f"{job.plan}\n")
-        own = make_schedule(job.config) if plan.pp.size > 1 else None
-        if own is not None:
-            folder.schedule.write_text(dumps(own))
+        _describe(folder, job)
     tally = Tally()
     fit(
         training.engine,
@@ -102,6 +100,22 @@ def _agreed_folder(world: World, job: Job) -> RunFolder | None:
     return None if path is None else RunFolder(path)
 
 
+def _describe(folder: RunFolder, job: Job) -> None:
+    """Write what was asked for into the run's folder."""
+    from plait.engine.assemble import make_schedule
+    from plait.pipeline.text import dumps
+    from plait.plan import Plan
+
+    try:
+        folder.config.write_text(job.config.to_toml())
+        folder.plan.write_text(f"{job.plan}\n")
+        own = make_schedule(job.config) if Plan.parse(job.plan).pp.size > 1 else None
+        if own is not None:
+            folder.schedule.write_text(dumps(own))
+    except OSError as error:
+        raise RunError(f"{folder.path} cannot be written: {error.strerror or error}") from error
+
+
 def _has_news(tally: Tally, path: Path) -> bool:
     """Whether a file of the run's end is to be written: a run that had no step left to do keeps
     those that are there.
@@ -116,7 +130,8 @@ def _hooks(job: Job, world: World, folder: RunFolder | None, training: Training)
 
     hooks: list[Hook] = []
     if world.rank == 0 and folder is not None:
-        hooks.append(MetricsFile(folder.metrics, training.engine.step_index + 1))
+        first = training.engine.step_index + 1
+        hooks.append(MetricsFile(folder.metrics, first, partial(_describe, folder, job)))
     if world.rank == 0 and job.shows_progress:
         hooks.append(progress(sys.stderr))
     if folder is not None:

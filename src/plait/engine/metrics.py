@@ -6,15 +6,19 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import resource
 import statistics
 import sys
 from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from plait.engine.hooks import Hook, Start, StepDone
+from plait.errors import RunError
 from plait.trace import Timeline
 from plait.trace.breakdown import Breakdown, of_steps
 
@@ -26,34 +30,75 @@ class MetricsFile(Hook):
     happens. For one rank only.
     """
 
-    def __init__(self, path: Path, first_step: int = 1) -> None:
+    def __init__(
+        self, path: Path, first_step: int = 1, restore: Callable[[], None] = lambda: None
+    ) -> None:
+        """`restore` writes what else belongs into the folder, where that was removed."""
         self.path = path
         self._file: IO[str] | None = None
+        self._restore = restore
         _keep_before(path, first_step)
 
     def on_step(self, done: StepDone) -> None:
         """Add one line; it is on disk when this returns, so a killed run loses no step that it
-        printed.
+        printed. Errors: `RunError` where it cannot be written.
         """
+        try:
+            self._open(done.step).write(json.dumps(_record(done), allow_nan=False) + "\n")
+        except OSError as error:
+            with suppress(OSError):
+                self.on_end()
+            self._file = None
+            raise RunError(
+                f"{self.path} cannot be written: {error.strerror or error}; the run ends after "
+                f"step {done.step}, and --resume continues from its last checkpoint"
+            ) from error
+
+    def _open(self, step: int) -> IO[str]:
+        """The file, anew if it was taken away: what was written to it since would be lost."""
+        if self._file is not None and not _is_there(self.path, self._file):
+            self._file.close()
+            self._file = None
+            print(
+                f"{self.path} was removed while the run went on: its lines before step {step} are "
+                "gone; it is made anew",
+                file=sys.stderr,
+                flush=True,
+            )
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._restore()
         if self._file is None:
             self._file = self.path.open("a", buffering=1)
-        result = done.result
-        record: dict[str, Any] = {
-            "step": done.step,
-            "loss": _finite(result.loss),
-            "grad_norm": _finite(result.grad_norm),
-            "tokens": result.tokens,
-            "seconds": done.seconds,
-            **result.details,
-        }
-        if result.load is not None:
-            record["experts"] = result.load.as_dict()
-        self._file.write(json.dumps(record, allow_nan=False) + "\n")
+        return self._file
 
     def on_end(self) -> None:
         """Close the file."""
         if self._file is not None:
             self._file.close()
+
+
+def _record(done: StepDone) -> dict[str, Any]:
+    """One line of `metrics.jsonl`."""
+    result = done.result
+    record: dict[str, Any] = {
+        "step": done.step,
+        "loss": _finite(result.loss),
+        "grad_norm": _finite(result.grad_norm),
+        "tokens": result.tokens,
+        "seconds": done.seconds,
+        **result.details,
+    }
+    if result.load is not None:
+        record["experts"] = result.load.as_dict()
+    return record
+
+
+def _is_there(path: Path, file: IO[str]) -> bool:
+    """Whether an open file still has its name."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except OSError:
+        return False
 
 
 @dataclass

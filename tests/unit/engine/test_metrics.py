@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from plait.comm.ledger import Ledger
 from plait.engine.hooks import StepDone
 from plait.engine.metrics import MetricsFile, Tally, summary
+from plait.errors import RunError
 from plait.trace import Timeline
 
 
@@ -93,3 +97,31 @@ def test_only_the_last_steps_are_traced() -> None:
     for step in range(1, 20):
         tally.on_step(done(step))
     assert len(tally.timeline().spans) == 5
+
+
+def test_a_removed_folder_is_said_once_and_made_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run" / "metrics.jsonl"
+    path.parent.mkdir()
+    plan = path.with_name("plan.txt")
+    metrics = MetricsFile(path, restore=plan.touch)
+    metrics.on_step(done(1))
+    shutil.rmtree(path.parent)
+    for step in (2, 3):
+        metrics.on_step(done(step))
+    metrics.on_end()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "metrics.jsonl was removed while the run went on: its lines before step 2 are" in line
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [2, 3]
+    assert plan.exists()
+
+
+def test_a_full_disk_is_a_failed_run(tmp_path: Path) -> None:
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    metrics.path = Path("/dev/full")
+    with pytest.raises(
+        RunError, match=r"/dev/full cannot be written: No space left .*step 7"
+    ) as caught:
+        metrics.on_step(done(7))
+    assert caught.value.exit_code == 1
