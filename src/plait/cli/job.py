@@ -46,6 +46,7 @@ def run(job: Job) -> dict[str, Any]:
     """Train, and return the numbers of `plait train --json`, the same on every rank. Collective."""
     from plait.engine.assemble import assemble
     from plait.engine.build import join_world
+    from plait.engine.explain import explained
     from plait.engine.loop import fit
     from plait.engine.metrics import Tally
     from plait.plan import Plan
@@ -54,7 +55,8 @@ def run(job: Job) -> dict[str, Any]:
     plan = Plan.parse(job.plan)
     world = join_world(plan)
     folder = _agreed_folder(world, job)
-    training = assemble(job.config, plan, world)
+    with explained(world.rank, "building the model"):
+        training = assemble(job.config, plan, world)
     if world.rank == 0 and plan.dp.offload and world.device.type == "cpu":
         print(
             "offload saves nothing here: on the CPU optimizer state is in host memory already",

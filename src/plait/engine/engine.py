@@ -24,6 +24,7 @@ from plait.engine.axes import within_stage
 from plait.engine.balance import Balance
 from plait.engine.batch import BatchSplitter, MicroBatch
 from plait.engine.delayed import Delayed, memory_of
+from plait.engine.explain import explained, fault_of
 from plait.engine.holding import Holding
 from plait.engine.init import derive_seed
 from plait.engine.loss import LossTotals
@@ -111,7 +112,7 @@ class Engine:
         holds every action and collective.
 
         Errors: `NonFiniteLoss` (the parameters are then those before the step), `DataError` for an
-        unfit batch.
+        unfit batch, `OutOfMemory`.
         """
         began = time.perf_counter()
         world = self.world
@@ -128,7 +129,9 @@ class Engine:
         self._pipeline.loss_scale = 1.0 if self._scale is None else self._scale.value
         self.driver.before_step()
         self._pipeline.begin(step)
-        self._run(actions, timeline)
+        name = f"step {self.step_index + 1}"
+        with explained(world.rank, name, lambda: fault_of(self.model, step.pairs(), name)):
+            self._run(actions, timeline)
         if self._delayed is not None:
             self._totals = self._delayed.totals()
             self._totals.check(self.step_index + 1)
@@ -263,8 +266,8 @@ class Engine:
 
     def _run(self, actions: Sequence[Action], timeline: Timeline) -> None:
         self._updates_left = sum(action.kind is Kind.UPDATE for action in actions)
-        explained = nullcontext() if self.split is None else self.split.explained(self.model)
-        with _own_random_state(self.world.device), explained:
+        by_role = nullcontext() if self.split is None else self.split.explained(self.model)
+        with _own_random_state(self.world.device), by_role:
             Runtime(actions, self._handlers, timeline, optional=frozenset({Kind.RESHARD})).run()
         self._pipeline.end()
 

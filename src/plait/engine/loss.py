@@ -77,6 +77,11 @@ class LossSum:
         micro-batch". `num_samples` is 0 for a placeholder, which counts nothing and whose gradient
         is zero.
         """
+        if loss is None:
+            raise ModelError(
+                "the loss function returned None; it must return a 0-dim tensor, or a tuple "
+                "(sum, count) of them (is its last line a return?)"
+            )
         if isinstance(loss, tuple):
             total, count = loss
             count = torch.as_tensor(count, dtype=torch.float64, device=self._device)

@@ -41,6 +41,10 @@ class Step:
     seed: Callable[[int], int]  # of the random numbers of a micro-batch
     first: int = 0  # number of the first micro-batch among those of all data ranks
 
+    def pairs(self) -> list[tuple[Any, Any]]:
+        """The inputs and targets of every micro-batch."""
+        return [(micro.inputs, micro.targets) for micro in self.micro_batches.values()]
+
 
 class Pipeline:
     """The handlers of a schedule's actions."""

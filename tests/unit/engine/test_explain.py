@@ -1,0 +1,89 @@
+"""Errors of torch that a user causes, in sentences that name the thing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from plait.comm import World
+from plait.engine.build import Options, build
+from plait.engine.explain import explained
+from plait.errors import DataError, ModelError, OutOfMemory
+from plait.models import losses, make
+from tests.helpers.threaded import threaded
+
+TOKENS = torch.arange(8).view(2, 4)
+
+
+def step(inputs: Tensor, targets: Tensor, loss: Any = losses.cross_entropy) -> None:
+    """One step of a small GPT with 16 tokens and 99 positions."""
+
+    def on(world: World) -> None:
+        with torch.device("meta"):
+            model = make(
+                "gpt",
+                num_hidden_layers=1,
+                hidden_size=8,
+                num_attention_heads=2,
+                intermediate_size=8,
+                vocab_size=16,
+                max_position_embeddings=99,
+            )
+        engine = build(
+            model,
+            "dp1",
+            loss=loss,
+            optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+            options=Options(),
+            world=world,
+        )
+        engine.step((inputs, targets))
+
+    threaded(1, on, plan="dp1")
+
+
+@pytest.mark.parametrize("token", [16, 70, -1])
+def test_a_token_outside_the_vocabulary_is_named(token: int) -> None:
+    wrong = TOKENS.clone()
+    wrong[1, 2] = token
+    with pytest.raises(
+        DataError, match=rf"step 1: token {token} is outside the vocabulary of 16 \(0 to 15\)"
+    ):
+        step(wrong, TOKENS)
+
+
+def test_a_target_outside_the_vocabulary_is_named() -> None:
+    with pytest.raises(DataError, match="target 23 is outside the vocabulary of 16"):
+        step(TOKENS, TOKENS + 16)
+
+
+def test_float_tokens_are_named() -> None:
+    with pytest.raises(DataError, match=r"the inputs are torch.float32, .* integers"):
+        step(TOKENS.float(), TOKENS)
+
+
+def test_a_loss_of_none_is_named() -> None:
+    with pytest.raises(ModelError, match="the loss function returned None; it must return"):
+        step(TOKENS, TOKENS, lambda output, targets: None)
+
+
+def test_memory_that_is_not_there_is_named() -> None:
+    with (
+        pytest.raises(OutOfMemory, match=r"rank 3 asked in step 7 for [\d,.]+ GB .*remat:full"),
+        explained(3, "step 7"),
+    ):
+        torch.empty(1 << 58)
+    with (
+        pytest.raises(OutOfMemory, match="rank 0 is out of memory in step 1: CUDA out of memory"),
+        explained(0, "step 1"),
+    ):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    assert OutOfMemory.exit_code == 1
+
+
+def test_other_errors_stay_themselves() -> None:
+    with pytest.raises(RuntimeError, match="mat1 and mat2"), explained(0, "step 1"):
+        nn.Linear(3, 4)(torch.zeros(2, 5))
