@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from plait.comm import Axis
 from plait.comm.functional import transition
+from plait.errors import DataError
 from plait.mesh.layouts import PARTIAL, REPLICATED, Sharded
 from plait.tensor.mode import EmbeddingRule
 
@@ -33,6 +34,7 @@ def look_up(
         table = transition(table, rule.rows, Sharded(0), REPLICATED)
     start = rule.total.rank * table.shape[0]
     size = table.shape[0]
+    _check("token", tokens, size * rule.total.size)
     inside = tokens - start
     absent = (inside < 0) | (inside >= size)
     padding = (
@@ -53,10 +55,28 @@ def cross_entropy(
     `logits` [..., V / axis.size], the ranges of the vocabulary in the order of the axis; `targets`
     [...] alike on its ranks.
     """
+    counted = targets.masked_fill(targets == ignore_index, 0)
+    _check("target", counted, logits.shape[-1] * axis.size)
     total: Tensor = _CrossEntropy.apply(
         logits.reshape(-1, logits.shape[-1]), targets.reshape(-1), axis, ignore_index
     )
     return total, (targets != ignore_index).sum()
+
+
+def _check(what: str, numbers: Tensor, vocab_size: int) -> None:
+    """Refuse numbers outside the vocabulary, which no rank would hold: a row of zeros in silence.
+
+    Processors only: on an accelerator the answer would hold up the stream.
+    """
+    if numbers.device.type != "cpu" or not numbers.numel() or torch.compiler.is_compiling():
+        return
+    low, high = (int(bound) for bound in numbers.aminmax())
+    if low < 0 or high >= vocab_size:
+        wrong = low if low < 0 else high
+        raise DataError(
+            f"{what} {wrong} is outside the vocabulary of {vocab_size} (0 to {vocab_size - 1}); "
+            "fit the tokenizer or [model] vocab_size"
+        )
 
 
 class _CrossEntropy(torch.autograd.Function):

@@ -13,12 +13,15 @@ from plait.engine.build import Options, build
 from plait.engine.explain import explained
 from plait.errors import DataError, ModelError, OutOfMemory
 from plait.models import losses, make
+from plait.plan import Plan
 from tests.helpers.threaded import threaded
 
 TOKENS = torch.arange(8).view(2, 4)
 
 
-def step(inputs: Tensor, targets: Tensor, loss: Any = losses.cross_entropy) -> None:
+def step(
+    inputs: Tensor, targets: Tensor, loss: Any = losses.cross_entropy, plan: str = "dp1"
+) -> None:
     """One step of a small GPT with 16 tokens and 99 positions."""
 
     def on(world: World) -> None:
@@ -34,7 +37,7 @@ def step(inputs: Tensor, targets: Tensor, loss: Any = losses.cross_entropy) -> N
             )
         engine = build(
             model,
-            "dp1",
+            plan,
             loss=loss,
             optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
             options=Options(),
@@ -42,7 +45,7 @@ def step(inputs: Tensor, targets: Tensor, loss: Any = losses.cross_entropy) -> N
         )
         engine.step((inputs, targets))
 
-    threaded(1, on, plan="dp1")
+    threaded(Plan.parse(plan).world_size, on, plan=plan)
 
 
 @pytest.mark.parametrize("token", [16, 70, -1])
@@ -58,6 +61,13 @@ def test_a_token_outside_the_vocabulary_is_named(token: int) -> None:
 def test_a_target_outside_the_vocabulary_is_named() -> None:
     with pytest.raises(DataError, match="target 23 is outside the vocabulary of 16"):
         step(TOKENS, TOKENS + 16)
+
+
+def test_numbers_that_no_part_of_the_vocabulary_holds_are_named() -> None:
+    with pytest.raises(DataError, match="token 17 is outside the vocabulary of 16"):
+        step(TOKENS + 10, TOKENS, plan="tp2")
+    with pytest.raises(DataError, match="target 17 is outside the vocabulary of 16"):
+        step(TOKENS, TOKENS + 10, plan="tp2")
 
 
 def test_float_tokens_are_named() -> None:
