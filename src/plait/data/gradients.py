@@ -1,6 +1,6 @@
 """From `param.grad` to flat buffers: when a bucket's gradients are complete, and where they lie.
 
-The collector knows *when* (every parameter of a bucket has its gradient, and all buckets before it
+The reducer knows *when* (every parameter of a bucket has its gradient, and all buckets before it
 have gone), a store knows *where*. Buckets go in one fixed order on every rank, also when a
 parameter gets no gradient on some of them: collectives that are issued in different orders hang.
 """
@@ -34,11 +34,11 @@ class BucketState:
     touched: set[int] = field(default_factory=set)  # slots that got a gradient in this step
     direct: set[int] = field(
         default_factory=set
-    )  # slots that got one through their sink, unknown to the collector yet
+    )  # slots that got one through their main_grad, unknown to the reducer yet
     missing: int = 0  # gradients that the running backward has not brought yet
 
     def attach(self, grad: Tensor) -> None:
-        """Use `grad` as the flat buffer of the bucket's gradients."""
+        """Use `grad` as the flat buffer of the bucket's gradients; its elements are stale."""
         self.grad, self.views = grad, self.bucket.views(grad)
         self.stale = set(range(len(self.views)))
 
@@ -69,7 +69,7 @@ class MainGrad:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What it takes."""
+        """The precision in which gradients are added."""
         return self._state.views[self._index].dtype
 
     def add_product(self, left: Tensor, right: Tensor) -> None:

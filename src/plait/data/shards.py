@@ -1,6 +1,4 @@
-"""What the ZeRO stages share: master values of this rank's shards, and gradients reduced into
-shards.
-"""
+"""Master values of this rank's shards, and gradients reduced into shards: shared by the ZeRO stages."""
 
 from __future__ import annotations
 

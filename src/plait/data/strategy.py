@@ -114,7 +114,7 @@ class FrozenPiece:
 
 
 class DataStrategy(ABC):
-    """Who of the data axis holds which parameters, and how gradients are summed.
+    """A way of sharing parameters, gradients and optimizer state over the ranks of the data axis.
 
     Attributes:
         group: the ranks and their precisions.

@@ -17,7 +17,7 @@ from plait.errors import PlanError
 
 @dataclass(frozen=True)
 class Layout(ABC):
-    """What the ranks of one axis hold of a tensor. Written `R`, `I`, `S(dim)`, `P`."""
+    """The part of a tensor that each rank of one axis holds. Written `R`, `I`, `S(dim)`, `P`."""
 
     @property
     @abstractmethod
@@ -48,7 +48,7 @@ class Layout(ABC):
 
 @dataclass(frozen=True)
 class Replicated(Layout):
-    """The same value on each rank, used differently: the gradients are partial sums."""
+    """One value on every rank, used differently: the gradients are partial sums."""
 
     @property
     def letter(self) -> str:
@@ -62,7 +62,7 @@ class Replicated(Layout):
 
 @dataclass(frozen=True)
 class Invariant(Layout):
-    """The same value and the same use on each rank: the gradients are the same too."""
+    """One value and one use on every rank: the gradients agree too."""
 
     @property
     def letter(self) -> str:

@@ -71,7 +71,7 @@ class Int8Sum:
             self._begin(self._kept()[: self._numel])
 
     def flush(self) -> Tensor:
-        """What rounding has kept back on all ranks, summed exactly; nothing is kept back from here
+        """The rounding errors kept back on all ranks, summed exactly; nothing is kept back from here
         on. Collective.
         """
         kept = self._kept()

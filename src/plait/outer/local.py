@@ -160,7 +160,7 @@ class LocalDriver(Driver):
         self.restart()
 
     def _differences(self) -> list[Tensor]:
-        """d of every bucket, and on the way what results tell of this round."""
+        """The weighted difference of every bucket; the round's loss and tokens are summed with it."""
         axis, (loss_sum, count) = self._group.axis, self._last
         own = [self._tokens_in_round, loss_sum, count, self._unreported + count]
         scalars = torch.tensor(own, dtype=torch.float64, device=self._group.device)
@@ -177,8 +177,9 @@ class LocalDriver(Driver):
 
     @torch.no_grad()
     def _flush(self) -> None:
-        """Make good what eight bits have kept back, as if the last outer step had known it: a saved
-        model has no residuals.
+        """Add the rounding errors kept back, as if the last outer step had known them.
+
+        A saved model has no residuals.
         """
         lr = self._options.outer_lr
         momentum = self._options.outer_momentum
@@ -206,8 +207,9 @@ class LocalDriver(Driver):
         wait_all(works)
 
     def _together(self, exchange: Callable[[], list[Tensor]], opens: bool) -> list[Tensor]:
-        """What `exchange` gives among those that are in: again without those that are lost in it.
-        Nothing where all begin.
+        """The result of `exchange` among the ranks that are present.
+
+        Ranks that are lost in it are left out, and it is made again. Empty where all ranks begin.
         """
         crew = self._group.crew
         if crew is None:
@@ -222,8 +224,9 @@ class LocalDriver(Driver):
         )
 
     def _bring_in(self, meeting: Meeting) -> bool:
-        """Give those that have come what one that was there has; False where all are new, and alike
-        by their seed.
+        """Give newcomers the state of a rank that was present.
+
+        False where all ranks are new, and alike by their seed.
         """
         elders = [seat for seat in meeting.members if seat not in meeting.newcomers]
         for compressed in self._sums:

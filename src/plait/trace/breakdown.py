@@ -25,7 +25,7 @@ class Breakdown:
 
     @property
     def other_seconds(self) -> float:
-        """What is neither computing nor waiting."""
+        """Seconds that are neither computing nor waiting."""
         return max(
             0.0, self.step_seconds - self.compute_seconds - sum(self.waiting_seconds.values())
         )
@@ -66,7 +66,7 @@ def _of_step(timeline: Timeline, seconds: float) -> Breakdown:
 
 
 def mean(parts: Iterable[Breakdown]) -> Breakdown:
-    """Of several steps, or of several ranks."""
+    """The mean over several steps, or over several ranks."""
     found = list(parts)
     if not found:
         return Breakdown()

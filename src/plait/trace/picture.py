@@ -27,7 +27,7 @@ COLOURS: Mapping[str, str] = {
     "wait": "#d3354a",
     "other": "#8a8f98",
 }
-"""Of an action by its kind; `wait` is time that a rank stood still for a message."""
+"""Colours of actions by their kind; `wait` is time in which a rank waited for a message."""
 PALETTE = (
     "#4c78a8",
     "#f58518",

@@ -127,7 +127,7 @@ class Timeline:
         return merged
 
     def labelled(self, **args: Any) -> Timeline:
-        """The same records, every span with these arguments beside its own."""
+        """A timeline of these records, every span with the given arguments beside its own."""
         other = Timeline(self.rank, origin_seconds=self.origin_seconds)
         other.spans = [replace(span, args={**span.args, **args}) for span in self.spans]
         other.comms, other.marks = list(self.comms), list(self.marks)

@@ -38,7 +38,7 @@ class Push:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What a worker is told with the new weights.
+    """An answer to a worker, beside the new weights.
 
     `staleness` is that of its own gradient, -1 when it was too late and not used; `loss_sum` and
     `tokens` are those of all updates so far; `steps` is how many the furthest worker has made.

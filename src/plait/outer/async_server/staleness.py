@@ -44,7 +44,7 @@ class Applied:
 
     @property
     def staleness(self) -> tuple[int, ...]:
-        """Of each gradient: the updates that were made since its weights were fetched."""
+        """Updates made since the weights of each gradient were fetched."""
         return tuple(self.version - 1 - push.base for push in self.pushes)
 
 
