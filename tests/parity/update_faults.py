@@ -158,3 +158,32 @@ def stale_gather() -> list[Any]:
         return prefetch
 
     return [wrap(zero3.GatheredBucket, "prefetch", late), wrap(zero3.Zero3, "reduce", make)]
+
+
+# -- the precision of training
+# ------------------------------------------------------------------------------------
+
+
+def fused_update_decays_less() -> list[Any]:
+    """Only where the optimizer's fused kernel takes a scale, as it does in float32."""
+
+    def make(original: Any) -> Any:
+        def step(self: Any, change: Any) -> None:
+            for group in self.optimizer.param_groups:
+                if self._takes_scale:
+                    group["weight_decay"] = 0.0
+            original(self, change)
+
+        return step
+
+    return [wrap(update.Update, "make", make)]
+
+
+def masters_in_bf16() -> list[Any]:
+    """Masters take over the rounding of the weights that are computed with."""
+
+    def take_over(self: Any) -> None:
+        for flat, master in zip(self._flats, self._masters, strict=True):
+            master.copy_(flat)
+
+    return [wrap(replicated.Replicated, "publish", after(take_over))]

@@ -144,13 +144,14 @@ def drift(problem: Problem, plan: Plan, steps: int) -> DriftReport:
 
 def in_world(world: World, task: DriftTask) -> DriftReport:
     """The same on the ranks of `world`; every rank returns the same report. Collective."""
-    records = world.axis("world").gather_objects(_observe(world, task))
+    records = world.axis("world").gather_objects(observe(world, task))
     report = _judge(world, task, records) if world.rank == 0 else None
     told: DriftReport = world.axis("world").gather_objects(report)[0]
     return told
 
 
-def _observe(world: World, task: DriftTask) -> Any:
+def observe(world: World, task: DriftTask) -> Any:
+    """What this rank records."""
     problem = task.problem
     axis = world.axis("dp")
     engine = make_engine(problem, Plan.parse(task.plan), world)
@@ -167,7 +168,7 @@ def _judge(world: World, task: DriftTask, records: Sequence[Any]) -> DriftReport
     how = {"by_slice": bool(notes), "by_micro_batch": pooled}
     truth = run_reference(model, batches, problem.recipe(), problem.slices(plan), **how)
     alone = replace(task, plan="precision:bf16")
-    one_device = join(simulate(Mesh.of(Plan.parse(alone.plan)), _observe, alone))
+    one_device = join(simulate(Mesh.of(Plan.parse(alone.plan)), observe, alone))
     return compared(join(records), one_device, truth, (str(plan), world.size, task.steps), notes)
 
 

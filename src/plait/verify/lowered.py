@@ -56,11 +56,17 @@ class LowPrecision(TorchDispatchMode):
         value.mul_(1 + torch.finfo(value.dtype).eps * steps.to(value))
 
 
-def bounds(reference: Record, rerun: Callable[[], Record], dtype: torch.dtype) -> dict[Key, float]:
+def bounds(
+    reference: Record,
+    rerun: Callable[[], Record],
+    dtype: torch.dtype,
+    *,
+    most: float | None = None,
+) -> dict[Key, float]:
     """How far each number may be from the reference's, where parts compute in less than `dtype`.
 
     `rerun` trains the reference once more. Empty where every operation keeps to `dtype`; no bound
-    is above the tolerance of the coarsest precision that was seen.
+    is above `most`, by default the tolerance of the coarsest precision that was seen.
     """
     furthest: dict[Key, float] = {}
     found: set[torch.dtype] = set()
@@ -73,8 +79,10 @@ def bounds(reference: Record, rerun: Callable[[], Record], dtype: torch.dtype) -
             return {}
         for one in differences(moved, reference):
             furthest[one.key] = max(furthest.get(one.key, 0.0), one.error)
-    most = max(TOLERANCE.get(one, TOLERANCE[torch.float16]) for one in found)
-    limits = {key: min(FACTOR * error, most) for key, error in furthest.items() if error > 0}
+    coarsest = max(TOLERANCE.get(one, TOLERANCE[torch.float16]) for one in found)
+    limits = {
+        key: min(FACTOR * error, most or coarsest) for key, error in furthest.items() if error > 0
+    }
     return _of_numbers(limits, found)
 
 

@@ -51,7 +51,8 @@ class Part:
 @dataclass(frozen=True)
 class RankStep:
     """One step on one rank. `tokens` is what the loss was divided by; `replicas` are the parameters
-    of its next forward; `buffers` are whole.
+    of its next forward, `published` those that it keeps in another precision than their masters;
+    `buffers` are whole.
     """
 
     loss: float
@@ -61,6 +62,7 @@ class RankStep:
     params: Sequence[Part]
     replicas: Sequence[Part]
     buffers: Tensors = field(default_factory=dict)
+    published: Sequence[Part] = ()
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ def record_rank(engine: Engine, batches: Iterable[Any], steps: int) -> RankRecor
                 parameters_of(engine),
                 _replicas(engine),
                 buffers_of(engine),
+                _published(engine),
             )
         )
     hook.remove()
@@ -129,6 +132,17 @@ def _replicas(engine: Engine) -> list[Part]:
         Part.of(part)
         for part in parts
         if masters.get(part.name, part.value.dtype) == part.value.dtype
+    ]
+
+
+def _published(engine: Engine) -> list[Part]:
+    """The trained parameters as the module has them, where their masters are wider."""
+    masters = {part.name: part.value.dtype for part in engine.local_parameters()}
+    trained = {name for name, param in engine.holding.params.items() if param.requires_grad}
+    return [
+        Part.of(part)
+        for part in local_replicas(engine.holding)
+        if part.name in trained and masters.get(part.name, torch.float32) != part.value.dtype
     ]
 
 

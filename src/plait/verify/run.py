@@ -35,6 +35,7 @@ from plait.verify.probes import PROBES
 from plait.verify.problem import Problem, plan_dtype
 from plait.verify.ranks import in_new_world, make_engine
 from plait.verify.report import Report
+from plait.verify.training import prove
 from plait.verify.walks import SCALED
 
 PRECISIONS = ("float64", "float32")
@@ -52,6 +53,7 @@ class Task:
     tolerance: float | None
     probes: tuple[str, ...]
     final: bool = False
+    training: str = ""  # the precision that training will use; empty for none beside the plan's
 
 
 Runner = Callable[[Task], Report]
@@ -102,7 +104,8 @@ def run(
         adopt(own, parsed.pp.size, parsed.micro_batches)
     if dtype == "bf16":
         return drift(problem, parsed, steps)
-    report = verify(Task(problem, str(parsed), steps, tolerance, names))
+    training = wanted if dtype == "float64" and wanted != dtype and probes is None else ""
+    report = verify(Task(problem, str(parsed), steps, tolerance, names, training=training))
     if wanted in ("float32", dtype):
         return report
     return replace(
@@ -146,6 +149,8 @@ def verify(task: Task, runner: Runner | None = None, *, blame: bool = True) -> R
             ],
         )
     failed = next(part.title for part in report.parts if not part.ok)
+    if failed not in PROBES:
+        return report
     return _with_blame(report, task, failed, runner)
 
 
@@ -191,6 +196,9 @@ def in_world(world: World, task: Task) -> Report:
                 where = locate(world, changed[0], changed[1])
                 part = replace(part, findings=[*([where] if where else []), *part.findings])
             parts.append(part)
+    if task.training and not is_asynchronous(plan):
+        as_trained = replace(plan, precision=task.training).check()  # type: ignore[arg-type]
+        parts.append(prove(world, task.problem, as_trained, task.steps))
     refused = [] if parts else ["no probe applies to this model: nothing was compared"]
     tolerance = parts[0].tolerance if parts else TOLERANCE[plan_dtype(plan)]
     found = _only(parts)
@@ -214,8 +222,12 @@ def _only(parts: Sequence[Report]) -> list[Finding]:
     failed = [part.title for part in parts if not part.ok]
     if not failed or len(failed) == len(parts):
         return []
-    why = "; ".join(f"{name}: {PROBES[name].why}" for name in failed)
+    why = "; ".join(f"{name}: {_why(name)}" for name in failed)
     return [Finding("probe", "", f"{len(failed)} of {len(parts)} probes fail ({why})", 0.55)]
+
+
+def _why(name: str) -> str:
+    return PROBES[name].why if name in PROBES else "the precision and the update of training"
 
 
 def _compare(world: World, problem: Problem, plan: Plan, task: Task) -> Report:
