@@ -5,6 +5,7 @@ of one fault.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -119,7 +120,7 @@ def scaled_by_rank() -> list[Any]:
 
 def mean_of_micro_batches() -> list[Any]:
     def make(original: Any) -> Any:
-        def add(self: Any, value: Any, num_samples: int) -> Any:
+        def add(self: Any, value: Any, num_samples: int, tokens_per_sample: int = 1) -> Any:
             return original(self, value, num_samples) / value[1].clamp(min=1)
 
         return add
@@ -152,8 +153,8 @@ def micro_batches_too_large() -> list[Any]:
 
 def masked_counted() -> list[Any]:
     def make(original: Any) -> Any:
-        def add(self: Any, value: Any, num_samples: int) -> Any:
-            return original(self, (value[0], value[1] + 5), num_samples)
+        def add(self: Any, value: Any, num_samples: int, tokens_per_sample: int = 1) -> Any:
+            return original(self, (value[0], value[1] + 5), num_samples, tokens_per_sample)
 
         return add
 
@@ -164,7 +165,7 @@ def loss_times_ranks() -> list[Any]:
     def make(original: Any) -> Any:
         def totals(self: Any, *args: Any) -> Any:
             found = original(self, *args)
-            return loss.LossTotals(2 * found.loss_sum, found.count, found.squared_norm)
+            return replace(found, loss_sum=2 * found.loss_sum)
 
         return totals
 
@@ -270,7 +271,7 @@ def norm_of_own_shard() -> list[Any]:
         def totals(self: Any, *args: Any) -> Any:
             own = float(self._strategy.squared_norm())
             found = original(self, *args)
-            return loss.LossTotals(found.loss_sum, found.count, own)
+            return replace(found, squared_norm=own)
 
         return totals
 

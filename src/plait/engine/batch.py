@@ -39,6 +39,14 @@ class MicroBatch:
             tuple(leaf.shape) for leaf in tree_leaves(self.inputs) if isinstance(leaf, Tensor)
         )
 
+    @property
+    def tokens_per_sample(self) -> int:
+        """The positions of a sequence of integers; 1 where the inputs are no such sequences."""
+        for leaf in tree_leaves(self.inputs):
+            if isinstance(leaf, Tensor) and leaf.dim() > 1 and not leaf.is_floating_point():
+                return int(leaf.shape[1])
+        return 1
+
 
 class BatchSplitter:
     """Cuts the batches of one model into micro-batches."""

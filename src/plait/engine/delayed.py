@@ -100,11 +100,12 @@ class Delayed:
     def totals(self) -> LossTotals:
         """The loss of the window, known to the last stage and told to all. Collective."""
         loss = self._pipeline.loss
-        sums = torch.stack([loss.loss_sum, loss.count])
+        sums = torch.stack([loss.loss_sum, loss.count, loss.tokens])
         sums /= self._update.loss_copies
         self._ranks.all_reduce(sums, control=True).wait()
         self._stages.broadcast(sums, self._stages.size - 1).wait()
-        return LossTotals(float(sums[0]), float(sums[1]), 0.0)
+        loss_sum, count, tokens = sums.tolist()
+        return LossTotals(loss_sum, count, 0.0, tokens / count if count else 1.0)
 
     def _forward(self, action: Action) -> None:
         self.versions.forward(index_of(action))

@@ -148,7 +148,7 @@ class Engine:
         return StepResult(
             loss=report.loss_sum / report.count if report.count else math.nan,
             grad_norm=norm,
-            tokens=report.tokens,
+            tokens=round(report.tokens * self._totals.tokens_per_count),
             seconds=time.perf_counter() - began,
             timeline=timeline,
             ledger=world.ledger.since(earlier),

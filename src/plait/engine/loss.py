@@ -28,6 +28,8 @@ class LossTotals:
     loss_sum: float
     count: float
     squared_norm: float
+    tokens_per_count: float = 1.0
+    """Above 1 where the loss counts samples and each of them is a sequence of tokens."""
 
     @property
     def loss(self) -> float:
@@ -69,13 +71,20 @@ class LossSum:
         """A step begins."""
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         self.count = torch.zeros((), dtype=torch.float64, device=self._device)
+        self.tokens = torch.zeros((), dtype=torch.float64, device=self._device)
 
-    def add(self, loss: Tensor | tuple[Tensor, Tensor], num_samples: int) -> Tensor:
+    def add(
+        self,
+        loss: Tensor | tuple[Tensor, Tensor],
+        num_samples: int,
+        tokens_per_sample: int = 1,
+    ) -> Tensor:
         """Take one micro-batch's loss, and return the sum that backward starts from.
 
         `loss` is `(sum, count)`, or a 0-dim tensor that means "the mean over the samples of this
         micro-batch". `num_samples` is 0 for a placeholder, which counts nothing and whose gradient
-        is zero.
+        is zero. The tokens are the counts that the loss gives, or `tokens_per_sample` of each
+        sample.
         """
         if loss is None:
             raise ModelError(
@@ -88,9 +97,11 @@ class LossSum:
             if num_samples == 0:
                 total = total * 0.0
                 count = count * 0.0
+            tokens = count
         else:
             total = loss * num_samples
             count = torch.tensor(float(num_samples), dtype=torch.float64, device=self._device)
+            tokens = count * tokens_per_sample
         if not isinstance(total, Tensor) or total.dim() != 0:
             shape = tuple(total.shape) if isinstance(total, Tensor) else type(total).__name__
             raise ModelError(
@@ -98,6 +109,7 @@ class LossSum:
             )
         self.loss_sum += total.detach()
         self.count += count
+        self.tokens += tokens
         return total
 
     def add_auxiliary(self, total: Tensor) -> None:

@@ -172,7 +172,7 @@ class Pipeline:
             found = self._loss_function(output, micro.targets)
             if self._balance is not None:
                 self._balance.check(found)
-            loss = self.loss.add(found, micro.num_samples)
+            loss = self.loss.add(found, micro.num_samples, micro.tokens_per_sample)
             self.parts[stage].stage.keep(
                 micro_batch, [loss if self.loss_scale == 1.0 else loss * self.loss_scale]
             )

@@ -89,23 +89,25 @@ class Update:
         slots = _slots(self._strategy)
         used = [float(index in state.touched) for state, index in slots]
         scalars = torch.tensor(
-            [0.0, 0.0, 0.0, *used], dtype=torch.float64, device=loss.count.device
+            [0.0, 0.0, 0.0, 0.0, *used], dtype=torch.float64, device=loss.count.device
         )
         copies = self.loss_copies
         weight = None if self._split is None else self._split.weight
         scalars[0] = loss.loss_sum / copies
         scalars[1] = loss.count / copies
         scalars[2] = self._strategy.squared_norm(weight)
+        scalars[3] = loss.tokens / copies
         sum_totals(scalars, axis)
         values = scalars.tolist()
-        if not all(values[3:]):
-            unused = [slot for slot, value in zip(slots, values[3:], strict=True) if value <= 0]
+        if not all(values[4:]):
+            unused = [slot for slot, value in zip(slots, values[4:], strict=True) if value <= 0]
             self._drop_gradients(unused)
         if stages is not None and stages.size > 1:
-            sums = scalars[:3].clone()
+            sums = scalars[:4].clone()
             stages.all_reduce(sums, control=True).wait()
             values = sums.tolist()
-        return LossTotals(values[0], values[1], values[2])
+        loss_sum, count, squared_norm, tokens = values[:4]
+        return LossTotals(loss_sum, count, squared_norm, tokens / count if count else 1.0)
 
     def _drop_gradients(self, unused: Sequence[tuple[BucketState, int]]) -> None:
         """Take the gradient away from parameters that no rank used: the optimizer skips them."""
