@@ -12,21 +12,50 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from plait import errors, verify
     from plait.cluster import Cluster
+    from plait.comm.world import World
     from plait.cost import estimate
-    from plait.engine.build import build
+    from plait.datasets.loader import Loader
+    from plait.engine.build import Options, build
+    from plait.engine.cut import Cutting
+    from plait.engine.engine import Engine
+    from plait.engine.loop import fit
+    from plait.engine.step import StepResult
     from plait.launcher import launch
     from plait.plan import Plan
     from plait.planner.choose import choose
 
-__all__ = ["Cluster", "Plan", "build", "choose", "errors", "estimate", "launch", "verify"]
+__all__ = [
+    "Cluster",
+    "Cutting",
+    "Engine",
+    "Loader",
+    "Options",
+    "Plan",
+    "StepResult",
+    "World",
+    "build",
+    "choose",
+    "errors",
+    "estimate",
+    "fit",
+    "launch",
+    "verify",
+]
 
 _ROOMS = {
     "Cluster": "plait.cluster",
+    "Cutting": "plait.engine.cut",
+    "Engine": "plait.engine.engine",
+    "Loader": "plait.datasets.loader",
+    "Options": "plait.engine.build",
     "Plan": "plait.plan",
+    "StepResult": "plait.engine.step",
+    "World": "plait.comm.world",
     "build": "plait.engine.build",
     "choose": "plait.planner",
     "errors": "plait.errors",
     "estimate": "plait.cost",
+    "fit": "plait.engine.loop",
     "launch": "plait.launcher",
     "verify": "plait.verify",
 }

@@ -1,5 +1,5 @@
-"""From a model and a plan to an engine. The order in which parallelisms are applied is `build`,
-read from top to bottom.
+"""From a model and a plan to an engine. The order in which parallelisms are applied is
+`compose`, read from top to bottom.
 
 After it nobody reads the plan: each room has been handed what concerns it.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,10 +23,11 @@ from plait.engine.axes import data_axis, within_stage
 from plait.engine.balance import Balance
 from plait.engine.batch import BatchSplitter, call
 from plait.engine.composition import check_composition, check_delayed
-from plait.engine.cut import Cut, Cutting, cut
+from plait.engine.cut import Cutting, cut_stages, needs_example
 from plait.engine.delayed import Delayed
-from plait.engine.engine import Engine, EngineParts
+from plait.engine.engine import Engine, EngineParts, Uncut
 from plait.engine.loss import LossFunction
+from plait.engine.optimizer_like import like
 from plait.engine.pipeline import Part, Pipeline
 from plait.engine.precision import LossScale, Precision
 from plait.engine.stages import LayerProducts, make_stages
@@ -46,8 +48,6 @@ from plait.outer import Asynchrony, make_driver
 from plait.pipeline import schedules
 from plait.pipeline.actions import Kind, Schedule
 from plait.pipeline.lower import group_weight_grads, joined_weight_grads, lower
-from plait.pipeline.partition import Layer
-from plait.pipeline.simulate import peak_activations
 from plait.pipeline.stream import Stream
 from plait.pipeline.transport import Transport
 from plait.pipeline.versions import WeightVersions
@@ -106,7 +106,7 @@ def build(
     plan: Plan | str,
     *,
     loss: LossFunction,
-    optimizer: Callable[[Parameters], torch.optim.Optimizer],
+    optimizer: Callable[[Parameters], torch.optim.Optimizer] | torch.optim.Optimizer,
     options: Options | None = None,
     world: World | None = None,
 ) -> Engine:
@@ -115,20 +115,49 @@ def build(
     `model` may be on the meta device: then its parameters are initialised by name, and no rank
     holds more of them than the plan gives it. `loss(output, targets)` returns `(sum, count)`, or
     the mean over the samples. `optimizer(params)` makes the optimizer of the parameters that this
-    rank owns. `world` is the ranks' own if they have one, else torchrun's.
+    rank owns; an optimizer of the whole model is made anew for them. `world` is the ranks' own if
+    they have one, else torchrun's.
+
+    Where only a batch shows how to cut the model into stages, that is done by `engine.prepare` or
+    the first step, and so are the checks that follow the cut.
 
     Errors: `PlanError`, `WorldSizeError`, `ModelError`, `OptimizerError`, all before anything is
     allocated.
     """
     options = options or Options()
     plan = _checked(plan)
-    precision = Precision.of(plan, float16=options.float16)
+    if isinstance(optimizer, torch.optim.Optimizer):
+        optimizer = like(optimizer, model)
     if plan.dp.strategy in data.ELEMENTWISE_ONLY:
-        data.require_elementwise(lambda params: optimizer(_unnamed(params)), str(plan))
+        make_optimizer = optimizer
+        data.require_elementwise(lambda params: make_optimizer(_unnamed(params)), str(plan))
 
     world = world or join_world(plan)
     if world.crew is not None:
         check_restarts(plan, options.num_servers)
+    make = partial(compose, model, plan, loss=loss, optimizer=optimizer, world=world)
+    if plan.pp.size > 1 and needs_example(model, options.cutting):
+        return Engine(
+            Uncut(plan, world, model, lambda inputs: make(_with_example(options, inputs)))
+        )
+    return Engine(make(options))
+
+
+def _with_example(options: Options, inputs: Any) -> Options:
+    return replace(options, cutting=replace(options.cutting, example=inputs))
+
+
+def compose(
+    model: nn.Module,
+    plan: Plan,
+    options: Options,
+    *,
+    loss: LossFunction,
+    optimizer: Callable[[Parameters], torch.optim.Optimizer],
+    world: World,
+) -> EngineParts:
+    """Apply each parallelism of a plan that was checked, in their order. Collective."""
+    precision = Precision.of(plan, float16=options.float16)
     blocks = _blocks(model, options.blocks)
     sequence = _split_sequences(model, plan, world, options)
     whole = Whole.of(model)
@@ -142,7 +171,7 @@ def build(
         loss = split.loss(loss, IGNORE if loss is cross_entropy else None)
     _wrap_blocks(model, blocks, plan, options.compile_backend, world.device)
     schedule = _schedule(plan, options)
-    stages_of_model = _cut(model, blocks, schedule, options.cutting, world)
+    stages_of_model = cut_stages(model, blocks, schedule, options.cutting, world)
     check_delayed(
         schedule,
         stages_of_model,
@@ -186,32 +215,30 @@ def build(
     actions = schedule.ranks[axis.rank]
     pipeline = Pipeline(parts, schedule.num_stages, transport, loss, balance=balance, split=split)
     pipeline.joined = joined_weight_grads(actions)
-    return Engine(
-        EngineParts(
-            plan=plan,
-            world=world,
-            model=model,
-            strategy=strategy,
-            driver=driver,
-            split=split,
-            update=updater,
-            splitter=BatchSplitter(
-                model,
-                plan.micro_batches,
-                precision.compute,
-                world.device,
-                None if sequence is None else sequence.cut,
-            ),
-            balance=balance,
-            actions=actions,
-            pipeline=pipeline,
-            delayed=_delayed(pipeline, updater, schedule, world),
-            tied=TiedSum(axis, schedule.placement, stages_of_model.tied, strategies),
-            holding=own.holding,
-            seed=options.seed,
-            scale=LossScale() if precision.scaled else None,
-            mean_of_workers=options.aggregate == "mean" and driver.is_synchronous,
-        )
+    return EngineParts(
+        plan=plan,
+        world=world,
+        model=model,
+        strategy=strategy,
+        driver=driver,
+        split=split,
+        update=updater,
+        splitter=BatchSplitter(
+            model,
+            plan.micro_batches,
+            precision.compute,
+            world.device,
+            None if sequence is None else sequence.cut,
+        ),
+        balance=balance,
+        actions=actions,
+        pipeline=pipeline,
+        delayed=_delayed(pipeline, updater, schedule, world),
+        tied=TiedSum(axis, schedule.placement, stages_of_model.tied, strategies),
+        holding=own.holding,
+        seed=options.seed,
+        scale=LossScale() if precision.scaled else None,
+        mean_of_workers=options.aggregate == "mean" and driver.is_synchronous,
     )
 
 
@@ -229,21 +256,6 @@ def _schedule(plan: Plan, options: Options) -> Schedule:
         schedule
         if schedule.asynchronous
         else lower(group_weight_grads(schedule, options.weight_grad_group))
-    )
-
-
-def _cut(
-    model: nn.Module, blocks: Sequence[str], schedule: Schedule, cutting: Cutting, world: World
-) -> Cut:
-    """Collective, if layers are measured: all ranks take what the first has measured."""
-
-    def agree(layers: list[Layer]) -> list[Layer]:
-        for axis in (within_stage(world), world.axis("pp")):
-            layers = axis.gather_objects(layers)[0]
-        return layers
-
-    return cut(
-        model, blocks, schedule.num_stages, cutting, live=peak_activations(schedule), agree=agree
     )
 
 

@@ -18,11 +18,15 @@ import torch
 from torch import nn
 
 from plait import models
+from plait.comm import World
+from plait.engine.axes import within_stage
 from plait.engine.batch import accepted, call
 from plait.engine.buffers import unmoved
 from plait.errors import ModelError
+from plait.pipeline.actions import Schedule
 from plait.pipeline.dataflow import Flow, discover
 from plait.pipeline.partition import Layer, Limits, Partition, balanced, by_counts, by_names
+from plait.pipeline.simulate import peak_activations
 from plait.pipeline.weigh import STATE_COPIES, weigh
 
 
@@ -111,6 +115,30 @@ def cut(
     return Cut(partition, stages, params_of(model, stages))
 
 
+def cut_stages(
+    model: nn.Module, blocks: Sequence[str], schedule: Schedule, cutting: Cutting, world: World
+) -> Cut:
+    """Cut a model for a schedule. Collective if layers are measured: all ranks take the measurement
+    of the first.
+    """
+
+    def agree(layers: list[Layer]) -> list[Layer]:
+        for axis in (within_stage(world), world.axis("pp")):
+            layers = axis.gather_objects(layers)[0]
+        return layers
+
+    return cut(
+        model, blocks, schedule.num_stages, cutting, live=peak_activations(schedule), agree=agree
+    )
+
+
+def needs_example(model: nn.Module, cutting: Cutting) -> bool:
+    """Whether only a batch shows where the model can be cut into stages."""
+    if cutting.example is not None or _takes_tokens(model):
+        return False
+    return cutting.measure or not find_chain(model, cutting.chain)
+
+
 def _cut_by_flow(
     model: nn.Module,
     blocks: Sequence[str],
@@ -170,15 +198,19 @@ def _weighed(model: nn.Module, names: Sequence[str], cutting: Cutting) -> list[L
 
 def _example_of(model: nn.Module) -> Any:
     """Token numbers, for a model that takes nothing else."""
-    wanted = [
-        p for p in inspect.signature(model.forward).parameters.values() if p.default is p.empty
-    ]
-    if [p.name for p in wanted] == ["input_ids"]:
+    if _takes_tokens(model):
         return torch.zeros(1, 4, dtype=torch.int64)
     raise ModelError(
         f"to cut a {type(model).__name__} into stages its forward is run once on an example; give inputs of one sample as "
         "Options(cutting=Cutting(example=...)), or name a chain of modules that compose to the forward"
     )
+
+
+def _takes_tokens(model: nn.Module) -> bool:
+    wanted = [
+        p for p in inspect.signature(model.forward).parameters.values() if p.default is p.empty
+    ]
+    return [p.name for p in wanted] == ["input_ids"]
 
 
 def partition_layers(

@@ -9,31 +9,34 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from plait.comm import World
 from plait.data import DataStrategy
 from plait.engine.axes import within_stage
 from plait.engine.balance import Balance
 from plait.engine.batch import BatchSplitter, MicroBatch
-from plait.engine.delayed import Delayed, memory_of
+from plait.engine.delayed import Delayed
 from plait.engine.explain import explained, fault_of
 from plait.engine.holding import Holding
 from plait.engine.init import derive_seed
 from plait.engine.loss import LossTotals
+from plait.engine.memory import live_bytes
 from plait.engine.parts import LocalPart, local_gradients, local_parameters
 from plait.engine.pipeline import Pipeline, Step
 from plait.engine.precision import LossScale
+from plait.engine.prepare import example_of, first_batch, share
 from plait.engine.step import StepResult
 from plait.engine.tied import TiedSum
 from plait.engine.update import Update
+from plait.errors import ModelError
 from plait.outer import Driver
 from plait.pipeline.actions import Action, Kind
 from plait.pipeline.runtime import Runtime
@@ -65,21 +68,44 @@ class EngineParts:
     scale: LossScale | None = None
 
 
+@dataclass(frozen=True)
+class Uncut:
+    """A model that only a batch shows how to cut into stages; `make` cuts it, given the inputs of
+    one sample. Collective.
+    """
+
+    plan: Plan
+    world: World
+    model: nn.Module
+    make: Callable[[Any], EngineParts]
+
+
 class Engine:
     """Trains one model under one plan. Every method that is marked collective is called by all
     ranks.
+
+    Attributes:
+        before_update: called with the engine in each step, before its update.
     """
 
-    def __init__(self, parts: EngineParts) -> None:
+    def __init__(self, parts: EngineParts | Uncut) -> None:
         self.plan = parts.plan
         self.world = parts.world
         self.model = parts.model
+        self.step_index = 0
+        self.before_update: list[Callable[[Engine], None]] = []
+        self._uncut: Uncut | None = None
+        if isinstance(parts, Uncut):
+            self._uncut = parts
+        else:
+            self._take(parts)
+
+    def _take(self, parts: EngineParts) -> None:
         self.strategy = parts.strategy
         self.driver = parts.driver
         self.update = parts.update
         self.holding = parts.holding
         self.step_index = parts.driver.first_step
-        self.before_update: list[Callable[[Engine], None]] = []
         self.splitter = parts.splitter
         self._seed = parts.seed
         self._mean_of_workers = parts.mean_of_workers
@@ -101,6 +127,29 @@ class Engine:
         if self._delayed is not None:
             self._handlers = self._delayed.handlers(self._handlers)
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Say why an attribute is missing where the model is not cut yet."""
+            if self.__dict__.get("_uncut") is None or name.startswith("__"):
+                raise AttributeError(f"an engine has no attribute '{name}'")
+            raise ModelError(
+                f"the engine's {name} exists once its model is cut into stages, which the first "
+                f"batch shows ({self.plan}); call engine.prepare(loader) or engine.step(batch) "
+                "before, or give build the inputs of one sample as "
+                "options=plait.Options(cutting=plait.Cutting(example=...))"
+            )
+
+    def prepare(self, loader: Iterable[Any]) -> Iterable[Any]:
+        """The batches of a loader of whole global batches, of each this rank's part.
+
+        `loader` is a torch `DataLoader`, a `plait.Loader` or any iterable of batches that every
+        rank reads alike. Shuffling follows the random state of rank 0. Collective.
+        """
+        if self._uncut is not None:
+            self._cut_by(first_batch(loader))
+        return share(loader, self.world)
+
     # -- what users call
     # ------------------------------------------------------------------------------------------
 
@@ -114,6 +163,7 @@ class Engine:
         Errors: `NonFiniteLoss` (the parameters are then those before the step), `DataError` for an
         unfit batch, `OutOfMemory`.
         """
+        self._cut_by(batch)
         began = time.perf_counter()
         world = self.world
         timeline = Timeline(world.rank, enabled=trace)
@@ -178,6 +228,7 @@ class Engine:
         It may be called between any two steps, with any number of samples. An asynchronous pipeline
         is not flushed for it: each stage uses its newest weights.
         """
+        self._cut_by(batch)
         self.model.eval()
         if self._delayed is not None:
             self._delayed.versions.show_newest()
@@ -250,6 +301,15 @@ class Engine:
         the scale of float16.
         """
         return self._divisor()
+
+    def _cut_by(self, batch: Any) -> None:
+        """Cut a model that is still whole. Collective."""
+        uncut = self._uncut
+        if uncut is not None:
+            with torch.enable_grad():
+                parts = uncut.make(example_of(batch))
+            self._uncut = None
+            self._take(parts)
 
     # -- what the schedule calls
     # ----------------------------------------------------------------------------------
@@ -325,38 +385,3 @@ def _own_random_state(device: torch.device) -> Iterator[None]:
     """
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield
-
-
-def live_bytes(engine: Engine) -> dict[str, int]:
-    """Measured from the tensors that live now; memory that several tensors share is counted
-    once.
-    """
-    tensors = engine.strategy.live_tensors()
-    owned = {id(tensor) for kind in tensors.values() for tensor in kind}
-    state = [
-        tensor
-        for values in engine.update.optimizer.state.values()
-        for tensor in values.values()
-        if isinstance(tensor, Tensor) and id(tensor) not in owned
-    ]
-    frozen = [param for param in engine.holding.params.values() if not param.requires_grad]
-    groups = {
-        "parameters": [*tensors.get("parameters", ()), *frozen, *memory_of(engine._delayed)],
-        "gradients": [*tensors.get("gradients", ())],
-        "optimizer": [*tensors.get("optimizer", ()), *state, *engine.driver.live_tensors()],
-        "buffers": [*tensors.get("buffers", ()), *engine.model.buffers()],
-    }
-    seen: set[int] = set()
-    return {
-        kind: sum(_new_bytes(tensor, seen) for tensor in group) for kind, group in groups.items()
-    }
-
-
-def _new_bytes(tensor: Tensor, seen: set[int]) -> int:
-    """The bytes of a tensor's elements, 0 if its first element has been counted before or has no
-    memory.
-    """
-    if tensor.untyped_storage().nbytes() == 0 or tensor.data_ptr() in seen:
-        return 0
-    seen.add(tensor.data_ptr())
-    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,166 @@
+"""The share of a rank in the batches of a loader, and the example that a model is cut by.
+
+The batches stay those of one device: a rank takes its contiguous part of each, so that the ranks'
+parts join to what the loader would have given alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import DataLoader, IterableDataset
+
+from plait.comm import World
+from plait.datasets import Loader
+from plait.errors import DataError
+
+
+def example_of(batch: Any) -> Any:
+    """The inputs of one sample of a batch; a sample of zeros where this rank has none."""
+    inputs = batch if isinstance(batch, Mapping) else batch[0]
+    return tree_map_only(Tensor, _first_sample, inputs)
+
+
+def _first_sample(tensor: Tensor) -> Tensor:
+    if tensor.dim() > 0 and tensor.shape[0] == 0:
+        return tensor.new_zeros((1, *tensor.shape[1:]))
+    return tensor[:1]
+
+
+def first_batch(loader: Any) -> Any:
+    """A batch that does not move the loader on."""
+    if isinstance(loader, DataLoader) and _is_indexed(loader):
+        collate: Any = loader.collate_fn
+        return collate([loader.dataset[0]])
+    if isinstance(loader, Loader):
+        return next(iter(Loader(loader.dataset, 1)))
+    if isinstance(loader, Iterator):
+        raise DataError(
+            f"a {type(loader).__name__} is read once, and its first batch shows where the model is "
+            "cut; give a loader that can be read again, or call engine.step with its batches"
+        )
+    return next(iter(loader))
+
+
+def _is_indexed(loader: DataLoader[Any]) -> bool:
+    return loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset)
+
+
+def share(loader: Iterable[Any], world: World) -> Iterable[Any]:
+    """The batches of a loader, of each this rank's part: `loader` yields whole global batches."""
+    rank, size = world.seat
+    if isinstance(loader, Loader):
+        if loader.dp_size != 1:
+            return loader
+        mine = Loader(
+            loader.dataset, loader.global_batch, dp_size=size, dp_rank=rank, seed=loader.seed
+        )
+        mine.load_state_dict(loader.state_dict())
+        return mine
+    if isinstance(loader, DataLoader) and _is_indexed(loader):
+        return _IndexShare(loader, world)
+    return _BatchShare(loader, world)
+
+
+class _BatchShare:
+    """Every rank reads whole batches and keeps its samples of each."""
+
+    def __init__(self, loader: Iterable[Any], world: World) -> None:
+        self._loader = loader
+        self._world = world
+
+    def __len__(self) -> int:
+        length: int = len(self._loader)  # type: ignore[arg-type]  # an error of the loader's own
+        return length
+
+    def __iter__(self) -> Iterator[Any]:
+        _agree_on_order(self._world)
+        rank, size = self._world.seat
+        for batch in self._loader:
+            yield tree_map_only(Tensor, lambda tensor: _part(tensor, rank, size), batch)
+
+
+class _IndexShare:
+    """Every rank reads only its own samples of a `DataLoader` whose batches are lists of
+    indices.
+    """
+
+    def __init__(self, loader: DataLoader[Any], world: World) -> None:
+        self._world = world
+        self._sampler = _SharedSampler(loader.batch_sampler, *world.seat)
+        self._loader: DataLoader[Any] = DataLoader(
+            loader.dataset,
+            batch_sampler=self._sampler,
+            num_workers=loader.num_workers,
+            collate_fn=loader.collate_fn,
+            pin_memory=loader.pin_memory,
+            timeout=loader.timeout,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+            generator=loader.generator,
+            prefetch_factor=loader.prefetch_factor,
+            persistent_workers=loader.persistent_workers,
+        )
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        _agree_on_order(self._world)
+        self._sampler.sizes.clear()
+        for batch in self._loader:
+            size = self._sampler.sizes.popleft()
+            yield tree_map_only(Tensor, partial(_first, size), batch)
+
+
+class _SharedSampler:
+    """A rank's indices of each batch; one index stands in where it has none.
+
+    Attributes:
+        sizes: of the batches that were drawn and not yet yielded, this rank's samples.
+    """
+
+    def __init__(self, sampler: Any, rank: int, size: int) -> None:
+        self._sampler = sampler
+        self._rank = rank
+        self._size = size
+        self.sizes: deque[int] = deque()
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for batch in self._sampler:
+            indices = list(batch)
+            mine = indices[_slice(len(indices), self._rank, self._size)]
+            self.sizes.append(len(mine))
+            yield mine or indices[:1]
+
+
+def _first(size: int, tensor: Tensor) -> Tensor:
+    return tensor if tensor.dim() == 0 else tensor[:size]
+
+
+def _part(tensor: Tensor, rank: int, size: int) -> Tensor:
+    return tensor if tensor.dim() == 0 else tensor[_slice(tensor.shape[0], rank, size)]
+
+
+def _slice(num_samples: int, rank: int, size: int) -> slice:
+    return slice(num_samples * rank // size, num_samples * (rank + 1) // size)
+
+
+def _agree_on_order(world: World) -> None:
+    """Begin an epoch from the random state of the first rank, by which samplers shuffle.
+    Collective.
+    """
+    if world.crew is not None or world.size == 1:
+        return
+    own = torch.get_rng_state()
+    first = world.axis("world").gather_objects(own.numpy().tobytes())[0]
+    torch.set_rng_state(torch.frombuffer(bytearray(first), dtype=torch.uint8))
