@@ -1,4 +1,5 @@
 """A ResNet on handwritten digits, data parallel with ZeRO: `python examples/vision.py [--small]`.
+The digits come with scikit-learn: pip install 'plait[digits]'.
 
 Its reference is the same training in plain PyTorch on one device; the curves must be one. In
 float64: in float32 the last bit has become a hundredth of the loss after sixty steps of a ResNet.

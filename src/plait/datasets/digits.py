@@ -1,4 +1,4 @@
-"""Handwritten digits: scikit-learn's 1,797 images of 8 x 8 pixels, which come with the package."""
+"""Handwritten digits: 1,797 images of 8 x 8 pixels, which scikit-learn brings: the extra `digits`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class Digits(TensorDataset):
             from sklearn.datasets import load_digits
         except ImportError as missing:
             raise DataError(
-                'data "digits" needs the package scikit-learn: pip install scikit-learn'
+                'data "digits" comes with scikit-learn, which is not installed here: '
+                'pip install "plait[digits]"'
             ) from missing
         pixels, digits = load_digits(return_X_y=True)
         images = torch.from_numpy(pixels).float() / 16

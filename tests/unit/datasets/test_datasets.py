@@ -214,3 +214,9 @@ def test_packed_text_knows_where_its_files_end(tmp_path: Path) -> None:
     )
     with pytest.raises(DataError, match="llama, not 'gpt'"):
         datasets.make(data, GPT)
+
+
+def test_digits_without_their_package_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(DataError, match=r"pip install \"plait\[digits\]\""):
+        datasets.make({"name": "digits"}, MLP)
