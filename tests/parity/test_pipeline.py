@@ -111,13 +111,14 @@ def test_batches_that_do_not_divide(ranks: Run, num_samples: int) -> None:
     "cutting",
     [
         Cutting(counts=(1, 7, 1)),
+        Cutting(counts=(1, 2, 1)),
         Cutting(splits=("blocks.1", "norm")),
         Cutting(measure=True, example=torch.zeros(2, 6, dtype=torch.int64), memory_bytes=1e9),
     ],
 )
 def test_cuts_where_it_is_told(ranks: Run, cutting: Cutting) -> None:
-    """Also between embedding and position, and with the head alone; where layers are measured,
-    alike on every rank.
+    """Also between embedding and position, with the head alone, and by blocks; where layers are
+    measured, alike on every rank.
     """
     outcome = check(ranks, "pp3:1f1b mb3 precision:float64", "gpt-deep", cutting=cutting)
     assert outcome.largest <= TOLERANCE, outcome

@@ -91,9 +91,9 @@ class Train(Section):
 class PlanSection(Section):
     """The plan's text, or `auto` for the planner's choice.
 
-    Where a pipeline cuts the model: `counts` of layers, one a stage, or `splits`, the layer that
-    begins each later stage; without either, balanced: by estimated work, or `measure`d on a sample,
-    within `stage_memory_gb`. `schedule`: a text file with the pipeline's schedule, in place of the
+    Where a pipeline cuts the model: `counts` of blocks (or of all layers), one a stage, or
+    `splits`, the layer that begins each later stage; without either, balanced: by estimated work,
+    or `measure`d on a sample, within `stage_memory_gb`. `schedule`: a text file with the pipeline's schedule, in place of the
     plan's. `weight_grad_group`: under schedules that split backwards, the micro-batches whose
     weight gradients are made at once.
     """

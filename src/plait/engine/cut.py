@@ -23,9 +23,18 @@ from plait.engine.axes import within_stage
 from plait.engine.batch import accepted, call
 from plait.engine.buffers import unmoved
 from plait.errors import ModelError
+from plait.origin import batch_norm_explained
 from plait.pipeline.actions import Schedule
 from plait.pipeline.dataflow import Flow, discover
-from plait.pipeline.partition import Layer, Limits, Partition, balanced, by_counts, by_names
+from plait.pipeline.partition import (
+    Layer,
+    Limits,
+    Partition,
+    balanced,
+    by_counts,
+    by_names,
+    check_depth,
+)
 from plait.pipeline.simulate import peak_activations
 from plait.pipeline.weigh import STATE_COPIES, weigh
 
@@ -35,7 +44,8 @@ class Cutting:
     """How a user wants the model cut.
 
     Attributes:
-        counts: links of each stage.
+        counts: links of each stage, or its blocks, where they sum to the number of blocks: then
+        what stands before and behind the blocks goes with the first and the last stage.
         splits: the first link of each stage but the first; instead of counts.
         chain: patterns of the modules that compose to the forward, where the model's file has no
         `CHAIN`. example: inputs of the model, of any batch size.
@@ -96,9 +106,10 @@ def cut(
     *,
     live: Sequence[float] = (),
     agree: Agree = list,
+    per_rank: int = 1,
 ) -> Cut:
     """Cut a model (on any device). `live` micro-batches of each stage; `agree` makes measured costs
-    the same on every rank.
+    the same on every rank; `per_rank` stages are on each.
 
     Raises ModelError: more stages than layers, counts or splits that do not fit, no cut that fits
     into the memory.
@@ -108,9 +119,12 @@ def cut(
         return Cut(None, (("",),), (frozenset(names),))
     links = find_chain(model, cutting.chain)
     if not links:
-        return _cut_by_flow(model, blocks, num_stages, cutting, live=live, agree=agree)
+        return _cut_by_flow(
+            model, blocks, num_stages, cutting, live=live, agree=agree, per_rank=per_rank
+        )
+    check_depth(len(links), num_stages, per_rank)
     layers = agree(_weighed(model, links, cutting)) if cutting.measure else _estimated(model, links)
-    partition = partition_layers(layers, num_stages, cutting, live)
+    partition = partition_layers(layers, num_stages, cutting, live, blocks)
     stages = tuple(tuple(links[start:stop]) for start, stop in pairwise(partition.bounds))
     return Cut(partition, stages, params_of(model, stages))
 
@@ -128,7 +142,13 @@ def cut_stages(
         return layers
 
     return cut(
-        model, blocks, schedule.num_stages, cutting, live=peak_activations(schedule), agree=agree
+        model,
+        blocks,
+        schedule.num_stages,
+        cutting,
+        live=peak_activations(schedule),
+        agree=agree,
+        per_rank=schedule.num_stages // len(schedule.ranks),
     )
 
 
@@ -147,19 +167,21 @@ def _cut_by_flow(
     *,
     live: Sequence[float],
     agree: Agree,
+    per_rank: int,
 ) -> Cut:
     """Between any two calls of units in the model's own forward, which is run on an example to find
     them.
     """
     example = cutting.example if cutting.example is not None else _example_of(model)
-    with unmoved(model):
+    with unmoved(model), batch_norm_explained(model):
         flow = discover(model, blocks, lambda: call(model, accepted(model, example)))
+    check_depth(len(flow.calls), num_stages, per_rank)
     layers = (
         agree(_weighed(model, flow.calls, cutting))
         if cutting.measure
         else _estimated(model, flow.calls)
     )
-    partition = partition_layers(layers, num_stages, cutting, live)
+    partition = partition_layers(layers, num_stages, cutting, live, blocks)
     stages = tuple(flow.calls[start:stop] for start, stop in pairwise(partition.bounds))
     bounds = [*pairwise(partition.bounds)]
     glue = [frozenset[str]().union(*flow.weights[start:stop]) for start, stop in bounds[:-1]]
@@ -187,7 +209,7 @@ def _weighed(model: nn.Module, names: Sequence[str], cutting: Cutting) -> list[L
     """By what their calls take on the example."""
     example = cutting.example if cutting.example is not None else _example_of(model)
     units = tuple(dict.fromkeys(names))
-    with unmoved(model):
+    with unmoved(model), batch_norm_explained(model):
         layers = weigh(model, units, lambda: call(model, accepted(model, example)))
     if [layer.name for layer in layers] != list(names):
         raise ModelError(
@@ -214,14 +236,18 @@ def _takes_tokens(model: nn.Module) -> bool:
 
 
 def partition_layers(
-    layers: Sequence[Layer], num_stages: int, cutting: Cutting, live: Sequence[float] = ()
+    layers: Sequence[Layer],
+    num_stages: int,
+    cutting: Cutting,
+    live: Sequence[float] = (),
+    blocks: Sequence[str] = (),
 ) -> Partition:
     """As the user says, else balanced."""
     if cutting.counts is not None and cutting.splits is not None:
         raise ModelError("counts and splits both say where the model is cut; give one of them")
     if cutting.counts is not None:
         _expect(len(cutting.counts), num_stages, "counts are for")
-        return by_counts(layers, cutting.counts)
+        return by_counts(layers, cutting.counts, frozenset(blocks))
     if cutting.splits is not None:
         _expect(len(cutting.splits) + 1, num_stages, "splits make")
         return by_names(layers, cutting.splits)

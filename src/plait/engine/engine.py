@@ -37,6 +37,7 @@ from plait.engine.step import StepResult
 from plait.engine.tied import TiedSum
 from plait.engine.update import Update
 from plait.errors import ModelError
+from plait.origin import batch_norm_explained
 from plait.outer import Driver
 from plait.pipeline.actions import Action, Kind
 from plait.pipeline.runtime import Runtime
@@ -327,7 +328,7 @@ class Engine:
     def _run(self, actions: Sequence[Action], timeline: Timeline) -> None:
         self._updates_left = sum(action.kind is Kind.UPDATE for action in actions)
         by_role = nullcontext() if self.split is None else self.split.explained(self.model)
-        with _own_random_state(self.world.device), by_role:
+        with _own_random_state(self.world.device), by_role, batch_norm_explained(self.model):
             Runtime(actions, self._handlers, timeline, optional=frozenset({Kind.RESHARD})).run()
         self._pipeline.end()
 

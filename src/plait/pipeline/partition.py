@@ -9,7 +9,7 @@ layers on 4 stages are 30 layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -126,14 +126,35 @@ def balanced(layers: Sequence[Layer], num_stages: int, limits: Limits | None = N
     return Partition(tuple(layers), (even or fitting)[1])
 
 
-def by_counts(layers: Sequence[Layer], counts: Sequence[int]) -> Partition:
-    """Stages of so many layers each, as (2, 3, 2)."""
+def by_counts(
+    layers: Sequence[Layer], counts: Sequence[int], blocks: Collection[str] = ()
+) -> Partition:
+    """Stages of so many layers each, as (2, 3, 2), or of so many `blocks`, by name.
+
+    Counts that sum to all layers count layers. Counts that sum to the blocks count these: what
+    stands before the first block is the first stage's, and what follows a block is its stage's.
+    """
     _check(layers, len(counts))
-    if min(counts) < 1 or sum(counts) != len(layers):
+    places = [place for place, layer in enumerate(layers) if layer.name in blocks]
+    total = sum(counts)
+    if min(counts) < 1 or total not in (len(layers), len(places)):
         raise ModelError(
-            f"the counts {tuple(counts)} sum to {sum(counts)}; the model has {len(layers)} layers, at least 1 a stage"
+            f"the counts {tuple(counts)} sum to {total}; {_sums(layers, len(places))}, at least 1 a stage"
         )
-    return Partition(tuple(layers), (0, *accumulate(counts)))
+    stops = list(accumulate(counts))
+    if total != len(layers):
+        stops = [*(places[stop] for stop in stops[:-1]), len(layers)]
+    return Partition(tuple(layers), (0, *stops))
+
+
+def _sums(layers: Sequence[Layer], num_blocks: int) -> str:
+    """The sums that counts may have, in words."""
+    if num_blocks in (0, len(layers)):
+        return f"the model has {len(layers)} layers"
+    return (
+        f"the model has {num_blocks} blocks, and {len(layers)} layers with embedding, norm and head: "
+        f"give counts that sum to {num_blocks} or to {len(layers)}"
+    )
 
 
 def by_names(layers: Sequence[Layer], firsts: Sequence[str]) -> Partition:
@@ -150,13 +171,24 @@ def by_names(layers: Sequence[Layer], firsts: Sequence[str]) -> Partition:
     return Partition(tuple(layers), bounds)
 
 
-def _check(layers: Sequence[Layer], num_stages: int) -> None:
+def check_depth(num_layers: int, num_stages: int, per_rank: int = 1) -> None:
+    """Raise ModelError unless every stage can have a layer; `per_rank` stages are on each rank."""
     if num_stages < 1:
         raise ModelError(f"{num_stages} stages; at least 1 is needed")
-    if num_stages > len(layers):
-        raise ModelError(
-            f"{num_stages} stages need as many layers, the model has {len(layers)}; say pp{len(layers)} or fewer"
-        )
+    if num_stages <= num_layers:
+        return
+    most = num_layers // per_rank
+    each = f" ({per_rank} on each of {num_stages // per_rank} ranks)" if per_rank > 1 else ""
+    cure = f"say pp{most} or fewer"
+    if most < 2 and per_rank > 1:
+        cure = "take a schedule with one stage a rank (1f1b), or a deeper model"
+    raise ModelError(
+        f"{num_stages} stages{each} need as many layers, the model has {num_layers}; {cure}"
+    )
+
+
+def _check(layers: Sequence[Layer], num_stages: int) -> None:
+    check_depth(len(layers), num_stages)
 
 
 def _pace(layers: Sequence[Layer], limits: Limits) -> Callable[[int, int], float]:

@@ -4,6 +4,8 @@ is a share of.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,12 +19,14 @@ from plait.comm import Axis
 from plait.comm.functional import transition
 from plait.errors import ModelError
 from plait.mesh.layouts import INVARIANT, Sharded
+from plait.origin import Line, line_of, module_of, named
 from plait.tensor.group import Run, Stream, TensorGroup
 from plait.tensor.mode import Mode
 from plait.tensor.placement import Placement
 from plait.tensor.roles import LINEAR
 from plait.tensor.vocabulary import cross_entropy
 
+MISFIT = re.compile(r"shape '\[([-0-9, ]+)\]' is invalid for input of size (\d+)")
 ALONE_NUMEL = (
     1 << 16
 )  # gradients from here on are summed where they lie; smaller ones travel together
@@ -139,14 +143,36 @@ class TensorSplit:
         try:
             yield
         except (RuntimeError, IndexError, ValueError) as error:
-            name = (
-                None if isinstance(error, torch.OutOfMemoryError) else _where_raised(model, error)
-            )
+            name = None if isinstance(error, torch.OutOfMemoryError) else module_of(model, error)
             if name is None:
                 raise
+            line = line_of(error)
+            where = f"{named(name)} fails" if line is None else f"{named(name)} fails at {line}"
+            fixed = None if line is None else self._fixed_number(line, error)
+            if fixed is not None:
+                raise ModelError(f"under {self.group} {where}, {fixed}") from error
+            if not name:
+                raise
             raise ModelError(
-                f"under {self.group} '{name}' fails: {error}; {self._suspects(name)}"
+                f"under {self.group} {where}: {error}; {self._suspects(name)}"
             ) from error
+
+    def _fixed_number(self, line: Line, error: BaseException) -> str | None:
+        """The cure of a view that has the model's whole number of heads written in it; None for any
+        other error.
+        """
+        match = MISFIT.search(str(error))
+        if match is None:
+            return None
+        wanted = [int(size) for size in match[1].split(",")]
+        there = int(match[2])
+        if -1 in wanted or not 0 < there < math.prod(wanted) or math.prod(wanted) % there:
+            return None
+        return (
+            f"`{line.code}`: it asks for [{match[1]}], and this rank has 1/{math.prod(wanted) // there} of these elements, "
+            "its share of the heads (or features); a number that the split divides must not be written there: put -1 in place "
+            "of the number of heads, as in x.view(batch, length, -1, head_dim)"
+        )
 
     def _suspects(self, name: str) -> str:
         """The roles inside a module, or inside the nearest that holds it and has some."""
@@ -212,19 +238,6 @@ def _sum_together(tensors: Sequence[Tensor], axis: Axis) -> None:
             tensor.copy_(part.view_as(tensor))
     for work in works:
         work.wait()
-
-
-def _where_raised(model: nn.Module, error: BaseException) -> str | None:
-    """The innermost module of the model whose code an error has come through; None if it came
-    through none.
-    """
-    names = {id(module): name for name, module in model.named_modules()}
-    found = None
-    frame = error.__traceback__
-    while frame is not None:
-        found = names.get(id(frame.tb_frame.f_locals.get("self")), found)
-        frame = frame.tb_next
-    return found or None
 
 
 def _size(axis: Axis | None) -> int:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.errors import ModelError
-from plait.pipeline.partition import Layer, Limits, balanced, by_counts, by_names
+from plait.pipeline.partition import Layer, Limits, balanced, by_counts, by_names, check_depth
 from plait.pipeline.replicate import laid_out, replicated
 
 PROFILES = Path(__file__).parents[2] / "data" / "pipedream_profiles.csv"
@@ -188,6 +188,27 @@ def test_explicit_cuts() -> None:
     assert by_counts(layers, (2, 3, 2)).bounds == (0, 2, 5, 7)
     assert by_names(layers, ("l2", "l5")).bounds == (0, 2, 5, 7)
     assert "stage 1:   3 layers  42.9%  l2 .. l4" in str(by_counts(layers, (2, 3, 2)))
+
+
+def test_counts_of_blocks_leave_the_ends_to_the_first_and_last_stage() -> None:
+    blocks = [f"b{i}" for i in range(7)]
+    layers = [Layer(name, 1.0) for name in ("embed", "position", *blocks, "norm", "head")]
+    assert by_counts(layers, (2, 3, 2), blocks).bounds == (0, 4, 7, 11)
+    assert by_counts(layers, (3, 3, 5), blocks).bounds == (0, 3, 6, 11)
+    with pytest.raises(
+        ModelError, match=r"\(1, 1\) sum to 2; the model has 7 blocks, and 11 lay.*7 or to 11"
+    ):
+        by_counts(layers, (1, 1), blocks)
+    with pytest.raises(ModelError, match="at least 1 a stage"):
+        by_counts(layers, (7, 0), blocks)
+
+
+def test_stages_that_are_too_many_name_the_ranks_that_the_layers_serve() -> None:
+    with pytest.raises(ModelError, match=r"8 stages \(2 on each of 4 ranks\) .* has 7; say pp3 or"):
+        check_depth(7, 8, 2)
+    with pytest.raises(ModelError, match="one stage a rank"):
+        check_depth(3, 4, 2)
+    check_depth(8, 8, 2)
 
 
 def test_errors_name_the_numbers_and_the_cure() -> None:
