@@ -33,12 +33,14 @@ class Flow:
     """The calls of a forward by the names of their modules; a module may be called more than once.
 
     `needs[k]` are the results that reach call k through glue alone, `weights[k]` the parameters
-    that do; the last entry of both is for the output of the model.
+    that do; the last entry of both is for the output of the model. `written` are the results that
+    glue may write into: each stage that runs this glue needs a copy of its own.
     """
 
     calls: tuple[str, ...]
     needs: tuple[frozenset[Result], ...]
     weights: tuple[frozenset[str], ...]
+    written: frozenset[Result] = frozenset()
 
     def crossing(self, stage_of: Sequence[int], boundary: int) -> tuple[Result, ...]:
         """What must pass from stage `boundary` to the next: made up to there, and needed by any
@@ -96,6 +98,7 @@ class _Watch(TorchDispatchMode):
         self._origins: dict[int, _Origins] = {}
         self._alive: list[Any] = []  # addresses are names here, so nothing may be freed
         self.inside_unit = False
+        self.written: set[Result] = set()
 
     def of(self, values: Any) -> _Origins:
         found = _Origins()
@@ -120,6 +123,8 @@ class _Watch(TorchDispatchMode):
         if self.inside_unit:
             return func(*args, **kwargs)
         origins = self.of((args, kwargs))
+        if func._schema.is_mutable:
+            self.written |= origins.results
         args, kwargs = tree_map_only(Tensor, _with_memory, (args, kwargs))
         output = func(*args, **kwargs)
         if origins.results or origins.weights:
@@ -180,6 +185,7 @@ def discover(model: nn.Module, blocks: Iterable[str], run: Callable[[], Any]) ->
         tuple(calls),
         tuple(frozenset(one.results) for one in needs),
         tuple(frozenset(one.weights) for one in needs),
+        frozenset(watch.written),
     )
 
 

@@ -161,20 +161,25 @@ class GuidedStage(StageModule):
             self._record(now, number, output)
         return output
 
-    @staticmethod
-    def _stand_in(now: _Run, number: int) -> Any:
+    def _stand_in(self, now: _Run, number: int) -> Any:
+        """What an earlier unit returned: the tensors that were received, and zeros for the rest.
+
+        Glue that writes into a result does so here as it did there, so it gets memory of its own.
+        """
         template = now.templates[number]
+        written = self._guide.flow.written
 
         def value(place: int) -> Any:
             leaf = template.leaves[place]
             result = Result(number, place)
             if result in now.received:
-                return now.received[result]
-            return (
-                torch.zeros((), dtype=leaf.dtype).expand(leaf.shape)
-                if isinstance(leaf, TensorForm)
-                else leaf
-            )
+                received = now.received[result]
+                return received.clone() if result in written else received
+            if not isinstance(leaf, TensorForm):
+                return leaf
+            if result in written:
+                return torch.zeros(leaf.shape, dtype=leaf.dtype)
+            return torch.zeros((), dtype=leaf.dtype).expand(leaf.shape)
 
         return tree_map(value, template.skeleton)
 
@@ -184,7 +189,7 @@ class GuidedStage(StageModule):
             result = Result(number, place)
             if result in self._leaving:
                 check_sendable(leaf, f"'{self._guide.flow.calls[number]}'")
-                now.made[result] = leaf
+                now.made[result] = leaf.clone() if result in self._guide.flow.written else leaf
         forms = tuple(TensorForm.of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
         if number == self._last_call:
             now.random = get_state(
