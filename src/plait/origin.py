@@ -12,10 +12,10 @@ from types import TracebackType
 import torch
 from torch import nn
 
-import plait
 from plait.errors import ModelError
 
-LIBRARIES = tuple(f"{Path(str(library.__file__)).parent}/" for library in (torch, plait))
+PLAIT = Path(__file__).parents[1]
+LIBRARIES = (f"{Path(torch.__file__).parent}/", f"{PLAIT}/")
 ONE_VALUE = "Expected more than 1 value per channel"
 
 
