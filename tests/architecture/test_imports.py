@@ -12,7 +12,17 @@ from tests.architecture.source import PACKAGE, files, imports, module, room
 
 WORDS = {"errors", "plan", "cluster", "config", "mesh", "trace"}
 STRATEGIES = {"data", "tensor", "context", "expert", "pipeline", "checkpoint"}
-ENGINE = {*WORDS, "comm", "paths", *STRATEGIES, "products", "reference", "models", "datasets"}
+ENGINE = {
+    *WORDS,
+    "comm",
+    "paths",
+    *STRATEGIES,
+    "products",
+    "origin",
+    "reference",
+    "models",
+    "datasets",
+}
 PLANNING = {
     *WORDS,
     "toml",
@@ -33,9 +43,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(STRATEGIES, {*WORDS, "comm", "paths"} - {"config"}),
     "expert": {*WORDS, "comm", "models"}
     - {"config"},  # it fills the seams that a router and its experts leave open
-    **dict.fromkeys(("pipeline", "tensor"), {*WORDS, "comm", "products"} - {"config"}),
+    **dict.fromkeys(("pipeline", "tensor"), {*WORDS, "comm", "products", "origin"} - {"config"}),
     "products": {"errors", "paths"},  # which library multiplies
     "reference": {"errors"},  # "module:function" of a config
+    "origin": {"errors"},  # the module and the line that an error came from
     "models": {"errors", "products", "reference"},
     "datasets": {"errors", "reference"},
     "launcher": {"errors", "comm"},  # of comm, the roster of ranks that come and go
