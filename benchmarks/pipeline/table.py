@@ -99,11 +99,11 @@ def run_one(world: World, name: str, num_micro_batches: int, cpu: bool) -> Count
     steps = []
     for _ in range(WARM + STEPS):
         engine.step(batch, trace=False)
-        steps.append(clock.take_step(restart=not SCHEDULES[name].asynchronous))
+        steps.append(clock.take_step(restart=not SCHEDULES[name].facts.asynchronous))
     live = {stage: part.stage.peak_live for stage, part in engine._pipeline.parts.items()}
     versions = 1 if engine._delayed is None else engine._delayed.versions.peak
     engine.flush()
-    return Counted(live, versions, steps if SCHEDULES[name].asynchronous else steps[WARM:])
+    return Counted(live, versions, steps if SCHEDULES[name].facts.asynchronous else steps[WARM:])
 
 
 def mlp(size: int, num_micro_batches: int) -> tuple[Any, tuple[Tensor, Tensor]]:
@@ -158,7 +158,7 @@ def window(spans: Sequence[Span], *, steady: bool) -> tuple[float, float]:
 
 
 def semantics(name: str, staleness: Sequence[int]) -> str:
-    if not SCHEDULES[name].asynchronous:
+    if not SCHEDULES[name].facts.asynchronous:
         return "one device's"
     return "gradients " + " ".join(map(str, staleness)) + " updates old"
 
@@ -200,7 +200,7 @@ HEAD = "| schedule | live a stage | of a rank's share | versions | update | bubb
 
 
 def row(name: str, p: int, m: int, ranks: Sequence[Counted], *, cpu: bool) -> str:
-    asynchronous = SCHEDULES[name].asynchronous
+    asynchronous = SCHEDULES[name].facts.asynchronous
     schedule = make(
         name, p, m, 2 if name == "interleaved" else 1, num_steps=WARM + STEPS if asynchronous else 1
     )

@@ -22,7 +22,7 @@ class PlanError(PlaitError):
 
 
 class NotAvailable(PlanError):
-    """A strategy that the grammar knows and this version does not run yet."""
+    """A combination that a plan can say and that cannot run."""
 
 
 class ConfigError(PlaitError):

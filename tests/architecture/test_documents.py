@@ -15,7 +15,7 @@ import pytest
 
 from plait.cli import table
 from plait.cli.parser import Parser
-from plait.plan.availability import BUILT
+from plait.plan import axes
 from tests.architecture.source import ROOT
 
 README = ROOT / "README.md"
@@ -66,8 +66,6 @@ def test_readme_opens_with_two_commands_of_one_line() -> None:
 @pytest.mark.parametrize("command", [pytest.param(line, id=name) for name, line in commands()])
 def test_commands_in_documents_can_be_read(command: str) -> None:
     _, name, *words = shlex.split(command, comments=True)
-    if not table.is_available(name):
-        pytest.skip(f"plait {name} is not available yet")
     parser = Parser(f"plait {name}", "")
     table.load(name).add_arguments(parser)
     parser.add_argument("--json", action="store_true")
@@ -75,28 +73,31 @@ def test_commands_in_documents_can_be_read(command: str) -> None:
 
 
 def test_the_table_of_verbs_is_true() -> None:
-    rows = {
-        verb.strip("`"): (what, now)
-        for verb, what, now in table_rows(README, "verb", "what it does", "now")
-    }
-    assert list(rows) == list(table.VERBS)
-    for verb, (what, now) in rows.items():
-        assert what == table.VERBS[verb]
-        assert now == ("available" if table.is_available(verb) else "not available yet"), verb
+    rows = dict(table_rows(README, "verb", "what it does"))
+    assert {verb.strip("`"): what for verb, what in rows.items()} == table.VERBS
 
 
 def test_the_table_of_the_plan_is_true() -> None:
-    terms = {
-        row[0].strip("`"): row
-        for row in table_rows(README, "term", "splits", "words", "available now")
+    words = {
+        term.strip("`"): re.findall("`([^`]+)`", said)
+        for term, _, said in table_rows(README, "term", "splits", "words")
     }
-    for axis in ("dp", "tp", "pp", "cp", "remat", "precision"):
-        (row,) = [row for term, row in terms.items() if term.startswith(axis)]
-        stated = set() if row[3] == "nothing" else set(row[3].split(", "))
-        options = {"dp": {"replicate", "offload"}, "tp": {"sp"}}.get(axis, set()) & BUILT["options"]
-        assert stated == BUILT[axis] | options, axis
-    for term, built in (("epN", "ep" in BUILT["ep"]), ("compile", "compile" in BUILT["options"])):
-        assert (terms[term][3] != "nothing") == built, term
+    grammar = {
+        "dp": (*axes.DATA_STRATEGIES, "replicate", "offload"),
+        "tp": (*axes.TENSOR_MODES, "sp"),
+        "pp": axes.PIPELINE_SCHEDULES,
+        "cp": axes.CONTEXT_STRATEGIES,
+        "remat": axes.REMATS,
+        "precision": axes.PRECISIONS,
+    }
+    for axis, known in grammar.items():
+        (said,) = [said for term, said in words.items() if term.startswith(axis)]
+        named = [re.sub(r"[KHMDV]$", "", word) for term in said for word in term.split(",") if word]
+        options = {"stale", "every", "depth", "v"}
+        assert list(dict.fromkeys(word for word in named if word not in options)) == sorted(
+            known, key=named.index
+        ), axis
+        assert set(named) - options == set(known), axis
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

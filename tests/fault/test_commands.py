@@ -27,7 +27,10 @@ BAD_INPUT = {
         "global_batch 8 leaves some of its dp16 x mb1 = 16 micro-batches",
     ),
     "plan that cannot be read": (["--plan", "dp2:zreo1"], "did you mean"),
-    "strategy that is not built": (["--plan", "tp2 remat:selective compile"], "not available yet"),
+    "pair of words that cannot run": (
+        ["--plan", "tp2 remat:selective compile"],
+        "cuts each block into several",
+    ),
     "unknown key": (["--set", "train.stpes=3"], "unknown key train.stpes; did you mean 'steps'?"),
     "unknown section": (
         ["--set", "trian.steps=3"],

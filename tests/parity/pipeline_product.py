@@ -21,7 +21,7 @@ from tests.helpers.pool import Pool
 from tests.parity.families import DEEP
 from tests.parity.harness import TOLERANCE, check
 
-SYNCHRONOUS = [name for name, family in SCHEDULES.items() if not family.asynchronous]
+SYNCHRONOUS = [name for name, family in SCHEDULES.items() if not family.facts.asynchronous]
 FEWEST = {"interleaved": 1, "dualpipev": 2}  # micro-batches a rank
 
 

@@ -23,7 +23,7 @@ from tests.parity.families import DEEP
 from tests.parity.harness import TOLERANCE, check
 
 Run = Callable[..., list[Any]]
-SYNCHRONOUS = [name for name, family in SCHEDULES.items() if not family.asynchronous]
+SYNCHRONOUS = [name for name, family in SCHEDULES.items() if not family.facts.asynchronous]
 
 
 def run_engines(world: World, plans: list[str], family: str, num_samples: int) -> list[Any]:

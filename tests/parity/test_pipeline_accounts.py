@@ -31,7 +31,7 @@ from tests.parity import families
 from tests.parity.verify_problems import problem
 
 Run = Callable[..., list[Any]]
-SYNCHRONOUS = [name for name, family in SCHEDULES.items() if not family.asynchronous]
+SYNCHRONOUS = [name for name, family in SCHEDULES.items() if not family.facts.asynchronous]
 
 
 def sgd(params: Any) -> torch.optim.Optimizer:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.cli.preflight import check_code
-from plait.errors import ConfigError, NotAvailable, PlanError
+from plait.errors import ConfigError, PlanError
 from plait.launcher import joined_world
-from plait.plan import Plan, check_available, check_batch, check_restarts, check_world
+from plait.plan import Plan, check_batch, check_restarts, check_runnable, check_world, is_runnable
 from plait.plan.fit import check_config
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def plan_of(config: Config, text: str | None, num_ranks: int | None = None) -> P
     words = config.plan.text if text is None else text
     plan = choose(config, num_ranks) if words.strip() == "auto" else Plan.parse(words)
     plan.check()
-    check_available(plan)
+    check_runnable(plan)
     check_world(plan, plan.world_size if num_ranks is None else num_ranks)
     check_batch(plan, config.train.global_batch)
     check_config(plan, sizes(config))
@@ -176,7 +176,7 @@ def best(config: Config, cluster: Cluster, num_ranks: int | None) -> Plan:
         cluster = replace(cluster, num_devices=num_ranks)
     for estimate in planner.choose(config.as_dict(), cluster, top=ALL, runnable=True):
         plan = Plan.parse(str(estimate.plan))
-        if is_available(plan):
+        if is_runnable(plan):
             return plan
     raise PlanError(
         f"of the plans that fit on {cluster.num_devices} x {cluster.device.name} none runs in this version yet"
@@ -191,15 +191,6 @@ def measured(cluster: str | None) -> None:
         from plait.cli.probe import ensure_probe
 
         ensure_probe()
-
-
-def is_available(plan: Plan) -> bool:
-    """Whether this version runs every term of the plan."""
-    try:
-        check_available(plan)
-    except NotAvailable:
-        return False
-    return True
 
 
 def ranks(plan: Plan) -> str:

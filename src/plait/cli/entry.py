@@ -19,7 +19,7 @@ import plait
 from plait.cli import table
 from plait.cli.answer import Answer, to_json
 from plait.cli.parser import Parser, UsageError
-from plait.errors import NotAvailable, PlaitError
+from plait.errors import PlaitError
 from plait.launcher import joined_world
 
 if TYPE_CHECKING:
@@ -85,23 +85,16 @@ def _run(words: list[str]) -> Answer:
         raise UsageError(
             f"the verb comes first, before {name}: plait VERB {name}; plait --help lists the verbs"
         )
-    try:
-        verb = table.load(name)
-        parser = Parser(f"plait {name}", table.VERBS[name])
-        verb.add_arguments(parser)
-        parser.add_argument(
-            "--json",
-            action="store_true",
-            help="print one JSON object on stdout and nothing else there",
-        )
-        parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-        return verb.run(parser.parse(words[1:]))
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("plait."):
-            raise NotAvailable(
-                f"plait {name} is not available yet: this version has no {error.name}"
-            ) from error
-        raise
+    verb = table.load(name)
+    parser = Parser(f"plait {name}", table.VERBS[name])
+    verb.add_arguments(parser)
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object on stdout and nothing else there",
+    )
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return verb.run(parser.parse(words[1:]))
 
 
 def _print(answer: Answer, json_to: TextIO | None) -> None:
@@ -149,10 +142,7 @@ def _report(error: Exception, verb: str, json_to: TextIO | None) -> int:
 
 def _help() -> str:
     width = max(map(len, table.VERBS))
-    rows = [
-        f"  {verb:<{width}}  {summary}{'' if table.is_available(verb) else ' (not available yet)'}"
-        for verb, summary in table.VERBS.items()
-    ]
+    rows = [f"  {verb:<{width}}  {summary}" for verb, summary in table.VERBS.items()]
     return "\n".join(
         [
             "plait: every way to parallelise training, woven into one run.",

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from plait.cli.rundata import RunData, lines_of
+from plait.plan.facts import SCHEDULES
 from plait.trace import Timeline
 from plait.trace.page import Grid, Picture, Section, page
 from plait.trace.picture import COLOURS, Bar, Frame, Lane, bars, lanes, legend, timeline_lanes
@@ -78,7 +79,7 @@ def _traced(data: RunData) -> str:
 
 
 def _timelines(data: RunData) -> Section:
-    asynchronous = data.plan.pp.schedule in ("pipedream", "2bw")
+    asynchronous = SCHEDULES[data.plan.pp.schedule].asynchronous
     measured = Timeline.merge(data.steps.values()) if asynchronous else data.steps[data.shown]
     drawn = [
         measured,

@@ -91,7 +91,7 @@ def _schedules(arguments: argparse.Namespace) -> tuple[Schedule, Schedule]:
         return loaded, loaded
     if suffix and not re.fullmatch("[0-9]{1,9}", suffix):
         raise ScheduleError(f"'{arguments.name}': say interleaved,v2")
-    virtual = int(suffix) if suffix else arguments.virtual or (2 if name == "interleaved" else 1)
+    virtual = int(suffix) if suffix else arguments.virtual or 0
     stages = 4 if arguments.stages is None else arguments.stages
     micro_batches = 2 * stages if arguments.microbatches is None else arguments.microbatches
     check_drawable(name, stages, micro_batches, virtual)
@@ -109,9 +109,9 @@ def check_drawable(name: str, stages: int, micro_batches: int, virtual: int) -> 
     """Raises `ScheduleError` for a grid that nobody could look at."""
     a_rank = virtual
     if name in SCHEDULES:
-        a_rank = SCHEDULES[name].stages_per_rank or virtual
+        a_rank = virtual or SCHEDULES[name].facts.default_virtual
     cells = 3 * stages * a_rank * (stages + micro_batches)
-    if min(stages, micro_batches, virtual) >= 1 and cells > MOST_CELLS:
+    if min(stages, micro_batches) >= 1 and cells > MOST_CELLS:
         raise ScheduleError(
             f"{name} on {stages} ranks with {micro_batches} micro-batches is a grid of about "
             f"{cells:.3g} cells, and at most {MOST_CELLS:,} are drawn; take fewer of either "

@@ -1,20 +1,18 @@
 """Verb -> what it does. The module of a verb is `plait.cli.<verb>`, imported only when the verb is
 called.
 
-Such a module has `add_arguments(parser)` and `run(arguments) -> Answer`. A verb of the contract
-whose module does not exist yet says so, and is marked in the help.
+Such a module has `add_arguments(parser)` and `run(arguments) -> Answer`.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 from typing import Protocol, cast
 
 from plait.cli.answer import Answer
 from plait.cli.parser import UsageError
-from plait.errors import NotAvailable, nearest
+from plait.errors import nearest
 
 VERBS = {
     "train": "train a model under a plan",
@@ -40,17 +38,8 @@ class Verb(Protocol):
         """Do it; user errors are `PlaitError`."""
 
 
-def is_available(verb: str) -> bool:
-    """Whether this version has the verb."""
-    return importlib.util.find_spec(f"plait.cli.{verb}") is not None
-
-
 def load(verb: str) -> Verb:
-    """The verb's module. Errors: `UsageError` for a word that is no verb, `NotAvailable` for one
-    that is not built yet.
-    """
+    """The verb's module. Errors: `UsageError` for a word that is no verb."""
     if verb not in VERBS:
         raise UsageError(f"'{verb}' is not a verb of plait; {nearest(verb, VERBS)}")
-    if not is_available(verb):
-        raise NotAvailable(f"plait {verb} is not available yet")
     return cast(Verb, importlib.import_module(f"plait.cli.{verb}"))

@@ -1,7 +1,7 @@
 """Closed forms of schedules: time and live micro-batches without walking their actions, to rank
 thousands of plans.
 
-Bubbles in units of 1F1B's, (p-1)(F+B), and live micro-batches, as their papers state them:
+Bubbles (of `plan.facts`) in units of 1F1B's, (p-1)(F+B), and live micro-batches, as their papers state them:
 Narayanan et al. 2021 (interleaved), Qi et al. 2023 (ZB-H1, ZB-H2), Qi et al. 2024 (ZBV, V-Half,
 V-Min), Harlap et al. 2018 and Narayanan et al. 2021b (asynchronous). The estimate itself replays
 the schedule; these only decide which plans are worth a replay.
@@ -12,30 +12,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from plait.cost.pipeline import PipelineTime, StageSeconds
-
-BUBBLE = {
-    "gpipe": 1.0,
-    "1f1b": 1.0,
-    "zb-h1": 1 / 3,
-    "zb-h2": 0.0,
-    "zbv": 0.0,
-    "v-half": 0.5,
-    "v-min": 2 / 3,
-    "dualpipev": 1 / 3,
-}
-"""Bubble of a schedule over 1F1B's."""
+from plait.plan.facts import SCHEDULES, Place
 
 CHAIN = 2 / 3
 """The part of a micro-batch's work that the next stage waits for: forward and input gradient of
 forward and backward.
 """
 
-ASYNCHRONOUS = frozenset({"pipedream", "2bw"})
-
 
 def rank_of_stage(name: str, num_ranks: int, virtual: int) -> tuple[int, ...]:
     """Which rank holds each stage: in rounds, or down and up again."""
-    if virtual == 2 and name not in {"interleaved", "1f1b"}:
+    if SCHEDULES[name].is_vee:
         return (*range(num_ranks), *reversed(range(num_ranks)))
     return tuple(range(num_ranks)) * virtual
 
@@ -66,13 +53,14 @@ def closed_seconds(
     sends = 2 * send * num_ranks * virtual
     if num_ranks == 1:
         return micro_batches * slowest
-    if name == "naive":
+    facts = SCHEDULES[name]
+    if facts.bubble is None:
         return micro_batches * (total + sends)
-    if name in ASYNCHRONOUS:
+    if facts.asynchronous:
         return micro_batches * slowest
-    if name == "interleaved":
+    if facts.needs_virtual:
         return micro_batches * slowest + (total - slowest + sends) / virtual
-    bubble = BUBBLE.get(name, 1.0)
+    bubble = facts.bubble
     seconds = micro_batches * slowest + bubble * (total - slowest + sends)
     if bubble >= 1.0:
         return seconds
@@ -92,20 +80,6 @@ def closed_live(
     placement = rank_of_stage(name, p, virtual)
     live = []
     for stage, rank in enumerate(placement):
-        late = stage >= p
-        most = {
-            "naive": 1,
-            "gpipe": m,
-            "zb-h2": 2 * p - 2 * rank - 1,
-            "interleaved": p
-            if not late or stage < p * (virtual - 1)
-            else p - 2 * rank
-            if p > 2 * rank
-            else 1,
-            "zbv": 2 * p - rank if not late else rank + 1,
-            "dualpipev": 2 * p - rank if not late else rank + 1,
-            "v-half": (p + 1) // 2 + 1,
-            "v-min": p // 3 + 2,
-        }.get(name, p - rank)
+        most = SCHEDULES[name].live(Place(p, m, virtual, stage, rank))
         live.append(max(1, min(m, most)))
     return tuple(live), placement

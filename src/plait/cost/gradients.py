@@ -17,6 +17,7 @@ from plait.cost.kernels import BYTES
 from plait.cost.machine import Machine
 from plait.cost.memory import Weights
 from plait.cost.messages import Message
+from plait.plan.facts import STRATEGIES
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def data_messages(
         tuple(m for part in parts for m in getattr(part, name))
         for name in ("forward", "backward", "reduce", "gather")
     )
-    if reduces_whole and plan.dp.strategy == "zero1":
+    if reduces_whole and STRATEGIES[plan.dp.strategy].zero_stage == 1:
         reduce = tuple(replace(one, op="all_reduce") for one in reduce)
     return DataMessages(forward, backward, reduce, gather, shared)
 
@@ -96,10 +97,14 @@ def _part(
         reduce=message("send", pushed, size), gather=message("broadcast", weights, size)
     )
     every = plan.dp.every or 1
+    facts = STRATEGIES[strategy]
+    if facts.shards_parameters:
+        return DataMessages(forward=gather, backward=gather + scatter, reduce=across)
+    if facts.shards_gradients:
+        return DataMessages(backward=scatter, reduce=across, gather=gather)
+    if facts.shards_optimizer:
+        return DataMessages(reduce=scatter + across, gather=gather)
     return {
-        "zero1": DataMessages(reduce=scatter + across, gather=gather),
-        "zero2": DataMessages(backward=scatter, reduce=across, gather=gather),
-        "zero3": DataMessages(forward=gather, backward=gather + scatter, reduce=across),
         "server": server,
         "async-server": server,
         "local": DataMessages(reduce=message("all_reduce", weights / every, size)),

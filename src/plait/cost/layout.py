@@ -26,6 +26,7 @@ from plait.cost.pipeline import live_micro_batches
 from plait.cost.records import Job
 from plait.cost.sharding import Sharding, sharding
 from plait.cost.stages import Stage, split_model
+from plait.plan.facts import STRATEGIES
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,7 @@ def rank_state(stages: tuple[Stage, ...], plan: Any, job: Job) -> RankState:
     shard = sharding(plan, 1, 1.0)
     weights = stage_weights(stages, shard, job.model.tied_parameters)
     width = job.gradient_width(plan.precision)
-    parts = (
-        plan.dp.size // plan.dp.replicate * plan.cp.size
-        if plan.dp.strategy in {"zero1", "zero2", "zero3"}
-        else 1
-    )
+    parts = plan.optimizer_shards
     blocks = tuple(run for stage in stages for run in stage.runs)
     if plan.dp.strategy == "server" and not job.model.tied_parameters:
         weights = replace(
@@ -117,7 +114,7 @@ def rank_memory(
     activations, buffers = rank_activations(
         held, layout.shard, job.numerics(plan), is_cpu=process_bytes > 0
     )
-    if plan.dp.strategy == "zero3" and plan.dp.size * plan.cp.size > 1:
+    if STRATEGIES[plan.dp.strategy].shards_parameters and plan.dp.size * plan.cp.size > 1:
         # The block at work and the next one, gathered; and the gradients of one, before they are
         # scattered.
         buffers += state.weights.largest_block * (

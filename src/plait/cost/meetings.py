@@ -19,6 +19,7 @@ from plait.comm.transitions import bytes_sent
 from plait.cost.machine import Machine
 from plait.cost.operations import Attention, Block, Elementwise, Lookup, Matmul
 from plait.cost.sharding import Sharding
+from plait.plan.facts import STRATEGIES
 
 if TYPE_CHECKING:
     from plait.cost.messages import Message
@@ -127,7 +128,7 @@ def reduction(machine: Machine, messages: Sequence[Message], buckets: Buckets, p
     """
     seconds = 0.0
     host = known(machine)
-    name = "unit" if plan.dp.strategy == "zero3" else "bucket"
+    name = "unit" if STRATEGIES[plan.dp.strategy].shards_parameters else "bucket"
     size = plan.dp.size * plan.cp.size
     each_tensor = meeting_seconds(machine, name, size, plan.world_size)
     for message in messages:

@@ -17,6 +17,7 @@ from plait.cost.machine import Machine
 from plait.cost.operations import Block, Matmul
 from plait.cost.sharding import Sharding
 from plait.cost.stages import Stage
+from plait.plan.facts import STRATEGIES
 
 FRAGMENTATION = 0.04
 """What an allocator reserves beyond what lives, of activations."""
@@ -226,9 +227,9 @@ def updated_numbers(weights: Weights, plan: Any) -> float:
     """The weights that a rank updates: its part of them where the data axis divides the optimizer's
     state.
     """
-    if plan.dp.strategy not in {"zero1", "zero2", "zero3"}:
+    if not STRATEGIES[plan.dp.strategy].shards_optimizer:
         return weights.total
-    shard = plan.dp.size // plan.dp.replicate * plan.cp.size
+    shard = plan.optimizer_shards
     return weights.dense / shard + weights.experts / max(1, shard // plan.ep)
 
 
@@ -242,10 +243,10 @@ def model_states(weights: Weights, plan: Any, optimizer: str, gradient_bytes: fl
     """Parameters, gradients and optimizer state after the data axis has taken its share (ZeRO
     stages 0 to 3).
     """
-    strategy = plan.dp.strategy
+    facts = STRATEGIES[plan.dp.strategy]
     own = updated_numbers(weights, plan)
     return Memory(
-        parameters=(own if strategy == "zero3" else weights.total) * BYTES[plan.precision],
-        gradients=(own if strategy in {"zero2", "zero3"} else weights.total) * gradient_bytes,
+        parameters=(own if facts.shards_parameters else weights.total) * BYTES[plan.precision],
+        gradients=(own if facts.shards_gradients else weights.total) * gradient_bytes,
         optimizer=0.0 if plan.dp.offload else optimizer_bytes(weights, plan, optimizer),
     )

@@ -31,6 +31,7 @@ from plait.cost.step import (
 )
 from plait.cost.time import send_seconds
 from plait.plan import PipelineAxis, Plan
+from plait.plan.facts import SCHEDULES, STRATEGIES
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def quick(job: Job, plan: Any, machine: Machine) -> Guess:
     shard = sharding(plan, job.model.seq_len, float(samples), job.runtime)
     numerics = job.numerics(plan)
     # Beyond this many the live micro-batches no longer grow, except where all of them live.
-    shown = m if plan.pp.schedule == "gpipe" else min(m, 4 * plan.pp.size)
+    shown = m if SCHEDULES[plan.pp.schedule].holds_all else min(m, 4 * plan.pp.size)
     send = 0.0
     if plan.pp.size > 1:
         stride = plan.dp.size * plan.cp.size * plan.tp.size
@@ -157,7 +158,7 @@ def _sharded(machine: Machine, data: Any, own: list[Any]) -> float:
 def _memory(plan: Any, job: Job, kind: Kind, state: Any, shard: Any, *, is_cpu: bool) -> float:
     held = tuple(zip(kind.stages, kind.live, strict=True))
     kept, working = rank_activations(held, shard, job.numerics(plan), is_cpu)
-    if plan.dp.strategy == "zero3" and plan.dp.size * plan.cp.size > 1:
+    if STRATEGIES[plan.dp.strategy].shards_parameters and plan.dp.size * plan.cp.size > 1:
         working += state.weights.largest_block * (
             2 * BYTES[plan.precision] + job.gradient_width(plan.precision)
         )

@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import Any
 
 from plait.comm.transitions import bytes_sent
-from plait.cost.closed import ASYNCHRONOUS
 from plait.cost.gradients import DataMessages
 from plait.cost.kernels import BYTES
 from plait.cost.messages import block_messages
@@ -17,6 +16,7 @@ from plait.cost.records import Job
 from plait.cost.sharding import Sharding
 from plait.cost.stages import Stage
 from plait.cost.time import sent_again
+from plait.plan.facts import SCHEDULES
 
 COUNT_BYTES = 8
 AXES = ("dp", "tp", "pp", "cp", "ep")
@@ -75,18 +75,15 @@ def _pipeline_bytes(
     forward = sum(stage < last and stage + 1 not in mine for stage in own)
     backward = sum(stage > 0 and stage - 1 not in mine for stage in own)
     sent = plan.micro_batches * (forward + backward) * payload
-    if (
-        plan.pp.schedule in ASYNCHRONOUS
-    ):  # each gradient says of how many tokens it is, and a step's loss is told to all
+    if SCHEDULES[
+        plan.pp.schedule
+    ].asynchronous:  # each gradient says of how many tokens it is, and a step's loss is told to all
         sent += plan.micro_batches * backward * COUNT_BYTES + bytes_sent(
             "broadcast", 2 * COUNT_BYTES, plan.pp.size
         )
     tied = job.model.tied_parameters
     if tied and (0 in mine or last in mine) and placement[0] != placement[last]:
-        parts = (
-            plan.dp.size // plan.dp.replicate * plan.cp.size
-            if plan.dp.strategy in {"zero1", "zero2", "zero3"}
-            else 1
+        sent += -(-tied // (shard.weight_split * plan.optimizer_shards)) * job.gradient_width(
+            plan.precision
         )
-        sent += -(-tied // (shard.weight_split * parts)) * job.gradient_width(plan.precision)
     return sent

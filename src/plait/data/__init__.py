@@ -16,7 +16,8 @@ from plait.data.strategy import DataGroup, DataStrategy, FrozenPiece, Piece, Rep
 from plait.data.units import Unit, find_blocks, match_blocks, split_units
 from plait.data.zero import zero1, zero2
 from plait.data.zero3 import Zero3
-from plait.errors import NotAvailable
+from plait.errors import PlanError, nearest
+from plait.plan import facts
 
 STRATEGIES: dict[str, Callable[[Sequence[Unit], DataGroup], DataStrategy]] = {
     "allreduce": all_reduce_strategy,
@@ -29,17 +30,17 @@ STRATEGIES: dict[str, Callable[[Sequence[Unit], DataGroup], DataStrategy]] = {
 
 # Their optimizers see flat shards, so they need one whose update of an element looks at that
 # element alone.
-ELEMENTWISE_ONLY = frozenset({"zero1", "zero2", "zero3"})
+ELEMENTWISE_ONLY = frozenset(name for name in STRATEGIES if facts.STRATEGIES[name].elementwise)
 
 # Their ranks do not step together, so no step of one device equals theirs: they are proven by
 # replays.
-OUT_OF_STEP = frozenset({"async-server", "local"})
+OUT_OF_STEP = frozenset(name for name in STRATEGIES if not facts.STRATEGIES[name].synchronous)
 
 
 def make(name: str, units: Sequence[Unit], group: DataGroup) -> DataStrategy:
     """The strategy that a plan calls `name`, over the parameters of `units`."""
     if name not in STRATEGIES:
-        raise NotAvailable(f"dp:{name} is not available yet; available: {', '.join(STRATEGIES)}")
+        raise PlanError(f"no data strategy is called '{name}'; {nearest(name, STRATEGIES)}")
     return STRATEGIES[name](units, group)
 
 

@@ -51,7 +51,7 @@ from plait.pipeline.lower import group_weight_grads, joined_weight_grads, lower
 from plait.pipeline.stream import Stream
 from plait.pipeline.transport import Transport
 from plait.pipeline.versions import WeightVersions
-from plait.plan import Plan, check_available, check_restarts
+from plait.plan import Plan, check_restarts, check_runnable
 from plait.products import Products
 from plait.tensor import TensorGroup, TensorSplit
 
@@ -269,7 +269,7 @@ def join_world(plan: Plan) -> World:
 def _checked(plan: Plan | str) -> Plan:
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
     plan.check()
-    check_available(plan)
+    check_runnable(plan)
     check_composition(plan)
     return plan
 

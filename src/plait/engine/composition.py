@@ -9,10 +9,12 @@ from plait.engine.cut import Cut
 from plait.errors import ModelError, NotAvailable, PlanError
 from plait.pipeline.actions import Schedule
 from plait.plan import Plan
+from plait.plan.facts import SCHEDULES, STRATEGIES
 
 
 def check_composition(plan: Plan) -> None:
     """Refuse a plan whose strategies are each there, but do not go together."""
+    facts = STRATEGIES[plan.dp.strategy]
     if plan.ep > 1 and plan.dp.strategy in data.OUT_OF_STEP:
         raise NotAvailable(
             f"'{plan}': experts on other ranks need these to step together, and those of dp:{plan.dp.strategy} do not; use "
@@ -24,13 +26,13 @@ def check_composition(plan: Plan) -> None:
             f"'{plan}': {plan.dp.strategy} does not run with other axes yet, whose ranks would have to agree on when one "
             f"of them is out of step; take dp{plan.dp.size} with them, or {plan.dp} alone"
         )
-    if plan.pp.size > 1 and plan.dp.strategy == "server" and plan.dp.size > 1:
+    if plan.pp.size > 1 and plan.dp.size > 1 and not facts.through_stages:
         raise NotAvailable(
             f"'{plan}': a parameter server places whole parameters by weight, for each stage otherwise, so copies of a tied "
             f"parameter would lie on different servers; take dp{plan.dp.size} or dp{plan.dp.size}:zero1 with pipelines"
         )
 
-    if plan.pp.schedule in ("pipedream", "2bw") and plan.dp.strategy not in ("allreduce", "ring"):
+    if SCHEDULES[plan.pp.schedule].asynchronous and not facts.keeps_versions:
         raise NotAvailable(
             f"'{plan}': {plan.pp.schedule} keeps several versions of whole weights, so it goes with dpN and dpN:ring alone; "
             "take one of these, or a schedule that flushes (1f1b)"

@@ -16,8 +16,8 @@ import torch
 
 from plait import data
 from plait.errors import CheckpointError, NonFiniteLoss, PlanError
-from plait.pipeline.schedules import SCHEDULES
 from plait.plan import Plan
+from plait.plan.facts import SCHEDULES
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "float64": torch.float64}
 MASTER_DTYPES = {"float32": torch.float32, "bf16": torch.float32, "float64": torch.float64}

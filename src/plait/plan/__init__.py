@@ -1,12 +1,19 @@
 """Declare *what*: the Plan, its text form and its checks. Pure and frozen; imports no torch.
 
 `Plan.parse` reads, `Plan.check` asks the rules of the plan alone, `check_world`, `check_batch` and
-`check_model` ask whether it fits, `check_available` asks whether this version runs it.
+`check_model` ask whether it fits, `check_runnable` asks for the one pair of words that no rank can run.
 """
 
-from plait.plan.availability import check_available
 from plait.plan.axes import ContextAxis, DataAxis, PipelineAxis, TensorAxis
-from plait.plan.fit import check_batch, check_config, check_model, check_restarts, check_world
+from plait.plan.fit import (
+    check_batch,
+    check_config,
+    check_model,
+    check_restarts,
+    check_runnable,
+    check_world,
+    is_runnable,
+)
 from plait.plan.plan import Plan
 
 __all__ = [
@@ -15,10 +22,11 @@ __all__ = [
     "PipelineAxis",
     "Plan",
     "TensorAxis",
-    "check_available",
     "check_batch",
     "check_config",
     "check_model",
     "check_restarts",
+    "check_runnable",
     "check_world",
+    "is_runnable",
 ]

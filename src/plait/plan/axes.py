@@ -1,8 +1,8 @@
 """The axes of a plan: one frozen record each, which prints itself as its term
 (`dp4:zero3,replicate2`).
 
-The words of the grammar live here, beside the records that hold them, so that parser, rules,
-planner and command line read one list. A record is pure data: whether its numbers fit together is
+The words of the grammar live here and in `facts`, so that parser, rules, planner and command line
+read one list. A record is pure data: whether its numbers fit together is
 asked by `rules`.
 """
 
@@ -12,45 +12,45 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Final, Literal, get_args
 
-DataStrategy = Literal[
-    "allreduce", "ring", "server", "async-server", "zero1", "zero2", "zero3", "local"
-]
+from plait.plan.facts import (
+    DATA_STRATEGIES,
+    PIPELINE_SCHEDULES,
+    SCHEDULES,
+    DataStrategy,
+    PipelineSchedule,
+)
+
 TensorMode = Literal["1d", "2d", "2.5d", "3d"]
-PipelineSchedule = Literal[
-    "naive",
-    "gpipe",
-    "1f1b",
-    "interleaved",
-    "zb-h1",
-    "zb-h2",
-    "zbv",
-    "v-half",
-    "v-min",
-    "dualpipev",
-    "pipedream",
-    "2bw",
-]
 ContextStrategy = Literal["ring", "ulysses"]
 Remat = Literal["none", "selective", "full"]
 Precision = Literal["float32", "bf16", "float64"]
 
-DATA_STRATEGIES: Final[tuple[str, ...]] = get_args(DataStrategy)
-ZERO_STRATEGIES: Final = ("zero1", "zero2", "zero3")
 TENSOR_MODES: Final[tuple[str, ...]] = get_args(TensorMode)
-PIPELINE_SCHEDULES: Final[tuple[str, ...]] = get_args(PipelineSchedule)
-V_SCHEDULES: Final = (
-    "zbv",
-    "v-half",
-    "v-min",
-    "dualpipev",
-)  # rank r holds stages r and 2p-1-r: always two
-ASYNCHRONOUS_SCHEDULES: Final = (
-    "pipedream",
-    "2bw",
-)  # they update without a flush, on stale weights
 CONTEXT_STRATEGIES: Final[tuple[str, ...]] = get_args(ContextStrategy)
 REMATS: Final[tuple[Remat, ...]] = get_args(Remat)
 PRECISIONS: Final[tuple[str, ...]] = get_args(Precision)
+
+
+__all__ = [
+    "CONTEXT_STRATEGIES",
+    "DATA_STRATEGIES",
+    "PIPELINE_SCHEDULES",
+    "PRECISIONS",
+    "REMATS",
+    "TENSOR_MODES",
+    "ContextAxis",
+    "ContextStrategy",
+    "DataAxis",
+    "DataStrategy",
+    "PipelineAxis",
+    "PipelineSchedule",
+    "Precision",
+    "Remat",
+    "TensorAxis",
+    "TensorMode",
+    "cube_root",
+    "default_virtual",
+]
 
 
 def _term(head: str, word: str, default: str, options: list[str]) -> str:
@@ -141,7 +141,8 @@ class PipelineAxis:
 
     def __str__(self) -> str:
         default = default_virtual(self.schedule)
-        written = self.schedule == "interleaved" or self.virtual != default
+        needed = self.schedule in SCHEDULES and SCHEDULES[self.schedule].needs_virtual
+        written = needed or self.virtual != default
         return _term(
             f"pp{self.size}", self.schedule, "1f1b", [f"v{self.virtual}"] if written else []
         )
@@ -160,7 +161,7 @@ class ContextAxis:
 
 def default_virtual(schedule: str) -> int:
     """The stages per rank that a schedule has when its text does not say."""
-    return 2 if schedule == "interleaved" or schedule in V_SCHEDULES else 1
+    return SCHEDULES[schedule].default_virtual if schedule in SCHEDULES else 1
 
 
 def cube_root(number: int) -> int:

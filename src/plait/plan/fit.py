@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from plait.errors import PlanError, WorldSizeError
+from plait.errors import NotAvailable, PlanError, WorldSizeError
+from plait.plan.facts import SCHEDULES
 from plait.plan.plan import Plan
 
 
@@ -47,6 +48,36 @@ def check_restarts(plan: Plan, num_servers: int | None = None) -> None:
     if dp.strategy == "async-server" and dp.stale:
         cure = f"a server that is lost takes its keys with it; with num_servers below {dp.size} the others can come back"
     raise PlanError(f"plan '{plan}': no rank that is lost can be started again; {cure}")
+
+
+def check_runnable(plan: Plan) -> None:
+    """Raises `NotAvailable` for a plan that can be said and not be run: torch.compile takes
+    selective recomputation as part of one graph, and these blocks are several.
+    """
+    if not plan.compile or plan.remat != "selective":
+        return
+    several = {
+        str(plan.tp): plan.tp.size > 1 or plan.tp.mode != "1d",
+        str(plan.cp): plan.cp.size > 1,
+        f"ep{plan.ep}": plan.ep > 1,
+        str(plan.pp): plan.pp.size > 1 and SCHEDULES[plan.pp.schedule].splits_backward,
+    }
+    terms = [term for term, here in several.items() if here]
+    if terms:
+        raise NotAvailable(
+            "compile with remat:selective: operations are selected inside one graph, and "
+            f"{' and '.join(terms)} cuts each block into several; take remat:full, or leave "
+            "compile out"
+        )
+
+
+def is_runnable(plan: Plan) -> bool:
+    """Whether `check_runnable` lets the plan pass."""
+    try:
+        check_runnable(plan)
+    except NotAvailable:
+        return False
+    return True
 
 
 def check_batch(plan: Plan, global_batch: int) -> None:

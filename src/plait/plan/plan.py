@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from plait.errors import PlanError
 from plait.plan.axes import ContextAxis, DataAxis, PipelineAxis, Precision, Remat, TensorAxis
+from plait.plan.facts import STRATEGIES
 from plait.plan.rules import broken_rules
 from plait.plan.text import parse_terms, plan_text
 
@@ -64,6 +65,14 @@ class Plan:
         cp).
         """
         return self.pp.size * self.dp.size * self.cp.size * self.tp.size
+
+    @property
+    def optimizer_shards(self) -> int:
+        """The parts into which a copy of the optimizer's state is cut: 1 where ranks keep it
+        whole.
+        """
+        sharded = STRATEGIES[self.dp.strategy].shards_optimizer
+        return self.dp.shard * self.cp.size if sharded else 1
 
     def check(self) -> Plan:
         """The plan itself when it keeps every rule that needs no model, batch or machine.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from plait.errors import nearest
 from plait.plan import axes
 from plait.plan.axes import ContextAxis, DataAxis, PipelineAxis, TensorAxis, cube_root
+from plait.plan.facts import SCHEDULES, STRATEGIES, broken_shape
 
 if TYPE_CHECKING:
     from plait.plan.plan import Plan
@@ -64,16 +65,20 @@ def malformed(plan: Plan) -> list[str]:
 # -----------------------------------------------------
 
 
+def _takes(dp: DataAxis, option: str) -> bool:
+    return option in STRATEGIES[dp.strategy].options
+
+
 def stale_only_with_async_server(dp: DataAxis) -> str | None:
     """`staleK` bounds the asynchronous server alone."""
-    if dp.stale is None or dp.strategy == "async-server":
+    if dp.stale is None or _takes(dp, "stale"):
         return None
     return f"{dp}: stale{dp.stale} belongs to async-server; write dp{dp.size}:async-server,stale{dp.stale} or leave it out"
 
 
 def async_server_needs_stale(dp: DataAxis) -> str | None:
     """The asynchronous server has no bound that would be right for everyone."""
-    if dp.strategy != "async-server" or (dp.stale is not None and dp.stale >= 0):
+    if not _takes(dp, "stale") or (dp.stale is not None and dp.stale >= 0):
         return None
     return (
         f"{dp}: async-server needs staleK, the most updates that a worker may lag behind (0 or more); "
@@ -83,21 +88,21 @@ def async_server_needs_stale(dp: DataAxis) -> str | None:
 
 def every_only_with_local(dp: DataAxis) -> str | None:
     """`everyH` is the period of local SGD alone."""
-    if dp.every is None or dp.strategy == "local":
+    if dp.every is None or _takes(dp, "every"):
         return None
     return f"{dp}: every{dp.every} belongs to local; write dp{dp.size}:local,every{dp.every} or leave it out"
 
 
 def local_needs_every(dp: DataAxis) -> str | None:
     """Local SGD without a period would never average."""
-    if dp.strategy != "local" or (dp.every is not None and dp.every >= 1):
+    if not _takes(dp, "every") or (dp.every is not None and dp.every >= 1):
         return None
     return f"{dp}: local needs everyH, the steps between two averagings (1 or more); write for example dp{dp.size}:local,every8"
 
 
 def replicate_only_with_zero(dp: DataAxis) -> str | None:
     """Only sharded state can be replicated."""
-    if dp.replicate == 1 or dp.strategy in axes.ZERO_STRATEGIES:
+    if dp.replicate == 1 or _takes(dp, "replicate"):
         return None
     return (
         f"{dp}: replicate{dp.replicate} belongs to zero1, zero2 and zero3, because {dp.strategy} replicates everything; "
@@ -107,7 +112,7 @@ def replicate_only_with_zero(dp: DataAxis) -> str | None:
 
 def offload_only_with_zero(dp: DataAxis) -> str | None:
     """It is the sharded optimizer state that moves to the host."""
-    if not dp.offload or dp.strategy in axes.ZERO_STRATEGIES:
+    if not dp.offload or _takes(dp, "offload"):
         return None
     return f"{dp}: offload belongs to zero1, zero2 and zero3; write dp{dp.size}:zero1,offload or leave it out"
 
@@ -128,8 +133,8 @@ def depth_only_with_2_5d(tp: TensorAxis) -> str | None:
 
 def virtual_only_with_interleaved(pp: PipelineAxis) -> str | None:
     """Every other schedule fixes the stages of a rank by itself."""
-    fixed = axes.default_virtual(pp.schedule)
-    if pp.schedule == "interleaved" or pp.virtual == fixed:
+    fixed = SCHEDULES[pp.schedule].stages_per_rank
+    if fixed in (None, pp.virtual):
         return None
     return (
         f"{pp}: v{pp.virtual} belongs to interleaved, because {pp.schedule} always has {fixed} to a rank; "
@@ -190,27 +195,14 @@ def tensor_3d_is_cube(tp: TensorAxis) -> str | None:
     return f"tp{tp.size}:3d needs a cubic number of ranks; the nearest are tp{q**3}:3d and tp{(q + 1) ** 3}:3d"
 
 
-def interleaved_has_two_stages_a_rank(pp: PipelineAxis) -> str | None:
-    """With one stage to a rank there is nothing to interleave."""
-    if pp.schedule != "interleaved" or pp.virtual >= 2:
-        return None
-    return f"{pp}: interleaved needs v2 or more; one stage to a rank is pp{pp.size}:1f1b"
-
-
-MICRO_BATCHES_PER_RANK: Final = {"interleaved": 1, "2bw": 1}
-"""Schedules that need at least this many micro-batches for each pipeline rank."""
-
-
-def enough_micro_batches(plan: Plan) -> str | None:
-    """Interleaving hands micro-batches out in rounds of pp; 2BW keeps two weight versions only if m
-    >= pp.
-    """
+def schedule_has_the_shape(plan: Plan) -> str | None:
+    """The stages of a rank and the micro-batches are some that the generator makes."""
     pp = plan.pp
-    m = plan.micro_batches
-    least = MICRO_BATCHES_PER_RANK.get(pp.schedule, 0) * pp.size
-    if m >= least:
-        return None
-    return f"{pp} mb{m}: {pp.schedule} on {pp.size} ranks needs {least} micro-batches or more; write mb{least}"
+    facts = SCHEDULES[pp.schedule]
+    if facts.stages_per_rank not in (None, pp.virtual):
+        return None  # said by the rule of the option
+    broken = broken_shape(pp.schedule, facts, (pp.size, pp.virtual, plan.micro_batches))
+    return None if broken is None else f"{pp} mb{plan.micro_batches}: {broken}"
 
 
 def experts_borrow_existing_ranks(plan: Plan) -> str | None:
@@ -246,8 +238,7 @@ NUMBER_RULES: Final[tuple[Callable[[Plan], str | None], ...]] = (
     lambda plan: tensor_2d_is_square(plan.tp),
     lambda plan: tensor_2_5d_is_square_times_depth(plan.tp),
     lambda plan: tensor_3d_is_cube(plan.tp),
-    lambda plan: interleaved_has_two_stages_a_rank(plan.pp),
-    enough_micro_batches,
+    schedule_has_the_shape,
     experts_borrow_existing_ranks,
 )
 """Whether the numbers fit together: asked by `check` alone."""

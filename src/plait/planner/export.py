@@ -14,6 +14,7 @@ from typing import Any
 
 from plait.errors import PlanError, nearest
 from plait.plan import Plan
+from plait.plan.facts import STRATEGIES
 
 
 @dataclass
@@ -106,14 +107,15 @@ def to_megatron(plan: Plan, global_batch: int) -> Exported:
 
 def _megatron_data(plan: Plan, out: Exported) -> list[Any]:
     strategy = plan.dp.strategy
+    stage = STRATEGIES[strategy].zero_stage
     words = list[Any]()
-    if strategy == "zero1":
+    if stage == 1:
         words = ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"]
         if plan.dp.replicate > 1:
             words += ["--num-distributed-optimizer-instances", plan.dp.replicate]
-    elif strategy in {"zero2", "zero3"}:
-        names = {"zero2": "optim_grads", "zero3": "optim_grads_params"}
-        words = ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", names[strategy]]
+    elif stage > 1:
+        names = {2: "optim_grads", 3: "optim_grads_params"}
+        words = ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", names[stage]]
         if plan.dp.replicate > 1:
             words += ["--num-distributed-optimizer-instances", plan.dp.replicate]
     elif strategy != "allreduce":
@@ -164,7 +166,7 @@ def to_deepspeed(plan: Plan, global_batch: int) -> Exported:
 
 
 def _deepspeed_zero(plan: Plan, out: Exported) -> dict[str, Any]:
-    stage = {"zero1": 1, "zero2": 2, "zero3": 3}.get(plan.dp.strategy, 0)
+    stage = STRATEGIES[plan.dp.strategy].zero_stage
     zero: dict[str, Any] = {"stage": stage}
     if plan.dp.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
@@ -207,7 +209,8 @@ def _deepspeed_layers(plan: Plan, out: Exported) -> dict[str, Any]:
 def to_torchtitan(plan: Plan, global_batch: int) -> Exported:
     """A torchtitan TOML."""
     out = Exported("torchtitan")
-    shard = plan.dp.shard if plan.dp.strategy == "zero3" else 1
+    facts = STRATEGIES[plan.dp.strategy]
+    shard = plan.dp.shard if facts.shards_parameters else 1
     replicate = plan.dp.size // shard
     schedules = {
         "1f1b": "1F1B",
@@ -224,7 +227,7 @@ def to_torchtitan(plan: Plan, global_batch: int) -> Exported:
         f"global_batch_size = {global_batch}",
         'dtype = "float32"',
         f'mixed_precision_param = "{"bfloat16" if plan.precision == "bf16" else "float32"}"',
-        *(["enable_cpu_offload = true"] if plan.dp.offload and plan.dp.strategy == "zero3" else []),
+        *(["enable_cpu_offload = true"] if plan.dp.offload and facts.shards_parameters else []),
         "",
         "[parallelism]",
         f"data_parallel_replicate_degree = {replicate}",
@@ -251,16 +254,16 @@ def to_torchtitan(plan: Plan, global_batch: int) -> Exported:
         out.missing.append(
             f"{plan.tp}: torchtitan's tensor parallel always comes with sequence parallel"
         )
-    if plan.dp.strategy in {"zero1", "zero2"}:
+    if facts.shards_optimizer and not facts.shards_parameters:
         out.missing.append(
             f"{plan.dp}: torchtitan shards all (FSDP2) or nothing (DDP); exported as DDP"
         )
-    elif plan.dp.strategy not in {"allreduce", "zero3"}:
+    elif plan.dp.strategy != "allreduce" and not facts.shards_parameters:
         out.missing.append(f"{plan.dp}: torchtitan has no {plan.dp.strategy}; exported as DDP")
     if plan.dp.offload:
         whole = (
             "torchtitan offloads weights and gradients as well"
-            if plan.dp.strategy == "zero3"
+            if facts.shards_parameters
             else "torchtitan offloads with FSDP2 only"
         )
         out.missing.append(f"{plan.dp}: {whole}")

@@ -24,7 +24,8 @@ from plait.plan import (
     check_batch,
     check_config,
 )
-from plait.plan.axes import REMATS, PipelineSchedule
+from plait.plan.axes import REMATS
+from plait.plan.facts import PIPELINE_SCHEDULES, SCHEDULES, STRATEGIES, strategies_with
 from plait.planner.search import Settings, cheapest_that_fits, replay_work, score
 from plait.planner.space import divisors
 
@@ -37,15 +38,15 @@ MOST_WORK = 100_000
 """Replaying the schedules of very long pipelines takes seconds: so many micro-batches on stages in
 all.
 """
-SCHEDULES: tuple[PipelineSchedule, ...] = (
-    "1f1b",
-    "zb-h1",
-    "zb-h2",
-    "zbv",
-    "v-half",
-    "v-min",
-    "dualpipev",
+REPLAYED = tuple(
+    name
+    for name in PIPELINE_SCHEDULES
+    if SCHEDULES[name].bubble is not None
+    and SCHEDULES[name].stages_per_rank is not None
+    and not SCHEDULES[name].asynchronous
+    and not SCHEDULES[name].holds_all
 )
+"""Schedules that flush, fix the stages of a rank and hold less than every micro-batch."""
 MOST_VIRTUAL = 16
 AXES = ("tp", "pp", "cp", "dp")
 
@@ -155,8 +156,8 @@ class Climb:
 
     def _data(self, plan: Plan) -> Iterator[DataAxis]:
         size = plan.dp.size
-        for strategy in ("allreduce", "zero1", "zero2", "zero3"):
-            sharded = strategy != "allreduce"
+        for strategy in ("allreduce", *strategies_with("replicate")):
+            sharded = STRATEGIES[strategy].shards_optimizer
             if sharded and size * plan.cp.size == 1 and not self.settings.offloads:
                 continue
             for replicas in divisors(size)[:-1] if sharded and size > 1 else [1]:
@@ -172,22 +173,17 @@ class Climb:
                 check_config(plan, self.job.model.sizes)
             except PlanError:
                 continue
-            few = plan.pp.schedule == "dualpipev" and (
-                plan.micro_batches < 2 * plan.pp.size or plan.micro_batches % 2
-            )
-            if (
-                plan.pp.num_stages <= self.job.model.num_blocks
-                and self.settings.allows(plan)
-                and not few
-            ):
+            if plan.pp.num_stages <= self.job.model.num_blocks and self.settings.allows(plan):
                 yield plan
 
 
 def _pipelines(size: int, layers: int) -> Iterator[PipelineAxis]:
     if size > 1:
-        yield from (PipelineAxis(size, name) for name in SCHEDULES)
+        yield from (PipelineAxis(size, name) for name in REPLAYED)
         yield from (
-            PipelineAxis(size, "interleaved", v)
+            PipelineAxis(size, name, v)
+            for name in PIPELINE_SCHEDULES
+            if SCHEDULES[name].needs_virtual
             for v in range(2, min(MOST_VIRTUAL, layers // size) + 1)
         )
 

@@ -21,8 +21,8 @@ from plait.cost.records import Estimate, Job
 from plait.cost.sharding import sharding
 from plait.cost.stages import Stage
 from plait.cost.step import estimate_job, stage_pass
-from plait.errors import NotAvailable, PlanError
-from plait.plan import DataAxis, PipelineAxis, Plan, check_available
+from plait.errors import PlanError
+from plait.plan import DataAxis, PipelineAxis, Plan, is_runnable
 from plait.plan.axes import REMATS, Remat
 from plait.planner.space import Degrees, data_axes, degrees, micro_batch_counts, schedules
 
@@ -59,7 +59,7 @@ class Settings:
 
     def allows(self, plan: Plan) -> bool:
         """Whether whoever runs the plan has all of its parts."""
-        return self.framework.offers(plan) and (not self.runnable or is_available(plan))
+        return self.framework.offers(plan) and (not self.runnable or is_runnable(plan))
 
 
 @dataclass
@@ -182,15 +182,6 @@ def fits_somehow(job: Job, machine: Machine, num_devices: int, settings: Setting
 
 def _counts(job: Job, combination: Degrees) -> list[int]:
     return micro_batch_counts(job.global_batch, combination.dp, combination.pp, job.model.seq_len)
-
-
-def is_available(plan: Plan) -> bool:
-    """Whether this version of plait runs the plan."""
-    try:
-        check_available(plan)
-    except NotAvailable:
-        return False
-    return True
 
 
 def time_floor(

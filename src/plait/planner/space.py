@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from plait.cost.operations import Model
 from plait.errors import PlanError
 from plait.plan import ContextAxis, DataAxis, PipelineAxis, Plan, TensorAxis, check_config
+from plait.plan.facts import PIPELINE_SCHEDULES, SCHEDULES
 
 MAX_TENSOR = 64
 MAX_SAMPLES = 32
@@ -138,8 +139,9 @@ def schedules(model: Model, pp: int, micro_batches: int) -> Iterator[PipelineAxi
             yield PipelineAxis(pp, "interleaved", virtual)
     yield PipelineAxis(pp, "zb-h1")
     if 2 * pp <= model.num_blocks:
-        for name in ("zbv", "v-half", "v-min", "dualpipev"):
-            if name != "dualpipev" or (micro_batches >= 2 * pp and micro_batches % 2 == 0):
+        for name in PIPELINE_SCHEDULES:
+            facts = SCHEDULES[name]
+            if facts.is_vee and micro_batches >= facts.least_micro_batches(pp):
                 yield PipelineAxis(pp, name)
 
 

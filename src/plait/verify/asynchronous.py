@@ -22,6 +22,7 @@ from plait.mesh import Mesh
 from plait.pipeline import schedules
 from plait.pipeline.weights import stage_weights
 from plait.plan import Plan
+from plait.plan.facts import SCHEDULES
 from plait.verify.delayed import run_delayed
 from plait.verify.observation import Observation, Record
 from plait.verify.observe import Part, RankRecord, RankStep, join, parameters_of
@@ -37,7 +38,7 @@ SKIPPED = {
 
 def is_asynchronous(plan: Plan) -> bool:
     """Whether steps of the plan overlap."""
-    return schedules.SCHEDULES[plan.pp.schedule].asynchronous and plan.pp.size > 1
+    return SCHEDULES[plan.pp.schedule].asynchronous and plan.pp.size > 1
 
 
 def record_stream(engine: Engine, batches: Iterable[Any], steps: int) -> RankRecord:

@@ -22,7 +22,7 @@ from plait.errors import PlaitError, PlanError, nearest
 from plait.launcher import joined_world
 from plait.paths import not_walked
 from plait.pipeline.schedules import adopt
-from plait.plan import Plan, check_available
+from plait.plan import Plan, check_runnable
 from plait.verify.asynchronous import SKIPPED, is_asynchronous, record_stream
 from plait.verify.bisect import bisect
 from plait.verify.compare import TOLERANCE
@@ -88,7 +88,7 @@ def run(
     parsed = Plan.parse(plan) if isinstance(plan, str) else plan
     wanted = parsed.precision
     parsed = replace(parsed, precision=dtype).check()  # type: ignore[arg-type]  # one of the words
-    check_available(parsed)
+    check_runnable(parsed)
     _check_steps_together(parsed)
     config = load(config)
     keys = assemble.model_keys(config)

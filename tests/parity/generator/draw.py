@@ -12,9 +12,8 @@ from typing import Any
 from plait.engine.composition import check_composition
 from plait.errors import PlanError
 from plait.pipeline.schedules import SCHEDULES
-from plait.plan import Plan, check_available
+from plait.plan import Plan, check_runnable, facts
 from plait.plan.fit import check_batch, check_config
-from plait.plan.rules import MICRO_BATCHES_PER_RANK
 from tests.parity.families import ROUTERS
 from tests.parity.generator.cell import Cell
 
@@ -58,7 +57,7 @@ def valid(cell: Cell) -> bool:
     """
     plan = Plan.parse(cell.plan)
     try:
-        check_available(plan.check())
+        check_runnable(plan.check())
         check_batch(plan, cell.num_samples)
         check_config(plan, {**cell.keys, "seq_len": cell.seq_len or None})
         check_composition(plan)
@@ -70,7 +69,7 @@ def valid(cell: Cell) -> bool:
 
 
 def _asynchronous(plan: Plan) -> bool:
-    return plan.pp.size > 1 and SCHEDULES[plan.pp.schedule].asynchronous
+    return plan.pp.size > 1 and SCHEDULES[plan.pp.schedule].facts.asynchronous
 
 
 def _is_tied(cell: Cell) -> bool:
@@ -81,7 +80,7 @@ def _axes(choose: Choose, kind: str) -> Iterator[str]:
     pp, tp, cp, dp = choose(_factors(choose(WORLDS), kind))
     schedule = choose(PIPELINES) if pp > 1 else ""
     yield f"pp{pp}:{schedule}" if pp > 1 else "pp1"
-    least = {**MICRO_BATCHES_PER_RANK, "dualpipev": 2}.get(schedule, 0) * pp
+    least = facts.SCHEDULES[schedule].least_micro_batches(pp) if schedule else 1
     yield f"mb{choose((1, 2, 3)) if pp == 1 else max(least, pp * choose((1, 1, 2))) + choose((0, 0, 1))}"
     yield f"tp{tp}{choose(_modes(tp, kind))}"
     yield f"cp{cp}:{choose(('ring', 'ulysses'))}" if cp > 1 else "cp1"

@@ -101,7 +101,7 @@ def on_rank(world: World, cell: Cell) -> Any:
 
 
 def _asynchronous(plan: Plan) -> bool:
-    return plan.pp.size > 1 and SCHEDULES[plan.pp.schedule].asynchronous
+    return plan.pp.size > 1 and SCHEDULES[plan.pp.schedule].facts.asynchronous
 
 
 def _errors(cell: Cell, plan: Plan, results: list[Any]) -> dict[str, tuple[float, str]]:

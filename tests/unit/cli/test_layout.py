@@ -107,7 +107,7 @@ def rounds() -> dict[str, Any]:
 
 
 def grid(name: str) -> RenderableType:
-    made = schedules.make(name, 4, 8, 1)
+    made = schedules.make(name, 4, 8)
     return schedule._view(made, simulate(made))
 
 
@@ -152,7 +152,7 @@ def test_text_in_a_file_is_whole_and_on_a_terminal_broken_between_words() -> Non
 
 def test_the_legend_names_what_the_grid_shows() -> None:
     words = {
-        name: " ".join(schedule.legend(schedules.make(name, 2, 4, 1)))
+        name: " ".join(schedule.legend(schedules.make(name, 2, 4)))
         for name in ("gpipe", "zb-h1", "pipedream")
     }
     assert "B backward" in words["gpipe"] and "weight gradient" not in words["gpipe"]

@@ -32,7 +32,7 @@ def schedule(name: str, p: int, m: int, **more: int):  # type: ignore[no-untyped
     return make(
         name,
         p,
-        max(m, SCHEDULES[name].min_micro_batches_per_rank * p),
+        max(m, SCHEDULES[name].facts.least_micro_batches(p)),
         2 if name == "interleaved" else 1,
         **more,
     )

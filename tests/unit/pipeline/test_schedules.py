@@ -20,7 +20,7 @@ from plait.pipeline.verify import verify
 
 
 def smallest(name: str, p: int) -> int:
-    return max(1, SCHEDULES[name].min_micro_batches_per_rank * p)
+    return SCHEDULES[name].facts.least_micro_batches(p)
 
 
 @settings(max_examples=60, deadline=None)
@@ -35,7 +35,7 @@ def test_every_schedule_verifies_as_generated_and_lowered(
     name: str, p: int, more: int, v: int, num_steps: int
 ) -> None:
     schedule = make(
-        name, p, smallest(name, p) + more, v if name == "interleaved" else 1, num_steps=num_steps
+        name, p, smallest(name, p) + more, v if name == "interleaved" else 0, num_steps=num_steps
     )
     verify(schedule)
     verify(lower(schedule))

@@ -32,7 +32,7 @@ placement 0 1
 def test_loads_is_the_inverse_of_dumps(
     name: str, p: int, more: int, lowered: bool, num_steps: int
 ) -> None:
-    m = max(1, SCHEDULES[name].min_micro_batches_per_rank * p) + more
+    m = SCHEDULES[name].facts.least_micro_batches(p) + more
     schedule = make(name, p, m, 2 if name == "interleaved" else 1, num_steps=num_steps)
     schedule = lower(schedule) if lowered else schedule
     assert loads(dumps(schedule)) == schedule

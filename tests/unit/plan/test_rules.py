@@ -57,11 +57,11 @@ BAD = {
         "dp6:zero3,replicate4: replicate4 does not divide dp6; choose a divisor of 6, as replicate2"
     ),
     "dp5:zero1,replicate2": "dp5:zero1,replicate2: replicate2 does not divide dp5; choose a divisor of 5",
-    "pp4:interleaved,v1": "pp4:interleaved,v1: interleaved needs v2 or more; one stage to a rank is pp4:1f1b",
-    "pp4:interleaved,v2 mb2": (
-        "pp4:interleaved,v2 mb2: interleaved on 4 ranks needs 4 micro-batches or more; write mb4"
+    "pp4:interleaved,v1": "pp4:interleaved,v1 mb4: interleaved needs v2 or more; say interleaved,v2, or take 1f1b with one",
+    "pp4:dualpipev mb4": (
+        "pp4:dualpipev mb4: dualpipev on 4 ranks needs at least 8 micro-batches, got 4; write mb8"
     ),
-    "pp4:2bw mb3": "pp4:2bw mb3: 2bw on 4 ranks needs 4 micro-batches or more; write mb4",
+    "pp4:2bw mb3": "pp4:2bw mb3: 2bw on 4 ranks needs at least 4 micro-batches, got 3; write mb4",
     "ep4 dp6": "ep4 borrows its ranks from dp6 x cp1 = 6, which it does not divide; choose a divisor of 6, as ep2, or dp4",
     "ep2": "ep2 borrows its ranks from dp1 x cp1 = 1, which it does not divide; choose a divisor of 1, or dp2",
 }

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from plait.errors import PlanError
 from plait.plan import ContextAxis, DataAxis, PipelineAxis, Plan, TensorAxis
 from plait.plan import axes as words
+from plait.plan.facts import strategies_with
 
 patient = settings(
     deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -207,7 +208,7 @@ def data_axes() -> st.SearchStrategy[DataAxis]:
         st.builds(
             DataAxis,
             sizes,
-            st.sampled_from(words.ZERO_STRATEGIES),
+            st.sampled_from(strategies_with("replicate")),
             replicate=st.integers(1, 8),
             offload=st.booleans(),
         ),

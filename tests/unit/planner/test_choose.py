@@ -130,7 +130,7 @@ def test_fewer_devices_where_all_cannot_be_used():
 
 
 def test_runnable_plans_are_what_this_version_runs():
-    from plait.plan import check_available
+    from plait.plan import check_runnable
 
     for one in plait.choose(config(GPT, seq_len=512), "h100x4", runnable=True):
-        check_available(one.plan)
+        check_runnable(one.plan)

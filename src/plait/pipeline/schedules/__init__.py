@@ -7,7 +7,7 @@ file (see `plait.pipeline.text`); what comes from outside is verified before it 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from plait.errors import ScheduleError, nearest
@@ -22,37 +22,41 @@ from plait.pipeline.schedules.one_f_one_b import one_f_one_b
 from plait.pipeline.schedules.vee_family import v_half, v_min, zbv
 from plait.pipeline.schedules.zero_bubble import zb_h1, zb_h2
 from plait.pipeline.verify import verify
+from plait.plan import facts
+from plait.plan.facts import ScheduleFacts, broken_shape
 
 
 @dataclass(frozen=True)
 class Family:
-    """A generator and what it asks for.
+    """A generator and the facts of its schedule.
 
-    It is called with (p, m), with a third argument `virtual` where `stages_per_rank` is None (any
-    number from 2 on), or `num_steps` where asynchronous. `min_micro_batches` is p times this.
+    It is called with (p, m), with a third argument `virtual` where the facts need one, or
+    `num_steps` where asynchronous.
     """
 
     generate: Callable[..., Schedule]
-    stages_per_rank: int | None = 1
-    asynchronous: bool = False
-    min_micro_batches_per_rank: int = 0
+    facts: ScheduleFacts = field(default_factory=ScheduleFacts)
 
+
+GENERATORS: Mapping[str, Callable[..., Schedule]] = MappingProxyType(
+    {
+        "naive": naive,
+        "gpipe": gpipe,
+        "1f1b": one_f_one_b,
+        "interleaved": interleaved,
+        "zb-h1": zb_h1,
+        "zb-h2": zb_h2,
+        "zbv": zbv,
+        "v-half": v_half,
+        "v-min": v_min,
+        "dualpipev": dualpipev,
+        "pipedream": pipedream,
+        "2bw": two_buffered_weights,
+    }
+)
 
 SCHEDULES: Mapping[str, Family] = MappingProxyType(
-    {
-        "naive": Family(naive),
-        "gpipe": Family(gpipe),
-        "1f1b": Family(one_f_one_b),
-        "interleaved": Family(interleaved, stages_per_rank=None),
-        "zb-h1": Family(zb_h1),
-        "zb-h2": Family(zb_h2),
-        "zbv": Family(zbv, stages_per_rank=2),
-        "v-half": Family(v_half, stages_per_rank=2),
-        "v-min": Family(v_min, stages_per_rank=2),
-        "dualpipev": Family(dualpipev, stages_per_rank=2, min_micro_batches_per_rank=2),
-        "pipedream": Family(pipedream, asynchronous=True),
-        "2bw": Family(two_buffered_weights, asynchronous=True, min_micro_batches_per_rank=1),
-    }
+    {name: Family(generate, facts.SCHEDULES[name]) for name, generate in GENERATORS.items()}
 )
 
 
@@ -64,13 +68,13 @@ def make(
     name: str,
     num_ranks: int,
     num_micro_batches: int,
-    virtual: int = 1,
+    virtual: int = 0,
     *,
     num_steps: int = 1,
     known: Mapping[str, Family] = SCHEDULES,
 ) -> Schedule:
-    """The schedule of that name for p ranks, m micro-batches a step, `virtual` stages a rank and
-    some steps in a row.
+    """The schedule of that name for p ranks, m micro-batches a step, `virtual` stages a rank (0,
+    and 1 for a V: as many as the schedule means by itself) and some steps in a row.
 
     A family that is not plait's own is verified. Raises ScheduleError: an unknown name, a number
     below 1, too few micro-batches, a number of stages that does not fit.
@@ -78,13 +82,15 @@ def make(
     if name not in known:
         raise ScheduleError(f"no schedule is called '{name}'; {nearest(name, known)}")
     family = known[name]
+    if virtual == 0 or (virtual == 1 and family.facts.is_vee):
+        virtual = family.facts.default_virtual
     check_shape(name, num_ranks, num_micro_batches, virtual, known)
     if num_steps < 1:
         raise ScheduleError(f"{name}: {num_steps} steps; at least 1 is needed")
-    if family.asynchronous:
+    if family.facts.asynchronous:
         schedule = family.generate(num_ranks, num_micro_batches, num_steps)
     else:
-        more = () if family.stages_per_rank is not None else (virtual,)
+        more = (virtual,) if family.facts.needs_virtual else ()
         schedule = repeat(family.generate(num_ranks, num_micro_batches, *more), num_steps)
     if SCHEDULES.get(name) is not family:
         verify(schedule)
@@ -95,23 +101,13 @@ def check_shape(
     name: str, p: int, m: int, virtual: int, known: Mapping[str, Family] = SCHEDULES
 ) -> None:
     """Raises ScheduleError unless `make` can list a schedule of p ranks and m micro-batches."""
-    family = known[name]
-    for what, number in (("ranks", p), ("micro-batches", m), ("stages a rank", virtual)):
-        if number < 1:
-            raise ScheduleError(f"{name}: {number} {what}; at least 1 is needed")
-    needed = family.min_micro_batches_per_rank * p
-    if m < needed:
-        raise ScheduleError(
-            f"{name} on {p} ranks needs at least {needed} micro-batches, got {m}; say mb{needed}, or take 1f1b"
-        )
-    if 3 * p * (family.stages_per_rank or virtual) * m > MOST_ACTIONS:
+    broken = broken_shape(name, known[name].facts, (p, virtual, m))
+    if broken is not None:
+        raise ScheduleError(broken)
+    if 3 * p * virtual * m > MOST_ACTIONS:
         raise ScheduleError(
             f"{name} on {p} ranks with {m} micro-batches has millions of actions, and at most "
             f"{MOST_ACTIONS:,} are listed (3 a stage and micro-batch); take fewer micro-batches"
-        )
-    if family.stages_per_rank is not None and virtual not in (1, family.stages_per_rank):
-        raise ScheduleError(
-            f"{name} puts {family.stages_per_rank} stage(s) on a rank, not {virtual}; leave v out"
         )
 
 
@@ -142,7 +138,7 @@ def stages_per_rank(name: str, virtual: int = 1, known: Mapping[str, Family] = S
     """How many stages a rank holds under a named schedule."""
     if name not in known:
         raise ScheduleError(f"no schedule is called '{name}'; {nearest(name, known)}")
-    return known[name].stages_per_rank or virtual
+    return known[name].facts.stages_per_rank or virtual
 
 
 def repeat(schedule: Schedule, num_steps: int) -> Schedule:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from plait.errors import ScheduleError
 from plait.pipeline.actions import Action, Schedule, backward, forward, looped
 from plait.pipeline.schedules.one_f_one_b import alternate
 
@@ -18,10 +17,6 @@ def interleaved(num_ranks: int, num_micro_batches: int, virtual: int) -> Schedul
     """Bubble (p-1)/v of a forward and backward where p divides m; at most (v+1)p - 2 rank - 1 live
     activations of 1/v size.
     """
-    if virtual < 2:
-        raise ScheduleError(
-            f"interleaved with {virtual} stage a rank is 1f1b; say interleaved,v2 or more"
-        )
     num_groups = max(1, num_micro_batches // num_ranks)
     cuts = [index * num_micro_batches // num_groups for index in range(num_groups + 1)]
     groups = [range(start, stop) for start, stop in pairwise(cuts)]

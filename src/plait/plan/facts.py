@@ -1,0 +1,213 @@
+"""The facts of every pipeline schedule and every data strategy: one row each.
+
+Parser, rules, generators, cost, planner and exporters read these rows. A new schedule is its
+generator and a row here; a new data strategy is its file in `data/` and a row here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple, get_args
+
+DataStrategy = Literal[
+    "allreduce", "ring", "server", "async-server", "zero1", "zero2", "zero3", "local"
+]
+PipelineSchedule = Literal[
+    "naive",
+    "gpipe",
+    "1f1b",
+    "interleaved",
+    "zb-h1",
+    "zb-h2",
+    "zbv",
+    "v-half",
+    "v-min",
+    "dualpipev",
+    "pipedream",
+    "2bw",
+]
+DATA_STRATEGIES: Final[tuple[DataStrategy, ...]] = get_args(DataStrategy)
+PIPELINE_SCHEDULES: Final[tuple[PipelineSchedule, ...]] = get_args(PipelineSchedule)
+
+
+class Place(NamedTuple):
+    """One stage of a pipeline: p ranks of v stages each, m micro-batches."""
+
+    p: int
+    m: int
+    v: int
+    stage: int
+    rank: int
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the stage is beyond the first of each rank."""
+        return self.stage >= self.p
+
+
+@dataclass(frozen=True)
+class ScheduleFacts:
+    """What a schedule asks for, and what its paper says of it.
+
+    `stages_per_rank`: None is any number from 2 on (the option `v`). `least_per_rank`: at least so
+    many micro-batches for each rank. `asynchronous`: updates without a flush, on stale weights.
+    `splits_backward`: input and weight gradients are separate actions. `bubble`: over that of 1F1B,
+    (p-1)(F+B); None where one rank works at a time. `live`: micro-batches that a stage holds at the
+    peak of its rank, of m or fewer.
+    """
+
+    stages_per_rank: int | None = 1
+    least_per_rank: int = 0
+    asynchronous: bool = False
+    splits_backward: bool = False
+    bubble: float | None = 1.0
+    live: Callable[[Place], int] = lambda at: at.p - at.rank
+
+    @property
+    def is_vee(self) -> bool:
+        """Whether rank r holds stages r and 2p-1-r."""
+        return self.stages_per_rank == 2
+
+    @property
+    def needs_virtual(self) -> bool:
+        """Whether the option `v` says how many stages a rank holds."""
+        return self.stages_per_rank is None
+
+    @property
+    def default_virtual(self) -> int:
+        """The stages per rank that a text means without the option."""
+        return self.stages_per_rank or 2
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether the activations of every micro-batch live at once."""
+        return self.live is _every_micro_batch
+
+    def least_micro_batches(self, num_ranks: int) -> int:
+        """The fewest micro-batches on so many ranks."""
+        return max(1, self.least_per_rank * num_ranks)
+
+
+def _every_micro_batch(at: Place) -> int:
+    return at.m
+
+
+def _interleaved(at: Place) -> int:
+    if not at.is_late or at.stage < at.p * (at.v - 1):
+        return at.p
+    return max(1, at.p - 2 * at.rank)
+
+
+def _vee(at: Place) -> int:
+    return at.rank + 1 if at.is_late else 2 * at.p - at.rank
+
+
+SCHEDULES: Final[Mapping[str, ScheduleFacts]] = MappingProxyType(
+    {
+        "naive": ScheduleFacts(bubble=None, live=lambda at: 1),
+        "gpipe": ScheduleFacts(live=_every_micro_batch),
+        "1f1b": ScheduleFacts(),
+        "interleaved": ScheduleFacts(stages_per_rank=None, live=_interleaved),
+        "zb-h1": ScheduleFacts(splits_backward=True, bubble=1 / 3),
+        "zb-h2": ScheduleFacts(
+            splits_backward=True, bubble=0.0, live=lambda at: 2 * at.p - 2 * at.rank - 1
+        ),
+        "zbv": ScheduleFacts(stages_per_rank=2, splits_backward=True, bubble=0.0, live=_vee),
+        "v-half": ScheduleFacts(
+            stages_per_rank=2,
+            splits_backward=True,
+            bubble=0.5,
+            live=lambda at: (at.p + 1) // 2 + 1,
+        ),
+        "v-min": ScheduleFacts(
+            stages_per_rank=2, splits_backward=True, bubble=2 / 3, live=lambda at: at.p // 3 + 2
+        ),
+        "dualpipev": ScheduleFacts(
+            stages_per_rank=2, least_per_rank=2, splits_backward=True, bubble=1 / 3, live=_vee
+        ),
+        "pipedream": ScheduleFacts(asynchronous=True),
+        "2bw": ScheduleFacts(asynchronous=True, least_per_rank=1),
+    }
+)
+
+
+def broken_shape(name: str, facts: ScheduleFacts, sizes: tuple[int, int, int]) -> str | None:
+    """Why a schedule has no such shape, or None; `sizes` is (ranks, stages a rank, micro-batches).
+
+    The rules of plans and the generators both ask here, so they cannot disagree.
+    """
+    p, v, m = sizes
+    for what, number in (("ranks", p), ("stages a rank", v), ("micro-batches", m)):
+        if number < 1:
+            return f"{name}: {number} {what}; at least 1 is needed"
+    if facts.needs_virtual and v < 2:
+        return f"{name} needs v2 or more; say {name},v2, or take 1f1b with one"
+    if facts.stages_per_rank not in (None, v):
+        fixed = facts.stages_per_rank
+        return (
+            f"{name} puts {fixed} stage(s) on a rank, not {v}; leave v out, or take interleaved,v2"
+        )
+    least = facts.least_micro_batches(p)
+    if m < least:
+        return f"{name} on {p} ranks needs at least {least} micro-batches, got {m}; write mb{least}"
+    return None
+
+
+@dataclass(frozen=True)
+class StrategyFacts:
+    """What a data strategy shards, and what it goes with.
+
+    `zero_stage` 1 shards the optimizer's state, 2 the gradients too, 3 the parameters too.
+    `options` are those of its text. `synchronous`: its ranks step together. `keeps_versions`: whole
+    weights, of which an asynchronous schedule may keep several. `through_stages`: it runs on the
+    stages of a pipeline.
+    """
+
+    zero_stage: int = 0
+    options: frozenset[str] = frozenset()
+    synchronous: bool = True
+    keeps_versions: bool = False
+    through_stages: bool = True
+
+    @property
+    def shards_optimizer(self) -> bool:
+        """Whether a rank holds its part of the optimizer's state alone."""
+        return self.zero_stage >= 1
+
+    @property
+    def shards_gradients(self) -> bool:
+        """Whether a rank keeps its part of the gradients alone."""
+        return self.zero_stage >= 2
+
+    @property
+    def shards_parameters(self) -> bool:
+        """Whether a rank holds its part of the parameters alone."""
+        return self.zero_stage >= 3
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether the optimizer sees flat shards, and must update each element by itself."""
+        return self.shards_optimizer
+
+
+_SHARDED: Final = frozenset({"replicate", "offload"})
+
+STRATEGIES: Final[Mapping[str, StrategyFacts]] = MappingProxyType(
+    {
+        "allreduce": StrategyFacts(keeps_versions=True),
+        "ring": StrategyFacts(keeps_versions=True),
+        "server": StrategyFacts(through_stages=False),
+        "async-server": StrategyFacts(options=frozenset({"stale"}), synchronous=False),
+        "zero1": StrategyFacts(1, _SHARDED),
+        "zero2": StrategyFacts(2, _SHARDED),
+        "zero3": StrategyFacts(3, _SHARDED),
+        "local": StrategyFacts(options=frozenset({"every"}), synchronous=False),
+    }
+)
+
+
+def strategies_with(option: str) -> tuple[str, ...]:
+    """The data strategies that have an option, in the order of the grammar."""
+    return tuple(name for name, facts in STRATEGIES.items() if option in facts.options)
