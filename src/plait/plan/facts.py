@@ -208,6 +208,6 @@ STRATEGIES: Final[Mapping[str, StrategyFacts]] = MappingProxyType(
 )
 
 
-def strategies_with(option: str) -> tuple[str, ...]:
+def strategies_with(option: str) -> tuple[DataStrategy, ...]:
     """The data strategies that have an option, in the order of the grammar."""
-    return tuple(name for name, facts in STRATEGIES.items() if option in facts.options)
+    return tuple(name for name in DATA_STRATEGIES if option in STRATEGIES[name].options)

@@ -25,7 +25,13 @@ from plait.plan import (
     check_config,
 )
 from plait.plan.axes import REMATS
-from plait.plan.facts import PIPELINE_SCHEDULES, SCHEDULES, STRATEGIES, strategies_with
+from plait.plan.facts import (
+    PIPELINE_SCHEDULES,
+    SCHEDULES,
+    STRATEGIES,
+    DataStrategy,
+    strategies_with,
+)
 from plait.planner.search import Settings, cheapest_that_fits, replay_work, score
 from plait.planner.space import divisors
 
@@ -156,7 +162,8 @@ class Climb:
 
     def _data(self, plan: Plan) -> Iterator[DataAxis]:
         size = plan.dp.size
-        for strategy in ("allreduce", *strategies_with("replicate")):
+        tried: tuple[DataStrategy, ...] = ("allreduce", *strategies_with("replicate"))
+        for strategy in tried:
             sharded = STRATEGIES[strategy].shards_optimizer
             if sharded and size * plan.cp.size == 1 and not self.settings.offloads:
                 continue
