@@ -78,5 +78,17 @@ def say_pid_and_wait() -> None:
     time.sleep(FOREVER_SECONDS)
 
 
+def sum_ranks() -> float:
+    """What a user's own function does with torch's process groups."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    value = torch.ones(1)
+    dist.all_reduce(value)
+    dist.destroy_process_group()
+    return float(value)
+
+
 if __name__ == "__main__":
-    launch(say_pid_and_wait, nproc=2)
+    launch(sum_ranks if "sum" in sys.argv else say_pid_and_wait, nproc=2)

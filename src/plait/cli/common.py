@@ -81,6 +81,10 @@ def plan_of(config: Config, text: str | None, num_ranks: int | None = None) -> P
     """
     world = joined_world()
     num_ranks = num_ranks if world is None else world.world_size
+    if world is not None:
+        from plait.comm.network import listen_on
+
+        listen_on(config.cluster.interface)
     words = config.plan.text if text is None else text
     plan = choose(config, num_ranks) if words.strip() == "auto" else Plan.parse(words)
     plan.check()

@@ -240,11 +240,6 @@ class Line:
         return RankFailed(f"the server at {self._where} is gone or does not answer ({error})")
 
 
-def own_host(same_host: bool) -> str:
-    """The address at which this process can be called: loopback where all ranks share the host."""
-    return "127.0.0.1" if same_host else socket.gethostbyname(socket.gethostname())
-
-
 def _num_bytes(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.numel() * tensor.element_size()
 

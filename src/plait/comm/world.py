@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,6 +27,7 @@ from plait.comm.backends.native import Native
 from plait.comm.backends.shared import connect as connect_shared
 from plait.comm.crew import Crew, Place
 from plait.comm.ledger import Ledger
+from plait.comm.network import listen_on, store_of_world
 from plait.comm.work import Label, Recorder, naming_failure
 from plait.errors import PlanError, RankFailed, WorldSizeError, nearest
 from plait.mesh import AxisName, Mesh
@@ -317,8 +319,9 @@ def _make_group(
     kind = "nccl" if device.type == "cuda" else "gloo"
     timeout = timedelta(seconds=timeout_seconds)
     if store is None:
+        listen_on(None)
         try:
-            dist.init_process_group(kind, timeout=timeout)
+            _join_told_world(kind, timeout)
         except ValueError as error:  # nobody has started a world here
             if mesh.size > 1:
                 raise WorldSizeError(
@@ -334,3 +337,14 @@ def _make_group(
         # a rank has joined once it has its own connections: if it left then, others would still be
         # joining
         dist.barrier()
+
+
+def _join_told_world(kind: str, timeout: timedelta) -> None:
+    """Join the world of torchrun's variables. Raises `ValueError` when they tell of none."""
+    store = store_of_world(timeout)
+    if store is None:
+        dist.init_process_group(kind, timeout=timeout)
+        return
+    rank = int(os.environ["RANK"])
+    size = int(os.environ["WORLD_SIZE"])
+    dist.init_process_group(kind, store=store, rank=rank, world_size=size, timeout=timeout)

@@ -21,6 +21,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from plait.comm.network import LOOPBACK, loopback_interface, variables_of
 from plait.launcher.failure import died_silently, read_failures
 from plait.launcher.rank import RankSettings, run_rank
 
@@ -52,6 +53,9 @@ def run_ranks(
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    from plait.launcher import meeting
+
+    meeting.register()
     with (
         tempfile.TemporaryDirectory(prefix="plait-launch-") as folder,
         _signals_restored(),
@@ -64,9 +68,8 @@ def run_ranks(
             "max_nodes": 1,
             "nproc_per_node": nproc,
             "run_id": uuid.uuid4().hex,
-            "rdzv_backend": "c10d",
-            "rdzv_endpoint": "localhost:0",
-            "local_addr": "localhost",
+            "rdzv_backend": meeting.NAME,
+            "local_addr": LOOPBACK,
             "max_restarts": 0,
             "monitor_interval": monitor_seconds,
             "start_method": start_method,
@@ -117,8 +120,10 @@ def _first_error(error: Any, failures: Path) -> BaseException:
 
 
 def free_environment() -> dict[str, str]:
-    """This process's variables, without those by which the agent tells each rank who it is."""
-    return {
+    """This process's variables, without those by which the agent tells each rank who it is; ranks
+    of one machine listen on loopback alone.
+    """
+    kept = {
         name: value
         for name, value in os.environ.items()
         if not (
@@ -127,6 +132,7 @@ def free_environment() -> dict[str, str]:
             or name.startswith(_AGENT_BEGINNINGS)
         )
     }
+    return {**kept, **variables_of(loopback_interface())}
 
 
 def start_server() -> str:

@@ -19,9 +19,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
-from torch._C._distributed_c10d import TCPStore
-
 from plait.comm.crew import Place
+from plait.comm.network import LOOPBACK, listening_store
 from plait.comm.roster import Roster
 from plait.errors import PlaitError, RankFailed
 from plait.launcher.agent import free_environment, num_threads, start_server
@@ -29,7 +28,6 @@ from plait.launcher.failure import died_silently, read_failures
 from plait.launcher.rank import RankSettings, run_rank
 
 T = TypeVar("T")
-HOST = "127.0.0.1"
 
 
 @dataclass
@@ -47,9 +45,9 @@ def supervise(
     rank again.
     """
     context: Any = multiprocessing.get_context(start_server())
-    roster = Roster(nproc, host=HOST)
-    store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
-    place = Place(0, nproc, roster.address, (HOST, store.port))
+    roster = Roster(nproc, host=LOOPBACK)
+    store = listening_store()
+    place = Place(0, nproc, roster.address, (LOOPBACK, store.port))
     ranks: dict[int, _Rank] = {}
     results: dict[int, T] = {}
     with tempfile.TemporaryDirectory(prefix="plait-launch-") as folder:

@@ -13,6 +13,7 @@ server.
 
 from __future__ import annotations
 
+import socket
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,8 +22,9 @@ from dataclasses import replace
 from torch import Tensor
 
 from plait.comm import Axis
-from plait.comm.calls import Address, Line, Message, Service, own_host
+from plait.comm.calls import Address, Line, Message, Service
 from plait.comm.crew import Crew
+from plait.comm.network import own_host
 from plait.data.strategy import Piece
 from plait.errors import RankFailed, RunError
 from plait.outer.async_server.key_server import REFUSED, KeyServer, Push, Receipt
@@ -78,7 +80,7 @@ class AsyncServerDriver(Driver):
     def _connect_all(self) -> None:
         """Exchange the addresses of all servers, and connect to them. Collective."""
         axis = self._group.axis
-        hosts = axis.gather_objects(own_host(same_host=False))
+        hosts = axis.gather_objects(socket.gethostname())
         self._serve(own_host(same_host=len(set(hosts)) == 1))
         addresses = axis.gather_objects(None if self._service is None else self._service.address)
         self._addresses = [addresses[rank] for rank in self._weights.server_ranks]

@@ -1,0 +1,152 @@
+"""The network interface that a process listens on: loopback for a run on one machine, else the one
+that the user names.
+
+Neither torch's stores nor its process groups ask who connects, so whoever reaches their ports is
+trusted. A store of torch listens on all interfaces unless it is handed a socket, and a process
+group listens where the machine's name leads unless a variable names an interface.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from plait.errors import ConfigError, RunError, nearest
+
+if TYPE_CHECKING:  # a launcher starts its server before it loads torch
+    from datetime import timedelta
+
+    from torch.distributed import TCPStore
+
+LOOPBACK = "127.0.0.1"
+VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+_SIOCGIFADDR = 0x8915  # of <linux/sockios.h>
+_LOCAL_NAMES = ("lo", "lo0")
+_EPHEMERAL = 0
+
+
+def loopback_interface() -> str | None:
+    """The name of the loopback interface; None where the system calls it otherwise."""
+    names = interfaces()
+    return next((name for name in _LOCAL_NAMES if name in names), None)
+
+
+def interfaces() -> list[str]:
+    """The names of this machine's network interfaces."""
+    return [name for _, name in socket.if_nameindex()]
+
+
+def address_of(interface: str) -> str:
+    """The IPv4 address of an interface.
+
+    Raises:
+        ConfigError: this machine has no such interface, or it has no address.
+    """
+    if interface not in interfaces():
+        raise ConfigError(
+            f"this machine has no network interface '{interface}' (cluster.interface); "
+            f"{nearest(interface, interfaces())}"
+        )
+    if interface in _LOCAL_NAMES:
+        return LOOPBACK
+    import fcntl  # Unix alone has it
+
+    asked = struct.pack("256s", interface.encode())
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        try:
+            answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, asked)
+        except OSError as error:
+            raise ConfigError(
+                f"the network interface '{interface}' (cluster.interface) has no IPv4 address; "
+                "name one that is up"
+            ) from error
+    return socket.inet_ntoa(answer[20:24])
+
+
+def variables_of(interface: str | None) -> dict[str, str]:
+    """The variables by which torch's process groups learn the interface to listen on."""
+    return {} if interface is None else dict.fromkeys(VARIABLES, interface)
+
+
+def on_one_machine(variables: Mapping[str, str]) -> bool:
+    """Whether all ranks of the world that the variables of torchrun tell of are on this machine; a
+    process that belongs to no world is.
+    """
+    size = variables.get("WORLD_SIZE", "1")
+    return size in ("1", variables.get("LOCAL_WORLD_SIZE"))
+
+
+def listen_on(interface: str | None) -> None:
+    """Have the process groups that this process makes from here on listen on one interface alone:
+    loopback where the run is on one machine, whatever is given; else the given one.
+
+    Raises:
+        ConfigError: this machine has no such interface, or it has no address.
+    """
+    if on_one_machine(os.environ):
+        os.environ.update(variables_of(loopback_interface()))
+    elif interface is not None:
+        address_of(interface)
+        os.environ.update(variables_of(interface))
+
+
+def own_host(same_host: bool) -> str:
+    """The address at which this process can be called: loopback where all ranks share the host,
+    else that of the interface it listens on.
+    """
+    if same_host:
+        return LOOPBACK
+    interface = os.environ.get(VARIABLES[0])
+    if interface in interfaces():
+        return address_of(interface)
+    return socket.gethostbyname(socket.gethostname())
+
+
+def listening_store(host: str = LOOPBACK, port: int = _EPHEMERAL) -> TCPStore:
+    """A store that listens on the interface of one address, and on no other."""
+    from torch.distributed import TCPStore
+
+    with contextlib.closing(socket.create_server((host, port), backlog=1024)) as listener:
+        port = listener.getsockname()[1]
+        return TCPStore(
+            host,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),  # the store closes it
+        )
+
+
+def store_of_world(timeout: timedelta) -> TCPStore | None:
+    """The store of a world whose rank 0 keeps it, on one interface alone. None where somebody else
+    keeps it (as torchrun does), there is no world, or no interface is known.
+
+    Raises:
+        RunError: the store's port is taken on that interface.
+    """
+    from torch.distributed import TCPStore
+
+    told = os.environ
+    if told.get("TORCHELASTIC_USE_AGENT_STORE") == str(True) or "MASTER_PORT" not in told:
+        return None
+    interface = told.get(VARIABLES[0])
+    port = int(told["MASTER_PORT"])
+    here = on_one_machine(told)
+    if told.get("RANK") != "0":
+        host = LOOPBACK if here else told["MASTER_ADDR"]
+        return TCPStore(host, port, is_master=False, timeout=timeout)
+    if not here and interface not in interfaces():
+        return None
+    host = LOOPBACK if here else address_of(str(interface))
+    try:
+        store = listening_store(host, port)
+    except OSError as error:
+        raise RunError(
+            f"rank 0 cannot listen at {host}:{port} ({error}); choose another MASTER_PORT"
+        ) from error
+    store.set_timeout(timeout)
+    return store
