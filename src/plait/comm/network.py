@@ -20,7 +20,7 @@ from plait.errors import ConfigError, RunError, nearest
 if TYPE_CHECKING:  # a launcher starts its server before it loads torch
     from datetime import timedelta
 
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
 LOOPBACK = "127.0.0.1"
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -108,7 +108,7 @@ def own_host(same_host: bool) -> str:
 
 def listening_store(host: str = LOOPBACK, port: int = _EPHEMERAL) -> TCPStore:
     """A store that listens on the interface of one address, and on no other."""
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
     with contextlib.closing(socket.create_server((host, port), backlog=1024)) as listener:
         port = listener.getsockname()[1]
@@ -128,7 +128,7 @@ def store_of_world(timeout: timedelta) -> TCPStore | None:
     Raises:
         RunError: the store's port is taken on that interface.
     """
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
     told = os.environ
     if told.get("TORCHELASTIC_USE_AGENT_STORE") == str(True) or "MASTER_PORT" not in told:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from torch.distributed import PrefixStore
+from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
