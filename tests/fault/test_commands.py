@@ -198,3 +198,35 @@ def test_a_run_that_was_killed_goes_on_and_a_second_one_is_refused(tmp_path: Pat
     again = plait(*resume, "auto", "--steps", str(reached + 1), "--json", cwd=tmp_path)
     assert again.code == 0, again.err
     assert plait("report", "run", cwd=tmp_path).code == 0
+def test_a_rank_that_stops_is_named_within_hang_seconds(tmp_path: Path) -> None:
+    write_config(tmp_path, CONFIG.replace("steps = 3", "steps = 1000000"))
+    command = [sys.executable, "-m", "plait", "train", "tiny.toml", "--plan", "dp3"]
+    command += [
+        "--out",
+        "run",
+        "--json",
+        "--set",
+        "recovery.hang_seconds=6",
+        "train.global_batch=9",
+    ]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=variables,
+    )
+    end = time.monotonic() + 60
+    while not (tmp_path / "run" / "metrics.jsonl").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    everyone = children(run.pid)
+    stopped = max(rank_processes(run.pid))
+    os.kill(stopped, signal.SIGSTOP)
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 1
+    error = json.loads(out)["error"]
+    assert f"(process {stopped}) was silent for 6 s" in error, error
+    assert "waiting for rank " in err
+    wait_until_gone(everyone)

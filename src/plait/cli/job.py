@@ -53,7 +53,7 @@ def run(job: Job) -> dict[str, Any]:
     from plait.trace import Timeline
 
     plan = Plan.parse(job.plan)
-    world = join_world(plan)
+    world = join_world(plan, job.config.recovery.hang_seconds)
     folder = _agreed_folder(world, job)
     with explained(world.rank, "building the model"):
         training = assemble(job.config, plan, world)

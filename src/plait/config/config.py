@@ -16,7 +16,7 @@ from plait import reference
 from plait.config import read
 from plait.config.model import ModelSection
 from plait.config.rules import broken_rules
-from plait.config.sections import ClusterSection, Data, Federated, PlanSection, Train
+from plait.config.sections import ClusterSection, Data, Federated, PlanSection, Recovery, Train
 from plait.errors import ConfigError, nearest
 from plait.toml import parse_value, read_toml, write_toml
 
@@ -26,7 +26,8 @@ class Config:
     """What to train (`model`), on what (`data`), how (`train`), split how (`plan`), where
     (`cluster`).
 
-    `federated` is for `plait federated` alone: over which clients, and by which rules.
+    `federated` is for `plait federated` alone: over which clients, and by which rules. `recovery`:
+    what is done about ranks that fail.
     """
 
     model: ModelSection
@@ -35,6 +36,7 @@ class Config:
     plan: PlanSection
     cluster: ClusterSection
     federated: Federated = field(default_factory=Federated)
+    recovery: Recovery = field(default_factory=Recovery)
 
     @staticmethod
     def load(
@@ -69,7 +71,8 @@ class Config:
         """The sections as plain data, defaults included; `Config.load` of it is this config
         again.
         """
-        sections = (self.model, self.data, self.train, self.plan, self.cluster, self.federated)
+        first = (self.model, self.data, self.train, self.plan, self.cluster)
+        sections = (*first, self.federated, self.recovery)
         return {
             name: section.as_dict() for name, section in zip(read.SECTIONS, sections, strict=True)
         }
@@ -102,10 +105,11 @@ def _read(tables: Mapping[str, Any], faults: list[str]) -> Config | None:
     plan = read.read_plan(table["plan"], faults)
     cluster = read.read_cluster(table["cluster"], faults)
     federated = read.read_federated(table["federated"], faults)
-    if None in (model, data, train, plan, cluster, federated):
+    recovery = read.read_section("recovery", Recovery, table["recovery"], faults)
+    if None in (model, data, train, plan, cluster, federated, recovery):
         return None
-    assert model and data and train and plan and cluster and federated
-    return Config(model, data, train, plan, cluster, federated)
+    assert model and data and train and plan and cluster and federated and recovery
+    return Config(model, data, train, plan, cluster, federated, recovery)
 
 
 def _overridden(

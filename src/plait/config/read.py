@@ -25,12 +25,12 @@ from plait.config.model import (
     Section,
     Transformer,
 )
-from plait.config.sections import ClusterSection, Data, Federated, PlanSection, Train
+from plait.config.sections import ClusterSection, Data, Federated, PlanSection, Recovery, Train
 from plait.errors import nearest
 
 AnySection = TypeVar("AnySection", bound=BaseModel)
 
-SECTIONS: Final = ("model", "data", "train", "plan", "cluster", "federated")
+SECTIONS: Final = ("model", "data", "train", "plan", "cluster", "federated", "recovery")
 SEQ_LEN: Final = 128
 
 ELSEWHERE: Final = {
@@ -184,6 +184,7 @@ def _where_is(section: str, key: str, schema: type[BaseModel]) -> str:
         "cluster": ClusterSection,
     }
     others["federated"] = Federated
+    others["recovery"] = Recovery
     for other, known in others.items():
         if other != section and key in known.model_fields:
             return f"it belongs to [{other}]"

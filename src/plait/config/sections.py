@@ -118,6 +118,16 @@ class ClusterSection(Section):
     interface: str | None = None
 
 
+class Recovery(Section):
+    """What is done about ranks that fail.
+
+    `hang_seconds`: how long a rank may be silent while others wait for it, before it counts as
+    failed and the run ends.
+    """
+
+    hang_seconds: Positive = 300.0
+
+
 class Federated(Section):
     """A federation: who has which samples, how rounds are run, and what the server makes of the
     clients' changes.

@@ -259,11 +259,11 @@ def _schedule(plan: Plan, options: Options) -> Schedule:
     )
 
 
-def join_world(plan: Plan) -> World:
+def join_world(plan: Plan, hang_seconds: float = 300.0) -> World:
     """The world that torchrun or `plait.launch` has started; for a plan of one rank, this process
-    alone.
+    alone. A rank that is silent for `hang_seconds` counts as failed.
     """
-    return comm.init(Mesh.of(plan))
+    return comm.init(Mesh.of(plan), timeout_seconds=hang_seconds)
 
 
 def _checked(plan: Plan | str) -> Plan:

@@ -6,20 +6,23 @@ whether the peer still lives or has left, so a death is noticed at once and nobo
 dead.
 
     control: [ semaphores: signal x from x to | notices: rank x RING x words | boxes: from x to x
-    RING x words | left: rank ]
+    RING x words | left: rank | waits: rank ]
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from plait.comm.backends.direct import Direct
@@ -31,6 +34,7 @@ from plait.errors import RankFailed
 from plait.paths import Paths
 
 LOOK_SECONDS = 0.5
+NOTICE_SECONDS = 5.0
 OPS = (
     "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "shift", "show", "barrier",
     "gather_objects",
@@ -92,14 +96,15 @@ class Control:
         self._whole = whole
         parts = whole.split(self._part_bytes(size))
         self.semaphores = Semaphores(whole.data_ptr())
-        self.notices, self.boxes, self.left = (part.numpy().view(np.int64) for part in parts[1:])
+        words = [part.numpy().view(np.int64) for part in parts[1:]]
+        self.notices, self.boxes, self.left, self.waits = words
         self.notices = self.notices.reshape(size, RING, -1)
         self.boxes = self.boxes.reshape(size, size, RING, _BOX_WORDS)
 
     @staticmethod
     def _part_bytes(size: int) -> list[int]:
         notice_words = _PLAIN_WORDS + size + 1
-        words = (size * RING * notice_words, size * size * RING * _BOX_WORDS, size)
+        words = (size * RING * notice_words, size * size * RING * _BOX_WORDS, size, size)
         return [len(Signal) * size * size * SEMAPHORE_BYTES, *(8 * num for num in words)]
 
     @staticmethod
@@ -114,6 +119,17 @@ class Control:
         control = Control(size, whole)
         control.semaphores.create(len(Signal) * size * size)
         return control
+
+    def awaited(self, source: int) -> int:
+        """The coordinate at the end of the chain of those that wait for one another; `source`
+        itself where that is a circle.
+        """
+        end = source
+        for _ in range(self.size):
+            if not self.waits[end]:
+                return end
+            end = int(self.waits[end]) - 1
+        return source
 
     def place(self, memory: Memory) -> Place | None:
         """Where the others find it."""
@@ -140,8 +156,12 @@ class SharedFabric(Fabric):
         control: Control,
         memory: Memory,
         identities: list[Identity],
+        *,
+        ranks: Sequence[int],
         timeout_seconds: float,
     ) -> None:
+        self._ranks = ranks  # of the world, by coordinate
+        self._has_said = False
         self.rank = rank
         self.size = control.size
         self._control = control
@@ -171,23 +191,41 @@ class SharedFabric(Fabric):
     def take(self, signal: Signal, source: int) -> None:
         """Wait for it, looking at the peer in between."""
         index = self._index(signal, source, self.rank)
-        deadline = time.monotonic() + self._timeout_seconds
+        if self._control.semaphores.take(index, LOOK_SECONDS):
+            return
+        began = time.monotonic() - LOOK_SECONDS
+        self._control.waits[self.rank] = source + 1
         while not self._control.semaphores.take(index, LOOK_SECONDS):
+            waited = time.monotonic() - began
             left = bool(self._control.left[source])
             alive = self._identities[source].alive()
-            if not left and alive and time.monotonic() < deadline:
+            if not left and alive and waited < self._timeout_seconds:
+                self._say(source, waited)
                 continue
             if self.try_take(signal, source):  # posted just before the peer went
-                return
-            pid = self._identities[source].pid
-            why = (
-                "is dead"
-                if not alive
-                else "has left"
-                if left
-                else f"was silent for {self._timeout_seconds:g} s"
+                break
+            if left or not alive:
+                why = "has left" if alive else "is dead"
+                raise RankFailed(f"{self._name(source)} {why}")
+            silent = self._name(self._control.awaited(source))
+            raise RankFailed(
+                f"{silent} was silent for {self._timeout_seconds:g} s ([recovery] hang_seconds)"
             )
-            raise RankFailed(f"coordinate {source} of the axis (process {pid}) {why}")
+        self._control.waits[self.rank] = 0
+        self._has_said = False
+
+    def _name(self, coordinate: int) -> str:
+        return f"rank {self._ranks[coordinate]} (process {self._identities[coordinate].pid})"
+
+    def _say(self, source: int, waited: float) -> None:
+        """One line, once a wait has become long."""
+        if waited < NOTICE_SECONDS or self._has_said:
+            return
+        self._has_said = True
+        end = self._ranks[self._control.awaited(source)]
+        line = f"plait: rank {self._ranks[self.rank]} has been waiting for rank {end}"
+        sys.stderr.write(f"{line} for {waited:.0f} s\n")
+        sys.stderr.flush()
 
     def publish(self, notice: Notice, data: Tensor | None) -> None:
         """Write the notice into the own ring."""
@@ -311,7 +349,11 @@ def connect(gloo: Gloo, memory: Memory, timeout_seconds: float) -> Direct | None
     ):
         return None
     assert control is not None
-    return Direct(SharedFabric(gloo.rank, control, memory, identities, timeout_seconds))
+    ranks = dist.get_process_group_ranks(gloo.group)
+    fabric = SharedFabric(
+        gloo.rank, control, memory, identities, ranks=ranks, timeout_seconds=timeout_seconds
+    )
+    return Direct(fabric)
 
 
 def _mapped(size: int, memory: Memory, pid: int, place: Place) -> Control | None:
