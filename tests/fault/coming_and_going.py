@@ -124,6 +124,42 @@ def local(plan: str, folder: str, options: dict[str, Any], in_outer_step: bool =
     return first, changes, weights
 
 
+def saving(plan: str, folder: str) -> Any:
+    """(the rank, whether it has died and come back, the world's size). Rank `DIES` is killed in its
+    first save, after it has written and before all have heard.
+    """
+    from plait.checkpoint import write
+
+    world = join_world(Plan.parse(plan))
+    assert world.crew is not None
+    crew = world.crew
+    is_back = (Path(folder) / "died").exists()
+    if is_back:
+        crew.here()
+        crew.tell("alive", "")
+    engine = engine_of(world, plan, Options(seed=SEED))
+    seat, size = world.seat
+    batches = Batches(seat, size)
+    if seat == DIES and not is_back:
+        complete = write._write_file
+
+        def die_after_writing(*args: Any) -> Any:
+            complete(*args)
+            dies_once(folder)
+
+        write._write_file = die_after_writing
+    while engine.step_index < AT_STEP + AFTERWARDS:
+        engine.step(batches[engine.step_index], trace=False)
+        if engine.step_index == AT_STEP:
+            engine.save(Path(folder) / f"step-{AT_STEP:08d}")
+            if seat != DIES:
+                crew.learn("alive")
+    world.together(world.barrier)
+    found = (seat, is_back, world.size)
+    world.close()
+    return found
+
+
 def served(plan: str, folder: str) -> Any:
     """(the steps of this life, the record of the server, weights). Rank 0 serves; each goes on
     until the lost one is back.

@@ -77,6 +77,17 @@ def test_a_worker_of_the_asynchronous_server_is_lost_and_rejoins(tmp_path: Path)
     assert max(age for update in record.log for age in update.staleness) <= 4
 
 
+def test_a_rank_that_dies_in_a_save_does_not_end_the_run(tmp_path: Path) -> None:
+    """The others save without it, and it comes back."""
+    from plait.checkpoint import Checkpoint
+
+    plan = f"dp{SIZE}:local,every1 precision:float64"
+    results = launch(ranks.saving, plan, str(tmp_path), nproc=SIZE, restarts=1)
+    assert results == [(0, False, SIZE), (DIES, True, SIZE), (2, False, SIZE)]
+    saved = Checkpoint.open(tmp_path / f"step-{AT_STEP:08d}")
+    assert saved.meta["step"] == AT_STEP
+
+
 def test_without_ranks_left_the_run_ends(tmp_path: Path) -> None:
     with pytest.raises(RankFailed, match="killed by SIGKILL"):
         launch(ranks.die, nproc=2, restarts=1)

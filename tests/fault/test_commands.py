@@ -227,6 +227,38 @@ def test_a_rank_that_stops_is_named_within_hang_seconds(tmp_path: Path) -> None:
     out, err = run.communicate(timeout=60)
     assert run.returncode == 1
     error = json.loads(out)["error"]
-    assert f"(process {stopped}) was silent for 6 s" in error, error
+    assert f"process {stopped}) was silent for 6 s" in error, error
     assert "waiting for rank " in err
+    wait_until_gone(everyone)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("to_group", [False, True])
+def test_a_signal_ends_a_run_with_restarts(
+    number: int, code: int, to_group: bool, tmp_path: Path
+) -> None:
+    write_config(tmp_path, CONFIG.replace("steps = 3", "steps = 1000000"))
+    command = [sys.executable, "-m", "plait", "train", "tiny.toml", "--plan", "dp2:local,every2"]
+    command += ["--out", "run", "--json", "--set", "train.restarts=2"]
+    run = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+    end = time.monotonic() + 60
+    while not (tmp_path / "run" / "metrics.jsonl").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    everyone = children(run.pid)
+    if to_group:
+        os.killpg(run.pid, number)  # as a terminal does
+    else:
+        run.send_signal(number)
+    out, err = run.communicate(timeout=30)
+    assert (run.returncode, out) == (code, ""), err
+    assert "Traceback" not in err
+    assert "killed by" not in err
     wait_until_gone(everyone)

@@ -49,6 +49,42 @@ def test_a_rank_keeps_the_memory_that_it_frees(monkeypatch: pytest.MonkeyPatch) 
     assert launch(jobs.heap_given_back, nproc=1) == [0]
 
 
+TYPED = """
+import os
+import threading
+import plait
+FACTOR = 10
+def own(words):
+    return FACTOR * int(os.environ["RANK"]), helper(words)
+def helper(words):
+    return type(words).__name__
+class Words:
+    pass
+print(plait.launch(own, Words(), nproc=2))
+try:
+    plait.launch(own, threading.Lock(), nproc=2)
+except plait.errors.PlaitError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("way", ["-c", "-"])
+def test_a_function_without_a_file_is_launched(way: str) -> None:
+    """As it is typed into an interpreter or a notebook."""
+    words = ["-c", TYPED] if way == "-c" else ["-"]
+    done = subprocess.run(
+        [sys.executable, *words],
+        input=TYPED,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    first, second = done.stdout.splitlines()
+    assert first == "[(0, 'Words'), (10, 'Words')]", done.stderr
+    assert "cannot be sent to a new process" in second
+
+
 @pytest.mark.parametrize(
     ("kind", "error", "message"),
     [

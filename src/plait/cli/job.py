@@ -78,10 +78,12 @@ def run(job: Job) -> dict[str, Any]:
         [tally, *_hooks(job, world, folder, training)],
     )
     timeline = tally.timelines[-1] if tally.timelines else Timeline(world.rank)
-    kept = world.axis("world").gather_objects(timeline) if job.keeps_timeline else []
+    kept = []
+    if job.keeps_timeline:
+        kept = world.together(lambda: world.axis("world").gather_objects(timeline))
     result = {
         "out": None if folder is None else str(folder.path),
-        **_numbers(world, training, tally, folder),
+        **world.together(lambda: _numbers(world, training, tally, folder)),
         "plan": job.plan,
     }
     if folder is not None and world.rank == 0 and _has_news(tally, folder.summary):

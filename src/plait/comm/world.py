@@ -13,7 +13,7 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -38,6 +38,7 @@ from plait.trace import Timeline
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+T = TypeVar("T")
 BACKENDS = ("auto", "native", "gloo", "shared")
 
 
@@ -139,6 +140,14 @@ class World:
         backend = self._connect(name)
         backend.follow(self.paths)
         return backend
+
+    def together(self, act: Callable[[], T]) -> T:
+        """Do something collective; where ranks come and go, again without those that are lost in
+        it. Collective.
+        """
+        if self.crew is None:
+            return act()
+        return self.crew.together(lambda meeting: act(), opens=False)
 
     def barrier(self) -> None:
         """Return when every rank of the world has called it."""

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 BYTES: Final = 256
 DIGIT_FEATURES = 64
 DIGIT_CLASSES = 10
+LEAST_SECRET = 2
+KRUM_NEIGHBOURS = 3
 
 
 def _near(size: int, parts: int) -> str:
@@ -201,6 +203,23 @@ def optimizer_keys_go_together(config: Config) -> Iterator[str]:
         yield f"train.min_lr {train.min_lr:g} is above lr {train.lr:g}"
 
 
+def federations_have_enough_clients(config: Config) -> Iterator[str]:
+    """A sum of one client hides nothing; krum needs neighbours that are not bad."""
+    federated = config.federated
+    asked = max(1, round(federated.fraction * federated.clients))
+    share = f"federated.clients {federated.clients} with fraction {federated.fraction:g}"
+    if federated.secure and asked < LEAST_SECRET:
+        yield (
+            f"{share} asks {asked} a round, and federated.secure hides nothing in the sum of one client; "
+            f"ask {LEAST_SECRET} or more"
+        )
+    if federated.strategy == "krum" and asked < federated.num_bad + KRUM_NEIGHBOURS:
+        yield (
+            f"{share} asks {asked} a round, too few for krum with num_bad {federated.num_bad}: it needs "
+            f"num_bad + {KRUM_NEIGHBOURS} = {federated.num_bad + KRUM_NEIGHBOURS} or more"
+        )
+
+
 RULES: Final[tuple[Callable[[Config], Iterator[str]], ...]] = (
     heads_divide_the_hidden_size,
     head_dim_is_even,
@@ -214,6 +233,7 @@ RULES: Final[tuple[Callable[[Config], Iterator[str]], ...]] = (
     random_data_needs_known_shapes,
     sequences_fit_the_positions,
     optimizer_keys_go_together,
+    federations_have_enough_clients,
 )
 
 

@@ -38,9 +38,15 @@ STRATEGY = "strategy/"
 
 
 def save(engine: Engine, path: Path, meta: dict[str, Any]) -> None:
-    """Write the checkpoint `path`. Collective."""
-    world = engine.world
+    """Write the checkpoint `path`; again, without a rank that is lost meanwhile, where others may
+    go on. Collective.
+    """
     engine.driver.synchronize()
+    engine.world.together(lambda: _write(engine, path, meta))
+
+
+def _write(engine: Engine, path: Path, meta: dict[str, Any]) -> None:
+    world = engine.world
     average_buffers(engine)
     average_optimizer_state(engine)
     save_pieces(

@@ -8,15 +8,20 @@ in the scripts speaks to anybody else.
 
 from __future__ import annotations
 
+import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 from plait.config import Config
-from plait.errors import RunError
+from plait.errors import ConfigError, RunError
 
 VALID_DAYS = 365
+LAST_PORT = 65535
+FIRST_CLIENT_PORT = 10
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 SOCKET = "resident"
 
 PYPROJECT = """\
@@ -106,9 +111,10 @@ done
 def write(config: Config, folder: Path, host: str, port: int) -> dict[str, Any]:
     """Write the deployment of `config` into `folder`, with the server at `host`:`port`.
 
-    Returns the scripts, and `text` for people. Raises `RunError` when the folder is in use or
-    OpenSSL's command is missing.
+    Returns the scripts, and `text` for people. Raises `ConfigError` for an address that is none,
+    `RunError` when the folder is in use or OpenSSL's command is missing.
     """
+    check_address(host, port, config.federated.clients)
     if folder.exists() and any(folder.iterdir()):
         raise RunError(f"{folder} is not empty; give --deploy a new folder")
     folder = folder.resolve()
@@ -127,7 +133,12 @@ def write(config: Config, folder: Path, host: str, port: int) -> dict[str, Any]:
     address = f"{host}:{port}"
     clients = range(config.federated.clients)
     folders = [
-        _client(folder / f"client-{number}", config, address, (number, port + 10 + number))
+        _client(
+            folder / f"client-{number}",
+            config,
+            address,
+            (number, port + FIRST_CLIENT_PORT + number),
+        )
         for number in clients
     ]
     _server(server, host, port)
@@ -145,6 +156,23 @@ def write(config: Config, folder: Path, host: str, port: int) -> dict[str, Any]:
     return {"folder": str(folder), **scripts, "rounds": str(server / "rounds.json"), "text": text}
 
 
+def check_address(host: str, port: int, num_clients: int) -> None:
+    """Raise `ConfigError` unless the host is a name or an address and all ports are ports: the
+    server's, and those of the clients' nodes, which follow it.
+    """
+    if not HOST.fullmatch(host):
+        raise ConfigError(
+            f"--host {host!r} is no name or address of a machine: letters, digits, dots and hyphens, "
+            "as in server.example.org or 192.0.2.7"
+        )
+    last = port + FIRST_CLIENT_PORT + num_clients - 1
+    if port < 1 or last > LAST_PORT:
+        raise ConfigError(
+            f"--port {port} is wrong: it and the ports of {num_clients} clients, up to {last}, must lie "
+            f"between 1 and {LAST_PORT}"
+        )
+
+
 def _client(folder: Path, config: Config, address: str, number_and_port: tuple[int, int]) -> Path:
     """All that one client's machine needs: its key, its config (whose [data] is read there) and the
     script.
@@ -158,7 +186,7 @@ def _client(folder: Path, config: Config, address: str, number_and_port: tuple[i
         f"Client {number}: its samples and its engine, and Flower's node that carries its messages.",
         CLIENT_BODY.format(
             number=number,
-            address=address,
+            address=shlex.quote(address),
             port=port,
             num_clients=config.federated.clients,
             socket=SOCKET,
@@ -177,7 +205,7 @@ def _server(folder: Path, host: str, port: int) -> None:
     _script(
         folder / "server.sh",
         "The server: Flower's SuperLink, over TLS, for registered clients only.",
-        f"heeding flower-superlink --host {host} --port {port} --enable-supernode-auth \\\n"
+        f"heeding flower-superlink --host {shlex.quote(host)} --port {port} --enable-supernode-auth \\\n"
         '  --ssl-ca-certfile "$here/ca.crt" --ssl-certfile "$here/server.pem" --ssl-keyfile "$here/server.key" \\\n'
         '  --disable-runtime-dependency-installation "$@"\n',
     )

@@ -13,7 +13,6 @@ import multiprocessing
 import multiprocessing.forkserver
 import os
 import signal
-import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from typing import Any, TypeVar
 from plait.comm.network import LOOPBACK, loopback_interface, variables_of
 from plait.launcher.failure import died_silently, read_failures
 from plait.launcher.rank import RankSettings, run_rank
+from plait.launcher.traces import traces
 
 T = TypeVar("T")
 
@@ -57,11 +57,11 @@ def run_ranks(
 
     meeting.register()
     with (
-        tempfile.TemporaryDirectory(prefix="plait-launch-") as folder,
+        traces() as folder,
         _signals_restored(),
         _quiet_agent(),
     ):
-        failures = Path(folder, "failures")
+        failures = folder / "failures"
         failures.mkdir()
         config: dict[str, Any] = {
             "min_nodes": 1,
@@ -73,7 +73,7 @@ def run_ranks(
             "max_restarts": 0,
             "monitor_interval": monitor_seconds,
             "start_method": start_method,
-            "logs_specs": DefaultLogsSpecs(log_dir=str(Path(folder, "agent"))),
+            "logs_specs": DefaultLogsSpecs(log_dir=str(folder / "agent")),
             "shutdown_timeout": SHUTDOWN_SECONDS,
         }
         known = {

@@ -9,7 +9,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
@@ -55,7 +54,8 @@ def launch(
 ) -> list[T]:
     """Run `main(*args)` in `nproc` local ranks and return their results, rank by rank.
 
-    `main` and `args` travel by pickle, so `main` is a function at the top level of a module. Each
+    `main` and `args` travel by pickle, so `main` is a function at the top level of a module; where
+    the main module has no file (an interpreter, a notebook, `python -c`) they travel by value. Each
     rank finds torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR ...) and computes with cores //
     nproc threads unless OMP_NUM_THREADS is set. Inside a world that is already running (torchrun,
     or a rank of `launch`) nothing is started: `main(*args)` runs here, and the list holds this
@@ -83,8 +83,26 @@ def launch(
         raise WorldSizeError(
             f"launch needs the number of ranks to start, 1 or more: launch(main, nproc=2), not {nproc}"
         )
-    _check_can_travel(main, args)
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise PlaitError(
+            "plait.launch was called while a rank imports the main script; put the call under `if __name__ == '__main__':`"
+        )
+    from plait.launcher.carried import carried, lacks_file, main_hidden, opened
 
+    if lacks_file():
+        with main_hidden():
+            return opened(_run(carried(main, args), (), nproc, monitor_seconds, restarts))
+    _check_can_travel(main, args)
+    return _run(main, args, nproc, monitor_seconds, restarts)
+
+
+def _run(
+    main: Callable[..., T],
+    args: tuple[object, ...],
+    nproc: int,
+    monitor_seconds: float,
+    restarts: int,
+) -> list[T]:
     if restarts:
         from plait.launcher.supervisor import supervise  # imports torch
 
@@ -99,14 +117,6 @@ def launch(
 
 def _check_can_travel(main: Callable[..., object], args: tuple[object, ...]) -> None:
     """Refuse what a new process cannot receive, before any is started."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise PlaitError(
-            "plait.launch was called while a rank imports the main script; put the call under `if __name__ == '__main__':`"
-        )
-    if main.__module__ == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
-        raise PlaitError(
-            f"'{main.__qualname__}' was typed into an interpreter; ranks can only run functions from a file"
-        )
     try:
         ForkingPickler.dumps((main, args))
     except (pickle.PicklingError, AttributeError, TypeError) as error:

@@ -11,9 +11,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -26,8 +28,10 @@ from plait.errors import PlaitError, RankFailed
 from plait.launcher.agent import free_environment, num_threads, start_server
 from plait.launcher.failure import died_silently, read_failures
 from plait.launcher.rank import RankSettings, run_rank
+from plait.launcher.traces import traces
 
 T = TypeVar("T")
+TOLD_SECONDS = 0.2
 
 
 @dataclass
@@ -50,8 +54,7 @@ def supervise(
     place = Place(0, nproc, roster.address, (LOOPBACK, store.port))
     ranks: dict[int, _Rank] = {}
     results: dict[int, T] = {}
-    with tempfile.TemporaryDirectory(prefix="plait-launch-") as folder:
-        failures = Path(folder)
+    with traces() as failures, _ended_by_signals():
 
         def start(rank: int) -> None:
             told = {**free_environment(), **replace(place, seat=rank).as_variables()}
@@ -74,6 +77,8 @@ def supervise(
                     if found is not None:
                         results[rank] = found[0]
                         continue
+                    if code in (-signal.SIGINT, -signal.SIGTERM):
+                        _end_if_told(-code)
                     roster.attendance.lost(rank)
                     error = _error(failures, rank, code)
                     if not isinstance(error, RankFailed) or (not results and not ranks):
@@ -87,6 +92,34 @@ def supervise(
                 _result(one)
             roster.close()
     return results
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the run as Ctrl-C does: by an exception, so that ranks end too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end_if_told(number: int) -> None:
+    """A terminal's Ctrl-C reaches ranks before the launcher: the run is to end, not the rank.
+
+    A rank alone that somebody has signalled is started again.
+    """
+    time.sleep(TOLD_SECONDS)  # the launcher's own signal arrives in here and raises
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
 
 
 def _live(

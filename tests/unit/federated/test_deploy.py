@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from plait.config import load
-from plait.errors import RunError
+from plait.errors import ConfigError, RunError
 from plait.federated import deploy
 
 CONFIG = {
@@ -50,3 +50,33 @@ def test_scripts_are_silent_and_keys_stay_where_they_belong(tmp_path: Path) -> N
     assert not list((tmp_path / "d" / "client-0").glob("ca.key"))
     with pytest.raises(RunError, match="is not empty"):
         deploy.write(load(CONFIG, []), tmp_path / "d", "127.0.0.1", 9092)
+
+
+@pytest.mark.parametrize("host", ["a b;rm -rf /", "$(id)", "a'b", "-x", "a\nb", ""])
+def test_a_host_that_is_none_is_refused_before_anything_is_written(
+    host: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="no name or address"):
+        deploy.write(load(CONFIG, []), tmp_path / "d", host, 9092)
+    assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize("port", [-1, 0, 65525, 99999999])
+def test_a_port_that_is_none_is_refused(port: int, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="between 1 and 65535"):
+        deploy.write(load(CONFIG, []), tmp_path / "d", "127.0.0.1", port)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["federated.clients=1", "federated.secure=true"], "hides nothing in the sum of one"),
+        (["federated.fraction=0.5", "federated.secure=true"], "asks 1 a round"),
+        (["federated.strategy=krum", "federated.num_bad=5"], "too few for krum with num_bad 5"),
+    ],
+)
+def test_a_federation_with_too_few_clients_is_refused_at_once(
+    overrides: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(CONFIG, overrides)

@@ -215,7 +215,8 @@ class SharedFabric(Fabric):
         self._has_said = False
 
     def _name(self, coordinate: int) -> str:
-        return f"rank {self._ranks[coordinate]} (process {self._identities[coordinate].pid})"
+        who = f"rank {self._ranks[coordinate]}, process {self._identities[coordinate].pid}"
+        return f"coordinate {coordinate} of the axis ({who})"
 
     def _say(self, source: int, waited: float) -> None:
         """One line, once a wait has become long."""
