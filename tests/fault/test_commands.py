@@ -198,6 +198,8 @@ def test_a_run_that_was_killed_goes_on_and_a_second_one_is_refused(tmp_path: Pat
     again = plait(*resume, "auto", "--steps", str(reached + 1), "--json", cwd=tmp_path)
     assert again.code == 0, again.err
     assert plait("report", "run", cwd=tmp_path).code == 0
+
+
 def test_a_rank_that_stops_is_named_within_hang_seconds(tmp_path: Path) -> None:
     write_config(tmp_path, CONFIG.replace("steps = 3", "steps = 1000000"))
     command = [sys.executable, "-m", "plait", "train", "tiny.toml", "--plan", "dp3"]
