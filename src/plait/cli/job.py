@@ -49,6 +49,7 @@ def run(job: Job) -> dict[str, Any]:
     from plait.engine.explain import explained
     from plait.engine.loop import fit
     from plait.engine.metrics import Tally
+    from plait.engine.watch import Watch
     from plait.plan import Plan
     from plait.trace import Timeline
 
@@ -71,11 +72,12 @@ def run(job: Job) -> dict[str, Any]:
     if folder is not None and world.rank == 0:
         _describe(folder, job)
     tally = Tally()
+    watch = Watch(_warn if world.rank == 0 else _be_silent)
     fit(
         training.engine,
         training.loader,
         job.config.train.steps,
-        [tally, *_hooks(job, world, folder, training)],
+        [tally, watch, *_hooks(job, world, folder, training)],
     )
     timeline = tally.timelines[-1] if tally.timelines else Timeline(world.rank)
     kept = []
@@ -85,6 +87,7 @@ def run(job: Job) -> dict[str, Any]:
         "out": None if folder is None else str(folder.path),
         **world.together(lambda: _numbers(world, training, tally, folder)),
         "plan": job.plan,
+        "warnings": watch.warnings,
     }
     if folder is not None and world.rank == 0 and _has_news(tally, folder.summary):
         folder.summary.write_text(json.dumps(result, indent=2) + "\n")
@@ -94,6 +97,14 @@ def run(job: Job) -> dict[str, Any]:
         if job.keeps_timeline and world.rank == 0
         else result
     )
+
+
+def _warn(message: str) -> None:
+    print(f"warning: {message}", file=sys.stderr, flush=True)
+
+
+def _be_silent(message: str) -> None:
+    pass
 
 
 def _agreed_folder(world: World, job: Job) -> RunFolder | None:

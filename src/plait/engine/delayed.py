@@ -17,7 +17,7 @@ from torch import Tensor
 
 from plait.comm import Axis
 from plait.engine.batch import MicroBatch
-from plait.engine.loss import LossSum, LossTotals
+from plait.engine.loss import LossSum, LossTotals, no_gradient
 from plait.engine.pipeline import Pipeline, index_of
 from plait.engine.update import Update
 from plait.pipeline.actions import Action, Kind
@@ -52,6 +52,7 @@ class Delayed:
         self._num_steps = 0
         self._micro_batches: dict[int, MicroBatch] = {}
         self._first_step = 0
+        self._step = 0
         self._per_step = 1
         self._newest = 0
         pipeline.transport.gradient_extras = (COUNT,)
@@ -78,6 +79,7 @@ class Delayed:
         if self._num_steps == 0:
             self._first_step = step
             self._part.strategy.begin_step()
+        self._step = step + 1
         fresh = {first + index: micro for index, micro in micro_batches.items()}
         oldest = first - self._stages.size - len(micro_batches)
         self._micro_batches = {
@@ -104,6 +106,8 @@ class Delayed:
         sums /= self._update.loss_copies
         self._ranks.all_reduce(sums, control=True).wait()
         self._stages.broadcast(sums, self._stages.size - 1).wait()
+        if loss.num_graphs == 0 and float(loss.count) > 0:
+            raise no_gradient(self._step)
         loss_sum, count, tokens = sums.tolist()
         return LossTotals(loss_sum, count, 0.0, tokens / count if count else 1.0)
 

@@ -30,6 +30,8 @@ class LossTotals:
     squared_norm: float
     tokens_per_count: float = 1.0
     """Above 1 where the loss counts samples and each of them is a sequence of tokens."""
+    num_graphs: float = 1.0
+    """Micro-batches whose loss has a gradient."""
 
     @property
     def loss(self) -> float:
@@ -49,6 +51,8 @@ class LossTotals:
             raise DataError(
                 f"step {step}: every target of the batch is masked; a mean over nothing is undefined"
             )
+        if self.num_graphs == 0:
+            raise no_gradient(step)
         for what, value in (
             ("loss", self.loss),
             ("gradient norm", self.squared_norm if norm else 0.0),
@@ -58,6 +62,15 @@ class LossTotals:
                     f"step {step}: the {what} is {value}; the parameters are still those of step {step - 1}. "
                     "Try a lower lr, clip_grad_norm or more warmup_steps, or look at the batch of this step"
                 )
+
+
+def no_gradient(step: int) -> ModelError:
+    """What is wrong with a loss that no parameter can be trained by."""
+    return ModelError(
+        f"step {step}: the loss has no gradient (its requires_grad is False), so no parameter can be trained. "
+        "Return the loss as it is computed from the model's output, without detach(), item(), torch.tensor() or "
+        "no_grad(); and let at least one parameter that the output depends on require a gradient"
+    )
 
 
 class LossSum:
@@ -72,6 +85,7 @@ class LossSum:
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         self.count = torch.zeros((), dtype=torch.float64, device=self._device)
         self.tokens = torch.zeros((), dtype=torch.float64, device=self._device)
+        self.num_graphs = 0
 
     def add(
         self,
@@ -110,6 +124,7 @@ class LossSum:
         self.loss_sum += total.detach()
         self.count += count
         self.tokens += tokens
+        self.num_graphs += total.requires_grad
         return total
 
     def add_auxiliary(self, total: Tensor) -> None:

@@ -72,6 +72,10 @@ class Update:
         """On how many ranks of the tensor axis each sample's loss is computed."""
         return 1 if self._split is None else self._split.loss_copies
 
+    def rate(self, step: int) -> float:
+        """The schedule's factor on the learning rate at a step, from 0."""
+        return 1.0 if self._learning_rate is None else self._learning_rate(step)
+
     def sum_partial(self) -> None:
         """Sum what the ranks of the tensor axis have of gradients that they share. Collective."""
         if self._split is not None:
@@ -89,7 +93,9 @@ class Update:
         slots = _slots(self._strategy)
         used = [float(index in state.touched) for state, index in slots]
         scalars = torch.tensor(
-            [0.0, 0.0, 0.0, 0.0, *used], dtype=torch.float64, device=loss.count.device
+            [0.0, 0.0, 0.0, 0.0, loss.num_graphs, *used],
+            dtype=torch.float64,
+            device=loss.count.device,
         )
         copies = self.loss_copies
         weight = None if self._split is None else self._split.weight
@@ -99,15 +105,16 @@ class Update:
         scalars[3] = loss.tokens / copies
         sum_totals(scalars, axis)
         values = scalars.tolist()
-        if not all(values[4:]):
-            unused = [slot for slot, value in zip(slots, values[4:], strict=True) if value <= 0]
+        if not all(values[5:]):
+            unused = [slot for slot, value in zip(slots, values[5:], strict=True) if value <= 0]
             self._drop_gradients(unused)
         if stages is not None and stages.size > 1:
-            sums = scalars[:4].clone()
+            sums = scalars[:5].clone()
             stages.all_reduce(sums, control=True).wait()
             values = sums.tolist()
-        loss_sum, count, squared_norm, tokens = values[:4]
-        return LossTotals(loss_sum, count, squared_norm, tokens / count if count else 1.0)
+        loss_sum, count, squared_norm, tokens, num_graphs = values[:5]
+        tokens_per_count = tokens / count if count else 1.0
+        return LossTotals(loss_sum, count, squared_norm, tokens_per_count, num_graphs)
 
     def _drop_gradients(self, unused: Sequence[tuple[BucketState, int]]) -> None:
         """Take the gradient away from parameters that no rank used: the optimizer skips them."""
@@ -134,7 +141,7 @@ class Update:
             return
         if self._learning_rate is not None or change.rate != self._rate:
             self._rate = change.rate
-            scheduled = 1.0 if self._learning_rate is None else self._learning_rate(change.step)
+            scheduled = self.rate(change.step)
             for group, base in zip(self.optimizer.param_groups, self._base, strict=True):
                 group["lr"] = base * scheduled * change.rate
         optimizer: Any = self.optimizer
