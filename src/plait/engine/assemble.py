@@ -4,6 +4,7 @@ and `[train]` name.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ from plait.engine import optimizers
 from plait.engine.build import Options, build
 from plait.engine.cut import Cutting
 from plait.engine.engine import Engine
-from plait.engine.init import lacks_reset
 from plait.engine.loss import LossFunction
+from plait.engine.start import make_whole
 from plait.errors import ModelError
 from plait.expert import Placing
 from plait.models import losses, user
@@ -82,26 +83,21 @@ def roles_of(config: Any) -> Mapping[str, str] | None:
 
 
 def make_model(keys: Mapping[str, Any], seed: int = 0) -> nn.Module:
-    """The model on the meta device.
+    """The model on the meta device; a user's own with the values that its code gives it.
 
-    A user's own model that cannot be initialised from there (a module with parameters and no
-    `reset_parameters`) is made with its values instead, from `seed`: right under every plan, but
-    whole on every rank while it is built.
+    Those are what plain PyTorch gives on the CPU with `torch.manual_seed(seed)` right before the
+    user's function, so the model is whole on every rank while it is built. A module that says
+    `INITIALISE_BY_NAME = True` beside the function leaves its models on the meta device.
     """
     arguments = {key: value for key, value in keys.items() if key != "roles"}
     python = arguments.pop("python", None)
     given = arguments.pop("arguments", None)
+    if python is not None and not user.initialises_by_name(python):
+        return make_whole(functools.partial(user.make, python, given), seed)
     with torch.device("meta"):
-        model = (
-            models.make(arguments.pop("name"), **arguments)
-            if python is None
-            else user.make(python, given)
-        )
-    if python is not None and lacks_reset(model):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            model = user.make(python, given)
-    return model
+        if python is not None:
+            return user.make(python, given)
+        return models.make(arguments.pop("name"), **arguments)
 
 
 def make_loss(train: Any, keys: Mapping[str, Any]) -> LossFunction:

@@ -160,7 +160,7 @@ def compose(
     precision = Precision.of(plan, float16=options.float16)
     blocks = _blocks(model, options.blocks)
     sequence = _split_sequences(model, plan, world, options)
-    whole = Whole.of(model)
+    whole = Whole.of(model, world)
     experts = expert.apply(model, expert_roads(world)) if plan.ep > 1 else None
     split = _split_layers(model, plan, world, options)
     balance = Balance.of(model, data_axis(world), sequence, loss)

@@ -3,20 +3,23 @@
 A parameter's values come from a generator seeded by the *name* of the module that owns it, whatever
 the order, the rank or the stage in which it is made. They are made one module at a time and cut at
 once, so no rank ever holds the whole model. A model that knows where its values are saved
-(`models.weights`) gets those instead.
+(`models.weights`) gets those instead, and one that can make them itself (`make_start`) its own.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from plait.comm import Axis
+from plait.engine.start import make_start, told_start
 from plait.errors import ModelError
-from plait.models.weights import weights_of
+from plait.models.weights import MakeStart, start_of, weights_of
 
 TakeValue = Callable[[nn.Parameter, Tensor], None]
 
@@ -36,19 +39,6 @@ def is_meta(model: nn.Module) -> bool:
             f"'{missing}' is on the meta device and other tensors are not; make the model wholly on either"
         )
     return any(metas.values())
-
-
-def lacks_reset(model: nn.Module) -> list[str]:
-    """The modules that own parameters or buffers and have no `reset_parameters`."""
-    return [
-        name or type(module).__name__
-        for name, module in model.named_modules()
-        if any(
-            tensor is not None
-            for tensor in (*module._parameters.values(), *module._buffers.values())
-        )
-        and not hasattr(module, "reset_parameters")
-    ]
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -86,9 +76,10 @@ class Initializer:
         device: torch.device,
         *,
         originals: Mapping[str, nn.Module] | None = None,
+        axis: Axis | None = None,
     ) -> None:
         """`originals`, by name: modules that stand for those of the model which hold parts; values
-        are made whole by them.
+        are made whole by them. `axis`: the ranks among which the first makes a start by itself.
         """
         self._model = model
         self._seed = seed
@@ -96,6 +87,7 @@ class Initializer:
         self._device = device
         self._originals, self._weights = originals or {}, weights_of(model)
         self._names = {id(param): name for name, param in model.named_parameters()}
+        self._start, self._axis = start_of(model), axis
 
     def run(self, take: TakeValue) -> None:
         """Call `take(param, full value)` for each parameter once (the first owner's value), and
@@ -104,14 +96,16 @@ class Initializer:
         self.make(take)
         if self._weights is None:
             return
-        wide = torch.float64 if self._dtype == torch.float64 else torch.float32
         with self._weights.reading() as reader:
             for name, param in self._model.named_parameters():
                 if name in self._weights:
-                    take(
-                        param,
-                        reader.read(name).to(wide if param.is_floating_point() else param.dtype),
-                    )
+                    take(param, self._wide(reader.read(name)))
+
+    def _wide(self, value: Tensor) -> Tensor:
+        """In the precision of masters."""
+        if not value.is_floating_point():
+            return value
+        return value.to(torch.float64 if self._dtype == torch.float64 else torch.float32)
 
     def make(self, take: TakeValue) -> None:
         """The same for the parameters whose values are not saved."""
@@ -120,20 +114,49 @@ class Initializer:
             for param, name in self._names.items()
             if self._weights is not None and name in self._weights
         }
+        placed: set[str] = set()
+        if self._start is not None:
+            placed = self._take_start(self._start, take)
+            taken |= {param for param, name in self._names.items() if name in placed}
         with torch.random.fork_rng(devices=[]):
             for name, module in self._model.named_modules():
                 params = dict(module.named_parameters(recurse=False, remove_duplicate=False))
-                buffers = {
-                    key: buffer
-                    for key, buffer in module.named_buffers(recurse=False)
-                    if buffer is not None
-                }
-                if buffers or any(id(param) not in taken for param in params.values()):
+                buffers = dict(module.named_buffers(recurse=False))
+                prefix = f"{name}." if name else ""
+                known = all(f"{prefix}{key}" in placed for key in buffers)
+                if not known or any(id(param) not in taken for param in params.values()):
                     values = self._values_of(name, module, params, buffers)
                     for key, param in params.items():
                         if id(param) not in taken:
                             taken.add(id(param))
                             take(param, values[key])
+
+    def _take_start(self, start: MakeStart, take: TakeValue) -> set[str]:
+        """The values that the model makes by itself; buffers go where the modules look for them.
+
+        Returns the names of both. What was added to the model since is initialised by its name.
+        """
+        told: Iterable[tuple[str, Tensor]]
+        if self._axis is None:
+            told = make_start(start, self._seed).items()
+        else:
+            told = told_start(start, self._seed, self._axis, self._device)
+        params = dict(self._model.named_parameters())
+        buffers = dict(self._model.named_buffers(remove_duplicate=False))
+        placed = set()
+        for name, value in told:
+            placed.add(name)
+            if name in params:
+                take(params[name], self._wide(value))
+            elif name in buffers:
+                self._place_buffer(name, value)
+        return placed
+
+    def _place_buffer(self, name: str, value: Tensor) -> None:
+        owner, _, key = name.rpartition(".")
+        module = self._model.get_submodule(owner)
+        module._buffers[key] = value
+        module._buffers[key] = value.to(self._device, buffer_dtype(module, key, self._dtype))
 
     def _values_of(
         self,
@@ -170,7 +193,7 @@ class Initializer:
         dtype = torch.float64 if self._dtype == torch.float64 else torch.float32
         scratch = {
             key: nn.Parameter(
-                torch.empty(param.shape, dtype=dtype if param.is_floating_point() else param.dtype),
+                _unwritten(param, dtype),
                 requires_grad=param.requires_grad and param.is_floating_point(),
             )
             for key, param in params.items()
@@ -186,6 +209,7 @@ class Initializer:
             with torch.no_grad(), torch.device("cpu"):
                 reset()
             values = {key: made.detach() for key, made in scratch.items()}
+            _check_written(name, module, values)
         finally:
             for key, param in params.items():
                 module._parameters[key] = param
@@ -198,6 +222,24 @@ class Initializer:
                 module._buffers[key] = buffer.to(
                     self._device, buffer_dtype(module, key, self._dtype)
                 )
+
+
+def _unwritten(param: nn.Parameter, dtype: torch.dtype) -> Tensor:
+    """Fresh memory of a parameter's shape: all NaN, so that what nobody writes is seen."""
+    if not param.is_floating_point():
+        return torch.zeros(param.shape, dtype=param.dtype)
+    return torch.full(param.shape, math.nan, dtype=dtype)
+
+
+def _check_written(name: str, module: nn.Module, values: Mapping[str, Tensor]) -> None:
+    unwritten = [
+        key for key, value in values.items() if value.is_floating_point() and value.isnan().any()
+    ]
+    if unwritten:
+        raise ModelError(
+            f"reset_parameters() of module '{name or type(module).__name__}' ({type(module).__name__}) leaves "
+            f"{', '.join(unwritten)} without values; write all of them there, or pass the model with its values"
+        )
 
 
 def buffer_dtype(module: nn.Module, name: str, dtype: torch.dtype) -> torch.dtype:

@@ -4,7 +4,8 @@ this rank keeps it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,6 +17,7 @@ from plait.data.gradients import BucketState
 from plait.engine.holding import Holding
 from plait.engine.init import Initializer, buffer_dtype, is_meta, place_holders
 from plait.engine.parts import LocalPart, Shapes
+from plait.engine.start import listed
 from plait.mesh.boxes import Box, FlatRange
 from plait.models.weights import Reader, Weights, weights_of
 
@@ -29,12 +31,15 @@ class Values:
         initializer: Initializer | None,
         brought: dict[str, Tensor],
         axis: Axis,
+        differing: Sequence[str] = (),
     ) -> None:
         self._name_of = {id(param): name for name, param in model.named_parameters()}
         self._initializer = initializer
         self._brought = brought
         self._axis = axis
         self._weights = weights_of(model) if initializer is not None else None
+        self._told_by_all = bool(brought) and axis.size > 1
+        self._differing = list(differing)
 
     def fill(self, strategies: Mapping[int, DataStrategy], holding: Holding) -> None:
         """Give every parameter that this rank holds its value. Collective."""
@@ -75,9 +80,30 @@ class Values:
         if self._initializer is not None:
             self._initializer.make(take)
         for name in list(self._brought):
-            value = self._brought.pop(name).contiguous()
-            self._axis.broadcast(value, 0).wait()
-            give(name, value)
+            give(name, self._agreed(name, self._brought.pop(name).contiguous()))
+        self._tell_differences()
+
+    def _agreed(self, name: str, value: Tensor) -> Tensor:
+        """That of the first rank. Collective."""
+        if self._axis.size == 1:
+            return value
+        agreed = value.clone()
+        self._axis.broadcast(agreed, 0).wait()
+        if not torch.equal(agreed, value):
+            self._differing.append(name)
+        return agreed
+
+    def _tell_differences(self) -> None:
+        """Warn where a rank brought other values than the first. Collective."""
+        if not self._told_by_all:
+            return
+        for rank, names in enumerate(self._axis.gather_objects(self._differing)):
+            if names and self._axis.rank == 0:
+                warnings.warn(
+                    f"rank {rank} brought other initial values than rank 0, whose values all ranks train: "
+                    f"{listed(names)}; seed every rank alike before the model is made",
+                    stacklevel=2,
+                )
 
 
 def read_parts(weights: Weights, strategies: Mapping[int, DataStrategy], holding: Holding) -> None:
@@ -125,15 +151,19 @@ class Whole:
     make whole ones.
     """
 
-    values: Mapping[str, Tensor] = field(default_factory=dict)
+    values: dict[str, Tensor] = field(default_factory=dict)
     originals: Mapping[str, nn.Module] = field(default_factory=dict)
+    differing: Sequence[str] = ()  # buffers that are not those of the first rank
 
     @staticmethod
-    def of(model: nn.Module) -> Whole:
-        """Of a model that has its values; nothing of one on the meta device."""
-        return Whole(
-            {} if is_meta(model) else {name: param.data for name, param in model.named_parameters()}
-        )
+    def of(model: nn.Module, world: World) -> Whole:
+        """Those of a model that has them, with the buffers of the first rank; none of one on the
+        meta device. Collective.
+        """
+        if is_meta(model):
+            return Whole()
+        values = {name: param.data for name, param in model.named_parameters()}
+        return Whole(values, differing=_agree_on_buffers(model, world))
 
 
 def prepare(
@@ -151,15 +181,35 @@ def prepare(
         place_holders(model, dtype, world.device)
         return Values(
             model,
-            Initializer(model, seed, dtype, world.device, originals=whole.originals),
+            Initializer(model, seed, dtype, world.device, originals=whole.originals, axis=axis),
             {},
             axis,
         )
-    brought = {name: value.to(world.device, master) for name, value in whole.values.items()}
+    brought = {name: whole.values.pop(name).to(world.device, master) for name in list(whole.values)}
     for param in model.parameters():
         param.data = torch.zeros((), dtype=dtype, device=world.device).expand(param.shape)
+    for original in whole.originals.values():  # kept for what they are, not for their values
+        for part in original._parameters.values():
+            if part is not None:
+                part.data = torch.zeros((), dtype=dtype, device=world.device).expand(part.shape)
     for module in model.modules():
         for key, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[key] = buffer.to(world.device, buffer_dtype(module, key, dtype))
-    return Values(model, None, brought, axis)
+    return Values(model, None, brought, axis, whole.differing)
+
+
+def _agree_on_buffers(model: nn.Module, world: World) -> list[str]:
+    """Write the buffers of the first rank into those of this rank, and name what was different.
+    Collective.
+    """
+    axis = world.axis("world")
+    differing: list[str] = []
+    for name, buffer in model.named_buffers() if axis.size > 1 else ():
+        agreed = buffer.detach().to(world.device, copy=True).contiguous()
+        axis.broadcast(agreed, 0).wait()
+        agreed = agreed.to(buffer.device)
+        if not torch.equal(agreed, buffer):
+            differing.append(name)
+            buffer.detach().copy_(agreed)
+    return differing

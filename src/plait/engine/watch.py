@@ -15,10 +15,10 @@ from torch import Tensor
 
 from plait.engine.engine import Engine
 from plait.engine.hooks import Hook, Start, StepDone
+from plait.engine.start import listed
 
 STEPS = 3  # an output layer that starts from 0 holds back the gradients of the first two
 SMALLEST_RATE = 0.1  # of the learning rate: smaller ones may well be lost in rounding
-LISTED = 4
 
 Warn = Callable[[str], None]
 Mark = tuple[int, float]
@@ -89,13 +89,6 @@ class Watch(Hook):
     def _say(self, message: str) -> None:
         self.warnings.append(message)
         self._warn(message)
-
-
-def listed(names: list[str]) -> str:
-    """`a, b, c, d and 3 more`."""
-    more = len(names) - LISTED
-    shown = ", ".join(names[:LISTED])
-    return shown if more <= 0 else f"{shown} and {more} more"
 
 
 def _is_idle_expert(name: str, others: Iterable[str]) -> bool:

@@ -24,7 +24,7 @@ from plait.errors import ModelError, nearest
 from plait.models import hf_experts
 from plait.models.layers import RMSNorm, ScaledEmbedding
 from plait.models.routing import Router
-from plait.models.weights import Weights, fit, open_folder
+from plait.models.weights import MakeStart, Weights, fit, open_folder
 
 OWN = (
     RMSNorm,
@@ -50,6 +50,7 @@ class HuggingFace(nn.Module):
         self.model = model
         self.weights: Weights | None = None
         self.generation: dict[str, Any] | None = None
+        self.make_start: MakeStart | None = None
         _replace_own(model)
         hf_experts.adopt(model)
         _let_experts_take_float64(model)
@@ -143,7 +144,9 @@ def make(config: str | Path | Mapping[str, Any], weights: str | Path | None = No
         ) from failure
     made = HuggingFace(model.train())
     _adopt_generation(made, [folder for folder in (config, weights) if is_path(folder)])
-    if weights is not None:
+    if weights is None:
+        made.make_start = functools.partial(_make_whole, settings)
+    else:
         made.weights = find_weights(made, Path(weights))
     return made
 
@@ -170,6 +173,12 @@ def files_of(made: HuggingFace) -> dict[str, Any]:
     if made.generation is not None:
         files[GENERATION] = made.generation
     return files
+
+
+def _make_whole(settings: Any) -> HuggingFace:
+    """The model of a config with the values that the library gives it."""
+    made = library().AutoModelForCausalLM.from_config(copy.deepcopy(settings))
+    return HuggingFace(made.train())
 
 
 def _replace_own(model: nn.Module) -> None:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,3 +33,12 @@ def make(python: str, arguments: Mapping[str, Any] | None = None) -> nn.Module:
             f"python = {python!r} returned a {type(model).__name__}, not a torch.nn.Module"
         )
     return model
+
+
+def initialises_by_name(python: str) -> bool:
+    """Whether the module of the function says `INITIALISE_BY_NAME = True`.
+
+    Its models are then made on the meta device, and every module is initialised by its
+    `reset_parameters` from the seed of its name, so that no rank holds the whole model.
+    """
+    return bool(getattr(inspect.getmodule(load(python, ModelError)), "INITIALISE_BY_NAME", False))

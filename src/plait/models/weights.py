@@ -7,17 +7,17 @@ every rank reads the elements that it keeps, and no rank holds the model.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from plait.errors import ModelError
 
+MakeStart = Callable[[], nn.Module]
 INDEX = "model.safetensors.index.json"
 _LISTED = 3  # names of a kind in an error message
 
@@ -168,7 +168,13 @@ def _some(words: Sequence[str]) -> str:
     return ", ".join(words[:_LISTED]) + more
 
 
-def weights_of(model: torch.nn.Module) -> Weights | None:
+def weights_of(model: nn.Module) -> Weights | None:
     """Where a model on the meta device says that its values are."""
     found = getattr(model, "weights", None)
     return found if isinstance(found, Weights) else None
+
+
+def start_of(model: nn.Module) -> MakeStart | None:
+    """What a model on the meta device says that makes a model of its kind with its start values."""
+    found: MakeStart | None = getattr(model, "make_start", None)
+    return found

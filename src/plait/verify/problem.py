@@ -56,7 +56,9 @@ class Problem:
         """On the meta device; with its values where it cannot be initialised from there."""
         model = assemble.make_model(self.model, self.train.seed)
         if self.idle:
-            with torch.device("meta" if is_meta(model) else "cpu"):
+            device = "meta" if is_meta(model) else "cpu"
+            with torch.random.fork_rng(devices=[]), torch.device(device):
+                torch.manual_seed(self.train.seed)  # alike on all ranks
                 model.add_module("idle", nn.Linear(5, 1, bias=False))
         for name, parameter in model.named_parameters():
             if any(f"{name}.".startswith(f"{frozen}.") for frozen in self.frozen):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -75,19 +76,20 @@ def batch(world: World) -> tuple[Tensor, Tensor]:
 
 
 def watched(
-    world: World, plan: str, kind: type[nn.Module], loss: Loss, steps: int, **keys: Any
+    world: World, plan: str, model: nn.Module, loss: Loss, steps: int, **keys: Any
 ) -> list[str]:
-    torch.manual_seed(0)
     watch = Watch(lambda message: None)
-    fit(engine_of(world, plan, kind(), loss, **keys), [batch(world)] * steps, steps, [watch])
+    engine = engine_of(world, plan, copy.deepcopy(model), loss, **keys)
+    fit(engine, [batch(world)] * steps, steps, [watch])
     return watch.warnings
 
 
 @pytest.mark.parametrize("plan", ["dp1", "dp2", "dp2:zero3", "pp2:1f1b mb2", "pp2:pipedream mb2"])
 def test_a_detached_loss_is_refused_at_the_first_step(plan: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+
     def first_step(world: World) -> str:
-        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
-        engine = engine_of(world, plan, model, detached)
+        engine = engine_of(world, plan, copy.deepcopy(model), detached)
         try:
             engine.step(batch(world))
         except ModelError as refused:
@@ -112,19 +114,19 @@ def test_a_model_without_anything_to_train_is_refused() -> None:
 @pytest.mark.parametrize("plan", ["dp1", "dp2", "dp2:zero1", "dp2:zero3"])
 def test_parameters_without_a_gradient_are_named_and_experts_are_not(plan: str) -> None:
     size = 1 if plan == "dp1" else 2
-    told = threaded(size, watched, plan, Idle, squared, 4, plan=plan)
+    told = threaded(size, watched, plan, Idle(), squared, 4, plan=plan)
     (said,) = told[0]
     assert said.startswith("no gradient has reached unused.bias, unused.weight: ")
     assert told == [told[0]] * size
 
 
 def test_a_gradient_of_zero_is_said() -> None:
-    (told,) = threaded(1, watched, "dp1", Net, times_zero, 4)
+    (told,) = threaded(1, watched, "dp1", Net(), times_zero, 4)
     assert len(told) == 1 and "exactly 0 in each of the first 3 steps" in told[0]
 
 
 def test_weights_that_do_not_move_are_named() -> None:
-    (told,) = threaded(1, lambda world: watched(world, "dp1", Net, squared, 4, lr=1e-30))
+    (told,) = threaded(1, lambda world: watched(world, "dp1", Net(), squared, 4, lr=1e-30))
     assert len(told) == 1
     assert "did not move experts.0.bias, experts.0.weight, first.weight" in told[0]
 
@@ -132,11 +134,11 @@ def test_weights_that_do_not_move_are_named() -> None:
 @pytest.mark.parametrize("steps", [1, 2, 4, 30])
 def test_a_sound_run_says_nothing(steps: int) -> None:
     """Frozen parameters, experts without tokens, a last layer that is 0, a warm-up from 0."""
-    assert threaded(1, watched, "dp1", Net, squared, steps) == [[]]
+    assert threaded(1, watched, "dp1", Net(), squared, steps) == [[]]
 
     def warmed(world: World) -> list[str]:
         return watched(
-            world, "dp1", Net, squared, steps, learning_rate=lambda step: max(0, step - 3) / 20
+            world, "dp1", Net(), squared, steps, learning_rate=lambda step: max(0, step - 3) / 20
         )
 
     assert threaded(1, warmed) == [[]]
