@@ -7,7 +7,9 @@ ask more.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from plait.config.model import (
@@ -153,10 +155,40 @@ def text_needs_a_language_model(config: Config) -> Iterator[str]:
     if isinstance(model, (MLP, ResNet, FNO)):
         yield f"data '{data.name}' is text, and model '{model.name}' takes none; use a model of {', '.join(LANGUAGE_MODELS)}"
     vocab_size: Any = getattr(model, "vocab_size", None)
-    if isinstance(model, HuggingFace) and isinstance(model.config, dict):
-        vocab_size = model.config.get("vocab_size")
+    if isinstance(model, HuggingFace):
+        vocab_size = written_vocabulary(model.config)
     if isinstance(vocab_size, int) and vocab_size < BYTES:
         yield f"model.vocab_size {vocab_size} is too small: data '{data.name}' is bytes and needs vocab_size {BYTES} or more"
+    elif isinstance(model, HuggingFace) and vocab_size is not None and data.tokenizer is None:
+        yield from foreign_alphabet(vocab_size, data.name)
+
+
+def foreign_alphabet(vocab_size: int, name: str) -> Iterator[str]:
+    """A Hugging Face config comes with the vocabulary of its tokenizer, whose numbers are no bytes."""
+    if vocab_size != BYTES:
+        yield (
+            f"model.config has vocab_size {vocab_size}, and data '{name}' is the {BYTES} bytes of raw text, which are not "
+            f"the tokens of that vocabulary; set vocab_size = {BYTES} in model.config, give tokens by data.python, or say "
+            "data.tokenizer = 'bytes' to train on bytes all the same"
+        )
+
+
+def written_vocabulary(config: Any) -> int | None:
+    """The `vocab_size` that a Hugging Face config says, a table or a file; None where it says none."""
+    table = config
+    if not isinstance(config, dict):
+        path = Path(config)
+        try:
+            file = path / "config.json" if path.is_dir() else path
+            table = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):  # said where the model is made
+            return None
+    inner = table.get("text_config") if isinstance(table, dict) else None
+    for part in (table, inner):
+        size = part.get("vocab_size") if isinstance(part, dict) else None
+        if isinstance(size, int) and not isinstance(size, bool):
+            return size
+    return None
 
 
 def digits_need_an_image_model(config: Config) -> Iterator[str]:

@@ -27,6 +27,7 @@ class Data(Section):
 
     `seq_len` (tokens) is for language models, `num_samples` and `image_size` for random data;
     `seed` None is that of `[train]`. `packed`: text whose files do not see each other.
+    `tokenizer = "bytes"` says that a vocabulary of another size is to be trained on bytes.
     """
 
     name: Literal["stdlib", "text", "digits", "random"] | None = None
@@ -37,6 +38,7 @@ class Data(Section):
     num_samples: Count | None = None
     image_size: Count | None = None
     packed: bool = False
+    tokenizer: Literal["bytes"] | None = None
 
 
 class Train(Section):

@@ -17,10 +17,12 @@ from plait.datasets.digits import Digits
 from plait.datasets.loader import Loader as Loader
 from plait.datasets.masked import Masked as Masked
 from plait.datasets.random import RandomClasses, RandomFields, RandomTokens
-from plait.datasets.text import VOCAB_SIZE, stdlib, text
+from plait.datasets.text import VOCAB_SIZE as VOCAB_SIZE
+from plait.datasets.text import stdlib, text
 from plait.errors import DataError, nearest
 
 LANGUAGE = ("gpt", "llama", "hf")
+BYTE_DATA = ("stdlib", "text")
 NAMES = ("stdlib", "text", "digits", "random")
 SEQ_LEN = 128
 IMAGE_SIZE = 32

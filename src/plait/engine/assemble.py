@@ -23,7 +23,7 @@ from plait.engine.cut import Cutting
 from plait.engine.engine import Engine
 from plait.engine.loss import LossFunction
 from plait.engine.start import make_whole
-from plait.errors import ModelError
+from plait.errors import DataError, ModelError
 from plait.expert import Placing
 from plait.models import losses, user
 from plait.outer import Asynchrony
@@ -162,5 +162,23 @@ def make_schedule(config: Any) -> Schedule | None:
 def make_loader(config: Any, rank: int = 0, size: int = 1) -> Loader:
     """The share of data coordinate `rank` of `size` in every global batch."""
     train = config.train
+    _check_alphabet(config)
     dataset = datasets.make(config.data, model_keys(config), train.seed)
     return Loader(dataset, train.global_batch, dp_size=size, dp_rank=rank, seed=train.seed)
+
+
+def _check_alphabet(config: Any) -> None:
+    """A Hugging Face config that says no vocabulary has that of its family's tokenizer: no bytes."""
+    keys = model_keys(config)
+    data = config.data
+    said = datasets.key(data, "tokenizer") is not None
+    if keys.get("name") != "hf" or said or datasets.key(data, "name") not in datasets.BYTE_DATA:
+        return
+    size = models.hf_vocabulary(keys["config"])
+    bytes_ = datasets.VOCAB_SIZE
+    if size is not None and size != bytes_:
+        raise DataError(
+            f"the model's vocabulary has {size} tokens, and data {datasets.key(data, 'name')!r} is {bytes_} bytes; set "
+            f"vocab_size = {bytes_} in model.config, give tokens by data.python, or say data.tokenizer = 'bytes' to train "
+            "on bytes all the same"
+        )

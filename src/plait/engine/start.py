@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.utils import deterministic
 
 from plait.comm import Axis
 from plait.errors import ModelError
@@ -34,17 +33,14 @@ def make_whole(make: Callable[[], nn.Module], seed: int) -> nn.Module:
 
     Raises `ModelError` for parameters that nobody gave values: fresh memory is NaN meanwhile.
     """
-    fill = deterministic.fill_uninitialized_memory
     enabled = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(seed)
         torch.use_deterministic_algorithms(True, warn_only=True)
-        deterministic.fill_uninitialized_memory = True
         try:
             model = make()
         finally:
-            deterministic.fill_uninitialized_memory = fill
             torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
     unwritten = [
         name for name, param in model.named_parameters() if not param.is_meta and _has_nan(param)

@@ -58,6 +58,12 @@ def make(name: str, **keys: Any) -> nn.Module:
     return _call(getattr(_module(name), CLASSES[name]), name, given)
 
 
+def hf_vocabulary(config: Any) -> int | None:
+    """The number of tokens of a Hugging Face config, or of its family where it says none."""
+    found: int | None = importlib.import_module("plait.models.hf").vocabulary(config)
+    return found
+
+
 def roles_of(name: str) -> dict[str, str]:
     """From module pattern to role, for a model of this project; empty for a model that has no
     table.

@@ -345,6 +345,18 @@ def library() -> Any:
     return transformers
 
 
+def vocabulary(config: str | Path | Mapping[str, Any]) -> int | None:
+    """The number of tokens of a config, or of its family where it says none; None where unknown."""
+    table = read_config(config)
+    known = library().models.auto.configuration_auto.CONFIG_MAPPING
+    model_type = table.pop("model_type", None)
+    if model_type not in known:
+        return None
+    settings = known[model_type](**table).get_text_config()
+    size: int | None = getattr(settings, "vocab_size", None)
+    return size
+
+
 def read_config(config: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     """The table of a config, wherever it is."""
     if isinstance(config, Mapping):

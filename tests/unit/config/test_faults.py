@@ -282,6 +282,13 @@ DIGITS = {"name": "digits"}
             "model.vocab_size 99 is too small",
         ),
         (
+            {
+                "model": {"name": "hf", "config": {"model_type": "gpt2", "vocab_size": 50257}},
+                "data": STDLIB,
+            },
+            "set vocab_size = 256 in model.config, give tokens by data.python, or say data.tokenizer = 'bytes'",
+        ),
+        (
             {"model": GPT, "data": DIGITS},
             "data 'digits' is images, and model 'gpt' takes none; use mlp or resnet",
         ),
