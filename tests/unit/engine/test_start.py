@@ -49,6 +49,12 @@ ROLES = {"up": "column", "down": "row", "head": "replicated"}
 
 def make(width=4):
     return Net(width)
+
+def silent():
+    net = Net(4)
+    del net.noise
+    net.noise = 0.5
+    return net
 """
 PLANS = ["dp1", "dp2", "dp2:zero3", "dp2:server", "tp2", "pp2:1f1b mb2"]
 SEED = 7
@@ -107,11 +113,15 @@ def assert_start(found: list[Any], expected: nn.Module) -> None:
             assert torch.equal(buffers[name], buffer), name
 
 
+@pytest.mark.parametrize("function", ["make", "silent"])
 @pytest.mark.parametrize("plan", PLANS)
-def test_a_model_that_initialises_itself_starts_as_in_plain_pytorch(plan: str, theirs: Any) -> None:
-    model = assemble.make_model({"python": f"{theirs.__name__}:make"}, SEED)
+def test_a_model_that_initialises_itself_starts_as_in_plain_pytorch(
+    plan: str, function: str, theirs: Any
+) -> None:
+    """With a buffer of its own, and with nothing that every module could not make anew."""
+    model = assemble.make_model({"python": f"{theirs.__name__}:{function}"}, SEED)
     size = 1 if plan == "dp1" else 2
-    assert_start(threaded(size, started, plan, model, plan=plan), plain(theirs.make))
+    assert_start(threaded(size, started, plan, model, plan=plan), plain(getattr(theirs, function)))
 
 
 def test_the_global_random_state_stays_as_it_was(theirs: Any) -> None:
