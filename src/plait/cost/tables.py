@@ -103,6 +103,7 @@ def check_tables(tables: Mapping[str, Any]) -> None:
     fault.
     """
     from plait.config import Data, read
+    from plait.config.sections import Recovery
 
     readers: dict[str, Callable[[Mapping[str, Any], list[str]], Any]] = {
         "train": read.read_train,
@@ -110,6 +111,7 @@ def check_tables(tables: Mapping[str, Any]) -> None:
         "cluster": read.read_cluster,
         "federated": read.read_federated,
         "data": lambda table, faults: read.read_section("data", Data, table, faults),
+        "recovery": lambda table, faults: read.read_section("recovery", Recovery, table, faults),
         "model": _check_model,
     }
     faults = [] if "model" in tables else ["the section [model] is missing"]

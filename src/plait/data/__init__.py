@@ -1,7 +1,7 @@
 """Split the batch and the optimizer state: the data axis.
 
 Every strategy is one file behind the moments of `strategy.DataStrategy`; `make` is the table from a
-plan's word to it.
+plan's word to it. Strategies whose ranks do not step together have drivers in `plait.outer`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,6 @@ STRATEGIES: dict[str, Callable[[Sequence[Unit], DataGroup], DataStrategy]] = {
 # element alone.
 ELEMENTWISE_ONLY = frozenset(name for name in STRATEGIES if facts.STRATEGIES[name].elementwise)
 
-# Their ranks do not step together, so no step of one device equals theirs: they are proven by
-# replays.
-OUT_OF_STEP = frozenset(name for name in STRATEGIES if not facts.STRATEGIES[name].synchronous)
-
 
 def make(name: str, units: Sequence[Unit], group: DataGroup) -> DataStrategy:
     """The strategy that a plan calls `name`, over the parameters of `units`."""
@@ -46,7 +42,6 @@ def make(name: str, units: Sequence[Unit], group: DataGroup) -> DataStrategy:
 
 __all__ = [
     "ELEMENTWISE_ONLY",
-    "OUT_OF_STEP",
     "STRATEGIES",
     "Composite",
     "DataGroup",

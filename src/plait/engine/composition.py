@@ -4,7 +4,6 @@ plan that does.
 
 from __future__ import annotations
 
-from plait import data
 from plait.engine.cut import Cut
 from plait.errors import ModelError, NotAvailable, PlanError
 from plait.pipeline.actions import Schedule
@@ -15,13 +14,13 @@ from plait.plan.facts import SCHEDULES, STRATEGIES
 def check_composition(plan: Plan) -> None:
     """Refuse a plan whose strategies are each there, but do not go together."""
     facts = STRATEGIES[plan.dp.strategy]
-    if plan.ep > 1 and plan.dp.strategy in data.OUT_OF_STEP:
+    if plan.ep > 1 and not STRATEGIES[plan.dp.strategy].synchronous:
         raise NotAvailable(
             f"'{plan}': experts on other ranks need these to step together, and those of dp:{plan.dp.strategy} do not; use "
             "allreduce, ring, server or zero1..3"
         )
     others = plan.world_size // plan.dp.size
-    if others > 1 and plan.dp.strategy in data.OUT_OF_STEP and plan.dp.size > 1:
+    if others > 1 and plan.dp.size > 1 and not STRATEGIES[plan.dp.strategy].synchronous:
         raise NotAvailable(
             f"'{plan}': {plan.dp.strategy} does not run with other axes yet, whose ranks would have to agree on when one "
             f"of them is out of step; take dp{plan.dp.size} with them, or {plan.dp} alone"

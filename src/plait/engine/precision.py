@@ -14,10 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
-from plait import data
 from plait.errors import CheckpointError, NonFiniteLoss, PlanError
 from plait.plan import Plan
-from plait.plan.facts import SCHEDULES
+from plait.plan.facts import SCHEDULES, STRATEGIES
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "float64": torch.float64}
 MASTER_DTYPES = {"float32": torch.float32, "bf16": torch.float32, "float64": torch.float64}
@@ -49,7 +48,7 @@ class Precision:
 def _no_scale(plan: Plan) -> str | None:
     if plan.precision != "float32":
         return f"keeps its masters in float32, and the plan says precision:{plan.precision}; leave that out"
-    if plan.dp.size > 1 and plan.dp.strategy in data.OUT_OF_STEP:
+    if plan.dp.size > 1 and not STRATEGIES[plan.dp.strategy].synchronous:
         return f"needs ranks that agree on every step's scale, and those of {plan.dp} do not step together; use bf16"
     if plan.pp.size > 1 and SCHEDULES[plan.pp.schedule].asynchronous:
         return f"needs steps that can be dropped as a whole, and {plan.pp.schedule} updates each stage by itself; use bf16"

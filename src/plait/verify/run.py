@@ -16,13 +16,12 @@ from typing import Any
 
 from plait.comm import World
 from plait.config import Config, load
-from plait.data import OUT_OF_STEP
 from plait.engine import assemble
 from plait.errors import PlaitError, PlanError, nearest
 from plait.launcher import joined_world
 from plait.paths import not_walked
 from plait.pipeline.schedules import adopt
-from plait.plan import Plan, check_runnable
+from plait.plan import Plan, check_runnable, facts
 from plait.verify.asynchronous import SKIPPED, is_asynchronous, record_stream
 from plait.verify.bisect import bisect
 from plait.verify.compare import TOLERANCE
@@ -120,7 +119,7 @@ def _check_steps_together(plan: Plan) -> None:
     dp = plan.dp
     if (
         dp.size > 1
-        and dp.strategy in OUT_OF_STEP
+        and not facts.STRATEGIES[dp.strategy].synchronous
         and not (dp.strategy == "async-server" and dp.stale == 0)
     ):
         raise PlanError(

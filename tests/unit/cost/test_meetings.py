@@ -21,6 +21,7 @@ from plait.cost.machine import Machine, machine_of
 from plait.cost.meetings import meeting_seconds, num_tensors, ring_steps
 from plait.cost.step import work_seconds
 from plait.cost.tables import config_tables
+from plait.paths import Paths
 from plait.plan import Plan
 from tests.unit.cost.test_processor import CONFIG, HOST, PROBE, seconds, seconds_of
 
@@ -50,7 +51,9 @@ def test_a_ring_is_as_many_steps_as_the_engine_makes(size: int, length: int) -> 
 
 
 def group(rank: int, size: int, length: int) -> Any:
-    return SimpleNamespace(axis=SimpleNamespace(rank=rank, size=size), seq_len=size * length)
+    return SimpleNamespace(
+        axis=SimpleNamespace(rank=rank, size=size, paths=Paths()), seq_len=size * length
+    )
 
 
 def test_short_parts_of_a_ring_cost_fewer_steps() -> None:
