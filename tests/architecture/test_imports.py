@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "expert": {*WORDS, "comm", "models"}
     - {"config"},  # it fills the seams that a router and its experts leave open
     **dict.fromkeys(("pipeline", "tensor"), {*WORDS, "comm", "products", "origin"} - {"config"}),
-    "products": {"errors", "paths"},  # which library multiplies
+    "products": {"errors", "cluster", "paths"},  # which library multiplies, by a measured table
     "reference": {"errors"},  # "module:function" of a config
     "origin": {"errors"},  # the module and the line that an error came from
     "models": {"errors", "products", "reference"},

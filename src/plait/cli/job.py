@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any
 from plait.errors import RunError
 
 if TYPE_CHECKING:
+    from plait.cluster.products import ProductTable
     from plait.comm import World
     from plait.config import Config
     from plait.engine.assemble import Training
     from plait.engine.hooks import Hook
     from plait.engine.metrics import Tally
     from plait.engine.rundir import RunFolder
+    from plait.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,9 @@ def run(job: Job) -> dict[str, Any]:
     plan = Plan.parse(job.plan)
     world = join_world(plan, job.config.recovery.hang_seconds)
     folder = _agreed_folder(world, job)
+    table = _table(world, job, folder, plan)
     with explained(world.rank, "building the model"):
-        training = assemble(job.config, plan, world)
+        training = assemble(job.config, plan, world, table)
     if world.rank == 0 and plan.dp.offload and world.device.type == "cpu":
         print(
             "offload saves nothing here: on the CPU optimizer state is in host memory already",
@@ -70,7 +73,7 @@ def run(job: Job) -> dict[str, Any]:
         meta = training.engine.load(job.checkpoint)
         training.loader.load_state_dict(meta.get("loader", {}), meta["step"])
     if folder is not None and world.rank == 0:
-        _describe(folder, job)
+        _describe(folder, job, table)
     tally = Tally()
     watch = Watch(_warn if world.rank == 0 else _be_silent)
     fit(
@@ -115,15 +118,17 @@ def _agreed_folder(world: World, job: Job) -> RunFolder | None:
     return None if path is None else RunFolder(path)
 
 
-def _describe(folder: RunFolder, job: Job) -> None:
+def _describe(folder: RunFolder, job: Job, table: ProductTable) -> None:
     """Write what was asked for into the run's folder."""
     from plait.engine.assemble import make_schedule
+    from plait.engine.choosing import write_table_of_run
     from plait.pipeline.text import dumps
     from plait.plan import Plan
 
     try:
         folder.config.write_text(job.config.to_toml())
         folder.plan.write_text(f"{job.plan}\n")
+        write_table_of_run(folder.products, table)
         own = make_schedule(job.config) if Plan.parse(job.plan).pp.size > 1 else None
         if own is not None:
             folder.schedule.write_text(dumps(own))
@@ -136,6 +141,19 @@ def _has_news(tally: Tally, path: Path) -> bool:
     those that are there.
     """
     return bool(tally.seconds) or not path.exists()
+
+
+def _table(world: World, job: Job, folder: RunFolder | None, plan: Plan) -> ProductTable:
+    """Which library multiplies: the choice of the run that is continued, else this machine's."""
+    from plait.engine.choosing import agreed_table
+    from plait.engine.precision import Precision
+    from plait.engine.rundir import RunFolder
+
+    train = job.config.train
+    source = RunFolder(job.checkpoint.parent.parent) if job.checkpoint is not None else folder
+    compute = Precision.of(plan, float16=train.float16).compute
+    run_file = None if source is None else source.products
+    return agreed_table(train.linear_product, world, compute, run_file)
 
 
 def _hooks(job: Job, world: World, folder: RunFolder | None, training: Training) -> list[Hook]:

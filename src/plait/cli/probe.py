@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from plait.cli.answer import Answer
 from plait.cli.quiet import quietest, warning
 from plait.cluster import DEFAULT_PROBE_PATH, Cluster, read_probe
 from plait.cluster.host import MEETINGS, VERSION
+from plait.cluster.products import ProductTable, processor_name
 from plait.errors import ClusterError, ConfigError
 from plait.launcher import joined_world, launch
 
@@ -58,17 +58,19 @@ def run(arguments: argparse.Namespace) -> Answer:
     _check_writable(out)
     world = joined_world()
     num_ranks = arguments.nproc or (world.world_size if world else num_devices())
-    result = measure_here(out, num_ranks, quick=arguments.quick)
+    result = measure_here(out, num_ranks, quick=arguments.quick, anew=True)
     return (
         Answer({"out": str(out), **result}, view(result, out)) if common.speaks() else Answer(None)
     )
 
 
-def measure_here(out: Path, num_ranks: int | None = None, *, quick: bool = False) -> dict[str, Any]:
+def measure_here(
+    out: Path, num_ranks: int | None = None, *, quick: bool = False, anew: bool = False
+) -> dict[str, Any]:
     """Measure this machine and write what was found, in one go, so that nobody reads half a file.
 
     `quick` leaves out how more ranks than cores share these: estimates of such plans draw on what
-    fewer ranks lose.
+    fewer ranks lose. `anew` measures the table of products again, which is otherwise taken as kept.
     """
     num_ranks = num_ranks or num_devices()
     common.say(
@@ -76,10 +78,10 @@ def measure_here(out: Path, num_ranks: int | None = None, *, quick: bool = False
     )
     shared = joined_world() is None  # else other ranks cannot be started
     if shared:
-        result, others = quietest(lambda: _measured(num_ranks, quick), common.say)
+        result, others = quietest(lambda: _measured(num_ranks, quick, anew), common.say)
         result["others_share"] = others
     else:
-        result = summary(launch(_measure, num_ranks, shared, nproc=num_ranks)[0])
+        result = summary(launch(_measure, num_ranks, shared, anew, nproc=num_ranks)[0])
     if common.speaks() or not out.exists():  # on another host of a world it is measured as well
         out.parent.mkdir(parents=True, exist_ok=True)
         part = out.with_name(f"{out.name}.{os.getpid()}.part")
@@ -88,9 +90,9 @@ def measure_here(out: Path, num_ranks: int | None = None, *, quick: bool = False
     return result
 
 
-def _measured(num_ranks: int, quick: bool) -> dict[str, Any]:
+def _measured(num_ranks: int, quick: bool, anew: bool) -> dict[str, Any]:
     """The contents of a probe file, from ranks that are started for it."""
-    measured = launch(_measure, num_ranks, True, nproc=num_ranks)
+    measured = launch(_measure, num_ranks, True, anew, nproc=num_ranks)
     result = summary(measured[0])
     if result["is_cpu"]:
         result["host"] = _host(measured, num_ranks, quick)
@@ -150,8 +152,8 @@ def _host(measured: list[dict[str, Any]], num_ranks: int, quick: bool) -> dict[s
     from plait.cli.probe_meetings import ALONE, idle, losses, stretch
     from plait.context.rounds import MET_AT_ONCE
     from plait.cost.machine import machine_of
-    from plait.products import FEWEST_MULTIPLICATIONS, FEWEST_ROWS
 
+    table = ProductTable.from_dict(measured[0]["own"]["products"])
     found = {num_ranks: [one["met"] for one in measured]}
     crowded = (
         ()
@@ -159,7 +161,7 @@ def _host(measured: list[dict[str, Any]], num_ranks: int, quick: bool) -> dict[s
         else tuple(num_ranks * times for times in CROWDED if num_ranks * times <= MOST_RANKS)
     )
     for size in {*crowded, 2} - {num_ranks}:
-        found[size] = launch(_meet, size, nproc=size)
+        found[size] = launch(_meet, size, table, nproc=size)
     engine, blocks, seconds = (
         {k: v for one in measured for k, v in one["own"][part].items()} for part in PARTS
     )
@@ -172,11 +174,8 @@ def _host(measured: list[dict[str, Any]], num_ranks: int, quick: bool) -> dict[s
         "links": {
             str(size): _fits(ranks[0]["links"]) for size, ranks in sorted(found.items()) if size > 1
         },
-        "rule": {
-            "rows": FEWEST_ROWS,
-            "multiplications": FEWEST_MULTIPLICATIONS,
-            "met_at_once": MET_AT_ONCE,
-        },
+        "rule": {"met_at_once": MET_AT_ONCE},
+        "products": table.as_dict(),
     }
     steps = {
         text: [one["steps"][text] for one in ranks]
@@ -200,22 +199,22 @@ def _fits(axes: dict[str, Any]) -> dict[str, list[float]]:
     return {op: [link["latency_seconds"], link["bytes_per_second"]] for op, link in ops.items()}
 
 
-def _meet(num_ranks: int) -> dict[str, Any]:
+def _meet(num_ranks: int, table: ProductTable) -> dict[str, Any]:
     """What one rank takes to meet so many: in the blocks of plans, and in collectives alone."""
     from plait import comm
     from plait.mesh import Mesh
 
     world = comm.init(Mesh(dp=num_ranks))
-    found = _met(world)
+    found = _met(world, table)
     world.close()
     return found
 
 
-def _met(world: World) -> dict[str, Any]:
+def _met(world: World, table: ProductTable) -> dict[str, Any]:
     from plait.cli.probe_meetings import plans_of, shortest_step
     from plait.comm.probing import probe_links
 
-    steps = {text: shortest_step(text) for text in plans_of(world.size)}
+    steps = {text: shortest_step(text, table) for text in plans_of(world.size)}
     return {"steps": steps, "links": probe_links(world, sizes_bytes=LINK_SIZES_BYTES, work=True)}
 
 
@@ -279,13 +278,28 @@ def view(result: dict[str, Any], out: Path) -> RenderableType:
     return Group(
         "\n".join(lines),
         table,
+        *_products(result),
         f"written to {out}" + (": what cluster 'local' means" if is_local else ""),
     )
 
 
-def _measure(num_ranks: int, shared: bool) -> dict[str, Any]:
+def _products(result: dict[str, Any]) -> list[RenderableType]:
+    """The table of products of a processor, under a line that says what its numbers are."""
+    from plait.cli.probe_products import product_view
+
+    host = result.get("host")
+    if host is None:
+        return []
+    found = ProductTable.from_dict(host["products"])
+    if not found.ratios:
+        return ["\nfloat32 products: torch's own, as the machine was busy; run plait probe again"]
+    title = "\nfloat32 products: the library, and seconds of oneDNN over seconds of torch's own"
+    return [title, product_view(found)]
+
+
+def _measure(num_ranks: int, shared: bool, anew: bool) -> dict[str, Any]:
     """What one rank finds, in all of them together; `shared`: also what a processor's cost model
-    needs.
+    needs. `anew`: the table of products is measured, whatever is kept.
     """
     import torch
 
@@ -293,21 +307,26 @@ def _measure(num_ranks: int, shared: bool) -> dict[str, Any]:
     from plait.cli.probe_meetings import ALONE, shortest_step
     from plait.cli.probe_operations import product_rate
     from plait.comm.probing import probe
+    from plait.engine.choosing import table_here
     from plait.mesh import Mesh
 
     world = comm.init(Mesh(dp=num_ranks))
     on_gpu = world.device.type == "cuda"
     own: dict[str, Any] = {}
     if not on_gpu and shared:
+        folder = DEFAULT_PROBE_PATH.parent
+        first = table_here(folder, anew=anew) if world.rank == 0 else None
+        table = world.axis("world").gather_objects(first)[0]
         own["own"] = _own_share(world)
+        own["own"]["products"] = table.as_dict()
         world.barrier()
-        own["met"] = _met(world)
-        own["met"]["steps"][ALONE] = shortest_step(ALONE)
+        own["met"] = _met(world, table)
+        own["met"]["steps"][ALONE] = shortest_step(ALONE, table)
     measured = probe(world) | own
     if not on_gpu:
         rates = measured["device"]["matmul_flops_per_second"]
         rates["float32"] = max(rates["float32"], product_rate())
-    name = torch.cuda.get_device_name(world.device) if on_gpu else _processor()
+    name = torch.cuda.get_device_name(world.device) if on_gpu else processor_name()
     memory_bytes = (
         torch.cuda.get_device_properties(world.device).total_memory
         if on_gpu
@@ -349,13 +368,3 @@ def _check_writable(out: Path) -> None:
         raise ConfigError(f"{out} cannot be written: {error.strerror}") from error
     if not os.access(out if out.exists() else out.parent, os.W_OK) or out.is_dir():
         raise ConfigError(f"{out} cannot be written")
-
-
-def _processor() -> str:
-    """What Linux calls it, else the architecture."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from plait.cluster.products import RULE, ProductTable
 from plait.comm.simulated import simulate
 from plait.mesh import Mesh
 
@@ -128,13 +129,22 @@ def _alone(model: Tiny, depth: int, text: str) -> float:
 
 
 def step_seconds(
-    tiny: Tiny, depth: int, text: str, world: Any, *, samples: int, steps: int = STEPS
+    tiny: Tiny,
+    depth: int,
+    text: str,
+    world: Any,
+    *,
+    samples: int,
+    steps: int = STEPS,
+    table: ProductTable = RULE,
 ) -> Step:
-    """The shortest step of this rank; a rank that is alone may do with fewer `steps`."""
+    """The shortest step of this rank; a rank that is alone may do with fewer `steps`. `table`: the
+    library of each product, which tiny models are too small to notice.
+    """
     import torch
 
     from plait import models
-    from plait.engine.build import build
+    from plait.engine.build import Options, build
     from plait.models.losses import cross_entropy
 
     with torch.device("meta"):
@@ -144,6 +154,7 @@ def step_seconds(
         text,
         loss=cross_entropy,
         optimizer=lambda p: torch.optim.AdamW(p, fused=True),
+        options=Options(linear_product=table),
         world=world,
     )
     batch = _batch(tiny, samples)

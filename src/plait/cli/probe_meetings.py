@@ -18,6 +18,7 @@ from plait.plan import Plan
 
 if TYPE_CHECKING:
     from plait.cli.probe_engine import Step
+    from plait.cluster.products import ProductTable
     from plait.cost.machine import Machine  # what ranks run of this file starts sooner without
 
 PLANS = {
@@ -60,9 +61,9 @@ def plans_of(num_ranks: int) -> tuple[str, ...]:
     )
 
 
-def shortest_step(text: str) -> Step:
+def shortest_step(text: str, table: ProductTable) -> Step:
     """The shortest step under a plan, in this rank. Collective, in the world that there is; `ALONE`
-    is no matter of others.
+    is no matter of others. `table`: the library of each product.
     """
     from plait import comm
     from plait.cli.probe_engine import Tiny, step_seconds
@@ -75,7 +76,13 @@ def shortest_step(text: str) -> Step:
 
     def measure(world: Any) -> Step:
         return step_seconds(
-            tiny, MODEL["num_hidden_layers"], text, world, samples=samples, steps=STEPS
+            tiny,
+            MODEL["num_hidden_layers"],
+            text,
+            world,
+            samples=samples,
+            steps=STEPS,
+            table=table,
         )
 
     if text == ALONE:

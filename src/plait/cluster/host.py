@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from plait.cluster.build import Bounds, number_faults
+from plait.cluster.products import TORCH, ProductTable
 from plait.errors import ClusterError
 
 KINDS: Final = (
@@ -46,8 +47,8 @@ SECONDS: Final = (
         "fresh",
     ),
 )
-RULE: Final = ("rows", "multiplications", "met_at_once")
-VERSION: Final = 3
+RULE: Final = ("met_at_once",)
+VERSION: Final = 4
 """Of what is measured: a probe of another version is no probe."""
 ENGINE: Final = ("step", "micro_batch", "expert", "stretch", "idle")
 MEETINGS: Final = ("call", "grid", "visit", "turn", "bucket", "unit", "hand")
@@ -67,15 +68,16 @@ class Host:
     """What a rank takes of its core.
 
     `seconds`: for each number, flop, weight, or score of attention's whole square; a `product` is
-    one that has at least the `rule`'s rows and multiplications, others are `plain`, and all are
-    without a rule. `engine`: seconds that the engine takes where there is nothing to compute, of a
-    step, a micro-batch, a chunk of an expert; `stretch` is how many times as long a step takes as
-    the sum of its parts, `idle` how many times as long ranks that share cores take as their work
-    needs. `meetings`: what is lost beside the work when ranks meet, by kind and number of ranks
-    (see `plait.cli.probe_meetings`). `blocks`: what the engine takes for a block forward and
-    backward, by family and recomputation. `memory_bytes`: of a rank that holds no model. `links`:
-    by number of ranks, by operation, (seconds of a small message, bytes/s sent), of tensors that
-    peers read where they lie and of others (`staged`).
+    one that oneDNN makes, by the table of `products`, others are `plain`. `engine`: seconds that
+    the engine takes where there is nothing to compute, of a step, a micro-batch, a chunk of an
+    expert; `stretch` is how many times as long a step takes as the sum of its parts, `idle` how
+    many times as long ranks that share cores take as their work needs. `meetings`: what is lost
+    beside the work when ranks meet, by kind and number of ranks (see `plait.cli.probe_meetings`).
+    `blocks`: what the engine takes for a block forward and backward, by family and recomputation.
+    `memory_bytes`: of a rank that holds no model. `links`: by number of ranks, by operation,
+    (seconds of a small message, bytes/s sent), of tensors that peers read where they lie and of
+    others (`staged`). `met_at_once`: keys of a ring that attention meets at once; one rank's at a
+    time where it is not said.
     """
 
     seconds: Mapping[str, float]
@@ -84,14 +86,8 @@ class Host:
     blocks: Mapping[str, Mapping[str, float]]
     memory_bytes: float
     links: Mapping[int, Mapping[str, tuple[float, float]]]
-    rule: Mapping[str, float] | None = None
-
-    @property
-    def met_at_once(self) -> float:
-        """Keys of a ring that attention meets at once; one rank's at a time where it is not
-        said.
-        """
-        return self.rule["met_at_once"] if self.rule is not None else 1.0
+    products: ProductTable
+    met_at_once: float = 1.0
 
 
 def host_of_probe(probe: Mapping[str, Any]) -> Host | None:
@@ -149,6 +145,7 @@ def host_of_probe(probe: Mapping[str, Any]) -> Host | None:
             )
             if not wrong:
                 links.setdefault(int(count), {})[op] = (float(latency), float(rate))
+    table_of_products = _table_of_products(whole.get("products"), wrong)
     if wrong:
         raise ClusterError(
             "\n  ".join(
@@ -171,5 +168,15 @@ def host_of_probe(probe: Mapping[str, Any]) -> Host | None:
         by_family,
         float(engine["memory"]),
         links,
-        {name: float(rule[name]) for name in RULE},
+        table_of_products,
+        float(rule["met_at_once"]),
     )
+
+
+def _table_of_products(given: Any, wrong: list[str]) -> ProductTable:
+    """The table of a probe; what is wrong with it is added to `wrong`."""
+    try:
+        return ProductTable.from_dict(given)
+    except ClusterError as error:
+        wrong.append(f"host.products: {error}")
+        return TORCH

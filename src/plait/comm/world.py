@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -43,7 +44,10 @@ BACKENDS = ("auto", "native", "gloo", "shared")
 
 
 class World:
-    """One rank's view: `rank` and `size` are global, `axis(name)` gives its line of ranks."""
+    """One rank's view: `rank` and `size` are global, `axis(name)` gives its line of ranks.
+
+    `measurements` is the folder of this machine's measurements, None for simulated ranks.
+    """
 
     def __init__(
         self,
@@ -52,10 +56,13 @@ class World:
         device: torch.device,
         connect: Callable[[AxisName], Backend],
         leave: Callable[[], None],
+        *,
+        measurements: Path | None = None,
     ) -> None:
         self.mesh = mesh
         self.rank = rank
         self.device = device
+        self.measurements = measurements
         self.recorder = Recorder(rank)
         self._connect = connect
         self._leave = leave
@@ -191,6 +198,7 @@ def init(
     timeout_seconds: float = 300.0,
     backend: str = "auto",
     device: torch.device | str | None = None,
+    measurements: Path | None = None,
 ) -> World:
     """Join the world: the process group that exists, or one made from `rank` and `store`, or from
     torchrun's variables.
@@ -205,6 +213,8 @@ def init(
             `gloo`, or `shared` (memory of one host; `auto` uses it where it can).
         device: of the tensors; default the CUDA device of this local rank if there is one, else the
         CPU.
+        measurements: the folder of this machine's measurements; without one, ranks make no
+            choice by the clock.
 
     Raises:
         WorldSizeError: the number of ranks is not the size of the mesh.
@@ -214,7 +224,7 @@ def init(
         raise PlanError(f"no backend {backend!r}; {nearest(backend, BACKENDS)}")
     place = Place.told() if store is None else None
     if place is not None:
-        return _apart(mesh, place, timeout_seconds, torch.device(device or "cpu"))
+        return _apart(mesh, place, timeout_seconds, torch.device(device or "cpu"), measurements)
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     made = not dist.is_initialized()
     if made:
@@ -247,10 +257,16 @@ def init(
         if made and dist.is_initialized():
             dist.destroy_process_group()
 
-    return World(mesh, own, device, links.connect, leave)
+    return World(mesh, own, device, links.connect, leave, measurements=measurements)
 
 
-def _apart(mesh: Mesh, place: Place, timeout_seconds: float, device: torch.device) -> World:
+def _apart(
+    mesh: Mesh,
+    place: Place,
+    timeout_seconds: float,
+    device: torch.device,
+    measurements: Path | None,
+) -> World:
     """A world whose ranks come and go: each begins by itself (see `crew`)."""
     if mesh.size != mesh.dp or mesh.size != place.num_seats:
         raise WorldSizeError(
@@ -268,7 +284,7 @@ def _apart(mesh: Mesh, place: Place, timeout_seconds: float, device: torch.devic
         )
 
     crew = Crew(place, timeout_seconds, regroup)
-    world = World(Mesh(), place.seat, device, alone, crew.close)
+    world = World(Mesh(), place.seat, device, alone, crew.close, measurements=measurements)
     world.crew = crew
     return world
 

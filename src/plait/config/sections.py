@@ -57,7 +57,8 @@ class Train(Section):
     load seen since (0: they stay); `spare_expert_slots`: of each rank, for copies of the busiest.
     Neither changes what is computed. `grouped_product`: of experts, by rule, by measurement after
     the first step (recorded in the metrics), or by name. `linear_product`: of float32 layers and
-    experts on CPUs, by the quicker of torch's two libraries, or as torch itself would.
+    experts on CPUs, by the quicker of torch's two libraries as measured on this machine; `rule`:
+    oneDNN for all but small ones; `torch`: as torch itself would.
     """
 
     steps: Count = 100
@@ -87,7 +88,7 @@ class Train(Section):
     place_experts_every: Annotated[int, Field(ge=0)] = 0
     spare_expert_slots: Annotated[int, Field(ge=0)] = 0
     grouped_product: Literal["rule", "measure", "kernel", "loop", "padded"] = "rule"
-    linear_product: Literal["rule", "torch"] = "rule"
+    linear_product: Literal["measured", "rule", "torch"] = "measured"
 
 
 class PlanSection(Section):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.cluster import Cluster
+from plait.cluster.products import FIXED
 from plait.cost.describe import describe
 from plait.cost.frameworks import PLAIT, Framework, framework_of
 from plait.cost.machine import Efficiency, Machine, machine_of
@@ -84,8 +85,9 @@ def cluster_of(tables: Mapping[str, Any], cluster: Cluster | str | None) -> Clus
     if cluster is None:
         cluster = cluster_name(tables)
     found = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
-    if found.host is not None and tables.get("train", {}).get("linear_product") == "torch":
-        return replace(found, host=replace(found.host, rule=None))
+    table = FIXED.get(tables.get("train", {}).get("linear_product"))
+    if found.host is not None and table is not None:
+        return replace(found, host=replace(found.host, products=table))
     return found
 
 

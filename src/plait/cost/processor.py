@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from plait.cluster.host import Host
+from plait.cluster.products import KINDS, WEIGHT_GRAD
 from plait.cost.machine import Machine
 from plait.cost.operations import Attention, Block, Elementwise, Matmul, Operation
 from plait.cost.shapes import products
@@ -65,8 +66,8 @@ def operation(op: Operation, shard: Sharding, host: Host, *, by_rule: bool = Tru
         parts = [replace(made, outputs=share * part) for part in op.parts] or [made]
         ways = zip(*(part.each() for part in parts), strict=True)
         all_parts = (
-            made.copies * sum(product(host, m, n, k, by_rule=by_rule) for m, n, k in way)
-            for way in ways
+            made.copies * sum(product(host, kind, sizes, by_rule=by_rule) for sizes in way)
+            for kind, way in zip(KINDS, ways, strict=True)
         )
         bias = made.rows * made.outputs * host.seconds["bias"] if op.bias else 0.0
         return Seconds(*all_parts).plus(Seconds(weight_grad=bias))
@@ -77,14 +78,17 @@ def operation(op: Operation, shard: Sharding, host: Host, *, by_rule: bool = Tru
     return _of_kind("lookup", shard.tokens * op.width, host)
 
 
-def product(host: Host, m: float, n: float, k: float, *, by_rule: bool = True) -> float:
-    """One `m x k @ k x n`, as `plait.products` makes it where it holds (`by_rule`), else as torch
-    does.
+def product(
+    host: Host, kind: str, sizes: tuple[float, float, float], *, by_rule: bool = True
+) -> float:
+    """One `m x k @ k x n` of `sizes` (m, n, k), by the library that the machine's table names for
+    its kind; without `by_rule` as torch itself makes it.
     """
+    m, n, k = sizes
     flops = 2.0 * m * n * k
     numbers = m * n + n * k + m * k
-    rule = host.rule
-    if by_rule and rule is not None and m >= rule["rows"] and m * n * k >= rule["multiplications"]:
+    rows = k if kind == WEIGHT_GRAD else m
+    if by_rule and kind in host.products.kinds(rows, m * n * k):
         start = host.seconds["product_start"]
         return (
             start + flops * host.seconds["product_flop"] + numbers * host.seconds["product_number"]

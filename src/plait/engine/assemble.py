@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from plait import datasets, models, reference
+from plait.cluster.products import ProductTable
 from plait.comm import World
 from plait.datasets import Loader
 from plait.engine import optimizers
@@ -30,6 +31,7 @@ from plait.outer import Asynchrony
 from plait.pipeline.actions import Schedule
 from plait.pipeline.text import load as load_schedule
 from plait.plan import Plan, check_batch
+from plait.products import MEASURED
 
 ASYNCHRONY_KEYS = ("outer_lr", "outer_momentum", "compress", "staleness_rate")
 
@@ -42,19 +44,25 @@ class Training:
     loader: Loader
 
 
-def assemble(config: Any, plan: Plan, world: World) -> Training:
+def assemble(
+    config: Any, plan: Plan, world: World, products: ProductTable | None = None
+) -> Training:
     """Build what a config names, under a plan, on this rank. Collective.
 
-    `config` has the sections `model`, `data` and `train` as attributes. Errors: those of `build`,
+    `config` has the sections `model`, `data` and `train` as attributes. `products`: the table of the
+    run, else the config's. Errors: those of `build`,
     and `DataError`.
     """
     check_batch(plan, config.train.global_batch)
+    options = make_options(config, plan)
+    if products is not None:
+        options = replace(options, linear_product=products)
     engine = build(
         make_model(model_keys(config), config.train.seed),
         plan,
         loss=make_loss(config.train, model_keys(config)),
         optimizer=optimizers.from_config(config.train),
-        options=make_options(config, plan),
+        options=options,
         world=world,
     )
     loader = make_loader(config, *world.seat)
@@ -130,7 +138,7 @@ def make_options(config: Any, plan: Plan | None = None) -> Options:
             getattr(train, "place_experts_every", 0), getattr(train, "spare_expert_slots", 0)
         ),
         grouped_product=getattr(train, "grouped_product", "rule"),
-        linear_product=getattr(train, "linear_product", "rule"),
+        linear_product=getattr(train, "linear_product", MEASURED),
         weight_grad_group=getattr(getattr(config, "plan", None), "weight_grad_group", 1),
         cutting=make_cutting(config) if plan is not None and plan.pp.size > 1 else Cutting(),
         schedule=make_schedule(config) if plan is not None and plan.pp.size > 1 else None,

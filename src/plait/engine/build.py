@@ -15,10 +15,12 @@ import torch
 from torch import nn
 
 from plait import comm, context, data, expert, models, tensor
+from plait.cluster import DEFAULT_PROBE_PATH
+from plait.cluster.products import ProductTable
 from plait.comm import World
 from plait.context import ContextGroup
 from plait.data import Composite, DataGroup, DataStrategy
-from plait.engine import compiling, recompute, update
+from plait.engine import choosing, compiling, recompute, update
 from plait.engine.axes import data_axis, within_stage
 from plait.engine.balance import Balance
 from plait.engine.batch import BatchSplitter, call
@@ -52,7 +54,7 @@ from plait.pipeline.stream import Stream
 from plait.pipeline.transport import Transport
 from plait.pipeline.versions import WeightVersions
 from plait.plan import Plan, check_restarts, check_runnable
-from plait.products import Products
+from plait.products import MEASURED, Products
 from plait.tensor import TensorGroup, TensorSplit
 
 
@@ -77,8 +79,9 @@ class Options:
         placing: whether experts are placed anew between steps, with copies of the busiest.
         grouped_product: of experts: `rule`, `measure` (after the first step), or one of
         `models.grouped.METHODS`. schedule: of the pipeline, in place of the plan's.
-        linear_product: of layers and experts: `rule` (the quicker of torch's libraries), or
-        `torch`; `compile`d are torch's. weight_grad_group: of a schedule that splits backwards: the
+        linear_product: of layers and experts: `measured` (the quicker of torch's libraries on this
+        machine; a world without measurements takes `rule`), `rule`, `torch`, or a table;
+        `compile`d are torch's. weight_grad_group: of a schedule that splits backwards: the
         micro-batches whose weight gradients are made at once,
             which is quicker, and keeps what they are made from for longer.
     """
@@ -97,7 +100,7 @@ class Options:
     schedule: Schedule | None = None
     placing: Placing = field(default_factory=Placing)
     grouped_product: str = "rule"
-    linear_product: str = "rule"
+    linear_product: str | ProductTable = MEASURED
     weight_grad_group: int = 1
 
 
@@ -133,6 +136,8 @@ def build(
         data.require_elementwise(lambda params: make_optimizer(_unnamed(params)), str(plan))
 
     world = world or join_world(plan)
+    table = choosing.agreed_table(options.linear_product, world, precision.compute)
+    options = replace(options, linear_product=table)
     if world.crew is not None:
         check_restarts(plan, options.num_servers)
     make = partial(compose, model, plan, loss=loss, optimizer=optimizer, world=world)
@@ -263,7 +268,9 @@ def join_world(plan: Plan, hang_seconds: float = 300.0) -> World:
     """The world that torchrun or `plait.launch` has started; for a plan of one rank, this process
     alone. A rank that is silent for `hang_seconds` counts as failed.
     """
-    return comm.init(Mesh.of(plan), timeout_seconds=hang_seconds)
+    return comm.init(
+        Mesh.of(plan), timeout_seconds=hang_seconds, measurements=DEFAULT_PROBE_PATH.parent
+    )
 
 
 def _checked(plan: Plan | str) -> Plan:

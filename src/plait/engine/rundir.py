@@ -1,6 +1,7 @@
 """The folder of a run: which file lies where, and which folder a new or a resumed run may use.
 
     config.toml, plan.txt        what was asked for (and schedule.txt, a schedule of the user's own)
+    products.json                which library multiplies what (see `engine.choosing`)
     metrics.jsonl                one object a step
     checkpoints/step-00000100/   the state after that step
     summary.json, trace.json     written at the end
@@ -43,6 +44,11 @@ class RunFolder:
     def schedule(self) -> Path:
         """The user's own schedule, where the config names one."""
         return self.path / "schedule.txt"
+
+    @property
+    def products(self) -> Path:
+        """The table of products that the run began with, so that a resumed one multiplies alike."""
+        return self.path / "products.json"
 
     @property
     def metrics(self) -> Path:

@@ -86,7 +86,7 @@ def test_figures_of_a_busy_machine_are_kept_with_their_share_and_said_at_every_u
 ) -> None:
     machine = Machine(0.4, 0.3)
 
-    def measured(num_ranks: int, quick: bool) -> dict[str, Any]:
+    def measured(num_ranks: int, quick: bool, anew: bool) -> dict[str, Any]:
         machine.measure()
         return dict(PROBE)
 

@@ -9,6 +9,7 @@ import pytest
 import plait
 from plait.cluster import Cluster
 from plait.cluster.host import FAMILIES, MEETINGS, OPS, SECONDS, VERSION
+from plait.cluster.products import FORWARD, RULE, WEIGHT_GRAD, ProductClass, ProductTable
 from plait.context.rounds import MET_AT_ONCE
 from plait.cost.machine import machine_of
 from plait.cost.pipeline import StageSeconds, crowded_seconds, pipeline_time
@@ -19,7 +20,8 @@ FLOPS = ("attention_forward", "attention_backward", "product_flop", "plain_flop"
 HOST: dict[str, Any] = {
     "version": VERSION,
     "seconds": dict.fromkeys(SECONDS, 1e-9) | dict.fromkeys(FLOPS, 2e-11),
-    "rule": {"rows": 16, "multiplications": 1 << 21, "met_at_once": MET_AT_ONCE},
+    "rule": {"met_at_once": MET_AT_ONCE},
+    "products": RULE.as_dict(),
     "engine": {
         **{
             "step": 1e-3,
@@ -144,7 +146,8 @@ def test_the_probe_may_hold_no_more_than_a_cluster_and_then_ranks_do_not_share()
         ({"engine": HOST["engine"] | {"call": {"2": -1.0}}}, "host.engine.call.2 is -1 seconds"),
         ({"links": {"2": {"all_reduce": [1e-5]}}}, "host.links.2.all_reduce"),
         ({"links": 3}, "host.links is missing"),
-        ({"rule": {"rows": 16}}, "host.rule.multiplications"),
+        ({"rule": {}}, "host.rule.met_at_once"),
+        ({"products": {}}, "host.products"),
     ],
 )
 def test_wrong_measurements_are_all_named(change: dict[str, Any], message: str) -> None:
@@ -164,13 +167,13 @@ def test_large_products_cost_what_the_rule_makes_of_them() -> None:
     assert machine.host is not None
     small = 2 * 128 * 127 * 128
     large = 2 * 128 * 128 * 128
-    assert product(machine.host, 128, 127, 128) > small * 1e-9
+    assert product(machine.host, FORWARD, (128, 127, 128)) > small * 1e-9
     assert (
-        product(machine.host, 128, 128, 128)
+        product(machine.host, FORWARD, (128, 128, 128))
         < 0.1 * large * 1e-9
-        < product(machine.host, 128, 128, 128, by_rule=False)
+        < product(machine.host, FORWARD, (128, 128, 128), by_rule=False)
     )
-    assert product(machine.host, 15, 1024, 1024) > 1e-9 * 2 * 15 * 1024**2
+    assert product(machine.host, FORWARD, (15, 1024, 1024)) > 1e-9 * 2 * 15 * 1024**2
     plain = {**CONFIG, "train": {"global_batch": 16, "linear_product": "torch"}}
     changed = Cluster.local({**PROBE, "host": slow})
     by_rule, by_torch = (
@@ -181,3 +184,16 @@ def test_large_products_cost_what_the_rule_makes_of_them() -> None:
         for how in ("compile", "precision:float64")
     )
     assert 5 * by_rule < min(by_torch, compiled, double)
+
+
+def test_the_measured_table_says_whose_seconds_a_product_costs() -> None:
+    """Rows of a weight's gradient are those that it sums over, the last of its sizes."""
+    slow = {**HOST, "seconds": HOST["seconds"] | {"plain_flop": 1e-9}}
+    table = ProductTable(frozenset({ProductClass(WEIGHT_GRAD, 1024, 1 << 21)}))
+    machine = machine_of(Cluster.local({**PROBE, "host": {**slow, "products": table.as_dict()}}))
+    assert machine.host is not None
+    sizes = (32, 64, 1024)
+    flops = 2 * 32 * 64 * 1024
+    assert product(machine.host, WEIGHT_GRAD, sizes) < 0.1e-9 * flops
+    assert product(machine.host, FORWARD, sizes) > 1e-9 * flops
+    assert product(machine.host, WEIGHT_GRAD, sizes[::-1]) > 1e-9 * flops

@@ -111,5 +111,7 @@ def test_where_torch_records_its_own_product_stays(asked: list[tuple[int, ...]])
 
 
 def test_an_unknown_rule_is_refused() -> None:
-    with pytest.raises(PlanError, match="linear_product 'mkl' is unknown; there are rule, torch"):
+    with pytest.raises(
+        PlanError, match="linear_product 'mkl' is unknown; there are measured, rule, torch"
+    ):
         Products("mkl")
