@@ -25,6 +25,7 @@ from tests.parity.harness import SEED, join
 from tests.parity.replay import Recorded, fresh, load, replay
 from torch import Tensor, nn
 
+from benchmarks.machine import announce
 from plait import models
 from plait.datasets.digits import Digits
 from plait.datasets.text import stdlib
@@ -241,6 +242,7 @@ def main() -> None:
     parser.add_argument("--step-seconds", type=float, default=0.05)
     parser.add_argument("--seconds", type=float, default=15.0)
     arguments = parser.parse_args()
+    announce()
     if arguments.what == "throughput":
         stales = [stale for stale in arguments.stale if stale]
         print(throughput(arguments.workers, arguments.step_seconds, arguments.seconds, stales))

@@ -1,7 +1,7 @@
 """How long does one operation of an axis take, against torch.distributed on Gloo? Interleaved,
 medians, one table.
 
-Run: python benchmarks/collectives/bench.py [--ranks 2 4] [--megabytes 1 16] [--repeats 15]
+Run: python -m benchmarks.collectives.bench [--ranks 2 4] [--megabytes 1 16] [--repeats 15]
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from benchmarks.machine import announce
 from plait.comm import init
 from plait.mesh import Mesh
 
@@ -103,6 +104,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, nargs="+", default=[1, 16])
     parser.add_argument("--repeats", type=int, default=15)
     given = parser.parse_args()
+    announce()
     sizes = [int(m * (1 << 20)) for m in given.megabytes]
     print(
         f"{os.cpu_count()} cores, torch {torch.__version__}, float32, one thread a rank; milliseconds a call, medians of "

@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.data_parallel.systems import CASES, systems
+from benchmarks.machine import announce
 from plait import comm
 from plait.launcher import launch
 from plait.mesh import Mesh
@@ -185,6 +186,7 @@ def main() -> None:
     )
     parser.add_argument("--no-footprint", action="store_true")
     args = parser.parse_args()
+    announce()
     for case_name in args.cases:
         for size in args.ranks:
             table(case_name, size, args.rounds, args.only, not args.no_footprint)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.machine import announce
 from plait import comm
 from plait.config import Config
 from plait.engine.assemble import assemble
@@ -119,6 +120,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--figure", type=Path)
     args = parser.parse_args()
+    announce()
     curves = {}
     for name, speed in (("without", 0.0), ("balanced by bias", SPEED)):
         found = launch(curve, args.steps, speed, nproc=1)[0]

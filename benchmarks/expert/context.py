@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmarks.expert.turns import table, take_turns
+from benchmarks.machine import announce
 from plait import comm
 from plait.context import ContextGroup, RingAttention, UlyssesAttention
 from plait.launcher import launch
@@ -139,6 +140,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096])
     args = parser.parse_args()
+    announce()
     for length in args.lengths:
         seconds, difference = launch(rank, length, args.rounds, args.ranks, nproc=args.ranks)[0]
         print(f"### {length} tokens over {args.ranks} ranks\n")

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.expert.turns import table, take_turns
+from benchmarks.machine import announce
 from plait.models.experts import Experts, MixtureOfExperts
 from plait.models.gated import measure
 from plait.models.grouped import METHODS
@@ -238,6 +239,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     args = parser.parse_args()
+    announce()
     torch.set_num_threads(1)
     with_deepspeed = importlib.util.find_spec("deepspeed") is not None
     with tempfile.TemporaryDirectory() as folder:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from benchmarks.lines import lines
+from benchmarks.machine import announce
 from plait.config import load
 from plait.engine.build import join_world
 from plait.federated.messages import Reply, Task
@@ -152,6 +153,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    announce()
     torch.set_num_threads(1)
     found = run(arguments)
     print(table(found, arguments.rounds))

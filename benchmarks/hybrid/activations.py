@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 import plait
 from benchmarks.hybrid.subject import Subject
+from benchmarks.machine import announce
 from plait.cost.describe import describe_keys
 from plait.cost.memory import stage_activations
 from plait.cost.sharding import sharding
@@ -133,6 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--plans", nargs="+", default=PLANS)
     given = parser.parse_args()
+    announce()
     print(
         "| plan | stage | links | kept (formula) | measured kB | formula kB | measured / formula |"
     )

@@ -24,6 +24,7 @@ from typing import Any
 
 import plait
 from benchmarks.hybrid.subject import Subject
+from benchmarks.machine import announce
 from plait.plan import Plan
 from plait.trace import Timeline
 
@@ -100,6 +101,7 @@ def main() -> None:
         "--out", type=Path, help="the raw numbers, as JSON; plans that are there are not run again"
     )
     given = parser.parse_args()
+    announce()
     rows = json.loads(given.out.read_text()) if given.out is not None and given.out.exists() else {}
     for text in ("mb1", *given.plans):
         if text not in rows:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks.lines import lines
+from benchmarks.machine import announce
 from plait import models
 from plait.datasets.text import stdlib
 from plait.engine.build import Options, build, join_world
@@ -129,6 +130,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args(words)
+    announce()
     kept = None if arguments.out is None else arguments.out / "loss.json"
     found: dict[str, dict[str, Any]] = (
         json.loads(kept.read_text()) if kept is not None and kept.exists() else {}

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from benchmarks.data_parallel.bench import PeakOfShares
+from benchmarks.machine import announce
 from benchmarks.pipeline.probe import Draw, others, probe, probe_messages
 from benchmarks.pipeline.systems import (
     BASE,
@@ -272,6 +273,7 @@ def main() -> None:
     parser.add_argument("--product", default="rule", choices=["rule", "torch"])
     parser.add_argument("--memory", action="store_true", help="take peak memory instead of time")
     arguments = parser.parse_args()
+    announce()
     for size in arguments.ranks:
         for case in arguments.cases:
             names = [

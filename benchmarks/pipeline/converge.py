@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.lines import lines
+from benchmarks.machine import announce
 from plait import models
 from plait.datasets.text import stdlib
 from plait.engine.build import Options, build, join_world
@@ -104,6 +105,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--picture", type=Path)
     arguments = parser.parse_args()
+    announce()
     results: dict[str, Any] = {}
     if arguments.out is not None and arguments.out.exists():
         results = {

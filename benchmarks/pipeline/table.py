@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.machine import announce
 from benchmarks.pipeline.clocked import put_on_clock
 from benchmarks.pipeline.systems import CASES
 from plait import comm, models
@@ -184,6 +185,7 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="+", default=list(SCHEDULES), choices=list(SCHEDULES))
     arguments = parser.parse_args()
+    announce()
     p = arguments.ranks
     m = arguments.micro_batches
     cpu = arguments.cpu

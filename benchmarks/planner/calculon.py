@@ -13,6 +13,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
+from benchmarks.machine import announce
 from plait.cost import estimate
 from plait.cost.frameworks import MEGATRON_2022
 
@@ -61,6 +62,7 @@ def points() -> Iterator[tuple[str, str, float, float]]:
 
 
 def main() -> None:
+    announce()
     print(
         f"{'model':>6} {'recomputed':>10} {'published':>10} {'predicted':>10} {'error':>7}   seconds of a step"
     )

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import announce
 from benchmarks.planner.validate import spearman
 from plait.cluster import Cluster, read_probe
 from plait.cost import Estimate, estimate
@@ -343,6 +344,7 @@ def main() -> None:
     )
     parser.add_argument("--folder", type=Path, default=Path("/tmp/plait-local"))
     arguments = parser.parse_args()
+    announce()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     probe = arguments.folder / "probe.json"
     file = arguments.folder / f"measured{arguments.seed}.json"

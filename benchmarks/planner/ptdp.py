@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import statistics
 
+from benchmarks.machine import announce
 from plait.cluster import Cluster
 from plait.cost.describe import describe
 from plait.cost.frameworks import MEGATRON_LM
@@ -79,6 +80,7 @@ def predict(row: dict[str, int | str]) -> float:
 
 
 def main() -> None:
+    announce()
     print(
         f"{'model':>8} {'devices':>8} {'tp':>3} {'pp':>3} {'published':>10} {'predicted':>10} {'error':>7}   TFLOP/s a device"
     )

@@ -14,6 +14,7 @@ import math
 import time
 from pathlib import Path
 
+from benchmarks.machine import announce
 from plait.planner.choose import NothingFits, choose
 
 SIZES = tuple(8 * 4**power for power in range(8))
@@ -124,6 +125,7 @@ def main() -> None:
     parser.add_argument("--svg", type=Path)
     parser.add_argument("--device", default="h100")
     arguments = parser.parse_args()
+    announce()
     curves = {}
     for name, model in MODELS.items():
         print(

@@ -14,6 +14,7 @@ import csv
 import statistics
 from pathlib import Path
 
+from benchmarks.machine import announce
 from benchmarks.planner.validate import error, spearman
 from plait.cost import estimate
 
@@ -51,6 +52,7 @@ def trials() -> list[tuple[float, float, float]]:
 
 
 def main() -> None:
+    announce()
     found = trials()
     ours, amp = (spearman([(row[side], row[1]) for row in found]) for side in (0, 2))
     first = min(found)[1]

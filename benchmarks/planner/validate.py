@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import announce
 from benchmarks.planner.clusters import machine_for, preset_machine
 from benchmarks.planner.rows import DATA, Case, cases, failed_cases
 from plait.cost.describe import describe
@@ -233,6 +234,7 @@ def main() -> None:
     parser.add_argument("--source")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    announce()
     kept, dropped = cases(arguments.files or [DATA])
     pairs, refused = run(kept, arguments.plain)
     time = table(

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 import torch
 
+from benchmarks.machine import announce
 from benchmarks.tensor_parallel.systems import systems
 from plait import comm
 from plait.launcher import launch
@@ -74,6 +75,7 @@ def main() -> None:
         "--only", nargs="+", default=[], help="systems whose name holds one of these words"
     )
     args = parser.parse_args()
+    announce()
     names = [
         name
         for name in systems(args.ranks)

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.machine import announce
 from benchmarks.tensor_parallel.plot import Panel, small_multiples
 from plait import comm, models
 from plait.comm import World
@@ -212,6 +213,7 @@ def main() -> None:
         help="the rows; rows of other numbers of ranks that are there are kept and drawn",
     )
     args = parser.parse_args()
+    announce()
     rows = [] if args.json is None or not args.json.exists() else json.loads(args.json.read_text())
     rows = [row for row in rows if row["ranks"] not in args.ranks]
     for number in args.ranks:

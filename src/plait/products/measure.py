@@ -118,16 +118,17 @@ def _shape(rows: int, bits: int, *, wide: bool) -> Shape:
 Measure = Callable[[ProductClass, Shape], Times]
 
 
-def measure(timed: Measure | None = None) -> Measurement:
+def measure(timed: Measure | None = None, classes: Sequence[ProductClass] = CLASSES) -> Measurement:
     """Measure every class, on this process's number of threads.
 
-    `timed` gives the times of one product; tests bring their own.
+    `timed` gives the times of one product; without it they are measured until rounds agree, and a
+    busy machine ends it.
     """
     began = time.perf_counter()
     onednn: set[ProductClass] = set()
     ratios: dict[ProductClass, Ratio] = {}
     unsteady = 0
-    for one in CLASSES if operations() or timed else ():
+    for one in classes if operations() or timed else ():
         found = [(timed or time_product)(one, shape) for shape in shapes_of(one)]
         unsteady += sum(not times.is_steady for times in found)
         if unsteady > MOST_UNSTEADY:
@@ -139,21 +140,28 @@ def measure(timed: Measure | None = None) -> Measurement:
     return Measurement(ProductTable(frozenset(onednn), ratios), True, time.perf_counter() - began)
 
 
-def time_product(one: ProductClass, shape: Shape) -> Times:
-    """Take turns until the rounds agree, and at most `MOST_ROUNDS` times."""
+def time_product(one: ProductClass, shape: Shape, *, rounds: int | None = None) -> Times:
+    """Take turns for so many `rounds`; without a number until they agree, and at most `MOST_ROUNDS`
+    times.
+    """
     with torch.no_grad():
         both = [_product(Products(table), one.kind, shape) for table in (TORCH, RULE)]
         repeats = max(1, round(SHORTEST_SECONDS / _seconds(both[0], 2)))
         _seconds(both[1], 2)  # oneDNN compiles its kernel
         times = Times([], [])
-        while len(times.torch) < FEWEST_ROUNDS or not _is_enough(times):
+        while not _is_enough(times, rounds):
             seconds = [_seconds(product, repeats) for product in both]
             times = Times([*times.torch, seconds[0]], [*times.onednn, seconds[1]])
     return times
 
 
-def _is_enough(times: Times) -> bool:
-    return (times.is_decided and times.is_steady) or len(times.torch) >= MOST_ROUNDS
+def _is_enough(times: Times, rounds: int | None) -> bool:
+    done = len(times.torch)
+    if rounds is not None:
+        return done >= rounds
+    if done < FEWEST_ROUNDS:
+        return False
+    return (times.is_decided and times.is_steady) or done >= MOST_ROUNDS
 
 
 def _product(products: Products, kind: str, shape: Shape) -> Callable[[], Tensor]:

@@ -1,0 +1,30 @@
+"""Every table of a benchmark says on which processor it was made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.source import ROOT
+
+FOLDER = ROOT / "benchmarks"
+SCRIPTS = [path for path in FOLDER.glob("*/*.py") if "__main__" in path.read_text()]
+READMES = sorted(FOLDER.glob("*/README.md"))
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(FOLDER))
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=_name)
+def test_every_script_names_the_processor(path: Path) -> None:
+    text = path.read_text()
+    assert "from benchmarks.machine import announce" in text
+    assert "\n    announce()\n" in text
+
+
+@pytest.mark.parametrize("path", READMES, ids=_name)
+def test_every_readme_says_on_which_processor_its_tables_were_made(path: Path) -> None:
+    text = path.read_text()
+    assert "processor" in text or "AMD EPYC" in text
