@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from plait import comm, context, data, expert, models, tensor
-from plait.cluster import DEFAULT_PROBE_PATH
 from plait.cluster.products import ProductTable
 from plait.comm import World
 from plait.context import ContextGroup
@@ -79,9 +78,8 @@ class Options:
         placing: whether experts are placed anew between steps, with copies of the busiest.
         grouped_product: of experts: `rule`, `measure` (after the first step), or one of
         `models.grouped.METHODS`. schedule: of the pipeline, in place of the plan's.
-        linear_product: of layers and experts: `measured` (the quicker of torch's libraries on this
-        machine; a world without measurements takes `rule`), `rule`, `torch`, or a table;
-        `compile`d are torch's. weight_grad_group: of a schedule that splits backwards: the
+        linear_product: of layers and experts: `measured` (the quicker of torch's libraries here),
+        `rule`, `torch`, or a table; `compile`d are torch's. weight_grad_group: of a schedule that splits backwards: the
         micro-batches whose weight gradients are made at once,
             which is quicker, and keeps what they are made from for longer.
     """
@@ -136,8 +134,7 @@ def build(
         data.require_elementwise(lambda params: make_optimizer(_unnamed(params)), str(plan))
 
     world = world or join_world(plan)
-    table = choosing.agreed_table(options.linear_product, world, precision.compute)
-    options = replace(options, linear_product=table)
+    options = choosing.settled(options, plan, world)
     if world.crew is not None:
         check_restarts(plan, options.num_servers)
     make = partial(compose, model, plan, loss=loss, optimizer=optimizer, world=world)
@@ -269,7 +266,7 @@ def join_world(plan: Plan, hang_seconds: float = 300.0) -> World:
     alone. A rank that is silent for `hang_seconds` counts as failed.
     """
     return comm.init(
-        Mesh.of(plan), timeout_seconds=hang_seconds, measurements=DEFAULT_PROBE_PATH.parent
+        Mesh.of(plan), timeout_seconds=hang_seconds, measurements=choosing.MEASUREMENTS
     )
 
 

@@ -7,10 +7,13 @@ without a folder of measurements (simulated ones, those of tests) take the fixed
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
+from plait.cluster import DEFAULT_PROBE_PATH
 from plait.cluster.products import (
     FILE_NAME,
     RULE,
@@ -20,9 +23,17 @@ from plait.cluster.products import (
     read_table,
 )
 from plait.comm import World
+from plait.engine.precision import Precision
 from plait.errors import ClusterError
+from plait.plan import Plan
 from plait.products import MEASURED, fixed_table
 from plait.products.measure import measure, this_machine
+
+if TYPE_CHECKING:
+    from plait.engine.build import Options
+
+MEASUREMENTS = DEFAULT_PROBE_PATH.parent
+"""The folder of this machine's measurements."""
 
 
 def agreed_table(
@@ -53,6 +64,13 @@ def agreed_table(
             own = table_here(world.measurements, may_measure=world.crew is None)
     table: ProductTable = axis.gather_objects(own)[0]
     return table
+
+
+def settled(options: Options, plan: Plan, world: World) -> Options:
+    """The options of a build, with the table of all ranks in place of a choice. Collective."""
+    compute = Precision.of(plan, float16=options.float16).compute
+    table = agreed_table(options.linear_product, world, compute)
+    return replace(options, linear_product=table)
 
 
 def table_here(folder: Path, *, may_measure: bool = True, anew: bool = False) -> ProductTable:
