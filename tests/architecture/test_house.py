@@ -55,3 +55,22 @@ def test_nothing_points_to_one_machine() -> None:
             assert found is None, (
                 f"{path.relative_to(ROOT)}: '{found[0]}' is of one machine" if found else ""
             )
+
+
+PRIVATE = re.compile(
+    r"torch\._C\._(?!distributed)|torch\.ops\.aten\._|ops\.mkldnn|\._cdata|_disable_current_modes"
+    r"|_step_supports_amp_scaling"
+)
+
+
+@pytest.mark.parametrize("path", files(), ids=module)
+def test_private_functions_of_torch_are_used_in_one_file(path: Path) -> None:
+    if module(path) != "plait.torch_internals":
+        found = PRIVATE.search(path.read_text())
+        assert found is None, f"{found[0]} belongs into torch_internals.py" if found else ""
+
+
+@pytest.mark.parametrize("path", files(), ids=module)
+def test_patterns_of_names_are_read_in_one_file(path: Path) -> None:
+    if module(path) != "plait.patterns":
+        assert "re.escape(pattern)" not in path.read_text(), "use plait.patterns"

@@ -1,7 +1,7 @@
 """Checkpoints by slices: saved under any plan, loaded under any plan, without pickle.
 
 Every rank writes what it holds as (name, global shape, box, flat range); loading intersects what is
-wanted with what was written. `folder` and `slices` know no torch, so the launcher can find a
+wanted with what was written. `folder` knows no torch, so the launcher can find a
 checkpoint before any rank exists; the names that need torch are imported when they are first used.
 """
 
@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from plait.checkpoint.folder import previous, resolve
-from plait.checkpoint.slices import Box, FlatRange, Rectangle
+from plait.mesh.boxes import Box, FlatRange, Rectangle
 
 if TYPE_CHECKING:
     from plait.checkpoint.export import export_safetensors

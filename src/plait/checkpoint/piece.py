@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.checkpoint.slices import Box, FlatRange, Rectangle
 from plait.errors import CheckpointError
+from plait.mesh.boxes import Box, FlatRange, Rectangle
 
 RANDOM_PREFIX = (
     "random/"  # states of random generators, one tensor a rank: kept out of `check` and of exports

@@ -21,9 +21,9 @@ from plait.checkpoint.file import FileReader
 from plait.checkpoint.folder import INDEX, cure, read_index, resolve
 from plait.checkpoint.piece import RANDOM_PREFIX, Piece, view
 from plait.checkpoint.rules import is_count, is_shape
-from plait.checkpoint.slices import Box, FlatRange, Rectangle
 from plait.checkpoint.token import KEY, digest, lacks_token, token_in
 from plait.errors import CheckpointError, nearest
+from plait.mesh.boxes import Box, FlatRange, Rectangle
 
 _LISTED = 8  # names in an error message
 

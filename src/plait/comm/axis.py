@@ -20,9 +20,10 @@ from plait.comm.checks import check_peer, check_shapes, contiguous, flat, splits
 from plait.comm.ledger import CONTROL, Ledger
 from plait.comm.payload import Payload, num_bytes
 from plait.comm.transitions import bytes_sent
-from plait.comm.work import Label, Recorder, Work, naming_failure, no_modes
+from plait.comm.work import Label, Recorder, Work, naming_failure
 from plait.errors import PlanError
 from plait.paths import Paths
+from plait.torch_internals import no_dispatch_modes
 
 
 class Axis:
@@ -312,7 +313,8 @@ class Axis:
         numel = math.prod(shape)
         if self._backend is None:
             return like.new_empty(tuple(shape))
-        with no_modes():  # memory is lent again or made new, as others come: see `naming_failure`
+        # memory is lent again or made new, as others come: see `naming_failure`
+        with no_dispatch_modes():
             return self._backend.lend(numel, like.dtype, like.device)[:numel].view(tuple(shape))
 
     def become(self, ranks: tuple[int, ...], rank: int, backend: Backend | None) -> None:

@@ -7,20 +7,16 @@ the timeline.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol
-
-import torch
 
 from plait.comm.backends.base import Handle
 from plait.comm.ledger import Ledger
 from plait.errors import RankFailed, RunError
 from plait.paths import Paths
+from plait.torch_internals import no_dispatch_modes
 from plait.trace import CommEvent, Timeline
-
-_NOTHING = nullcontext()
 
 
 @dataclass
@@ -56,7 +52,7 @@ class naming_failure:  # noqa: N801 - a class because a generator takes longer, 
     __slots__ = ("_label", "_modes", "_rank")
 
     def __init__(self, label: Label, rank: int) -> None:
-        self._label, self._rank, self._modes = label, rank, no_modes()
+        self._label, self._rank, self._modes = label, rank, no_dispatch_modes()
 
     def __enter__(self) -> None:
         self._modes.__enter__()
@@ -82,15 +78,6 @@ class naming_failure:  # noqa: N801 - a class because a generator takes longer, 
                 f"{place}: {label.op} on axis {label.axis} failed; of its ranks {list(label.ranks)} one died, "
                 f"stopped answering or called another operation ({reason})"
             ) from error
-
-
-def no_modes() -> AbstractContextManager[object]:
-    """What is done inside is hidden from torch's dispatch modes."""
-    if not torch._C._len_torch_dispatch_stack():
-        return _NOTHING
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    return _disable_current_modes()
 
 
 class Waitable(Protocol):

@@ -14,10 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-_flash_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_flash_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-_flash = torch.ops.aten._scaled_dot_product_flash_attention
-_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
+from plait.torch_internals import flash, flash_backward, flash_cpu, flash_cpu_backward
 
 
 def attend(
@@ -30,10 +27,10 @@ def attend(
     """
     q, k, v = (_rows(x) for x in (q, k, v))
     if mask is None and q.device.type == "cpu":
-        out, lse = _flash_cpu(q, k, v, 0.0, causal)
+        out, lse = flash_cpu(q, k, v, 0.0, causal)
         return out, lse
     if mask is None and _takes_flash(q):
-        found = _flash(q, k, v, 0.0, causal)
+        found = flash(q, k, v, 0.0, causal)
         return found[0], found[1]
     scores = _scores(q, k, causal, mask)
     lse = scores.logsumexp(-1)
@@ -53,11 +50,11 @@ def attend_backward(
     """This block's part of the gradients of q, k, v; `out` and `lse` are those over all blocks."""
     q, k, v, grad, out = (_rows(x) for x in (*qkv, grad, out))
     if mask is None and q.device.type == "cpu":
-        dq, dk, dv = _flash_cpu_backward(grad, q, k, v, out, lse, 0.0, causal)
+        dq, dk, dv = flash_cpu_backward(grad, q, k, v, out, lse, 0.0, causal)
         return dq, dk, dv
     if mask is None and _takes_flash(q):
         empty = torch.empty(0, dtype=torch.uint64, device=q.device)
-        dq, dk, dv = _flash_backward(
+        dq, dk, dv = flash_backward(
             grad, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, empty, empty
         )
         return dq, dk, dv

@@ -10,7 +10,6 @@ stands outside of blocks and of layers is not seen.
 from __future__ import annotations
 
 import contextlib
-import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -20,6 +19,7 @@ from plait.cost.operations import Block, Elementwise, Model, Saved
 from plait.cost.real import state_of, tokens_for, value_of
 from plait.cost.watching import Watch, is_layer
 from plait.errors import ModelError
+from plait.patterns import matches
 
 SAMPLES = 2
 """Of the run on the meta device; some layers refuse a single one."""
@@ -94,11 +94,7 @@ def repeated(module: Any) -> list[Any]:
 
 
 def _role(name: str, table: Mapping[str, str]) -> str | None:
-    fits = (
-        role
-        for pattern, role in table.items()
-        if re.fullmatch(re.escape(pattern).replace(r"\*", r"[^.]+"), name)
-    )
+    fits = (role for pattern, role in table.items() if matches(pattern, name))
     return next(fits, None)
 
 

@@ -57,9 +57,11 @@ class Watch:
         """The output of the module, on the meta device or with values (`plait.cost.real`)."""
         import torch
 
+        from plait.torch_internals import storage_key
+
         state = state_of(module, real=real)
         for tensor in state.values():  # weights are no activations
-            self._seen[tensor.untyped_storage()._cdata] = tensor
+            self._seen[storage_key(tensor)] = tensor
         hooks = [
             hook for layer in module.modules() if is_layer(layer) for hook in self._hooks(layer)
         ]
@@ -203,10 +205,12 @@ class Watch:
 
     def _save(self, tensor: Any) -> Any:
         """Autograd keeps a tensor: counted once for each memory."""
-        storage = tensor.untyped_storage()
-        if storage._cdata not in self._seen:
-            self._seen[storage._cdata] = tensor
-            numbers = storage.nbytes() / tensor.element_size()
+        from plait.torch_internals import storage_key
+
+        key_of_memory = storage_key(tensor)
+        if key_of_memory not in self._seen:
+            self._seen[key_of_memory] = tensor
+            numbers = tensor.untyped_storage().nbytes() / tensor.element_size()
             key = self._region if tensor.is_floating_point() else "masks"
             self.saved[key] = self.saved.get(key, 0.0) + numbers * (
                 1 if tensor.is_floating_point() else tensor.element_size()
@@ -274,17 +278,19 @@ def _operators(watch: Watch) -> Iterator[None]:
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
 
+    from plait.torch_internals import storage_key
+
     class Mode(TorchDispatchMode):
         def __torch_dispatch__(
             self, function: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             out = function(*args, **(kwargs or {}))
             given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-            old = {x.untyped_storage()._cdata for x in given}
+            old = {storage_key(x) for x in given}
             made = [
                 x
                 for x in tree_leaves(out)
-                if isinstance(x, torch.Tensor) and x.untyped_storage()._cdata not in old
+                if isinstance(x, torch.Tensor) and storage_key(x) not in old
             ]
             if made:
                 watch.operator(function.overloadpacket.__name__, given, made)

@@ -7,11 +7,12 @@ only a block or two are ever whole.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
+
+from plait.patterns import expression
 
 
 @dataclass
@@ -43,7 +44,7 @@ def match_blocks(model: nn.Module, pattern: str) -> list[str]:
     >>> match_blocks(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), "*")
     ['0', '1']
     """
-    regex = re.compile(re.escape(pattern).replace(r"\*", r"[^.]+"))
+    regex = expression(pattern)
     return [name for name, _ in model.named_modules() if regex.fullmatch(name)]
 
 

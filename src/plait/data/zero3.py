@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from plait.comm import Work
-from plait.comm.work import no_modes
 from plait.data.bucket import Bucket
 from plait.data.gradients import BucketState, PooledGradients, Reducer
 from plait.data.shards import MasterShards, ShardedGradients
 from plait.data.strategy import DataGroup, DataStrategy, FrozenPiece, Replicas, bind, make_states
 from plait.data.units import Unit
+from plait.torch_internals import no_dispatch_modes
 
 
 class GatheredBucket:
@@ -162,7 +162,7 @@ class Zero3(DataStrategy):
             ):  # a recomputed forward: a block is whole already, a module inside of it may not be
                 # selective recomputation counts operations, and the first forward had no need to
                 # gather
-                with no_modes():
+                with no_dispatch_modes():
                     for other in in_order(needed):
                         other.unshard()
                 return

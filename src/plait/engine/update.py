@@ -20,6 +20,7 @@ from plait.engine.loss import LossSum, LossTotals
 from plait.errors import OptimizerError
 from plait.outer import Change
 from plait.tensor import TensorSplit
+from plait.torch_internals import takes_gradient_scale
 
 # As torch.nn.utils.clip_grad_norm_ has it, so that the reference may use that.
 CLIP_EPSILON = 1e-6
@@ -63,7 +64,7 @@ class Update:
         self._learning_rate = learning_rate
         self._base = [float(group["lr"]) for group in optimizer.param_groups]
         self._rate = 1.0
-        self._takes_scale = bool(getattr(optimizer, "_step_supports_amp_scaling", False)) and all(
+        self._takes_scale = takes_gradient_scale(optimizer) and all(
             piece.value.dtype == torch.float32 for piece in strategy.pieces
         )
 

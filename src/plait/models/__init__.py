@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import re
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
@@ -37,6 +36,7 @@ from typing import Any
 from torch import nn
 
 from plait.errors import ModelError, nearest
+from plait.patterns import matches
 
 CLASSES = {"mlp": "MLP", "gpt": "GPT", "llama": "Llama", "resnet": "ResNet", "fno": "FNO"}
 SPECIAL = ("hf",)
@@ -120,7 +120,7 @@ def match(pattern: str, name: str) -> bool:
     >>> match("blocks.*.norm1", "blocks.12.norm1"), match("blocks.*", "blocks.0.norm1")
     (True, False)
     """
-    return re.fullmatch(re.escape(pattern).replace(r"\*", r"[^.]+"), name) is not None
+    return matches(pattern, name)
 
 
 def role(name: str, roles: Mapping[str, str]) -> str | None:

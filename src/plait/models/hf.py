@@ -25,6 +25,7 @@ from plait.models import hf_experts
 from plait.models.layers import RMSNorm, ScaledEmbedding
 from plait.models.routing import Router
 from plait.models.weights import MakeStart, Weights, fit, open_folder
+from plait.patterns import matches
 
 OWN = (
     RMSNorm,
@@ -265,9 +266,7 @@ def roles_for(model: HuggingFace) -> dict[str, str]:
             pattern: style
             for pattern, style in own.items()
             if ".mlp.experts" not in pattern  # see `hf_experts.roles`
-            and any(
-                re.fullmatch(re.escape(pattern).replace(r"\*", r"[^.]+"), name) for name in names
-            )
+            and any(matches(pattern, name) for name in names)
         }
         unknown = sorted(set(own.values()) - STYLES.keys())
         if unknown:

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
+from plait.torch_internals import storage_key
+
 
 @dataclass(frozen=True, order=True)
 class Result:
@@ -111,12 +113,12 @@ class _Watch(TorchDispatchMode):
         name = self._name_of.get(id(tensor))
         if name is not None:
             return _Origins(weights={name})
-        return self._origins.get(tensor.untyped_storage()._cdata, _Origins())
+        return self._origins.get(storage_key(tensor), _Origins())
 
     def mark(self, tensor: Tensor, origins: _Origins) -> None:
         storage = tensor.untyped_storage()
         self._alive.append((tensor, storage))
-        self._origins.setdefault(storage._cdata, _Origins()).add(origins)
+        self._origins.setdefault(storage_key(tensor), _Origins()).add(origins)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

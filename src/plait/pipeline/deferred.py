@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.products import Products
+from plait.torch_internals import has_function_transforms
 
 Params = tuple[Tensor, ...]
 MadeFrom = tuple["_Recipe", Params, Tensor, Tensor]
@@ -291,9 +292,7 @@ def _forward(recipe: _Recipe, deferral: Deferral, quicker_only: bool) -> Callabl
     original = recipe.module.forward
 
     def forward(x: Tensor) -> Tensor:
-        if quicker_only and (
-            not recipe.gains(x, module.weight) or torch._C._are_functorch_transforms_active()
-        ):
+        if quicker_only and (not recipe.gains(x, module.weight) or has_function_transforms()):
             plain: Tensor = original(x)
             return plain
         output: Tensor = _Product.apply(x, module.weight, module.bias, (recipe, deferral))

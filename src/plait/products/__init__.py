@@ -26,6 +26,7 @@ from plait.cluster.products import (
 )
 from plait.errors import PlanError
 from plait.paths import Paths
+from plait.torch_internals import onednn_linear
 
 MEASURED = "measured"
 FEWEST_ROWS = ROWS[0]
@@ -135,12 +136,7 @@ def _recorded(x: Tensor, weight: Tensor) -> bool:
 
 @functools.cache
 def _onednn() -> Any:
-    """torch's door to oneDNN's product, the one that compiled models use; None where torch was
-    built without.
-    """
-    if not torch.backends.mkldnn.is_available():
-        return None
-    return getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    return onednn_linear()
 
 
 def operations() -> frozenset[Any]:

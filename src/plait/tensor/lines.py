@@ -25,6 +25,7 @@ from plait.comm.functional import transition
 from plait.mesh.layouts import REPLICATED, Layout, Sharded
 from plait.products import Products
 from plait.tensor.group import How, Run
+from plait.torch_internals import has_dispatch_modes
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ def _product(x: Tensor, weight: Tensor, axis: Axis, products: Products) -> Tenso
     it gets that.
     """
     shape = (*x.shape[:-1], weight.shape[0])
-    if torch._C._len_torch_dispatch_stack():
+    if has_dispatch_modes():
         return products.linear(x, weight, None)
     y = axis.lend(shape, x)
     products.into(y.view(-1, shape[-1]), _rows(x), weight)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from torch import nn
 
 from plait.errors import ModelError, nearest
+from plait.patterns import expression
 from plait.tensor.mode import LinearRule, Mode
 from plait.tensor.placement import parts
 
@@ -48,14 +49,12 @@ def match(model: nn.Module, roles: Mapping[str, str]) -> dict[str, str]:
         if role not in ROLES:
             raise ModelError(f"roles['{pattern}'] = '{role}' is no role; {nearest(role, ROLES)}")
     names = [name for name, _ in model.named_modules() if name]
-    expressions = {
-        pattern: re.compile(re.escape(pattern).replace(r"\*", r"[^.]+")) for pattern in roles
-    }
+    expressions = {pattern: expression(pattern) for pattern in roles}
     found: dict[str, str] = {}
     unused = dict.fromkeys(roles)
     for name in names:
-        for pattern, expression in expressions.items():
-            if expression.fullmatch(name):
+        for pattern, regex in expressions.items():
+            if regex.fullmatch(name):
                 found.setdefault(name, roles[pattern])
                 unused.pop(pattern, None)
     if unused:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from plait.torch_internals import in_backward
 from plait.verify.compare import TOLERANCE, Key, differences
 from plait.verify.observation import Record
 
@@ -118,7 +119,7 @@ def _is_trained(leaf: Any) -> bool:
     """Whether a tensor depends on parameters: in a backward everything does."""
     if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
         return False
-    return leaf.requires_grad or torch._C._current_graph_task_id() != -1
+    return leaf.requires_grad or in_backward()
 
 
 def _floating(tree: Any) -> Iterator[Tensor]:

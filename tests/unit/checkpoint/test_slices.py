@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.checkpoint.slices import Box, FlatRange
+from plait.mesh.boxes import Box, FlatRange
 
 EXTENTS = st.lists(st.integers(0, 5), max_size=4).map(tuple)
 

@@ -1,0 +1,63 @@
+"""The private functions of torch that plait uses: all of them, with a test each, in one place.
+
+A new version of torch may rename them; then this file and its test are where to look.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+flash_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+flash_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+flash = torch.ops.aten._scaled_dot_product_flash_attention
+flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
+
+_NOTHING: AbstractContextManager[object] = nullcontext()
+
+
+def has_dispatch_modes() -> bool:
+    """Whether a dispatch mode of torch sees what is done now."""
+    return bool(torch._C._len_torch_dispatch_stack())
+
+
+def no_dispatch_modes() -> AbstractContextManager[object]:
+    """A context whose operations torch's dispatch modes do not see."""
+    if not has_dispatch_modes():
+        return _NOTHING
+    hidden: AbstractContextManager[object] = _disable_current_modes()
+    return hidden
+
+
+def has_function_transforms() -> bool:
+    """Whether a transform of `torch.func` (grad, vmap) is at work."""
+    return bool(torch._C._are_functorch_transforms_active())
+
+
+def in_backward() -> bool:
+    """Whether autograd is at work in this thread."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def storage_key(tensor: Tensor) -> int:
+    """A number that tensors on one storage share, for as long as the storage lives."""
+    key: int = tensor.untyped_storage()._cdata
+    return key
+
+
+def takes_gradient_scale(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer's kernel divides gradients by a scale itself (fused ones do)."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+def onednn_linear() -> Any:
+    """The oneDNN product of a linear layer, which compiled models use; None where torch was built
+    without.
+    """
+    if not torch.backends.mkldnn.is_available():
+        return None
+    return getattr(torch.ops.mkldnn, "_linear_pointwise", None)

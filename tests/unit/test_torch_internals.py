@@ -1,0 +1,101 @@
+"""Every private function of torch still does what plait needs of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from plait import torch_internals as internals
+
+
+class Seen(TorchDispatchMode):
+    """Counts the operations that it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_dispatch_modes_are_seen_and_hidden_from() -> None:
+    assert not internals.has_dispatch_modes()
+    with internals.no_dispatch_modes():
+        torch.ones(1)
+    with Seen() as seen:
+        assert internals.has_dispatch_modes()
+        torch.ones(1)
+        before = seen.count
+        with internals.no_dispatch_modes():
+            torch.ones(1)
+            assert not internals.has_dispatch_modes()
+        assert seen.count == before > 0
+        assert internals.has_dispatch_modes()
+
+
+def test_function_transforms_are_seen() -> None:
+    inside: list[bool] = []
+
+    def square(x: Tensor) -> Tensor:
+        inside.append(internals.has_function_transforms())
+        return x * x
+
+    torch.func.grad(square)(torch.tensor(2.0))
+    assert inside == [True]
+    assert not internals.has_function_transforms()
+
+
+def test_a_backward_is_seen() -> None:
+    x = torch.ones(1, requires_grad=True)
+    inside: list[bool] = []
+    y = x * 2
+    y.register_hook(lambda grad: inside.append(internals.in_backward()))
+    y.sum().backward()
+    assert inside == [True]
+    assert not internals.in_backward()
+
+
+def test_tensors_on_one_storage_share_a_key() -> None:
+    whole = torch.zeros(4, 4)
+    assert internals.storage_key(whole) == internals.storage_key(whole[1:].t())
+    assert internals.storage_key(whole) != internals.storage_key(torch.zeros(4, 4))
+
+
+def test_fused_optimizers_divide_by_a_scale_themselves() -> None:
+    param = torch.zeros(2, requires_grad=True)
+    assert internals.takes_gradient_scale(torch.optim.AdamW([param], fused=True))
+    assert not internals.takes_gradient_scale(torch.optim.SGD([param], lr=0.1, fused=False))
+
+
+def test_flash_attention_has_an_output_and_a_backward() -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 8, 16, requires_grad=True) for _ in range(3))
+    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    grad = torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, (q, k, v), grad)
+    with torch.no_grad():
+        out, lse = internals.flash_cpu(q, k, v, 0.0, True)
+        found = internals.flash_cpu_backward(grad, q, k, v, out, lse, 0.0, True)
+    torch.testing.assert_close(out, expected)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other)
+    assert callable(internals.flash)
+    assert callable(internals.flash_backward)
+
+
+@pytest.mark.skipif(internals.onednn_linear() is None, reason="torch was built without oneDNN")
+def test_onednn_multiplies_as_a_linear_layer() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(16, 8)
+    weight = torch.randn(4, 8)
+    bias = torch.randn(4)
+    made = internals.onednn_linear()(x, weight, bias, "none", [], "")
+    torch.testing.assert_close(made, F.linear(x, weight, bias))
+    assert internals.onednn_linear().default is not None
