@@ -6,8 +6,8 @@ After it nobody reads the plan: each room has been handed what concerns it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from plait import comm, context, data, expert, models, tensor
-from plait.cluster.products import ProductTable
 from plait.comm import World
 from plait.context import ContextGroup
 from plait.data import Composite, DataGroup, DataStrategy
@@ -24,17 +23,18 @@ from plait.engine.axes import data_axis, within_stage
 from plait.engine.balance import Balance
 from plait.engine.batch import BatchSplitter, call
 from plait.engine.composition import check_composition, check_delayed
-from plait.engine.cut import Cutting, cut_stages, needs_example
+from plait.engine.cut import cut_stages, needs_example
 from plait.engine.delayed import Delayed
 from plait.engine.engine import Engine, EngineParts, Uncut
 from plait.engine.loss import LossFunction
 from plait.engine.optimizer_like import like
+from plait.engine.options import Options
 from plait.engine.pipeline import Part, Pipeline
 from plait.engine.precision import LossScale, Precision
 from plait.engine.stages import LayerProducts, make_stages
 from plait.engine.strategies import StrategyMaker
 from plait.engine.tied import TiedSum
-from plait.engine.update import LearningRate, Parameters, Update
+from plait.engine.update import Parameters, Update
 from plait.engine.values import Whole, prepare
 from plait.engine.with_experts import (
     expert_roads,
@@ -42,10 +42,10 @@ from plait.engine.with_experts import (
     placements,
 )
 from plait.errors import ModelError, PlanError
-from plait.expert import ExpertSplit, Placing
+from plait.expert import ExpertSplit
 from plait.mesh import Mesh
 from plait.models.losses import IGNORE, cross_entropy
-from plait.outer import Asynchrony, make_driver
+from plait.outer import make_driver
 from plait.pipeline import schedules
 from plait.pipeline.actions import Kind, Schedule
 from plait.pipeline.lower import group_weight_grads, joined_weight_grads, lower
@@ -53,53 +53,10 @@ from plait.pipeline.stream import Stream
 from plait.pipeline.transport import Transport
 from plait.pipeline.versions import WeightVersions
 from plait.plan import Plan, check_restarts, check_runnable
-from plait.products import MEASURED, Products
+from plait.products import Products
 from plait.tensor import TensorGroup, TensorSplit
 
-
-@dataclass(frozen=True)
-class Options:
-    """What a plan does not say.
-
-    Attributes:
-        seed: of the initial values (by name) and of dropout (by step and micro-batch).
-        blocks: pattern of the model's repeated blocks, as `layers.*`; found by structure where it
-        is None. roles: from module pattern to role; None takes the model's own table.
-        clip_grad_norm: the largest norm of the gradient; None does not clip.
-        learning_rate: factor on the optimizer's lr by step, from 0.
-        num_servers: ranks that serve under `dpN:server`; None means all.
-        asynchrony: of `local` and `async-server`, beside the plan's everyH and staleK: outer step,
-        compression, rates. aggregate: what servers make of the workers' gradients: `sum` (the
-        global mean loss) or `mean` (the mean of the
-            workers' means; the same where every worker counts as many tokens).
-        cutting: where a pipeline cuts the model; balanced by estimated cost where it says nothing.
-        compile_backend: of torch.compile, where the plan says compile.
-        float16: compute in float16 where the plan says float32, with a dynamic scale of the loss.
-        placing: whether experts are placed anew between steps, with copies of the busiest.
-        grouped_product: of experts: `rule`, `measure` (after the first step), or one of
-        `models.grouped.METHODS`. schedule: of the pipeline, in place of the plan's.
-        linear_product: of layers and experts: `measured` (the quicker of torch's libraries here),
-        `rule`, `torch`, or a table; `compile`d are torch's. weight_grad_group: of a schedule that splits backwards: the
-        micro-batches whose weight gradients are made at once,
-            which is quicker, and keeps what they are made from for longer.
-    """
-
-    seed: int = 0
-    blocks: str | None = None
-    roles: Mapping[str, str] | None = None
-    clip_grad_norm: float | None = None
-    learning_rate: LearningRate | None = None
-    num_servers: int | None = None
-    aggregate: str = "sum"
-    asynchrony: Asynchrony = field(default_factory=Asynchrony)
-    cutting: Cutting = field(default_factory=Cutting)
-    float16: bool = False
-    compile_backend: str = "inductor"
-    schedule: Schedule | None = None
-    placing: Placing = field(default_factory=Placing)
-    grouped_product: str = "rule"
-    linear_product: str | ProductTable = MEASURED
-    weight_grad_group: int = 1
+__all__ = ["Options", "build", "compose", "join_world"]
 
 
 def build(

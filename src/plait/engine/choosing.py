@@ -30,7 +30,7 @@ from plait.products import MEASURED, fixed_table
 from plait.products.measure import measure, this_machine
 
 if TYPE_CHECKING:
-    from plait.engine.build import Options
+    from plait.engine.options import Options
 
 MEASUREMENTS = DEFAULT_PROBE_PATH.parent
 """The folder of this machine's measurements."""

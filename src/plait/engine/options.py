@@ -1,0 +1,59 @@
+"""What a build is told beside the plan. Every part has a default, so that most scripts need none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from plait.cluster.products import ProductTable
+from plait.engine.cut import Cutting
+from plait.engine.update import LearningRate
+from plait.expert import Placing
+from plait.outer import Asynchrony
+from plait.pipeline.actions import Schedule
+from plait.products import MEASURED
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a plan does not say.
+
+    Attributes:
+        seed: of the initial values (by name) and of dropout (by step and micro-batch).
+        blocks: pattern of the model's repeated blocks, as `layers.*`; found by structure where it
+        is None. roles: from module pattern to role; None takes the model's own table.
+        clip_grad_norm: the largest norm of the gradient; None does not clip.
+        learning_rate: factor on the optimizer's lr by step, from 0.
+        num_servers: ranks that serve under `dpN:server`; None means all.
+        asynchrony: of `local` and `async-server`, beside the plan's everyH and staleK: outer step,
+        compression, rates. aggregate: what servers make of the workers' gradients: `sum` (the
+        global mean loss) or `mean` (the mean of the
+            workers' means; the same where every worker counts as many tokens).
+        cutting: where a pipeline cuts the model; balanced by estimated cost where it says nothing.
+        compile_backend: of torch.compile, where the plan says compile.
+        float16: compute in float16 where the plan says float32, with a dynamic scale of the loss.
+        placing: whether experts are placed anew between steps, with copies of the busiest.
+        grouped_product: of experts: `rule`, `measure` (after the first step), or one of
+        `models.grouped.METHODS`. schedule: of the pipeline, in place of the plan's.
+        linear_product: of layers and experts: `measured` (the quicker of torch's libraries here),
+        `rule`, `torch`, or a table; `compile`d are torch's. weight_grad_group: of a schedule that splits backwards: the
+        micro-batches whose weight gradients are made at once,
+            which is quicker, and keeps what they are made from for longer.
+    """
+
+    seed: int = 0
+    blocks: str | None = None
+    roles: Mapping[str, str] | None = None
+    clip_grad_norm: float | None = None
+    learning_rate: LearningRate | None = None
+    num_servers: int | None = None
+    aggregate: str = "sum"
+    asynchrony: Asynchrony = field(default_factory=Asynchrony)
+    cutting: Cutting = field(default_factory=Cutting)
+    float16: bool = False
+    compile_backend: str = "inductor"
+    schedule: Schedule | None = None
+    placing: Placing = field(default_factory=Placing)
+    grouped_product: str = "rule"
+    linear_product: str | ProductTable = MEASURED
+    weight_grad_group: int = 1
