@@ -19,10 +19,10 @@ import torch
 from benchmarks.machine import announce
 from plait import comm
 from plait.config import Config
-from plait.engine.assemble import assemble
 from plait.launcher import launch
 from plait.mesh import Mesh
 from plait.plan import Plan
+from plait.run.assemble import assemble
 
 MODEL = {
     "name": "llama", "num_hidden_layers": 4, "hidden_size": 96, "num_attention_heads": 4, "intermediate_size": 96,

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from benchmarks.expert.turns import table, take_turns
 from benchmarks.machine import announce
 from plait import comm
-from plait.context import ContextGroup, RingAttention, UlyssesAttention
 from plait.launcher import launch
 from plait.mesh import Mesh
 from plait.models.layers import CausalAttention
+from plait.parallel.context import ContextGroup, RingAttention, UlyssesAttention
 
 HEADS = 8
 KEY_VALUE_HEADS = 2

@@ -24,8 +24,8 @@ from benchmarks.lines import lines
 from benchmarks.machine import announce
 from plait.config import load
 from plait.engine.build import join_world
-from plait.federated.messages import Reply, Task
-from plait.federated.simulation import LocalFleet, make_server
+from plait.outer.federated.messages import Reply, Task
+from plait.outer.federated.simulation import LocalFleet, make_server
 from plait.plan import Plan
 
 PARTITIONS = {

@@ -3,7 +3,7 @@ benchmarks.hybrid.activations`.
 
 Measured are the bytes that the forward of one micro-batch has made and that still live when it is
 over, with what the stage received and without what it sends on; times the micro-batches that the
-stage had under way at most. The formula is the cost model's (`plait.cost.memory`), times what the
+stage had under way at most. The formula is the cost model's (`plait.predict.cost.memory.rank_memory`), times what the
 schedule keeps when it is simulated.
 """
 
@@ -20,14 +20,14 @@ from torch.utils._pytree import tree_leaves
 import plait
 from benchmarks.hybrid.subject import Subject
 from benchmarks.machine import announce
-from plait.cost.describe import describe_keys
-from plait.cost.memory import stage_activations
-from plait.cost.sharding import sharding
-from plait.cost.stages import Stage
-from plait.pipeline import schedules
-from plait.pipeline.payload import Payload
-from plait.pipeline.simulate import simulate
+from plait.parallel.pipeline import schedules
+from plait.parallel.pipeline.payload import Payload
+from plait.parallel.pipeline.simulate import simulate
 from plait.plan import Plan
+from plait.predict.cost.memory.rank_memory import stage_activations
+from plait.predict.cost.model.describe import describe_keys
+from plait.predict.cost.sharding import sharding
+from plait.predict.cost.time.stages import Stage
 
 MICRO_BATCH = 2  # samples
 NUM_MICRO_BATCHES = 8

@@ -41,8 +41,8 @@ from benchmarks.pipeline.systems import (
 from plait import comm
 from plait.launcher import launch
 from plait.mesh import Mesh
-from plait.pipeline.actions import Schedule
-from plait.pipeline.observed import Messages, observed_bubble, simulated_step
+from plait.parallel.pipeline.actions import Schedule
+from plait.parallel.pipeline.observed import Messages, observed_bubble, simulated_step
 from plait.trace import Timeline
 
 WARM = 3

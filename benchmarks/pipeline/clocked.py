@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from plait.comm import Work
-from plait.pipeline.actions import Action, Kind
-from plait.pipeline.payload import TensorForm
-from plait.pipeline.transport import Form, Transport, _Arrival
+from plait.parallel.pipeline.actions import Action, Kind
+from plait.parallel.pipeline.payload import TensorForm
+from plait.parallel.pipeline.transport import Form, Transport, _Arrival
 from plait.trace import Span, Timeline
 
 Cost = Callable[[Action, float], float]

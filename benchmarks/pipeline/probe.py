@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from plait.comm import Axis
-from plait.pipeline.actions import COMPUTE, Action, Kind
-from plait.pipeline.observed import Messages, StageCosts, observed_costs
-from plait.pipeline.payload import TensorForm
-from plait.pipeline.transport import _Arrival
+from plait.parallel.pipeline.actions import COMPUTE, Action, Kind
+from plait.parallel.pipeline.observed import Messages, StageCosts, observed_costs
+from plait.parallel.pipeline.payload import TensorForm
+from plait.parallel.pipeline.transport import _Arrival
 from plait.trace import Timeline
 
 Draw = dict[Action, float]

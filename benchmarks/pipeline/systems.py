@@ -16,13 +16,13 @@ from benchmarks import gpt
 from benchmarks.gpt import adamw
 from plait.comm import World
 from plait.engine.build import Options, build
-from plait.engine.cut import Cutting, cut
 from plait.engine.engine import Engine
+from plait.engine.stages.cut import Cutting, cut
 from plait.engine.step import StepResult
 from plait.models.losses import cross_entropy
-from plait.pipeline.actions import Schedule, backward, forward, looped, vee
-from plait.pipeline.lower import group_weight_grads, lower
-from plait.pipeline.schedules import make
+from plait.parallel.pipeline.actions import Schedule, backward, forward, looped, vee
+from plait.parallel.pipeline.lower import group_weight_grads, lower
+from plait.parallel.pipeline.schedules import make
 
 Step = Callable[[], Any]
 BASE = "torch DDP"

@@ -31,12 +31,12 @@ from plait.engine.build import build
 from plait.launcher import launch
 from plait.mesh import Mesh
 from plait.models.losses import cross_entropy
-from plait.pipeline.actions import Schedule
-from plait.pipeline.clock import unit
-from plait.pipeline.lower import lower
-from plait.pipeline.observed import COMPUTING, observed_action_costs, simulated_step
-from plait.pipeline.schedules import SCHEDULES, make
-from plait.pipeline.simulate import simulate
+from plait.parallel.pipeline.actions import Schedule
+from plait.parallel.pipeline.clock import unit
+from plait.parallel.pipeline.lower import lower
+from plait.parallel.pipeline.observed import COMPUTING, observed_action_costs, simulated_step
+from plait.parallel.pipeline.schedules import SCHEDULES, make
+from plait.parallel.pipeline.simulate import simulate
 from plait.trace import Span, Timeline
 
 STEPS = 4

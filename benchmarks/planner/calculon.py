@@ -14,8 +14,8 @@ import statistics
 from collections.abc import Iterator
 
 from benchmarks.machine import announce
-from plait.cost import estimate
-from plait.cost.frameworks import MEGATRON_2022
+from plait.predict.cost import estimate
+from plait.predict.cost.frameworks import MEGATRON_2022
 
 COLUMNS = (
     "name",

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from benchmarks.planner.rows import Case
 from plait.cluster import Cluster
-from plait.cost.machine import Efficiency, Machine, machine_of
+from plait.predict.cost.time.machine import Efficiency, Machine, machine_of
 
 GIB = 2.0**30
 

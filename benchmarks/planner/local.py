@@ -28,14 +28,14 @@ from typing import Any
 from benchmarks.machine import announce
 from benchmarks.planner.validate import spearman
 from plait.cluster import Cluster, read_probe
-from plait.cost import Estimate, estimate
-from plait.cost.door import job_of
-from plait.cost.machine import machine_of
-from plait.cost.step import work_seconds
-from plait.cost.tables import config_tables
 from plait.errors import PlaitError
 from plait.launcher import launch
 from plait.plan import Plan
+from plait.predict.cost import Estimate, estimate
+from plait.predict.cost.door import job_of
+from plait.predict.cost.model.tables import config_tables
+from plait.predict.cost.step import work_seconds
+from plait.predict.cost.time.machine import machine_of
 
 SEED = 7
 NUM_PLANS = 30
@@ -217,9 +217,9 @@ def rank_of_run(family: str, text: str) -> OfRank:
     shapes once.
     """
     from plait.config import load
-    from plait.engine.assemble import assemble
     from plait.engine.build import join_world
-    from plait.engine.metrics import peak_memory_bytes
+    from plait.run.assemble import assemble
+    from plait.run.metrics import peak_memory_bytes
 
     plan = Plan.parse(text)
     world = join_world(plan)

@@ -14,12 +14,12 @@ import statistics
 
 from benchmarks.machine import announce
 from plait.cluster import Cluster
-from plait.cost.describe import describe
-from plait.cost.frameworks import MEGATRON_LM
-from plait.cost.machine import machine_of
-from plait.cost.records import Job
-from plait.cost.step import estimate_job
 from plait.plan import Plan
+from plait.predict.cost.frameworks import MEGATRON_LM
+from plait.predict.cost.model.describe import describe
+from plait.predict.cost.records import Job
+from plait.predict.cost.step import estimate_job
+from plait.predict.cost.time.machine import machine_of
 
 COLUMNS = (
     "name",

@@ -1,7 +1,7 @@
 """Published runs as cases of the estimator: config, plan text, device, and what was measured.
 
 A row is left out only with a reason that is printed. What a table does not say and its framework
-fixes (which attention kernel, how wide gradients are) is `plait.cost.frameworks`; what its runs
+fixes (which attention kernel, how wide gradients are) is `plait.predict.cost.frameworks`; what its runs
 have in common beside stands in `PRACTICE`.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from plait.cost.frameworks import (
+from plait.predict.cost.frameworks import (
     FSDP,
     MEGATRON_2022,
     MEGATRON_CORE,
@@ -23,7 +23,7 @@ from plait.cost.frameworks import (
     TORCHTITAN,
     Framework,
 )
-from plait.cost.memory import COMMUNICATOR_BYTES, PROCESS_BYTES
+from plait.predict.cost.memory.rank_memory import COMMUNICATOR_BYTES, PROCESS_BYTES
 
 DATA = Path(__file__).parent / "data" / "published_runs.csv"
 FAILED = DATA.with_name("failed_runs.csv")

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from benchmarks.machine import announce
-from plait.planner.choose import NothingFits, choose
+from plait.predict.planner.choose import NothingFits, choose
 
 SIZES = tuple(8 * 4**power for power in range(8))
 SEQ_LEN = 8192

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.machine import announce
 from benchmarks.planner.validate import error, spearman
-from plait.cost import estimate
+from plait.predict.cost import estimate
 
 DATA = Path(__file__).parent / "data" / "amp_trials.csv"
 BATCH = 32

@@ -23,13 +23,13 @@ from typing import Any
 from benchmarks.machine import announce
 from benchmarks.planner.clusters import machine_for, preset_machine
 from benchmarks.planner.rows import DATA, Case, cases, failed_cases
-from plait.cost.describe import describe
-from plait.cost.frameworks import FRAMEWORKS, PLAIT
-from plait.cost.machine import Machine
-from plait.cost.records import Estimate, Job
-from plait.cost.step import estimate_job
 from plait.errors import PlanError
 from plait.plan import Plan
+from plait.predict.cost.frameworks import FRAMEWORKS, PLAIT
+from plait.predict.cost.model.describe import describe
+from plait.predict.cost.records import Estimate, Job
+from plait.predict.cost.step import estimate_job
+from plait.predict.cost.time.machine import Machine
 
 Pair = tuple[Case, Estimate]
 

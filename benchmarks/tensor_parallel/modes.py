@@ -30,9 +30,9 @@ from plait import comm, models
 from plait.comm import World
 from plait.launcher import launch
 from plait.mesh import Mesh
+from plait.parallel.tensor import TensorGroup, apply
 from plait.plan import Plan
 from plait.products import Products
-from plait.tensor import TensorGroup, apply
 
 MODES = {
     4: ["tp4", "tp4:1d,sp", "tp4:2d"],

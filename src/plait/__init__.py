@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from plait import errors, verify
     from plait.cluster import Cluster
     from plait.comm.world import World
-    from plait.cost import estimate
     from plait.datasets.loader import Loader
     from plait.engine.build import Options, build
-    from plait.engine.cut import Cutting
     from plait.engine.engine import Engine
-    from plait.engine.loop import fit
+    from plait.engine.stages.cut import Cutting
     from plait.engine.step import StepResult
     from plait.launcher import launch
     from plait.plan import Plan
-    from plait.planner.choose import choose
+    from plait.predict.cost import estimate
+    from plait.predict.planner.choose import choose
+    from plait.run.loop import fit
 
 __all__ = [
     "Cluster",
@@ -44,7 +44,7 @@ __all__ = [
 
 _ROOMS = {
     "Cluster": "plait.cluster",
-    "Cutting": "plait.engine.cut",
+    "Cutting": "plait.engine.stages.cut",
     "Engine": "plait.engine.engine",
     "Loader": "plait.datasets.loader",
     "Options": "plait.engine.build",
@@ -52,10 +52,10 @@ _ROOMS = {
     "StepResult": "plait.engine.step",
     "World": "plait.comm.world",
     "build": "plait.engine.build",
-    "choose": "plait.planner",
+    "choose": "plait.predict.planner",
     "errors": "plait.errors",
-    "estimate": "plait.cost",
-    "fit": "plait.engine.loop",
+    "estimate": "plait.predict.cost",
+    "fit": "plait.run.loop",
     "launch": "plait.launcher",
     "verify": "plait.verify",
 }

@@ -29,9 +29,16 @@ def module(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+WINGS = {"parallel", "predict"}  # packages whose folders are rooms of their own
+
+
 def room(name: str) -> str:
-    """The room of a dotted name: `comm` for `plait.comm.axis`, the empty string for the door."""
+    """The room of a dotted name: `comm` for `plait.comm.axis`, `parallel.data` for
+    `plait.parallel.data.zero`, the empty string for the door.
+    """
     parts = name.split(".")
+    if len(parts) > 2 and (parts[1] in WINGS or parts[1:3] == ["outer", "federated"]):
+        return f"{parts[1]}.{parts[2]}"
     return parts[1] if len(parts) > 1 else ""
 
 

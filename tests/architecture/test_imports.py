@@ -11,70 +11,57 @@ import pytest
 from tests.architecture.source import PACKAGE, files, imports, module, room
 
 WORDS = {"errors", "plan", "cluster", "config", "mesh", "trace"}
-STRATEGIES = {"data", "tensor", "context", "expert", "pipeline", "checkpoint"}
-GROUND = {"patterns", "paths", "torch_internals"}
-ENGINE = {
-    *WORDS,
-    *GROUND,
-    "comm",
-    *STRATEGIES,
-    "products",
-    "origin",
-    "reference",
-    "models",
-    "datasets",
-}
+SPLITS = {f"parallel.{name}" for name in ("data", "tensor", "context", "expert", "pipeline")}
+STRATEGIES = {*SPLITS, "checkpoint"}
+FLOOR = {*WORDS, "paths", "products", "origin", "reference", "patterns", "torch_internals"}
+ENGINE = {*FLOOR, "comm", *STRATEGIES, "models", "datasets", "outer"}
+RUN = {*ENGINE, "engine", "launcher"}
 PLANNING = {
     *WORDS,
     "toml",
     "comm",
-    "pipeline",
-}  # their pure parts: see test_what_plans_needs_no_torch
+    "parallel.pipeline",
+    "patterns",
+    "torch_internals",
+}  # see test_what_plans_needs_no_torch
+LOWER = FLOOR - {"config", "reference"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "plan": {"errors"},
     "toml": {"errors"},
+    "paths": set(),  # limits behind which large tensors take other ways
+    "patterns": set(),  # names of modules with wildcards
+    "torch_internals": set(),  # private functions of torch
+    "reference": {"errors"},  # "module:function" of a config
+    "origin": {"errors", "torch_internals"},  # the module and line that an error came from
     "cluster": {"errors", "toml"},
     "config": {"errors", "toml", "plan", "cluster", "reference"},
     "mesh": {"errors", "plan"},
     "trace": {"errors", "plan", "mesh"},
-    "paths": set(),
-    "patterns": set(),  # names of modules
-    "torch_internals": set(),  # the private functions of torch
-    "comm": {*WORDS, "paths", "torch_internals"} - {"config"},
-    **dict.fromkeys(STRATEGIES, {*WORDS, *GROUND, "comm"} - {"config"}),
-    "expert": {*WORDS, "comm", "models"}
-    - {"config"},  # it fills the seams that a router and its experts leave open
-    **dict.fromkeys(
-        ("pipeline", "tensor"), {*WORDS, *GROUND, "comm", "products", "origin"} - {"config"}
-    ),
-    "products": {
-        "errors",
-        "cluster",
-        "paths",
-        "torch_internals",
-    },  # which library multiplies, by a measured table
-    "reference": {"errors"},  # "module:function" of a config
-    "origin": {"errors"},  # the module and the line that an error came from
-    "models": {"errors", "patterns", "products", "reference"},
+    "comm": LOWER - {"products", "origin"},
+    "products": LOWER - {"config", "trace", "mesh", "origin"},  # which library multiplies
+    **{name: {*LOWER, "comm"} for name in STRATEGIES},
+    "parallel.expert": {*LOWER, "comm", "models"},  # it fills the seams that a router leaves open
+    "models": {"errors", "products", "reference", "patterns", "torch_internals"},
     "datasets": {"errors", "reference"},
     "launcher": {"errors", "comm"},  # of comm, the roster of ranks that come and go
-    "outer": {*WORDS, "comm", "data"} - {"config"},
-    "engine": {*ENGINE, "outer"},
-    "verify": {*ENGINE, "outer", "engine", "launcher"},
-    "federated": {*ENGINE, "outer", "engine", "launcher", "verify"},
-    "cost": {
-        *PLANNING,
-        *GROUND,
-        "models",
-        "datasets",
-        "reference",
-    },  # made on the meta device, where a config names code
-    "planner": {*PLANNING, "cost"},
-    "cli": {"", "toml", *ENGINE, "engine", "launcher", "verify", "federated", "cost", "planner"},
+    "outer": {*LOWER, "comm", "parallel.data"},
+    "engine": ENGINE,
+    "run": {*RUN, "toml", "predict.cost"},  # a report sets predictions beside measurements
+    "verify": {*RUN, "run"},
+    "outer.federated": {*RUN, "run", "verify"},
+    # models are made on the meta device, where a config names code
+    "predict.cost": {*PLANNING, "models", "datasets", "reference", "products"},
+    "predict.planner": {*PLANNING, "predict.cost"},
+    "predict.probe": {*RUN, "run", "predict.cost"},
+    "cli": {"", "toml", *RUN, "run", "verify", "outer.federated"}
+    | {"predict.cost", "predict.planner", "predict.probe"},
+    # old addresses of two rooms
+    "context": {"parallel.context"},
+    "cost": {"predict.cost"},
 }
-DOORS = {"", "__main__"}
+DOORS = {"", "__main__", "parallel", "predict"}
 
 NEEDS_NO_TORCH = [
     "plait",
@@ -88,9 +75,9 @@ NEEDS_NO_TORCH = [
     "plait.comm.transitions",
     "plait.comm.ledger",
     "plait.launcher",
-    "plait.pipeline",
-    "plait.cost",
-    "plait.planner",
+    "plait.parallel.pipeline",
+    "plait.predict.cost",
+    "plait.predict.planner",
     "plait.cli",
     *(
         f"plait.cli.{verb}"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from plait.cluster import Cluster
-from plait.cost import estimate
+from plait.predict.cost import estimate
 from tests.cli.command import CONFIG, plait, write_config
 
 TRAIN_KEYS = {

@@ -27,7 +27,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid import InMemoryGrid
 
-from plait.federated.flower import client_app
+from plait.outer.federated.flower import client_app
 
 RUN = 7
 TASK = 1

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from plait.config import Config, load
 from plait.engine.build import join_world
-from plait.federated import deploy
-from plait.federated.simulation import LocalFleet, make_server
+from plait.outer.federated import deploy
+from plait.outer.federated.simulation import LocalFleet, make_server
 from plait.plan import Plan
 from tests.federated.machines import Machines
 from tests.federated.test_deployment import CONFIG, free_port, listens, rounds

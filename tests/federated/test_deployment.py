@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from plait.config import load
-from plait.federated import deploy
+from plait.outer.federated import deploy
 from tests.federated.machines import Machines
 
 NEEDED = ("openssl", "ssh-keygen")

@@ -22,9 +22,9 @@ from torch import Tensor
 from plait.comm import World
 from plait.config import Config
 from plait.engine.build import join_world
-from plait.federated.resident import SOCKET, Resident, attend
-from plait.federated.secret_round import Said
-from plait.federated.simulation import Bench, LocalFleet, make_server
+from plait.outer.federated.resident import SOCKET, Resident, attend
+from plait.outer.federated.secret_round import Said
+from plait.outer.federated.simulation import Bench, LocalFleet, make_server
 from plait.plan import Plan
 from tests.federated.test_resident import samples_as_bytes
 from tests.federated.test_simulation import config, rounds_on
@@ -98,7 +98,7 @@ def federate(
     folder: Path, settings: Config, grid: Any
 ) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
     """Run the server's app; the weights and the rounds that it has written."""
-    from plait.federated.flower import server_app
+    from plait.outer.federated.flower import server_app
     from tests.federated.nodes import context
 
     (folder / "config.toml").write_text(settings.to_toml())
@@ -134,7 +134,7 @@ def drops(number: int, client: int) -> bool:
 def test_secure_rounds_on_flower_give_the_plain_sum_and_bear_a_drop_out(
     rooms: dict[int, Path], tmp_path: Path
 ) -> None:
-    from plait.federated.flower import unpack
+    from plait.outer.federated.flower import unpack
     from tests.federated.nodes import grid_of
 
     over = (
@@ -170,7 +170,7 @@ def test_secure_rounds_on_flower_give_the_plain_sum_and_bear_a_drop_out(
 
 
 def test_a_rule_in_flowers_own_loop_gives_what_it_gives_in_ours(rooms: dict[int, Path]) -> None:
-    from plait.federated.flower_strategy import FlowerStrategy, from_arrays, to_arrays
+    from plait.outer.federated.flower_strategy import FlowerStrategy, from_arrays, to_arrays
     from tests.federated.nodes import grid_of
 
     settings = config("federated.rounds=2", "federated.strategy=scaffold")

@@ -15,12 +15,12 @@ import torch
 
 from plait.comm import World
 from plait.errors import RunError
-from plait.federated import wire
-from plait.federated.messages import Reply
-from plait.federated.resident import Resident
-from plait.federated.samples import Samples
-from plait.federated.secret_round import Said
-from plait.federated.simulation import LocalFleet, make_server
+from plait.outer.federated import wire
+from plait.outer.federated.messages import Reply
+from plait.outer.federated.resident import Resident
+from plait.outer.federated.samples import Samples
+from plait.outer.federated.secret_round import Said
+from plait.outer.federated.simulation import LocalFleet, make_server
 from plait.plan import Plan
 from tests.federated.test_simulation import config
 

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from plait import datasets
 from plait.comm import World
 from plait.config import Config, load
-from plait.engine import assemble, optimizers
-from plait.engine.init import Initializer, derive_seed, place_holders
+from plait.engine.state.init import Initializer, derive_seed, place_holders
 from plait.errors import ConfigError, RunError
-from plait.federated import messages
-from plait.federated.messages import Reply, Task
-from plait.federated.rounds import Round, Server, choose, draw
-from plait.federated.samples import Part
-from plait.federated.simulation import (
+from plait.models import losses
+from plait.outer.federated import messages
+from plait.outer.federated.messages import Reply, Task
+from plait.outer.federated.rounds import Round, Server, choose, draw
+from plait.outer.federated.samples import Part
+from plait.outer.federated.simulation import (
     LocalFleet,
     PoolFleet,
     make_server,
@@ -30,8 +30,8 @@ from plait.federated.simulation import (
     simulate,
     split,
 )
-from plait.models import losses
 from plait.plan import Plan
+from plait.run import assemble, optimizers
 
 Run = Callable[..., list[Any]]
 

@@ -13,10 +13,10 @@ from typing import Any, Final
 import torch
 
 from plait.checkpoint import Piece, save
-from plait.pipeline.actions import Kind
-from plait.pipeline.lower import lower
-from plait.pipeline.observed import simulated_step
-from plait.pipeline.schedules import make
+from plait.parallel.pipeline.actions import Kind
+from plait.parallel.pipeline.lower import lower
+from plait.parallel.pipeline.observed import simulated_step
+from plait.parallel.pipeline.schedules import make
 from plait.trace import Timeline
 from tests.fuzz.words import toml
 

@@ -10,8 +10,8 @@ from random import Random
 from types import MappingProxyType
 from typing import Any, Final
 
-from plait.pipeline.schedules import SCHEDULES, make
-from plait.pipeline.text import dumps
+from plait.parallel.pipeline.schedules import SCHEDULES, make
+from plait.parallel.pipeline.text import dumps
 from tests.fuzz.bench import (
     CLUSTER,
     FEDERATED,

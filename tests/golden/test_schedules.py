@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from plait.pipeline.actions import Schedule
-from plait.pipeline.lower import lower
-from plait.pipeline.render import grid
-from plait.pipeline.schedules import SCHEDULES, make
-from plait.pipeline.text import dumps, loads
+from plait.parallel.pipeline.actions import Schedule
+from plait.parallel.pipeline.lower import lower
+from plait.parallel.pipeline.render import grid
+from plait.parallel.pipeline.schedules import SCHEDULES, make
+from plait.parallel.pipeline.text import dumps, loads
 
 FOLDER = Path(__file__).parent / "schedules"
 RANKS = 4

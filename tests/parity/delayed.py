@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from plait.comm import World
 from plait.engine.engine import Engine
-from plait.engine.init import Initializer, place_holders
+from plait.engine.state.init import Initializer, place_holders
 from plait.models.losses import cross_entropy
-from plait.pipeline.schedules import make
-from plait.pipeline.weights import stage_weights
+from plait.parallel.pipeline.schedules import make
+from plait.parallel.pipeline.weights import stage_weights
 from plait.plan import Plan
 from plait.verify.delayed import DelayedRecord, run_delayed
 from plait.verify.reference import Recipe

@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from plait.data import gradients, replicated, server, shards, strategy
 from plait.datasets import Loader
-from plait.engine import engine, init, loss, update
+from plait.engine import engine, loss, update
+from plait.engine.state import init
+from plait.parallel.data import gradients, replicated, server, shards, strategy
 
 
 class Done:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from plait.comm import World
 from plait.engine.build import Options, build
 from plait.engine.engine import Engine
-from plait.engine.init import Initializer, derive_seed, place_holders
+from plait.engine.state.init import Initializer, derive_seed, place_holders
 from plait.mesh import Mesh
 from plait.models import losses
 from plait.plan import Plan

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 
 from plait.errors import ModelError
-from plait.pipeline.schedules import SCHEDULES
+from plait.parallel.pipeline.schedules import SCHEDULES
 from tests.helpers.pool import Pool
 from tests.parity.families import DEEP
 from tests.parity.harness import TOLERANCE, check

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plait.engine.init import Initializer, place_holders
+from plait.engine.state.init import Initializer, place_holders
 from plait.models import losses
 from plait.outer.async_server.staleness import Applied
 from tests.parity.families import Family

@@ -10,11 +10,11 @@ from typing import Any
 from torch import Tensor
 
 from plait.comm.backends import direct
-from plait.context import rounds
-from plait.data import ring
-from plait.expert import replace as placing
 from plait.models import gated
-from plait.tensor import split, summa
+from plait.parallel.context import rounds
+from plait.parallel.data import ring
+from plait.parallel.expert import replace as placing
+from plait.parallel.tensor import split, summa
 from tests.parity.faults import wrap
 
 

@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from plait import data, models
+from plait import models
 from plait.comm import World
-from plait.data import DataGroup
 from plait.engine.build import build
 from plait.models.losses import cross_entropy
+from plait.parallel import data
+from plait.parallel.data import DataGroup
 
 Run = Callable[..., list[Any]]
 KEYS = {

@@ -124,7 +124,7 @@ def test_each_worker_clips_by_its_own_norm(ranks: Run) -> None:
 
 
 def train_bound_zero(world: World, *args: Any) -> Any:
-    from plait import data
+    from plait.parallel import data
 
     table = data.STRATEGIES
     before = table["server"]

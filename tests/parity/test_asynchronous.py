@@ -13,8 +13,8 @@ from plait.comm import World
 from plait.engine.build import Options, build
 from plait.errors import ModelError, PlanError
 from plait.models.losses import cross_entropy
-from plait.pipeline.schedules import make
-from plait.pipeline.simulate import simulate
+from plait.parallel.pipeline.schedules import make
+from plait.parallel.pipeline.simulate import simulate
 from plait.plan import Plan
 from plait.verify.compare import largest, relative_error
 from tests.parity import families, harness

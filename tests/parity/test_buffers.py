@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from plait.comm import World
 from plait.engine.build import Options, build
-from plait.engine.cut import Cutting
+from plait.engine.stages.cut import Cutting
 from plait.models.losses import cross_entropy
 from tests.parity.harness import TOLERANCE
 

@@ -16,11 +16,11 @@ from torch.utils._pytree import tree_leaves
 
 from plait import models
 from plait.comm import World
-from plait.context import ContextGroup
-from plait.context.ring import ring_attention
 from plait.engine.build import Options, build
 from plait.mesh import Mesh
 from plait.models import losses
+from plait.parallel.context import ContextGroup
+from plait.parallel.context.ring import ring_attention
 from plait.plan import Plan
 from tests.parity.families import LONG
 from tests.parity.harness import SEED, TOLERANCE, check, join, optimizer

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from plait.comm import World
 from plait.engine.engine import Engine
-from plait.pipeline.schedules import SCHEDULES
+from plait.parallel.pipeline.schedules import SCHEDULES
 from tests.parity.families import DEEP, Family
 from tests.parity.harness import TOLERANCE, _copies, join, make_engine, whole_model
 

@@ -14,8 +14,8 @@ from plait import models
 from plait.comm import World
 from plait.engine.build import Options, build
 from plait.errors import PlanError
-from plait.expert import Placing
 from plait.models import losses
+from plait.parallel.expert import Placing
 from tests.parity.families import MIXTRAL
 from tests.parity.harness import optimizer
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from plait.expert import Placing
+from plait.parallel.expert import Placing
 from tests.parity.families import EXPERT_FAMILIES
 from tests.parity.harness import TOLERANCE, check
 

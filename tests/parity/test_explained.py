@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from plait.comm import World
 from plait.engine.build import Options, build
-from plait.engine.cut import Cutting
+from plait.engine.stages.cut import Cutting
 from plait.errors import ModelError
 from plait.models.losses import cross_entropy
 from tests.helpers.threaded import threaded

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.comm import World
-from plait.engine.tied import TiedSum
+from plait.engine.stages.tied import TiedSum
 from plait.plan import Plan
 from tests.parity.generator import run
 from tests.parity.generator.cell import Cell

@@ -12,11 +12,11 @@ import torch
 
 from plait.comm import World
 from plait.engine.build import Options, build
-from plait.engine.cut import Cutting
+from plait.engine.stages.cut import Cutting
 from plait.models.losses import cross_entropy
-from plait.pipeline.actions import Schedule, backward, forward, looped
-from plait.pipeline.schedules import SCHEDULES, make
-from plait.pipeline.text import dumps, loads
+from plait.parallel.pipeline.actions import Schedule, backward, forward, looped
+from plait.parallel.pipeline.schedules import SCHEDULES, make
+from plait.parallel.pipeline.text import dumps, loads
 from plait.plan import Plan
 from tests.parity import families, harness
 from tests.parity.families import DEEP

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from plait import models
 from plait.comm import World
 from plait.engine.build import Options, build
-from plait.engine.cut import Cutting
+from plait.engine.stages.cut import Cutting
 from plait.errors import ModelError, NotAvailable, RankFailed, ScheduleError
 from plait.models.losses import cross_entropy
-from plait.pipeline.actions import Kind
-from plait.pipeline.schedules import SCHEDULES, make
-from plait.pipeline.simulate import simulate
+from plait.parallel.pipeline.actions import Kind
+from plait.parallel.pipeline.schedules import SCHEDULES, make
+from plait.parallel.pipeline.simulate import simulate
 from plait.verify.probes import PROBES
 from plait.verify.run import Task, in_world
 from tests.parity import families

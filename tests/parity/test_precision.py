@@ -18,11 +18,11 @@ from plait import datasets
 from plait.comm import Axis, World
 from plait.engine.build import Options, build
 from plait.engine.precision import LossScale, Precision
-from plait.engine.tied import TiedSum
+from plait.engine.stages.tied import TiedSum
 from plait.errors import NonFiniteLoss, PlanError
 from plait.models.losses import cross_entropy
+from plait.parallel.tensor import TensorSplit
 from plait.plan import Plan
-from plait.tensor import TensorSplit
 from tests.parity.families import FAMILIES, SPLIT_FAMILIES, Family, family_of
 from tests.parity.harness import SEED, make_engine
 

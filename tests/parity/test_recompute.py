@@ -13,7 +13,7 @@ import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from plait.comm import World
-from plait.pipeline.schedules import SCHEDULES
+from plait.parallel.pipeline.schedules import SCHEDULES
 from tests.helpers.threaded import threaded
 from tests.parity import families, harness
 from tests.parity.generator.cell import Cell

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from plait import models
 from plait.comm import World
 from plait.engine.build import Options, build
-from plait.engine.init import Initializer, place_holders
+from plait.engine.state.init import Initializer, place_holders
 from plait.models import losses, weights
 from plait.plan import Plan
 from tests.parity.families import HUGGING_FACE

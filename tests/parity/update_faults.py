@@ -9,8 +9,9 @@ from unittest.mock import patch
 
 import torch
 
-from plait.data import gradients, replicated, strategy, zero, zero3
-from plait.engine import build, engine, init, update, values
+from plait.engine import build, engine, update
+from plait.engine.state import init, values
+from plait.parallel.data import gradients, replicated, strategy, zero, zero3
 from tests.parity.faults import after, wrap
 
 # -- start, update, state

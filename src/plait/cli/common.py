@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plait.cli.preflight import check_code
 from plait.errors import ConfigError, PlanError
 from plait.launcher import joined_world
 from plait.plan import Plan, check_batch, check_restarts, check_runnable, check_world, is_runnable
 from plait.plan.fit import check_config
+from plait.run.preflight import check_code
 
 if TYPE_CHECKING:
     from plait.cluster import Cluster
@@ -97,8 +97,8 @@ def plan_of(config: Config, text: str | None, num_ranks: int | None = None) -> P
     if config.train.restarts:
         check_restarts(plan, config.train.num_servers)
     if config.plan.schedule is not None and plan.pp.size > 1:
-        from plait.pipeline.schedules import adopt
-        from plait.pipeline.text import load
+        from plait.parallel.pipeline.schedules import adopt
+        from plait.parallel.pipeline.text import load
 
         adopt(load(config.plan.schedule), plan.pp.size, plan.micro_batches)
     return plan
@@ -106,7 +106,7 @@ def plan_of(config: Config, text: str | None, num_ranks: int | None = None) -> P
 
 def check_makeable(plan: Plan) -> None:
     """Raises `ScheduleError` for a plan whose schedule is too long to be listed."""
-    from plait.pipeline.schedules import check_shape
+    from plait.parallel.pipeline.schedules import check_shape
 
     check_shape(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual)
 
@@ -174,7 +174,7 @@ def _chosen_together(config: Config) -> Plan:
 
 def best(config: Config, cluster: Cluster, num_ranks: int | None) -> Plan:
     """The first plan for so many ranks of the cluster that this version runs."""
-    from plait import planner
+    from plait.predict import planner
 
     if num_ranks is not None:
         cluster = replace(cluster, num_devices=num_ranks)

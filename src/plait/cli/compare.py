@@ -8,10 +8,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from plait.cli import common, comparison, job
+from plait.cli import common
 from plait.cli.answer import Answer
 from plait.cli.layout import PlanTable
 from plait.cli.train import launched
+from plait.run import comparison, job
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

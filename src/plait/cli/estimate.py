@@ -10,9 +10,9 @@ from plait.cli.answer import Answer
 from plait.errors import PlanError
 
 if TYPE_CHECKING:
-    from plait.cost.frameworks import Framework
-    from plait.cost.operations import Model
     from plait.plan import Plan
+    from plait.predict.cost.frameworks import Framework
+    from plait.predict.cost.model.operations import Model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,10 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Answer:
     """The prediction; the exit code is 1 when the plan does not fit."""
-    from plait.cost import estimate
-    from plait.cost.door import check_question, cluster_name, cluster_of, job_of
-    from plait.cost.frameworks import framework_of
-    from plait.cost.tables import assumed, read_config
+    from plait.predict.cost import estimate
+    from plait.predict.cost.door import check_question, cluster_name, cluster_of, job_of
+    from plait.predict.cost.frameworks import framework_of
+    from plait.predict.cost.model.tables import assumed, read_config
 
     tables = read_config(arguments.config, arguments.set)
     check_question(tables, arguments.plan, arguments.framework)
@@ -73,8 +73,8 @@ def notes(model: Model, plan: Plan, runs: Framework | None = None) -> list[str]:
             if runs.offers(plan)
             else [f"{runs.name} does not offer all of '{plan}': see plait export plan"]
         )
-    from plait.cost.operations import Attention
     from plait.plan.fit import check_config
+    from plait.predict.cost.model.operations import Attention
 
     sizes = {**model.sizes, "seq_len": model.seq_len if model.seq_len > 1 else None}
     try:

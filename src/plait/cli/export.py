@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> Answer:
 
 
 def _plan(arguments: argparse.Namespace) -> Answer:
-    from plait.planner.export import EXPORTERS, export_plan
+    from plait.predict.planner.export import EXPORTERS, export_plan
 
     if arguments.to is None:
         raise UsageError(f"say for which framework: --to {', '.join(EXPORTERS)}")
@@ -87,8 +87,8 @@ def _plan_and_batch(arguments: argparse.Namespace) -> tuple[Any, int | None]:
     """The plan that is meant, and its samples a step. Errors: those of the plan's text and of the
     config.
     """
-    from plait.cost.tables import config_tables
     from plait.plan import Plan
+    from plait.predict.cost.model.tables import config_tables
 
     source = arguments.source
     text = arguments.plan
@@ -131,7 +131,7 @@ def _checkpoint(arguments: argparse.Namespace) -> Answer:
     from plait.checkpoint import resolve
     from plait.checkpoint.folder import LATEST
     from plait.checkpoint.hugging_face import export_model
-    from plait.engine.rundir import is_word, latest_run
+    from plait.run.rundir import is_word, latest_run
 
     dtype = None if arguments.dtype is None else getattr(torch, arguments.dtype)
     source = Path(arguments.source)
@@ -151,8 +151,8 @@ def _checkpoint(arguments: argparse.Namespace) -> Answer:
 def _library_files(checkpoint: Path) -> dict[str, Any] | None:
     """The files of a Hugging Face model by its run's config, for checkpoints that have them not."""
     from plait.config import load
-    from plait.engine.rundir import RunFolder
     from plait.models.hf import files_of, make
+    from plait.run.rundir import RunFolder
 
     config = RunFolder(checkpoint.parent.parent).config
     if not config.is_file():

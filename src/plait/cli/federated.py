@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     if arguments.deploy is not None:
         from rich.text import Text
 
-        from plait.federated.deploy import write
+        from plait.outer.federated.deploy import write
 
         common.check_folder(arguments.deploy)
 
@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> Answer:
 
 def be_client(config: Config, arguments: argparse.Namespace, num_ranks: int) -> Answer:
     """Answer for one client until the process that started this one is gone."""
-    from plait.federated.resident import end_with_parent, serve
+    from plait.outer.federated.resident import end_with_parent, serve
 
     end_with_parent(arguments.serve)
     if not 0 <= arguments.client < config.federated.clients:
@@ -114,7 +114,7 @@ def be_client(config: Config, arguments: argparse.Namespace, num_ranks: int) -> 
 
 def simulated(config: Config) -> dict[str, Any]:
     """What every rank of a client's plan calls."""
-    from plait.federated.simulation import simulate
+    from plait.outer.federated.simulation import simulate
 
     return simulate(config, show)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from plait.plan import Plan
-    from plait.planner.choose import Choice
+    from plait.predict.planner.choose import Choice
 
 HEAD = ("plan", "step", "tokens/s", "MFU", "bubble", "memory", "USD/M tokens")
 
@@ -66,12 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Answer:
     """The plans, best first; the exit code is 1 when none fits."""
-    from plait.cost.door import check_size, cluster_name, cluster_of, described
-    from plait.cost.frameworks import framework_of
-    from plait.cost.tables import assumed, read_config
     from plait.plan import Plan
-    from plait.planner.choose import NothingFits, decide
-    from plait.planner.pareto import pareto_front
+    from plait.predict.cost.door import check_size, cluster_name, cluster_of, described
+    from plait.predict.cost.frameworks import framework_of
+    from plait.predict.cost.model.tables import assumed, read_config
+    from plait.predict.planner.choose import NothingFits, decide
+    from plait.predict.planner.pareto import pareto_front
 
     if arguments.top < 1:
         raise UsageError(f"--top is {arguments.top}; show one plan or more")
@@ -111,7 +111,7 @@ def run(arguments: argparse.Namespace) -> Answer:
 
 
 def _explanation(choice: Choice, named: list[Plan]) -> list[str]:
-    from plait.planner.explain import explain, explain_plan
+    from plait.predict.planner.explain import explain, explain_plan
 
     if not named:
         return explain(choice)

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from plait.cli import common
 from plait.cli.answer import Answer
-from plait.cli.quiet import quietest, warning
 from plait.cluster import DEFAULT_PROBE_PATH, Cluster, read_probe
 from plait.cluster.host import MEETINGS, VERSION
 from plait.cluster.products import ProductTable, processor_name
 from plait.errors import ClusterError, ConfigError
 from plait.launcher import joined_world, launch
+from plait.predict.probe.quiet import quietest, warning
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from plait.comm import Axis, World
-    from plait.cost.machine import Machine
+    from plait.predict.cost.time.machine import Machine
 
 PARTS = ("engine", "blocks", "seconds")
 LINK_SIZES_BYTES = (1 << 12, 1 << 17, 1 << 21)
@@ -149,9 +149,9 @@ MOST_RANKS = 16
 
 def _host(measured: list[dict[str, Any]], num_ranks: int, quick: bool) -> dict[str, Any]:
     """What a processor's cost model needs beside a cluster's numbers: see `plait.cluster.Host`."""
-    from plait.cli.probe_meetings import ALONE, idle, losses, stretch
-    from plait.context.rounds import MET_AT_ONCE
-    from plait.cost.machine import machine_of
+    from plait.parallel.context.rounds import MET_AT_ONCE
+    from plait.predict.cost.time.machine import machine_of
+    from plait.predict.probe.meetings import ALONE, idle, losses, stretch
 
     table = ProductTable.from_dict(measured[0]["own"]["products"])
     found = {num_ranks: [one["met"] for one in measured]}
@@ -211,8 +211,8 @@ def _meet(num_ranks: int, table: ProductTable) -> dict[str, Any]:
 
 
 def _met(world: World, table: ProductTable) -> dict[str, Any]:
-    from plait.cli.probe_meetings import plans_of, shortest_step
     from plait.comm.probing import probe_links
+    from plait.predict.probe.meetings import plans_of, shortest_step
 
     steps = {text: shortest_step(text, table) for text in plans_of(world.size)}
     return {"steps": steps, "links": probe_links(world, sizes_bytes=LINK_SIZES_BYTES, work=True)}
@@ -304,11 +304,11 @@ def _measure(num_ranks: int, shared: bool, anew: bool) -> dict[str, Any]:
     import torch
 
     from plait import comm
-    from plait.cli.probe_meetings import ALONE, shortest_step
-    from plait.cli.probe_operations import product_rate
     from plait.comm.probing import probe
     from plait.engine.choosing import table_here
     from plait.mesh import Mesh
+    from plait.predict.probe.meetings import ALONE, shortest_step
+    from plait.predict.probe.operations import product_rate
 
     world = comm.init(Mesh(dp=num_ranks))
     on_gpu = world.device.type == "cuda"
@@ -346,8 +346,8 @@ def _own_share(world: World) -> dict[str, dict[str, Any]]:
     """What a rank takes for itself: each rank measures some of it, while the others are at work on
     the rest.
     """
-    from plait.cli.probe_engine import OTHER_FAMILIES, block_seconds, engine_seconds
-    from plait.cli.probe_operations import OPERATIONS
+    from plait.predict.probe.engine import OTHER_FAMILIES, block_seconds, engine_seconds
+    from plait.predict.probe.operations import OPERATIONS
 
     found: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
     if world.rank == 0:

@@ -33,9 +33,9 @@ def run(arguments: argparse.Namespace) -> Answer:
     written.
     """
     from plait.checkpoint.folder import LATEST
-    from plait.cli.report_page import report_page
-    from plait.cli.rundata import read_run
-    from plait.engine.rundir import is_word, latest_run
+    from plait.run.report_page import report_page
+    from plait.run.rundata import read_run
+    from plait.run.rundir import is_word, latest_run
 
     folder = latest_run() if is_word(arguments.folder, LATEST) else arguments.folder
     data = read_run(folder)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from plait.cli.answer import Answer
 from plait.cli.layout import Prose
 from plait.errors import ScheduleError
-from plait.pipeline import render, text
-from plait.pipeline.actions import Action, Kind, Schedule
-from plait.pipeline.clock import unit
-from plait.pipeline.schedules import SCHEDULES, make
-from plait.pipeline.simulate import Simulation, simulate
+from plait.parallel.pipeline import render, text
+from plait.parallel.pipeline.actions import Action, Kind, Schedule
+from plait.parallel.pipeline.clock import unit
+from plait.parallel.pipeline.schedules import SCHEDULES, make
+from plait.parallel.pipeline.simulate import Simulation, simulate
 from plait.toml import is_file
 
 if TYPE_CHECKING:

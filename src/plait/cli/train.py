@@ -10,12 +10,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plait.cli import common, job
+from plait.cli import common
 from plait.cli.answer import Answer
 from plait.launcher import launch
+from plait.run import job
 
 if TYPE_CHECKING:
-    from plait.engine.rundir import RunFolder
+    from plait.run.rundir import RunFolder
 
 AUTO = "auto"
 
@@ -74,7 +75,7 @@ def _folder(arguments: argparse.Namespace) -> tuple[RunFolder | None, Path | Non
     """The folder of the run and the checkpoint to start from. Rank 0 of a world chooses the folder
     of a new run for all.
     """
-    from plait.engine.rundir import auto_source, fresh_run, is_word, new_run, resumed_run
+    from plait.run.rundir import auto_source, fresh_run, is_word, new_run, resumed_run
 
     name = Path(arguments.config).stem
     source = arguments.resume

@@ -138,7 +138,7 @@ class Federated(Section):
     Clients train by `[train]`: `global_batch` is a client's batch, `local_epochs` its passes over
     its samples in a round; `[plan]` is the plan of one client. `alpha` is of the Dirichlet and
     quantity partitions, `shards_per_client` of shards. `workers`: processes that simulate clients
-    (1: this one). `clip` and `noise`: differential privacy, see `plait.federated.privacy`;
+    (1: this one). `clip` and `noise`: differential privacy, see `plait.outer.federated.privacy`;
     `secure`: secure aggregation. Clients judge the weights every `evaluate_every` rounds. Deployed,
     a round waits `patience_seconds` for the others once `min_replies` clients have answered; and
     with `partition = "own"` all that a client's [data] names is its own, where the others deal one

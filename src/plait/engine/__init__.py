@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from plait.engine.build import Options as Options
     from plait.engine.engine import Engine as Engine
-    from plait.engine.loop import fit as fit
     from plait.engine.step import StepResult as StepResult
 
-_HOMES = {"Engine": "engine", "Options": "build", "StepResult": "step", "fit": "loop"}
-__all__ = ["Engine", "Options", "StepResult", "fit"]
+_HOMES = {"Engine": "engine", "Options": "build", "StepResult": "step"}
+__all__ = ["Engine", "Options", "StepResult"]
 
 
 def __getattr__(name: str) -> Any:

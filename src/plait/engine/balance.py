@@ -18,9 +18,9 @@ from plait.comm import Axis
 from plait.engine.batch import MicroBatch
 from plait.engine.loss import LossFunction
 from plait.errors import ModelError
-from plait.expert import Choice, Placer, RankSurroundings, SequenceCut, product
 from plait.models.experts import MixtureOfExperts, mixtures
 from plait.models.routing import Router
+from plait.parallel.expert import Choice, Placer, RankSurroundings, SequenceCut, product
 from plait.products import Products
 
 

@@ -14,47 +14,48 @@ from typing import Any
 import torch
 from torch import nn
 
-from plait import comm, context, data, expert, models, tensor
+from plait import comm, models
 from plait.comm import World
-from plait.context import ContextGroup
-from plait.data import Composite, DataGroup, DataStrategy
 from plait.engine import choosing, compiling, recompute, update
 from plait.engine.axes import data_axis, within_stage
 from plait.engine.balance import Balance
 from plait.engine.batch import BatchSplitter, call
 from plait.engine.composition import check_composition, check_delayed
-from plait.engine.cut import cut_stages, needs_example
-from plait.engine.delayed import Delayed
 from plait.engine.engine import Engine, EngineParts, Uncut
 from plait.engine.loss import LossFunction
 from plait.engine.optimizer_like import like
 from plait.engine.options import Options
-from plait.engine.pipeline import Part, Pipeline
 from plait.engine.precision import LossScale, Precision
-from plait.engine.stages import LayerProducts, make_stages
+from plait.engine.stages.cut import cut_stages, needs_example
+from plait.engine.stages.delayed import Delayed
+from plait.engine.stages.make_stages import LayerProducts, make_stages
+from plait.engine.stages.pipeline import Part, Pipeline
+from plait.engine.stages.tied import TiedSum
+from plait.engine.state.values import Whole, prepare
 from plait.engine.strategies import StrategyMaker
-from plait.engine.tied import TiedSum
 from plait.engine.update import Parameters, Update
-from plait.engine.values import Whole, prepare
 from plait.engine.with_experts import (
     expert_roads,
     make_placer,
     placements,
 )
 from plait.errors import ModelError, PlanError
-from plait.expert import ExpertSplit
 from plait.mesh import Mesh
 from plait.models.losses import IGNORE, cross_entropy
 from plait.outer import make_driver
-from plait.pipeline import schedules
-from plait.pipeline.actions import Kind, Schedule
-from plait.pipeline.lower import group_weight_grads, joined_weight_grads, lower
-from plait.pipeline.stream import Stream
-from plait.pipeline.transport import Transport
-from plait.pipeline.versions import WeightVersions
+from plait.parallel import context, data, expert, tensor
+from plait.parallel.context import ContextGroup
+from plait.parallel.data import Composite, DataGroup, DataStrategy
+from plait.parallel.expert import ExpertSplit
+from plait.parallel.pipeline import schedules
+from plait.parallel.pipeline.actions import Kind, Schedule
+from plait.parallel.pipeline.lower import group_weight_grads, joined_weight_grads, lower
+from plait.parallel.pipeline.stream import Stream
+from plait.parallel.pipeline.transport import Transport
+from plait.parallel.pipeline.versions import WeightVersions
+from plait.parallel.tensor import TensorGroup, TensorSplit
 from plait.plan import Plan, check_restarts, check_runnable
 from plait.products import Products
-from plait.tensor import TensorGroup, TensorSplit
 
 __all__ = ["Options", "build", "compose", "join_world"]
 

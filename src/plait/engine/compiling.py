@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from plait.context.ring import RingAttention
-from plait.context.ulysses import UlyssesAttention
 from plait.errors import ModelError, NotAvailable
 from plait.models.experts import MixtureOfExperts
-from plait.tensor import layers
+from plait.parallel.context.ring import RingAttention
+from plait.parallel.context.ulysses import UlyssesAttention
+from plait.parallel.tensor import layers
 
 COMPILERS = ("c++", "g++", "clang++")
 TALKING = (

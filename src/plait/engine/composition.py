@@ -4,9 +4,9 @@ plan that does.
 
 from __future__ import annotations
 
-from plait.engine.cut import Cut
+from plait.engine.stages.cut import Cut
 from plait.errors import ModelError, NotAvailable, PlanError
-from plait.pipeline.actions import Schedule
+from plait.parallel.pipeline.actions import Schedule
 from plait.plan import Plan
 from plait.plan.facts import SCHEDULES, STRATEGIES
 

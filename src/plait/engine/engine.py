@@ -19,30 +19,30 @@ import torch
 from torch import nn
 
 from plait.comm import World
-from plait.data import DataStrategy
 from plait.engine.axes import within_stage
 from plait.engine.balance import Balance
 from plait.engine.batch import BatchSplitter, MicroBatch
-from plait.engine.delayed import Delayed
 from plait.engine.explain import explained, fault_of
-from plait.engine.holding import Holding
-from plait.engine.init import derive_seed
 from plait.engine.loss import LossTotals
-from plait.engine.memory import live_bytes
-from plait.engine.parts import LocalPart, local_gradients, local_parameters
-from plait.engine.pipeline import Pipeline, Step
 from plait.engine.precision import LossScale
 from plait.engine.prepare import example_of, first_batch, share
+from plait.engine.stages.delayed import Delayed
+from plait.engine.stages.pipeline import Pipeline, Step
+from plait.engine.stages.tied import TiedSum
+from plait.engine.state.holding import Holding
+from plait.engine.state.init import derive_seed
+from plait.engine.state.memory import live_bytes
+from plait.engine.state.parts import LocalPart, local_gradients, local_parameters
 from plait.engine.step import StepResult
-from plait.engine.tied import TiedSum
 from plait.engine.update import Update
 from plait.errors import ModelError
 from plait.origin import batch_norm_explained
 from plait.outer import Driver
-from plait.pipeline.actions import Action, Kind
-from plait.pipeline.runtime import Runtime
+from plait.parallel.data import DataStrategy
+from plait.parallel.pipeline.actions import Action, Kind
+from plait.parallel.pipeline.runtime import Runtime
+from plait.parallel.tensor import TensorSplit
 from plait.plan import Plan
-from plait.tensor import TensorSplit
 from plait.trace import Timeline
 
 
@@ -246,14 +246,14 @@ class Engine:
         """Save parameters, optimizer state, step and random state, by slices; `meta` is stored
         beside them. Collective.
         """
-        from plait.engine.state import save
+        from plait.engine.state.saving import save
 
         self.flush()
         save(self, Path(path), meta)
 
     def load(self, path: str | Path) -> dict[str, Any]:
         """Load what any plan has saved, and return its `meta`. Collective."""
-        from plait.engine.state import load
+        from plait.engine.state.saving import load
 
         self.flush()
         return load(self, Path(path))
@@ -264,7 +264,7 @@ class Engine:
 
         No rank holds the whole model for it; `dtype` converts. Returns the files.
         """
-        from plait.engine.pretrained import save_pretrained
+        from plait.engine.state.pretrained import save_pretrained
 
         self.flush()
         return save_pretrained(self, Path(path), dtype=dtype)

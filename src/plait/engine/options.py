@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from plait.cluster.products import ProductTable
-from plait.engine.cut import Cutting
+from plait.engine.stages.cut import Cutting
 from plait.engine.update import LearningRate
-from plait.expert import Placing
 from plait.outer import Asynchrony
-from plait.pipeline.actions import Schedule
+from plait.parallel.expert import Placing
+from plait.parallel.pipeline.actions import Schedule
 from plait.products import MEASURED
 
 

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import (
 )
 
 from plait import products
-from plait.engine.buffers import Again, Buffers, Context, First
+from plait.engine.state.buffers import Again, Buffers, Context, First
 from plait.errors import ModelError
 
 Contexts = Callable[[], tuple[Context, Context]]

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from plait.comm import World
-from plait.data import Composite, DataGroup, DataStrategy, Unit
 from plait.engine.with_experts import expert_group, separate
-from plait.expert import ExpertSplit
 from plait.outer import Asynchrony, make_strategy
+from plait.parallel.data import Composite, DataGroup, DataStrategy, Unit
+from plait.parallel.expert import ExpertSplit
 from plait.plan import Plan
 
 

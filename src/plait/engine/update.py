@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from plait.comm import Axis
-from plait.data import DataStrategy
-from plait.data.gradients import BucketState
 from plait.engine.loss import LossSum, LossTotals
 from plait.errors import OptimizerError
 from plait.outer import Change
-from plait.tensor import TensorSplit
+from plait.parallel.data import DataStrategy
+from plait.parallel.data.gradients import BucketState
+from plait.parallel.tensor import TensorSplit
 from plait.torch_internals import takes_gradient_scale
 
 # As torch.nn.utils.clip_grad_norm_ has it, so that the reference may use that.

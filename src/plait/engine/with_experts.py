@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from torch import nn
 
 from plait.comm import World
-from plait.data import DataGroup, Unit
-from plait.expert import ExpertSplit, Placer, Placing, Roads
 from plait.mesh.boxes import Box
 from plait.models.experts import mixtures
-from plait.tensor import Placement, TensorSplit
+from plait.parallel.data import DataGroup, Unit
+from plait.parallel.expert import ExpertSplit, Placer, Placing, Roads
+from plait.parallel.tensor import Placement, TensorSplit
 
 
 def separate(units: Sequence[Unit], names: set[str]) -> tuple[list[Unit], list[Unit]]:

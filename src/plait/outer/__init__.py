@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from plait import data
-from plait.data import DataGroup, DataStrategy, Unit
 from plait.outer.async_server.driver import AsyncServerDriver
 from plait.outer.async_server.weights import KeyedWeights
 from plait.outer.driver import Change, Driver, StepReport, SynchronousDriver
 from plait.outer.local import LocalDriver
 from plait.outer.options import Asynchrony
+from plait.parallel import data
+from plait.parallel.data import DataGroup, DataStrategy, Unit
 
 
 def make_strategy(

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from plait.comm import Axis
-from plait.data import DataStrategy, Piece
+from plait.parallel.data import DataStrategy, Piece
 
 
 @dataclass(frozen=True)

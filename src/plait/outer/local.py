@@ -30,10 +30,10 @@ from torch import Tensor
 
 from plait.comm import Axis, Waitable, wait_all
 from plait.comm.roster import Meeting
-from plait.data import Piece, Replicated
 from plait.outer.compression import Int8Sum
 from plait.outer.driver import Change, Driver, StepReport
 from plait.outer.options import Asynchrony
+from plait.parallel.data import Piece, Replicated
 
 
 class LocalDriver(Driver):

@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_map_only
 from plait.engine.engine import Engine
 from plait.errors import PlanError
 from plait.mesh import Mesh
-from plait.pipeline import schedules
-from plait.pipeline.weights import stage_weights
+from plait.parallel.pipeline import schedules
+from plait.parallel.pipeline.weights import stage_weights
 from plait.plan import Plan
 from plait.plan.facts import SCHEDULES
 from plait.verify.delayed import run_delayed

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plait.pipeline.weights import StageWeights
+from plait.parallel.pipeline.weights import StageWeights
 from plait.verify.observation import Tensors
 from plait.verify.reference import Batch, Recipe, call, loss_sum, num_samples
 

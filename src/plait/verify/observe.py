@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from plait.engine.engine import Engine
-from plait.engine.parts import LocalPart, local_gradients, local_replicas
+from plait.engine.state.parts import LocalPart, local_gradients, local_replicas
 from plait.verify.observation import Observation, RankView, Record, Shards, Tensors
 
 

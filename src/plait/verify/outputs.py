@@ -16,8 +16,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from plait.comm import World
+from plait.parallel.tensor import Stream, TensorSplit
 from plait.plan import Plan
-from plait.tensor import Stream, TensorSplit
 from plait.verify.finding import Finding, list_names
 from plait.verify.problem import Problem, reference_dtype
 from plait.verify.ranks import make_engine

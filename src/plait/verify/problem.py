@@ -21,13 +21,13 @@ from torch.utils.data import Subset
 
 from plait import datasets, models
 from plait.datasets import Loader, Masked
-from plait.engine import assemble, optimizers
 from plait.engine.build import Options
-from plait.engine.init import Initializer, derive_seed, is_meta, place_holders
 from plait.engine.loss import LossFunction
 from plait.engine.precision import DTYPES, MASTER_DTYPES
+from plait.engine.state.init import Initializer, derive_seed, is_meta, place_holders
 from plait.errors import ModelError
 from plait.plan import Plan
+from plait.run import assemble, optimizers
 from plait.verify.reference import Batch, Recipe, Slice
 
 

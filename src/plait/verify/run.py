@@ -16,12 +16,12 @@ from typing import Any
 
 from plait.comm import World
 from plait.config import Config, load
-from plait.engine import assemble
 from plait.errors import PlaitError, PlanError, nearest
 from plait.launcher import joined_world
+from plait.parallel.pipeline.schedules import adopt
 from plait.paths import not_walked
-from plait.pipeline.schedules import adopt
 from plait.plan import Plan, check_runnable, facts
+from plait.run import assemble
 from plait.verify.asynchronous import SKIPPED, is_asynchronous, record_stream
 from plait.verify.bisect import bisect
 from plait.verify.compare import TOLERANCE

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from plait.engine.cut import Cutting
+from plait.engine.stages.cut import Cutting
 from plait.plan import Plan
 from tests.parity.families import Family
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from plait.engine.composition import check_composition
 from plait.errors import PlanError
-from plait.pipeline.schedules import SCHEDULES
+from plait.parallel.pipeline.schedules import SCHEDULES
 from plait.plan import Plan, check_runnable, facts
 from plait.plan.fit import check_batch, check_config
 from tests.parity.families import ROUTERS

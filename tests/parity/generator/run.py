@@ -12,7 +12,7 @@ from typing import Any
 
 from plait.comm import World
 from plait.errors import PlaitError, RunError
-from plait.pipeline.schedules import SCHEDULES
+from plait.parallel.pipeline.schedules import SCHEDULES
 from plait.plan import Plan
 from plait.verify.compare import differences, largest, relative_error
 from tests.helpers.pool import RanksFailed

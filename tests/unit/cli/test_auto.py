@@ -12,7 +12,7 @@ import pytest
 
 from plait.cli import common, main, probe
 from plait.config import load
-from tests.unit.cost import test_processor
+from tests.unit.predict.cost import test_processor
 
 PROBE = test_processor.PROBE
 CONFIG = {**test_processor.CONFIG, "data": {"name": "random", "seq_len": 128}}

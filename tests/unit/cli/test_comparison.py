@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from plait.cli.comparison import HEAD, cells, html
+from plait.run.comparison import HEAD, cells, html
 from plait.trace import Span, Timeline
 
 

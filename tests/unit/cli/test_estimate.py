@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from plait.cli.estimate import notes
-from plait.cost import describe
 from plait.plan import Plan
+from plait.predict.cost.model import describe
 
 TABLES = {
     "model": {

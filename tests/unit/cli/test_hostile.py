@@ -122,8 +122,8 @@ def test_reports_of_damaged_runs(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from plait.pipeline.lower import lower
-    from plait.pipeline.schedules import make
+    from plait.parallel.pipeline.lower import lower
+    from plait.parallel.pipeline.schedules import make
 
     run = write_run(tmp_path, "pp2:1f1b mb2", two_steps(lower(make("1f1b", 2, 2)), 2))
     path = run / file

@@ -12,8 +12,8 @@ from rich.console import Console, RenderableType
 from plait.cli import compare, estimate, federated, plan, probe, report, schedule, train
 from plait.cli.entry import show
 from plait.cli.layout import PlanTable, wrapped
-from plait.pipeline import schedules
-from plait.pipeline.simulate import simulate
+from plait.parallel.pipeline import schedules
+from plait.parallel.pipeline.simulate import simulate
 from tests.unit.cli.test_comparison import row
 
 COLUMNS = 80

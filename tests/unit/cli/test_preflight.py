@@ -10,10 +10,10 @@ import pytest
 
 from plait import launcher
 from plait.cli import main, train
-from plait.cli.preflight import check_code
 from plait.config import load
-from plait.cost import estimate
 from plait.plan import Plan
+from plait.predict.cost import estimate
+from plait.run.preflight import check_code
 
 MODULE = """
 import torch
@@ -60,7 +60,7 @@ def write(folder: Path, size: int | None = 6, **keys: str) -> Path:
 
 def width(config: Path) -> int:
     """The hidden size of the model that a config names."""
-    from plait.engine.assemble import make_model, model_keys
+    from plait.run.assemble import make_model, model_keys
 
     model = make_model(model_keys(load(config)))
     return int(model.get_parameter("0.weight").shape[0])
@@ -135,6 +135,6 @@ def test_a_package_that_the_module_imports_is_named(tmp_path: Path) -> None:
 def test_a_missing_transformers_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "tiny.toml"
     config.write_text('[model]\nname = "hf"\nconfig = {model_type = "llama", vocab_size = 256}\n')
-    monkeypatch.setattr("plait.cli.preflight.find_spec", lambda name: None)
+    monkeypatch.setattr("plait.run.preflight.find_spec", lambda name: None)
     with pytest.raises(Exception, match="needs the package transformers"):
         check_code(load(config), Plan.parse("dp2"))

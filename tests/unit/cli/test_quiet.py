@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from plait.cli import main, probe
-from plait.cli.quiet import ATTEMPTS, Moment, now, quietest, warning
+from plait.predict.probe.quiet import ATTEMPTS, Moment, now, quietest, warning
 from tests.unit.cli.test_auto import PROBE
 from tests.unit.cli.test_report import CONFIG
 
@@ -92,7 +92,7 @@ def test_figures_of_a_busy_machine_are_kept_with_their_share_and_said_at_every_u
 
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(probe, "_measured", measured)
-    monkeypatch.setattr("plait.cli.quiet.now", machine.read)
+    monkeypatch.setattr("plait.predict.probe.quiet.now", machine.read)
     monkeypatch.setattr(quietest, "__defaults__", (machine.read,))
     for _ in range(2):
         probe.ensure_probe()

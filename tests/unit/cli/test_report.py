@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from plait.cli import main
-from plait.pipeline.actions import Kind
-from plait.pipeline.lower import lower
-from plait.pipeline.observed import observed_bubble, simulated_step
-from plait.pipeline.schedules import make
-from plait.pipeline.text import dumps
+from plait.parallel.pipeline.actions import Kind
+from plait.parallel.pipeline.lower import lower
+from plait.parallel.pipeline.observed import observed_bubble, simulated_step
+from plait.parallel.pipeline.schedules import make
+from plait.parallel.pipeline.text import dumps
 from plait.trace import Timeline
 
 CONFIG = """

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from plait.cli import main
-from plait.pipeline.schedules import SCHEDULES
+from plait.parallel.pipeline.schedules import SCHEDULES
 
 
 def answer(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object]:

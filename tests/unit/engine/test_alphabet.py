@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from plait.config import Config
-from plait.engine.assemble import make_loader
 from plait.errors import ConfigError, DataError
+from plait.run.assemble import make_loader
 
 SMALL = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1}
 

@@ -9,10 +9,10 @@ import torch
 from plait import datasets, models
 from plait.config import Config
 from plait.datasets import Loader
-from plait.engine.assemble import make_options
-from plait.expert import Placing
 from plait.models.losses import cross_entropy
 from plait.models.routing import Router
+from plait.parallel.expert import Placing
+from plait.run.assemble import make_options
 
 MODEL: dict[str, Any] = {
     "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 256,

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from plait.comm.ledger import Ledger
-from plait.engine.hooks import StepDone
-from plait.engine.metrics import MetricsFile, Tally, summary
 from plait.errors import RunError
+from plait.run.hooks import StepDone
+from plait.run.metrics import MetricsFile, Tally, summary
 from plait.trace import Timeline
 
 

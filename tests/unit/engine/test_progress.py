@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from plait.engine.balance import Load
-from plait.engine.hooks import Start, StepDone
-from plait.engine.progress import Bar, Lines, Pace, progress
+from plait.run.hooks import Start, StepDone
+from plait.run.progress import Bar, Lines, Pace, progress
 from tests.unit.engine.test_metrics import done
 
 

@@ -11,16 +11,9 @@ from pathlib import Path
 import pytest
 
 from plait.checkpoint.folder import write_index
-from plait.engine.rundir import (
-    RunFolder,
-    auto_source,
-    fresh_run,
-    latest_run,
-    new_run,
-    resumed_run,
-)
 from plait.engine.runlock import held
 from plait.errors import CheckpointError, ConfigError
+from plait.run.rundir import RunFolder, auto_source, fresh_run, latest_run, new_run, resumed_run
 
 
 def _run_with(path: Path, *steps: int) -> RunFolder:

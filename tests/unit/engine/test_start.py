@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from plait import models
 from plait.comm import World
-from plait.engine import assemble
 from plait.engine.build import Options, build
-from plait.engine.cut import Cutting
 from plait.engine.engine import Engine
-from plait.engine.init import Initializer, place_holders
+from plait.engine.stages.cut import Cutting
+from plait.engine.state.init import Initializer, place_holders
 from plait.errors import ModelError
 from plait.models.losses import cross_entropy
+from plait.run import assemble
 from tests.helpers.threaded import threaded
 from tests.parity.harness import join
 

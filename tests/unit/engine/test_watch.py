@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from plait.comm import World
 from plait.engine.build import Options, build
 from plait.engine.engine import Engine
-from plait.engine.loop import fit
-from plait.engine.watch import Watch
 from plait.errors import ModelError
+from plait.run.loop import fit
+from plait.run.watch import Watch
 from tests.helpers.threaded import threaded
 
 Loss = Callable[[Tensor, Tensor], Tensor]

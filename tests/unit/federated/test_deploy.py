@@ -11,7 +11,7 @@ import pytest
 
 from plait.config import load
 from plait.errors import ConfigError, RunError
-from plait.federated import deploy
+from plait.outer.federated import deploy
 
 CONFIG = {
     "model": {

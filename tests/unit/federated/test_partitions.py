@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.errors import DataError
-from plait.federated.partitions import PARTITIONS, partition
+from plait.outer.federated.partitions import PARTITIONS, partition
 
 LABELS = [index % 10 for index in range(500)]
 

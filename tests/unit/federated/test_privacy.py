@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from plait.federated.privacy import Accountant, clip, noise, renyi
+from plait.outer.federated.privacy import Accountant, clip, noise, renyi
 
 
 def test_clipping_shortens_what_is_long_and_nothing_else() -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from plait.errors import RunError
-from plait.federated import secure
-from plait.federated.secure import (
+from plait.outer.federated import secure
+from plait.outer.federated.secure import (
     PRIME,
     SecureClient,
     agree,

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from plait.errors import ConfigError, RunError
-from plait.federated.messages import Reply, check_reply
-from plait.federated.strategies import Settings, make
+from plait.outer.federated.messages import Reply, check_reply
+from plait.outer.federated.strategies import Settings, make
 
 WEIGHTS = torch.tensor([1.0, -2.0, 3.0])
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plait.engine.init import Initializer, place_holders
+from plait.engine.state.init import Initializer, place_holders
 from plait.errors import ModelError
 from plait.models import hf
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from plait import data
 from plait.errors import PlanError, ScheduleError
-from plait.pipeline.actions import Kind
-from plait.pipeline.schedules import GENERATORS, check_shape, make
+from plait.parallel import data
+from plait.parallel.pipeline.actions import Kind
+from plait.parallel.pipeline.schedules import GENERATORS, check_shape, make
 from plait.plan import DataAxis, PipelineAxis, Plan, facts
 from plait.plan.axes import DATA_STRATEGIES, PIPELINE_SCHEDULES
 

@@ -25,12 +25,12 @@ from plait.comm import Axis
 from plait.comm.calls import Address, Line, Message, Service
 from plait.comm.crew import Crew
 from plait.comm.network import own_host
-from plait.data.strategy import Piece
 from plait.errors import RankFailed, RunError
 from plait.outer.async_server.key_server import REFUSED, KeyServer, Push, Receipt
 from plait.outer.async_server.weights import KeyedWeights
 from plait.outer.driver import Change, Driver, StepReport
 from plait.outer.options import Asynchrony
+from plait.parallel.data.strategy import Piece
 
 PUSH, JOIN, REST, WEIGHTS = range(4)
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from plait.data.bucket import Bucket
-from plait.data.gradients import BucketState, PersistentGradients, Reducer
-from plait.data.server import keys_by_server
-from plait.data.strategy import (
+from plait.parallel.data.bucket import Bucket
+from plait.parallel.data.gradients import BucketState, PersistentGradients, Reducer
+from plait.parallel.data.server import keys_by_server
+from plait.parallel.data.strategy import (
     DataGroup,
     DataStrategy,
     Replicas,
@@ -23,7 +23,7 @@ from plait.data.strategy import (
     make_piece,
     squared_norm,
 )
-from plait.data.units import Unit
+from plait.parallel.data.units import Unit
 
 
 class KeyedWeights(DataStrategy):

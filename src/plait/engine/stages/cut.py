@@ -1,0 +1,311 @@
+"""Where a model is cut into stages, by names alone: decided before any parameter has memory.
+
+A model with a chain (modules that compose to the forward) is cut between any two links. Balance is
+by estimated cost, unless counts or the first links of the stages are given.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+
+from plait import models
+from plait.comm import World
+from plait.engine.axes import within_stage
+from plait.engine.batch import accepted, call
+from plait.engine.state.buffers import unmoved
+from plait.errors import ModelError
+from plait.origin import batch_norm_explained
+from plait.parallel.pipeline.actions import Schedule
+from plait.parallel.pipeline.dataflow import Flow, discover
+from plait.parallel.pipeline.partition import (
+    Layer,
+    Limits,
+    Partition,
+    balanced,
+    by_counts,
+    by_names,
+    check_depth,
+)
+from plait.parallel.pipeline.simulate import peak_activations
+from plait.parallel.pipeline.weigh import STATE_COPIES, weigh
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """How a user wants the model cut.
+
+    Attributes:
+        counts: links of each stage, or its blocks, where they sum to the number of blocks: then
+        what stands before and behind the blocks goes with the first and the last stage.
+        splits: the first link of each stage but the first; instead of counts.
+        chain: patterns of the modules that compose to the forward, where the model's file has no
+        `CHAIN`. example: inputs of the model, of any batch size.
+        measure: balance by the time that each layer takes on the example, not by its estimated
+        work. memory_bytes: of a stage, for its weights, gradients and optimizer state (as Adam has
+        it), and its live micro-batches
+            of activations, if layers are measured: of the size of the example.
+    """
+
+    counts: tuple[int, ...] | None = None
+    splits: tuple[str, ...] | None = None
+    chain: tuple[str, ...] | None = None
+    example: Any = None
+    measure: bool = False
+    memory_bytes: float = math.inf
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A model in stages. `links[s]` are the names of the modules that stage s runs; `params[s]` of
+    the parameters it uses.
+    """
+
+    partition: Partition | None
+    links: tuple[tuple[str, ...], ...]
+    params: tuple[frozenset[str], ...]
+    flow: Flow | None = None  # of a model that is no chain
+
+    @property
+    def stage_of(self) -> tuple[int, ...]:
+        """The stage of each call (or link)."""
+        return tuple(stage for stage, links in enumerate(self.links) for _ in links)
+
+    @property
+    def num_stages(self) -> int:
+        """Stages."""
+        return len(self.links)
+
+    @property
+    def tied(self) -> dict[str, tuple[int, ...]]:
+        """The parameters that several stages use, and which."""
+        names = set().union(*self.params)
+        return {name: self.holders(name) for name in sorted(names) if len(self.holders(name)) > 1}
+
+    def holders(self, name: str) -> tuple[int, ...]:
+        """The stages that use a parameter; several when it is tied across stages."""
+        return tuple(stage for stage, names in enumerate(self.params) if name in names)
+
+
+Agree = Callable[[list[Layer]], list[Layer]]
+
+
+def cut(
+    model: nn.Module,
+    blocks: Sequence[str],
+    num_stages: int,
+    cutting: Cutting,
+    *,
+    live: Sequence[float] = (),
+    agree: Agree = list,
+    per_rank: int = 1,
+) -> Cut:
+    """Cut a model (on any device). `live` micro-batches of each stage; `agree` makes measured costs
+    the same on every rank; `per_rank` stages are on each.
+
+    Raises ModelError: more stages than layers, counts or splits that do not fit, no cut that fits
+    into the memory.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    if num_stages == 1:
+        return Cut(None, (("",),), (frozenset(names),))
+    links = find_chain(model, cutting.chain)
+    if not links:
+        return _cut_by_flow(
+            model, blocks, num_stages, cutting, live=live, agree=agree, per_rank=per_rank
+        )
+    check_depth(len(links), num_stages, per_rank)
+    layers = agree(_weighed(model, links, cutting)) if cutting.measure else _estimated(model, links)
+    partition = partition_layers(layers, num_stages, cutting, live, blocks)
+    stages = tuple(tuple(links[start:stop]) for start, stop in pairwise(partition.bounds))
+    return Cut(partition, stages, params_of(model, stages))
+
+
+def cut_stages(
+    model: nn.Module, blocks: Sequence[str], schedule: Schedule, cutting: Cutting, world: World
+) -> Cut:
+    """Cut a model for a schedule. Collective if layers are measured: all ranks take the measurement
+    of the first.
+    """
+
+    def agree(layers: list[Layer]) -> list[Layer]:
+        for axis in (within_stage(world), world.axis("pp")):
+            layers = axis.gather_objects(layers)[0]
+        return layers
+
+    return cut(
+        model,
+        blocks,
+        schedule.num_stages,
+        cutting,
+        live=peak_activations(schedule),
+        agree=agree,
+        per_rank=schedule.num_stages // len(schedule.ranks),
+    )
+
+
+def needs_example(model: nn.Module, cutting: Cutting) -> bool:
+    """Whether only a batch shows where the model can be cut into stages."""
+    if cutting.example is not None or _takes_tokens(model):
+        return False
+    return cutting.measure or not find_chain(model, cutting.chain)
+
+
+def _cut_by_flow(
+    model: nn.Module,
+    blocks: Sequence[str],
+    num_stages: int,
+    cutting: Cutting,
+    *,
+    live: Sequence[float],
+    agree: Agree,
+    per_rank: int,
+) -> Cut:
+    """Between any two calls of units in the model's own forward, which is run on an example to find
+    them.
+    """
+    example = cutting.example if cutting.example is not None else _example_of(model)
+    with unmoved(model), batch_norm_explained(model):
+        flow = discover(model, blocks, lambda: call(model, accepted(model, example)))
+    check_depth(len(flow.calls), num_stages, per_rank)
+    layers = (
+        agree(_weighed(model, flow.calls, cutting))
+        if cutting.measure
+        else _estimated(model, flow.calls)
+    )
+    partition = partition_layers(layers, num_stages, cutting, live, blocks)
+    stages = tuple(flow.calls[start:stop] for start, stop in pairwise(partition.bounds))
+    bounds = [*pairwise(partition.bounds)]
+    glue = [frozenset[str]().union(*flow.weights[start:stop]) for start, stop in bounds[:-1]]
+    glue.append(frozenset[str]().union(*flow.weights[bounds[-1][0] :]))
+    return Cut(partition, stages, params_of(model, stages, glue), flow)
+
+
+def _estimated(model: nn.Module, names: Sequence[str]) -> list[Layer]:
+    """By the sizes of weights alone; those of one that is called twice are counted where it is
+    called first.
+    """
+    sizes = [
+        sum(p.numel() * p.element_size() for p in model.get_submodule(name).parameters())
+        for name in names
+    ]
+    return [
+        Layer(
+            name, cost(model.get_submodule(name)), STATE_COPIES * size * (name not in names[:index])
+        )
+        for index, (name, size) in enumerate(zip(names, sizes, strict=True))
+    ]
+
+
+def _weighed(model: nn.Module, names: Sequence[str], cutting: Cutting) -> list[Layer]:
+    """By what their calls take on the example."""
+    example = cutting.example if cutting.example is not None else _example_of(model)
+    units = tuple(dict.fromkeys(names))
+    with unmoved(model), batch_norm_explained(model):
+        layers = weigh(model, units, lambda: call(model, accepted(model, example)))
+    if [layer.name for layer in layers] != list(names):
+        raise ModelError(
+            "the layers to be measured are not called in their order by the model's forward; leave measure out"
+        )
+    return layers
+
+
+def _example_of(model: nn.Module) -> Any:
+    """Token numbers, for a model that takes nothing else."""
+    if _takes_tokens(model):
+        return torch.zeros(1, 4, dtype=torch.int64)
+    raise ModelError(
+        f"to cut a {type(model).__name__} into stages its forward is run once on an example; give inputs of one sample as "
+        "Options(cutting=Cutting(example=...)), or name a chain of modules that compose to the forward"
+    )
+
+
+def _takes_tokens(model: nn.Module) -> bool:
+    wanted = [
+        p for p in inspect.signature(model.forward).parameters.values() if p.default is p.empty
+    ]
+    return [p.name for p in wanted] == ["input_ids"]
+
+
+def partition_layers(
+    layers: Sequence[Layer],
+    num_stages: int,
+    cutting: Cutting,
+    live: Sequence[float] = (),
+    blocks: Sequence[str] = (),
+) -> Partition:
+    """As the user says, else balanced."""
+    if cutting.counts is not None and cutting.splits is not None:
+        raise ModelError("counts and splits both say where the model is cut; give one of them")
+    if cutting.counts is not None:
+        _expect(len(cutting.counts), num_stages, "counts are for")
+        return by_counts(layers, cutting.counts, frozenset(blocks))
+    if cutting.splits is not None:
+        _expect(len(cutting.splits) + 1, num_stages, "splits make")
+        return by_names(layers, cutting.splits)
+    return balanced(layers, num_stages, Limits(memory_bytes=cutting.memory_bytes, live=tuple(live)))
+
+
+def _expect(given: int, num_stages: int, what: str) -> None:
+    if given != num_stages:
+        raise ModelError(
+            f"the {what} {given} stages and the plan has {num_stages}; give one for each stage"
+        )
+
+
+def find_chain(model: nn.Module, chain: Sequence[str] | None) -> list[str]:
+    """The links of a model: of the patterns given, of `CHAIN` in the file that defines it, or of a
+    `Sequential`.
+    """
+    if chain is None:
+        chain = getattr(sys.modules.get(type(model).__module__), "CHAIN", ())
+    if chain:
+        found = models.links(model, tuple(chain))
+        if not found:
+            raise ModelError(f"no module matches chain = {list(chain)}")
+        return found
+    return list(_flat(model, "")) if isinstance(model, nn.Sequential) else []
+
+
+def _flat(model: nn.Module, prefix: str) -> Iterator[str]:
+    """The leaves of nested Sequentials."""
+    for name, child in model.named_children():
+        if type(child) is nn.Sequential and len(child):
+            yield from _flat(child, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def params_of(
+    model: nn.Module, stages: Sequence[Sequence[str]], glue: Sequence[frozenset[str]] = ()
+) -> tuple[frozenset[str], ...]:
+    """Names of the parameters of each stage's modules, and of those used between them; the rest is
+    the last stage's.
+    """
+    name_of = {id(param): name for name, param in model.named_parameters()}
+    found = [
+        {name_of[id(p)] for link in links for p in model.get_submodule(link).parameters()}
+        for links in stages
+    ]
+    found = [names | glue[stage] if glue else names for stage, names in enumerate(found)]
+    found[-1] |= set(name_of.values()) - set().union(*found)
+    return tuple(frozenset(names) for names in found)
+
+
+def cost(module: nn.Module) -> float:
+    """Estimated time of a link: a weight is used once a token, but for tables, which are looked
+    up.
+    """
+    total = 1.0
+    for part in module.modules():
+        numel = sum(param.numel() for param in part.parameters(recurse=False))
+        total += numel * (0.02 if isinstance(part, nn.Embedding) else 1.0)
+    return total

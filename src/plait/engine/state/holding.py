@@ -1,0 +1,70 @@
+"""What this rank holds of the model: with a pipeline, the modules of its stages; else everything.
+
+The module tree stays whole on every rank, so that names are the model's own; parameters of other
+stages take no memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor, nn
+
+from plait.parallel.tensor import Placement
+
+
+@dataclass(frozen=True)
+class Holding:
+    """The parameters and buffers of one rank, by their names in the model.
+
+    Attributes:
+        model: the whole module tree.
+        params: the parameters held here.
+        shapes: of every parameter and persistent buffer of the model, on every rank.
+        buffer_names: the persistent buffers held here.
+        secondary: names that an earlier stage holds too, and saves.
+        copies: of frozen parameters that several stages of this rank use, those beside the one in
+        `params`. placements: where in the whole parameters those of this rank lie, by name; empty
+        when layers are not split.
+    """
+
+    model: nn.Module
+    params: Mapping[str, nn.Parameter]
+    shapes: Mapping[str, tuple[int, ...]]
+    buffer_names: frozenset[str]
+    secondary: frozenset[str] = frozenset()
+    placements: Mapping[str, Placement] = field(default_factory=dict)
+    copies: Mapping[str, list[nn.Parameter]] = field(default_factory=dict)
+
+    @classmethod
+    def whole(cls, model: nn.Module) -> Holding:
+        """Everything."""
+        shapes, buffers = shapes_of(model)
+        return cls(model, dict(model.named_parameters()), shapes, buffers)
+
+    def split(self, placements: Mapping[str, Placement]) -> Holding:
+        """The same, where layers are split: the whole parameters have the shapes that `placements`
+        know.
+        """
+        shapes = {
+            **self.shapes,
+            **{name: placement.shape for name, placement in placements.items()},
+        }
+        return replace(self, shapes=shapes, placements=placements)
+
+    def buffers(self) -> dict[str, Tensor]:
+        """The persistent buffers held here, as they are now."""
+        return {
+            name: buffer for name, buffer in self.model.named_buffers() if name in self.buffer_names
+        }
+
+
+def shapes_of(model: nn.Module) -> tuple[dict[str, tuple[int, ...]], frozenset[str]]:
+    """Shapes of all parameters and persistent buffers, and the names of the latter."""
+    persistent = model.state_dict(keep_vars=True).keys()
+    shapes = {name: tuple(param.shape) for name, param in model.named_parameters()}
+    buffers = {
+        name: tuple(buffer.shape) for name, buffer in model.named_buffers() if name in persistent
+    }
+    return shapes | buffers, frozenset(buffers)

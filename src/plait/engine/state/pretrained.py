@@ -1,0 +1,82 @@
+"""An engine's parameters as safetensors files that others read: a Hugging Face model comes back
+with `from_pretrained`.
+
+Every rank writes its slices beside the target, then rank 0 puts them together tensor by tensor: no
+rank ever holds the model, nothing but names is sent, and what it needs is the folder that all ranks
+see, as for any checkpoint.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from plait.checkpoint import Checkpoint, export_safetensors
+from plait.checkpoint import save as save_pieces
+from plait.checkpoint.hugging_face import write_tables
+from plait.checkpoint.piece import dtype_name
+from plait.engine.state import saving
+from plait.errors import CheckpointError
+from plait.models.hf import HuggingFace, files_of
+
+if TYPE_CHECKING:
+    from plait.engine.engine import Engine
+
+MAX_SHARD_BYTES = 5_000_000_000
+
+
+def save_pretrained(
+    engine: Engine,
+    path: Path,
+    *,
+    dtype: torch.dtype | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> list[Path]:
+    """Write `model.safetensors`, or shards with their index, and the `config.json` of a Hugging
+    Face model. Collective.
+
+    Values are those of the masters, converted to `dtype` if given. A tied parameter is written
+    once, under the name that it has first, as transformers does.
+
+    Raises:
+        CheckpointError: on every rank alike, where a rank could not write.
+    """
+    engine.driver.synchronize()
+    saving.average_buffers(engine)
+    gather = engine.world.axis("world").gather_objects
+    rank = engine.world.rank
+    slices = path / ".slices"
+    pieces = [*saving.parameter_pieces(engine), *saving.buffer_pieces(engine)]
+    failure: str | None = None
+    written: list[Path] = []
+    save_pieces(slices, pieces, {}, rank=rank, world_size=engine.world.size, gather=gather)
+    if rank == 0:
+        try:
+            written = _assemble(engine, slices, path, dtype, max_shard_bytes)
+        except (CheckpointError, OSError) as error:
+            failure = str(error)
+        shutil.rmtree(slices, ignore_errors=True)
+    told: list[tuple[str | None, list[Path]]] = gather((failure, written))
+    if told[0][0] is not None:
+        raise CheckpointError(f"{path} was not saved: {told[0][0]}")
+    return told[0][1]
+
+
+def _assemble(
+    engine: Engine, slices: Path, path: Path, dtype: torch.dtype | None, max_shard_bytes: int
+) -> list[Path]:
+    names = {name: name for name in engine.holding.shapes}
+    config: list[Path] = []
+    if isinstance(engine.model, HuggingFace):
+        names = {name: name.removeprefix("model.") for name in names}
+        saved = dtype or Checkpoint.open(slices).dtype(next(iter(names)))
+        config = write_tables(path, files_of(engine.model), dtype_name(saved))
+    return [
+        *export_safetensors(
+            slices, path, names=names, dtype=dtype, max_shard_bytes=max_shard_bytes
+        ),
+        *config,
+    ]

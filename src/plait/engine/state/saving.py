@@ -1,0 +1,270 @@
+"""An engine's state as pieces of named global tensors, so that any plan can go on from what any
+plan has saved.
+
+    <name>                     a parameter in master precision, or a buffer
+    optimizer/<key>/<name>     what the optimizer keeps of it: `exp_avg`, `exp_avg_sq`, `step` ...
+    strategy/<key>/<name>      what the data strategy keeps of it: the momentum of an outer step
+
+Learning rate, dropout and the order of the data are functions of the step, the seed and the
+loader's position, which are in the meta data: there is no other random state to keep.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from plait.checkpoint import Checkpoint
+from plait.checkpoint import Piece as SavedPiece
+from plait.checkpoint import save as save_pieces
+from plait.checkpoint.hugging_face import META
+from plait.engine.axes import data_axis
+from plait.engine.state.parts import LocalPart, Shapes, local_buffers, local_frozen
+from plait.errors import CheckpointError
+from plait.models.hf import HuggingFace, files_of
+from plait.parallel.data import Piece, Replicas
+
+if TYPE_CHECKING:
+    from plait.engine.engine import Engine
+
+OPTIMIZER = "optimizer/"
+STRATEGY = "strategy/"
+
+
+def save(engine: Engine, path: Path, meta: dict[str, Any]) -> None:
+    """Write the checkpoint `path`; again, without a rank that is lost meanwhile, where others may
+    go on. Collective.
+    """
+    engine.driver.synchronize()
+    engine.world.together(lambda: _write(engine, path, meta))
+
+
+def _write(engine: Engine, path: Path, meta: dict[str, Any]) -> None:
+    world = engine.world
+    average_buffers(engine)
+    average_optimizer_state(engine)
+    save_pieces(
+        path,
+        [
+            *parameter_pieces(engine),
+            *_optimizer_pieces(engine),
+            *_kept_pieces(engine),
+            *buffer_pieces(engine),
+        ],
+        {
+            **meta,
+            **_library_files(engine),
+            "step": engine.step_index,
+            "plan": str(engine.plan),
+            "optimizer": type(engine.update.optimizer).__name__,
+            **engine.scale_state(),
+        },
+        rank=world.rank,
+        world_size=world.size,
+        gather=world.axis("world").gather_objects,
+    )
+
+
+def load(engine: Engine, path: Path) -> dict[str, Any]:
+    """Fill the engine from the checkpoint `path`; returns its meta data. Collective.
+
+    Errors: `CheckpointError` for a missing or damaged checkpoint, another model or another
+    optimizer; the engine must then not be used.
+    """
+    checkpoint = Checkpoint.open(path)
+    if checkpoint.note is not None and engine.world.rank == 0:
+        print(checkpoint.note, file=sys.stderr, flush=True)
+    _check(engine, checkpoint)
+    with torch.no_grad():
+        for piece in engine.strategy.pieces:
+            _fill(checkpoint, _of_piece(engine, piece, piece.name, piece.value))
+            _load_optimizer_state(engine, checkpoint, piece)
+            for key, tensor in engine.driver.extra_state(piece).items():
+                if (name := f"{STRATEGY}{key}/{piece.name}") in checkpoint.names():
+                    _fill(checkpoint, _of_piece(engine, piece, name, tensor))
+        for part in (
+            *local_frozen(engine.strategy, engine.holding),
+            *local_buffers(engine.holding),
+        ):
+            _fill(checkpoint, part)
+        engine.strategy.publish()
+        engine.driver.restart()
+    engine.step_index = checkpoint.meta["step"]
+    engine.load_scale(checkpoint.meta)
+    return checkpoint.meta
+
+
+def _library_files(engine: Engine) -> dict[str, Any]:
+    """The config of a Hugging Face model, so that its weights load wherever they are taken."""
+    if not isinstance(engine.model, HuggingFace):
+        return {}
+    return {META: files_of(engine.model)}
+
+
+def average_optimizer_state(engine: Engine) -> None:
+    """Let optimizers that went apart between two outer steps agree on the mean of their states.
+    Collective.
+    """
+    strategy = engine.strategy
+    axis = engine.world.axis("dp")
+    if engine.driver.is_synchronous or strategy.replicas.count == 1:
+        return
+    for piece in strategy.pieces:
+        for _, value in sorted(
+            engine.update.optimizer.state.get(piece.value, {}).items(), key=lambda item: item[0]
+        ):
+            if isinstance(value, Tensor) and value.is_floating_point():
+                axis.all_reduce(value).wait()
+                value.div_(axis.size)
+
+
+def average_buffers(engine: Engine) -> None:
+    """Let running statistics, which every rank keeps of its own samples, be the mean over the data
+    axis. Collective.
+    """
+    axis = data_axis(engine.world)
+    for part in local_buffers(engine.holding):
+        if axis.size > 1 and part.value.is_floating_point():
+            mean = part.value / axis.size
+            axis.all_reduce(mean, control=True).wait()
+            part.value.copy_(mean)
+
+
+def _check(engine: Engine, checkpoint: Checkpoint) -> None:
+    if "step" not in checkpoint.meta:
+        raise CheckpointError(f"{checkpoint.directory} says no step; no engine has saved it")
+    here = type(engine.update.optimizer).__name__
+    there = checkpoint.meta.get("optimizer")
+    if there != here:
+        raise CheckpointError(
+            f"{checkpoint.directory} was saved with {there} and this run updates with {here}; use {there}"
+        )
+    wanted = dict(engine.holding.shapes)
+    for name in checkpoint.names():
+        if name.startswith((OPTIMIZER, STRATEGY)) and name.split("/", 2)[-1] in wanted:
+            wanted[name] = checkpoint.global_shape(name)
+    checkpoint.check(wanted)
+
+
+def parameter_pieces(engine: Engine) -> Iterator[SavedPiece]:
+    """What this rank saves of the parameters."""
+    for piece in _counted(engine):
+        replicas = piece.replicas
+        yield from _share(engine, _of_piece(engine, piece, piece.name, piece.value), replicas)
+    axis = data_axis(engine.world)
+    holders = Replicas(1, 0) if engine.strategy.frozen_states else Replicas(axis.size, axis.rank)
+    for part in local_frozen(engine.strategy, engine.holding):
+        if part.name not in engine.holding.secondary:
+            yield from _share(engine, part, holders)
+
+
+def buffer_pieces(engine: Engine) -> Iterator[SavedPiece]:
+    """What this rank saves of the buffers."""
+    if data_axis(engine.world).rank == engine.world.axis("tp").rank == 0:
+        for part in local_buffers(engine.holding):
+            if part.name not in engine.holding.secondary:
+                yield from _saved(part)
+
+
+def _optimizer_pieces(engine: Engine) -> Iterator[SavedPiece]:
+    for piece in _counted(engine):
+        replicas = piece.replicas
+        for key, value in engine.update.optimizer.state.get(piece.value, {}).items():
+            name = f"{OPTIMIZER}{key}/{piece.name}"
+            tensor = (
+                value
+                if isinstance(value, Tensor)
+                else torch.tensor(float(value), dtype=torch.float64)
+            )
+            if tensor.shape == piece.value.shape and tensor.dim() > 0:
+                yield from _share(
+                    engine, _of_piece(engine, piece, name, tensor), replicas, piece.name
+                )
+            elif (
+                tensor.numel() == 1 or piece.part.whole
+            ):  # of the parameter as a whole: a count, a factor of a moment
+                if piece.part.start == 0 and replicas.index == 0 and _is_first(engine, piece.name):
+                    yield SavedPiece.whole(name, tensor.detach().contiguous())
+            else:
+                raise CheckpointError(
+                    f"the optimizer keeps '{key}' of shape {tuple(tensor.shape)} for {piece.numel} elements of '{piece.name}'; "
+                    "it is not known which elements those are, so it cannot be saved"
+                )
+
+
+def _counted(engine: Engine) -> list[Piece]:
+    """Without those that another pipeline stage saves."""
+    return [piece for piece in engine.strategy.pieces if not piece.is_tied_copy]
+
+
+def _kept_pieces(engine: Engine) -> Iterator[SavedPiece]:
+    replicas = engine.strategy.replicas
+    for piece in _counted(engine):
+        for key, tensor in engine.driver.extra_state(piece).items():
+            part = _of_piece(engine, piece, f"{STRATEGY}{key}/{piece.name}", tensor)
+            yield from _share(engine, part, replicas, piece.name)
+
+
+def _load_optimizer_state(engine: Engine, checkpoint: Checkpoint, piece: Piece) -> None:
+    state: dict[str, Any] = {}
+    for name in checkpoint.names():
+        prefix, _, rest = name.partition("/")
+        key, _, param = rest.partition("/")
+        if f"{prefix}/" != OPTIMIZER or param != piece.name:
+            continue
+        if (
+            checkpoint.global_shape(name) == engine.holding.shapes[piece.name]
+            and piece.value.dim() > 0
+        ):
+            state[key] = torch.zeros_like(piece.value, requires_grad=False)
+            _fill(checkpoint, _of_piece(engine, piece, name, state[key]))
+        else:
+            state[key] = checkpoint.tensor(name)
+    if state:
+        engine.update.optimizer.state[piece.value] = state
+
+
+def _of_piece(engine: Engine, piece: Piece, name: str, tensor: Tensor) -> LocalPart:
+    """`tensor`, which has the elements of `piece`, under a name of its own."""
+    part = piece.part
+    found = Shapes(engine.holding.placements).part(
+        piece.name, tuple(part.slot.shape), part.start, part.stop, tensor.detach().reshape(-1)
+    )
+    return replace(found, name=name)
+
+
+def _is_first(engine: Engine, name: str) -> bool:
+    """Whether this rank has the first elements of a parameter, and the first copy of them."""
+    placement = engine.holding.placements.get(name)
+    return placement is None or (placement.copy == 0 and not any(placement.box.offset))
+
+
+def _share(
+    engine: Engine, part: LocalPart, replicas: Replicas, param_name: str | None = None
+) -> Iterator[SavedPiece]:
+    """What this rank writes of a part that several hold: copies on the tensor axis times replicas
+    on the data axis.
+    """
+    copy, copies = Shapes(engine.holding.placements).copies(param_name or part.name)
+    yield from _saved(part.share(replicas.index * copies + copy, replicas.count * copies))
+
+
+def _saved(part: LocalPart) -> Iterator[SavedPiece]:
+    for box, start, stop, values in part.boxed():
+        yield SavedPiece(part.name, part.global_shape, box, start, stop, values.reshape(-1))
+
+
+def _fill(checkpoint: Checkpoint, part: LocalPart) -> None:
+    for box, start, stop, values in part.boxed():
+        flat = values.reshape(-1)
+        checkpoint.fill(
+            SavedPiece(part.name, part.global_shape, box, start, stop, flat), convert=True
+        )
+        if flat.data_ptr() != values.data_ptr():
+            values.copy_(flat.view_as(values))

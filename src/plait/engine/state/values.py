@@ -1,0 +1,215 @@
+"""The values of a model: made by name, read from files, or brought along; each goes to wherever
+this rank keeps it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from plait.comm import Axis, World
+from plait.engine.state.holding import Holding
+from plait.engine.state.init import Initializer, buffer_dtype, is_meta, place_holders
+from plait.engine.state.parts import LocalPart, Shapes
+from plait.engine.state.start import listed
+from plait.mesh.boxes import Box, FlatRange
+from plait.models.weights import Reader, Weights, weights_of
+from plait.parallel.data import DataStrategy, FrozenPiece, Piece
+from plait.parallel.data.gradients import BucketState
+
+
+class Values:
+    """A model whose parameters wait for their memory, and where the values come from."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        initializer: Initializer | None,
+        brought: dict[str, Tensor],
+        axis: Axis,
+        differing: Sequence[str] = (),
+    ) -> None:
+        self._name_of = {id(param): name for name, param in model.named_parameters()}
+        self._initializer = initializer
+        self._brought = brought
+        self._axis = axis
+        self._weights = weights_of(model) if initializer is not None else None
+        self._told_by_all = bool(brought) and axis.size > 1
+        self._differing = list(differing)
+
+    def fill(self, strategies: Mapping[int, DataStrategy], holding: Holding) -> None:
+        """Give every parameter that this rank holds its value. Collective."""
+        with torch.no_grad():
+            self._give_all(strategies, holding)
+            if self._weights is not None:
+                read_parts(self._weights, strategies, holding)
+            for strategy in strategies.values():
+                strategy.publish()
+
+    def _give_all(self, strategies: Mapping[int, DataStrategy], holding: Holding) -> None:
+        """Whole values, one after the other, each cut to what this rank keeps of it."""
+        places: dict[str, list[tuple[DataStrategy, BucketState, int]]] = {}
+        for strategy in strategies.values():
+            for state in (*strategy.states, *strategy.frozen_states):
+                for index, slot in enumerate(state.bucket.slots):
+                    places.setdefault(slot.name, []).append((strategy, state, index))
+
+        def give(name: str, value: Tensor) -> None:
+            if name in holding.placements:
+                value = holding.placements[name].cut(value)
+            for strategy, state, index in places.get(name, ()):
+                strategy.load(state, index, value)
+            if (
+                name not in places and name in holding.params
+            ):  # frozen, and not sharded by the strategy
+                param = holding.params[name]
+                param.data = value.to(param.device, param.dtype, copy=True)
+                for same in holding.copies.get(name, ()):  # never updated, so one memory does
+                    same.data = param.data
+
+        def take(param: nn.Parameter, value: Tensor) -> None:
+            if (
+                id(param) in self._name_of
+            ):  # else a copy for another stage: its value comes under the name of the first
+                give(self._name_of[id(param)], value)
+
+        if self._initializer is not None:
+            self._initializer.make(take)
+        for name in list(self._brought):
+            give(name, self._agreed(name, self._brought.pop(name).contiguous()))
+        self._tell_differences()
+
+    def _agreed(self, name: str, value: Tensor) -> Tensor:
+        """That of the first rank. Collective."""
+        if self._axis.size == 1:
+            return value
+        agreed = value.clone()
+        self._axis.broadcast(agreed, 0).wait()
+        if not torch.equal(agreed, value):
+            self._differing.append(name)
+        return agreed
+
+    def _tell_differences(self) -> None:
+        """Warn where a rank brought other values than the first. Collective."""
+        if not self._told_by_all:
+            return
+        for rank, names in enumerate(self._axis.gather_objects(self._differing)):
+            if names and self._axis.rank == 0:
+                warnings.warn(
+                    f"rank {rank} brought other initial values than rank 0, whose values all ranks train: "
+                    f"{listed(names)}; seed every rank alike before the model is made",
+                    stacklevel=2,
+                )
+
+
+def read_parts(weights: Weights, strategies: Mapping[int, DataStrategy], holding: Holding) -> None:
+    """Read the elements that this rank keeps, and no others, into the masters of its strategies."""
+    shapes = Shapes(holding.placements)
+    pieces: list[Piece | FrozenPiece] = []
+    for strategy in strategies.values():
+        pieces += [piece for piece in strategy.pieces if piece.name in weights]
+        pieces += [piece for piece in strategy.frozen_pieces() if piece.name in weights]
+    sharded = {piece.name for piece in pieces}
+    with weights.reading() as reader:
+        for piece in pieces:
+            part = piece.part
+            _read(
+                reader,
+                shapes.part(
+                    piece.name,
+                    tuple(part.slot.shape),
+                    part.start,
+                    part.stop,
+                    piece.value.detach().reshape(-1),
+                ),
+            )
+        for name, param in holding.params.items():
+            if name in weights and name not in sharded and not param.requires_grad:
+                param.data = torch.empty(param.shape, dtype=param.dtype, device=param.device)
+                _read(reader, shapes.whole(name, param))
+
+
+def _read(reader: Reader, part: LocalPart) -> None:
+    for box, start, stop, values in part.boxed():
+        flat = values.reshape(-1)
+        for rectangle in FlatRange(box, start, stop).rectangles():
+            read = reader.read(part.name, rectangle.box.within(Box.whole(part.global_shape)))
+            flat[rectangle.position : rectangle.position + rectangle.box.numel].copy_(
+                read.reshape(-1)
+            )
+        if flat.data_ptr() != values.data_ptr():
+            values.copy_(flat.view_as(values))
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A model before its layers are split: the values that it has by name, and the modules that can
+    make whole ones.
+    """
+
+    values: dict[str, Tensor] = field(default_factory=dict)
+    originals: Mapping[str, nn.Module] = field(default_factory=dict)
+    differing: Sequence[str] = ()  # buffers that are not those of the first rank
+
+    @staticmethod
+    def of(model: nn.Module, world: World) -> Whole:
+        """Those of a model that has them, with the buffers of the first rank; none of one on the
+        meta device. Collective.
+        """
+        if is_meta(model):
+            return Whole()
+        values = {name: param.data for name, param in model.named_parameters()}
+        return Whole(values, differing=_agree_on_buffers(model, world))
+
+
+def prepare(
+    model: nn.Module,
+    seed: int,
+    dtype: torch.dtype,
+    master: torch.dtype,
+    *,
+    world: World,
+    whole: Whole,
+) -> Values:
+    """Take the values out of a model, and leave parameters that have the memory of one element."""
+    axis = world.axis("world")
+    if is_meta(model):
+        place_holders(model, dtype, world.device)
+        return Values(
+            model,
+            Initializer(model, seed, dtype, world.device, originals=whole.originals, axis=axis),
+            {},
+            axis,
+        )
+    brought = {name: whole.values.pop(name).to(world.device, master) for name in list(whole.values)}
+    for param in model.parameters():
+        param.data = torch.zeros((), dtype=dtype, device=world.device).expand(param.shape)
+    for original in whole.originals.values():  # kept for what they are, not for their values
+        for part in original._parameters.values():
+            if part is not None:
+                part.data = torch.zeros((), dtype=dtype, device=world.device).expand(part.shape)
+    for module in model.modules():
+        for key, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[key] = buffer.to(world.device, buffer_dtype(module, key, dtype))
+    return Values(model, None, brought, axis, whole.differing)
+
+
+def _agree_on_buffers(model: nn.Module, world: World) -> list[str]:
+    """Write the buffers of the first rank into those of this rank, and name what was different.
+    Collective.
+    """
+    axis = world.axis("world")
+    differing: list[str] = []
+    for name, buffer in model.named_buffers() if axis.size > 1 else ():
+        agreed = buffer.detach().to(world.device, copy=True).contiguous()
+        axis.broadcast(agreed, 0).wait()
+        agreed = agreed.to(buffer.device)
+        if not torch.equal(agreed, buffer):
+            differing.append(name)
+            buffer.detach().copy_(agreed)
+    return differing

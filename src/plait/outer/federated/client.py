@@ -1,0 +1,164 @@
+"""A client: an engine, the samples that never leave it, and what one round asks of them.
+
+The engine may be parallel: every rank of its world calls the same methods, and the whole vectors
+are the same on all of them. One engine serves many simulated clients in turn, because a client is
+its samples and its small state (`Samples`), not a model: a thousand clients take the memory of one.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from plait.datasets import Loader
+from plait.engine.engine import Engine
+from plait.engine.state.init import derive_seed
+from plait.engine.state.parts import LocalPart
+from plait.outer.federated.messages import Reply, Task
+from plait.outer.federated.samples import Samples
+
+
+@dataclass(frozen=True)
+class Local:
+    """How a client trains: passes over its samples, batch size, FedProx's mu, SCAFFOLD's
+    corrections (needs the rate).
+    """
+
+    epochs: int = 1
+    batch: int = 16
+    mu: float = 0.0
+    scaffold_lr: float | None = None
+    seed: int = 0
+
+
+def get_weights(engine: Engine) -> Tensor:
+    """All trainable parameters, end to end in the order of their names, whole on every rank.
+    Collective.
+    """
+    places, numel = layout(engine)
+    parts = [(part.name, part.index(), part.value) for part in _parts(engine)]
+    axis = engine.world.axis("world")
+    gathered = axis.gather_objects(parts) if axis.size > 1 else [parts]
+    flat = torch.zeros(numel, dtype=next(value.dtype for held in gathered for _, _, value in held))
+    for name, index, value in (part for held in gathered for part in held):
+        offset, size = places[name]
+        flat[offset : offset + size][index] = value.cpu()
+    return flat
+
+
+def set_weights(engine: Engine, flat: Tensor) -> None:
+    """Let every rank hold what `flat` says, and begin with a fresh optimizer. Collective."""
+    with torch.no_grad():
+        for piece, values in zip(engine.strategy.pieces, slices(engine, flat), strict=True):
+            piece.value.copy_(values)
+        engine.strategy.publish()
+    engine.update.optimizer.state.clear()
+
+
+def slices(engine: Engine, flat: Tensor) -> list[Tensor]:
+    """What of a flat vector belongs to each piece of this rank, in the piece's shape."""
+    places, _ = layout(engine)
+    found = []
+    for piece, part in zip(engine.strategy.pieces, _parts(engine), strict=True):
+        offset, size = places[part.name]
+        found.append(flat[offset : offset + size][part.index()].view(piece.value.shape))
+    return found
+
+
+def layout(engine: Engine) -> tuple[dict[str, tuple[int, int]], int]:
+    """(offset, length) of each trainable parameter in the flat vector, and the vector's length;
+    alike under every plan.
+    """
+    places = {}
+    offset = 0
+    for name in sorted(
+        name for name, param in engine.model.named_parameters() if param.requires_grad
+    ):
+        size = math.prod(engine.holding.shapes[name])
+        places[name] = (offset, size)
+        offset += size
+    return places, offset
+
+
+def _parts(engine: Engine) -> list[LocalPart]:
+    return engine.local_parameters()[: len(engine.strategy.pieces)]
+
+
+class Client:
+    """Trains one engine for whichever client's samples it is given."""
+
+    def __init__(self, engine: Engine, local: Local) -> None:
+        self.engine = engine
+        self.local = local
+        self._corrections: list[
+            Tensor
+        ] = []  # of each piece: added to the gradient of the mean loss
+        self._anchors: list[Tensor] = []
+        engine.before_update.append(self._correct)
+
+    def run(self, task: Task, samples: Samples) -> Reply:
+        """One round: from the global weights to this client's change of them. Collective."""
+        engine = self.engine
+        local = self.local
+        began = time.perf_counter()
+        set_weights(engine, task.weights)
+        self._prepare(task, samples)
+        axis = engine.world.axis("dp")
+        seed = derive_seed(local.seed, "client", samples.client, task.number) % 2**31
+        loader = Loader(samples.train, local.batch, dp_size=axis.size, dp_rank=axis.rank, seed=seed)
+        num_steps = local.epochs * loader.batches_per_epoch
+        loss = 0.0
+        for _ in range(num_steps):
+            loss = engine.step(next(loader), trace=False).loss
+        engine.driver.synchronize()
+        change = get_weights(engine) - task.weights
+        extra = self._move_control(task, samples, change, num_steps)
+        self._corrections = []
+        self._anchors = []
+        metrics = {
+            "train_loss": loss,
+            "num_steps": float(num_steps),
+            "seconds": time.perf_counter() - began,
+        }
+        return Reply(samples.client, task.number, len(samples.train), change, metrics, extra)
+
+    def _prepare(self, task: Task, samples: Samples) -> None:
+        pieces = self.engine.strategy.pieces
+        if self.local.mu:
+            self._anchors = [piece.value.detach().clone() for piece in pieces]
+        if "control" in task.extra:
+            if samples.control is None:
+                samples.control = torch.zeros_like(task.weights)
+            self._corrections = slices(self.engine, task.extra["control"] - samples.control)
+
+    @torch.no_grad()
+    def _correct(self, engine: Engine) -> None:
+        """Add what FedProx and SCAFFOLD add to the mean gradient; gradients are sums here, divided
+        afterwards.
+        """
+        scale = engine.gradient_divisor
+        for index, piece in enumerate(engine.strategy.pieces):
+            if piece.value.grad is None:
+                continue
+            if self._anchors:
+                piece.value.grad.add_(
+                    piece.value - self._anchors[index], alpha=self.local.mu * scale
+                )
+            if self._corrections:
+                piece.value.grad.add_(self._corrections[index], alpha=scale)
+
+    def _move_control(
+        self, task: Task, samples: Samples, change: Tensor, num_steps: int
+    ) -> dict[str, Tensor]:
+        """SCAFFOLD's option II: c_i <- c_i - c - change / (steps x rate); what it moved by is
+        sent.
+        """
+        if "control" not in task.extra or self.local.scaffold_lr is None:
+            return {}
+        moved = -task.extra["control"] - change / (num_steps * self.local.scaffold_lr)
+        samples.control = moved if samples.control is None else samples.control + moved
+        return {"control": moved}

@@ -1,0 +1,265 @@
+"""The same server and the same clients behind Flower: `server_app` and `client_app` for its
+SuperLink and SuperNodes.
+
+Flower moves the messages (TLS, node authentication, retries); what is in them are the statements of
+`wire`: one string of JSON, and vectors without pickle. What is made of them is `rounds.Server`. A
+node's app only carries a message to the client that is resident on its machine (`resident`), so
+that it loads neither torch nor data.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from plait.errors import RunError
+from plait.outer.federated import wire
+
+if TYPE_CHECKING:  # a node's app need not load torch
+    from torch import Tensor
+
+    from plait.outer.federated.messages import Reply, Task
+    from plait.outer.federated.secret_round import Said
+
+HEAD = "head"
+VECTORS = "vectors"
+EVALUATE = "evaluate"
+POLL_SECONDS = 0.1
+BEGIN_SECONDS = 120.0  # for the resident to have read its data
+ANSWER_SECONDS = 24 * 3600.0
+LAST_SECONDS = 3600.0  # for `min_replies` clients to be there and answer
+
+
+def pack(head: Mapping[str, Any], vectors: Mapping[str, np.ndarray[Any, Any]]) -> RecordDict:
+    """A statement as Flower carries it."""
+    record = RecordDict({HEAD: ConfigRecord({"json": json.dumps(dict(head), allow_nan=False)})})
+    if vectors:
+        record[VECTORS] = ArrayRecord({name: Array(vector) for name, vector in vectors.items()})
+    return record
+
+
+def unpack(record: RecordDict) -> tuple[wire.Head, wire.Vectors]:
+    """The statement in a message."""
+    vectors: Mapping[str, Any] = record.array_records.get(VECTORS, {})
+    return json.loads(str(record.config_records[HEAD]["json"])), {
+        name: array.numpy() for name, array in vectors.items()
+    }
+
+
+# -- the client
+# -------------------------------------------------------------------------------------------------------
+
+
+def client_app() -> ClientApp:
+    """A node: hands every question to its resident client and every answer back, and says who it
+    is.
+    """
+    app = ClientApp()
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        return Message(
+            pack({"client": int(context.node_config["partition-id"])}, {}), reply_to=message
+        )
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return _carry(message, context)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return _carry(message, context)
+
+    return app
+
+
+def _carry(message: Message, context: Context) -> Message:
+    with _line(Path(str(context.node_config["resident"]))) as line:
+        wire.send(line, *unpack(message.content))
+        head, vectors = wire.receive(line)
+    if "error" in head:
+        raise RunError(head["error"])
+    return Message(pack(head, vectors), reply_to=message)
+
+
+def _line(path: Path) -> socket.socket:
+    """A line to the resident, which may still be reading its data."""
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    deadline = time.monotonic() + BEGIN_SECONDS
+    line.settimeout(ANSWER_SECONDS)
+    while True:
+        try:
+            line.connect(str(path))
+            return line
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(POLL_SECONDS)
+
+
+# -- the server
+# -------------------------------------------------------------------------------------------------------
+
+
+class NodeFleet:
+    """Flower's nodes as clients.
+
+    A round waits for all that were asked; once `needed` have answered, for `patience_seconds` more.
+    Who has not answered by then is missing from the round, and its late answer is not looked at.
+    """
+
+    def __init__(self, grid: Grid, num_clients: int, needed: int, patience_seconds: float) -> None:
+        self._grid = grid
+        self._needed = needed
+        self._patience_seconds = patience_seconds
+        self.num_clients = num_clients
+        self._clients: dict[int, int] = {}  # client by node, of all nodes that have ever answered
+        self.judge: Any = None  # of the server's own held-out samples: accuracy(weights)
+
+    def nodes(self) -> dict[int, int]:
+        """The node of each client that is there now. A node is asked once who it is."""
+        there = set(self._grid.get_node_ids())
+        asked = {
+            node: Message(pack({}, {}), node, "query")
+            for node in sorted(there - self._clients.keys())
+        }
+        for node, (head, _) in self._exchange(asked, len(asked)).items():
+            self._clients[node] = int(head["client"])
+        return {client: node for node, client in self._clients.items() if node in there}
+
+    def wait(self, count: int) -> dict[int, int]:
+        """The nodes, when `count` clients are there. Raises `RunError` after an hour."""
+        deadline = time.monotonic() + LAST_SECONDS
+        while len(there := self.nodes()) < count:
+            if time.monotonic() > deadline:
+                raise RunError(
+                    f"{len(there)} of {count} clients are there after {LAST_SECONDS:g} s"
+                )
+            time.sleep(POLL_SECONDS)
+        return there
+
+    def train(self, task: Task, clients: Sequence[int]) -> list[Reply]:
+        from plait.outer.federated.messages import Reply
+
+        vectors = {"weights": task.weights, **task.extra}
+        told = self._ask(
+            "train", {client: ({"number": task.number}, vectors) for client in clients}
+        )
+        return [
+            Reply(
+                client,
+                task.number,
+                int(head["num_examples"]),
+                sent.pop("change"),
+                head["metrics"],
+                sent,
+            )
+            for client, (head, sent) in told.items()
+        ]
+
+    def secret(self, phase: str, contents: Mapping[int, Said]) -> dict[int, Said]:
+        return self._ask(phase, contents)
+
+    def accuracies(self, weights: Tensor) -> dict[int, float]:
+        told = self._ask(
+            EVALUATE, {client: ({}, {"weights": weights}) for client in range(self.num_clients)}
+        )
+        return {client: float(head["accuracy"]) for client, (head, _) in told.items()}
+
+    def accuracy(self, weights: Tensor) -> float:
+        return float(self.judge(weights))
+
+    def _ask(self, kind: str, questions: Mapping[int, Said]) -> dict[int, Said]:
+        """The answers, by client."""
+        import torch
+
+        nodes = self.wait(min(self._needed, len(questions)))
+        flower_kind = EVALUATE if kind == EVALUATE else "train"
+        asked = {
+            nodes[client]: Message(
+                pack({**head, "kind": kind}, {n: v.numpy() for n, v in vectors.items()}),
+                nodes[client],
+                flower_kind,
+            )
+            for client, (head, vectors) in questions.items()
+            if client in nodes
+        }
+        answers = self._exchange(asked, min(self._needed, len(questions)))
+        return {
+            self._clients[node]: (
+                head,
+                {name: torch.from_numpy(vector.copy()) for name, vector in vectors.items()},
+            )
+            for node, (head, vectors) in sorted(
+                answers.items(), key=lambda item: self._clients[item[0]]
+            )
+        }
+
+    def _exchange(
+        self, asked: Mapping[int, Message], needed: int
+    ) -> dict[int, tuple[wire.Head, wire.Vectors]]:
+        """The answers of nodes. Flower's own `send_and_receive` looks every three seconds, and
+        knows one limit of time only.
+        """
+        answers: dict[int, tuple[wire.Head, wire.Vectors]] = {}
+        waiting = set(self._grid.push_messages(list(asked.values()))) if asked else set()
+        begin = time.monotonic()
+        limit = begin + LAST_SECONDS
+        while waiting and time.monotonic() < limit:
+            for answer in self._grid.pull_messages(waiting):
+                waiting.discard(answer.metadata.reply_to_message_id)
+                if not answer.has_error():
+                    answers[answer.metadata.src_node_id] = unpack(answer.content)
+                    if len(answers) == needed:
+                        limit = min(limit, time.monotonic() + self._patience_seconds)
+            time.sleep(POLL_SECONDS if waiting else 0)
+        return answers
+
+
+def server_app(config: str | Path, out: str | Path | None = None) -> ServerApp:
+    """The server: waits for `min_replies` clients and runs the rounds of the config.
+
+    It prints what each gave and writes it to `out`, and the weights beside that, as
+    `weights.safetensors`.
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        from safetensors.torch import save_file
+
+        from plait.config import load
+        from plait.outer.federated.simulation import Bench, make_server, totals
+
+        settings = load(config)
+        section = settings.federated
+        bench = Bench(settings)
+        fleet = NodeFleet(grid, section.clients, section.min_replies, section.patience_seconds)
+        fleet.judge = bench.accuracy
+        fleet.wait(section.min_replies)
+        server = make_server(settings, bench.judge.initial())
+        rounds = []
+        for done in server.run(fleet):
+            rounds.append(done.as_dict())
+            print(
+                f"plait round {done.number} accuracy {done.accuracy:.4f} answered {list(done.answered)}",
+                flush=True,
+            )
+            if out is not None:
+                new = Path(out).with_name("weights.new")
+                save_file(bench.judge.named(server.weights), new, {"round": str(done.number)})
+                new.replace(new.with_suffix(".safetensors"))
+                new = Path(out).with_suffix(".new")
+                new.write_text(json.dumps({"rounds": rounds, **totals(rounds)}, indent=2) + "\n")
+                new.replace(out)
+
+    return app

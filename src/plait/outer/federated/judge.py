@@ -1,0 +1,62 @@
+"""Judging weights: a plain model on one device, whatever the plan that trains; it sees flat vectors
+and test samples.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from plait.engine.batch import call
+from plait.engine.state.init import Initializer, is_meta, place_holders
+from plait.outer.federated.samples import Part
+
+
+class Judge:
+    """Accuracy of weights. Buffers are those that the model begins with: statistics of batch-norm
+    stay with the clients.
+    """
+
+    def __init__(self, model: nn.Module, seed: int, dtype: torch.dtype) -> None:
+        cpu = torch.device("cpu")
+        if is_meta(model):
+            place_holders(model, dtype, cpu)
+
+            def take(param: nn.Parameter, value: Tensor) -> None:
+                param.data = value.to(dtype, copy=True)
+
+            Initializer(model, seed, dtype, cpu).run(take)
+        self._model = model.to(dtype)
+        self._named = {
+            name: param for name, param in sorted(model.named_parameters()) if param.requires_grad
+        }
+        self._params = list(self._named.values())
+        self._start = torch.cat([param.detach().reshape(-1) for param in self._params])
+
+    def initial(self) -> Tensor:
+        """The weights that training begins with under any plan, end to end in the order of their
+        names.
+        """
+        return self._start.clone()
+
+    def named(self, weights: Tensor) -> dict[str, Tensor]:
+        """The flat vector cut into the model's parameters, by name."""
+        parts = weights.split([param.numel() for param in self._params])
+        return {
+            name: part.view(param.shape)
+            for (name, param), part in zip(self._named.items(), parts, strict=True)
+        }
+
+    @torch.no_grad()
+    def accuracy(self, weights: Tensor, test: Part) -> float:
+        """The share of targets that are predicted right, unmasked ones only."""
+        for name, value in self.named(weights).items():
+            self._named[name].copy_(value)
+        self._model.eval()
+        inputs, targets = test.batch(torch.arange(len(test)))
+        output = call(
+            self._model, inputs.to(self._params[0].dtype) if inputs.is_floating_point() else inputs
+        )
+        counted = targets != -100
+        right = (output.argmax(dim=-1) == targets) & counted
+        return float(right.sum() / counted.sum().clamp(min=1))

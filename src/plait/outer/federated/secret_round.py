@@ -1,0 +1,171 @@
+"""A round whose single changes the server never sees: the four steps of `secure`, as questions to
+clients and their answers.
+
+`Desk` is the clients' side, `secret_sum` the server's; between them travel statements (see `wire`),
+whoever carries them. A client weighs its change by its examples *before* masking and appends their
+number, so the server learns the two sums only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.errors import RunError
+from plait.outer.federated import privacy, secure
+from plait.outer.federated.messages import Reply, Task
+from plait.outer.federated.secure import PublicKeys, Sealed, SecureClient
+
+Said = tuple[dict[str, Any], dict[str, Tensor]]
+Ask = Callable[[str, Mapping[int, Said]], dict[int, Said]]
+Train = Callable[[Task, Sequence[int]], list[Reply]]
+PHASES = ("advertise", "share", "mask", "unmask")
+
+
+class Desk:
+    """The secrets of the clients that live here, each of one round."""
+
+    def __init__(self, clip: float | None) -> None:
+        self._clip = clip
+        self._clients: dict[int, tuple[int, SecureClient]] = {}
+
+    def advertise(self, client: int, said: Said) -> Said:
+        """Step 1: new keys for round `number`."""
+        self._clients[client] = int(said[0]["number"]), SecureClient(client)
+        keys = self._of(client, said).advertise()
+        return {"client": client, "keys": [hex(keys.mask), hex(keys.channel)]}, {}
+
+    def share(self, client: int, said: Said) -> Said:
+        """Step 2: shares of the own secrets, sealed for each other client."""
+        keys = {int(other): _keys(pair) for other, pair in said[0]["keys"].items()}
+        sealed = self._of(client, said).share(keys, int(said[0]["threshold"]))
+        return {
+            "client": client,
+            "sealed": {str(o): [s.body.hex(), s.tag.hex()] for o, s in sealed.items()},
+        }, {}
+
+    def mask(self, client: int, said: Said, reply: Reply) -> Said:
+        """Step 3: this round's change under masks."""
+        if self._clip is not None:
+            reply = replace(reply, change=privacy.clip(reply.change, self._clip), num_examples=1)
+        received = {
+            int(other): Sealed(*map(bytes.fromhex, pair))
+            for other, pair in said[0]["received"].items()
+        }
+        weighed = torch.cat(
+            [reply.change.double() * reply.num_examples, torch.tensor([float(reply.num_examples)])]
+        )
+        masked = self._of(client, said).mask(secure.to_fixed(weighed), received)
+        return {"client": client, "metrics": dict(reply.metrics)}, {"masked": masked}
+
+    def unmask(self, client: int, said: Said) -> Said:
+        """Step 4: what takes off the masks of the sum."""
+        seeds, keys = self._of(client, said).unmask(frozenset(map(int, said[0]["survivors"])))
+        return {"client": client, "seeds": _hexes(seeds), "keys": _hexes(keys)}, {}
+
+    def _of(self, client: int, said: Said) -> SecureClient:
+        number, secrets = self._clients.get(client, (None, None))
+        if secrets is None or number != int(said[0]["number"]):
+            raise RunError(
+                f"client {client} has no secrets of round {said[0]['number']}: it began after the round did"
+            )
+        return secrets
+
+
+@dataclass(frozen=True)
+class SecretSum:
+    """What the server has learnt: sums, who is in them, and how many bytes it took to say so."""
+
+    change: Tensor
+    num_examples: float
+    answered: tuple[int, ...]
+    losses: tuple[float, ...]
+    num_bytes: int
+
+
+def secret_sum(ask: Ask, task: Task, clients: Sequence[int]) -> SecretSum:
+    """Run the four steps with those of `clients` that are there. Raises `RunError` when too few are
+    left for the sum.
+    """
+    threshold = len(clients) // 2 + 1
+    head = {"number": task.number}
+    vectors = {"weights": task.weights, **task.extra}
+    keys = {
+        client: said[0]["keys"]
+        for client, said in ask("advertise", {c: (head, {}) for c in clients}).items()
+    }
+    listed = {str(client): pair for client, pair in keys.items()}
+    _enough(keys, threshold)
+    shared = ask("share", {c: ({**head, "keys": listed, "threshold": threshold}, {}) for c in keys})
+    _enough(shared, threshold)
+    boxes = {c: {str(s): shared[s][0]["sealed"][str(c)] for s in shared} for c in shared}
+    told = ask("mask", {c: ({**head, "received": boxes[c]}, vectors) for c in shared})
+    numel = task.weights.numel() + 1
+    masked = {c: said[1]["masked"] for c, said in sorted(told.items()) if _is_masked(said, numel)}
+    _enough(masked, threshold)
+    answers = ask("unmask", {c: ({**head, "survivors": sorted(masked)}, {}) for c in masked})
+    given = [(_ints(answers[c][0]["seeds"]), _ints(answers[c][0]["keys"])) for c in sorted(answers)]
+    public = {client: _keys(pair) for client, pair in keys.items()}
+    total = secure.from_fixed(secure.unmask_sum(masked, public, given, sorted(answers), threshold))
+    losses = tuple(
+        told[c][0]["metrics"]["train_loss"] for c in masked if "train_loss" in told[c][0]["metrics"]
+    )
+    num_bytes = sum(
+        _size(said) for phase in (shared, told, answers) for said in phase.values()
+    ) + 2 * 256 * len(keys)
+    return SecretSum(total[:-1], float(total[-1]), tuple(masked), losses, num_bytes)
+
+
+def answer(desk: Desk, phase: str, contents: Mapping[int, Said], train: Train) -> dict[int, Said]:
+    """The clients' answers to one step; those whose training fails drop out of the third."""
+    if phase != "mask":
+        return {client: getattr(desk, phase)(client, said) for client, said in contents.items()}
+    answers = {}
+    for client, said in contents.items():
+        vectors = dict(said[1])
+        task = Task(int(said[0]["number"]), vectors.pop("weights"), vectors)
+        for reply in train(task, [client]):
+            answers[client] = desk.mask(client, said, reply)
+    return answers
+
+
+def _is_masked(said: Said, numel: int) -> bool:
+    vector = said[1].get("masked")
+    return vector is not None and vector.dtype == torch.int64 and vector.shape == (numel,)
+
+
+def _enough(left: Mapping[int, object], threshold: int) -> None:
+    if len(left) < threshold:
+        raise RunError(
+            f"{len(left)} clients are left of the {threshold} that secure aggregation needs; the round is void"
+        )
+
+
+def _size(said: Said) -> int:
+    """Bytes of the vectors and of the hexadecimal numbers, counted as numbers."""
+    words = [
+        word for value in said[0].values() if isinstance(value, dict) for word in value.values()
+    ]
+    digits = sum(
+        len(w)
+        for word in words
+        for w in (word if isinstance(word, list) else [word])
+        if isinstance(w, str)
+    )
+    return sum(vector.numel() * vector.element_size() for vector in said[1].values()) + digits // 2
+
+
+def _keys(pair: Sequence[str]) -> PublicKeys:
+    return PublicKeys(int(pair[0], 16), int(pair[1], 16))
+
+
+def _hexes(values: Mapping[int, int]) -> dict[str, str]:
+    return {str(key): hex(value) for key, value in values.items()}
+
+
+def _ints(values: Mapping[str, str]) -> dict[int, int]:
+    return {int(key): int(value, 16) for key, value in values.items()}

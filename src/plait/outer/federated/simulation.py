@@ -1,0 +1,347 @@
+"""Clients in this process, or in a pool of processes: a federation on one machine, without any
+other software.
+
+A worker has one engine and serves its clients in turn, so memory grows with the workers and not
+with the clients.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait import datasets
+from plait.comm import World
+from plait.engine.build import build, join_world
+from plait.engine.precision import MASTER_DTYPES
+from plait.errors import NonFiniteLoss, RunError
+from plait.launcher.agent import start_server
+from plait.launcher.rank import die_with_parent
+from plait.outer.federated.client import Client, Local, get_weights
+from plait.outer.federated.judge import Judge
+from plait.outer.federated.messages import Reply, Task
+from plait.outer.federated.partitions import partition
+from plait.outer.federated.rounds import Rules, Server
+from plait.outer.federated.samples import Part, Samples
+from plait.outer.federated.secret_round import Desk, Said, answer
+from plait.outer.federated.strategies import Settings, make
+from plait.plan import Plan
+from plait.run import assemble, optimizers
+
+HELD_OUT = 0.2  # of all samples, at the server; and of each client's, for its own test
+
+
+@dataclass(frozen=True)
+class Split:
+    """Indices: the server's test samples, and each client's for training and for its own test."""
+
+    test: list[int]
+    train: list[list[int]]
+    own_test: list[list[int]]
+
+
+def split(dataset: Any, section: Any, seed: int) -> Split:
+    """Who has which samples. Pure: every process finds the same."""
+    order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed)).tolist()
+    held = int(HELD_OUT * len(order))
+    test = sorted(order[:held])
+    rest = sorted(order[held:])
+    parts = (
+        [order] * section.clients
+        if section.partition == "own"
+        else _dealt(dataset, rest, section, seed)
+    )
+    test = sorted(order) if section.partition == "own" else test
+    train = []
+    own = []
+    for client, part in enumerate(parts):
+        mixed = torch.randperm(
+            len(part), generator=torch.Generator().manual_seed(seed + 1 + client)
+        ).tolist()
+        num_own = int(HELD_OUT * len(part))
+        own.append(sorted(part[k] for k in mixed[:num_own]) or part)
+        train.append(sorted(part[k] for k in mixed[num_own:]))
+    return Split(test, train, own)
+
+
+def _dealt(dataset: Any, indices: list[int], section: Any, seed: int) -> list[list[int]]:
+    labels = [_label(dataset, index) for index in indices]
+    parameter = section.shards_per_client if section.partition == "shards" else section.alpha
+    return [
+        [indices[k] for k in part]
+        for part in partition(section.partition, labels, section.clients, seed, parameter)
+    ]
+
+
+def _label(dataset: Any, index: int) -> int:
+    """What a skewed partition sorts by: the target, or the last token of a text."""
+    return int(dataset[index][1].reshape(-1)[-1])
+
+
+class Bench:
+    """The samples of a config, dealt out, and the judge of weights on them: all that a server has,
+    and it needs no engine.
+    """
+
+    def __init__(self, config: Any) -> None:
+        keys = assemble.model_keys(config)
+        seed = config.train.seed
+        dataset = datasets.make(config.data, keys, seed)
+        parts = split(dataset, config.federated, seed)
+        self.samples = [
+            Samples(client, Part(dataset, train), Part(dataset, own))
+            for client, (train, own) in enumerate(zip(parts.train, parts.own_test, strict=True))
+        ]
+        self._test = Part(dataset, parts.test)
+        self.judge = Judge(
+            assemble.make_model(keys, seed),
+            seed,
+            MASTER_DTYPES[Plan.parse(config.plan.text).precision],
+        )
+
+    def accuracy(self, weights: Tensor) -> float:
+        """On the samples that the server holds out."""
+        return self.judge.accuracy(weights, self._test)
+
+
+class LocalFleet:
+    """All clients in this process, one after the other. `fails(round, client)` simulates those that
+    do not answer.
+    """
+
+    def __init__(
+        self, config: Any, plan: Plan, world: World, fails: Callable[[int, int], bool] | None = None
+    ) -> None:
+        bench = Bench(config)
+        self.samples = bench.samples
+        self.judge = bench.judge
+        self.accuracy = bench.accuracy
+        self.num_clients = config.federated.clients
+        self._desk = Desk(config.federated.clip)
+        self._fails = fails or (lambda number, client: False)
+        engine = build(
+            assemble.make_model(assemble.model_keys(config), config.train.seed),
+            plan,
+            loss=assemble.make_loss(config.train, assemble.model_keys(config)),
+            optimizer=optimizers.from_config(config.train),
+            options=assemble.make_options(config, plan),
+            world=world,
+        )
+        self.client = Client(engine, local_of(config))
+
+    def initial(self) -> Tensor:
+        """The weights that training begins with."""
+        return get_weights(self.client.engine)
+
+    def train(self, task: Task, clients: Sequence[int]) -> list[Reply]:
+        replies = []
+        for client in clients:
+            if not self._fails(task.number, client):
+                with suppress(NonFiniteLoss):  # it has nothing to send: a client that is missing
+                    replies.append(self.client.run(task, self.samples[client]))
+        return replies
+
+    def secret(self, phase: str, contents: Mapping[int, Said]) -> dict[int, Said]:
+        return answer(self._desk, phase, contents, self.train)
+
+    def accuracies(self, weights: Tensor) -> dict[int, float]:
+        return {
+            samples.client: self.judge.accuracy(weights, samples.test) for samples in self.samples
+        }
+
+
+def local_of(config: Any) -> Local:
+    """How clients train, from `[federated]` and `[train]`."""
+    section = config.federated
+    train = config.train
+    return Local(
+        epochs=section.local_epochs,
+        batch=train.global_batch,
+        mu=section.mu if section.strategy == "fedprox" else 0.0,
+        scaffold_lr=train.lr if section.strategy == "scaffold" else None,
+        seed=train.seed,
+    )
+
+
+def make_server(config: Any, weights: Tensor) -> Server:
+    """The server's side of a config."""
+    section = config.federated
+    settings = Settings(
+        lr=section.server_lr,
+        momentum=section.server_momentum,
+        betas=section.server_betas,
+        tau=section.tau,
+        mu=section.mu,
+        trim=section.trim,
+        num_bad=section.num_bad,
+        num_clients=section.clients,
+    )
+    rules = Rules(
+        rounds=section.rounds,
+        fraction=section.fraction,
+        min_replies=section.min_replies,
+        secure=section.secure,
+        clip=section.clip,
+        noise=section.noise,
+        delta=section.delta,
+        seed=config.train.seed,
+        evaluate_every=section.evaluate_every,
+    )
+    return Server(weights, make(section.strategy, settings), rules)
+
+
+# -- a pool of processes
+# ----------------------------------------------------------------------------------------------
+
+_FLEET: LocalFleet | None = None  # of this worker process
+
+
+def _begin(config: Any, plan: str) -> None:
+    global _FLEET  # noqa: PLW0603 - a worker process is one client after the other, and has one engine
+    die_with_parent()
+    torch.set_num_threads(1)
+    _FLEET = LocalFleet(config, Plan.parse(plan), join_world(Plan.parse(plan)))
+
+
+def _train(task: Task, client: int, control: Tensor | None) -> tuple[Reply, Tensor | None]:
+    assert _FLEET is not None
+    _FLEET.samples[client] = replace(_FLEET.samples[client], control=control)
+    return _FLEET.client.run(task, _FLEET.samples[client]), _FLEET.samples[client].control
+
+
+def _judge(weights: Tensor, client: int) -> float:
+    assert _FLEET is not None
+    return _FLEET.judge.accuracy(weights, _FLEET.samples[client].test)
+
+
+class PoolFleet:
+    """Clients in `workers` processes, each with one engine of one rank. Who had not answered when a
+    worker died is missing.
+    """
+
+    def __init__(self, config: Any, plan: Plan, world: World, workers: int) -> None:
+        self._own = LocalFleet(
+            config, plan, world
+        )  # judges the global model, and says where training begins
+        self.num_clients = self._own.num_clients
+        self._controls: dict[int, Tensor | None] = {}
+        self._desk = Desk(config.federated.clip)
+        context = multiprocessing.get_context(start_server())
+        self._start = lambda: ProcessPoolExecutor(
+            workers, mp_context=context, initializer=_begin, initargs=(config, str(plan))
+        )
+        self._pool = self._start()
+
+    def initial(self) -> Tensor:
+        """The weights that training begins with."""
+        return self._own.initial()
+
+    def train(self, task: Task, clients: Sequence[int]) -> list[Reply]:
+        futures = {
+            client: self._submit(_train, task, client, self._controls.get(client))
+            for client in clients
+        }
+        replies = []
+        broken = False
+        for client, future in futures.items():
+            try:
+                reply, self._controls[client] = future.result()
+                replies.append(reply)
+            except NonFiniteLoss:  # it has nothing to send
+                continue
+            except BrokenProcessPool:  # a worker died, and with it those that had not answered
+                broken = True
+        if broken:
+            self._restart()
+        return replies
+
+    def _submit(self, work: Callable[..., Any], *words: object) -> Any:
+        try:
+            return self._pool.submit(work, *words)
+        except BrokenProcessPool:  # since the last round
+            self._restart()
+            return self._pool.submit(work, *words)
+
+    def _restart(self) -> None:
+        self._pool.shutdown()
+        self._pool = self._start()
+
+    def secret(self, phase: str, contents: Mapping[int, Said]) -> dict[int, Said]:
+        """The clients' secrets are kept here, since any worker may train any client."""
+        return answer(self._desk, phase, contents, self.train)
+
+    def accuracies(self, weights: Tensor) -> dict[int, float]:
+        futures = {
+            client: self._submit(_judge, weights, client) for client in range(self.num_clients)
+        }
+        return {client: future.result() for client, future in futures.items()}
+
+    def accuracy(self, weights: Tensor) -> float:
+        return self._own.accuracy(weights)
+
+    def close(self) -> None:
+        """End the workers."""
+        self._pool.shutdown(cancel_futures=True)
+
+
+def simulate(
+    config: Any, on_round: Callable[[Any], None], fails: Callable[[int, int], bool] | None = None
+) -> dict[str, Any]:
+    """Run a config's federation on this machine, and return its numbers. Every rank of a client's
+    plan calls it.
+    """
+    plan = Plan.parse(config.plan.text)
+    world = join_world(plan)
+    workers = config.federated.workers
+    if workers > 1 and plan.world_size > 1:
+        raise RunError(
+            f"federated.workers = {workers} needs clients of one rank, and the plan '{plan}' has {plan.world_size}"
+        )
+    if config.federated.partition == "own":
+        raise RunError(
+            "federated.partition = 'own' is for --deploy, where each client's [data] is on its own machine"
+        )
+    fleet = (
+        PoolFleet(config, plan, world, workers)
+        if workers > 1
+        else LocalFleet(config, plan, world, fails)
+    )
+    try:
+        server = make_server(config, fleet.initial())
+        server.seed = lambda: shared_seed(world)
+        server.on_round = on_round if world.rank == 0 else (lambda done: None)
+        rounds = [done.as_dict() for done in server.run(fleet)]
+    finally:
+        if isinstance(fleet, PoolFleet):
+            fleet.close()
+    world.close()
+    return {"rounds": rounds, "plan": str(plan), **totals(rounds)}
+
+
+def shared_seed(world: World) -> int:
+    """A secret seed that all ranks of the server's process group have alike."""
+    axis = world.axis("world")
+    own = secrets.randbits(63)
+    return int(axis.gather_objects(own)[0]) if axis.size > 1 else own
+
+
+def totals(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The numbers over all rounds."""
+    last = rounds[-1] if rounds else {}
+    judged = [done for done in rounds if done["client_accuracy"]]
+    return {
+        "accuracy": last.get("accuracy"),
+        "client_accuracy_worst": judged[-1]["client_accuracy_worst"] if judged else None,
+        "epsilon": last.get("epsilon"),
+        "sent_bytes": sum(done["sent_bytes"] for done in rounds),
+        "received_bytes": sum(done["received_bytes"] for done in rounds),
+    }

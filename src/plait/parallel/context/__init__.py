@@ -1,0 +1,17 @@
+"""Split a sequence: ring attention and Ulysses; split space: strips that borrow their neighbours'
+edges.
+
+`apply` puts a parallel form in the place of every module of role `attention`, tells those of role
+`position` where this rank's tokens stand, and gives what cuts a batch. Everything else of a model
+sees each token alone and stays as it is.
+"""
+
+from __future__ import annotations
+
+from plait.parallel.context.apply import apply
+from plait.parallel.context.group import ContextGroup
+from plait.parallel.context.halo import HaloConv2d, with_halo
+from plait.parallel.context.ring import RingAttention
+from plait.parallel.context.ulysses import UlyssesAttention
+
+__all__ = ["ContextGroup", "HaloConv2d", "RingAttention", "UlyssesAttention", "apply", "with_halo"]

@@ -1,0 +1,63 @@
+"""Put context parallelism into a model, by its table of roles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from plait.comm import Axis
+from plait.errors import ModelError, PlanError
+from plait.parallel.context.group import ContextGroup
+from plait.parallel.context.ring import RingAttention
+from plait.parallel.context.ulysses import UlyssesAttention
+
+
+def apply(model: nn.Module, roles: Mapping[str, str], axis: Axis, strategy: str) -> ContextGroup:
+    """Replace the attention modules in place; `roles` is by module *name*, of modules that have
+    one.
+
+    Raises `ModelError` for a model without attention, or with dropout (each rank would draw its
+    own).
+    """
+    group = ContextGroup(axis, strategy)
+    attention = [name for name, role in roles.items() if role == "attention"]
+    if not attention:
+        raise ModelError(
+            f"cp{axis.size} needs modules of role attention, and this model names none; leave cp out"
+        )
+    _refuse_dropout(model, axis.size)
+    for name in attention:
+        parent_name, _, key = name.rpartition(".")
+        core = model.get_submodule(name)
+        if strategy not in ("ring", "ulysses"):
+            raise PlanError(
+                f"there is no context strategy {strategy!r}; there are ring and ulysses"
+            )
+        made = RingAttention(group) if strategy == "ring" else UlyssesAttention(group, core)
+        setattr(model.get_submodule(parent_name), key, made)
+    for name, role in roles.items():
+        if role == "position":
+            model.get_submodule(name).register_forward_pre_hook(
+                _tell_positions(group), with_kwargs=True
+            )
+    return group
+
+
+def _tell_positions(group: ContextGroup) -> Any:
+    def hook(
+        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return args, {**kwargs, "positions": group.positions().to(args[0].device)}
+
+    return hook
+
+
+def _refuse_dropout(model: nn.Module, size: int) -> None:
+    for name, module in model.named_modules():
+        rate = module.p if isinstance(module, nn.Dropout) else getattr(module, "dropout", 0.0)
+        if isinstance(rate, float) and rate > 0:
+            raise ModelError(
+                f"'{name}' has dropout {rate:g}, which would differ on parts of a sequence; cp{size} needs dropout 0"
+            )

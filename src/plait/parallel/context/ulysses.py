@@ -1,0 +1,54 @@
+"""Ulysses: between the projections and attention, sequences are exchanged for heads.
+
+Jacobs et al., "DeepSpeed Ulysses" (2023), section 3. One all-to-all turns [B, H, S / n, K] into [B,
+H / n, S, K], attention runs on whole sequences as on one device, and one all-to-all turns back.
+Where there are fewer key-value heads than ranks, each is sent to every rank that needs it. Sent by
+a rank: (n-1)/n of its q, k, v and output, forward and backward.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from plait.comm.functional import transition
+from plait.errors import PlanError
+from plait.mesh.layouts import Sharded
+from plait.parallel.context.group import ContextGroup
+
+HEADS = Sharded(1)
+SEQUENCE = Sharded(2)
+
+
+class UlyssesAttention(nn.Module):
+    """The attention `core` of one device, on some of the heads of whole sequences: [B, H, S here,
+    K] x 3 -> the same.
+    """
+
+    def __init__(self, group: ContextGroup, core: nn.Module) -> None:
+        super().__init__()
+        self.group = group
+        self.core = core
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
+        """`k` and `v` may have fewer heads than `q`, each serving a group of queries.
+
+        `documents` [B, S here]: of packed sequences, the document of each token that is here.
+
+        Raises `PlanError` if the heads do not divide by the ranks.
+        """
+        axis = self.group.axis
+        size = self.group.axis.size
+        if q.shape[1] % size or (k.shape[1] % size and size % k.shape[1]):
+            raise PlanError(
+                f"cp{size}:ulysses gives each rank some of the heads; {q.shape[1]} heads and {k.shape[1]} key-value heads do "
+                f"not divide by {size}; use a size that divides both, or cp{size}:ring"
+            )
+        if k.shape[1] % size:
+            k, v = (x.repeat_interleave(size // x.shape[1], dim=1) for x in (k, v))
+        q, k, v = (transition(x, axis, SEQUENCE, HEADS) for x in (q, k, v))
+        output: Tensor = (
+            self.core(q, k, v)
+            if documents is None
+            else self.core(q, k, v, self.group.whole(documents))
+        )
+        return transition(output, axis, HEADS, SEQUENCE)

@@ -1,0 +1,320 @@
+"""From `param.grad` to flat buffers: when a bucket's gradients are complete, and where they lie.
+
+The reducer knows *when* (every parameter of a bucket has its gradient, and all buckets before it
+have gone), a store knows *where*. Buckets go in one fixed order on every rank, also when a
+parameter gets no gradient on some of them: collectives that are issued in different orders hang.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from plait.comm import Axis
+from plait.parallel.data.bucket import Bucket
+
+
+@dataclass
+class BucketState:
+    """One bucket during a step: which gradients have come, and the flat buffer that holds them
+    while there is one.
+    """
+
+    bucket: Bucket
+    index: int
+    grad: Tensor | None = None
+    views: list[Tensor] = field(default_factory=list)
+    stale: set[int] = field(
+        default_factory=set
+    )  # slots whose elements in `grad` are still those of an earlier use
+    touched: set[int] = field(default_factory=set)  # slots that got a gradient in this step
+    direct: set[int] = field(
+        default_factory=set
+    )  # slots that got one through their main_grad, unknown to the reducer yet
+    missing: int = 0  # gradients that the running backward has not brought yet
+
+    def attach(self, grad: Tensor) -> None:
+        """Use `grad` as the flat buffer of the bucket's gradients; its elements are stale."""
+        self.grad, self.views = grad, self.bucket.views(grad)
+        self.stale = set(range(len(self.views)))
+
+    def detach(self) -> None:
+        """Forget the flat buffer."""
+        self.grad = None
+        self.views = []
+
+    def zero_stale(self) -> None:
+        """Zero the elements that got no gradient, so that a sum over ranks is right."""
+        for index in self.stale:
+            self.views[index].zero_()
+        self.stale.clear()
+
+
+class MainGrad:
+    """The place of one parameter's gradient: what a layer computes is added there, and torch's
+    autograd sees no gradient.
+
+    It spares a tensor the size of the weight and two passes over it for every micro-batch.
+    """
+
+    __slots__ = ("_index", "_state")
+
+    def __init__(self, state: BucketState, index: int) -> None:
+        self._state = state
+        self._index = index
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision in which gradients are added."""
+        return self._state.views[self._index].dtype
+
+    def add_product(self, left: Tensor, right: Tensor) -> None:
+        """Add left @ right, two matrices."""
+        view = self._state.views[self._index]
+        state = self._state
+        if self._is_first():
+            torch.mm(left, right, out=view)
+        else:
+            view.addmm_(left, right)
+        state.touched.add(self._index)
+
+    def add(self, grad: Tensor) -> None:
+        """Add a tensor of the parameter's shape."""
+        view = self._state.views[self._index]
+        state = self._state
+        if self._is_first():
+            view.copy_(grad)
+        else:
+            view.add_(grad)
+        state.touched.add(self._index)
+
+    def _is_first(self) -> bool:
+        """Whether what lies there is of an earlier step."""
+        self._state.direct.add(self._index)
+        if self._index not in self._state.stale:
+            return False
+        self._state.stale.discard(self._index)
+        return True
+
+
+class GradientStore(ABC):
+    """Where gradients lie between the moment they are computed and the moment they are reduced."""
+
+    @abstractmethod
+    def begin_step(self, states: Sequence[BucketState]) -> None:
+        """A step begins: the contents of the buffers are stale."""
+
+    @abstractmethod
+    def after_backward(self) -> None:
+        """A backward has ended, and every bucket of it has been launched."""
+
+    @abstractmethod
+    def take(self, state: BucketState, index: int, param: nn.Parameter) -> None:
+        """The gradient of slot `index` is complete for this micro-batch."""
+
+    @abstractmethod
+    def collect(self, state: BucketState) -> None:
+        """Have the whole bucket's gradients in `state.grad`, ready to be reduced."""
+
+    @property
+    @abstractmethod
+    def every_backward(self) -> bool:
+        """Whether buckets are reduced in every backward, not only in the last one of a step."""
+
+    def main_grad(self, state: BucketState, index: int) -> MainGrad | None:
+        """Where the gradient of a slot may be written at any moment of a step; None where there is
+        no such place.
+        """
+        return None
+
+
+class PersistentGradients(GradientStore):
+    """One buffer a bucket for the whole run; micro-batches add up in it, and it is reduced once a
+    step.
+    """
+
+    every_backward = False
+
+    def __init__(self, states: Sequence[BucketState], axis: Axis, dtype: torch.dtype) -> None:
+        for state in states:
+            state.attach(axis.empty(state.bucket.padded_numel, dtype).zero_())
+
+    def begin_step(self, states: Sequence[BucketState]) -> None:
+        for state in states:
+            state.stale = set(range(len(state.views)))
+
+    def after_backward(self) -> None:
+        pass
+
+    def take(self, state: BucketState, index: int, param: nn.Parameter) -> None:
+        grad = param.grad
+        param.grad = None
+        assert grad is not None
+        if index in state.stale:
+            state.stale.discard(index)
+            state.views[index].copy_(grad)
+        else:
+            state.views[index].add_(grad)
+
+    def collect(self, state: BucketState) -> None:
+        state.zero_stale()
+
+    def main_grad(self, state: BucketState, index: int) -> MainGrad | None:
+        return MainGrad(state, index)
+
+
+class PooledGradients(GradientStore):
+    """Two buffers for the whole model, used in turn; a bucket's gradients are freed as soon as they
+    are reduced.
+
+    Buffer `i % 2` belongs to bucket `i`, on every rank alike, so peers may read each other's buffer
+    directly.
+    """
+
+    every_backward = True
+    num_buffers = 2
+
+    def __init__(self, states: Sequence[BucketState], axis: Axis, dtype: torch.dtype) -> None:
+        numel = max((state.bucket.padded_numel for state in states), default=0)
+        self.buffers = [
+            axis.empty(numel, dtype).zero_() for _ in range(min(self.num_buffers, len(states)))
+        ]
+        self.release: Callable[[BucketState, bool], None] = lambda state, is_first: None
+        self._released: set[int] = set()  # buckets that have been reduced in this step
+        self._user: list[BucketState | None] = [None] * len(self.buffers)
+
+    def begin_step(self, states: Sequence[BucketState]) -> None:
+        self._released.clear()
+
+    def take(self, state: BucketState, index: int, param: nn.Parameter) -> None:
+        pass  # stays in param.grad until the bucket goes
+
+    def collect(self, state: BucketState) -> None:
+        turn = state.index % len(self.buffers)
+        previous = self._user[turn]
+        if previous is not None:
+            self._release(previous)
+        self._user[turn] = state
+        buffer = self.buffers[turn][: state.bucket.padded_numel]
+        buffer[state.bucket.numel :].zero_()
+        state.attach(buffer)
+        for index, slot in enumerate(state.bucket.slots):
+            if slot.param.grad is not None:
+                state.views[index].copy_(slot.param.grad)
+                slot.param.grad = None
+                state.stale.discard(index)
+        state.zero_stale()
+
+    def after_backward(self) -> None:
+        """Release the buckets that still use a buffer, oldest first."""
+        users = [user for user in self._user if user is not None]
+        for user in sorted(users, key=lambda state: state.index):
+            self._release(user)
+        self._user = [None] * len(self.buffers)
+
+    def _release(self, state: BucketState) -> None:
+        is_first = state.index not in self._released
+        self._released.add(state.index)
+        self.release(state, is_first)
+
+
+class Reducer:
+    """Watches gradients come, and launches each bucket's reduction once it is complete and its turn
+    has come.
+    """
+
+    def __init__(
+        self,
+        states: Sequence[BucketState],
+        store: GradientStore,
+        launch: Callable[[BucketState], None],
+        *,
+        eager: bool = True,
+    ) -> None:
+        """Without `eager` buckets go at the end of a backward, as parts of several are mixed."""
+        self.states = states
+        self.store = store
+        self._eager = eager
+        self._launch = launch
+        self._next = 0
+        self._weight: float | None = None
+        self._final = store.every_backward
+        for state in states:
+            for index, slot in enumerate(state.bucket.slots):
+                slot.param.register_post_accumulate_grad_hook(self._hook(state, index))
+
+    def main_grads(self) -> dict[int, MainGrad]:
+        """Where gradients can be written past torch's autograd, by the id of the parameter."""
+        places = (
+            (state, index, slot)
+            for state in self.states
+            for index, slot in enumerate(state.bucket.slots)
+        )
+        found = (
+            (id(slot.param), self.store.main_grad(state, index)) for state, index, slot in places
+        )
+        return {key: sink for key, sink in found if sink is not None}
+
+    def begin_step(self) -> None:
+        """A step begins."""
+        self.store.begin_step(self.states)
+        self._final = self.store.every_backward
+        for state in self.states:
+            state.touched.clear()
+            state.direct.clear()
+        self._expect()
+
+    def before_last_backward(self, weight: float | None = None) -> None:
+        """The next backward is the last of this step: reduce each bucket as soon as it is complete,
+        `weight` times.
+        """
+        self._final = True
+        self._weight = weight
+
+    def after_backward(self) -> None:
+        """Launch what the backward that just ended left over (buckets with parameters that got no
+        gradient).
+        """
+        if not self._final:
+            return
+        while self._next < len(self.states):
+            self._send(self.states[self._next])
+        self._expect()
+        self.store.after_backward()
+
+    def _expect(self) -> None:
+        self._next = 0
+        for state in self.states:
+            state.missing = len(state.bucket.slots)
+
+    def _hook(self, state: BucketState, index: int) -> Callable[[Tensor], None]:
+        def ready(param: Tensor) -> None:
+            if param.grad is not None:
+                state.touched.add(index)
+                self.store.take(state, index, param)  # type: ignore[arg-type]  # torch types hooks by Tensor
+            elif (
+                index not in state.direct
+            ):  # torch calls this for a gradient that was left for later, too
+                return
+            state.direct.discard(index)
+            if self._final and self._eager:
+                state.missing -= 1
+                if state.missing == 0:
+                    self._advance()
+
+        return ready
+
+    def _advance(self) -> None:
+        while self._next < len(self.states) and self.states[self._next].missing <= 0:
+            self._send(self.states[self._next])
+
+    def _send(self, state: BucketState) -> None:
+        self._next += 1
+        self.store.collect(state)
+        if self._weight is not None and state.grad is not None:
+            state.grad.mul_(self._weight)
+        self._launch(state)

@@ -1,0 +1,189 @@
+"""Every rank keeps the whole model and sums the gradients of all: `allreduce`, and `ring`, its
+all-reduce written out.
+
+S. Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training (VLDB 2020),
+section 3.2: buckets, reduced while backward still runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from plait.comm import Axis, Waitable, wait_all
+from plait.parallel.data.gradients import BucketState, PersistentGradients, Reducer
+from plait.parallel.data.ring import ring_all_reduce
+from plait.parallel.data.strategy import (
+    DataGroup,
+    DataStrategy,
+    Replicas,
+    Weight,
+    bind,
+    make_piece,
+    make_states,
+    squared_norm,
+    weighted_squared_norm,
+)
+from plait.parallel.data.units import Unit
+
+
+class AllReduce(Protocol):
+    """Sums `flat` over the axis in place; `padding` of its last elements belong to no parameter."""
+
+    def __call__(self, axis: Axis, flat: Tensor, padding: int) -> Waitable: ...
+
+
+def native_all_reduce(axis: Axis, flat: Tensor, padding: int) -> Waitable:
+    """The backend's own all-reduce."""
+    return axis.all_reduce(flat, padding=padding)
+
+
+class Replicated(DataStrategy):
+    """Parameters, gradients and optimizer state whole on every rank.
+
+    Without `all_reduce` every rank keeps its own gradients, as local SGD does.
+    """
+
+    def __init__(
+        self, units: Sequence[Unit], group: DataGroup, all_reduce: AllReduce | None
+    ) -> None:
+        super().__init__(group)
+        self.states = make_states(units, group.axis.size)
+        self._all_reduce = all_reduce
+        self._works: list[Waitable] = []
+        self._masters: list[Tensor] = []
+        self._flats: list[Tensor] = []
+        for state in self.states:
+            self._allocate(state)
+        store = PersistentGradients(self.states, group.axis, group.master_dtype)
+        self.reducer = Reducer(self.states, store, self._launch, eager=group.eager)
+
+    def _allocate(self, state: BucketState) -> None:
+        numel = state.bucket.padded_numel
+        group = self.group
+        flat = torch.zeros(numel, dtype=group.param_dtype, device=group.device)
+        master = (
+            flat
+            if group.param_dtype == group.master_dtype
+            else torch.zeros_like(flat, dtype=group.master_dtype)
+        )
+        for slot, view in zip(state.bucket.slots, state.bucket.views(flat), strict=True):
+            bind(slot.param, view)
+        self._flats.append(flat)
+        self._masters.append(master)
+        parts = state.bucket.parts(0, numel)
+        self.pieces += [make_piece(state, part, master, group, self.replicas) for part in parts]
+
+    @property
+    def masters(self) -> list[Tensor]:
+        """The values that the optimizer updates, a flat buffer a bucket."""
+        return self._masters
+
+    @property
+    def flats(self) -> list[Tensor]:
+        """The weights that the next update changes, a flat buffer a bucket."""
+        return self._flats
+
+    def renew(self, memory: list[Tensor] | None) -> None:
+        """Keep the weights in other buffers from here on; nothing is written into the old ones any
+        more.
+        """
+        old = self._flats
+        self._flats = [torch.empty_like(flat) for flat in old] if memory is None else memory
+        for index, (flat, before) in enumerate(zip(self._flats, old, strict=True)):
+            flat.copy_(before)
+            if self._masters[index] is before:
+                self._masters[index] = flat
+        for piece in self.pieces:
+            piece.value.data = piece.part.view(self._masters[piece.state.index])
+
+    def show(self, flats: list[Tensor]) -> None:
+        """Let the modules see the weights in `flats`, of this version or an older one."""
+        for state, flat in zip(self.states, flats, strict=True):
+            for slot, view in zip(state.bucket.slots, state.bucket.views(flat), strict=True):
+                bind(slot.param, view)
+
+    def load(self, state: BucketState, index: int, value: Tensor) -> None:
+        slot = state.bucket.slots[index]
+        for flat in {
+            id(flat): flat for flat in (self._masters[state.index], self._flats[state.index])
+        }.values():
+            flat[slot.offset : slot.stop].view(slot.shape).copy_(value)
+
+    def _launch(self, state: BucketState) -> None:
+        if self._all_reduce is not None:
+            assert state.grad is not None
+            work = self._all_reduce(self.group.axis, state.grad, state.bucket.padding)
+            self._works.append(work)
+
+    def reduce(self) -> None:
+        wait_all(self._works)
+        self._works.clear()
+        for piece in self.pieces:
+            assert piece.state.grad is not None
+            piece.value.grad = piece.part.view(piece.state.grad)
+
+    def publish(self) -> None:
+        for flat, master in zip(self._flats, self._masters, strict=True):
+            if flat is not master:
+                flat.copy_(master)
+
+    @property
+    def replicas(self) -> Replicas:
+        return Replicas(self.group.axis.size, self.group.axis.rank)
+
+    def squared_norm(self, weight: Weight | None = None) -> Tensor:
+        """The squared norm of this rank's share of each bucket: all ranks hold the same sums.
+
+        Where gradients are not summed, the squared norm of this rank's own.
+        """
+        if self._all_reduce is None:
+            own = (p.value.grad for p in self.pieces if p.value.grad is not None)
+            return squared_norm(own, self.group.device)
+        rank = self.group.axis.rank
+        shards = [
+            (state.bucket, state.bucket.shard(state.grad, rank))
+            for state in self.states
+            if state.grad is not None
+            and not self.group.tied_copies.issuperset(slot.name for slot in state.bucket.slots)
+        ]
+        if weight is None:
+            return squared_norm((shard for _, shard in shards), self.group.device)
+        parts = (
+            (part.slot.name, part.view(shard))
+            for bucket, shard in shards
+            for part in bucket.shard_parts(rank)
+        )
+        return weighted_squared_norm(parts, self.group.device, weight)
+
+    def live_tensors(self) -> dict[str, list[Tensor]]:
+        return {
+            "parameters": list(self._flats),
+            "gradients": [state.grad for state in self.states if state.grad is not None],
+            "optimizer": [
+                master
+                for flat, master in zip(self._flats, self._masters, strict=True)
+                if flat is not master
+            ],
+        }
+
+
+def all_reduce_strategy(units: Sequence[Unit], group: DataGroup) -> Replicated:
+    """`dpN`: the backend's all-reduce."""
+    return Replicated(units, group, native_all_reduce)
+
+
+def ring_strategy(units: Sequence[Unit], group: DataGroup) -> Replicated:
+    """`dpN:ring`: reduce-scatter and all-gather around a ring, over point-to-point messages."""
+    return Replicated(units, group, ring_all_reduce)
+
+
+def unreduced(units: Sequence[Unit], group: DataGroup) -> Replicated:
+    """`dpN:local,everyH`: every rank keeps its own gradients; a driver exchanges weights."""
+    return Replicated(units, group, None)
+
+
+Factory = Callable[[Sequence[Unit], DataGroup], DataStrategy]

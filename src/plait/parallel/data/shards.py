@@ -1,0 +1,130 @@
+"""Master values of this rank's shards, and gradients reduced into shards: shared by the ZeRO stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from plait.comm import Work, wait_all
+from plait.parallel.data.gradients import BucketState, GradientStore, PooledGradients
+from plait.parallel.data.strategy import DataGroup, Piece, Replicas, make_piece
+
+
+class MasterShards:
+    """This rank's shard of every bucket in master precision, cut into the optimizer's pieces.
+
+    `shards` are the shards in the parameters' precision. The master is that very memory where the
+    precision is the same, and memory of its own (on the host, with `offload`) where it is not.
+    """
+
+    def __init__(
+        self, states: Sequence[BucketState], shards: Sequence[Tensor], group: DataGroup
+    ) -> None:
+        self._states, self._shards, self._group = states, list(shards), group
+        replicas = Replicas(group.replicate.size, group.replicate.rank)
+        self.owned: list[Tensor] = []
+        self._masters: list[Tensor] = []
+        self.pieces: list[Piece] = []
+        for state, shard in zip(states, self._shards, strict=True):
+            master = shard
+            if shard.dtype != group.master_dtype or (group.offload and shard.device.type != "cpu"):
+                master = torch.zeros_like(
+                    shard, dtype=group.master_dtype, device="cpu" if group.offload else None
+                )
+                self.owned.append(master)
+            self._masters.append(master)
+            self.pieces += [
+                make_piece(state, part, master, group, replicas)
+                for part in state.bucket.shard_parts(group.shard.rank)
+            ]
+
+    def load(self, state: BucketState, index: int, value: Tensor) -> None:
+        """Keep this rank's elements of the full value of slot `index`."""
+        slot = state.bucket.slots[index]
+        for part in state.bucket.shard_parts(self._group.shard.rank):
+            if part.slot is slot:
+                elements = value.reshape(-1)[part.start : part.stop]
+                for flat in (self._masters[state.index], self._shards[state.index]):
+                    flat[part.offset : part.offset + part.numel].copy_(elements)
+
+    def bind_gradients(self, grads: Sequence[Tensor]) -> None:
+        """Let every piece's gradient be its elements of the reduced shards."""
+        for piece in self.pieces:
+            grad = piece.part.view(grads[piece.state.index])
+            piece.value.grad = (
+                grad if grad.device == piece.value.device else grad.to(piece.value.device)
+            )
+
+    def publish(self) -> None:
+        """Round the masters to the parameters' precision."""
+        for master, shard in zip(self._masters, self._shards, strict=True):
+            if master is not shard:
+                shard.copy_(master)
+
+
+class ShardedGradients:
+    """Reduce-scatters each bucket's gradients into this rank's shard.
+
+    A persistent store is reduced in place, once a step. A pooled one is reduced in every backward
+    and adds up here, in shards that are all that stays of the gradients.
+    """
+
+    def __init__(
+        self, states: Sequence[BucketState], store: GradientStore, group: DataGroup
+    ) -> None:
+        self._states = states
+        self._store = store
+        self._group = group
+        self._works: dict[int, Work] = {}
+        axis = group.shard
+        dtype = group.master_dtype
+        if isinstance(store, PooledGradients):
+            store.release = self._release
+            self.shards = [
+                torch.zeros(state.bucket.shard_numel, dtype=dtype, device=group.device)
+                for state in states
+            ]
+        else:
+            self.shards = [state.bucket.shard(self._full(state), axis.rank) for state in states]
+
+    @staticmethod
+    def _full(state: BucketState) -> Tensor:
+        assert state.grad is not None
+        return state.grad
+
+    def launch(self, state: BucketState) -> None:
+        """Start the reduce-scatter of a complete bucket."""
+        full = self._full(state)
+        axis = self._group.shard
+        own = state.bucket.shard(full, axis.rank)
+        self._works[state.index] = axis.reduce_scatter(own, full, padding=state.bucket.padding)
+
+    def _release(self, state: BucketState, is_first: bool) -> None:
+        """Finish a pooled bucket's reduce-scatter, keep its shard and give its buffer back."""
+        self._works.pop(state.index).wait()
+        own = state.bucket.shard(self._full(state), self._group.shard.rank)
+        if is_first:
+            self.shards[state.index].copy_(own)
+        else:
+            self.shards[state.index].add_(own)
+        state.detach()
+
+    def finish(self) -> None:
+        """Have every shard's sum over the axis, and over the replicas of the shard."""
+        wait_all([self._works[index] for index in sorted(self._works)])
+        self._works.clear()
+        if self._group.replicate.size > 1:
+            wait_all([self._sum_replicas(state) for state in self._states])
+
+    def _sum_replicas(self, state: BucketState) -> Work:
+        last = self._group.shard.rank == self._group.shard.size - 1
+        padding = state.bucket.padding if last else 0
+        return self._group.replicate.all_reduce(self.shards[state.index], padding=padding)
+
+    def live_tensors(self) -> dict[str, list[Tensor]]:
+        """Gradients and buffers that live between steps."""
+        if isinstance(self._store, PooledGradients):
+            return {"gradients": list(self.shards), "buffers": list(self._store.buffers)}
+        return {"gradients": [self._full(state) for state in self._states]}

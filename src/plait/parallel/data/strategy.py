@@ -1,0 +1,249 @@
+"""The contract of the data axis: the moments of a step, and who holds which parameters.
+
+    begin_step             a step begins
+    before_forward         a micro-batch's forward begins     (ZeRO-3 gathers its first unit)
+    after_forward          ... has ended                      (and frees its last)
+    before_last_backward   gradients may be reduced as soon as they are complete
+    after_backward         a backward has ended
+    reduce                 every gradient is summed over the axis
+    publish                every rank sees the values of the shards, whoever updated them
+
+Between `reduce` and `publish` the engine calls the optimizer. Gradients are *summed*, never
+divided: the loss is normalised in one place (`engine.loss`), and that place is not here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from plait.comm import Axis
+from plait.comm.crew import Crew
+from plait.parallel.data.bucket import Bucket, Part
+from plait.parallel.data.gradients import BucketState, MainGrad, Reducer
+from plait.parallel.data.units import Unit
+
+CPU = torch.device("cpu")
+Weight = Callable[[str], float]
+
+
+@dataclass(frozen=True)
+class DataGroup:
+    """The ranks of the data axis as this rank sees them, and the precisions that they use.
+
+    Attributes:
+        axis: all ranks of the data axis.
+        shard: ranks that share one copy of the sharded state; the whole axis without `replicateM`.
+        replicate: ranks that hold equal shards; of size 1 without `replicateM`.
+        param_dtype: precision of the parameters that layers compute with.
+        master_dtype: precision of the values that the optimizer updates.
+        device: device of the parameters.
+        offload: whether optimizer state lies in the host's memory.
+        num_servers: ranks that serve under `server`; None means all.
+        eager: buckets are reduced during a backward. False where a schedule mixes parts of several
+            backwards: then they are reduced at its end.
+        tied_copies: parameters that an earlier pipeline stage holds too, and counts.
+        crew: membership, where ranks join and leave.
+    """
+
+    axis: Axis
+    shard: Axis
+    replicate: Axis
+    param_dtype: torch.dtype = torch.float32
+    master_dtype: torch.dtype = torch.float32
+    device: torch.device = CPU
+    offload: bool = False
+    num_servers: int | None = None
+    eager: bool = True
+    tied_copies: frozenset[str] = frozenset()
+    crew: Crew | None = None
+
+    @property
+    def worker(self) -> int:
+        """This rank's number among the workers, present or not."""
+        return self.axis.rank if self.crew is None else self.crew.seat
+
+    @property
+    def num_workers(self) -> int:
+        """The number of workers, present or not."""
+        return self.axis.size if self.crew is None else self.crew.num_seats
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """Ranks of the axis that hold the same elements: how many, and which of them this rank is."""
+
+    count: int
+    index: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The elements [part.start, part.stop) of one parameter that this rank's optimizer owns.
+
+    `value` is what the optimizer updates (master precision; in the parameter's shape when the piece
+    is the whole parameter, else 1-D). Its `.grad` is set by `DataStrategy.reduce`. `replicas` are
+    the ranks that own the same elements. A tied copy is owned by an earlier pipeline stage too,
+    which saves and counts it.
+    """
+
+    name: str
+    part: Part
+    value: nn.Parameter
+    state: BucketState
+    replicas: Replicas
+    is_tied_copy: bool = False
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return self.part.numel
+
+
+@dataclass(frozen=True)
+class FrozenPiece:
+    """The elements [part.start, part.stop) of a parameter that no optimizer updates, 1-D."""
+
+    name: str
+    part: Part
+    value: Tensor
+
+
+class DataStrategy(ABC):
+    """A way of sharing parameters, gradients and optimizer state over the ranks of the data axis.
+
+    Attributes:
+        group: the ranks and their precisions.
+        states: the buckets of trainable parameters.
+        frozen_states: the buckets of frozen parameters that the strategy shards.
+        pieces: the elements that this rank's optimizer owns.
+        reducer: reduces each bucket when its gradients are complete.
+    """
+
+    reducer: Reducer
+
+    def __init__(self, group: DataGroup) -> None:
+        self.group = group
+        self.states: list[BucketState] = []
+        self.frozen_states: list[BucketState] = []
+        self.pieces: list[Piece] = []
+
+    def begin_step(self) -> None:
+        """A step begins."""
+        self.reducer.begin_step()
+
+    def before_forward(self) -> None:  # noqa: B027 - whole parameters need nothing
+        """A micro-batch's forward begins."""
+
+    def after_forward(self) -> None:  # noqa: B027 - whole parameters need nothing
+        """A micro-batch's forward has ended."""
+
+    def before_last_backward(self, weight: float | None = None) -> None:
+        """The next backward is the last one of this step.
+
+        `weight`, if given, is the factor of this rank's gradients in the sum.
+        """
+        self.reducer.before_last_backward(weight)
+
+    def after_backward(self, *, weight_grads: bool = True) -> None:
+        """A backward has ended; without `weight_grads` it has left these for later."""
+        if weight_grads:
+            self.reducer.after_backward()
+
+    @abstractmethod
+    def reduce(self) -> None:
+        """Sum every gradient of this step over the axis, and bind `piece.value.grad`."""
+
+    @abstractmethod
+    def publish(self) -> None:
+        """Let every rank see the values of the pieces, whoever updated them."""
+
+    @abstractmethod
+    def load(self, state: BucketState, index: int, value: Tensor) -> None:
+        """Give slot `index` its value, the full parameter; elements of other ranks are dropped."""
+
+    @property
+    @abstractmethod
+    def replicas(self) -> Replicas:
+        """The ranks of the axis that own the same pieces as this one."""
+
+    def squared_norm(self, weight: Weight | None = None) -> Tensor:
+        """This rank's share of the squared norm of the summed gradients. 0-dim, float64.
+
+        The shares add up over the axis. `weight` of a parameter's name is the factor of its
+        elements, where other ranks hold them too.
+        """
+        grads = (
+            (piece.name, piece.value.grad)
+            for piece in self.pieces
+            if piece.value.grad is not None and not piece.is_tied_copy
+        )
+        return weighted_squared_norm(grads, self.group.device, weight) / self.replicas.count
+
+    def main_grads(self) -> Mapping[int, MainGrad]:
+        """The places where layers may add their weights' gradients, by the id of the parameter."""
+        return self.reducer.main_grads()
+
+    def frozen_pieces(self) -> list[FrozenPiece]:
+        """This rank's elements of frozen parameters that the strategy has sharded."""
+        return []
+
+    @abstractmethod
+    def live_tensors(self) -> dict[str, list[Tensor]]:
+        """The tensors that live between steps, under `parameters`, `gradients`, `optimizer` and
+        `buffers`.
+        """
+
+
+def weighted_squared_norm(
+    grads: Iterable[tuple[str, Tensor]], device: torch.device, weight: Weight | None
+) -> Tensor:
+    """The sum of squares of all elements, each times the weight of its name. 0-dim, float64."""
+    if weight is None:
+        return squared_norm((grad for _, grad in grads), device)
+    by_weight: dict[float, list[Tensor]] = {}
+    for name, grad in grads:
+        by_weight.setdefault(weight(name), []).append(grad)
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for factor, tensors in by_weight.items():
+        total += factor * squared_norm(tensors, device)
+    return total
+
+
+def squared_norm(grads: Iterable[Tensor], device: torch.device) -> Tensor:
+    """The sum of squares of all elements. 0-dim, float64."""
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for grad in grads:
+        flat = grad.reshape(-1)
+        total += torch.dot(flat, flat).to(total)
+    return total
+
+
+def make_states(
+    units: Sequence[Unit], num_shards: int, *, frozen: bool = False
+) -> list[BucketState]:
+    """One bucket a unit, in the order in which backward completes them: the last unit first."""
+    states: list[BucketState] = []
+    for unit in reversed(units):
+        params = unit.frozen if frozen else unit.trainable
+        if params:
+            states.append(BucketState(Bucket.of(unit.name, params, num_shards), len(states)))
+    return states
+
+
+def make_piece(
+    state: BucketState, part: Part, flat: Tensor, group: DataGroup, replicas: Replicas
+) -> Piece:
+    """The optimizer's piece of `flat`, the master values of the range that `part` is placed in."""
+    name = part.slot.name
+    value = nn.Parameter(part.view(flat))
+    return Piece(name, part, value, state, replicas, name in group.tied_copies)
+
+
+def bind(slot_param: nn.Parameter, view: Tensor) -> None:
+    """Let a module's parameter be `view`."""
+    slot_param.data = view

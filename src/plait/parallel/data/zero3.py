@@ -1,0 +1,276 @@
+"""ZeRO-3: parameters, gradients and optimizer state all in shards; a unit is whole only while it is
+used.
+
+S. Rajbhandari et al., ZeRO (SC 2020), section 5.3 (P_os+g+p): 3(N-1)/N of the parameters a step, an
+all-gather before forward, another before backward, and a reduce-scatter.
+
+    forward     gather u0 | gather u1, F u0, free u0 | gather u2, F u1, free u1 | ...
+    backward    gather un | gather un-1, B un, reduce and free un | ...
+
+A freed unit keeps its tensor objects: only the storage shrinks to nothing, as autograd still refers
+to the parameters that it saved, and finds them again once the storage has been filled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from plait.comm import Work
+from plait.parallel.data.bucket import Bucket
+from plait.parallel.data.gradients import BucketState, PooledGradients, Reducer
+from plait.parallel.data.shards import MasterShards, ShardedGradients
+from plait.parallel.data.strategy import (
+    DataGroup,
+    DataStrategy,
+    FrozenPiece,
+    Replicas,
+    bind,
+    make_states,
+)
+from plait.parallel.data.units import Unit
+from plait.torch_internals import no_dispatch_modes
+
+
+class GatheredBucket:
+    """A bucket's parameters: always as a shard, and as the full flat buffer between `unshard` and
+    `reshard`.
+    """
+
+    def __init__(self, bucket: Bucket, group: DataGroup) -> None:
+        self.bucket = bucket
+        self._axis = group.shard
+        self.shard = group.shard.empty(bucket.shard_numel, group.param_dtype).zero_()
+        self._full = torch.empty(bucket.padded_numel, dtype=group.param_dtype, device=group.device)
+        self._bytes = self._full.untyped_storage().nbytes()
+        self._work: Work | None = None
+        self.whole = True
+        for slot, view in zip(bucket.slots, bucket.views(self._full), strict=True):
+            bind(slot.param, view)
+        self.reshard()
+
+    def prefetch(self) -> None:
+        """Start to gather, if that has not begun."""
+        if not self.whole and self._work is None:
+            self._full.untyped_storage().resize_(self._bytes)
+            self._work = self._axis.all_gather(self._full, self.shard, padding=self.bucket.padding)
+
+    def unshard(self) -> None:
+        """Have the whole parameters."""
+        self.prefetch()
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+            self.whole = True
+
+    def reshard(self) -> None:
+        """Free the whole parameters."""
+        if self._work is not None:  # gathered ahead of a use that did not come
+            self.unshard()
+        if self.whole:
+            self._full.untyped_storage().resize_(0)
+            self.whole = False
+
+
+class ShardedUnit:
+    """The buckets of one unit (trainable, frozen) and how far its backward has come."""
+
+    def __init__(self, unit: Unit, index: int) -> None:
+        self.unit = unit
+        self.index = index
+        self.buckets: list[GatheredBucket] = []
+        self.frozen = bool(unit.frozen)
+
+    def prefetch(self) -> None:
+        for bucket in self.buckets:
+            bucket.prefetch()
+
+    def unshard(self) -> None:
+        for bucket in self.buckets:
+            bucket.unshard()
+
+    def reshard(self) -> None:
+        for bucket in self.buckets:
+            bucket.reshard()
+
+
+class Zero3(DataStrategy):
+    """`dpN:zero3`."""
+
+    def __init__(self, units: Sequence[Unit], group: DataGroup) -> None:
+        super().__init__(group)
+        size = group.shard.size
+        trainable = make_states(units, size)
+        frozen = make_states(units, size, frozen=True)
+        self.states = trainable
+        self.frozen_states = frozen
+        self._gathered = [GatheredBucket(state.bucket, group) for state in trainable]
+        self._gathered_frozen = [GatheredBucket(state.bucket, group) for state in frozen]
+        self._masters = MasterShards(trainable, [bucket.shard for bucket in self._gathered], group)
+        self.pieces = self._masters.pieces
+        store = PooledGradients(trainable, group.shard, group.master_dtype)
+        self._gradients = ShardedGradients(trainable, store, group)
+        self.reducer = Reducer(trainable, store, self._launch, eager=group.eager)
+        self._units = self._make_units(units)
+        self._unit_of_bucket = {id(b.bucket): unit for unit in self._units for b in unit.buckets}
+        self._backward = False
+        self._current: set[ShardedUnit] = set()
+        self._running: list[set[ShardedUnit]] = []
+        self._install_hooks()
+
+    # -- layout
+    # ---------------------------------------------------------------------------------------------------
+
+    def _make_units(self, units: Sequence[Unit]) -> list[ShardedUnit]:
+        by_name = {unit.name: ShardedUnit(unit, index) for index, unit in enumerate(units)}
+        for bucket in (*self._gathered, *self._gathered_frozen):
+            by_name[bucket.bucket.name].buckets.append(bucket)
+        return list(by_name.values())
+
+    def load(self, state: BucketState, index: int, value: Tensor) -> None:
+        if any(state is frozen for frozen in self.frozen_states):
+            slot = state.bucket.slots[index]
+            rank = self.group.shard.rank
+            for part in state.bucket.shard_parts(rank):
+                if part.slot is slot:
+                    target = self._gathered_frozen[state.index].shard[
+                        part.offset : part.offset + part.numel
+                    ]
+                    target.copy_(value.reshape(-1)[part.start : part.stop])
+        else:
+            self._masters.load(state, index, value)
+
+    # -- the life of a unit
+    # ---------------------------------------------------------------------------------------
+
+    def _install_hooks(self) -> None:
+        """Gather a unit's parameters, its own or shared with another unit, when one of its modules
+        is about to run.
+        """
+        owner = {id(param): unit for unit in self._units for _, param in unit.unit.params}
+        for unit in self._units:
+            for module in unit.unit.modules:
+                used = (id(param) for param in module.parameters(recurse=unit.unit.is_block))
+                needed = {owner[param] for param in used if param in owner} | {unit}
+                module.register_forward_pre_hook(self._before_forward(unit, needed), prepend=True)
+                module.register_forward_hook(self._after_forward(unit, needed))
+
+    def _before_forward(self, unit: ShardedUnit, needed: set[ShardedUnit]) -> Callable[..., None]:
+        def after_backward(grad: Tensor) -> None:
+            unit.reshard()
+
+        def hook(module: nn.Module, args: Any) -> None:
+            if (
+                self._backward
+            ):  # a recomputed forward: a block is whole already, a module inside of it may not be
+                # selective recomputation counts operations, and the first forward had no need to
+                # gather
+                with no_dispatch_modes():
+                    for other in in_order(needed):
+                        other.unshard()
+                return
+            in_use = needed.union(*self._running)
+            for previous in in_order(self._current - in_use):
+                previous.reshard()
+            self._current = self._current & in_use | needed
+            self._running.append(needed)
+            for other in in_order(needed):
+                other.unshard()
+            self._prefetch(unit.index + 1)
+            if unit.frozen and unit.unit.is_block:
+                _on_gradient(args, after_backward)
+
+        return hook
+
+    def _after_forward(self, unit: ShardedUnit, needed: set[ShardedUnit]) -> Callable[..., None]:
+        def before_backward(grad: Tensor) -> None:
+            for other in in_order(needed):
+                other.unshard()
+            self._prefetch(unit.index - 1)
+
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            if not self._backward:
+                self._running.pop()
+                _on_gradient(output, before_backward)
+
+        return hook
+
+    def _prefetch(self, index: int) -> None:
+        if 0 <= index < len(self._units):
+            self._units[index].prefetch()
+
+    def _launch(self, state: BucketState) -> None:
+        self._gradients.launch(state)
+        unit = self._unit_of_bucket[id(state.bucket)]
+        if (
+            not unit.frozen
+        ):  # frozen parameters may still be wanted for the gradient of the unit's input
+            unit.reshard()
+
+    # -- the moments of a step
+    # ------------------------------------------------------------------------------------
+
+    def before_forward(self) -> None:
+        self._backward = False
+        self._running.clear()
+        self._prefetch(0)
+
+    def after_forward(self) -> None:
+        for unit in self._units:
+            unit.reshard()
+        self._current = set()
+        self._backward = True
+
+    def after_backward(self, *, weight_grads: bool = True) -> None:
+        super().after_backward(weight_grads=weight_grads)
+        for unit in self._units:
+            unit.reshard()
+
+    def reduce(self) -> None:
+        self._gradients.finish()
+        self._masters.bind_gradients(self._gradients.shards)
+
+    def publish(self) -> None:
+        for unit in (
+            self._units
+        ):  # a module that another stage of this rank runs too has had its unit gathered for that
+            unit.reshard()
+        self._masters.publish()
+
+    @property
+    def replicas(self) -> Replicas:
+        return Replicas(self.group.replicate.size, self.group.replicate.rank)
+
+    def frozen_pieces(self) -> list[FrozenPiece]:
+        rank = self.group.shard.rank
+        return [
+            FrozenPiece(part.slot.name, part, bucket.shard[part.offset : part.offset + part.numel])
+            for bucket in self._gathered_frozen
+            for part in bucket.bucket.shard_parts(rank)
+        ]
+
+    def live_tensors(self) -> dict[str, list[Tensor]]:
+        shards = [bucket.shard for bucket in (*self._gathered, *self._gathered_frozen)]
+        return {
+            "parameters": shards,
+            "optimizer": self._masters.owned,
+            **self._gradients.live_tensors(),
+        }
+
+
+def in_order(units: Iterable[ShardedUnit]) -> list[ShardedUnit]:
+    """One order on every rank: gathers are collective, and a set has another order in each
+    process.
+    """
+    return sorted(units, key=lambda unit: unit.index)
+
+
+def _on_gradient(values: Any, hook: Callable[[Tensor], None]) -> None:
+    """Call `hook` when the gradient of a tensor among `values` has been computed."""
+    for tensor in tree_leaves(values):
+        if isinstance(tensor, Tensor) and tensor.requires_grad:
+            tensor.register_hook(hook)

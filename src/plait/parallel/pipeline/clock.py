@@ -1,0 +1,125 @@
+"""When every action of a schedule starts and ends, each as early as its order and its inputs allow.
+
+The one walk that lowering (order of transfers), verifying (deadlock) and simulating (times) share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from plait.parallel.pipeline.actions import COMPUTE, TRANSFER, Action, Kind, Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An action with its place and time."""
+
+    action: Action
+    rank: int
+    index: int  # position in its rank's list
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Events in order of their start, and where each rank stopped (its list's length unless there
+    is a deadlock).
+    """
+
+    events: tuple[Event, ...]
+    stopped: tuple[int, ...]
+
+
+def unit(action: Action) -> float:
+    """The usual convention: forward, input gradient and weight gradient take 1, the whole backward
+    2, the rest nothing.
+    """
+    return {Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0, Kind.INPUT_GRAD: 1.0, Kind.WEIGHT_GRAD: 1.0}.get(
+        action.kind, 0.0
+    )
+
+
+def no_latency(action: Action) -> float:
+    """A result is at the next stage as soon as it exists."""
+    return 0.0
+
+
+def producers(action: Action, num_stages: int) -> Iterator[Action]:
+    """The computing that must precede an action; of `I` and `B` for the same pass only one
+    exists.
+    """
+    kind = action.kind
+    stage = action.stage
+    micro_batch = action.micro_batch
+    if kind is Kind.FORWARD and stage > 0:
+        yield Action(Kind.FORWARD, stage - 1, micro_batch)
+    elif kind in (Kind.BACKWARD, Kind.INPUT_GRAD):
+        yield Action(Kind.FORWARD, stage, micro_batch)
+        if stage + 1 < num_stages:
+            yield Action(Kind.INPUT_GRAD, stage + 1, micro_batch)
+    elif kind is Kind.WEIGHT_GRAD:
+        yield Action(Kind.INPUT_GRAD, stage, micro_batch)
+
+
+def key(action: Action) -> Action:
+    """What `producers` calls the result: a whole backward gives the input gradient too."""
+    return (
+        Action(Kind.INPUT_GRAD, action.stage, action.micro_batch)
+        if action.kind is Kind.BACKWARD
+        else action
+    )
+
+
+SENDS = {Kind.SEND_F: Kind.FORWARD, Kind.SEND_B: Kind.INPUT_GRAD}
+
+
+def walk(
+    schedule: Schedule,
+    seconds: Callable[[Action], float] = unit,
+    latency: Callable[[Action], float] = no_latency,
+) -> Walk:
+    """Run the lists against each other; `latency(producer)` passes between ranks, and keeps neither
+    of them busy.
+
+    Where a list has transfers a result leaves its rank with its send, else as soon as it exists. A
+    list whose next action never gets its inputs stops there.
+    """
+    lowered = any(action.kind in TRANSFER for action in schedule)
+    done: dict[Action, float] = {}
+    left: dict[Action, float] = {}  # when a result left its rank
+    clocks = [0.0] * schedule.num_ranks
+    position = [0] * schedule.num_ranks
+    events: list[Event] = []
+
+    def arrival(need: Action, rank: int) -> float | None:
+        if need.stage < schedule.num_stages and schedule.placement[need.stage] == rank:
+            return done.get(need)
+        at = (left if lowered else done).get(need)
+        return None if at is None else at + latency(need)
+
+    def advance(rank: int) -> bool:
+        """Execute the next action of a rank; False when it must wait."""
+        action = schedule.ranks[rank][position[rank]]
+        arrivals = [arrival(need, rank) for need in producers(action, schedule.num_stages)]
+        if any(at is None for at in arrivals):
+            return False
+        start = max([clocks[rank], *(at for at in arrivals if at is not None)])
+        clocks[rank] = start + seconds(action)
+        events.append(Event(action, rank, position[rank], start, clocks[rank]))
+        if action.kind in COMPUTE:
+            done[key(action)] = clocks[rank]
+        elif action.kind in SENDS:
+            left[Action(SENDS[action.kind], action.stage, action.micro_batch)] = clocks[rank]
+        position[rank] += 1
+        return True
+
+    moved = True
+    while moved:
+        moved = False
+        for rank, actions in enumerate(schedule.ranks):
+            while position[rank] < len(actions) and advance(rank):
+                moved = True
+    events.sort(key=lambda event: (event.start, event.end, event.rank, event.index))
+    return Walk(tuple(events), tuple(position))

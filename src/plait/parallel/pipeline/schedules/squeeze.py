@@ -1,0 +1,217 @@
+"""Building blocks: one rule that makes the zero-bubble and the controllable-memory schedules.
+
+Qi et al., Pipeline Parallelism with Controllable Memory (arXiv 2405.15362), section 3: a schedule
+is the path of one micro-batch (its *building block*), repeated at the interval of a rank's work.
+How long a micro-batch stays on a rank is how much memory the rank needs, so memory is chosen by
+choosing the path. The block fixes the order of forwards and input gradients; weight gradients wait
+for nobody and fill what would be idle (Qi et al., Zero Bubble, arXiv 2401.10241, section 2).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
+
+from plait.parallel.pipeline.actions import (
+    Action,
+    Kind,
+    forward,
+    input_grad,
+    straight,
+    vee,
+    weight_grad,
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """When the passes of micro-batch 0 start on each stage, in units of one pass; micro-batch j
+    follows j intervals later.
+    """
+
+    placement: tuple[int, ...]
+    forwards: tuple[int, ...]
+    input_grads: tuple[int, ...]
+
+    @cached_property
+    def num_ranks(self) -> int:
+        """Ranks."""
+        return max(self.placement) + 1
+
+    @cached_property
+    def interval(self) -> int:
+        """The work of a micro-batch on one rank: F, I and W for each of its stages."""
+        return 3 * len(self.placement) // self.num_ranks
+
+    def collides(self) -> bool:
+        """Whether two passes of a rank fall on the same unit of the repeated pattern."""
+        for rank in range(self.num_ranks):
+            mine = [stage for stage, holder in enumerate(self.placement) if holder == rank]
+            starts = [
+                times[stage] % self.interval
+                for times in (self.forwards, self.input_grads)
+                for stage in mine
+            ]
+            if len(set(starts)) < len(starts):
+                return True
+        return False
+
+
+def straight_block(num_ranks: int, down: int, up: int) -> Block:
+    """One stage a rank: the forward moves a rank every `down` units, the input gradient every
+    `up`.
+    """
+    last = down * (num_ranks - 1)
+    forwards = tuple(down * stage for stage in range(num_ranks))
+    return Block(
+        straight(num_ranks),
+        forwards,
+        tuple(last + 1 + up * (num_ranks - 1 - stage) for stage in range(num_ranks)),
+    )
+
+
+def vee_block(num_ranks: int, first: tuple[int, int], second: tuple[int, int]) -> Block:
+    """Two stages a rank, on the way down (`first`) and up (`second`); each is (units a rank of
+    forward, of input gradient).
+
+    The three turns of the path (last rank, loss, last rank) take as few units as let the repeated
+    pattern fit.
+    """
+    best = sorted(product(range(1, 7), repeat=3), key=lambda turns: (sum(turns), turns))
+    blocks = (_vee_block(num_ranks, first, second, turns) for turns in best)
+    return next(
+        (block for block in blocks if not block.collides()),
+        _vee_block(num_ranks, first, second, (1, 1, 1)),
+    )
+
+
+def _vee_block(
+    p: int, first: tuple[int, int], second: tuple[int, int], turns: Sequence[int]
+) -> Block:
+    hops = [first[0]] * (p - 1) + [turns[0]] + [second[0]] * (p - 1)
+    hops += [turns[1]] + [second[1]] * (p - 1) + [turns[2]] + [first[1]] * (p - 1)
+    times = [sum(hops[:index]) for index in range(4 * p)]
+    return Block(vee(p), tuple(times[: 2 * p]), tuple(reversed(times[2 * p :])))
+
+
+@dataclass
+class _Progress:
+    """Passes done of each stage: a stage takes its micro-batches in order, so two counts say what
+    may run.
+    """
+
+    forwarded: list[int]
+    returned: list[int]
+
+    def is_ready(self, kind: Kind, stage: int) -> bool:
+        """Whether what the stage's next pass of this kind needs is there (see
+        `plait.parallel.pipeline.clock.producers`).
+        """
+        if kind is Kind.FORWARD:
+            return stage == 0 or self.forwarded[stage - 1] > self.forwarded[stage]
+        count = self.returned[stage]
+        return self.forwarded[stage] > count and (
+            stage + 1 == len(self.returned) or self.returned[stage + 1] > count
+        )
+
+
+@dataclass
+class _Rank:
+    """What one rank has still to do, and what it holds."""
+
+    block: Block
+    stages: tuple[int, ...]
+    num_micro_batches: int
+    limit: int
+    eager: bool
+    progress: _Progress
+    held: deque[int] = field(default_factory=deque)
+    """Stages whose weight gradients may run."""
+    num_live: int = 0
+    done: list[Action] = field(default_factory=list)
+    weighed: dict[int, int] = field(default_factory=dict)  # stage -> weight gradients done
+    next_passes: list[tuple[Kind, int]] | None = None
+    """What `passes` gave, until one of them is taken."""
+
+    def passes(self) -> list[tuple[Kind, int]]:
+        """The next forward and input gradient of each stage, in the order of the block."""
+        if self.next_passes is None:
+            timed: list[tuple[int, Kind, int]] = []
+            interval = self.block.interval
+            for stage in self.stages:
+                for count, times, kind in (
+                    (self.progress.returned[stage], self.block.input_grads, Kind.INPUT_GRAD),
+                    (self.progress.forwarded[stage], self.block.forwards, Kind.FORWARD),
+                ):
+                    if count < self.num_micro_batches:
+                        timed.append((times[stage] + count * interval, kind, stage))
+            self.next_passes = [
+                (kind, stage) for _, kind, stage in sorted(timed, key=lambda each: each[0])
+            ]
+        return self.next_passes
+
+    def choose(self) -> tuple[Kind, int] | None:
+        """The next pass of the block; else a weight gradient; else a later pass that is ready (a
+        forward only if eager).
+        """
+        passes = self.passes()
+        is_ready = self.progress.is_ready
+        first = passes[0] if passes and is_ready(*passes[0]) else None
+        full = self.num_live >= self.limit
+        if first is not None and not (first[0] is Kind.FORWARD and full and self.held):
+            return first
+        if self.held:
+            return Kind.WEIGHT_GRAD, self.held[0]
+        room = (
+            self.eager and self.num_live < self.limit - 1
+        )  # one place stays free for the pass whose turn it is
+        return next(
+            (each for each in passes if (each[0] is Kind.INPUT_GRAD or room) and is_ready(*each)),
+            None,
+        )
+
+    def take(self, kind: Kind, stage: int) -> None:
+        """Account for one unit of work."""
+        if kind is Kind.WEIGHT_GRAD:
+            self.held.popleft()
+            self.num_live -= 1
+            self.done.append(weight_grad(stage, self.weighed.get(stage, 0)))
+            self.weighed[stage] = self.weighed.get(stage, 0) + 1
+            return
+        self.next_passes = None
+        if kind is Kind.FORWARD:
+            self.done.append(forward(stage, self.progress.forwarded[stage]))
+            self.progress.forwarded[stage] += 1
+            self.num_live += 1
+        else:
+            self.done.append(input_grad(stage, self.progress.returned[stage]))
+            self.progress.returned[stage] += 1
+            self.held.append(stage)
+
+
+def squeeze(
+    block: Block, num_micro_batches: int, limit: int, eager: bool = False
+) -> tuple[tuple[Action, ...], ...]:
+    """The lists that follow from a block when idle units are squeezed out.
+
+    At most `limit` activations (of one stage and micro-batch, from forward to weight gradient) live
+    on a rank. `eager` pulls forwards into idle units while there is room.
+    """
+    count = len(block.placement)
+    progress = _Progress([0] * count, [0] * count)
+    mine = [
+        tuple(s for s, holder in enumerate(block.placement) if holder == rank)
+        for rank in range(block.num_ranks)
+    ]
+    ranks = [_Rank(block, stages, num_micro_batches, limit, eager, progress) for stages in mine]
+    left = 3 * num_micro_batches * count
+    while left:
+        chosen = [rank.choose() for rank in ranks]
+        for rank, each in zip(ranks, chosen, strict=True):
+            if each is not None:
+                rank.take(*each)
+                left -= 1
+    return tuple(tuple(rank.done) for rank in ranks)

@@ -1,0 +1,215 @@
+"""Tensors between stages: shapes are agreed once, receives are posted early, sends are not waited
+for until needed.
+
+What a stage sends depends on the shapes of the micro-batch's inputs, which every stage knows. So
+sender and receiver agree on a form the first time that they meet those shapes, and later send
+nothing but tensors. A gradient has the form of its tensor.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.comm import Axis, Work
+from plait.errors import ModelError
+from plait.parallel.pipeline.payload import Payload, TensorForm
+
+Shapes = tuple[tuple[int, ...], ...]
+Key = tuple[int, bool, Shapes]  # stage, whether a backward follows, shapes of the inputs
+
+
+@dataclass(frozen=True)
+class Form:
+    """What passes a boundary for inputs of certain shapes."""
+
+    tensors: tuple[TensorForm, ...]
+    note: Any
+
+    @property
+    def gradients(self) -> tuple[TensorForm, ...]:
+        """The tensors whose gradients come back."""
+        return tuple(form for form in self.tensors if form.requires_grad)
+
+
+@dataclass
+class _Arrival:
+    tensors: list[Tensor]
+    works: list[Work]
+    form: Form
+
+    def wait(self) -> list[Tensor]:
+        for work in self.works:
+            work.wait()
+        return self.tensors
+
+
+class Transport:
+    """The transfers of one rank. A boundary is named by the stage before it; `shapes` are those of
+    a micro-batch's inputs.
+    """
+
+    def __init__(self, axis: Axis, placement: Sequence[int], device: torch.device) -> None:
+        self._axis, self.placement, self._device = axis, tuple(placement), device
+        self._shapes: Callable[[int], Shapes] = lambda micro_batch: ()
+        self._recording = True
+        self._forms: dict[Key, Form] = {}
+        self._outgoing: dict[tuple[str, int, int], list[Tensor]] = {}
+        self._new_forms: dict[
+            tuple[int, int], Form
+        ] = {}  # (stage, micro-batch) whose send begins with its form
+        self._incoming: dict[tuple[str, int, int], _Arrival] = {}
+        self._sent: deque[tuple[Work, Tensor]] = deque()
+        self.num_forms_sent = 0
+        self.gradient_extras: tuple[
+            TensorForm, ...
+        ] = ()  # what travels with every set of gradients
+
+    def begin(self, shapes: Callable[[int], Shapes], *, recording: bool = True) -> None:
+        """A step begins: `shapes(micro_batch)` are those of its inputs.
+
+        `recording`: for a backward. An evaluation has forms of its own: nothing wants a gradient,
+        no random state travels, and a model may return something else.
+        """
+        self._shapes = shapes
+        self._recording = recording
+
+    def _key(self, stage: int, micro_batch: int) -> Key:
+        return stage, self._recording, self._shapes(micro_batch)
+
+    # -- forward
+    # --------------------------------------------------------------------------------------------------
+
+    def put_output(self, stage: int, micro_batch: int, payload: Payload) -> None:
+        """What `stage` computed: kept for its send, or handed to the next stage on the same
+        rank.
+        """
+        form = Form(tuple(TensorForm.of(tensor) for tensor in payload.tensors), payload.note)
+        key = self._key(stage, micro_batch)
+        local = self._is_here(stage + 1)
+        known = self._forms.get(key)
+        if known is None:
+            self._forms[key] = form
+            if not local:
+                self._new_forms[stage, micro_batch] = form
+        elif known.tensors != form.tensors:
+            raise ModelError(
+                f"stage {stage} returned {_shapes_text(form)} for micro-batch {micro_batch} and {_shapes_text(known)} before, "
+                f"for inputs of the same shapes {list(key[2])}: what a stage returns must not change shape with values"
+            )
+        tensors = [tensor.detach() for tensor in payload.tensors]
+        if local:
+            self._incoming["F", stage + 1, micro_batch] = _Arrival(tensors, [], self._forms[key])
+        else:
+            self._outgoing["F", stage, micro_batch] = tensors
+
+    def send_output(self, stage: int, micro_batch: int) -> None:
+        """Send what `put_output` has kept to the next stage."""
+        to = self.placement[stage + 1]
+        form = self._new_forms.pop((stage, micro_batch), None)
+        if form is not None:
+            self._send_form(form, to)
+        self._send(self._outgoing.pop(("F", stage, micro_batch)), to)
+
+    def post_input(self, stage: int, micro_batch: int) -> None:
+        """Post the receive of the input of `stage`. The first of its shapes waits for the form."""
+        key = self._key(stage - 1, micro_batch)
+        source = self.placement[stage - 1]
+        if key not in self._forms:
+            self._forms[key] = self._receive_form(source)
+        self._incoming["F", stage, micro_batch] = self._post(
+            self._forms[key], self._forms[key].tensors, source
+        )
+
+    def take_input(self, stage: int, micro_batch: int) -> Payload:
+        """The input of `stage`, as leaves of a graph."""
+        arrival = self._incoming.pop(("F", stage, micro_batch))
+        tensors = arrival.wait()
+        for tensor, form in zip(tensors, arrival.form.tensors, strict=True):
+            tensor.requires_grad_(form.requires_grad)
+        return Payload(tensors, arrival.form.note)
+
+    # -- backward
+    # -------------------------------------------------------------------------------------------------
+
+    def put_gradients(self, stage: int, micro_batch: int, grads: list[Tensor]) -> None:
+        """The gradients of the input of `stage`: kept for their send, or handed to the stage before
+        on the same rank.
+        """
+        if stage == 0:
+            return
+        if self._is_here(stage - 1):
+            form = self._forms[self._key(stage - 1, micro_batch)]
+            self._incoming["B", stage - 1, micro_batch] = _Arrival(grads, [], form)
+        else:
+            self._outgoing["B", stage, micro_batch] = grads
+
+    def send_gradients(self, stage: int, micro_batch: int) -> None:
+        """Send what `put_gradients` has kept to the stage before."""
+        self._send(self._outgoing.pop(("B", stage, micro_batch)), self.placement[stage - 1])
+
+    def post_gradients(self, stage: int, micro_batch: int) -> None:
+        """Post the receive of the gradients of the output of `stage`."""
+        form = self._forms[self._key(stage, micro_batch)]
+        self._incoming["B", stage, micro_batch] = self._post(
+            form, (*form.gradients, *self.gradient_extras), self.placement[stage + 1]
+        )
+
+    def take_gradients(self, stage: int, micro_batch: int) -> list[Tensor]:
+        """The gradients of the output of `stage`."""
+        return self._incoming.pop(("B", stage, micro_batch)).wait()
+
+    # -- messages
+    # -------------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Wait until everything that was sent has left."""
+        while self._sent:
+            self._sent.popleft()[0].wait()
+
+    def clear(self) -> None:
+        """Forget what is under way, after a failure."""
+        self._outgoing.clear()
+        self._incoming.clear()
+        self._sent.clear()
+
+    def _is_here(self, stage: int) -> bool:
+        return self.placement[stage] == self._axis.rank
+
+    def _send(self, tensors: Sequence[Tensor], to: int) -> None:
+        for tensor in tensors:
+            whole = tensor.contiguous()
+            self._sent.append((self._axis.send(whole, to), whole))
+        while (
+            len(self._sent) > self._axis.size * 4
+        ):  # long gone: receives are posted in the order of sends
+            self._sent.popleft()[0].wait()
+
+    def _post(self, form: Form, wanted: Sequence[TensorForm], source: int) -> _Arrival:
+        tensors = [one.empty(self._device) for one in wanted]
+        return _Arrival(tensors, [self._axis.receive(tensor, source) for tensor in tensors], form)
+
+    def _send_form(self, form: Form, to: int) -> None:
+        """Length, then bytes. Between the ranks of one run; nothing from outside is unpickled."""
+        data = torch.frombuffer(bytearray(pickle.dumps(form)), dtype=torch.uint8).to(self._device)
+        size = torch.tensor([data.numel()], device=self._device)
+        self._send([size, data], to)
+        self.num_forms_sent += 1
+
+    def _receive_form(self, source: int) -> Form:
+        size = torch.zeros(1, dtype=torch.int64, device=self._device)
+        self._axis.receive(size, source).wait()
+        data = torch.empty(int(size), dtype=torch.uint8, device=self._device)
+        self._axis.receive(data, source).wait()
+        form: Form = pickle.loads(data.cpu().numpy().tobytes())
+        return form
+
+
+def _shapes_text(form: Form) -> str:
+    return ", ".join(str(list(one.shape)) for one in form.tensors) or "nothing"

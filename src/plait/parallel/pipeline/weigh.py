@@ -1,0 +1,120 @@
+"""What the layers of a model cost, measured: forward and backward of each on an example, one layer
+at a time in memory.
+
+The model's own forward runs, so a layer meets the inputs that it will have; what it computes on are
+zeros where its values are still on the meta device, which take as long.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from plait.parallel.pipeline.dataflow import glue_in_memory, in_memory, replaced
+from plait.parallel.pipeline.partition import Layer
+
+STATE_COPIES = 4  # of each trainable element: weight, gradient and the two moments of Adam
+
+
+def weigh(
+    model: nn.Module, names: Sequence[str], run: Callable[[], Any], repeats: int = 3
+) -> list[Layer]:
+    """The layers `names`, in the order in which `run()`, which calls the model on an example, calls
+    them.
+
+    Seconds are the least of `repeats` passes. Bytes: state as Adam has it; activations are what
+    backward keeps.
+    """
+    found: list[Layer] = []
+    units = {name: model.get_submodule(name) for name in names}
+
+    def weighed(name: str, module: nn.Module) -> Callable[..., Any]:
+        forward = module.forward
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with in_memory(module), torch.enable_grad():
+                work = _Work(module, forward, args, kwargs)
+                seconds = min(work.seconds() for _ in range(max(1, repeats)))
+                output, activation_bytes = work.kept()
+            output = tree_map(
+                lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, output
+            )
+            state = STATE_COPIES * sum(
+                _num_bytes(param) for param in module.parameters() if param.requires_grad
+            )
+            found.append(
+                Layer(
+                    name, seconds, state, activation_bytes, sum(map(_num_bytes, _tensors(output)))
+                )
+            )
+            return output
+
+        return call
+
+    with (
+        replaced(units, weighed),
+        glue_in_memory(model, units),
+        torch.random.fork_rng(devices=[]),
+        torch.no_grad(),
+    ):
+        run()
+    return found
+
+
+@dataclass
+class _Work:
+    """One call of one layer, to be done several times."""
+
+    module: nn.Module
+    forward: Callable[..., Any]
+    args: Any
+    kwargs: Any
+
+    def seconds(self) -> float:
+        """Of a forward and a backward."""
+        args, kwargs = tree_map(_leaf, (self.args, self.kwargs))
+        trained = [*self.module.parameters(), *_tensors((args, kwargs))]
+        began = time.perf_counter()
+        ends = [end for end in _tensors(self.forward(*args, **kwargs)) if end.requires_grad]
+        wanted = [tensor for tensor in trained if tensor.requires_grad]
+        if ends and wanted:
+            torch.autograd.grad(
+                ends, wanted, [torch.ones_like(end) for end in ends], allow_unused=True
+            )
+        return time.perf_counter() - began
+
+    def kept(self) -> tuple[Any, float]:
+        """(output, bytes that backward would need of this call, beside parameters)."""
+        own = {param.untyped_storage().data_ptr() for param in self.module.parameters()}
+        kept: dict[int, int] = {}
+
+        def keep(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        args, kwargs = tree_map(_leaf, (self.args, self.kwargs))
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            output = self.forward(*args, **kwargs)
+        return output, float(sum(kept.values()))
+
+
+def _leaf(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return value.detach().requires_grad_(value.is_floating_point())
+
+
+def _tensors(value: Any) -> Iterable[Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _num_bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,108 @@
+"""Which part of a parameter a rank holds: a box of the global tensor, and on how many ranks the
+same elements live.
+
+A fused matrix (q, k and v side by side) is cut inside each of its parts. As a tensor with one more
+dimension it is cut into boxes again: `view` is that shape, with the same elements in the same
+order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from plait.comm import Axis
+from plait.mesh.boxes import Box
+from plait.parallel.tensor.group import TensorGroup
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One parameter on one rank.
+
+    Attributes:
+        shape: of the whole parameter.
+        view: that shape with fused dimensions apart; `box` is a box of it.
+        local_shape: of this rank's tensor.
+        copies: on how many ranks of the tensor axis each element lives.
+        copy: which of them this rank is.
+        partial: the axes over whose ranks the gradients of the copies are partial sums.
+    """
+
+    shape: tuple[int, ...]
+    view: tuple[int, ...]
+    box: Box
+    local_shape: tuple[int, ...]
+    copies: int
+    copy: int
+    partial: tuple[Axis, ...] = ()
+
+    def cut(self, whole: Tensor) -> Tensor:
+        """This rank's part of the whole parameter, contiguous."""
+        return (
+            whole.reshape(self.view)[self.box.within(Box.whole(self.view))]
+            .reshape(self.local_shape)
+            .contiguous()
+        )
+
+
+Cut = tuple[Axis, ...]
+"""The axes that cut one dimension, the outermost first."""
+
+
+def coordinate(cut: Cut) -> int:
+    """Which of the parts that the axes make is this rank's."""
+    index = 0
+    for axis in cut:
+        index = index * axis.size + axis.rank
+    return index
+
+
+def parts(cut: Cut) -> int:
+    """Into how many parts the axes cut."""
+    return math.prod(axis.size for axis in cut)
+
+
+def place(
+    shape: Sequence[int],
+    cuts: Sequence[Cut],
+    group: TensorGroup,
+    *,
+    fused: dict[int, int] | None = None,
+    partial: Cut = (),
+) -> Placement:
+    """The placement of a parameter whose dimension d is cut by `cuts[d]`; `fused` says of how many
+    parts a dimension is.
+
+    The sizes divide: `roles` has checked it.
+    """
+    view: list[int] = []
+    offset: list[int] = []
+    extent: list[int] = []
+    local: list[int] = []
+    for dim, (size, cut) in enumerate(zip(shape, cuts, strict=True)):
+        number = (fused or {}).get(dim, 1)
+        if number > 1:
+            view.append(number)
+            offset.append(0)
+            extent.append(number)
+        inside = size // number // parts(cut)
+        view.append(size // number)
+        offset.append(coordinate(cut) * inside)
+        extent.append(inside)
+        local.append(number * inside)
+    box = Box(tuple(offset), tuple(extent))
+    holders = group.same_coordinates([axis for cut in cuts for axis in cut])
+    summed = tuple(axis for axis in partial if axis.size > 1)
+    return Placement(
+        tuple(shape),
+        tuple(view),
+        box,
+        tuple(local),
+        len(holders),
+        holders.index(group.world.rank),
+        summed,
+    )

@@ -1,0 +1,98 @@
+"""Matrix products of parts that are gathered for the product alone: what is kept for backward are
+the parts.
+
+    forward    X = gather(x), W = gather(w), y = scatter(X W^T)
+    backward   dY = gather(dy), X and W gathered again, dx = scatter(dY W), dw = scatter(dY^T X)
+
+Each gather's backward is the reduce-scatter of the same line, and the other way round (the law of
+`comm.transitions`). 2D, 2.5D and 3D differ in which of the three is moved along which axis.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from plait.comm import Axis
+from plait.comm.functional import transition
+from plait.mesh.layouts import PARTIAL, REPLICATED, Sharded
+from plait.parallel.tensor.group import How, Run
+
+
+@dataclass(frozen=True)
+class Move:
+    """Parts along dimension `dim`, one on each rank of `axis`."""
+
+    axis: Axis
+    dim: int
+
+    def gather(self, part: Tensor) -> Tensor:
+        """All parts."""
+        return transition(part, self.axis, Sharded(self.dim), REPLICATED)
+
+    def scatter(self, partial: Tensor) -> Tensor:
+        """The own part of the sum over the axis."""
+        return transition(partial, self.axis, PARTIAL, Sharded(self.dim))
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """y = scatter(gather(x) gather(w)^T); a move that is None is not made.
+
+    `x` is gathered once for all layers that take it one after the other (q, k and v), and so is the
+    sum of its gradients scattered once.
+    """
+
+    x: Move | None = None
+    weight: Move | None = None
+    y: Move | None = None
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, run: Run) -> Tensor:
+        whole = x if self.x is None else run.enter(x, self.x.axis, Sharded(self.x.dim), REPLICATED)
+        kept = run.kept(whole)
+        if kept is not None and torch.is_grad_enabled():
+            kept.users += int(weight.requires_grad)
+        product: Tensor = _Product.apply(whole, x, weight, self, How(kept, run.products))
+        return product if bias is None else product + bias
+
+
+def _gather(move: Move | None, part: Tensor) -> Tensor:
+    return part if move is None else move.gather(part)
+
+
+def _scatter(move: Move | None, partial: Tensor) -> Tensor:
+    return partial if move is None else move.scatter(partial)
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(  # noqa: PLR0917
+        ctx: Any, whole: Tensor, part: Tensor, weight: Tensor, moves: Gathered, how: How
+    ) -> Tensor:  # autograd's
+        ctx.save_for_backward(part, weight)
+        ctx.moves = moves
+        ctx.how = how
+        return _scatter(moves.y, how.products.linear(whole, _gather(moves.weight, weight), None))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        part, weight = ctx.saved_tensors
+        moves: Gathered = ctx.moves
+        how: How = ctx.how
+        kept, products = how
+        dy = _gather(moves.y, gradients[0])
+        dx = dw = None
+        if ctx.needs_input_grad[0]:
+            dx = products.product(dy, _gather(moves.weight, weight))
+        if ctx.needs_input_grad[2]:
+            whole = part if kept is None else kept.whole(part)
+            dw = products.weight_grad(
+                dy.reshape(-1, dy.shape[-1]).t(), whole.reshape(-1, whole.shape[-1])
+            )
+            dw = _scatter(moves.weight, dw)
+        return dx, None, dw, None, None

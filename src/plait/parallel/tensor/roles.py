@@ -1,0 +1,169 @@
+"""From a table of roles to the modules that have them; every misfit between table and model is an
+error that names it.
+
+`*` in a pattern stands for one name between dots, as in the tables beside the models of this
+project.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from torch import nn
+
+from plait.errors import ModelError, nearest
+from plait.parallel.tensor.mode import LinearRule, Mode
+from plait.parallel.tensor.placement import parts
+from plait.patterns import expression
+
+ROLES = (
+    "embedding",
+    "position",
+    "norm",
+    "last_norm",
+    "head_norm",
+    "column",
+    "qkv",
+    "row",
+    "attention",
+    "head",
+    "region",
+    "replicated",
+    "router",
+    "experts",
+)
+LINEAR = ("column", "qkv", "row", "head")
+FUSED = {"qkv": 3}
+
+
+def match(model: nn.Module, roles: Mapping[str, str]) -> dict[str, str]:
+    """The role of each module that has one, by name, in the order of the model.
+
+    Raises:
+        ModelError: an unknown role, a pattern that no module matches, a module whose parameters no
+        role covers, or a table
+            under which nothing would be split.
+    """
+    for pattern, role in roles.items():
+        if role not in ROLES:
+            raise ModelError(f"roles['{pattern}'] = '{role}' is no role; {nearest(role, ROLES)}")
+    names = [name for name, _ in model.named_modules() if name]
+    expressions = {pattern: expression(pattern) for pattern in roles}
+    found: dict[str, str] = {}
+    unused = dict.fromkeys(roles)
+    for name in names:
+        for pattern, regex in expressions.items():
+            if regex.fullmatch(name):
+                found.setdefault(name, roles[pattern])
+                unused.pop(pattern, None)
+    if unused:
+        lost = ", ".join(f"'{pattern}' ({roles[pattern]})" for pattern in unused)
+        likely = nearest(next(iter(unused)), sorted({_pattern(name) for name in names}))
+        raise ModelError(f"roles: no module matches {lost}; {likely}")
+    _check_covered(model, found)
+    if not any(role in LINEAR for role in found.values()):
+        raise ModelError(
+            "tensor parallel would split nothing of this model: no module has a role column, row, qkv or head"
+        )
+    return found
+
+
+def _pattern(name: str) -> str:
+    return re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)", "*", name)
+
+
+def _check_covered(model: nn.Module, found: Mapping[str, str]) -> None:
+    bare = [
+        f"{name or 'the model itself'} ({type(module).__name__}: {', '.join(key for key, _ in own)})"
+        for name, module in model.named_modules()
+        if (own := list(module.named_parameters(recurse=False))) and name not in found
+    ]
+    if bare:
+        raise ModelError(
+            f"no role covers {len(bare)} modules that have parameters: {'; '.join(bare[:4])}{' ...' if len(bare) > 4 else ''}. "
+            f"Give each a role in roles = {{...}} ({', '.join(ROLES)}), 'replicated' where nothing is to be split"
+        )
+
+
+def check_sizes(model: nn.Module, found: Mapping[str, str], mode: Mode, text: str) -> None:
+    """Raises `ModelError` with every size that the grid does not divide, and the nearest sizes that
+    it does.
+    """
+    broken = list(dict.fromkeys(_misfits(model, found, mode)))
+    if broken:
+        more = f"\n  and {len(broken) - 8} more" if len(broken) > 8 else ""
+        raise ModelError(
+            "\n  ".join([f"{text} does not divide the model in {len(broken)} ways:", *broken[:8]])
+            + more
+        )
+
+
+def _misfits(model: nn.Module, found: Mapping[str, str], mode: Mode) -> Iterator[str]:
+    for name, role in found.items():
+        module = model.get_submodule(name)
+        label = f"{_pattern(name)} ({role})"
+        if role in mode.linear:
+            rule = mode.linear[role]
+            fused = FUSED.get(role, 1)
+            out, into = linear_shape(module, name)
+            what = "the vocabulary" if role == "head" else "output features"
+            yield from _misfit(label, what, out // fused, max(parts(rule.out), _size(rule)))
+            yield from _misfit(label, "input features", into, parts(rule.into))
+            head_size = _head_size(model, name, fused, out == 3 * into)
+            if (
+                role in {"column", "qkv"}
+                and isinstance(head_size, int)
+                and (out // fused) % head_size == 0
+            ):
+                yield from _misfit(label, "heads", out // fused // head_size, _size(rule))
+        elif role == "experts":
+            last = next(
+                param
+                for key, param in module.named_parameters(recurse=False)
+                if key.startswith("down")
+            )
+            yield from _misfit(label, "inner features", int(last.shape[2]), mode.size)
+        elif role == "embedding":
+            rows, columns = (int(size) for size in module.weight.shape)  # type: ignore[union-attr]
+            yield from _misfit(label, "the vocabulary", rows, parts(mode.embedding.vocabulary))
+            yield from _misfit(label, "features", columns, parts(mode.embedding.features))
+
+
+def _head_size(model: nn.Module, name: str, fused: int, three: bool) -> object:
+    """Output features of a head; where q, k and v of each head lie side by side (GPT-NeoX), of all
+    three.
+    """
+    parent = model.get_submodule(name.rpartition(".")[0])
+    size = getattr(parent, "head_dim", getattr(parent, "head_size", None))
+    return 3 * size if isinstance(size, int) and three and fused == 1 else size
+
+
+def _size(rule: LinearRule) -> int:
+    return 1 if rule.target.features is None else rule.target.features.size
+
+
+def _misfit(label: str, what: str, size: int, multiple: int) -> Iterator[str]:
+    if size % multiple:
+        low = size // multiple * multiple
+        near = f"the nearest are {low} and {low + multiple}" if low else f"the least is {multiple}"
+        yield f"{label}: {what} {size} must be a multiple of {multiple}; {near}"
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Whether the weight is [in, out], as in the Conv1D of GPT-2."""
+    return type(module).__name__ == "Conv1D"
+
+
+def linear_shape(module: nn.Module, name: str) -> tuple[int, int]:
+    """(out, in) of a linear layer. Raises `ModelError` for a module that is none."""
+    if not (
+        is_transposed(module)
+        or (isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward)
+    ):
+        raise ModelError(
+            f"'{name}' has a role of a linear layer and is a {type(module).__name__}; it must be an nn.Linear (or GPT-2's "
+            "Conv1D) with the forward of that class"
+        )
+    first, second = (int(size) for size in module.weight.shape)  # type: ignore[union-attr]
+    return (second, first) if is_transposed(module) else (first, second)

@@ -1,0 +1,266 @@
+"""What a split model's engine must know: who holds what, which samples a rank takes, what its loss
+is a share of.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from plait.comm import Axis
+from plait.comm.functional import transition
+from plait.errors import ModelError
+from plait.mesh.layouts import INVARIANT, Sharded
+from plait.origin import Line, line_of, module_of, named
+from plait.parallel.tensor.group import Run, Stream, TensorGroup
+from plait.parallel.tensor.mode import Mode
+from plait.parallel.tensor.placement import Placement
+from plait.parallel.tensor.roles import LINEAR
+from plait.parallel.tensor.vocabulary import cross_entropy
+
+MISFIT = re.compile(r"shape '\[([-0-9, ]+)\]' is invalid for input of size (\d+)")
+ALONE_NUMEL = (
+    1 << 16
+)  # gradients from here on are summed where they lie; smaller ones travel together
+
+LossFunction = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class Share:
+    """This rank's part of a micro-batch: inputs, the targets of its outputs, and how many of its
+    rows are real.
+
+    `num_rows`: of the inputs of all ranks of the tensor axis together, before they are filled up.
+    """
+
+    inputs: Any
+    targets: Any
+    num_samples: int
+    num_rows: int
+
+
+@dataclass(frozen=True)
+class TensorSplit:
+    """A model that `apply` has split.
+
+    Attributes:
+        placements: of every parameter, by name.
+        originals: the modules that own parameters, as they were: they know how to make whole
+        values. outputs: the stream that the model's outputs are in.
+        sharded_logits: whether each rank has a range of the vocabulary.
+        roles: of the modules that have one, by name.
+    """
+
+    group: TensorGroup
+    mode: Mode
+    run: Run
+    placements: Mapping[str, Placement]
+    originals: Mapping[str, nn.Module]
+    outputs: Stream
+    sharded_logits: bool
+    roles: Mapping[str, str]
+
+    @property
+    def loss_copies(self) -> int:
+        """On how many ranks each sample's loss is computed."""
+        return self.group.size // _size(self.outputs.samples)
+
+    def share(self, inputs: Any, targets: Any, num_samples: int) -> Share:
+        """The part of a micro-batch that this rank takes.
+
+        Samples that do not divide are filled up with copies of the first, whose outputs `loss`
+        leaves out.
+        """
+        rows = _first(inputs).shape[0]
+        entering = self.mode.residual.samples
+        leaving = self.outputs.samples
+        if _size(entering) == 1:
+            return Share(inputs, targets, num_samples, rows)
+        assert entering is not None and leaving is not None
+        own = _size_of_part(_first(inputs), entering)
+        start = leaving.rank * own
+        real = min(max(num_samples - start, 0), own)
+        return Share(
+            tree_map(lambda leaf: _part(leaf, entering.rank * own, own), inputs),
+            tree_map(lambda leaf: _part(leaf, start, max(real, 1)), targets),
+            real,
+            rows,
+        )
+
+    def enter(self, num_rows: int) -> None:
+        """A forward, or its recomputation, of a micro-batch of so many rows begins."""
+        self.run.where, self.run.num_rows = self.mode.residual, num_rows
+
+    def loss(self, function: LossFunction, ignore_index: int | None) -> LossFunction:
+        """`function` on this rank's outputs. With an `ignore_index` it is cross-entropy, which
+        takes logits in parts.
+
+        Any other function gets whole logits, gathered.
+        """
+        axis = self.outputs.features
+
+        def loss(output: Any, targets: Any) -> Any:
+            self.run.forget()
+            self._check_output()
+            rows = _first(targets).shape[0]
+            output = tree_map(
+                lambda leaf: (
+                    leaf[:rows] if isinstance(leaf, Tensor) and leaf.shape[0] > rows else leaf
+                ),
+                output,
+            )
+            if not self.sharded_logits or axis is None or axis.size == 1:
+                return function(output, targets)
+            if ignore_index is not None:
+                return cross_entropy(output, targets, axis, ignore_index)
+            return function(transition(output, axis, Sharded(-1), INVARIANT), targets)
+
+        return loss
+
+    def _check_output(self) -> None:
+        """Parts of features that only a head may leave."""
+        if self.run.where.features not in (None, self.outputs.features):
+            last = [name for name, role in self.roles.items() if role in LINEAR][-1]
+            raise ModelError(
+                f"under {self.group} the model's output is parts of features, which '{last}' ({self.roles[last]}) leaves: a "
+                "column is followed by a row, and the last layer of a model that ends in parts has the role head"
+            )
+
+    @contextmanager
+    def explained(self, model: nn.Module) -> Iterator[None]:
+        """What a misfit of shapes inside the split model means: an error that names the module, and
+        the roles there.
+        """
+        try:
+            yield
+        except (RuntimeError, IndexError, ValueError) as error:
+            name = None if isinstance(error, torch.OutOfMemoryError) else module_of(model, error)
+            if name is None:
+                raise
+            line = line_of(error)
+            where = f"{named(name)} fails" if line is None else f"{named(name)} fails at {line}"
+            fixed = None if line is None else self._fixed_number(line, error)
+            if fixed is not None:
+                raise ModelError(f"under {self.group} {where}, {fixed}") from error
+            if not name:
+                raise
+            raise ModelError(
+                f"under {self.group} {where}: {error}; {self._suspects(name)}"
+            ) from error
+
+    def _fixed_number(self, line: Line, error: BaseException) -> str | None:
+        """The cure of a view that has the model's whole number of heads written in it; None for any
+        other error.
+        """
+        match = MISFIT.search(str(error))
+        if match is None:
+            return None
+        wanted = [int(size) for size in match[1].split(",")]
+        there = int(match[2])
+        if -1 in wanted or not 0 < there < math.prod(wanted) or math.prod(wanted) % there:
+            return None
+        return (
+            f"`{line.code}`: it asks for [{match[1]}], and this rank has 1/{math.prod(wanted) // there} of these elements, "
+            "its share of the heads (or features); a number that the split divides must not be written there: put -1 in place "
+            "of the number of heads, as in x.view(batch, length, -1, head_dim)"
+        )
+
+    def _suspects(self, name: str) -> str:
+        """The roles inside a module, or inside the nearest that holds it and has some."""
+        inside: list[str] = []
+        while not inside:
+            inside = [
+                f"'{one}' ({role})"
+                for one, role in self.roles.items()
+                if not name or f"{one}.".startswith(f"{name}.")
+            ]
+            name = name.rpartition(".")[0]
+        shown = ", ".join(inside[:12]) + (" ..." if len(inside) > 12 else "")
+        return (
+            f"if it runs under dp1, a role is wrong there: {shown} (a column is followed by a row)"
+        )
+
+    def weight(self, name: str) -> float:
+        """What the elements of a parameter count on this rank, in a sum over the tensor axis that
+        counts each once.
+        """
+        return 1.0 / self.placements[name].copies
+
+    def details(self) -> dict[str, float]:
+        """How many products of a grid gathered their panels, and how many streamed them, since the
+        last call.
+        """
+        found = {f"products_{choice}": float(number) for choice, number in self.run.choices.items()}
+        self.run.choices.clear()
+        return found
+
+    def sum_partial(self, gradients: Sequence[tuple[str, Tensor]]) -> None:
+        """Sum, in place, the gradients (by name, contiguous) of parameters whose copies saw other
+        tokens. Collective.
+
+        Once a step, on what the data axis has left of them: with micro-batches or ZeRO that is less
+        than in each backward.
+        """
+        by_axes: dict[tuple[str, ...], tuple[tuple[Axis, ...], list[Tensor]]] = {}
+        for name, gradient in gradients:
+            axes = self.placements[name].partial
+            if axes:
+                by_axes.setdefault(tuple(axis.name for axis in axes), (axes, []))[1].append(
+                    gradient
+                )
+        for axes, tensors in by_axes.values():
+            for axis in axes:
+                _sum_together(tensors, axis)
+
+
+def _sum_together(tensors: Sequence[Tensor], axis: Axis) -> None:
+    large: list[Tensor] = []
+    small: list[Tensor] = []
+    for tensor in tensors:
+        alone = axis.paths.beyond("shared_gradient_numel", tensor.numel(), ALONE_NUMEL - 1)
+        (large if alone else small).append(tensor)
+    works = [axis.all_reduce(tensor) for tensor in large]
+    if small:
+        together = torch.cat([tensor.reshape(-1) for tensor in small])
+        axis.all_reduce(together).wait()
+        for tensor, part in zip(
+            small, together.split([tensor.numel() for tensor in small]), strict=True
+        ):
+            tensor.copy_(part.view_as(tensor))
+    for work in works:
+        work.wait()
+
+
+def _size(axis: Axis | None) -> int:
+    return 1 if axis is None else axis.size
+
+
+def _first(tree: Any) -> Tensor:
+    leaves: list[Tensor] = []
+    tree_map(
+        lambda leaf: leaves.append(leaf) if isinstance(leaf, Tensor) and leaf.dim() > 0 else None,
+        tree,
+    )
+    return leaves[0]
+
+
+def _size_of_part(tensor: Tensor, axis: Axis) -> int:
+    return -(-tensor.shape[0] // axis.size)
+
+
+def _part(leaf: Any, start: int, length: int) -> Any:
+    """Rows [start, start + length) of a tensor; copies of the first row where it has no more."""
+    if not isinstance(leaf, Tensor) or leaf.dim() == 0:
+        return leaf
+    rows = leaf[start : start + length]
+    missing = length - rows.shape[0]
+    return rows if missing == 0 else torch.cat([rows, leaf[:1].expand(missing, *leaf.shape[1:])])

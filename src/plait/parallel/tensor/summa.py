@@ -1,0 +1,149 @@
+"""SUMMA: the products of a q x q grid, panel by panel, or gathered once where the panels are small.
+
+R. van de Geijn and J. Watts, SUMMA: Scalable Universal Matrix Multiplication Algorithm, 1997,
+section 3.
+
+    column      for t: X_t travels along the row, W_t along the column      Y += X_t W_t^T
+      backward  for t: the same two panels                                  sum dY W_t at column t,
+      dY^T X_t at row t
+    row         for t: W_t travels along the column                         sum X W_t^T at column t
+      backward  for t: dY_t along the row, W_t along the column             dX += dY_t W_t, sum
+      dY_t^T X at row t
+
+While panels t multiply, panels t + 1 travel: at most two of each are in memory. Both ways send the
+same bytes. Gathering is one large product and two collectives instead of q of each, and holds q
+panels; it is chosen up to `limit_bytes` of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from plait.comm import Axis, Work
+from plait.parallel.tensor.group import Run
+from plait.parallel.tensor.products import Gathered, Move
+from plait.products import Products
+
+
+@dataclass(frozen=True)
+class Summa:
+    """x weight^T on a grid: `x` is given for a column, `y` for a row."""
+
+    weight: Move
+    x: Move | None = None
+    y: Move | None = None
+    limit_bytes: int = 64 << 20
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, run: Run) -> Tensor:
+        own = weight.numel() + (x.numel() if self.x is not None else 0)
+        axis = self.weight.axis
+        num_bytes = axis.size * own * x.element_size()
+        streams = axis.size > 1 and axis.paths.beyond(
+            "grid_panel_bytes", num_bytes, self.limit_bytes
+        )
+        run.choices["streamed" if streams else "gathered"] += 1
+        if not streams:
+            return Gathered(self.x, self.weight, self.y)(x, weight, bias, run)
+        product: Tensor = _Streamed.apply(x, weight, self, run.products)
+        return product if bias is None else product + bias
+
+
+def panels(travelling: Sequence[tuple[Axis, Tensor]]) -> Iterator[tuple[int, list[Tensor]]]:
+    """(t, the panels that the ranks t of the axes own) for every t; the next ones are on their way
+    meanwhile.
+    """
+
+    def start(t: int) -> list[tuple[Tensor, Work]]:
+        found = []
+        for axis, own in travelling:
+            panel = own if axis.rank == t else torch.empty_like(own)
+            found.append((panel, axis.broadcast(panel, t)))
+        return found
+
+    size = travelling[0][0].size
+    ahead = start(0)
+    for t in range(size):
+        current = ahead
+        ahead = start(t + 1) if t + 1 < size else []
+        for _, work in current:
+            work.wait()
+        yield t, [panel for panel, _ in current]
+
+
+class Sums:
+    """Partial sums on their way to the rank that owns each; one is under way while the next is
+    computed.
+    """
+
+    def __init__(self, axis: Axis) -> None:
+        self._axis, self._own = axis, torch.empty(0)
+        self._work: Work | None = None
+
+    def add(self, t: int, partial: Tensor) -> None:
+        """Start the sum that belongs to rank t of the axis."""
+        self.finish()
+        self._work = self._axis.reduce(partial, t)
+        if t == self._axis.rank:
+            self._own = partial
+
+    def finish(self) -> Tensor:
+        """The own sum, once every `add` is done."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        return self._own
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1]).contiguous()
+
+
+class _Streamed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, product: Summa, products: Products) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.product = product
+        ctx.products = products
+        rows = _rows(x)
+        own = weight.contiguous()
+        if product.x is not None:
+            y = rows.new_zeros(rows.shape[0], own.shape[0])
+            for _, (x_t, w_t) in panels([(product.x.axis, rows), (product.weight.axis, own)]):
+                products.into(y, x_t, w_t, add=True)
+        else:
+            assert product.y is not None
+            sums = Sums(product.y.axis)
+            for t, (w_t,) in panels([(product.weight.axis, own)]):
+                sums.add(t, products.linear(rows, w_t, None))
+            y = sums.finish()
+        return y.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        product: Summa = ctx.product
+        products: Products = ctx.products
+        rows = _rows(x)
+        own = weight.contiguous()
+        dy = _rows(gradients[0])
+        weights = Sums(product.weight.axis)
+        if product.x is not None:
+            inputs = Sums(product.x.axis)
+            for t, (w_t, x_t) in panels([(product.weight.axis, own), (product.x.axis, rows)]):
+                inputs.add(t, products.product(dy, w_t))
+                weights.add(t, products.weight_grad(dy.t(), x_t))
+            dx = inputs.finish()
+        else:
+            assert product.y is not None
+            dx = torch.zeros_like(rows)
+            for t, (w_t, dy_t) in panels([(product.weight.axis, own), (product.y.axis, dy)]):
+                products.into(dx, dy_t, w_t.t(), add=True)
+                weights.add(t, products.weight_grad(dy_t.t(), rows))
+        return dx.view_as(x), weights.finish(), None, None

@@ -1,7 +1,0 @@
-"""Choose: enumerate the plans of a cluster, drop what cannot work, rank the rest and say why the
-others lost.
-"""
-
-from plait.planner.choose import NothingFits, choose
-
-__all__ = ["NothingFits", "choose"]

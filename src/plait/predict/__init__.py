@@ -1,0 +1,1 @@
+"""Time, memory and traffic of a plan before it runs: the cost model, the planner, the probe."""

@@ -1,0 +1,135 @@
+"""`plait.estimate`: a config, a plan and a cluster in, an `Estimate` out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from plait.cluster import Cluster
+from plait.cluster.products import FIXED
+from plait.errors import WorldSizeError
+from plait.plan import Plan, check_batch
+from plait.predict.cost.frameworks import PLAIT, Framework, framework_of
+from plait.predict.cost.model.describe import describe
+from plait.predict.cost.model.tables import config_tables, global_batch, with_lengths
+from plait.predict.cost.records import Estimate, Job, Runtime
+from plait.predict.cost.step import estimate_job
+from plait.predict.cost.time.machine import Efficiency, Machine, machine_of
+
+
+def estimate(
+    config: Mapping[str, Any] | str | Path,
+    plan: Plan | str | None = None,
+    cluster: Cluster | str | None = None,
+    *,
+    framework: Framework | str = PLAIT,
+    runtime: Runtime | None = None,
+    efficiency: Efficiency | None = None,
+) -> Estimate:
+    """Predict one plan: no process group, no tensor, milliseconds.
+
+    `config` is a TOML path or a mapping with its tables ([model], [data], [train], and [plan],
+    [cluster] where `plan` or `cluster` are left out). `framework` says who runs the plan; `runtime`
+    and `efficiency` replace how it runs and how well devices do.
+
+    Raises `PlanError` for a plan that cannot be, `WorldSizeError` for one larger than the cluster,
+    `ModelError` for a model that cannot be described, `ClusterError` for an unknown cluster,
+    `ConfigError` for an unknown framework.
+    """
+    tables = config_tables(config)
+    runs = framework_of(framework)
+    chosen = plan_of(tables, plan)
+    machines = cluster_of(tables, cluster)
+    check_size(chosen, machines)
+    job = job_of(tables, chosen, runs, runtime, num_devices=machines.num_devices)
+    check_batch(chosen, job.global_batch)
+    machines.device.peak_flops(chosen.precision)
+    return estimate_job(job, chosen, machine_of(machines, efficiency))
+
+
+def check_question(
+    tables: Mapping[str, Any], plan: Plan | str | None, framework: Framework | str = PLAIT
+) -> Plan:
+    """The plan that is asked about. Raises every error of `estimate` that needs no machine, so that
+    one is measured for good questions alone.
+    """
+    runs = framework_of(framework)
+    chosen = plan_of(tables, plan)
+    job = job_of(tables, chosen, runs)
+    check_batch(chosen, job.global_batch)
+    return chosen
+
+
+def check_size(chosen: Plan, machines: Cluster) -> None:
+    """Raises `WorldSizeError` for a plan larger than the cluster; the ranks of a processor may
+    share its cores.
+    """
+    if chosen.world_size > machines.num_devices and machines.host is None:
+        raise WorldSizeError(
+            f"plan '{chosen}' needs {chosen.world_size} devices and {machines.name} has {machines.num_devices}; "
+            f"ask for {machines.device.name}x{chosen.world_size}"
+        )
+
+
+def plan_of(tables: Mapping[str, Any], plan: Plan | str | None) -> Plan:
+    """The plan asked for, or the config's own."""
+    if plan is None:
+        plan = tables.get("plan", {}).get("text", "dp1")
+    return (Plan.parse(plan) if isinstance(plan, str) else plan).check()
+
+
+def cluster_of(tables: Mapping[str, Any], cluster: Cluster | str | None) -> Cluster:
+    """The cluster asked for, or the config's own; its processors multiply as the config says."""
+    if cluster is None:
+        cluster = cluster_name(tables)
+    found = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
+    table = FIXED.get(tables.get("train", {}).get("linear_product"))
+    if found.host is not None and table is not None:
+        return replace(found, host=replace(found.host, products=table))
+    return found
+
+
+def cluster_name(tables: Mapping[str, Any]) -> str:
+    """The config's own cluster, else this machine."""
+    return str(tables.get("cluster", {}).get("name", "local"))
+
+
+def job_of(
+    tables: Mapping[str, Any],
+    plan: Plan | None,
+    runs: Framework = PLAIT,
+    runtime: Runtime | None = None,
+    *,
+    num_devices: int | None = None,
+) -> Job:
+    """The job of a config, at the samples a step that it says or that `plan` and `num_devices` ask
+    for.
+    """
+    train = tables.get("train", {})
+    batch = global_batch(tables, num_devices or (plan.world_size if plan is not None else 1), plan)
+    momentum = float(train.get("momentum") or 0)
+    optimizer = str(train.get("optimizer") or "adamw")
+    if optimizer == "sgd" and momentum:
+        optimizer = "momentum"
+    return Job(described(tables, runs), batch, optimizer, runtime or runs.runtime)
+
+
+def described(tables: Mapping[str, Any], runs: Framework = PLAIT) -> Any:
+    """The description of the config's model, for samples of its length; attention as the framework
+    computes it, unless the config says.
+    """
+    model = tables.get("model")
+    if (
+        isinstance(model, Mapping)
+        and "attn_implementation" not in model
+        and runs.attention != PLAIT.attention
+    ):
+        tables = {**tables, "model": {**model, "attn_implementation": runs.attention}}
+    return describe(with_lengths(tables))
+
+
+def machine(cluster: Cluster | str) -> Machine:
+    """The machine of a cluster by name."""
+    return machine_of(Cluster.parse(cluster) if isinstance(cluster, str) else cluster)

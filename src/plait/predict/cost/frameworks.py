@@ -1,0 +1,188 @@
+"""Who runs the plan: how other frameworks behave, by name, and which plans they offer.
+
+`plait estimate --framework megatron-core` predicts the plan as that framework would run it, and
+`plait plan` then chooses among the plans that it offers. What stands here is from each framework's
+own code; its two times of waiting (`LATE`, `SKEW`) were set on published runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from plait.errors import ConfigError, nearest
+from plait.plan.axes import CONTEXT_STRATEGIES, DATA_STRATEGIES, TENSOR_MODES
+from plait.predict.cost.records import Runtime
+
+LATE = 0.15e-3
+"""`Runtime.late_seconds` of Megatron-DeepSpeed."""
+SKEW = 0.25e-3
+"""`Runtime.skew_seconds` of nanotron."""
+
+
+@dataclass(frozen=True)
+class Framework:
+    """How a framework computes and what it offers. None offers all of it."""
+
+    name: str
+    runtime: Runtime = field(default_factory=Runtime)
+    attention: str = "sdpa"
+    """Its attention kernel, where a config names none."""
+    schedules: tuple[str, ...] | None = None
+    """None: any, those that a user wrote too."""
+    tensor_modes: tuple[str, ...] = TENSOR_MODES
+    sequence_parallel: bool = True
+    data: tuple[str, ...] = DATA_STRATEGIES
+    contexts: tuple[str, ...] = CONTEXT_STRATEGIES
+    experts: bool = True
+
+    def offers(self, plan: Any) -> bool:
+        """Whether the framework has every part of the plan."""
+        tp = plan.tp
+        dp = plan.dp
+        pp = plan.pp
+        cp = plan.cp
+        return all(
+            (
+                tp.size == 1
+                or (
+                    tp.mode in self.tensor_modes
+                    and (self.sequence_parallel or not tp.sequence_parallel)
+                ),
+                pp.size == 1 or self.schedules is None or pp.schedule in self.schedules,
+                (dp.size == 1 and dp.strategy == "allreduce") or dp.strategy in self.data,
+                cp.size == 1 or cp.strategy in self.contexts,
+                plan.ep == 1 or self.experts,
+            )
+        )
+
+
+def behaviour(gradient_bytes: float, **habits: Any) -> Runtime:
+    """A framework that is not plait: what sequence parallelism gathered is gathered again, and
+    selective recomputation only repeats the attention itself.
+    """
+    return Runtime(
+        gradient_bytes,
+        **{"keep_gathered": False, "selective_sends": False, "fused_rows": False, **habits},
+    )
+
+
+PLAIT = Framework("plait")
+MEGATRON_LM = Framework(
+    "megatron-lm-2021",
+    behaviour(
+        4.0,
+        overlap_gradients=False,
+        overlap_sends=False,
+        balanced_stages=False,
+        scatters_sends=True,
+        fused_kernels=True,
+    ),
+    attention="eager",
+    schedules=("1f1b", "interleaved"),
+    tensor_modes=("1d",),
+    sequence_parallel=False,
+    data=("allreduce",),
+    contexts=(),
+    experts=False,
+)
+"""Narayanan et al. 2021: attention that is not fused, fused bias-gelu and softmax, float32
+gradients, reduction after the last backward, blocking sends.
+"""
+MEGATRON_2022 = replace(
+    MEGATRON_LM,
+    name="megatron-lm-2022",
+    runtime=replace(MEGATRON_LM.runtime, fused_accumulation=True),
+    sequence_parallel=True,
+    data=("allreduce", "zero1"),
+)
+"""The same with sequence parallelism (Korthikanti et al. 2022), gradients added up inside the
+products that make them, and a distributed optimizer.
+"""
+MEGATRON_DEEPSPEED = replace(
+    MEGATRON_LM,
+    name="megatron-deepspeed",
+    runtime=replace(MEGATRON_LM.runtime, reduces_whole=True, late_seconds=LATE),
+    schedules=("1f1b",),
+    data=("allreduce", "zero1"),
+)
+"""DeepSpeed's optimizer for bf16 under pipelines: float32 gradients are all-reduced whole, weights
+gathered. Its pipeline sends each rank's part of what a tensor group holds (`PartitionedTensor`) and
+waits for the device at every send.
+"""
+MEGATRON_CORE = Framework(
+    "megatron-core",
+    behaviour(
+        2.0, balanced_stages=False, overlap_tensor=0.8, fused_accumulation=True, fused_kernels=True
+    ),
+    attention="cudnn",
+    schedules=("1f1b", "interleaved"),
+    tensor_modes=("1d",),
+    data=("allreduce", "zero1"),
+)
+"""Transformer Engine: fused attention and norms; tensor-parallel collectives split and overlapped
+with their products; gradients added up inside the products that make them.
+"""
+NANOTRON = Framework(
+    "nanotron",
+    behaviour(4.0, overlap_sends=False, keep_gathered=True, skew_seconds=SKEW),
+    schedules=("1f1b", "gpipe"),
+    tensor_modes=("1d",),
+    data=("allreduce", "zero1"),
+    contexts=(),
+    experts=False,
+)
+TORCHTITAN = Framework(
+    "torchtitan",
+    behaviour(2.0),
+    schedules=("1f1b", "gpipe", "interleaved", "zbv", "dualpipev"),
+    tensor_modes=("1d",),
+    data=("zero3",),
+    contexts=("ring",),
+)
+"""Fully sharded, or sharded inside groups and replicated across: its plain data parallelism goes
+with no other axis.
+"""
+FSDP = Framework(
+    "fsdp",
+    behaviour(2.0),
+    schedules=(),
+    tensor_modes=(),
+    data=("allreduce", "zero2", "zero3"),
+    contexts=(),
+    experts=False,
+)
+"""PyTorch's fully sharded data parallel with gradients in the working precision, as trainers of one
+axis use it.
+"""
+
+FRAMEWORKS = {
+    one.name: one
+    for one in (
+        PLAIT,
+        MEGATRON_CORE,
+        MEGATRON_LM,
+        MEGATRON_2022,
+        MEGATRON_DEEPSPEED,
+        NANOTRON,
+        TORCHTITAN,
+        FSDP,
+    )
+}
+ALIASES = {
+    **dict.fromkeys(("megatron", "megatron-lm", "megatron-bridge", "nemo"), "megatron-core"),
+    **dict.fromkeys(("fsdp2", "llm-foundry"), "fsdp"),
+}
+
+
+def framework_of(name: Framework | str) -> Framework:
+    """The framework of that name, capitals and underscores aside. Raises `ConfigError` for one that
+    is not known.
+    """
+    if isinstance(name, Framework):
+        return name
+    word = name.strip().lower().replace("_", "-")
+    word = ALIASES.get(word, word)
+    if word not in FRAMEWORKS:
+        raise ConfigError(f"framework {name!r} is unknown; {nearest(word, FRAMEWORKS)}")
+    return FRAMEWORKS[word]

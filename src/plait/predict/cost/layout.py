@@ -1,0 +1,129 @@
+"""The layout of a plan over a model: the stages, who holds them, and what each rank holds: weights,
+state, messages on the data axis, and memory at its peak.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from plait.plan.facts import STRATEGIES
+from plait.predict.cost.memory.held import least_keys, ring_padding, shared_sums
+from plait.predict.cost.memory.rank_memory import (
+    Memory,
+    Weights,
+    model_states,
+    optimizer_bytes,
+    rank_activations,
+    stage_weights,
+    updated_numbers,
+)
+from plait.predict.cost.records import Job
+from plait.predict.cost.sharding import Sharding, sharding
+from plait.predict.cost.time.closed import closed_live
+from plait.predict.cost.time.gradients import DataMessages, data_messages
+from plait.predict.cost.time.kernels import BYTES
+from plait.predict.cost.time.meetings import Buckets, buckets_of
+from plait.predict.cost.time.pipeline import live_micro_batches
+from plait.predict.cost.time.stages import Stage, split_model
+
+
+@dataclass(frozen=True)
+class RankState:
+    """What one pipeline rank holds and sends on the data axis."""
+
+    weights: Weights
+    data: DataMessages
+    states: Memory
+    gradient_bytes: float
+    """Before any data axis divides them."""
+    own: float
+    """Weights that it updates."""
+    host_bytes: float
+    """Optimizer state that is on the host."""
+    buckets: Buckets
+    """What a data axis sends its gradients or weights in."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A plan laid over a model: its stages, who holds them, and what each rank holds."""
+
+    shard: Sharding
+    stages: tuple[Stage, ...]
+    held: tuple[tuple[int, ...], ...]
+    """Stages of each rank."""
+    live: tuple[int, ...]
+    """Live micro-batches of each stage at the peak of its rank."""
+    ranks: tuple[RankState, ...]
+
+
+def lay_out(job: Job, plan: Any, closed: bool) -> Layout:
+    """The stages of a plan and what each rank holds."""
+    samples = -(
+        -job.global_batch // (plan.dp.size * plan.micro_batches)
+    )  # of the largest micro-batch
+    shard = sharding(plan, job.model.seq_len, float(samples), job.runtime)
+    stages = split_model(job.model, plan.pp.num_stages, job.runtime.balanced_stages)
+    find = closed_live if closed and plan.pp.size > 1 else live_micro_batches
+    live, placement = find(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual)
+    held = _held(placement, plan.pp.size)
+    ranks = tuple(rank_state(tuple(stages[stage] for stage in own), plan, job) for own in held)
+    return Layout(shard, stages, held, live, ranks)
+
+
+@lru_cache(maxsize=1024)
+def _held(placement: tuple[int, ...], num_ranks: int) -> tuple[tuple[int, ...], ...]:
+    return tuple(
+        tuple(stage for stage, holder in enumerate(placement) if holder == rank)
+        for rank in range(num_ranks)
+    )
+
+
+@lru_cache(maxsize=65536)
+def rank_state(stages: tuple[Stage, ...], plan: Any, job: Job) -> RankState:
+    """What a rank with these stages holds."""
+    shard = sharding(plan, 1, 1.0)
+    weights = stage_weights(stages, shard, job.model.tied_parameters)
+    width = job.gradient_width(plan.precision)
+    parts = plan.optimizer_shards
+    blocks = tuple(run for stage in stages for run in stage.runs)
+    if plan.dp.strategy == "server" and not job.model.tied_parameters:
+        weights = replace(
+            weights, least_keys=least_keys(blocks, shard, plan.dp.size * plan.cp.size)
+        )
+    if plan.dp.strategy == "ring":
+        weights = replace(weights, padding=ring_padding(blocks, shard, plan.dp.size * plan.cp.size))
+    shared = shared_sums(blocks, shard, parts, width)
+    messages = data_messages(plan, weights, width, shared, reduces_whole=job.runtime.reduces_whole)
+    states = model_states(weights, plan, job.optimizer, width)
+    offloaded = optimizer_bytes(weights, plan, job.optimizer) if plan.dp.offload else 0.0
+    own = updated_numbers(weights, plan)
+    sent = buckets_of(blocks)
+    return RankState(weights, messages, states, weights.total * width, own, offloaded, sent)
+
+
+def rank_memory(
+    job: Job, plan: Any, layout: Layout, rank: int, process_bytes: float = 0.0
+) -> Memory:
+    """The parts of one rank's memory at its peak; `process_bytes` are counted as buffers."""
+    state = layout.ranks[rank]
+    own = layout.held[rank]
+    held = tuple((layout.stages[stage], layout.live[stage]) for stage in own)
+    activations, buffers = rank_activations(
+        held, layout.shard, job.numerics(plan), is_cpu=process_bytes > 0
+    )
+    if STRATEGIES[plan.dp.strategy].shards_parameters and plan.dp.size * plan.cp.size > 1:
+        # The block at work and the next one, gathered; and the gradients of one, before they are
+        # scattered.
+        buffers += state.weights.largest_block * (
+            2 * BYTES[plan.precision] + job.gradient_width(plan.precision)
+        )
+    return Memory(
+        state.states.parameters,
+        state.states.gradients,
+        state.states.optimizer,
+        activations,
+        buffers + process_bytes,
+    )

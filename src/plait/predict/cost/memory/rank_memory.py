@@ -1,0 +1,252 @@
+"""Bytes of one rank, by part: parameters, gradients, optimizer state, activations, buffers.
+
+Model states follow Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
+Parameter Models" (section 5); activations follow Korthikanti et al. (section 4), with as many live
+micro-batches as the schedule itself keeps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from plait.plan.facts import STRATEGIES
+from plait.predict.cost.memory.held import held
+from plait.predict.cost.model.operations import Block, Matmul
+from plait.predict.cost.sharding import Sharding
+from plait.predict.cost.time.kernels import BYTES
+from plait.predict.cost.time.machine import Machine
+from plait.predict.cost.time.stages import Stage
+
+FRAGMENTATION = 0.04
+"""What an allocator reserves beyond what lives, of activations."""
+
+FRAGMENTATION_CPU = 0.25
+"""The same of a processor's allocator, which keeps what is freed and whose peak is that of the
+whole process.
+"""
+
+PROCESS_BYTES = 1.5e9
+"""Context, kernels and library workspaces of a process on an accelerator, outside the allocator."""
+
+PROCESS_BYTES_CPU = 325e6
+"""Resident memory of a process with torch loaded: a processor has no other memory to look at, so it
+is part of the peak.
+"""
+
+COMMUNICATOR_BYTES = 0.5e9
+"""Buffers of the collectives of one axis, outside the allocator."""
+
+OPTIMIZER_NUMBERS = {"adamw": 2, "adam": 2, "sgd": 0, "momentum": 1}
+"""float32 numbers that an optimizer keeps for each weight, master weights aside."""
+
+
+Numerics = tuple[str, bool, str]
+"""Precision, whether elementwise operations are fused, and what is recomputed."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of the parts."""
+
+    parameters: float = 0.0
+    gradients: float = 0.0
+    optimizer: float = 0.0
+    activations: float = 0.0
+    buffers: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All parts."""
+        return self.parameters + self.gradients + self.optimizer + self.activations + self.buffers
+
+    def as_dict(self) -> dict[str, float]:
+        """The parts and their sum, in bytes."""
+        names = ("parameters", "gradients", "optimizer", "activations", "buffers", "total")
+        return {name: float(round(getattr(self, name))) for name in names}
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Numbers that a stage keeps on one rank before any data axis divides them."""
+
+    dense: float
+    experts: float
+    largest_block: float
+    """The largest block's weights: what ZeRO-3 gathers at once."""
+    padding: float = 0.0
+    """What a ring adds to the blocks that its ranks do not divide."""
+    least_keys: float | None = None
+    """What the parameter server owns that has least; None: an equal share."""
+
+    @property
+    def total(self) -> float:
+        """Dense and expert weights."""
+        return self.dense + self.experts
+
+
+def stage_weights(stages: tuple[Stage, ...], shard: Sharding, tied: int) -> Weights:
+    """The weights of the stages of one rank; `tied` numbers are stored once when first and last
+    stage share the rank.
+    """
+    dense = experts = largest = 0.0
+    for stage in stages:
+        for block, count in stage.runs:
+            own_dense, own_experts = block_weights(block, shard)
+            dense += own_dense * count
+            experts += own_experts * count
+            largest = max(largest, own_dense + own_experts)
+    if any(stage.first for stage in stages) and any(stage.last for stage in stages):
+        dense -= tied / shard.weight_split
+    return Weights(dense, experts, largest)
+
+
+def usable_bytes(machine: Machine, plan: Any) -> float:
+    """What a device's memory has room for once the process and its communicators have theirs; the
+    ranks of a processor share what there is.
+    """
+    if machine.is_cpu:
+        return machine.memory_bytes * min(1.0, machine.cores / plan.world_size)
+    axes = sum(
+        size > 1 for size in (plan.dp.size * plan.cp.size, plan.tp.size, plan.pp.size, plan.ep)
+    )
+    return machine.memory_bytes - PROCESS_BYTES - COMMUNICATOR_BYTES * axes
+
+
+def block_weights(block: Block, shard: Sharding) -> tuple[float, float]:
+    """Numbers of one block on one rank: dense weights and expert weights."""
+    own = held(block, shard)
+    return sum(one.numbers for one in own if not one.expert), sum(
+        one.numbers for one in own if one.expert
+    )
+
+
+def block_activations(
+    block: Block, shard: Sharding, numerics: Numerics, *, is_cpu: bool = False
+) -> float:
+    """Bytes that one block keeps of one micro-batch until its backward; `numerics` is (precision,
+    compiled, recomputation).
+
+    `full` keeps the block's input. `selective` keeps the outputs of matrix products and repeats the
+    rest; where attention is not fused it is Korthikanti's: everything but the scores.
+    """
+    precision, compiled, remat = numerics
+    width = BYTES[precision]
+    tokens = shard.tokens
+    saved = block.saved
+    inner = block.name not in {"head", "embedding"}
+    if remat != "none" and inner and (remat == "full" or not saved.scores):
+        sequence, tensor = (
+            products_kept(block, experts=is_cpu) if remat == "selective" else (0.0, 0.0)
+        )
+        kept = (
+            tokens * width * ((sequence + block.width) / shard.sequence_split + tensor / shard.tp)
+        )
+        return min(
+            kept, block_activations(block, shard, (precision, compiled, "none"), is_cpu=is_cpu)
+        )
+    gathered = (
+        saved.gathered * width * (1 - 1 / shard.sequence_split) if not shard.regather else 0.0
+    )
+    sequence = (saved.sequence * width + saved.sequence_masks) / shard.sequence_split + gathered
+    numbers = saved.tensor + saved.routed + (0.0 if compiled else saved.unfused)
+    # The loss keeps its logits in the working width and in float32: as themselves, as probabilities
+    # and as gradients;
+    # fused, once.
+    copies = 1.5 if compiled else 3.0
+    loss = saved.logits * (4.0 * copies if precision == "bf16" else width * (copies - 1.0))
+    tensor = (numbers * width + saved.tensor_masks + 4.0 * saved.statistics + loss) / shard.tp
+    scores = (
+        0.0
+        if remat == "selective"
+        else (saved.scores * width + saved.score_masks) * shard.seq_len / shard.tp
+    )
+    return tokens * (sequence + tensor + scores)
+
+
+def rank_activations(
+    held: tuple[tuple[Stage, int], ...], shard: Sharding, numerics: Numerics, is_cpu: bool = False
+) -> tuple[float, float]:
+    """Bytes that a rank keeps for backward, and what the block at work needs besides; `held` pairs
+    stages with live micro-batches.
+    """
+    kept = working = 0.0
+    for stage, live in held:
+        always, each, block = stage_activations(stage, shard, numerics, is_cpu)
+        kept += always + each * live
+        working = max(working, block)
+        if is_cpu:  # the gradients of the block at work stay in the process as well
+            working = max(
+                working, block + stage_activations(stage, shard, (*numerics[:2], "full"), is_cpu)[2]
+            )
+    return kept, working + (FRAGMENTATION_CPU if is_cpu else FRAGMENTATION) * (
+        kept + (working if is_cpu else 0.0)
+    )
+
+
+@lru_cache(maxsize=65536)
+def stage_activations(
+    stage: Stage, shard: Sharding, numerics: Numerics, is_cpu: bool = False
+) -> tuple[float, float, float]:
+    """Bytes kept once (the head's, freed by the backward that follows at once), for each live
+    micro-batch, and at work.
+    """
+    once = each = working = 0.0
+    for block, count in stage.runs:
+        kept = block_activations(block, shard, numerics, is_cpu=is_cpu) * count
+        if block.name == "head":
+            once += kept
+        else:
+            each += kept
+        if numerics[2] != "none" and block.name != "head":
+            working = max(
+                working, block_activations(block, shard, (numerics[0], numerics[1], "none"))
+            )
+    return once, each, working
+
+
+@lru_cache(maxsize=4096)
+def products_kept(block: Block, *, experts: bool) -> tuple[float, float]:
+    """Numbers for each token of the outputs of a block's matrix products, in the sequence region
+    and in the tensor region. Those of `experts` are products like others on a processor; elsewhere
+    they are one grouped product, which is not kept.
+    """
+    sequence = tensor = 0.0
+    for op in block.operations:
+        if isinstance(op, Matmul) and op.copies > 1 and not experts:
+            continue
+        if isinstance(op, Matmul) and op.split == "column":
+            tensor += op.rows * op.outputs
+        elif isinstance(op, Matmul):
+            sequence += op.rows * op.outputs
+    return sequence, tensor
+
+
+def updated_numbers(weights: Weights, plan: Any) -> float:
+    """The weights that a rank updates: its part of them where the data axis divides the optimizer's
+    state.
+    """
+    if not STRATEGIES[plan.dp.strategy].shards_optimizer:
+        return weights.total
+    shard = plan.optimizer_shards
+    return weights.dense / shard + weights.experts / max(1, shard // plan.ep)
+
+
+def optimizer_bytes(weights: Weights, plan: Any, optimizer: str) -> float:
+    """Bytes of the optimizer's state, master weights included, wherever it lives."""
+    numbers = OPTIMIZER_NUMBERS[optimizer] + (1 if plan.precision == "bf16" else 0)
+    return updated_numbers(weights, plan) * numbers * (8 if plan.precision == "float64" else 4)
+
+
+def model_states(weights: Weights, plan: Any, optimizer: str, gradient_bytes: float) -> Memory:
+    """Parameters, gradients and optimizer state after the data axis has taken its share (ZeRO
+    stages 0 to 3).
+    """
+    facts = STRATEGIES[plan.dp.strategy]
+    own = updated_numbers(weights, plan)
+    return Memory(
+        parameters=(own if facts.shards_parameters else weights.total) * BYTES[plan.precision],
+        gradients=(own if facts.shards_gradients else weights.total) * gradient_bytes,
+        optimizer=0.0 if plan.dp.offload else optimizer_bytes(weights, plan, optimizer),
+    )

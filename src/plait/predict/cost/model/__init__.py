@@ -1,0 +1,1 @@
+"""The description of a model: its matrix products, elementwise operations and tensors."""

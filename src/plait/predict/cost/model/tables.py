@@ -1,0 +1,226 @@
+"""What is asked: the tables of a config, read and looked at as a whole before any number is
+computed.
+
+The sections are those of `plait.config` and are refused alike. A [model] may say more here than
+`plait train` can run: names that other families give their keys, and a pasted config.json of a
+family that has no code here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from plait import reference
+from plait.config.huggingface import NO_EFFECT
+from plait.errors import ConfigError, nearest
+from plait.plan import Plan
+from plait.predict.cost.model.describe import ALIASES, DESCRIBED
+from plait.predict.cost.model.families import is_known
+from plait.toml import parse_json, parse_value, read_toml
+
+GLOBAL_BATCH = 16
+"""Samples of a step where neither the config says how many nor the devices ask for more: as `plait
+train` takes them.
+"""
+SAMPLES_PER_DEVICE = 4
+
+
+def config_tables(
+    config: Mapping[str, Any] | str | Path, *, with_model: bool = True
+) -> Mapping[str, Any]:
+    """The tables of a config: a mapping as it is, a TOML file, or a Hugging Face config.json as the
+    model. Who needs no model (`with_model`) need not have one that is whole.
+
+    Raises `ConfigError` listing every key that no model or section has and every value of the wrong
+    kind.
+    """
+    if not isinstance(config, Mapping) and hasattr(config, "as_dict"):
+        config = config.as_dict()
+    if isinstance(config, Mapping):
+        tables = (
+            config
+            if "model" in config or set(config) <= {"data", "train", "plan", "cluster"}
+            else {"model": config}
+        )
+    elif not isinstance(config, (str, Path)):
+        raise ConfigError(
+            f"a config is a path or a mapping of tables, not {type(config).__name__} {config!r}"
+        )
+    elif Path(config).suffix == ".json":
+        tables = {"model": _json(Path(config))}
+    else:
+        tables = read_toml(config, ConfigError)
+        reference.look_beside(config, tables)
+    check_tables(tables if with_model else {**tables, "model": {"model_type": ""}})
+    return tables
+
+
+def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Mapping[str, Any]:
+    """The tables of a config file with `section.key=value` overrides.
+
+    Raises `ConfigError` for an override that is no assignment.
+    """
+    tables = {
+        section: dict(table) if isinstance(table, Mapping) else table
+        for section, table in config_tables(path).items()
+    }
+    for override in overrides:
+        path_text, equals, value = override.partition("=")
+        section, *names = path_text.strip().split(".")
+        if not equals or not names or not section or not all(names):
+            raise ConfigError(
+                f"--set {override!r}: write section.key=value, for example train.global_batch=64"
+            )
+        inner = tables.setdefault(section, {})
+        for name in names[:-1]:
+            inner[name] = (
+                dict(inner[name]) if isinstance(inner.get(name), Mapping) else inner.get(name, {})
+            )
+            inner = inner[name]
+            if not isinstance(inner, dict):
+                raise ConfigError(
+                    f"--set {override!r}: {name} is {inner!r}, which has no keys of its own"
+                )
+        inner[names[-1]] = parse_value(value.strip())
+    check_tables(tables)
+    return tables
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    try:
+        table = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as cause:
+        raise ConfigError(f"{path}: cannot be read as JSON: {cause}") from None
+    if not isinstance(table, dict):
+        raise ConfigError(f"{path}: a config.json is one JSON object")
+    return table
+
+
+def check_tables(tables: Mapping[str, Any]) -> None:
+    """Refuse what nothing reads and what cannot be. Raises `ConfigError` with a sentence for each
+    fault.
+    """
+    from plait.config import Data, read
+    from plait.config.sections import Recovery
+
+    readers: dict[str, Callable[[Mapping[str, Any], list[str]], Any]] = {
+        "train": read.read_train,
+        "plan": read.read_plan,
+        "cluster": read.read_cluster,
+        "federated": read.read_federated,
+        "data": lambda table, faults: read.read_section("data", Data, table, faults),
+        "recovery": lambda table, faults: read.read_section("recovery", Recovery, table, faults),
+        "model": _check_model,
+    }
+    faults = [] if "model" in tables else ["the section [model] is missing"]
+    for section, table in tables.items():
+        if section not in readers:
+            faults.append(read.unknown_section(str(section)))
+        elif isinstance(table, Mapping):
+            readers[section](table, faults)
+        elif section != "model" or not hasattr(table, "named_modules"):
+            faults.append(f"[{section}] must be a table of keys, not {table!r}")
+    if faults:
+        raise ConfigError(faults[0] if len(faults) == 1 else "\n  ".join(["config:", *faults]))
+
+
+def _check_model(table: Mapping[str, Any], faults: list[str]) -> None:
+    """A model that has code here is held to its schema; what only a description reads, to the names
+    of its keys.
+    """
+    from plait.config import MODELS, read
+
+    if "python" in table:
+        if not set(table) & {"num_attention_heads", "name"}:
+            read.read_model(table, faults)
+        return
+    name = table.get("name")
+    if name is None:
+        if "model_type" not in table:
+            faults.append(
+                f"model.name is missing; known: {', '.join(MODELS)} (or model_type, as in a pasted config.json)"
+            )
+        return
+    if not isinstance(name, str) or name not in MODELS:
+        faults.append(f"[model] name {name!r} is unknown; {nearest(str(name), MODELS)}")
+        return
+    own = set(MODELS[name].model_fields)
+    if set(table) <= own:
+        _check_whole(read.read_model(table, faults), faults)
+        return
+    known = _known_keys(own)
+    faults += [
+        f"unknown key model.{key}; {read.nearest_key('model', str(key), known)}"
+        for key in table
+        if key not in known
+    ]
+
+
+def _check_whole(model: Any, faults: list[str]) -> None:
+    """What must hold between the keys of a model."""
+    from plait.config import ClusterSection, Data, PlanSection, Train
+    from plait.config.config import Config
+    from plait.config.rules import broken_rules
+
+    if model is not None:
+        faults += broken_rules(
+            Config(model, Data(name="random"), Train(), PlanSection(), ClusterSection())
+        )
+
+
+def _known_keys(own: set[str]) -> set[str]:
+    """The keys of a model, with the names that other families give them and those that only a
+    description reads.
+    """
+    if "num_attention_heads" not in own:
+        return own
+    aliases = {alias for key in own for alias in ALIASES.get(key, ())}
+    return own | aliases | NO_EFFECT | DESCRIBED
+
+
+def global_batch(tables: Mapping[str, Any], num_devices: int, plan: Plan | None = None) -> int:
+    """Samples of a step: the config's, else some for each device, and one at least for each
+    micro-batch of a plan.
+    """
+    given = tables.get("train", {}).get("global_batch")
+    if given:
+        return int(given)
+    shares = plan.dp.size * plan.micro_batches if plan is not None else 1
+    return max(GLOBAL_BATCH, SAMPLES_PER_DEVICE * num_devices, shares)
+
+
+def with_lengths(tables: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The tables with the length of a sequence as `plait train` reads a [data] that has none."""
+    from plait.config.model import LANGUAGE_MODELS
+    from plait.config.read import SEQ_LEN
+
+    model = tables["model"]
+    data = tables.get("data")
+    named = isinstance(model, Mapping) and model.get("name") in LANGUAGE_MODELS
+    if data is None or data.get("seq_len") or "python" in data or not named:
+        return tables
+    longest = model.get("max_position_embeddings") or SEQ_LEN
+    return {**tables, "data": {**data, "seq_len": min(SEQ_LEN, longest)}}
+
+
+def family_of(model: Any) -> str:
+    """The `model_type` of a pasted config; nothing where there is none."""
+    inner = model.get("config", model) if isinstance(model, Mapping) else {}
+    return str(inner.get("model_type") or "") if isinstance(inner, Mapping) else ""
+
+
+def assumed(tables: Mapping[str, Any], batch: int, seq_len: int) -> list[str]:
+    """What the config left open and was assumed."""
+    found = []
+    if not tables.get("train", {}).get("global_batch"):
+        found.append(f"train.global_batch is not given: {batch} samples a step are assumed")
+    if not tables.get("data", {}).get("seq_len") and seq_len > 1:
+        found.append(f"data.seq_len is not given: samples of {seq_len} tokens are assumed")
+    family = family_of(tables["model"])
+    if family and not is_known(family):
+        found.append(
+            f"model_type '{family}' has no entry here: it is described as if it were built like Llama"
+        )
+    return found

@@ -1,0 +1,307 @@
+"""What one module does in a forward, usually on the meta device: its operations in order, and what
+autograd saves of it.
+
+Layers with weights are counted as a whole by hooks; attention by its function; other matrix
+products and everything elementwise by their operators. Between a column and its row a tensor axis
+divides what is there: that region is "heads".
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from plait.predict.cost.model.operations import (
+    Attention,
+    Elementwise,
+    Lookup,
+    Matmul,
+    Operation,
+    Split,
+)
+from plait.predict.cost.model.real import state_of
+
+SPLITS: dict[str, Split] = {"column": "column", "head": "column", "row": "row"}
+"""What a role says of a linear layer."""
+
+NORMS = {
+    "LayerNorm": 2,
+    "RMSNorm": 1,
+    "GroupNorm": 0,
+    "BatchNorm1d": 0,
+    "BatchNorm2d": 0,
+    "BatchNorm3d": 0,
+}
+"""Numbers of each token that a norm tells others where features are cut."""
+
+PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
+
+
+class Watch:
+    """Watches a module while it runs; `roles` by the identity of modules, `tokens` in what it is
+    given.
+    """
+
+    def __init__(self, tokens: float, roles: Mapping[int, str]) -> None:
+        self.tokens = tokens
+        self.roles = roles
+        self.operations: list[Operation] = []
+        self.saved: dict[str, float] = {}
+        """Numbers that autograd keeps, by region; `masks` are bytes."""
+        self.gathered = 0.0
+        self.counted = 0
+        """Parameters that the operations have."""
+        self._inside = False
+        self._layers = 0
+        self._moved: dict[Split, list[float]] = {}
+        self._seen: dict[int, Any] = {}
+        self._column: tuple[int, int] = (-1, -1)
+
+    def run(
+        self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, real: bool = False
+    ) -> Any:
+        """The output of the module, on the meta device or with values (`plait.predict.cost.model.real`)."""
+        import torch
+
+        from plait.torch_internals import storage_key
+
+        state = state_of(module, real=real)
+        for tensor in state.values():  # weights are no activations
+            self._seen[storage_key(tensor)] = tensor
+        hooks = [
+            hook for layer in module.modules() if is_layer(layer) for hook in self._hooks(layer)
+        ]
+        hooks += [
+            layer.register_forward_hook(self._leave_row)
+            for layer in module.modules()
+            if self._role(layer) == "row"
+        ]
+        try:
+            with (
+                _functions(self),
+                _operators(self),
+                torch.autograd.graph.saved_tensors_hooks(self._save, lambda x: x),
+            ):
+                return torch.func.functional_call(module, state, args, dict(kwargs))
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def elementwise(self) -> list[Operation]:
+        """What was read and written outside of layers, for each token."""
+        return [
+            Elementwise("elementwise", reads / self.tokens, writes / self.tokens, split)
+            for split, (reads, writes) in self._moved.items()
+        ]
+
+    def attention(self, query: Any, key: Any, value: Any, *, causal: bool) -> None:
+        """A fused attention: [..., heads, queries, width]; the whole square of keys counts."""
+        heads, kv_heads = (x.shape[-3] if x.dim() > 3 else 1 for x in (query, key))
+        self.operations.append(
+            Attention("attention", heads, kv_heads, query.shape[-1], value.shape[-1], causal)
+        )
+
+    def operator(self, name: str, given: list[Any], made: list[Any]) -> None:
+        """An operator below all layers: a product without weights of its own, or numbers that
+        move.
+        """
+        if self._layers:
+            return
+        if name in PRODUCTS and len(given) > 1:
+            left, right = given[-2:]
+            rows = left.numel() / left.shape[-1] / self.tokens
+            weight = next((x for x in (left, right) if x.is_leaf and x.requires_grad), None)
+            self.counted += 0 if weight is None else weight.numel()
+            self.operations.append(
+                Matmul(
+                    "product",
+                    left.shape[-1],
+                    right.shape[-1],
+                    "none",
+                    rows=rows,
+                    weightless=weight is None,
+                )
+            )
+            return
+        moved = self._moved.setdefault(self._region, [0.0, 0.0])
+        moved[0] += sum(x.numel() for x in given)
+        moved[1] += sum(x.numel() for x in made)
+
+    @property
+    def _region(self) -> Split:
+        return "heads" if self._inside else "none"
+
+    def _role(self, layer: Any) -> str:
+        return self.roles.get(id(layer), "")
+
+    def _hooks(self, layer: Any) -> list[Any]:
+        def enter(*_: Any) -> None:
+            self._layers += 1
+
+        def leave(layer: Any, args: tuple[Any, ...], out: Any) -> None:
+            self._layers -= 1
+            self._layer(layer, args[0], out)
+
+        return [layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave)]
+
+    def _leave_row(self, *_: Any) -> None:
+        self._inside = False
+
+    def _layer(self, layer: Any, x: Any, out: Any) -> None:
+        kind = type(layer).__name__
+        role = self._role(layer)
+        own = sum(p.numel() for p in layer.parameters(recurse=False))
+        self.counted += own
+        if hasattr(layer, "num_embeddings") and role in {"", "embedding"}:
+            self.operations.append(Lookup(kind, layer.num_embeddings, layer.embedding_dim))
+        elif hasattr(layer, "in_features"):
+            self._linear(layer, role, x, out)
+        elif kind.startswith("Conv"):
+            inputs = layer.weight.numel() // layer.weight.shape[0]
+            rows = out.numel() / layer.weight.shape[0] / self.tokens
+            self.operations.append(
+                Matmul(
+                    kind,
+                    inputs,
+                    layer.weight.shape[0],
+                    rows=rows,
+                    bias=layer.bias is not None,
+                    raw=not x.requires_grad,
+                    convolution=True,
+                )
+            )
+        else:
+            reads = x.numel() / self.tokens
+            writes = out.numel() / self.tokens
+            name = "norm" if kind in NORMS else kind
+            self.operations.append(
+                Elementwise(name, reads, writes, "sequence", own, NORMS.get(kind, 0))
+            )
+
+    def _linear(self, layer: Any, role: str, x: Any, out: Any) -> None:
+        split = SPLITS.get(role, "none")
+        rows = x.numel() / layer.in_features / self.tokens
+        bias = layer.bias is not None
+        name = "head" if role == "head" else "linear"
+        raw = not x.requires_grad
+        one = Matmul(name, layer.in_features, layer.out_features, split, rows, bias, raw=raw)
+        if split == "column":
+            self._inside = role == "column"
+            before, index = self._column
+            earlier = self.operations[index] if before == id(x) else None
+            if isinstance(earlier, Matmul):  # the same input moves once
+                parts = (*(earlier.parts or (earlier.outputs,)), layer.out_features)
+                self.operations[index] = Matmul(
+                    earlier.name,
+                    earlier.inputs,
+                    sum(parts),
+                    split,
+                    rows,
+                    bias or earlier.bias,
+                    parts=parts,
+                    raw=raw,
+                )
+                return
+            self._column, self._seen[-id(x)] = (
+                (id(x), len(self.operations)),
+                x,
+            )  # kept, so that its identity stays its own
+            self.gathered += x.numel()
+        self.operations.append(one)
+
+    def _save(self, tensor: Any) -> Any:
+        """Autograd keeps a tensor: counted once for each memory."""
+        from plait.torch_internals import storage_key
+
+        key_of_memory = storage_key(tensor)
+        if key_of_memory not in self._seen:
+            self._seen[key_of_memory] = tensor
+            numbers = tensor.untyped_storage().nbytes() / tensor.element_size()
+            key = self._region if tensor.is_floating_point() else "masks"
+            self.saved[key] = self.saved.get(key, 0.0) + numbers * (
+                1 if tensor.is_floating_point() else tensor.element_size()
+            )
+        return tensor
+
+
+def is_layer(module: Any) -> bool:
+    """Whether it is counted as a whole: it owns weights and holds no other modules."""
+    return (
+        not list(module.children())
+        and bool(list(module.parameters(recurse=False)))
+        and hasattr(module, "weight")
+    )
+
+
+@contextlib.contextmanager
+def _functions(watch: Watch) -> Iterator[None]:
+    """Fused attention by its function: on the meta device it would take whichever kernel there
+    is.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class Fused(torch.autograd.Function):
+        """Keeps what a fused kernel keeps: inputs, output, one number for each row of scores."""
+
+        @staticmethod
+        def forward(ctx: Any, *qkv: Any) -> Any:
+            query, key, value = qkv
+            out = torch.empty(
+                *query.shape[:-1], value.shape[-1], dtype=query.dtype, device=query.device
+            )
+            ctx.save_for_backward(query, key, value, out, out.new_empty(out.shape[:-1]))
+            return out
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return tuple(torch.empty_like(tensor) for tensor in ctx.saved_tensors[:3])
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            kwargs = kwargs or {}
+            if function is torch.nn.functional.scaled_dot_product_attention:
+                query, key, value = (
+                    *args,
+                    *(kwargs[name] for name in ("query", "key", "value")[len(args) :]),
+                )[:3]
+                watch.attention(
+                    query, key, value, causal=bool(kwargs.get("is_causal", False)) or len(args) > 3
+                )
+                return Fused.apply(query, key, value)
+            return function(*args, **kwargs)
+
+    with Mode():
+        yield
+
+
+@contextlib.contextmanager
+def _operators(watch: Watch) -> Iterator[None]:
+    """Every operator that writes new memory."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    from plait.torch_internals import storage_key
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            out = function(*args, **(kwargs or {}))
+            given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+            old = {storage_key(x) for x in given}
+            made = [
+                x
+                for x in tree_leaves(out)
+                if isinstance(x, torch.Tensor) and storage_key(x) not in old
+            ]
+            if made:
+                watch.operator(function.overloadpacket.__name__, given, made)
+            return out
+
+    with Mode():
+        yield

@@ -1,0 +1,102 @@
+"""How a plan divides one block among the ranks of a stage: the numbers that time, memory and
+traffic share.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """The inner axes of a plan, and the tokens that one rank's line of them works on in a
+    micro-batch.
+    """
+
+    tp: int = 1
+    mode: str = "1d"
+    sequence_parallel: bool = False
+    q: int = 1
+    depth: int = 1
+    cp: int = 1
+    context: str = "ring"
+    ep: int = 1
+    seq_len: int = 1
+    samples: float = 1.0
+    """Samples of a micro-batch."""
+    regather: bool = False
+    """Sequence parallelism keeps the sharded input of a product and gathers it again in
+    backward.
+    """
+    imbalance: float = 1.0
+    """`Runtime.expert_imbalance`, where experts are divided."""
+    expert_traffic: float = 1.0
+    """`Runtime.expert_traffic`."""
+    skew: float = 0.0
+    """`Runtime.skew_seconds`, where there are stages."""
+    late: float = 0.0
+    """`Runtime.late_seconds`, where there are stages."""
+    resend: bool = True
+    """Selective recomputation runs the communication between products again."""
+    fused_rows: bool = True
+    """`Runtime.fused_rows`."""
+    scatters_sends: bool = False
+    """`Runtime.scatters_sends`."""
+    ranks: int = 1
+    """Of the whole plan: on a processor they share its cores."""
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of a micro-batch on one context rank; a grid cuts samples, and fills up what does
+        not divide.
+        """
+        if self.mode == "1d":
+            return self.samples * self.seq_len / self.cp
+        return (
+            math.ceil(self.samples / self.sample_parts) * self.sample_parts * self.seq_len / self.cp
+        )
+
+    @property
+    def sample_parts(self) -> int:
+        """Among how many ranks of the tensor axis the samples of a micro-batch are dealt out."""
+        return {"2d": self.q, "2.5d": self.q * self.depth, "3d": self.q**2}.get(self.mode, 1)
+
+    @property
+    def sequence_split(self) -> int:
+        """By how much the activations between the matrix products of a layer are divided."""
+        return self.tp if self.sequence_parallel or self.mode != "1d" else 1
+
+    @property
+    def weight_split(self) -> int:
+        """By how much the tensor axis divides a weight: 2.5D keeps a copy for each depth."""
+        return self.tp // self.depth if self.mode == "2.5d" else self.tp
+
+
+def sharding(plan: Any, seq_len: int, samples: float, runtime: Any = None) -> Sharding:
+    """The sharding of a plan for micro-batches of `samples` samples, as the
+    `plait.predict.cost.records.Runtime` does it.
+    """
+    tp = plan.tp
+    return Sharding(
+        tp=tp.size,
+        mode=tp.mode,
+        sequence_parallel=tp.sequence_parallel,
+        q=tp.q if tp.mode != "1d" else 1,
+        depth=tp.depth if tp.mode == "2.5d" else 1,
+        cp=plan.cp.size,
+        context=plan.cp.strategy,
+        ep=plan.ep,
+        seq_len=seq_len,
+        samples=samples,
+        regather=runtime is not None and not runtime.keep_gathered,
+        imbalance=runtime.expert_imbalance if runtime is not None and plan.ep > 1 else 1.0,
+        expert_traffic=runtime.expert_traffic if runtime is not None else 1.0,
+        skew=runtime.skew_seconds if runtime is not None and plan.pp.size > 1 else 0.0,
+        late=runtime.late_seconds if runtime is not None and plan.pp.size > 1 else 0.0,
+        resend=runtime is None or runtime.selective_sends,
+        fused_rows=runtime is None or runtime.fused_rows,
+        scatters_sends=runtime is not None and runtime.scatters_sends,
+        ranks=plan.world_size,
+    )

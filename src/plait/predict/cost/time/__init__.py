@@ -1,0 +1,1 @@
+"""Seconds of a step: computing, communication, and the replay of a schedule."""

@@ -1,0 +1,126 @@
+"""The data axis: what a step sends to agree on gradients and weights, and how much of it backward
+cannot hide.
+
+With B bytes of weights on N ranks and M micro-batches, a rank sends 2(N-1)/N B for all-reduce, ring
+and ZeRO-1, (M+1)(N-1)/N B for ZeRO-2, which scatters after every micro-batch, and 3M(N-1)/N B for
+ZeRO-3, which also gathers for forward and for backward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from plait.plan.facts import STRATEGIES
+from plait.predict.cost.memory.rank_memory import Weights
+from plait.predict.cost.time.collectives import collective_seconds, group
+from plait.predict.cost.time.kernels import BYTES
+from plait.predict.cost.time.machine import Machine
+from plait.predict.cost.time.messages import Message
+
+
+@dataclass(frozen=True)
+class DataMessages:
+    """The collectives of the data axis on one rank: for each micro-batch in forward and backward,
+    and once for a step.
+    """
+
+    forward: tuple[Message, ...] = ()
+    backward: tuple[Message, ...] = ()
+    reduce: tuple[Message, ...] = ()
+    """Once a step, ready while the last backward runs."""
+    gather: tuple[Message, ...] = ()
+    """Once a step, after the update."""
+    shared: tuple[Message, ...] = ()
+    """Once a step, on the tensor axis: gradients of parameters that its ranks share (see
+    `plait.predict.cost.memory.held`).
+    """
+
+    def sent_bytes(self, micro_batches: int) -> float:
+        """Bytes that one rank sends in a step."""
+        each = sum(message.sent_bytes for message in (*self.forward, *self.backward))
+        return micro_batches * each + sum(
+            message.sent_bytes for message in (*self.reduce, *self.gather)
+        )
+
+
+def data_messages(
+    plan: Any,
+    weights: Weights,
+    gradient_bytes: float,
+    shared: tuple[Message, ...] = (),
+    *,
+    reduces_whole: bool = False,
+) -> DataMessages:
+    """The collectives of a plan's data axis for a rank that holds `weights`; `shared` are those of
+    the tensor axis.
+    """
+    size = plan.dp.size * plan.cp.size
+    keys = weights.least_keys if weights.least_keys is not None else weights.total / size
+    parts = [
+        _part(plan, weights.dense + weights.padding, gradient_bytes, size, plan.tp.size, keys=keys)
+    ]
+    if weights.experts:
+        ranks = max(1, plan.dp.size * plan.cp.size // plan.ep)
+        parts.append(_part(plan, weights.experts, gradient_bytes, ranks, plan.tp.size * plan.ep))
+    forward, backward, reduce, gather = (
+        tuple(m for part in parts for m in getattr(part, name))
+        for name in ("forward", "backward", "reduce", "gather")
+    )
+    if reduces_whole and STRATEGIES[plan.dp.strategy].zero_stage == 1:
+        reduce = tuple(replace(one, op="all_reduce") for one in reduce)
+    return DataMessages(forward, backward, reduce, gather, shared)
+
+
+def _part(
+    plan: Any, numbers: float, gradient_bytes: float, size: int, stride: int, *, keys: float = 0.0
+) -> DataMessages:
+    if size <= 1:
+        return DataMessages()
+    strategy = plan.dp.strategy
+    replicate = plan.dp.replicate
+    shard = max(1, size // replicate)
+    gradients = numbers * gradient_bytes
+    weights = numbers * BYTES[plan.precision]
+
+    def message(
+        op: str, payload_bytes: float, ranks: int = shard, apart: int = stride
+    ) -> tuple[Message, ...]:
+        return (Message("dp", op, payload_bytes, "backward", ranks, apart),) if ranks > 1 else ()
+
+    across = message("all_reduce", gradients / shard, replicate, stride * shard)
+    scatter = message("reduce_scatter", gradients)
+    gather = message("all_gather", weights)
+    pushed = max(0.0, gradients - keys * gradient_bytes)  # the keys of all servers but oneself
+    server = DataMessages(
+        reduce=message("send", pushed, size), gather=message("broadcast", weights, size)
+    )
+    every = plan.dp.every or 1
+    facts = STRATEGIES[strategy]
+    if facts.shards_parameters:
+        return DataMessages(forward=gather, backward=gather + scatter, reduce=across)
+    if facts.shards_gradients:
+        return DataMessages(backward=scatter, reduce=across, gather=gather)
+    if facts.shards_optimizer:
+        return DataMessages(reduce=scatter + across, gather=gather)
+    return {
+        "server": server,
+        "async-server": server,
+        "local": DataMessages(reduce=message("all_reduce", weights / every, size)),
+    }.get(strategy, DataMessages(reduce=message("all_reduce", gradients, size)))
+
+
+@lru_cache(maxsize=65536)
+def messages_seconds(machine: Machine, messages: tuple[Message, ...]) -> float:
+    """Seconds of collectives one after another."""
+    return sum(
+        message.count
+        * collective_seconds(
+            machine,
+            message.op,
+            message.payload_bytes,
+            group(message.size, message.stride, machine.devices_per_node),
+        )
+        for message in messages
+    )

@@ -1,0 +1,218 @@
+"""Seconds that one rank computes for one block and one micro-batch: a roofline for each operation.
+
+An operation takes the longer of its arithmetic and its memory traffic, plus the start of its
+kernels. Backward is two products of the same size for each matrix product: one for the input, one
+for the weight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from plait.cluster.host import REMAT, Host
+from plait.predict.cost.model.operations import Attention, Block, Elementwise, Matmul, Operation
+from plait.predict.cost.model.shapes import products
+from plait.predict.cost.sharding import Sharding
+from plait.predict.cost.time import processor
+from plait.predict.cost.time.machine import Machine
+from plait.predict.cost.time.meetings import ring
+
+BYTES = {"float64": 8, "float32": 4, "bf16": 2}
+"""Bytes of a number of an activation by precision."""
+
+
+@dataclass(frozen=True)
+class ComputeSeconds:
+    """Seconds of one block, one micro-batch: forward, the two halves of backward, and what
+    recomputation repeats.
+    """
+
+    forward: float
+    input_grad: float
+    weight_grad: float
+    attention: float
+    """The part of forward inside attention cores."""
+    full: float
+    """What full recomputation repeats inside backward."""
+    selective: float
+    """What selective recomputation repeats: see `plait.predict.cost.memory.rank_memory.block_activations`."""
+    launches_forward: float = 0.0
+    launches_backward: float = 0.0
+    """Kernels that the host has to start."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the compute of a block depends on besides its own sizes."""
+
+    machine: Machine
+    shard: Sharding
+    precision: str = "bf16"
+    compiled: bool = False
+
+
+def block_seconds(block: Block, setting: Setting) -> ComputeSeconds:
+    """The compute of one block for one micro-batch on one rank."""
+    return _block_seconds(
+        block, setting.machine, setting.shard, setting.precision, setting.compiled
+    )
+
+
+@lru_cache(maxsize=65536)
+def _block_seconds(
+    block: Block, machine: Machine, shard: Sharding, precision: str, compiled: bool
+) -> ComputeSeconds:
+    setting = Setting(machine, shard, precision, compiled)
+    forward = input_grad = weight_grad = attention = elementwise = grouped = 0.0
+    fused = all(op.fused for op in block.operations if isinstance(op, Attention))
+    if machine.host is not None:
+        return _on_processor(block, setting, machine.host)
+    for op in block.operations:
+        if isinstance(op, Matmul):
+            f, i, w = _matmul(op, setting)
+            forward = forward + f
+            input_grad = input_grad + i
+            weight_grad = weight_grad + w
+            grouped += f if op.copies > 1 else 0.0
+        elif isinstance(op, Attention):
+            f, b = _attention(op, setting)
+            forward = forward + f
+            input_grad = input_grad + b
+            attention = attention + f
+        elif isinstance(op, Elementwise):
+            f = _elementwise(op, setting)
+            forward = forward + f
+            input_grad = input_grad + 1.5 * f
+            elementwise = elementwise + f
+    starts = [_launches(op, compiled) for op in block.operations]
+    return ComputeSeconds(
+        forward=forward,
+        input_grad=input_grad,
+        weight_grad=weight_grad,
+        attention=attention,
+        full=forward,
+        selective=attention + (elementwise + grouped if fused else 0.0),
+        launches_forward=sum(f for f, _ in starts),
+        launches_backward=sum(b for _, b in starts),
+    )
+
+
+def _on_processor(block: Block, setting: Setting, host: Host) -> ComputeSeconds:
+    """The same, from measured seconds, with what Python takes for each kernel."""
+    shard = setting.shard
+    total = processor.Seconds()
+    core = 0.0
+    cheap = 0.0
+    by_rule = setting.precision == "float32" and not setting.compiled
+    for op in block.operations:
+        one = processor.operation(op, shard, host, by_rule=by_rule)
+        total = total.plus(one)
+        core += one.forward if isinstance(op, Attention) else 0.0
+        cheap += (
+            one.forward if isinstance(op, Elementwise) else 0.0
+        )  # what experts multiply is kept, as other products are
+    launches = sum(sum(_launches(op, setting.compiled)) for op in block.operations)
+    always = processor.experts(block, shard, host) + ring(block, shard, setting.machine)
+    alone, full, selective = (processor.overhead(block, launches, host, remat) for remat in REMAT)
+    share = processor.FORWARD_SHARE
+    stretch = host.engine["stretch"]
+    return ComputeSeconds(
+        forward=stretch * (total.forward + share * (alone + always)),
+        input_grad=stretch * (total.input_grad + (1 - share) * (alone + always)),
+        weight_grad=stretch * total.weight_grad,
+        attention=stretch * core,
+        full=stretch * (total.forward + max(0.0, full - alone) + share * always),
+        selective=stretch
+        * (
+            core + cheap + max(0.0, selective - alone) + share * always * processor.dispatched(host)
+        ),
+    )
+
+
+def _launches(op: Operation, compiled: bool) -> tuple[float, float]:
+    """Kernels forward and backward of one operation; an elementwise one is several when it is not
+    fused.
+    """
+    if isinstance(op, Matmul):
+        return 1.0, 2.0
+    if isinstance(op, Attention):
+        return (2.0, 3.0) if op.fused else (6.0, 12.0)
+    if isinstance(op, Elementwise):
+        return (1.0, 1.0) if compiled else (3.0, 4.0)
+    return 1.0, 1.0
+
+
+def _matmul(op: Matmul, setting: Setting) -> tuple[float, float, float]:
+    made = products(op, setting.shard)
+    forward, input_grad, weight_grad = (
+        made.copies * gemm_seconds(setting, m, n, k) for m, n, k in made.each()
+    )
+    return forward, input_grad, weight_grad
+
+
+def gemm_seconds(setting: Setting, m: float, n: float, k: float) -> float:
+    """One `m x k @ k x n`: the roofline, with the depth that tile edges cost."""
+    machine = setting.machine
+    efficiency = setting.machine.efficiency
+    depth = k + efficiency.matmul_depth
+    rows = m + efficiency.matmul_rows
+    compute = 2.0 * rows * n * depth / machine.matmul_rate(setting.precision)
+    memory = (m * n + n * k + m * k) * BYTES[setting.precision] / machine.streaming_rate
+    return max(compute, memory) + efficiency.kernel_seconds
+
+
+def _attention(op: Attention, setting: Setting) -> tuple[float, float]:
+    """Seconds forward and backward. A context axis divides queries; each still meets the whole
+    sequence.
+    """
+    machine = setting.machine
+    shard = setting.shard
+    efficiency = setting.machine.efficiency
+    tokens = shard.tokens * (1.0 / shard.tp)
+    flops = op.flops(shard.seq_len) * tokens
+    if op.fused:
+        flops *= 0.5 if op.causal else 1.0
+        reach = (
+            shard.seq_len
+            / (shard.seq_len + efficiency.attention_half_length)
+            * op.head_dim
+            / (op.head_dim + efficiency.attention_depth)
+        )
+        rate = (
+            machine.peak_flops[setting.precision]
+            * machine.sustained
+            * reach
+            * (1.0 if op.tuned else machine.portable_attention)
+        )
+        kernels = efficiency.kernel_seconds * shard.cp
+        return flops / (rate * efficiency.attention_forward) + kernels, 2.5 * flops / (
+            rate * efficiency.attention_backward
+        ) + 3 * kernels
+    depth = 1.0 + efficiency.matmul_depth / op.head_dim
+    products = flops * depth / machine.matmul_rate(setting.precision)
+    scores = tokens * shard.seq_len * op.num_heads * BYTES[setting.precision]
+    passes = (
+        (6.5 if op.dropout else 4.0)
+        * scores
+        / machine.streaming_rate
+        * (1.0 if setting.compiled else efficiency.eager_passes)
+    )
+    start = 4 * efficiency.kernel_seconds
+    return products + passes + start, 2.0 * (products + passes + start)
+
+
+def _elementwise(op: Elementwise, setting: Setting) -> float:
+    shard = setting.shard
+    efficiency = setting.machine.efficiency
+    split = (
+        shard.tp
+        if op.split in {"heads", "column", "row"} or shard.mode != "1d"
+        else shard.sequence_split
+    )
+    numbers = (op.reads + op.writes) * shard.tokens / split
+    passes = 1.0 if setting.compiled else efficiency.eager_passes
+    return (
+        passes * numbers * BYTES[setting.precision] / setting.machine.streaming_rate
+        + efficiency.kernel_seconds
+    )

@@ -1,0 +1,42 @@
+"""How often the ranks of a plan meet in a step: what a probe divides by that measures what they
+lose when they do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from plait.predict.cost.layout import lay_out
+from plait.predict.cost.model.operations import Attention
+from plait.predict.cost.records import Job
+from plait.predict.cost.time.machine import Machine
+from plait.predict.cost.time.meetings import COLLECTS, known, meeting, ring_steps
+from plait.predict.cost.time.messages import block_messages
+
+
+def meetings_of_step(job: Job, plan: Any, machine: Machine) -> float:
+    """Of a rank of a plan that has one axis, in the units of `plait.predict.cost.time.meetings.meeting_seconds`:
+    micro-batches handed over, parameters in collectives of the data axis, steps of a ring, or
+    messages inside blocks.
+    """
+    layout = lay_out(job, plan, closed=False)
+    times = plan.micro_batches
+    if plan.pp.size > 1:
+        return 2.0 * times * plan.pp.virtual
+    if plan.dp.size > 1:
+        data = layout.ranks[0].data
+        each = len(data.forward) + len(data.backward)
+        once = sum(message.op not in COLLECTS for message in data.reduce)
+        return float((times * each + once) * layout.ranks[0].buckets.tensors)
+    blocks = [block for block, count in layout.stages[0].runs for _ in range(count)]
+    if plan.cp.size > 1 and plan.cp.strategy == "ring":
+        cores = sum(isinstance(op, Attention) for block in blocks for op in block.operations)
+        return (
+            times * cores * ring_steps(plan.cp.size, job.model.seq_len, known(machine).met_at_once)
+        )
+    messages = (
+        message
+        for block in blocks
+        for message in block_messages(block, layout.shard, plan.precision)
+    )
+    return times * sum(message.count for message in messages if meeting(message, layout.shard))

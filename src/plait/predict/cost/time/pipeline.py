@@ -1,0 +1,260 @@
+"""The pipeline of a plan in time and in live activations, from the very schedule that would run.
+
+The action lists are translated once into integers in an order that respects every dependency, and
+then replayed with the costs at hand. A schedule is periodic between filling and draining, so many
+micro-batches are replayed as few plus whole periods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from plait.parallel.pipeline.actions import Kind, Schedule
+
+FORWARD, BACKWARD, INPUT_GRAD, WEIGHT_GRAD = range(4)
+_CODES = {
+    Kind.FORWARD: FORWARD,
+    Kind.BACKWARD: BACKWARD,
+    Kind.INPUT_GRAD: INPUT_GRAD,
+    Kind.WEIGHT_GRAD: WEIGHT_GRAD,
+}
+
+
+@dataclass(frozen=True)
+class StageSeconds:
+    """One micro-batch on one stage: compute with the communication that it cannot hide, and the
+    send to a neighbour.
+    """
+
+    forward: float
+    input_grad: float
+    weight_grad: float
+    send: float = 0.0
+
+    @property
+    def backward(self) -> float:
+        """The whole backward."""
+        return self.input_grad + self.weight_grad
+
+    @property
+    def total(self) -> float:
+        """Forward and backward."""
+        return self.forward + self.backward
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A schedule as integers: (rank, code, stage, producers), each producer (index of the event,
+    whether it crosses ranks).
+    """
+
+    num_ranks: int
+    num_stages: int
+    placement: tuple[int, ...]
+    events: tuple[tuple[int, int, int, tuple[tuple[int, bool], ...]], ...]
+    peaks: tuple[int, ...]
+    """Live micro-batches of each stage at the moment when its rank holds most."""
+
+
+@dataclass(frozen=True)
+class PipelineTime:
+    """The step of a pipeline: when the last rank ends, when each rank ends, and how much of each
+    rank's time is work.
+    """
+
+    seconds: float
+    rank_ends: tuple[float, ...]
+    busy: tuple[float, ...]
+
+    @property
+    def bubble_fraction(self) -> float:
+        """Idle part of all ranks' time, (seconds - busy) / seconds on average."""
+        return 1.0 - sum(self.busy) / (len(self.busy) * self.seconds) if self.seconds else 0.0
+
+
+def pipeline_time(
+    name: str, num_ranks: int, num_micro_batches: int, stages: Sequence[StageSeconds]
+) -> PipelineTime:
+    """The step of a schedule whose stages cost `stages`; `len(stages)` is num_ranks times the
+    stages of a rank.
+    """
+    virtual = len(stages) // num_ranks
+    if num_ranks == 1:
+        busy = num_micro_batches * sum(stage.total for stage in stages)
+        return PipelineTime(busy, (busy,), (busy,))
+    few = _few(num_ranks, num_micro_batches)
+    time = _run(name, num_ranks, few, virtual, stages)
+    if few == num_micro_batches:
+        return time
+    # Whole periods of num_ranks micro-batches, each as long as the last one that was replayed.
+    less = _run(name, num_ranks, few - num_ranks, virtual, stages)
+    more = (num_micro_batches - few) / num_ranks
+    return PipelineTime(
+        time.seconds + more * (time.seconds - less.seconds),
+        tuple(b + more * (b - a) for a, b in zip(less.rank_ends, time.rank_ends, strict=True)),
+        tuple(b + more * (b - a) for a, b in zip(less.busy, time.busy, strict=True)),
+    )
+
+
+def live_micro_batches(
+    name: str, num_ranks: int, num_micro_batches: int, virtual: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Live micro-batches of each stage at its rank's peak, and the rank of each stage."""
+    if num_ranks == 1:
+        return (1,) * virtual, (0,) * virtual
+    replay = compiled(name, num_ranks, _few(num_ranks, num_micro_batches), virtual)
+    return replay.peaks, replay.placement
+
+
+def _few(num_ranks: int, num_micro_batches: int) -> int:
+    """At most three fillings of the pipeline, congruent to the real number so that whole periods
+    remain.
+    """
+    limit = 3 * num_ranks
+    if num_micro_batches <= limit:
+        return num_micro_batches
+    return limit + (num_micro_batches - limit) % num_ranks
+
+
+def _run(
+    name: str, num_ranks: int, micro_batches: int, virtual: int, stages: Sequence[StageSeconds]
+) -> PipelineTime:
+    replay = compiled(name, num_ranks, micro_batches, virtual)
+    durations = [
+        [stage.forward for stage in stages],
+        [stage.backward for stage in stages],
+        [stage.input_grad for stage in stages],
+        [stage.weight_grad for stage in stages],
+    ]
+    sends = [s.send for s in stages]
+    clocks = [0.0] * num_ranks
+    busy = [0.0] * num_ranks
+    ends: list[float] = []
+    for rank, code, stage, producers in replay.events:
+        start = clocks[rank]
+        for index, crosses in producers:
+            ready = ends[index] + (sends[stage] if crosses else 0.0)
+            start = max(start, ready)
+        seconds = durations[code][stage]
+        end = start + seconds
+        clocks[rank] = end
+        busy[rank] += seconds
+        ends.append(end)
+    return PipelineTime(max(clocks), tuple(clocks), tuple(busy))
+
+
+def crowded_seconds(
+    name: str, num_ranks: int, micro_batches: int, stages: Sequence[StageSeconds], cores: int
+) -> float:
+    """The step of a schedule whose ranks share fewer `cores`: one that could go on waits for a
+    core, the earliest first.
+    """
+    replay = compiled(name, num_ranks, micro_batches, len(stages) // num_ranks)
+    durations = [
+        [getattr(stage, part) for stage in stages]
+        for part in ("forward", "backward", "input_grad", "weight_grad")
+    ]
+    queues: list[list[int]] = [[] for _ in range(num_ranks)]
+    for index, (rank, *_) in enumerate(replay.events):
+        queues[rank].append(index)
+    ends: dict[int, float] = {}
+    clocks = [0.0] * num_ranks
+    free = [0.0] * cores
+    heads = [0] * num_ranks
+    for _ in replay.events:
+        ready = []
+        for rank, queue in enumerate(queues):
+            if heads[rank] == len(queue):
+                continue
+            _, _, stage, producers = replay.events[queue[heads[rank]]]
+            if all(index in ends for index, _ in producers):
+                arrivals = (
+                    ends[index] + (stages[stage].send if crosses else 0.0)
+                    for index, crosses in producers
+                )
+                ready.append((max(clocks[rank], *arrivals, 0.0), rank))
+        start, rank = min(ready)
+        core = free.index(min(free))
+        index = queues[rank][heads[rank]]
+        _, code, stage, _ = replay.events[index]
+        ends[index] = clocks[rank] = free[core] = max(start, free[core]) + durations[code][stage]
+        heads[rank] += 1
+    return max(clocks)
+
+
+@lru_cache(maxsize=512)
+def compiled(name: str, num_ranks: int, num_micro_batches: int, virtual: int) -> Replay:
+    """The lists of a schedule as integers, in an order in which every producer comes first."""
+    from plait.parallel.pipeline.schedules import make
+
+    return translate(make(name, num_ranks, num_micro_batches, virtual))
+
+
+def translate(schedule: Schedule) -> Replay:
+    """The replay of any schedule; transfers and updates are left out, their cost is not the
+    schedule's.
+    """
+    lists = [[action for action in actions if action.kind in _CODES] for actions in schedule.ranks]
+    placement = schedule.placement
+    last = schedule.num_stages - 1
+    done: dict[tuple[int, int, int], int] = {}
+    events: list[tuple[int, int, int, tuple[tuple[int, bool], ...]]] = []
+    position = [0] * len(lists)
+    moved = True
+    while moved:
+        moved = False
+        for rank, actions in enumerate(lists):
+            while position[rank] < len(actions):
+                action = actions[position[rank]]
+                code = _CODES[action.kind]
+                stage = action.stage
+                micro = action.micro_batch or 0
+                needs = _needs(code, stage, micro, last)
+                if any(need not in done for need in needs):
+                    break
+                producers = tuple(
+                    (done[need], placement[need[1]] != rank) for need in needs if need[1] != stage
+                )
+                # A whole backward also gives the input gradient that the stage before waits for.
+                done[INPUT_GRAD if code == BACKWARD else code, stage, micro] = len(events)
+                events.append((rank, code, stage, producers))
+                position[rank] += 1
+                moved = True
+    return Replay(
+        len(lists), schedule.num_stages, placement, tuple(events), _peaks(schedule, lists)
+    )
+
+
+def _needs(code: int, stage: int, micro: int, last: int) -> list[tuple[int, int, int]]:
+    if code == FORWARD:
+        return [(FORWARD, stage - 1, micro)] if stage else []
+    if code == WEIGHT_GRAD:
+        return [(INPUT_GRAD, stage, micro)]
+    needs = [(FORWARD, stage, micro)]
+    return [*needs, (INPUT_GRAD, stage + 1, micro)] if stage < last else needs
+
+
+def _peaks(schedule: Schedule, lists: Sequence[Sequence[object]]) -> tuple[int, ...]:
+    """Live micro-batches of each stage where its rank's sum is largest; a split backward frees with
+    its weight gradient.
+    """
+    peaks = [0] * schedule.num_stages
+    for actions in lists:
+        live: dict[int, int] = {}
+        most = 0
+        at_most = dict[int, int]()
+        for action in actions:
+            kind = action.kind  # type: ignore[attr-defined]
+            stage = action.stage  # type: ignore[attr-defined]
+            if kind is Kind.FORWARD:
+                live[stage] = live.get(stage, 0) + 1
+                if sum(live.values()) > most:
+                    most = sum(live.values())
+                    at_most = dict(live)
+            elif kind in (Kind.BACKWARD, Kind.WEIGHT_GRAD):
+                live[stage] -= 1
+        for stage, count in at_most.items():
+            peaks[stage] = count
+    return tuple(peaks)

@@ -1,0 +1,144 @@
+"""Which blocks each pipeline stage holds.
+
+Balanced by the cost of each block, so that a stage with a large head holds fewer layers; or dealt
+out evenly, as frameworks do whose stages must be equal, where embedding and head count as a layer
+each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+
+from plait.errors import PlanError
+from plait.predict.cost.model.operations import Block, Model
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Runs of blocks, in order, and where the stage stands."""
+
+    runs: tuple[tuple[Block, int], ...]
+    first: bool = False
+    last: bool = False
+
+    @property
+    def parameters(self) -> int:
+        """The weights of the stage, undivided."""
+        return sum(block.parameters * count for block, count in self.runs)
+
+
+@lru_cache(maxsize=4096)
+def split_model(model: Model, num_stages: int, balanced: bool = True) -> tuple[Stage, ...]:
+    """`num_stages` stages in order: of nearly equal flops, or (not balanced) of nearly equal
+    numbers of layers.
+
+    Raises `PlanError` when there are more stages than layers.
+    """
+    if num_stages == 1:
+        return (Stage(model.runs, True, True),)
+    blocks = list(model.blocks())
+    inner = len(blocks) - 2
+    if len(blocks) < num_stages:
+        raise PlanError(
+            f"{num_stages} pipeline stages need {num_stages} blocks or more, and {model.name} has {len(blocks)}"
+        )
+    if balanced:
+        ends = _balanced_ends([block.flops(model.seq_len) for block in blocks], num_stages)
+    elif inner % num_stages and len(blocks) % num_stages == 0:
+        ends = [len(blocks) // num_stages * (index + 1) for index in range(num_stages)]
+    else:
+        sizes = list(layer_shares(inner, num_stages))
+        sizes[0], sizes[-1] = sizes[0] + 1, sizes[-1] + 1
+        ends = list(accumulate(sizes))
+    starts = [0, *ends[:-1]]
+    last = num_stages - 1
+    return tuple(
+        Stage(_runs(blocks[start:end]), index == 0, index == last)
+        for index, (start, end) in enumerate(zip(starts, ends, strict=True))
+    )
+
+
+def layer_shares(num_layers: int, num_stages: int) -> tuple[int, ...]:
+    """Layers of each stage; what does not divide goes to the stages between the ends first.
+
+    >>> layer_shares(22, 8)
+    (2, 3, 3, 3, 3, 3, 3, 2)
+    """
+    base, rest = divmod(num_layers, num_stages)
+    shares = [base] * num_stages
+    order = (
+        [*range(1, num_stages - 1), 0, num_stages - 1] if num_stages > 2 else [0, 1][:num_stages]
+    )
+    for index in order[:rest]:
+        shares[index] += 1
+    return tuple(shares)
+
+
+def _balanced_ends(costs: list[float], num_stages: int) -> list[int]:
+    """Where each stage ends so that the dearest stage is as cheap as can be, and the others near
+    the mean.
+    """
+    capacity = _least_capacity(costs, num_stages)
+    needed = _stages_needed(costs, capacity)
+    mean = sum(costs) / num_stages
+    ends: list[int] = []
+    start = 0
+    total = 0.0
+    for index in range(num_stages - 1):
+        left = num_stages - 1 - index
+        end = start + 1
+        stage = costs[start]
+        while len(costs) - end > left and (
+            needed[end] > left
+            or (
+                stage + costs[end] <= capacity
+                and abs(total + stage + costs[end] - mean * (index + 1))
+                <= abs(total + stage - mean * (index + 1))
+            )
+        ):
+            stage += costs[end]
+            end += 1
+        total += stage
+        ends.append(end)
+        start = end
+    return [*ends, len(costs)]
+
+
+def _least_capacity(costs: list[float], num_stages: int) -> float:
+    low = max(*costs, sum(costs) / num_stages)
+    high = sum(costs)
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (
+            (low, middle) if _stages_needed(costs, middle)[0] <= num_stages else (middle, high)
+        )
+    return high * (1 + 1e-9)
+
+
+def _stages_needed(costs: list[float], capacity: float) -> list[int]:
+    """For each block, the stages that the blocks from it to the end need when none may exceed
+    `capacity`.
+    """
+    count = len(costs)
+    needed = [0] * (count + 1)
+    end = count
+    total = 0.0
+    for start in range(count - 1, -1, -1):
+        total += costs[start]
+        while total > capacity and end > start + 1:
+            end -= 1
+            total -= costs[end]
+        needed[start] = needed[end] + 1
+    return needed
+
+
+def _runs(blocks: list[Block]) -> tuple[tuple[Block, int], ...]:
+    runs: list[tuple[Block, int]] = []
+    for block in blocks:
+        if runs and runs[-1][0] is block:
+            runs[-1] = (block, runs[-1][1] + 1)
+        else:
+            runs.append((block, 1))
+    return tuple(runs)

@@ -1,0 +1,89 @@
+"""Bytes that a rank sends in a step, by axis: the same messages that time prices, counted with the
+ledger's formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from plait.comm.transitions import bytes_sent
+from plait.plan.facts import SCHEDULES
+from plait.predict.cost.records import Job
+from plait.predict.cost.sharding import Sharding
+from plait.predict.cost.time.gradients import DataMessages
+from plait.predict.cost.time.kernels import BYTES
+from plait.predict.cost.time.messages import block_messages
+from plait.predict.cost.time.passes import sent_again
+from plait.predict.cost.time.stages import Stage
+
+COUNT_BYTES = 8
+AXES = ("dp", "tp", "pp", "cp", "ep")
+
+
+def traffic(
+    job: Job,
+    plan: Any,
+    shard: Sharding,
+    stages: tuple[Stage, ...],
+    ranks: Sequence[tuple[tuple[int, ...], DataMessages]],
+) -> dict[str, float]:
+    """The largest over the pipeline's ranks, axis by axis; each rank is its stages and its messages
+    on the data axis.
+    """
+    totals = dict.fromkeys(AXES, 0.0)
+    placement = {stage: rank for rank, (own, _) in enumerate(ranks) for stage in own}
+    for own, messages in ranks:
+        sent = {
+            "dp": messages.sent_bytes(plan.micro_batches),
+            "pp": _pipeline_bytes(job, plan, shard, own, placement),
+        }
+        sent["tp"] = sum(message.sent_bytes for message in messages.shared)
+        for stage in own:
+            for axis, each in stage_bytes(stages[stage], shard, plan.precision, plan.remat):
+                sent[axis] = sent.get(axis, 0.0) + plan.micro_batches * each
+        for axis, count in sent.items():
+            totals[axis] = max(totals[axis], count)
+    return totals
+
+
+@lru_cache(maxsize=65536)
+def stage_bytes(
+    stage: Stage, shard: Sharding, precision: str, remat: str
+) -> tuple[tuple[str, float], ...]:
+    """Bytes of one micro-batch on one stage on the axes inside layers."""
+    sent: dict[str, float] = {}
+    for block, count in stage.runs:
+        for message in block_messages(block, shard, precision):
+            times = count * (2 if sent_again(block, message, shard, remat) else 1)
+            sent[message.axis] = sent.get(message.axis, 0.0) + times * message.sent_bytes
+    return tuple(sent.items())
+
+
+def _pipeline_bytes(
+    job: Job, plan: Any, shard: Sharding, own: tuple[int, ...], placement: dict[int, int]
+) -> float:
+    """Activations forward and gradients backward over each border between stages of different
+    ranks, and the gradients of weights that the first and the last stage share.
+    """
+    if plan.pp.size == 1:
+        return 0.0
+    payload = shard.tokens * job.model.hidden * BYTES[plan.precision] / shard.sequence_split
+    last = plan.pp.num_stages - 1
+    mine = set(own)
+    forward = sum(stage < last and stage + 1 not in mine for stage in own)
+    backward = sum(stage > 0 and stage - 1 not in mine for stage in own)
+    sent = plan.micro_batches * (forward + backward) * payload
+    if SCHEDULES[
+        plan.pp.schedule
+    ].asynchronous:  # each gradient says of how many tokens it is, and a step's loss is told to all
+        sent += plan.micro_batches * backward * COUNT_BYTES + bytes_sent(
+            "broadcast", 2 * COUNT_BYTES, plan.pp.size
+        )
+    tied = job.model.tied_parameters
+    if tied and (0 in mine or last in mine) and placement[0] != placement[last]:
+        sent += -(-tied // (shard.weight_split * plan.optimizer_shards)) * job.gradient_width(
+            plan.precision
+        )
+    return sent

@@ -1,0 +1,7 @@
+"""Choose: enumerate the plans of a cluster, drop what cannot work, rank the rest and say why the
+others lost.
+"""
+
+from plait.predict.planner.choose import NothingFits, choose
+
+__all__ = ["NothingFits", "choose"]

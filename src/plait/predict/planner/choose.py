@@ -1,0 +1,181 @@
+"""`plait.choose`: the best plans for a config on a cluster, best first, or what it would take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from plait.cluster import Cluster
+from plait.errors import ConfigError, PlanError, nearest
+from plait.plan import Plan
+from plait.predict.cost.door import cluster_of, job_of
+from plait.predict.cost.frameworks import PLAIT, Framework, framework_of
+from plait.predict.cost.model.tables import config_tables
+from plait.predict.cost.records import Estimate, Job
+from plait.predict.cost.time.machine import Machine, machine_of
+from plait.predict.planner.refine import Climb
+from plait.predict.planner.search import OBJECTIVES, Found, Settings, fits_somehow, search
+
+LARGEST_CLUSTER = 1 << 20
+
+
+class NothingFits(PlanError):
+    """No plan fits the memory of the cluster; the message says how far off it is and from how many
+    devices on it fits.
+    """
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Plans best first, and what the search saw."""
+
+    plans: list[Estimate]
+    found: Found
+    job: Job
+    machine: Machine
+
+
+def choose(
+    config: Mapping[str, Any] | str | Path,
+    cluster: Cluster | str | None = None,
+    *,
+    objective: str = "time",
+    top: int = 10,
+    runnable: bool = False,
+    framework: Framework | str = PLAIT,
+) -> list[Estimate]:
+    """The best plans, best first; `config` as in `plait.estimate`.
+
+    `objective` is "time" (seconds of a step), "cost" (price of a token, which may leave devices
+    idle) or "memory" (the fullest rank). `runnable` leaves out plans that this version of plait
+    cannot run yet. `framework` is who will run them: the choice is among what it offers, predicted
+    as it runs. Raises `NothingFits` when no plan fits.
+    """
+    return decide(
+        config, cluster, objective=objective, runnable=runnable, framework=framework
+    ).plans[:top]
+
+
+def decide(
+    config: Mapping[str, Any] | str | Path,
+    cluster: Cluster | str | None = None,
+    *,
+    objective: str = "time",
+    runnable: bool = False,
+    framework: Framework | str = PLAIT,
+) -> Choice:
+    """`choose` with what the search saw, for explanations."""
+    if objective not in OBJECTIVES:
+        raise ConfigError(f"objective {objective!r} is unknown; {nearest(objective, OBJECTIVES)}")
+    tables = config_tables(config)
+    runs = framework_of(framework)
+    machines = cluster_of(tables, cluster)
+    machine = machine_of(machines)
+    job = job_of(tables, None, runs, num_devices=machines.num_devices)
+    settings = replace(settings_for(tables, machine, objective), runnable=runnable, framework=runs)
+    machines.device.peak_flops(settings.precision)
+    sizes = [machines.num_devices]
+    if objective == "cost":
+        sizes = [
+            machines.num_devices >> shift for shift in range(12) if machines.num_devices >> shift
+        ]
+    found = [search(job, machine, size, settings) for size in sizes]
+    for one in found:
+        one.best = Climb(job, machine, settings).from_plans(one.best)
+    if not any(one.best for one in found):
+        found += _fewer(job, machine, machines.num_devices, settings)
+    plans = [estimate for one in found for estimate in one.best]
+    if not plans:
+        raise NothingFits(_why_nothing_fits(job, machine, machines, settings, found[0]))
+    plans.sort(key=_order(objective))
+    return Choice(plans, found[0], job, machine)
+
+
+def _order(objective: str) -> Any:
+    """What plans are sorted by; of equal ones the shorter text comes first."""
+
+    def key(estimate: Estimate) -> tuple[float, float, int]:
+        seconds = float(f"{estimate.step_seconds:.9g}")
+        first = {"cost": estimate.cost_per_million_tokens, "memory": estimate.memory.total}.get(
+            objective, seconds
+        )
+        return float(f"{first:.9g}"), seconds, len(str(estimate.plan))
+
+    return key
+
+
+def settings_for(tables: Mapping[str, Any], machine: Machine, objective: str) -> Settings:
+    """What the config's plan text says of precision and compiling; else bf16 on accelerators and
+    float32 on processors.
+    """
+    text = str(tables.get("plan", {}).get("text") or "")
+    if text.strip() != "auto":
+        Plan.parse(text)
+    words = text.split()
+    precision = next(
+        (word.partition(":")[2] for word in words if word.startswith("precision:")), ""
+    )
+    return Settings(
+        precision or ("float32" if machine.is_cpu else "bf16"), "compile" in words, objective
+    )
+
+
+def _fewer(job: Job, machine: Machine, num_devices: int, settings: Settings) -> list[Found]:
+    """Searches over fewer devices, where a model or batch does not divide by all of them."""
+    for size in range(num_devices - 1, max(0, num_devices - 9), -1):
+        found = search(job, machine, size, settings)
+        if found.best:
+            return [found]
+    return []
+
+
+def _why_nothing_fits(
+    job: Job, machine: Machine, machines: Cluster, settings: Settings, found: Found
+) -> str:
+    name = machines.device.name
+    model = job.model
+    runs = "" if settings.framework is PLAIT else f" of {settings.framework.name}"
+    if not found.too_large:
+        return (
+            f"no plan{runs} divides {model.name} ({model.parameters / 1e9:.3g} B parameters, {model.num_repeated} layers) "
+            f"and a global batch of {job.global_batch} over {machines.num_devices} devices; "
+            "try another number of devices or a larger global batch"
+        )
+    over = min(found.too_large.values())
+    base = (
+        f"no plan{runs} fits {model.name} ({model.parameters / 1e9:.3g} B parameters) on {machines.name}: "
+        f"the nearest needs {over:.2g} times the memory of {name}"
+    )
+    size, batch = _from_where(job, machine, machines.num_devices, settings)
+    if not size:
+        return f"{base}; no number of devices up to {LARGEST_CLUSTER} fits it, choose devices with more memory"
+    samples = f" and {batch} samples a step" if batch != job.global_batch else ""
+    return f"{base}; fits from {size} devices{samples}"
+
+
+def _from_where(
+    job: Job, machine: Machine, num_devices: int, settings: Settings
+) -> tuple[int, int]:
+    """The fewest devices, of those that are looked at, and the samples a step with which the model
+    fits; zeros if none.
+    """
+    size = num_devices
+    while size < LARGEST_CLUSTER:
+        size *= 2
+        batches = sorted({job.global_batch, max(job.global_batch, size)})
+        for batch in batches:
+            if _fits(job, machine, size, settings, batch):
+                between = range(size // 2 + num_devices, size, max(num_devices, size // 16))
+                fewer = next(
+                    (one for one in between if _fits(job, machine, one, settings, batch)), size
+                )
+                return fewer, batch
+    return 0, 0
+
+
+def _fits(job: Job, machine: Machine, size: int, settings: Settings, batch: int) -> bool:
+    return fits_somehow(replace(job, global_batch=batch), machine, size, settings)

@@ -1,0 +1,231 @@
+"""Climb from the best plans of a search to better ones, one change at a time, until none is left.
+
+The search looks at few micro-batches, schedules and data strategies of many ways to split; here
+every one of them is tried beside a winner, and each factor of one axis is moved to another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from plait.errors import PlanError
+from plait.plan import (
+    ContextAxis,
+    DataAxis,
+    PipelineAxis,
+    Plan,
+    TensorAxis,
+    check_batch,
+    check_config,
+)
+from plait.plan.axes import REMATS
+from plait.plan.facts import (
+    PIPELINE_SCHEDULES,
+    SCHEDULES,
+    STRATEGIES,
+    DataStrategy,
+    strategies_with,
+)
+from plait.predict.cost.memory.rank_memory import usable_bytes
+from plait.predict.cost.quick import Guess, quick
+from plait.predict.cost.records import Estimate, Job
+from plait.predict.cost.step import estimate_job
+from plait.predict.cost.time.machine import Machine
+from plait.predict.planner.search import Settings, cheapest_that_fits, replay_work, score
+from plait.predict.planner.space import divisors
+
+STARTS = 3
+"""Plans that are climbed from, each of another way to split."""
+ROUNDS = 8
+TRIED = 10
+"""Full estimates of a round: the neighbours that promise most."""
+MOST_WORK = 100_000
+"""Replaying the schedules of very long pipelines takes seconds: so many micro-batches on stages in
+all.
+"""
+REPLAYED = tuple(
+    name
+    for name in PIPELINE_SCHEDULES
+    if SCHEDULES[name].bubble is not None
+    and SCHEDULES[name].stages_per_rank is not None
+    and not SCHEDULES[name].asynchronous
+    and not SCHEDULES[name].holds_all
+)
+"""Schedules that flush, fix the stages of a rank and hold less than every micro-batch."""
+MOST_VIRTUAL = 16
+AXES = ("tp", "pp", "cp", "dp")
+
+
+@dataclass
+class Climb:
+    """One job on one machine; every plan is estimated once."""
+
+    job: Job
+    machine: Machine
+    settings: Settings
+    seen: dict[Plan, Estimate] = field(default_factory=dict)
+    work: int = 0
+    """Micro-batches on stages that were replayed."""
+
+    def from_plans(self, starts: list[Estimate]) -> list[Estimate]:
+        """The plans that were met, best first, those that fit alone."""
+        self.seen.update({one.plan: one for one in starts})
+        ways: dict[tuple[int, ...], Estimate] = {}
+        for one in starts:
+            ways.setdefault(
+                (one.plan.tp.size, one.plan.pp.size, one.plan.cp.size, one.plan.ep), one
+            )
+        for start in list(ways.values())[:STARTS]:
+            self._climb(start)
+        return sorted((one for one in self.seen.values() if one.fits), key=self._score)
+
+    def _score(self, estimate: Estimate) -> float:
+        reached = Guess(estimate.plan, estimate.step_seconds, 0.0, estimate.memory.total)
+        return score(reached, self.settings.objective)
+
+    def _climb(self, current: Estimate) -> None:
+        for _ in range(ROUNDS):
+            guesses = [
+                guess
+                for plan in self._neighbours(current.plan)
+                if (guess := self._guess(plan)) is not None
+            ]
+            guesses.sort(key=lambda guess: score(guess, self.settings.objective))
+            plans = [guess.plan for guess in guesses[:TRIED]]
+            # Closed forms know nothing of uneven stages: every other schedule of the same plan is
+            # replayed.
+            pipelines = _pipelines(current.plan.pp.size, self.job.model.num_repeated)
+            plans += self._valid(replace(current.plan, pp=pipeline) for pipeline in pipelines)
+            best = min(
+                (self._estimate(plan) for plan in plans if self._can_afford(plan)),
+                key=self._fit_score,
+                default=current,
+            )
+            if self._fit_score(best) >= self._score(current) * (1 - 1e-6):
+                return
+            current = best
+
+    def _fit_score(self, estimate: Estimate) -> float:
+        return self._score(estimate) if estimate.fits else float("inf")
+
+    def _can_afford(self, plan: Plan) -> bool:
+        return plan in self.seen or self.work < MOST_WORK
+
+    def _estimate(self, plan: Plan) -> Estimate:
+        if plan not in self.seen:
+            self.work += replay_work(plan)
+            self.seen[plan] = estimate_job(self.job, plan, self.machine)
+        return self.seen[plan]
+
+    def _guess(self, plan: Plan) -> Guess | None:
+        try:
+            guess = quick(self.job, plan, self.machine)
+        except PlanError:
+            return None
+        return guess if guess.memory_bytes <= usable_bytes(self.machine, plan) else None
+
+    def _neighbours(self, plan: Plan) -> Iterator[Plan]:
+        """The plans that differ in one thing, and those of other micro-batches, schedules and
+        degrees as they fit best.
+        """
+        model = self.job.model
+        yield from self._valid(replace(plan, remat=remat) for remat in REMATS)
+        yield from self._valid(replace(plan, dp=data) for data in self._data(plan))
+        share = self.job.global_batch // plan.dp.size
+        counts = {
+            m
+            for one in divisors(max(1, share))
+            for m in (one, plan.micro_batches * 2, plan.micro_batches + 1)
+        }
+        others = [
+            replace(plan, micro_batches=count)
+            for count in sorted(counts | {max(1, plan.micro_batches - 1)})
+        ]
+        others += [
+            replace(plan, pp=pipeline) for pipeline in _pipelines(plan.pp.size, model.num_repeated)
+        ]
+        others += [
+            replace(plan, cp=ContextAxis(plan.cp.size, word))
+            for word in ("ring", "ulysses")
+            if plan.cp.size > 1
+        ]
+        others += [
+            replace(plan, ep=ep)
+            for ep in divisors(plan.dp.size * plan.cp.size)
+            if model.num_experts % ep == 0
+        ]
+        for other in self._valid([*others, *_moved(plan)]):
+            guess, _ = cheapest_that_fits(self.job, self.machine, other, self.settings)
+            if guess is not None:
+                yield guess.plan
+
+    def _data(self, plan: Plan) -> Iterator[DataAxis]:
+        size = plan.dp.size
+        tried: tuple[DataStrategy, ...] = ("allreduce", *strategies_with("replicate"))
+        for strategy in tried:
+            sharded = STRATEGIES[strategy].shards_optimizer
+            if sharded and size * plan.cp.size == 1 and not self.settings.offloads:
+                continue
+            for replicas in divisors(size)[:-1] if sharded and size > 1 else [1]:
+                for offload in (False, True) if sharded and self.settings.offloads else (False,):
+                    yield DataAxis(size, strategy, replicate=replicas, offload=offload)
+
+    def _valid(self, plans: Iterator[Plan] | list[Plan]) -> Iterator[Plan]:
+        """Those that the rules of plans, the batch, the model and whoever runs them allow."""
+        for plan in plans:
+            try:
+                plan.check()
+                check_batch(plan, self.job.global_batch)
+                check_config(plan, self.job.model.sizes)
+            except PlanError:
+                continue
+            if plan.pp.num_stages <= self.job.model.num_blocks and self.settings.allows(plan):
+                yield plan
+
+
+def _pipelines(size: int, layers: int) -> Iterator[PipelineAxis]:
+    if size > 1:
+        yield from (PipelineAxis(size, name) for name in REPLAYED)
+        yield from (
+            PipelineAxis(size, name, v)
+            for name in PIPELINE_SCHEDULES
+            if SCHEDULES[name].needs_virtual
+            for v in range(2, min(MOST_VIRTUAL, layers // size) + 1)
+        )
+
+
+def _moved(plan: Plan) -> Iterator[Plan]:
+    """The smallest factor of each axis on another one."""
+    sizes = {"tp": plan.tp.size, "pp": plan.pp.size, "cp": plan.cp.size, "dp": plan.dp.size}
+    if plan.tp.mode != "1d":
+        return
+    for source in AXES:
+        factor = next((d for d in divisors(sizes[source]) if d > 1), 1)
+        for target in AXES:
+            if factor > 1 and target != source:
+                moved = _resized(
+                    plan, {**sizes, source: sizes[source] // factor, target: sizes[target] * factor}
+                )
+                yield moved
+                if (
+                    moved.dp.size != plan.dp.size
+                ):  # and with micro-batches of as many samples as before
+                    yield replace(
+                        moved,
+                        micro_batches=max(1, plan.micro_batches * plan.dp.size // moved.dp.size),
+                    )
+
+
+def _resized(plan: Plan, sizes: dict[str, int]) -> Plan:
+    pp = sizes["pp"]
+    cp = sizes["cp"]
+    sequence = sizes["tp"] > 1 and (plan.tp.sequence_parallel or plan.tp.size == 1)
+    return replace(
+        plan,
+        tp=TensorAxis(sizes["tp"], "1d", sequence_parallel=sequence),
+        pp=replace(plan.pp, size=pp) if pp > 1 and plan.pp.size > 1 else PipelineAxis(pp),
+        cp=ContextAxis(cp, plan.cp.strategy) if cp > 1 else ContextAxis(),
+        dp=DataAxis(sizes["dp"]),
+        ep=plan.ep if sizes["dp"] * cp % plan.ep == 0 else 1,
+    )

@@ -1,0 +1,328 @@
+"""Find the best plans: bound every combination of degrees, open the promising ones, replay the
+winners' schedules.
+
+A bound that no plan of some degrees can beat (compute without bubbles, exposed communication inside
+layers, the largest micro-batch) orders the search, so that it can stop as soon as the bounds pass
+the plans already found.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from plait.errors import PlanError
+from plait.plan import DataAxis, PipelineAxis, Plan, is_runnable
+from plait.plan.axes import REMATS, Remat
+from plait.predict.cost.frameworks import PLAIT, Framework
+from plait.predict.cost.memory.rank_memory import usable_bytes
+from plait.predict.cost.quick import Guess, quick
+from plait.predict.cost.records import Estimate, Job
+from plait.predict.cost.sharding import sharding
+from plait.predict.cost.step import estimate_job, stage_pass
+from plait.predict.cost.time.kernels import BYTES
+from plait.predict.cost.time.machine import Machine
+from plait.predict.cost.time.stages import Stage
+from plait.predict.planner.space import Degrees, data_axes, degrees, micro_batch_counts, schedules
+
+OBJECTIVES = ("time", "cost", "memory")
+FEWEST_REPLAYED = 4
+MOST_WORK = 150_000
+"""Long pipelines take long to replay: so many plans at least, and then no more than so much
+work.
+"""
+MARGIN = 1.10
+"""Degrees whose bound is this much above the best plan are not opened."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a search may not change, and how much it looks at."""
+
+    precision: str = "bf16"
+    compile: bool = False
+    objective: str = "time"
+    runnable: bool = False
+    """Only plans that this version of plait runs."""
+    framework: Framework = PLAIT
+    """Only plans that it offers."""
+    keep: int = 10
+    """Plans whose schedules are replayed at the end."""
+    most: int = 60
+    """And at most so many, where guesses were too good."""
+
+    @property
+    def offloads(self) -> bool:
+        """Whether optimizer state may be on the host."""
+        return self.framework is PLAIT
+
+    def allows(self, plan: Plan) -> bool:
+        """Whether whoever runs the plan has all of its parts."""
+        return self.framework.offers(plan) and (not self.runnable or is_runnable(plan))
+
+
+@dataclass
+class Found:
+    """What a search has seen: the best plans, the best of each combination of degrees, and what did
+    not fit.
+    """
+
+    best: list[Estimate] = field(default_factory=list)
+    of_degrees: dict[Degrees, Guess] = field(default_factory=dict)
+    too_large: dict[Degrees, float] = field(default_factory=dict)
+    """Memory needed over memory there is, of the smallest plan of these degrees."""
+    num_degrees: int = 0
+    num_guesses: int = 0
+    not_opened: int = 0
+    least: float = float("inf")
+    """The best score so far."""
+
+
+def score(guess: Guess, objective: str) -> float:
+    """What is minimised: seconds (money goes with them, the devices being the same), or bytes."""
+    return (
+        guess.memory_bytes * (1 + 1e-6 * guess.step_seconds)
+        if objective == "memory"
+        else guess.step_seconds
+    )
+
+
+def search(job: Job, machine: Machine, num_devices: int, settings: Settings) -> Found:
+    """The best plans that use exactly `num_devices` devices and fit, best first."""
+    found = Found()
+    guesses = list[Guess]()
+    queue = []
+    for index, combination in enumerate(allowed(job, machine, num_devices, settings)):
+        found.num_degrees += 1
+        needed = states_floor(job, combination, settings)
+        if needed > machine.memory_bytes:
+            found.too_large[combination] = needed / machine.memory_bytes
+        else:
+            queue.append((time_floor(job, machine, combination, settings), index, combination))
+    heapq.heapify(queue)
+    while queue:
+        bound, _, combination = heapq.heappop(queue)
+        if settings.objective != "memory" and bound > MARGIN * found.least:
+            found.not_opened = 1 + len(queue)
+            break
+        guesses += open_degrees(job, machine, combination, settings, found)
+    guesses.sort(key=lambda guess: score(guess, settings.objective))
+    replayed = list(_replayed(job, machine, guesses, settings))
+    key = "memory" if settings.objective == "memory" else "time"
+    found.best = sorted(
+        (one for one in replayed if one.fits),
+        key=lambda one: one.memory.total if key == "memory" else one.step_seconds,
+    )
+    return found
+
+
+def replay_work(plan: Plan) -> int:
+    """Micro-batches on stages that are walked when a plan's schedule is replayed."""
+    return min(plan.micro_batches, 3 * plan.pp.size) * plan.pp.num_stages
+
+
+def _replayed(
+    job: Job, machine: Machine, guesses: list[Guess], settings: Settings
+) -> Iterator[Estimate]:
+    """The full estimates of the best guesses, and of more where a guess was too good: until the
+    next one promises less than the best that was replayed.
+    """
+    best = float("inf")
+    count = 0
+    work = 0
+    for guess in guesses[: settings.most]:
+        enough = count >= settings.keep or (count >= FEWEST_REPLAYED and work > MOST_WORK)
+        if enough and score(guess, settings.objective) > best:
+            return
+        work += replay_work(guess.plan)
+        estimate = estimate_job(job, guess.plan, machine)
+        count += estimate.fits
+        if estimate.fits:
+            reached = Guess(guess.plan, estimate.step_seconds, 0.0, estimate.memory.total)
+            best = min(best, score(reached, settings.objective))
+        yield estimate
+
+
+def allowed(job: Job, machine: Machine, num_devices: int, settings: Settings) -> Iterator[Degrees]:
+    """The degrees that whoever runs the plan has."""
+    sequence = settings.framework.sequence_parallel
+    for combination in degrees(
+        job.model, num_devices, job.global_batch, machine.devices_per_node, sequence=sequence
+    ):
+        if settings.allows(_plan(combination, settings, 1)):
+            yield combination
+
+
+def fits_somehow(job: Job, machine: Machine, num_devices: int, settings: Settings) -> bool:
+    """Whether any plan fits: for each combination of degrees, the smallest that it has, least
+    memory for states first.
+    """
+    combinations = sorted(
+        allowed(job, machine, num_devices, settings),
+        key=lambda combination: states_floor(job, combination, settings),
+    )
+    for combination in combinations:
+        count = _counts(job, combination)[-1]
+        for data in data_axes(
+            combination.dp,
+            combination.cp.size,
+            settings.framework.data,
+            0,
+            offloads=settings.offloads,
+        ):
+            plan = replace(_plan(combination, settings, count), dp=data, remat="full")
+            if states_floor(job, combination, settings) > machine.memory_bytes:
+                return False
+            guess = quick(job, plan, machine)
+            if guess.memory_bytes <= usable_bytes(machine, plan):
+                return True
+    return False
+
+
+def _counts(job: Job, combination: Degrees) -> list[int]:
+    return micro_batch_counts(job.global_batch, combination.dp, combination.pp, job.model.seq_len)
+
+
+def time_floor(
+    job: Job, machine: Machine, combination: Degrees, settings: Settings, count: int = 0
+) -> float:
+    """Seconds that no plan of these degrees (and of `count` micro-batches) is below."""
+    fewest = count or _counts(job, combination)[0]
+    plan = _plan(combination, settings, fewest)
+    samples = -(-job.global_batch // (combination.dp * fewest))
+    shard = sharding(plan, job.model.seq_len, float(samples))
+    fused = job.numerics(plan)[1]
+    whole = stage_pass(
+        Stage(job.model.runs, True, True), machine, shard, (settings.precision, fused, "none")
+    )
+    exposed = sum(whole.shown(job.runtime.overlap_tensor, job.runtime.overlap_expert))
+    return fewest * (whole.compute + exposed) / combination.pp
+
+
+def states_floor(job: Job, combination: Degrees, settings: Settings) -> float:
+    """Bytes of weights, gradients and (where it cannot be offloaded) optimizer state when all are
+    sharded as far as they go.
+    """
+    width = 2 * BYTES[settings.precision]
+    if not settings.offloads:
+        width += 8 + (4 if settings.precision == "bf16" else 0)
+    tp = combination.tp
+    split = tp.size // tp.depth if tp.mode == "2.5d" else tp.size
+    return (
+        job.model.parameters
+        * width
+        / (split * combination.pp * combination.dp * combination.cp.size)
+    )
+
+
+def open_degrees(
+    job: Job, machine: Machine, combination: Degrees, settings: Settings, found: Found
+) -> Iterator[Guess]:
+    """The plans worth keeping of some degrees: for each micro-batch the cheapest options that fit,
+    then other schedules.
+    """
+    least = float("inf")
+    objective = settings.objective
+    best: Guess | None = None
+    for count in _counts(job, combination):
+        if (
+            objective != "memory"
+            and time_floor(job, machine, combination, settings, count) > MARGIN * found.least
+        ):
+            continue
+        plain, needed = cheapest_that_fits(
+            job, machine, _plan(combination, settings, count), settings, found
+        )
+        least = min(least, needed)
+        options = [plain] if plain else []
+        worth = (
+            plain is None
+            or objective == "memory"
+            or plain.step_seconds - plain.bubble_seconds < MARGIN * found.least
+        )
+        if combination.pp > 1 and worth:
+            for pipeline in schedules(job.model, combination.pp, count):
+                if not settings.allows(_plan(combination, settings, count, pipeline)):
+                    continue
+                start = (
+                    replace(plain.plan, pp=pipeline)
+                    if plain
+                    else _plan(combination, settings, count, pipeline)
+                )
+                other, needed = cheapest_that_fits(job, machine, start, settings, found)
+                least = min(least, needed)
+                options += [other] if other else []
+        for guess in options:
+            found.least = min(found.least, guess.step_seconds)
+            if best is None or score(guess, objective) < score(best, objective):
+                best = guess
+            yield guess
+    if best is not None:
+        found.of_degrees[combination] = best
+    elif least < float("inf"):
+        found.too_large[combination] = least / machine.memory_bytes
+
+
+def cheapest_that_fits(
+    job: Job, machine: Machine, plan: Plan, settings: Settings, found: Found | None = None
+) -> tuple[Guess | None, float]:
+    """From `plan` on, the least sharding and recomputation that fits; and the least memory that was
+    seen.
+    """
+    limit = usable_bytes(machine, plan)
+    node_ranks = machine.devices_per_node // (plan.tp.size * plan.cp.size)
+    axes = list(
+        data_axes(
+            plan.dp.size,
+            plan.cp.size,
+            settings.framework.data,
+            node_ranks,
+            offloads=settings.offloads,
+        )
+    )
+    known: dict[tuple[DataAxis, Remat], Guess] = {}
+
+    def guessed(data: DataAxis, remat: Remat) -> Guess:
+        if (data, remat) not in known:
+            known[data, remat] = quick(job, replace(plan, dp=data, remat=remat), machine)
+            if found is not None:
+                found.num_guesses += 1
+        return known[data, remat]
+
+    best: Guess | None = None
+    try:
+        plain = guessed(axes[0], REMATS[0])
+        smallest = plain if plain.memory_bytes <= limit else guessed(axes[-1], REMATS[-1])
+        if smallest.memory_bytes > limit or smallest is plain:
+            return (plain if smallest is plain else None), smallest.memory_bytes
+        for data in axes:
+            if best is not None and (best.plan.remat == "none" or data.offload):
+                break
+            if guessed(data, REMATS[-1]).memory_bytes > limit:
+                continue
+            fits = next(
+                one for remat in REMATS if (one := guessed(data, remat)).memory_bytes <= limit
+            )
+            best = fits if best is None or fits.step_seconds < best.step_seconds else best
+    except PlanError:
+        return None, float("inf")
+    return best, smallest.memory_bytes
+
+
+def _plan(
+    combination: Degrees,
+    settings: Settings,
+    micro_batches: int,
+    pipeline: PipelineAxis | None = None,
+) -> Plan:
+    return Plan(
+        dp=DataAxis(combination.dp),
+        tp=combination.tp,
+        pp=pipeline or PipelineAxis(combination.pp),
+        ep=combination.ep,
+        cp=combination.cp,
+        micro_batches=micro_batches,
+        precision=settings.precision,  # type: ignore[arg-type]
+        compile=settings.compile,
+    )

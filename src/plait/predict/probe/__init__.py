@@ -1,0 +1,1 @@
+"""Measures this machine: matrix products, memory, messages between ranks, and small engines."""

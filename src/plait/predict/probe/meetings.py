@@ -1,0 +1,157 @@
+"""What a rank loses when it meets others, beside the work and the bytes: measured in steps of a
+real model under small plans.
+
+Ranks that wait lose their caches, and what the engine does round a collective is more than the
+collective. So a model of two blocks is trained under a plan of each kind, among as many ranks as
+cores and more; what its steps take beyond what the cost model makes of all that was measured before
+is shared out among the meetings that the cost model counts.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from plait.cluster.host import MEETINGS
+from plait.plan import Plan
+
+if TYPE_CHECKING:
+    from plait.cluster.products import ProductTable
+    from plait.predict.cost.time.machine import (
+        Machine,  # what ranks run of this file starts sooner without
+    )
+    from plait.predict.probe.engine import Step
+
+PLANS = {
+    "call": ("tp2:1d,sp", "tp4:1d,sp", "tp8:1d,sp"),
+    "grid": ("tp4:2d",),
+    "bucket": ("dp2",),
+    "unit": ("dp2:zero3",),
+    "visit": ("cp2:ring", "cp4:ring", "cp8:ring"),
+    "turn": ("cp2:ulysses",),
+    "hand": ("pp2:1f1b",),
+}
+"""For each kind of meeting plans of so many ranks: collectives of a line, of a grid, parameters in
+collectives of a data axis (and in those of ZeRO-3, which come between the blocks), steps of ring
+attention, all-to-alls round attention, micro-batches handed to the next stage. What was found of
+the earlier is known to the later: ranks of a ring also sum gradients.
+"""
+MODEL: dict[str, Any] = {
+    "name": "gpt",
+    "num_hidden_layers": 2,
+    "hidden_size": 128,
+    "num_attention_heads": 8,
+    "intermediate_size": 512,
+}
+MODEL |= {"vocab_size": 64, "max_position_embeddings": 128}
+SAMPLES = 4
+STEPS = 6
+"""Large enough that a rank that waits loses its caches."""
+ALONE = "dp1"
+MOST_STRETCH = 1.5
+MOST_IDLE = 1.25
+
+
+def plans_of(num_ranks: int) -> tuple[str, ...]:
+    """Of `PLANS`, those of so many ranks."""
+    return tuple(
+        text
+        for plans in PLANS.values()
+        for text in plans
+        if Plan.parse(text).world_size == num_ranks
+    )
+
+
+def shortest_step(text: str, table: ProductTable) -> Step:
+    """The shortest step under a plan, in this rank. Collective, in the world that there is; `ALONE`
+    is no matter of others. `table`: the library of each product.
+    """
+    from plait import comm
+    from plait.comm.simulated import simulate
+    from plait.mesh import Mesh
+    from plait.predict.probe.engine import Tiny, step_seconds
+
+    keys = {key: value for key, value in MODEL.items() if key not in {"name", "num_hidden_layers"}}
+    tiny = Tiny("gpt", keys)
+    samples = SAMPLES // Plan.parse(text).dp.size
+
+    def measure(world: Any) -> Step:
+        return step_seconds(
+            tiny,
+            MODEL["num_hidden_layers"],
+            text,
+            world,
+            samples=samples,
+            steps=STEPS,
+            table=table,
+        )
+
+    if text == ALONE:
+        return simulate(Mesh(), measure)[0]
+    world = comm.init(Mesh.of(Plan.parse(text)))
+    found = measure(world)
+    world.close()
+    return found
+
+
+def stretch(alone: list[float], machine: Machine) -> float:
+    """How many times as long a step takes as the parts of it that the `machine` knows, each of
+    which was measured in a row by itself; `alone` are the seconds of some ranks, each with a step
+    to itself.
+    """
+    return min(max(statistics.median(alone) / _work(ALONE, machine), 1.0), MOST_STRETCH)
+
+
+def idle(steps: dict[str, list[Step]], num_cores: int) -> float:
+    """How many times as long ranks that share the cores take as their work needs: at times fewer
+    can go on than cores are.
+    """
+    times = [
+        max(step.passed for step in ranks) * num_cores / sum(step.work for step in ranks)
+        for ranks in steps.values()
+        if len(ranks) > num_cores
+    ]
+    return min(max(statistics.median(times), 1.0), MOST_IDLE) if times else 1.0
+
+
+def losses(works: dict[str, list[float]], machine: Machine) -> dict[str, dict[str, float]]:
+    """Seconds of each kind of meeting, by number of ranks; `works` are the seconds of the ranks of
+    each plan.
+
+    The `machine` knows all but this; each kind is what is left when the kinds before it are known.
+    """
+    from plait.predict.cost.door import job_of
+    from plait.predict.cost.time.meeting_counts import meetings_of_step
+
+    assert machine.host is not None
+    found: dict[str, dict[str, float]] = {name: {} for name in MEETINGS}
+    for name, plans in PLANS.items():
+        met = {
+            kind: {int(count): spent for count, spent in by_ranks.items()}
+            for kind, by_ranks in found.items()
+        }
+        machine = replace(machine, host=replace(machine.host, meetings=met))
+        for text in plans:
+            if text in works:
+                plan = Plan.parse(text)
+                times = plan.world_size * meetings_of_step(job_of(_config(), plan), plan, machine)
+                found[name][str(plan.world_size)] = (
+                    max(sum(works[text]) - _work(text, machine), 0.0) / times
+                )
+    return found
+
+
+def _work(text: str, machine: Machine) -> float:
+    from plait.predict.cost.door import job_of
+    from plait.predict.cost.step import work_seconds
+
+    plan = Plan.parse(text)
+    return work_seconds(job_of(_config(), plan), plan, machine)
+
+
+def _config() -> Any:
+    from plait.predict.cost.model.tables import config_tables
+
+    data = {"name": "stdlib", "seq_len": MODEL["max_position_embeddings"]}
+    return config_tables({"model": MODEL, "data": data, "train": {"global_batch": SAMPLES}})

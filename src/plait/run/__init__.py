@@ -1,0 +1,1 @@
+"""A run: from a config to a finished folder with metrics, checkpoints, report and comparison."""

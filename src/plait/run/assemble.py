@@ -1,0 +1,192 @@
+"""From a config to a run: the model, the data and the options of training that `[model]`, `[data]`
+and `[train]` name.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from plait import datasets, models, reference
+from plait.cluster.products import ProductTable
+from plait.comm import World
+from plait.datasets import Loader
+from plait.engine.build import Options, build
+from plait.engine.engine import Engine
+from plait.engine.loss import LossFunction
+from plait.engine.stages.cut import Cutting
+from plait.engine.state.start import make_whole
+from plait.errors import DataError, ModelError
+from plait.models import losses, user
+from plait.outer import Asynchrony
+from plait.parallel.expert import Placing
+from plait.parallel.pipeline.actions import Schedule
+from plait.parallel.pipeline.text import load as load_schedule
+from plait.plan import Plan, check_batch
+from plait.products import MEASURED
+from plait.run import optimizers
+
+ASYNCHRONY_KEYS = ("outer_lr", "outer_momentum", "compress", "staleness_rate")
+
+
+@dataclass(frozen=True)
+class Training:
+    """An engine and the batches for it."""
+
+    engine: Engine
+    loader: Loader
+
+
+def assemble(
+    config: Any, plan: Plan, world: World, products: ProductTable | None = None
+) -> Training:
+    """Build what a config names, under a plan, on this rank. Collective.
+
+    `config` has the sections `model`, `data` and `train` as attributes. `products`: the table of the
+    run, else the config's. Errors: those of `build`,
+    and `DataError`.
+    """
+    check_batch(plan, config.train.global_batch)
+    options = make_options(config, plan)
+    if products is not None:
+        options = replace(options, linear_product=products)
+    engine = build(
+        make_model(model_keys(config), config.train.seed),
+        plan,
+        loss=make_loss(config.train, model_keys(config)),
+        optimizer=optimizers.from_config(config.train),
+        options=options,
+        world=world,
+    )
+    loader = make_loader(config, *world.seat)
+    loader.skip(engine.step_index)
+    return Training(engine, loader)
+
+
+def model_keys(config: Any) -> Mapping[str, Any]:
+    """The `[model]` section as plain keys: `name` or `python`, and what the model's constructor
+    takes.
+    """
+    section = config.model
+    if isinstance(section, Mapping):
+        return {key: value for key, value in section.items() if key != "roles"}
+    keys: Mapping[str, Any] = section.keys_for_factory()
+    return keys
+
+
+def roles_of(config: Any) -> Mapping[str, str] | None:
+    """The user's own table of roles."""
+    section = config.model
+    found: Mapping[str, str] | None = (
+        section.get("roles") if isinstance(section, Mapping) else getattr(section, "roles", None)
+    )
+    return found
+
+
+def make_model(keys: Mapping[str, Any], seed: int = 0) -> nn.Module:
+    """The model on the meta device; a user's own with the values that its code gives it.
+
+    Those are what plain PyTorch gives on the CPU with `torch.manual_seed(seed)` right before the
+    user's function, so the model is whole on every rank while it is built. A module that says
+    `INITIALISE_BY_NAME = True` beside the function leaves its models on the meta device.
+    """
+    arguments = {key: value for key, value in keys.items() if key != "roles"}
+    python = arguments.pop("python", None)
+    given = arguments.pop("arguments", None)
+    if python is not None and not user.initialises_by_name(python):
+        return make_whole(functools.partial(user.make, python, given), seed)
+    with torch.device("meta"):
+        if python is not None:
+            return user.make(python, given)
+        return models.make(arguments.pop("name"), **arguments)
+
+
+def make_loss(train: Any, keys: Mapping[str, Any]) -> LossFunction:
+    """`[train] loss`, a user's function of (output, targets); else the squared error of models of
+    fields, or cross-entropy.
+    """
+    name = getattr(train, "loss", None)
+    if name is not None:
+        return reference.load(name, ModelError)
+    return losses.mse if keys.get("name") in models.OF_FIELDS else losses.cross_entropy
+
+
+def make_options(config: Any, plan: Plan | None = None) -> Options:
+    """What a plan does not say and a config does."""
+    train = config.train
+    keys = model_keys(config)
+    return Options(
+        seed=train.seed,
+        blocks=models.blocks_of(keys["name"]) if "name" in keys else None,
+        roles=roles_of(config),
+        clip_grad_norm=train.clip_grad_norm,
+        learning_rate=optimizers.learning_rate(train),
+        num_servers=getattr(train, "num_servers", None),
+        aggregate=getattr(train, "aggregate", "sum"),
+        asynchrony=Asynchrony(
+            **{key: getattr(train, key) for key in ASYNCHRONY_KEYS if hasattr(train, key)},
+        ),
+        float16=getattr(train, "float16", False),
+        placing=Placing(
+            getattr(train, "place_experts_every", 0), getattr(train, "spare_expert_slots", 0)
+        ),
+        grouped_product=getattr(train, "grouped_product", "rule"),
+        linear_product=getattr(train, "linear_product", MEASURED),
+        weight_grad_group=getattr(getattr(config, "plan", None), "weight_grad_group", 1),
+        cutting=make_cutting(config) if plan is not None and plan.pp.size > 1 else Cutting(),
+        schedule=make_schedule(config) if plan is not None and plan.pp.size > 1 else None,
+    )
+
+
+def make_cutting(config: Any) -> Cutting:
+    """Where a pipeline cuts the model, and one sample of the data for models whose forward must be
+    seen.
+    """
+    section = getattr(config, "plan", None)
+    batch = next(iter(make_loader(config)))
+    inputs = batch if isinstance(batch, Mapping) else batch[0]
+    return Cutting(
+        counts=getattr(section, "counts", None),
+        splits=getattr(section, "splits", None),
+        measure=getattr(section, "measure", False),
+        memory_bytes=(getattr(section, "stage_memory_gb", None) or math.inf) * 1e9,
+        example=tree_map_only(Tensor, lambda tensor: tensor[:1], inputs),
+    )
+
+
+def make_schedule(config: Any) -> Schedule | None:
+    """The schedule of `[plan] schedule`, a text file; None where the plan's own is meant."""
+    path = getattr(getattr(config, "plan", None), "schedule", None)
+    return None if path is None else load_schedule(path)
+
+
+def make_loader(config: Any, rank: int = 0, size: int = 1) -> Loader:
+    """The share of data coordinate `rank` of `size` in every global batch."""
+    train = config.train
+    _check_alphabet(config)
+    dataset = datasets.make(config.data, model_keys(config), train.seed)
+    return Loader(dataset, train.global_batch, dp_size=size, dp_rank=rank, seed=train.seed)
+
+
+def _check_alphabet(config: Any) -> None:
+    """A Hugging Face config that says no vocabulary has that of its family's tokenizer: no bytes."""
+    keys = model_keys(config)
+    data = config.data
+    said = datasets.key(data, "tokenizer") is not None
+    if keys.get("name") != "hf" or said or datasets.key(data, "name") not in datasets.BYTE_DATA:
+        return
+    size = models.hf_vocabulary(keys["config"])
+    bytes_ = datasets.VOCAB_SIZE
+    if size is not None and size != bytes_:
+        raise DataError(
+            f"the model's vocabulary has {size} tokens, and data {datasets.key(data, 'name')!r} is {bytes_} bytes; set "
+            f"vocab_size = {bytes_} in model.config, give tokens by data.python, or say data.tokenizer = 'bytes' to train "
+            "on bytes all the same"
+        )

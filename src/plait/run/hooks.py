@@ -1,0 +1,82 @@
+"""Hooks: what happens beside training, at three moments of a run.
+
+The loop calls them in the order of the list, on every rank. A hook that stops the run raises; it
+must do so alike on every rank, from values that are equal on all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from plait.run.rundir import RunFolder
+
+if TYPE_CHECKING:
+    from plait.engine.step import StepResult
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a run begins with: steps `first_step` to `last_step` are still to do, counted from 1."""
+
+    engine: Any
+    loader: Any
+    first_step: int
+    last_step: int
+
+
+@dataclass(frozen=True)
+class StepDone:
+    """One step that is done; `seconds` holds everything since the step before it, loading the batch
+    included.
+    """
+
+    step: int
+    seconds: float
+    result: StepResult
+
+
+class Hook:
+    """The three moments; a hook defines those that it needs."""
+
+    def on_start(self, start: Start) -> None:
+        """Before the first step."""
+
+    def on_step(self, done: StepDone) -> None:
+        """After each step."""
+
+    def on_end(self) -> None:
+        """After the last step; not called when the run fails."""
+
+
+class Checkpoints(Hook):
+    """Save into the run's folder every `every` steps (0: never in between) and after the last. On
+    all ranks.
+    """
+
+    def __init__(self, folder: RunFolder, every: int = 0) -> None:
+        self.folder = folder
+        self.every = every
+        self._saved = 0
+
+    def on_start(self, start: Start) -> None:
+        """Learn what to save."""
+        self._start = start
+        self._step = start.first_step - 1
+        self._saved = self._step
+
+    def on_step(self, done: StepDone) -> None:
+        """Save when it is time to."""
+        self._step = done.step
+        if self.every and done.step % self.every == 0:
+            self._save()
+
+    def on_end(self) -> None:
+        """Save the last step unless that has just happened."""
+        if self._step > self._saved:
+            self._save()
+
+    def _save(self) -> None:
+        path = self.folder.checkpoint(self._step)
+        self._start.engine.save(path, loader=self._start.loader.state_dict())
+        self._saved = self._step

@@ -1,0 +1,204 @@
+"""One training run as its ranks see it: `run` is what every rank calls, with a job that says
+everything.
+
+A job is plain data, so that it travels to new processes. What is wrong with it and needs no rank to
+be seen has been refused before (see `common`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plait.errors import RunError
+
+if TYPE_CHECKING:
+    from plait.cluster.products import ProductTable
+    from plait.comm import World
+    from plait.config import Config
+    from plait.plan import Plan
+    from plait.run.assemble import Training
+    from plait.run.hooks import Hook
+    from plait.run.metrics import Tally
+    from plait.run.rundir import RunFolder
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to train and where to put what comes of it; without a folder nothing is written.
+
+    With `keeps_timeline` rank 0's numbers hold the last step of all ranks as `timeline`, which is
+    no JSON.
+    """
+
+    config: Config
+    plan: str
+    folder: Path | None = None
+    checkpoint: Path | None = None
+    shows_progress: bool = True
+    keeps_timeline: bool = False
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Train, and return the numbers of `plait train --json`, the same on every rank. Collective."""
+    from plait.engine.build import join_world
+    from plait.engine.explain import explained
+    from plait.plan import Plan
+    from plait.run.assemble import assemble
+    from plait.run.loop import fit
+    from plait.run.metrics import Tally
+    from plait.run.watch import Watch
+    from plait.trace import Timeline
+
+    plan = Plan.parse(job.plan)
+    world = join_world(plan, job.config.recovery.hang_seconds)
+    folder = _agreed_folder(world, job)
+    table = _table(world, job, folder, plan)
+    with explained(world.rank, "building the model"):
+        training = assemble(job.config, plan, world, table)
+    if world.rank == 0 and plan.dp.offload and world.device.type == "cpu":
+        print(
+            "offload saves nothing here: on the CPU optimizer state is in host memory already",
+            file=sys.stderr,
+            flush=True,
+        )
+    if (
+        job.checkpoint is not None and not training.engine.step_index
+    ):  # else it was brought in by ranks that go on from it
+        meta = training.engine.load(job.checkpoint)
+        training.loader.load_state_dict(meta.get("loader", {}), meta["step"])
+    if folder is not None and world.rank == 0:
+        _describe(folder, job, table)
+    tally = Tally()
+    watch = Watch(_warn if world.rank == 0 else _be_silent)
+    fit(
+        training.engine,
+        training.loader,
+        job.config.train.steps,
+        [tally, watch, *_hooks(job, world, folder, training)],
+    )
+    timeline = tally.timelines[-1] if tally.timelines else Timeline(world.rank)
+    kept = []
+    if job.keeps_timeline:
+        kept = world.together(lambda: world.axis("world").gather_objects(timeline))
+    result = {
+        "out": None if folder is None else str(folder.path),
+        **world.together(lambda: _numbers(world, training, tally, folder)),
+        "plan": job.plan,
+        "warnings": watch.warnings,
+    }
+    if folder is not None and world.rank == 0 and _has_news(tally, folder.summary):
+        folder.summary.write_text(json.dumps(result, indent=2) + "\n")
+    world.close()
+    return (
+        {**result, "timeline": Timeline.merge(kept)}
+        if job.keeps_timeline and world.rank == 0
+        else result
+    )
+
+
+def _warn(message: str) -> None:
+    print(f"warning: {message}", file=sys.stderr, flush=True)
+
+
+def _be_silent(message: str) -> None:
+    pass
+
+
+def _agreed_folder(world: World, job: Job) -> RunFolder | None:
+    """That of rank 0: in a world of torchrun it alone has chosen one."""
+    from plait.run.rundir import RunFolder
+
+    path = world.axis("world").gather_objects(job.folder)[0]
+    return None if path is None else RunFolder(path)
+
+
+def _describe(folder: RunFolder, job: Job, table: ProductTable) -> None:
+    """Write what was asked for into the run's folder."""
+    from plait.engine.choosing import write_table_of_run
+    from plait.parallel.pipeline.text import dumps
+    from plait.plan import Plan
+    from plait.run.assemble import make_schedule
+
+    try:
+        folder.config.write_text(job.config.to_toml())
+        folder.plan.write_text(f"{job.plan}\n")
+        write_table_of_run(folder.products, table)
+        own = make_schedule(job.config) if Plan.parse(job.plan).pp.size > 1 else None
+        if own is not None:
+            folder.schedule.write_text(dumps(own))
+    except OSError as error:
+        raise RunError(f"{folder.path} cannot be written: {error.strerror or error}") from error
+
+
+def _has_news(tally: Tally, path: Path) -> bool:
+    """Whether a file of the run's end is to be written: a run that had no step left to do keeps
+    those that are there.
+    """
+    return bool(tally.seconds) or not path.exists()
+
+
+def _table(world: World, job: Job, folder: RunFolder | None, plan: Plan) -> ProductTable:
+    """Which library multiplies: the choice of the run that is continued, else this machine's."""
+    from plait.engine.choosing import agreed_table
+    from plait.engine.precision import Precision
+    from plait.run.rundir import RunFolder
+
+    train = job.config.train
+    source = RunFolder(job.checkpoint.parent.parent) if job.checkpoint is not None else folder
+    compute = Precision.of(plan, float16=train.float16).compute
+    run_file = None if source is None else source.products
+    return agreed_table(train.linear_product, world, compute, run_file)
+
+
+def _hooks(job: Job, world: World, folder: RunFolder | None, training: Training) -> list[Hook]:
+    from plait.run.hooks import Checkpoints
+    from plait.run.metrics import MetricsFile
+    from plait.run.progress import progress
+
+    hooks: list[Hook] = []
+    if world.rank == 0 and folder is not None:
+        first = training.engine.step_index + 1
+        hooks.append(MetricsFile(folder.metrics, first, partial(_describe, folder, job)))
+    if world.rank == 0 and job.shows_progress:
+        hooks.append(progress(sys.stderr))
+    if folder is not None:
+        hooks.append(Checkpoints(folder, job.config.train.checkpoint_every))
+    return hooks
+
+
+def _numbers(
+    world: World, training: Training, tally: Tally, folder: RunFolder | None
+) -> dict[str, Any]:
+    """The summary over all ranks; rank 0 writes the trace of all into the folder."""
+    from plait.run.metrics import peak_memory_bytes, summary
+    from plait.trace import Timeline, breakdown
+
+    engine = training.engine
+    own = (
+        peak_memory_bytes(),
+        tally.traffic(),
+        engine.memory(),
+        tally.timeline(),
+        engine.driver.staleness(),
+    )
+    gathered = zip(*world.axis("world").gather_objects((*own, tally.breakdown())), strict=True)
+    peaks, traffic, states, timelines, ages, parts = (list(part) for part in gathered)
+    if folder is not None and world.rank == 0 and _has_news(tally, folder.trace):
+        folder.trace.write_text(json.dumps(Timeline.merge(timelines).to_chrome()))
+    where = breakdown.mean(parts)
+    numbers = {
+        **summary(tally, peaks, traffic),
+        "state_memory": states,
+        "bubble_fraction": where.bubble_fraction,
+        "breakdown": where.as_dict(),
+    }
+    applied: Counter[int] = sum(ages, Counter())
+    if applied:
+        numbers["staleness"] = {str(age): applied[age] for age in sorted(applied)}
+    return numbers

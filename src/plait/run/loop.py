@@ -1,0 +1,43 @@
+"""The loop: batches through an engine, hooks beside it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from plait.engine.engine import Engine
+from plait.engine.step import StepResult
+from plait.run.hooks import Hook, Start, StepDone
+
+
+class Batches(Protocol):
+    """What `fit` needs of a loader: this rank's share of one global batch after the other, without
+    end.
+    """
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+def fit(
+    engine: Engine, loader: Batches, steps: int, hooks: Sequence[Hook] = ()
+) -> StepResult | None:
+    """Train until the engine has done `steps` steps in all, and return the last result. Collective.
+
+    An engine that was loaded from a checkpoint continues after the step that was saved.
+    """
+    for hook in hooks:
+        hook.on_start(Start(engine, loader, engine.step_index + 1, steps))
+    batches = iter(loader)
+    result: StepResult | None = None
+    while engine.step_index < steps:
+        began = time.perf_counter()
+        result = engine.step(next(batches))
+        done = StepDone(engine.step_index, time.perf_counter() - began, result)
+        for hook in hooks:
+            hook.on_step(done)
+    engine.flush()
+    engine.driver.synchronize()
+    for hook in hooks:
+        hook.on_end()
+    return result

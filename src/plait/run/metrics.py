@@ -1,0 +1,215 @@
+"""The numbers of a run: a line a step while it goes, and what one rank can say of the whole when it
+ends.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import statistics
+import sys
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from plait.errors import RunError
+from plait.run.hooks import Hook, Start, StepDone
+from plait.trace import Timeline
+from plait.trace.breakdown import Breakdown, of_steps
+
+TRACED_STEPS = 5
+
+
+class MetricsFile(Hook):
+    """`metrics.jsonl`: step, loss, grad_norm, tokens and seconds of each step, written as it
+    happens. For one rank only.
+    """
+
+    def __init__(
+        self, path: Path, first_step: int = 1, restore: Callable[[], None] = lambda: None
+    ) -> None:
+        """`restore` writes what else belongs into the folder, where that was removed."""
+        self.path = path
+        self._file: IO[str] | None = None
+        self._restore = restore
+        _keep_before(path, first_step)
+
+    def on_step(self, done: StepDone) -> None:
+        """Add one line; it is on disk when this returns, so a killed run loses no step that it
+        printed. Errors: `RunError` where it cannot be written.
+        """
+        try:
+            self._open(done.step).write(json.dumps(_record(done), allow_nan=False) + "\n")
+        except OSError as error:
+            with suppress(OSError):
+                self.on_end()
+            self._file = None
+            raise RunError(
+                f"{self.path} cannot be written: {error.strerror or error}; the run ends after "
+                f"step {done.step}, and --resume continues from its last checkpoint"
+            ) from error
+
+    def _open(self, step: int) -> IO[str]:
+        """The file, anew if it was taken away: what was written to it since would be lost."""
+        if self._file is not None and not _is_there(self.path, self._file):
+            self._file.close()
+            self._file = None
+            print(
+                f"{self.path} was removed while the run went on: its lines before step {step} are "
+                "gone; it is made anew",
+                file=sys.stderr,
+                flush=True,
+            )
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._restore()
+        if self._file is None:
+            self._file = self.path.open("a", buffering=1)
+        return self._file
+
+    def on_end(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+def _record(done: StepDone) -> dict[str, Any]:
+    """One line of `metrics.jsonl`."""
+    result = done.result
+    record: dict[str, Any] = {
+        "step": done.step,
+        "loss": _finite(result.loss),
+        "grad_norm": _finite(result.grad_norm),
+        "tokens": result.tokens,
+        "seconds": done.seconds,
+        **result.details,
+    }
+    if result.load is not None:
+        record["experts"] = result.load.as_dict()
+    return record
+
+
+def _is_there(path: Path, file: IO[str]) -> bool:
+    """Whether an open file still has its name."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except OSError:
+        return False
+
+
+@dataclass
+class Tally(Hook):
+    """What one rank gathers over its run: times, tokens, bytes sent by axis, and the timelines of
+    the last steps.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    bytes_by_axis: dict[str, int] = field(default_factory=dict)
+    last_step: int = 0
+    timelines: deque[Timeline] = field(default_factory=lambda: deque(maxlen=TRACED_STEPS))
+
+    def on_start(self, start: Start) -> None:
+        """Learn where the run begins."""
+        self.last_step = start.first_step - 1
+
+    def on_step(self, done: StepDone) -> None:
+        """Take in one step."""
+        self.last_step = done.step
+        self.losses.append(float(done.result.loss))
+        self.seconds.append(done.seconds)
+        self.tokens.append(int(done.result.tokens))
+        for axis, sent_bytes in done.result.ledger.by_axis().items():
+            self.bytes_by_axis[axis] = self.bytes_by_axis.get(axis, 0) + sent_bytes
+        self.timelines.append(done.result.timeline)
+
+    def traffic(self) -> dict[str, float]:
+        """Bytes that this rank sent in a step, by axis: counted, the mean over the steps."""
+        num_steps = max(1, len(self.seconds))
+        return {axis: total / num_steps for axis, total in self.bytes_by_axis.items()}
+
+    def tokens_per_second(self) -> float:
+        """Tokens of all ranks by the clock; the first step warms up and is left out where there is
+        another.
+        """
+        start = 1 if len(self.seconds) > 1 else 0
+        seconds = sum(self.seconds[start:])
+        return sum(self.tokens[start:]) / seconds if seconds > 0 else 0.0
+
+    def breakdown(self) -> Breakdown:
+        """Where the time of the last steps went on this rank."""
+        seconds = self.seconds[len(self.seconds) - len(self.timelines) :]
+        return of_steps(list(zip(self.timelines, seconds, strict=True)))
+
+    def timeline(self) -> Timeline:
+        """The last steps of this rank as one timeline; every span says its `step`."""
+        first = self.last_step - len(self.timelines) + 1
+        return Timeline.merge(
+            timeline.labelled(step=step) for step, timeline in enumerate(self.timelines, first)
+        )
+
+
+def summary(
+    tally: Tally, peak_memory_bytes: list[int], traffic: list[dict[str, float]]
+) -> dict[str, Any]:
+    """The numbers of `plait train --json`, from one rank's tally and what every rank sent: peak
+    memory and traffic.
+
+    `steps` counts from the beginning of training, `steps_here` those of this run alone, which the
+    times are of. `traffic` is, axis by axis, that of the rank that sent most.
+    """
+    axes = sorted({axis for sent in traffic for axis in sent})
+    return {
+        "steps": tally.last_step,
+        "steps_here": len(tally.seconds),
+        "final_loss": tally.losses[-1] if tally.losses else None,
+        "tokens_per_second": tally.tokens_per_second(),
+        "step_seconds_median": statistics.median(tally.seconds) if tally.seconds else None,
+        "peak_memory": peak_memory_bytes,
+        "traffic": {axis: max(sent.get(axis, 0) for sent in traffic) for axis in axes},
+    }
+
+
+def peak_memory_bytes() -> int:
+    """The most memory that this rank has held: of its GPU where it computes on one, else of the
+    process (resident).
+    """
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no NaN."""
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+def _keep_before(path: Path, first_step: int) -> None:
+    """Drop the lines of steps that a resumed run is going to do again, so that every step stands
+    there once.
+    """
+    if not path.exists():
+        return
+    lines = [line for line in path.read_text().splitlines() if line.strip()]
+    kept = [line for line in lines if _step_of(line) < first_step]
+    if len(kept) < len(lines):
+        part = path.with_suffix(".part")
+        part.write_text("".join(f"{line}\n" for line in kept))
+        part.replace(path)
+
+
+def _step_of(line: str) -> float:
+    """The step of a line; infinite for one that a killed run left half written."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf

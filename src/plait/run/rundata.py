@@ -1,0 +1,170 @@
+"""What the folder of a run says, and what was promised for it: the plan, its numbers, the measured
+and the simulated steps.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from plait.errors import ConfigError, PlaitError
+from plait.mesh import Mesh
+from plait.parallel.pipeline.actions import Kind, Schedule
+from plait.parallel.pipeline.lower import lower
+from plait.parallel.pipeline.observed import (
+    Messages,
+    StageCosts,
+    median_step,
+    observed_bubble,
+    observed_costs,
+    simulated_step,
+)
+from plait.parallel.pipeline.schedules import make
+from plait.parallel.pipeline.text import load
+from plait.plan import Plan
+from plait.run.rundir import RunFolder
+from plait.run.runfiles import metrics_of, summary_of, text_of, timeline_of
+from plait.trace import Timeline
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A step from the cost model, before anything ran: its timeline, its seconds, and the whole
+    estimate by its keys.
+    """
+
+    cluster: str
+    timeline: Timeline
+    numbers: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RunData:
+    """`steps` are the traced steps by number; `simulated`: the schedule, with the mean times of the
+    shown step's actions.
+    """
+
+    folder: Path
+    plan: Plan
+    summary: Mapping[str, Any]
+    metrics: tuple[Mapping[str, Any], ...]
+    steps: Mapping[int, Timeline]
+    simulated: Timeline
+    prediction: Prediction | None
+    why_no_prediction: str = ""
+
+    @property
+    def shown(self) -> int:
+        """The number of the step of median length."""
+        middle = median_step(list(self.steps.values()))
+        return next(number for number, step in self.steps.items() if step is middle)
+
+    @property
+    def measured_seconds(self) -> float:
+        """The median length of the traced steps, from the first action to the last."""
+        return statistics.median(step.seconds for step in self.steps.values())
+
+    def numbers(self) -> dict[str, Any]:
+        """The keys of `plait report --json`."""
+        predicted = self.prediction
+        return {
+            "plan": str(self.plan),
+            "steps": self.summary.get("steps"),
+            "traced_steps": list(self.steps),
+            "measured_step_seconds": self.measured_seconds,
+            "simulated_step_seconds": self.simulated.seconds,
+            "predicted_step_seconds": None
+            if predicted is None
+            else predicted.numbers["step_seconds"],
+            "predicted_for": None if predicted is None else predicted.cluster,
+            "measured_bubble_fraction": statistics.median(
+                observed_bubble(step) for step in self.steps.values()
+            ),
+            "simulated_bubble_fraction": observed_bubble(self.simulated),
+            "predicted_bubble_fraction": None
+            if predicted is None
+            else predicted.numbers["bubble_fraction"],
+        }
+
+
+def read_run(path: Path) -> RunData:
+    """Read a run's folder. Errors: `ConfigError` that names the file which is missing or cannot be
+    read.
+    """
+    folder = RunFolder(path)
+    if not path.is_dir():
+        raise ConfigError(f"{path} is no folder of a run; plait train --out DIR makes one")
+    plan = Plan.parse(text_of(folder.plan)).check()
+    steps = timeline_of(folder.trace).by_label("step")
+    if not steps:
+        raise ConfigError(
+            f"{folder.trace} has no steps to draw; train with this version, at least one step"
+        )
+    metrics = metrics_of(folder.metrics)
+    own = load(folder.schedule) if folder.schedule.exists() else None
+    prediction, why = (
+        predict(folder.config, plan)
+        if own is None
+        else (None, "the cost model knows no schedule of your own")
+    )
+    schedule = schedule_of(plan, len(steps)) if own is None else lower(own)
+    seen = list(steps.values()) if schedule.asynchronous else [median_step(list(steps.values()))]
+    simulated = simulated_step(schedule, observed_costs(seen, statistics.fmean))
+    return RunData(
+        path, plan, summary_of(folder.summary), metrics, steps, simulated, prediction, why
+    )
+
+
+def schedule_of(plan: Plan, num_steps: int) -> Schedule:
+    """What a pipeline line of the plan executes: one step with its transfers, or a stretch of an
+    asynchronous stream.
+    """
+    schedule = make(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual)
+    if schedule.asynchronous:
+        return make(
+            plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual, num_steps=num_steps
+        )
+    return lower(schedule)
+
+
+def predict(config: Path, plan: Plan) -> tuple[Prediction | None, str]:
+    """The cost model's step on the config's cluster; None and the reason where it has no answer."""
+    from plait.predict.cost.door import cluster_of, estimate, job_of
+    from plait.predict.cost.model.tables import read_config
+    from plait.predict.cost.step import pass_costs
+    from plait.predict.cost.time.machine import machine_of
+
+    try:
+        known = read_config(config)
+        cluster = cluster_of(known, None)
+        guess = estimate(known, plan, cluster)
+        stages, tails = pass_costs(job_of(known, plan), plan, machine_of(cluster))
+    except PlaitError as error:
+        return None, str(error)
+    schedule = schedule_of(plan, 1)
+    costs: dict[tuple[Kind, int], float] = {}
+    for stage, seconds in enumerate(stages):
+        costs[Kind.FORWARD, stage], costs[Kind.BACKWARD, stage] = seconds.forward, seconds.backward
+        costs[Kind.INPUT_GRAD, stage], costs[Kind.WEIGHT_GRAD, stage] = (
+            seconds.input_grad,
+            seconds.weight_grad,
+        )
+    for rank, tail in enumerate(tails):
+        own = schedule.stages(rank)
+        costs.update({(Kind.UPDATE, stage): tail / len(own) for stage in own})
+    timeline = simulated_step(
+        schedule, _known(costs), Messages(max(stage.send for stage in stages))
+    )
+    return Prediction(cluster.name, timeline, guess.as_dict()), ""
+
+
+def _known(costs: StageCosts) -> StageCosts:
+    return {key: seconds for key, seconds in costs.items() if seconds > 0}
+
+
+def lines_of(plan: Plan) -> tuple[int, ...]:
+    """The ranks of the first pipeline line: those that a simulated timeline stands for."""
+    return Mesh.of(plan).line(0, "pp")

@@ -1,0 +1,207 @@
+"""The files of a run's folder, each held to its schema before anything is computed from it.
+
+A run that was killed, a full disk or an editor leave files that are whole JSON and not what they
+were: whoever reads them later gets a sentence with the file, the line and the key.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from plait.errors import ConfigError, ScheduleError
+from plait.parallel.pipeline.actions import Action
+from plait.toml import parse_json
+from plait.trace import Timeline
+
+Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+Bytes = Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False)]
+Moment = Annotated[float, Field(ge=-1e18, le=1e18, allow_inf_nan=False)]  # microseconds
+Whole = Annotated[int, Field(ge=0, le=10**15)]
+Read = TypeVar("Read", bound=BaseModel)
+
+
+class Record(BaseModel):
+    """What all records share: more keys may be there, and none is converted."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class Step(Record):
+    """One line of `metrics.jsonl`."""
+
+    step: Whole
+    loss: float | None = None
+    grad_norm: float | None = None
+    seconds: Seconds
+
+
+class Summary(Record):
+    """The numbers of `summary.json` that a report shows."""
+
+    steps: Whole | None = None
+    final_loss: float | None = None
+    tokens_per_second: Bytes | None = None
+    traffic: dict[str, Bytes] | None = None
+    peak_memory: list[Bytes] | None = None
+    state_memory: list[dict[str, Bytes]] | None = None
+
+
+class SpanArguments(Record):
+    """The step of a span, where it was traced as one of a step."""
+
+    step: Whole | None = None
+
+
+class SpanEvent(Record):
+    """An action of the schedule."""
+
+    ph: Literal["X"]
+    name: str
+    cat: str
+    pid: Whole
+    ts: Moment
+    dur: Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
+    args: SpanArguments
+
+
+class CommArguments(Record):
+    """Where a communication went, and how much."""
+
+    axis: str
+    op: str
+    bytes: Bytes
+    exposed_us: Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
+
+
+class CommBegin(Record):
+    """The issue of a communication."""
+
+    ph: Literal["b"]
+    id: Whole
+    pid: Whole
+    ts: Moment
+    args: CommArguments
+
+
+class CommEnd(Record):
+    """The end of its wait."""
+
+    ph: Literal["e"]
+    id: Whole
+    pid: Whole
+    ts: Moment
+
+
+class Memory(Record):
+    """Memory in use at a moment."""
+
+    ph: Literal["C"]
+    pid: Whole
+    ts: Moment
+    args: dict[str, Bytes]
+
+
+EVENTS: dict[str, type[Record]] = {
+    "X": SpanEvent,
+    "b": CommBegin,
+    "e": CommEnd,
+    "C": Memory,
+}
+
+
+def text_of(path: Path) -> str:
+    """The text of a file. Raises `ConfigError` where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise ConfigError(
+            f"{path} cannot be read ({reason}); a run that has ended has it"
+        ) from error
+
+
+def summary_of(path: Path) -> dict[str, Any]:
+    """The object of `summary.json`. Raises `ConfigError` naming the key at fault."""
+    given = _json(path)
+    _held(Summary, given, str(path))
+    return dict(given)
+
+
+def metrics_of(path: Path) -> tuple[dict[str, Any], ...]:
+    """The steps of `metrics.jsonl`. Raises `ConfigError` naming the line and the key."""
+    steps = []
+    for number, line in enumerate(text_of(path).splitlines(), 1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            given = parse_json(line)
+        except ValueError as error:
+            raise ConfigError(f"{where}: this is no JSON ({error}); remove the line") from error
+        _held(Step, given, where)
+        steps.append({"loss": None, "grad_norm": None, **given})
+    return tuple(steps)
+
+
+def timeline_of(path: Path) -> Timeline:
+    """The traced steps of `trace.json`. Raises `ConfigError` naming the event and the key."""
+    trace = _json(path)
+    events = trace.get("traceEvents") if isinstance(trace, dict) else None
+    if not isinstance(events, list):
+        raise ConfigError(f"{path} is no trace of plait: it has no list 'traceEvents'")
+    begun = set[int]()
+    for number, event in enumerate(events):
+        where = f"{path} is no trace of plait, event {number}"
+        phase = event.get("ph") if isinstance(event, dict) else None
+        if not isinstance(phase, str):
+            raise ConfigError(f"{where}: an event is an object with a phase 'ph'")
+        if phase not in EVENTS:
+            continue
+        record = _held(EVENTS[phase], event, where)
+        if isinstance(record, SpanEvent) and record.args.step is not None:
+            _check_action(record, where)
+        if isinstance(record, CommBegin):
+            begun.add(record.id)
+        if isinstance(record, CommEnd) and record.id not in begun:
+            raise ConfigError(f"{where}: communication {record.id} ends and never began")
+    return Timeline.from_chrome(trace)
+
+
+def _check_action(span: SpanEvent, where: str) -> None:
+    """A span of a step is an action of its schedule, under its own kind."""
+    try:
+        action = Action.parse(span.name)
+    except (ScheduleError, ValueError) as error:
+        raise ConfigError(f"{where}: {error}") from error
+    if action.kind.value != span.cat:
+        raise ConfigError(f"{where}: action {span.name} is said to be of kind '{span.cat}'")
+
+
+def _json(path: Path) -> Any:
+    try:
+        return parse_json(text_of(path))
+    except ValueError as error:
+        raise ConfigError(f"{path} is no JSON: {error}") from error
+
+
+def _held(schema: type[Read], given: Any, where: str) -> Read:
+    """The record, or one sentence for the first key at fault."""
+    if not isinstance(given, dict):
+        raise ConfigError(f"{where}: an object of keys is needed, not {_short(given)}")
+    try:
+        return schema.model_validate(given)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        key = ".".join(map(str, fault["loc"]))
+        if fault["type"] == "missing":
+            raise ConfigError(f"{where}: {key} is missing") from None
+        shown = _short(fault["input"])
+        raise ConfigError(f"{where}: {key} is {shown}; {fault['msg'].lower()}") from None
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

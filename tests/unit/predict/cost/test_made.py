@@ -1,0 +1,79 @@
+"""Models that a config makes by code: described from a run on the meta device, on a sample of the
+config's data.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import plait
+from plait import models
+from plait.errors import ModelError
+from plait.predict.cost.model import describe
+
+DATA = {"name": "stdlib", "seq_len": 16}
+TRAIN = {"global_batch": 8}
+FIELDS = {"name": "fno", "hidden_size": 8, "num_hidden_layers": 3, "modes": 2}
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(256, width)
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
+        self.head = nn.Linear(width, 256)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = x + layer(x).relu()
+        return self.head(x)
+
+
+def make(**keys: int) -> nn.Module:
+    return Net(**keys)
+
+
+def fail() -> nn.Module:
+    raise KeyError("no such thing")
+
+
+def test_a_users_own_model_is_planned_and_estimated() -> None:
+    config = {
+        "model": {"python": f"{__name__}:make", "arguments": {"width": 48}},
+        "data": DATA,
+        "train": TRAIN,
+    }
+    assert describe(config).parameters == sum(p.numel() for p in Net(48).parameters())
+    best = plait.choose(config, cluster="h100x4")[0]
+    assert best.fits and best.step_seconds > 0
+
+
+def test_roles_of_a_users_model_let_it_be_split() -> None:
+    roles = {"layers.*": "column", "embed": "replicated", "head": "replicated"}
+    table = {"python": f"{__name__}:make", "roles": roles}
+    guess = plait.estimate(
+        {"model": table, "data": DATA, "train": TRAIN}, plan="tp2", cluster="h100x2"
+    )
+    assert guess.as_dict()["traffic"]["tp"] > 0
+
+
+@pytest.mark.parametrize("side", [8, 16])
+def test_fields_are_as_large_as_their_data(side: int) -> None:
+    config = {"model": FIELDS, "data": {"name": "random", "image_size": side}}
+    found = describe(config)
+    assert found.parameters == sum(p.numel() for p in models.make(**FIELDS).parameters())
+    kept = [block.saved.sequence + block.saved.tensor for block, _ in found.runs]
+    other = describe({**config, "data": {"name": "random", "image_size": 2 * side}})
+    assert all(
+        b.saved.sequence + b.saved.tensor > 2 * k
+        for (b, _), k in zip(other.runs, kept, strict=True)
+        if k
+    )
+
+
+def test_code_that_fails_is_named() -> None:
+    with pytest.raises(ModelError, match="fail' failed: KeyError"):
+        describe({"model": {"python": f"{__name__}:fail"}, "data": DATA})

@@ -1,0 +1,158 @@
+"""What a config may say to `plan` and `estimate`: whatever cannot be is refused in words, before
+any number.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import plait
+from plait.errors import ConfigError, ModelError, PlaitError, PlanError
+from plait.plan import Plan
+from plait.predict.cost.model.tables import (
+    assumed,
+    config_tables,
+    global_batch,
+    read_config,
+    with_lengths,
+)
+from tests.unit.predict.cost.shapes import GPT, LLAMA_8B, config
+
+ABSURD = ["0", "-1", "abc", "1.5", "true", "nan", "inf", "1e30", "[]", '""', "{}"]
+SIZES = [
+    "model.hidden_size",
+    "model.num_hidden_layers",
+    "model.num_attention_heads",
+    "model.vocab_size",
+]
+SIZES += ["data.seq_len", "train.global_batch", "train.optimizer", "cluster.name"]
+
+
+@pytest.fixture
+def path(tmp_path):
+    file = tmp_path / "run.toml"
+    sizes = "\n".join(f"{key} = {value!r}" for key, value in GPT.items())
+    file.write_text(f"[model]\n{sizes}\n[data]\nseq_len = 64\n[train]\nglobal_batch = 8\n")
+    return file
+
+
+@pytest.mark.parametrize("key", [*SIZES, "model.n_embd", "model.head_dim"])
+@pytest.mark.parametrize("value", ABSURD)
+def test_an_absurd_value_is_an_error_of_the_config(path, key, value):
+    if key == "model.head_dim" and value == "0":
+        return  # as if it were left out
+    if key == "cluster.name" and value[0] not in "01-n[{t":
+        return
+    with pytest.raises(PlaitError) as error:
+        plait.estimate(
+            read_config(path, [f"{key}={value}"]),
+            "dp2",
+            None if key == "cluster.name" else "h100x2",
+        )
+    assert key.rpartition(".")[2] in str(error.value)
+
+
+@pytest.mark.parametrize("value", ABSURD)
+def test_so_is_one_of_a_pasted_config(value):
+    table = {
+        "model_type": "mistral",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 100,
+    }
+    wrong = (
+        json.loads(value)
+        if value[0] in '"[{' or value in ("true", "0", "-1", "1.5", "1e30")
+        else float("nan")
+    )
+    with pytest.raises(ModelError, match="num_hidden_layers"):
+        plait.estimate({"model": {**table, "num_hidden_layers": wrong}}, "dp1", "h100x1")
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ({**GPT, "num_attention_heads": 7}, "multiple of num_attention_heads 7"),
+        ({**LLAMA_8B, "num_key_value_heads": 5}, "multiple of num_key_value_heads 5"),
+        (
+            {
+                "model_type": "mistral",
+                **{k: v for k, v in LLAMA_8B.items() if k != "name"},
+                "num_key_value_heads": 5,
+            },
+            "of .* 5",
+        ),
+        ({k: v for k, v in GPT.items() if k != "name"}, "model.name is missing"),
+        ({"name": "hf", "config": "nowhere/config.json"}, "nowhere/config.json"),
+        (
+            {
+                "model_type": "t5",
+                "d_model": 8,
+                "num_heads": 2,
+                "num_layers": 2,
+                "is_encoder_decoder": True,
+            },
+            "encoder",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "model",
+)
+def test_what_does_not_fit_together_is_refused(model, said):
+    with pytest.raises(PlaitError, match=said):
+        plait.estimate({"model": model}, "dp1", "h100x1")
+
+
+def test_a_batch_smaller_than_the_plan_is_refused():
+    with pytest.raises(PlanError, match="use global_batch 128"):
+        plait.estimate(config(GPT, global_batch=64), "dp8 mb16", "h100x8")
+
+
+def test_every_fault_is_said_at_once():
+    with pytest.raises(ConfigError) as error:
+        config_tables(
+            {"model": {**GPT, "hiden_size": 1}, "train": {"global_batch": 0}, "trian": {}}
+        )
+    assert all(word in str(error.value) for word in ("hidden_size", "global_batch", "[trian]"))
+
+
+def test_choosing_and_estimating_assume_the_same_batch():
+    open_config = {"model": GPT, "data": {"seq_len": 64}}
+    best = plait.choose(open_config, "h100x8")[0]
+    assert plait.estimate(open_config, best.plan, "h100x8").step_seconds == best.step_seconds
+    assert (
+        global_batch({}, 2) == 16
+        and global_batch({}, 8) == 32
+        and global_batch({}, 8, Plan.parse("dp8 mb16")) == 128
+    )
+    assert global_batch({"train": {"global_batch": 5}}, 8) == 5
+
+
+def test_a_length_that_is_left_open_is_that_of_training_and_is_said():
+    assert with_lengths({"model": GPT, "data": {}})["data"]["seq_len"] == 128
+    assert (
+        with_lengths({"model": {**GPT, "max_position_embeddings": 64}, "data": {}})["data"][
+            "seq_len"
+        ]
+        == 64
+    )
+    assert "data" not in with_lengths({"model": GPT})
+    said = assumed({"model": {"model_type": "dbrx"}}, 16, 2048)
+    assert ["global_batch" in said[0], "2048 tokens" in said[1], "dbrx" in said[2]] == [True] * 3
+    assert assumed(config(LLAMA_8B), 64, 2048) == []
+
+
+def test_an_override_may_reach_into_a_table(tmp_path):
+    file = tmp_path / "hf.toml"
+    inner = '{model_type = "llama", hidden_size = 64, num_attention_heads = 4, num_hidden_layers = 2, vocab_size = 100}'
+    file.write_text(f'[model]\nname = "hf"\nconfig = {inner}\n')
+    assert (
+        read_config(file, ["model.config.num_hidden_layers=5"])["model"]["config"][
+            "num_hidden_layers"
+        ]
+        == 5
+    )
+    with pytest.raises(ConfigError, match=r"section\.key=value"):
+        read_config(file, ["steps"])
