@@ -56,12 +56,10 @@ class Products:
 
     def serves(self, dtype: torch.dtype, device: torch.device) -> bool:
         """Whether there is anything to choose for such tensors."""
-        return (
-            bool(self.table.onednn)
-            and dtype == torch.float32
-            and device.type == "cpu"
-            and _onednn() is not None
-        )
+        has_both = dtype == torch.float32 and device.type == "cpu" and _onednn() is not None
+        if has_both and not self.table.onednn:
+            self.paths.note("product_multiplications", False)
+        return has_both and bool(self.table.onednn)
 
     def gains(self, x: Tensor, num_outputs: int, kind: str | None = None) -> bool:
         """Whether oneDNN is the quicker for x (.., K) times (K, num_outputs), a product of such a

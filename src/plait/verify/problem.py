@@ -27,6 +27,7 @@ from plait.engine.precision import DTYPES, MASTER_DTYPES
 from plait.engine.state.init import Initializer, derive_seed, is_meta, place_holders
 from plait.errors import ModelError
 from plait.plan import Plan
+from plait.products import MEASURED
 from plait.run import assemble, optimizers
 from plait.verify.reference import Batch, Recipe, Slice
 
@@ -38,8 +39,9 @@ class Problem:
 
     `masked` pads targets unevenly; `frozen` names parameters, or modules with all of theirs, that
     do not train; `idle` adds a parameter that no forward uses; `num_samples` keeps only the first
-    samples of the data; `hurried` shortens what happens every few steps. `plan`: the section of a
-    config that says where a pipeline cuts the model and what schedule it runs.
+    samples of the data; `hurried` shortens what happens every few steps, and gives every product
+    that may choose its library to oneDNN. `plan`: the section of a config that says where a
+    pipeline cuts the model and what schedule it runs.
     """
 
     model: Mapping[str, Any]
@@ -129,6 +131,8 @@ class Problem:
         if self.hurried and options.placing.every:
             placing = replace(options.placing, every=1, gain=-math.inf)
             options = replace(options, placing=placing)
+        if self.hurried and options.linear_product == MEASURED:
+            options = replace(options, linear_product="rule")
         if not self.idle:
             return options
         try:

@@ -6,12 +6,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from plait import comm
 from plait.comm import World
-from plait.engine.build import build
+from plait.engine.build import build, join_world
 from plait.engine.engine import Engine
 from plait.launcher import launch
-from plait.mesh import Mesh
 from plait.plan import Plan
 from plait.verify.problem import Problem
 
@@ -38,7 +36,7 @@ def in_new_world(in_world: Callable[[World, Any], Any], task: Any) -> Any:
 
 
 def _rank_main(in_world: Callable[[World, Any], Any], task: Any) -> Any:
-    world = comm.init(Mesh.of(Plan.parse(task.plan)))
+    world = join_world(Plan.parse(task.plan))
     together = False  # a rank that fails leaves alone: the others may never reach the door
     try:
         report = in_world(world, task)

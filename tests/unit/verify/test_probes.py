@@ -9,10 +9,24 @@ import torch
 from torch import nn
 
 import plait
+from plait.cluster.products import (
+    FILE_NAME,
+    FORWARD,
+    RULE,
+    ProductClass,
+    ProductTable,
+    keep_table,
+)
+from plait.comm import World
+from plait.engine.choosing import settled
 from plait.plan import Plan
+from plait.products import MEASURED
+from plait.products.measure import this_machine
 from plait.verify.judging import same_data
 from plait.verify.probes import PROBES
 from plait.verify.problem import Problem
+from plait.verify.ranks import _rank_main
+from plait.verify.run import Task
 from plait.verify.walks import SCALED
 from tests.parity.verify_problems import problem
 
@@ -114,3 +128,20 @@ def test_equal_data_on_all_ranks_proves_nothing():
     parts = given.slices(PLAN)(0, given.batches(1, torch.float64)[0])
     assert same_data(parts) == []
     assert "same data" in same_data([parts[0], parts[0]])[0]
+
+
+def test_a_proof_multiplies_as_training_will_and_with_onednn(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    table = ProductTable(frozenset({ProductClass(FORWARD, 16, 1 << 21)}))
+    keep_table(tmp_path / ".cache" / "plait" / FILE_NAME, this_machine(), table)
+
+    def products(world: World, task: Task) -> object:
+        plan = Plan.parse(task.plan)
+        return settled(task.problem.options(plan), plan, world).linear_product
+
+    given = problem("gpt")
+    assert given.options(PLAN).linear_product == MEASURED
+    task = Task(given, "dp1", 1, None, ())
+    assert _rank_main(products, task) == table
+    hurried = replace(task, problem=replace(given, hurried=True))
+    assert _rank_main(products, hurried) == RULE
