@@ -15,7 +15,7 @@ from plait.cli import common
 from plait.cli.answer import Answer
 from plait.cluster import DEFAULT_PROBE_PATH, Cluster, read_probe
 from plait.cluster.host import MEETINGS, VERSION
-from plait.cluster.products import ProductTable, processor_name
+from plait.cluster.products import MEASUREMENTS, ProductTable, processor_name, table_of_probe
 from plait.errors import ClusterError, ConfigError
 from plait.launcher import joined_world, launch
 from plait.predict.probe.quiet import quietest, warning
@@ -153,7 +153,7 @@ def _host(measured: list[dict[str, Any]], num_ranks: int, quick: bool) -> dict[s
     from plait.predict.cost.time.machine import machine_of
     from plait.predict.probe.meetings import ALONE, idle, losses, stretch
 
-    table = ProductTable.from_dict(measured[0]["own"]["products"])
+    table = ProductTable.from_dict(measured[0]["own"].pop("products"))
     found = {num_ranks: [one["met"] for one in measured]}
     crowded = (
         ()
@@ -175,7 +175,7 @@ def _host(measured: list[dict[str, Any]], num_ranks: int, quick: bool) -> dict[s
             str(size): _fits(ranks[0]["links"]) for size, ranks in sorted(found.items()) if size > 1
         },
         "rule": {"met_at_once": MET_AT_ONCE},
-        "products": table.as_dict(),
+        "machine": measured[0]["own"].pop("machine"),
     }
     steps = {
         text: [one["steps"][text] for one in ranks]
@@ -186,7 +186,8 @@ def _host(measured: list[dict[str, Any]], num_ranks: int, quick: bool) -> dict[s
 
     def machine() -> Machine:
         """As far as it is known."""
-        return machine_of(Cluster.local({**summary(measured[0]), "host": host}))
+        whole = {**host, "products": table.as_dict()}
+        return machine_of(Cluster.local({**summary(measured[0]), "host": whole}))
 
     host["engine"]["stretch"] = stretch(works.pop(ALONE), machine())
     host["engine"]["idle"] = idle({text: steps[text] for text in works}, num_ranks)
@@ -290,7 +291,7 @@ def _products(result: dict[str, Any]) -> list[RenderableType]:
     host = result.get("host")
     if host is None:
         return []
-    found = ProductTable.from_dict(host["products"])
+    found = table_of_probe(host)
     if not found.ratios:
         return ["\nfloat32 products: torch's own, as the machine was busy; run plait probe again"]
     title = "\nfloat32 products: the library, and seconds of oneDNN over seconds of torch's own"
@@ -309,16 +310,17 @@ def _measure(num_ranks: int, shared: bool, anew: bool) -> dict[str, Any]:
     from plait.mesh import Mesh
     from plait.predict.probe.meetings import ALONE, shortest_step
     from plait.predict.probe.operations import product_rate
+    from plait.products.measure import this_machine
 
     world = comm.init(Mesh(dp=num_ranks))
     on_gpu = world.device.type == "cuda"
     own: dict[str, Any] = {}
     if not on_gpu and shared:
-        folder = DEFAULT_PROBE_PATH.parent
-        first = table_here(folder, anew=anew) if world.rank == 0 else None
+        first = table_here(MEASUREMENTS, anew=anew) if world.rank == 0 else None
         table = world.axis("world").gather_objects(first)[0]
         own["own"] = _own_share(world)
         own["own"]["products"] = table.as_dict()
+        own["own"]["machine"] = str(this_machine())
         world.barrier()
         own["met"] = _met(world, table)
         own["met"]["steps"][ALONE] = shortest_step(ALONE, table)

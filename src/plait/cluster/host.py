@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from plait.cluster.build import Bounds, number_faults
-from plait.cluster.products import TORCH, ProductTable
+from plait.cluster.products import TORCH, ProductTable, table_of_probe
 from plait.errors import ClusterError
 
 KINDS: Final = (
@@ -145,7 +145,7 @@ def host_of_probe(probe: Mapping[str, Any]) -> Host | None:
             )
             if not wrong:
                 links.setdefault(int(count), {})[op] = (float(latency), float(rate))
-    table_of_products = _table_of_products(whole.get("products"), wrong)
+    table_of_products = _table_of_products(whole, wrong)
     if wrong:
         raise ClusterError(
             "\n  ".join(
@@ -173,10 +173,10 @@ def host_of_probe(probe: Mapping[str, Any]) -> Host | None:
     )
 
 
-def _table_of_products(given: Any, wrong: list[str]) -> ProductTable:
+def _table_of_products(given: Mapping[str, Any], wrong: list[str]) -> ProductTable:
     """The table of a probe; what is wrong with it is added to `wrong`."""
     try:
-        return ProductTable.from_dict(given)
+        return table_of_probe(given)
     except ClusterError as error:
         wrong.append(f"host.products: {error}")
         return TORCH

@@ -8,15 +8,15 @@ file says.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from plait.cluster.build import Bounds, number_faults
 from plait.cluster.cluster import Cluster, Device, Network, Node
 from plait.cluster.host import host_of_probe
+from plait.cluster.products import MEASUREMENTS
 from plait.errors import ClusterError
 
-DEFAULT_PROBE_PATH: Final = Path("~/.cache/plait/probe.json")
+DEFAULT_PROBE_PATH: Final = MEASUREMENTS / "probe.json"
 
 PROBE_KEYS: Final[dict[str, Bounds]] = {
     "num_devices": Bounds(1, 1e5, "devices (the ranks that run side by side)", whole=True),

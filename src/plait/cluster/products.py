@@ -30,6 +30,8 @@ and torch multiplies.
 """
 MULTIPLICATIONS: Final = (1 << 21, 1 << 23, 1 << 26)
 """Smallest numbers of multiplications of each range; fewer are torch's."""
+MEASUREMENTS: Final = Path("~/.cache/plait")
+"""The folder of this machine's measurements."""
 FILE_NAME: Final = "products.json"
 """File of a machine's tables, beside the probe's."""
 VERSION: Final = 1
@@ -142,7 +144,7 @@ class Machine:
         return f"{self.processor}, torch {self.torch_version}, threads {self.num_threads}"
 
 
-def read_table(path: Path, machine: Machine) -> ProductTable | None:
+def read_table(path: Path, machine: Machine | str) -> ProductTable | None:
     """The table kept for these circumstances; None without one, or where it is damaged."""
     try:
         kept = json.loads(path.read_text())
@@ -151,6 +153,18 @@ def read_table(path: Path, machine: Machine) -> ProductTable | None:
         return ProductTable.from_dict(kept["tables"][str(machine)])
     except (OSError, ValueError, LookupError, TypeError, ClusterError):
         return None
+
+
+def table_of_probe(host: Mapping[str, Any]) -> ProductTable:
+    """The table for the circumstances of a probe, from the file that training reads as well.
+
+    Where none is kept, as after a busy probe, it is torch's own. A table that `host` brings along
+    goes before; raises `ClusterError` where that is wrong.
+    """
+    if "products" in host:
+        return ProductTable.from_dict(host["products"])
+    kept = read_table(MEASUREMENTS.expanduser() / FILE_NAME, str(host.get("machine")))
+    return TORCH if kept is None else kept
 
 
 def keep_table(path: Path, machine: Machine, table: ProductTable) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from plait import comm, models
+from plait.cluster.products import MEASUREMENTS
 from plait.comm import World
 from plait.engine import choosing, compiling, recompute, update
 from plait.engine.axes import data_axis, within_stage
@@ -223,9 +224,7 @@ def join_world(plan: Plan, hang_seconds: float = 300.0) -> World:
     """The world that torchrun or `plait.launch` has started; for a plan of one rank, this process
     alone. A rank that is silent for `hang_seconds` counts as failed.
     """
-    return comm.init(
-        Mesh.of(plan), timeout_seconds=hang_seconds, measurements=choosing.MEASUREMENTS
-    )
+    return comm.init(Mesh.of(plan), timeout_seconds=hang_seconds, measurements=MEASUREMENTS)
 
 
 def _checked(plan: Plan | str) -> Plan:

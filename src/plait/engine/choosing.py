@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from plait.cluster import DEFAULT_PROBE_PATH
 from plait.cluster.products import (
     FILE_NAME,
     RULE,
@@ -31,9 +30,6 @@ from plait.products.measure import measure, this_machine
 
 if TYPE_CHECKING:
     from plait.engine.options import Options
-
-MEASUREMENTS = DEFAULT_PROBE_PATH.parent
-"""The folder of this machine's measurements."""
 
 
 def agreed_table(

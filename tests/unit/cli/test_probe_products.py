@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console, RenderableType
 
 from plait.cli.probe import _products
-from plait.cluster.products import CLASSES, FORWARD, TORCH, ProductTable
+from plait.cluster import Cluster
+from plait.cluster.products import (
+    CLASSES,
+    FILE_NAME,
+    FORWARD,
+    RULE,
+    TORCH,
+    ProductTable,
+    keep_table,
+)
+from plait.products.measure import this_machine
+from tests.unit.predict.cost.test_processor import HOST, PROBE
 
 
 def text_of(parts: list[RenderableType]) -> list[str]:
@@ -36,3 +49,22 @@ def test_every_class_has_its_library_and_ratio_within_80_columns() -> None:
 def test_a_busy_machine_is_said_and_a_gpu_has_no_table() -> None:
     assert "the machine was busy" in " ".join(text_of(_products(probe(TORCH))))
     assert _products({}) == []
+
+
+def test_a_table_that_is_measured_after_a_busy_probe_is_the_one_that_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    host = {name: part for name, part in HOST.items() if name != "products"}
+    busy = {**PROBE, "host": {**host, "machine": str(this_machine())}}
+    assert _table_of(busy) == TORCH
+    assert "the machine was busy" in " ".join(text_of(_products(busy)))
+    keep_table(tmp_path / ".cache" / "plait" / FILE_NAME, this_machine(), RULE)
+    assert _table_of(busy) == RULE
+    assert _table_of({**busy, "host": {**host, "machine": "another"}}) == TORCH
+
+
+def _table_of(probe: dict[str, Any]) -> ProductTable:
+    found = Cluster.local(probe).host
+    assert found is not None
+    return found.products
