@@ -34,7 +34,7 @@ from plait.launcher import launch
 from plait.models import losses
 from plait.outer import Asynchrony, AsyncServerDriver
 from plait.plan import Plan
-from plait.verify.compare import largest, relative_error
+from plait.verify.record.compare import largest, relative_error
 
 WORKERS = 4
 SERVERS = 2

@@ -11,7 +11,7 @@ import pytest
 from plait import launch
 from plait.errors import RankFailed
 from plait.outer import Asynchrony
-from plait.verify.compare import largest, relative_error
+from plait.verify.record.compare import largest, relative_error
 from tests.fault import coming_and_going as ranks
 from tests.fault.coming_and_going import AFTERWARDS, AT_STEP, DIES, Batches
 from tests.parity.families import FAMILIES

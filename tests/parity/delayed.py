@@ -17,8 +17,8 @@ from plait.models.losses import cross_entropy
 from plait.parallel.pipeline.schedules import make
 from plait.parallel.pipeline.weights import stage_weights
 from plait.plan import Plan
-from plait.verify.delayed import DelayedRecord, run_delayed
-from plait.verify.reference import Recipe
+from plait.verify.reference.delayed import DelayedRecord, run_delayed
+from plait.verify.reference.one_device import Recipe
 from tests.parity import families, harness
 from tests.parity.harness import SEED
 

@@ -18,13 +18,13 @@ from plait.engine.state.init import Initializer, derive_seed, place_holders
 from plait.mesh import Mesh
 from plait.models import losses
 from plait.plan import Plan
-from plait.verify.compare import largest, relative_error
 from plait.verify.judging import nudged
-from plait.verify.observation import Record
-from plait.verify.reference import Recipe, Slice, run_reference
+from plait.verify.record.compare import largest, relative_error
+from plait.verify.record.observation import Record
+from plait.verify.reference.one_device import Recipe, Slice, run_reference
 from tests.parity.families import Family, family_of
 
-TOLERANCE = 1e-10  # float64, relative (plait.verify.compare says to what); never relaxed
+TOLERANCE = 1e-10  # float64, relative (plait.verify.record.compare says to what); never relaxed
 SEED = 5
 
 

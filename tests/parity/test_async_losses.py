@@ -16,7 +16,7 @@ from plait.comm import World
 from plait.engine.build import Options, build
 from plait.models import losses
 from plait.outer import AsyncServerDriver
-from plait.verify.compare import largest, relative_error
+from plait.verify.record.compare import largest, relative_error
 from tests.parity.families import FAMILIES
 from tests.parity.harness import SEED, TOLERANCE
 from tests.parity.replay import Recorded, replay

@@ -16,7 +16,7 @@ from plait.models.losses import cross_entropy
 from plait.parallel.pipeline.schedules import make
 from plait.parallel.pipeline.simulate import simulate
 from plait.plan import Plan
-from plait.verify.compare import largest, relative_error
+from plait.verify.record.compare import largest, relative_error
 from tests.parity import families, harness
 from tests.parity.delayed import STEPS, reference, run_engine
 from tests.parity.harness import TOLERANCE

@@ -16,7 +16,7 @@ from plait.engine.build import Options, build
 from plait.models import losses
 from plait.outer import Asynchrony
 from plait.outer.compression import Int8Sum
-from plait.verify.compare import largest, relative_error
+from plait.verify.record.compare import largest, relative_error
 from tests.parity.families import FAMILIES, Family
 from tests.parity.harness import SEED, TOLERANCE, check, join
 from tests.parity.replay import Outer, local_rounds

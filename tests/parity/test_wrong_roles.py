@@ -13,7 +13,7 @@ import pytest
 from plait import models
 from plait.errors import ModelError
 from plait.plan import Plan
-from plait.verify.outputs import locate
+from plait.verify.diagnosis.outputs import locate
 from plait.verify.problem import Problem
 from plait.verify.run import Task, in_world
 from tests.parity.verify_problems import MODELS, train

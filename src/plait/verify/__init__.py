@@ -7,10 +7,10 @@ hides every constant factor.
 
 from __future__ import annotations
 
-from plait.verify.bisect import Blame, bisect
+from plait.verify.diagnosis.bisect import Blame, bisect
+from plait.verify.diagnosis.finding import Facts, Finding
 from plait.verify.external import Parallel, differential, judge
-from plait.verify.finding import Facts, Finding
-from plait.verify.observation import (
+from plait.verify.record.observation import (
     Contribution,
     Observation,
     RankView,
@@ -19,7 +19,7 @@ from plait.verify.observation import (
     merge,
     parameters_of,
 )
-from plait.verify.reference import Recipe, Slice, run_reference
+from plait.verify.reference.one_device import Recipe, Slice, run_reference
 from plait.verify.report import Report
 from plait.verify.run import run
 

@@ -23,11 +23,11 @@ from plait.parallel.pipeline import schedules
 from plait.parallel.pipeline.weights import stage_weights
 from plait.plan import Plan
 from plait.plan.facts import SCHEDULES
-from plait.verify.delayed import run_delayed
-from plait.verify.observation import Observation, Record
-from plait.verify.observe import Part, RankRecord, RankStep, join, parameters_of
 from plait.verify.problem import Problem
-from plait.verify.reference import Batch, Slice
+from plait.verify.record.observation import Observation, Record
+from plait.verify.record.observe import Part, RankRecord, RankStep, join, parameters_of
+from plait.verify.reference.delayed import run_delayed
+from plait.verify.reference.one_device import Batch, Slice
 
 SKIPPED = {
     "clipping": "its stages update by themselves, so there is no global norm",

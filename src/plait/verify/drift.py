@@ -24,11 +24,15 @@ from plait.errors import PlanError
 from plait.mesh import Mesh
 from plait.plan import Plan
 from plait.verify.asynchronous import is_asynchronous
-from plait.verify.observation import Record
-from plait.verify.observe import join, record_rank
 from plait.verify.problem import Problem
 from plait.verify.ranks import in_new_world, make_engine
-from plait.verify.reference import pooled_losses, run_reference, slicing_reasons
+from plait.verify.record.observation import Record
+from plait.verify.record.observe import join, record_rank
+from plait.verify.reference.one_device import (
+    pooled_losses,
+    run_reference,
+    slicing_reasons,
+)
 
 KINDS = ("loss", "grad", "param")
 QUANTILES = (0.1, 0.5, 0.9, 0.99, 1.0)

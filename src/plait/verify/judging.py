@@ -18,15 +18,20 @@ from torch.utils._pytree import tree_leaves
 
 from plait.mesh import Mesh
 from plait.plan import Plan
-from plait.verify import lowered
 from plait.verify.asynchronous import join_stream, reference_stream
-from plait.verify.compare import TOLERANCE, Key, differences
+from plait.verify.diagnosis.finding import Facts, Finding
 from plait.verify.external import judge
-from plait.verify.finding import Facts, Finding
-from plait.verify.observation import Record
-from plait.verify.observe import join
 from plait.verify.problem import Problem, plan_dtype, reference_dtype
-from plait.verify.reference import Slice, pooled_losses, run_reference, slicing_reasons
+from plait.verify.record.compare import TOLERANCE, Key, differences
+from plait.verify.record.observation import Record
+from plait.verify.record.observe import join
+from plait.verify.reference import lowered
+from plait.verify.reference.one_device import (
+    Slice,
+    pooled_losses,
+    run_reference,
+    slicing_reasons,
+)
 from plait.verify.report import Report
 
 

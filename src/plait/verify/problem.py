@@ -29,7 +29,7 @@ from plait.errors import ModelError
 from plait.plan import Plan
 from plait.products import MEASURED
 from plait.run import assemble, optimizers
-from plait.verify.reference import Batch, Recipe, Slice
+from plait.verify.reference.one_device import Batch, Recipe, Slice
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from plait.verify.compare import UPDATE_FACTOR, Difference
-from plait.verify.finding import Finding
+from plait.verify.diagnosis.finding import Finding
+from plait.verify.record.compare import UPDATE_FACTOR, Difference
 
 PARAM_KINDS = ("param", "start", "replica", "buffer")
 

@@ -23,16 +23,16 @@ from plait.paths import not_walked
 from plait.plan import Plan, check_runnable, facts
 from plait.run import assemble
 from plait.verify.asynchronous import SKIPPED, is_asynchronous, record_stream
-from plait.verify.bisect import bisect
-from plait.verify.compare import TOLERANCE
+from plait.verify.diagnosis.bisect import bisect
+from plait.verify.diagnosis.finding import Finding
+from plait.verify.diagnosis.outputs import locate
 from plait.verify.drift import DriftReport, drift
-from plait.verify.finding import Finding
 from plait.verify.judging import Asked, judge_steps, judge_stream
-from plait.verify.observe import record_rank
-from plait.verify.outputs import locate
 from plait.verify.probes import PROBES
 from plait.verify.problem import Problem, plan_dtype
 from plait.verify.ranks import in_new_world, make_engine
+from plait.verify.record.compare import TOLERANCE
+from plait.verify.record.observe import record_rank
 from plait.verify.report import Report
 from plait.verify.training import prove
 from plait.verify.walks import SCALED

@@ -19,15 +19,19 @@ from plait.comm import World
 from plait.comm.simulated import simulate
 from plait.mesh import Mesh
 from plait.plan import Plan
-from plait.verify import lowered
-from plait.verify.compare import TOLERANCE, Difference, differences, relative_error
 from plait.verify.drift import DriftTask, compared, observe
-from plait.verify.observation import Record
-from plait.verify.observe import RankRecord, join, record_rank
 from plait.verify.probes import with_optimizer
 from plait.verify.problem import Problem
 from plait.verify.ranks import make_engine
-from plait.verify.reference import pooled_losses, run_reference, slicing_reasons
+from plait.verify.record.compare import TOLERANCE, Difference, differences, relative_error
+from plait.verify.record.observation import Record
+from plait.verify.record.observe import RankRecord, join, record_rank
+from plait.verify.reference import lowered
+from plait.verify.reference.one_device import (
+    pooled_losses,
+    run_reference,
+    slicing_reasons,
+)
 from plait.verify.report import Report
 from plait.verify.walks import SCALED
 

@@ -14,7 +14,7 @@ from plait.comm import World
 from plait.errors import PlaitError, RunError
 from plait.parallel.pipeline.schedules import SCHEDULES
 from plait.plan import Plan
-from plait.verify.compare import differences, largest, relative_error
+from plait.verify.record.compare import differences, largest, relative_error
 from tests.helpers.pool import RanksFailed
 from tests.parity import delayed, harness
 from tests.parity.generator.cell import Cell

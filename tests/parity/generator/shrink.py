@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from plait.plan import Plan
-from plait.verify.bisect import PLAIN, REMOVE
+from plait.verify.diagnosis.bisect import PLAIN, REMOVE
 from tests.parity.generator.cell import Cell
 from tests.parity.generator.draw import valid
 

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from plait.verify.compare import largest, relative_error
-from plait.verify.contribution_findings import contribution_findings
-from plait.verify.finding import Finding, coefficients, fit_scale, list_names
-from plait.verify.number_findings import (
+from plait.verify.diagnosis.contribution_findings import contribution_findings
+from plait.verify.diagnosis.finding import Finding, coefficients, fit_scale, list_names
+from plait.verify.diagnosis.number_findings import (
     clipped,
     loss_alone,
     norm_alone,
     norm_of_one_rank,
     wrong_count,
 )
-from plait.verify.observation import Gradients
-from plait.verify.view import View
+from plait.verify.diagnosis.view import View
+from plait.verify.record.compare import largest, relative_error
+from plait.verify.record.observation import Gradients
 
 MOST_TIED = (
     2  # weights that are tied are few; where most gradients are halves, something else is wrong

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from plait.verify import Recipe, Slice, run_reference
-from plait.verify.compare import relative_error
-from plait.verify.reference import slicing_reasons
+from plait.verify.record.compare import relative_error
+from plait.verify.reference.one_device import slicing_reasons
 from tests.unit.verify.toy import Toy, batches, loss, reference, sgd, slices
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from plait.verify import Recipe, judge, run_reference
-from plait.verify.lowered import LowPrecision, bounds
-from plait.verify.reference import slicing_reasons
+from plait.verify.reference.lowered import LowPrecision, bounds
+from plait.verify.reference.one_device import slicing_reasons
 from tests.unit.verify.toy import Toy, batches, sgd, slices
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.verify.observation import Gradients
+from plait.verify.record.observation import Gradients
 
 
 @dataclass(frozen=True)

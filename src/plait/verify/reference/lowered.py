@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from plait.torch_internals import in_backward
-from plait.verify.compare import TOLERANCE, Key, differences
-from plait.verify.observation import Record
+from plait.verify.record.compare import TOLERANCE, Key, differences
+from plait.verify.record.observation import Record
 
 RUNS = 3
 # A sum of many numbers is rounded more often than once, and in another order under another plan.

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from plait.verify.finding import Facts
-from plait.verify.observation import Gradients, Observation
+from plait.verify.diagnosis.finding import Facts
+from plait.verify.record.observation import Gradients, Observation
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from plait.engine.engine import Engine
 from plait.engine.state.parts import LocalPart, local_gradients, local_replicas
-from plait.verify.observation import Observation, RankView, Record, Shards, Tensors
+from plait.verify.record.observation import Observation, RankView, Record, Shards, Tensors
 
 
 @dataclass(frozen=True)

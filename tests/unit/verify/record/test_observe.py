@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from plait.verify.observe import Part, RankRecord, RankStep, join
+from plait.verify.record.observe import Part, RankRecord, RankStep, join
 
 
 def part(values, start=0, shape=(2, 3), name="w"):

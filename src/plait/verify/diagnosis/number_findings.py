@@ -4,9 +4,9 @@ gradient, clipping.
 
 from __future__ import annotations
 
-from plait.verify.compare import relative_number
-from plait.verify.finding import Finding, dot, fit_scale
-from plait.verify.view import View
+from plait.verify.diagnosis.finding import Finding, dot, fit_scale
+from plait.verify.diagnosis.view import View
+from plait.verify.record.compare import relative_number
 
 
 def norm_alone(view: View, kinds: set[str]) -> list[Finding]:

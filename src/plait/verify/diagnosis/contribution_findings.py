@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from plait.verify.finding import Facts, Finding, coefficients, fit_scale
-from plait.verify.observation import Contribution, Gradients, Observation
+from plait.verify.diagnosis.finding import Facts, Finding, coefficients, fit_scale
+from plait.verify.record.observation import Contribution, Gradients, Observation
 
 CLOSE = 1e-4
 

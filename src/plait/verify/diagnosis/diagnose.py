@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from plait.verify.compare import Difference
-from plait.verify.finding import Facts, Finding
-from plait.verify.gradient_findings import gradient_findings
-from plait.verify.observation import Record
-from plait.verify.update_findings import replica_findings, start_findings, update_findings
-from plait.verify.view import View
+from plait.verify.diagnosis.finding import Facts, Finding
+from plait.verify.diagnosis.gradient_findings import gradient_findings
+from plait.verify.diagnosis.update_findings import replica_findings, start_findings, update_findings
+from plait.verify.diagnosis.view import View
+from plait.verify.record.compare import Difference
+from plait.verify.record.observation import Record
 
 
 def diagnose(

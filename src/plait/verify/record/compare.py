@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from plait.verify.observation import (
+from plait.verify.record.observation import (
     Gradients,
     Observation,
     Record,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from plait.verify import Observation, RankView, Record, judge
-from plait.verify.compare import refusals, relative_error, update_error
+from plait.verify.record.compare import refusals, relative_error, update_error
 from tests.unit.verify.toy import altered, clone, reference
 
 

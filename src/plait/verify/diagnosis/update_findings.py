@@ -13,10 +13,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from plait.verify.compare import Difference, largest
-from plait.verify.finding import Facts, Finding, coefficients, fit_tensors, list_names
-from plait.verify.observation import Record, Tensors
-from plait.verify.view import View
+from plait.verify.diagnosis.finding import Facts, Finding, coefficients, fit_tensors, list_names
+from plait.verify.diagnosis.view import View
+from plait.verify.record.compare import Difference, largest
+from plait.verify.record.observation import Record, Tensors
 
 
 def start_findings(parallel: Record, reference: Record, wrong: Sequence[str]) -> list[Finding]:

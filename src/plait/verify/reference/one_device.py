@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from plait.verify.apart import BuffersApart, persistent_buffers
-from plait.verify.auxiliary import Auxiliary, Pool
-from plait.verify.lowered import LowPrecision
-from plait.verify.observation import Contribution, Observation, Record, Tensors
+from plait.verify.record.observation import Contribution, Observation, Record, Tensors
+from plait.verify.reference.apart import BuffersApart, persistent_buffers
+from plait.verify.reference.auxiliary import Auxiliary, Pool
+from plait.verify.reference.lowered import LowPrecision
 
 Batch = tuple[Any, Any]
 Loss = Callable[[Any, Any], Any]

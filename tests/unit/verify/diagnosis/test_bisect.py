@@ -4,7 +4,7 @@ import pytest
 
 from plait.errors import PlanError
 from plait.plan import Plan
-from plait.verify.bisect import bisect, ingredients
+from plait.verify.diagnosis.bisect import bisect, ingredients
 
 FULL = Plan.parse("pp2:1f1b tp2:1d,sp dp4:zero3,replicate2 cp2 mb8 remat:full")
 

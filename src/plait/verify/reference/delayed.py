@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from plait.parallel.pipeline.weights import StageWeights
-from plait.verify.observation import Tensors
-from plait.verify.reference import Batch, Recipe, call, loss_sum, num_samples
+from plait.verify.record.observation import Tensors
+from plait.verify.reference.one_device import Batch, Recipe, call, loss_sum, num_samples
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Diagnosis: sentences about the cause of a difference, and the smallest plan that still fails."""
