@@ -22,6 +22,7 @@ from plait.comm import World
 from plait.comm.simulated import simulate
 from plait.errors import PlanError
 from plait.mesh import Mesh
+from plait.paths import not_walked
 from plait.plan import Plan
 from plait.verify.asynchronous import is_asynchronous
 from plait.verify.problem import Problem
@@ -67,6 +68,7 @@ class DriftReport:
     world_size: int
     num_steps: int
     notes: Sequence[str] = ()
+    paths_not_walked: Sequence[str] = ()
 
     @property
     def ok(self) -> bool:
@@ -95,6 +97,7 @@ class DriftReport:
         return {
             "ok": self.ok, **errors, "worst": worst, "plan": self.plan, "world_size": self.world_size,
             "steps": self.num_steps, "dtype": "bf16", "drift": drifts, "allowed": ALLOWED, "notes": list(self.notes),
+            "paths_not_walked": list(self.paths_not_walked),
         }  # fmt: skip
 
     def text(self) -> str:
@@ -121,6 +124,7 @@ class DriftReport:
                 lines.append(
                     f"  -> {kind} is more than {ALLOWED:g} times as far off; worst: {drift.worst}"
                 )
+        lines += [f"  not walked: {name}" for name in self.paths_not_walked]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
 
@@ -149,7 +153,10 @@ def drift(problem: Problem, plan: Plan, steps: int) -> DriftReport:
 def in_world(world: World, task: DriftTask) -> DriftReport:
     """The same on the ranks of `world`; every rank returns the same report. Collective."""
     records = world.axis("world").gather_objects(observe(world, task))
-    report = _judge(world, task, records) if world.rank == 0 else None
+    taken = world.axis("world").gather_objects(world.paths.taken())
+    report: DriftReport | None = None
+    if world.rank == 0:
+        report = replace(_judge(world, task, records), paths_not_walked=not_walked(taken))
     told: DriftReport = world.axis("world").gather_objects(report)[0]
     return told
 

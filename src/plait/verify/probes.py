@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from plait import models
 from plait.plan import Plan
@@ -107,11 +108,13 @@ def _is_tied(problem: Problem) -> bool:
 
 
 def _frozen_and_unused(problem: Problem, plan: Plan, steps: int) -> tuple[Problem, Plan] | str:
-    names = [name for name, _ in problem.make_model().named_parameters()]
+    model = problem.make_model()
+    names = [name for name, _ in model.named_parameters()]
     frozen = [names[0], *[name for name in names if name.endswith(".bias")][::2]]
     if len(set(frozen)) >= len(names):
         return "the model has too few parameters to freeze some"
-    return replace(problem, frozen=tuple(frozen), idle=True), plan
+    idle = not isinstance(model, nn.Sequential)  # its forward uses whatever is added
+    return replace(problem, frozen=tuple(frozen), idle=idle), plan
 
 
 def _last_batch(problem: Problem, plan: Plan, steps: int) -> tuple[Problem, Plan] | str:

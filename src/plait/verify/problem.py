@@ -24,12 +24,13 @@ from plait.datasets import Loader, Masked
 from plait.engine.build import Options
 from plait.engine.loss import LossFunction
 from plait.engine.precision import DTYPES, MASTER_DTYPES
-from plait.engine.state.init import Initializer, derive_seed, is_meta, place_holders
+from plait.engine.state.init import derive_seed, is_meta
 from plait.errors import ModelError
 from plait.plan import Plan
 from plait.products import MEASURED
 from plait.run import assemble, optimizers
 from plait.verify.reference.one_device import Batch, Recipe, Slice
+from plait.verify.reference.start import plain_start, start_by_name
 
 
 @dataclass(frozen=True)
@@ -58,26 +59,35 @@ class Problem:
         """On the meta device; with its values where it cannot be initialised from there."""
         model = assemble.make_model(self.model, self.train.seed)
         if self.idle:
-            device = "meta" if is_meta(model) else "cpu"
-            with torch.random.fork_rng(devices=[]), torch.device(device):
-                torch.manual_seed(self.train.seed)  # alike on all ranks
-                model.add_module("idle", nn.Linear(5, 1, bias=False))
+            model.add_module("idle", self._idle(is_meta(model)))
+        return self._freeze(model)
+
+    def make_whole_model(self, dtype: torch.dtype) -> nn.Module:
+        """With its values, on the host, made without the engine where plain PyTorch has a start."""
+        seed = self.train.seed
+        given = self.make_model()
+        model = plain_start(self.model, seed, given)
+        if model is None:
+            start_by_name(given, seed, dtype)
+            return given.to(dtype)
+        if self.idle:
+            more = nn.ModuleDict({"idle": self._idle(is_meta(given))})
+            if is_meta(more):
+                start_by_name(more, seed, dtype)
+            model.add_module("idle", more["idle"])
+        return self._freeze(model).to(dtype)
+
+    def _idle(self, on_meta: bool) -> nn.Module:
+        """A layer that no forward uses."""
+        device = "meta" if on_meta else "cpu"
+        with torch.random.fork_rng(devices=[]), torch.device(device):
+            torch.manual_seed(self.train.seed)  # alike on all ranks
+            return nn.Linear(5, 1, bias=False)
+
+    def _freeze(self, model: nn.Module) -> nn.Module:
         for name, parameter in model.named_parameters():
             if any(f"{name}.".startswith(f"{frozen}.") for frozen in self.frozen):
                 parameter.requires_grad_(False)
-        return model
-
-    def make_whole_model(self, dtype: torch.dtype) -> nn.Module:
-        """With its values, on the host: each from the seed of its name."""
-        model = self.make_model()
-        if not is_meta(model):
-            return model.to(dtype)
-        place_holders(model, dtype, torch.device("cpu"))
-
-        def take(parameter: nn.Parameter, value: Tensor) -> None:
-            parameter.data = value.clone()
-
-        Initializer(model, self.train.seed, dtype, torch.device("cpu")).run(take)
         return model
 
     def loader(self, rank: int = 0, size: int = 1) -> Loader:
