@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from plait.checkpoint import Piece, save
+from plait.checkpoint import Shard, save
 from plait.checkpoint.hugging_face import exported_names
 from plait.cli import main
 
@@ -111,10 +111,10 @@ def test_a_checkpoint_without_its_optimizer(
 
     weight = torch.arange(6.0).view(2, 3)
     names = ("blocks.0.attention.q.weight", "norm.weight", "optimizer/exp_avg/norm.weight")
-    pieces = [Piece.whole(name, weight) for name in names]
+    shards = [Shard.whole(name, weight) for name in names]
     save(
         tmp_path / "run" / "checkpoints" / "step-00000001",
-        pieces,
+        shards,
         {},
         rank=0,
         world_size=1,

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from plait.checkpoint import Checkpoint, Piece, save
+from plait.checkpoint import Checkpoint, Shard, save
 
 OLD = 1.0
 NEW = 2.0
@@ -29,7 +29,7 @@ NEW = 2.0
 def save_value(directory: Path, value: float) -> None:
     save(
         directory,
-        [Piece.whole("w", torch.full((1000,), value)), Piece.whole("s", torch.tensor(value))],
+        [Shard.whole("w", torch.full((1000,), value)), Shard.whole("s", torch.tensor(value))],
         {"value": value},
     )
 

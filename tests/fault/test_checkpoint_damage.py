@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from plait.checkpoint import Checkpoint, Piece, folder, save
+from plait.checkpoint import Checkpoint, Shard, folder, save
 from plait.errors import CheckpointError, SaveFailed
 from tests.unit.checkpoint.cuttings import save_on
 
@@ -63,7 +63,7 @@ def test_a_save_killed_at_any_effect_leaves_the_checkpoint_before(
 def two(tmp_path: Path) -> Path:
     """The checkpoints of two steps, by two ranks."""
     for step in (1, 2):
-        halves = [Piece.whole(f"w{rank}", torch.arange(1000.0) * step) for rank in (0, 1)]
+        halves = [Shard.whole(f"w{rank}", torch.arange(1000.0) * step) for rank in (0, 1)]
         save_on(tmp_path / f"step-{step}", [[halves[0]], [halves[1]]], {"step": step})
     return tmp_path
 
@@ -174,7 +174,7 @@ def test_a_rank_that_cannot_write_tells_all_and_leaves_nothing(
 
     monkeypatch.setattr(os, "fsync", full)
     results = save_on(
-        two / "step-3", [[Piece.whole("a", torch.zeros(3))], [Piece.whole("b", torch.zeros(3))]]
+        two / "step-3", [[Shard.whole("a", torch.zeros(3))], [Shard.whole("b", torch.zeros(3))]]
     )
     assert all(isinstance(error, SaveFailed) and error.exit_code == 1 for error in results)
     assert all("was not saved: rank 0: [Errno 28] No space left" in str(error) for error in results)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from plait.checkpoint import Piece, save
+from plait.checkpoint import Shard, save
 from plait.parallel.pipeline.actions import Kind
 from plait.parallel.pipeline.lower import lower
 from plait.parallel.pipeline.observed import simulated_step
@@ -129,8 +129,8 @@ def _run_folder(run: Path) -> Path:
 def _checkpoint_folder(run: Path) -> Path:
     """A run's folder with one checkpoint."""
     tensors = {"param/a.weight": torch.zeros(4, 3), "param/a.bias": torch.ones(4)}
-    pieces = [Piece.whole(name, tensor) for name, tensor in tensors.items()]
+    shards = [Shard.whole(name, tensor) for name, tensor in tensors.items()]
     directory = run / "checkpoints" / "step-00000002"
     directory.parent.mkdir(parents=True)
-    save(directory, pieces, {"step": 2, "plan": "dp1"})
+    save(directory, shards, {"step": 2, "plan": "dp1"})
     return run

@@ -11,11 +11,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from plait.checkpoint.folder import previous, resolve
+from plait.mesh import Shard
 from plait.mesh.boxes import Box, FlatRange, Rectangle
 
 if TYPE_CHECKING:
+    from plait.checkpoint.entry import RANDOM_PREFIX
     from plait.checkpoint.export import export_safetensors
-    from plait.checkpoint.piece import RANDOM_PREFIX, Piece
     from plait.checkpoint.read import Checkpoint
     from plait.checkpoint.write import save
 
@@ -24,8 +25,8 @@ __all__ = [
     "Box",
     "Checkpoint",
     "FlatRange",
-    "Piece",
     "Rectangle",
+    "Shard",
     "export_safetensors",
     "previous",
     "resolve",
@@ -33,9 +34,8 @@ __all__ = [
 ]
 
 _MODULES = {
-    "RANDOM_PREFIX": "piece",
+    "RANDOM_PREFIX": "entry",
     "Checkpoint": "read",
-    "Piece": "piece",
     "export_safetensors": "export",
     "save": "write",
 }

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
+from plait.checkpoint.entry import RANDOM_PREFIX
 from plait.checkpoint.file import Declared, FileWriter, file_order
 from plait.checkpoint.folder import sync_directory, write_text_atomic
-from plait.checkpoint.piece import RANDOM_PREFIX
 from plait.checkpoint.read import Checkpoint
 from plait.errors import CheckpointError
 

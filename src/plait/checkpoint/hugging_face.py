@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from plait.checkpoint.entry import RANDOM_PREFIX, dtype_name
 from plait.checkpoint.export import export_safetensors
 from plait.checkpoint.folder import write_text_atomic
-from plait.checkpoint.piece import RANDOM_PREFIX, dtype_name
 from plait.checkpoint.read import Checkpoint
 
 if TYPE_CHECKING:

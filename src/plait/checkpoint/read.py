@@ -1,7 +1,7 @@
 """Load: what is wanted, intersected with what was written. Nothing here knows the plan of either
 side.
 
-A target piece is cut into rectangles; every saved rectangle of that name takes its part of them,
+A target shard is cut into rectangles; every saved rectangle of that name takes its part of them,
 once. What is left over at the end is in no file, and is named.
 """
 
@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plait.checkpoint.entry import RANDOM_PREFIX, view
 from plait.checkpoint.file import FileReader
 from plait.checkpoint.folder import INDEX, cure, read_index, resolve
-from plait.checkpoint.piece import RANDOM_PREFIX, Piece, view
 from plait.checkpoint.rules import is_count, is_shape
 from plait.checkpoint.token import KEY, digest, lacks_token, token_in
 from plait.errors import CheckpointError, nearest
+from plait.mesh import Shard
 from plait.mesh.boxes import Box, FlatRange, Rectangle
 
 _LISTED = 8  # names in an error message
@@ -30,7 +31,7 @@ _LISTED = 8  # names in an error message
 
 @dataclass(frozen=True)
 class _Saved:
-    """One saved piece: where its elements lie in the global tensor, and in which file."""
+    """One saved shard: where its elements lie in the global tensor, and in which file."""
 
     key: str
     rectangles: list[Rectangle]
@@ -49,7 +50,7 @@ class Checkpoint:
         self._files: list[dict[str, Any]] = index["files"]
         self._tensors: dict[str, Any] = index["tensors"]
         self._readers: dict[int, FileReader] = {}
-        self._pieces: dict[int, dict[str, list[_Saved]]] = {}
+        self._shards: dict[int, dict[str, list[_Saved]]] = {}
 
     @staticmethod
     def open(path: str | Path) -> Checkpoint:
@@ -151,8 +152,8 @@ class Checkpoint:
         if faults:
             raise CheckpointError(f"{self.directory} is of another model; " + "; ".join(faults))
 
-    def fill(self, piece: Piece, convert: bool = False) -> None:
-        """Copy the piece's elements from the checkpoint into its tensor, which may be on any
+    def fill(self, shard: Shard, convert: bool = False) -> None:
+        """Copy the shard's elements from the checkpoint into its tensor, which may be on any
         device.
 
         With `convert`, values of one floating type become another's (master weights into bf16 and
@@ -160,13 +161,13 @@ class Checkpoint:
 
         Raises:
             CheckpointError: unknown name; another shape or type; elements in no file; a damaged
-            block. The piece's tensor
+            block. The shard's tensor
                 is then undefined.
         """
-        self._check_form(piece, convert)
-        targets = piece.flat_range.rectangles()
+        self._check_form(shard, convert)
+        targets = shard.flat_range.rectangles()
         remaining = [(target, target.box) for target in targets]
-        for saved in self._saved(piece.name):
+        for saved in self._saved(shard.name):
             if not remaining:
                 break
             for rectangle in saved.rectangles:
@@ -176,27 +177,27 @@ class Checkpoint:
                     if shared is None:
                         left.append((target, box))
                         continue
-                    self._copy(piece, target, (saved, rectangle), shared)
+                    self._copy(shard, target, (saved, rectangle), shared)
                     left += [(target, part) for part in box.subtract(shared)]
                 remaining = left
         if remaining:
-            self._raise_uncovered(piece, [box for _, box in remaining])
+            self._raise_uncovered(shard, [box for _, box in remaining])
 
-    def load(self, pieces: Iterable[Piece], convert: bool = False) -> None:
-        """Fill every piece, after `check` of their names and shapes (not `complete`: other ranks
+    def load(self, shards: Iterable[Shard], convert: bool = False) -> None:
+        """Fill every shard, after `check` of their names and shapes (not `complete`: other ranks
         want other names).
         """
-        held = list(pieces)
-        self.check({piece.name: piece.global_shape for piece in held}, complete=False)
-        for piece in held:
-            self.fill(piece, convert)
+        held = list(shards)
+        self.check({shard.name: shard.global_shape for shard in held}, complete=False)
+        for shard in held:
+            self.fill(shard, convert)
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """One whole tensor in its shape, in memory of its own, in its saved type or converted.
         Errors: as `fill`.
         """
         full = torch.empty(self.global_shape(name), dtype=dtype or self.dtype(name))
-        self.fill(Piece.whole(name, full), convert=dtype is not None)
+        self.fill(Shard.whole(name, full), convert=dtype is not None)
         return full
 
     def verify(self) -> None:
@@ -207,27 +208,27 @@ class Checkpoint:
             with self._adding_cure():
                 self._reader(index).check_all()
 
-    def _check_form(self, piece: Piece, convert: bool) -> None:
-        shape = self.global_shape(piece.name)
-        dtype = self.dtype(piece.name)
-        if shape != tuple(piece.global_shape):
+    def _check_form(self, shard: Shard, convert: bool) -> None:
+        shape = self.global_shape(shard.name)
+        dtype = self.dtype(shard.name)
+        if shape != tuple(shard.global_shape):
             raise CheckpointError(
-                f"'{piece.name}' has shape {shape} in {self.directory} and {tuple(piece.global_shape)} here"
+                f"'{shard.name}' has shape {shape} in {self.directory} and {tuple(shard.global_shape)} here"
             )
-        if dtype == piece.tensor.dtype:
+        if dtype == shard.values.dtype:
             return
-        if not (dtype.is_floating_point and piece.tensor.dtype.is_floating_point):
+        if not (dtype.is_floating_point and shard.values.dtype.is_floating_point):
             raise CheckpointError(
-                f"'{piece.name}' is {dtype} in {self.directory} and {piece.tensor.dtype} here"
+                f"'{shard.name}' is {dtype} in {self.directory} and {shard.values.dtype} here"
             )
         if not convert:
             raise CheckpointError(
-                f"'{piece.name}' is {dtype} in {self.directory} and {piece.tensor.dtype} here; "
+                f"'{shard.name}' is {dtype} in {self.directory} and {shard.values.dtype} here; "
                 "load it with convert=True, or train in the precision of the checkpoint"
             )
 
     def _copy(
-        self, piece: Piece, target: Rectangle, origin: tuple[_Saved, Rectangle], shared: Box
+        self, shard: Shard, target: Rectangle, origin: tuple[_Saved, Rectangle], shared: Box
     ) -> None:
         saved, rectangle = origin
         start, stop = _span(shared, rectangle)
@@ -235,23 +236,23 @@ class Checkpoint:
             saved.file.check(saved.key, start, stop)
         values = view(saved.file.tensor(saved.key), rectangle)[shared.within(rectangle.box)]
         with torch.no_grad():
-            view(piece.tensor, target)[shared.within(target.box)].copy_(values)
+            view(shard.values, target)[shared.within(target.box)].copy_(values)
 
-    def _raise_uncovered(self, piece: Piece, boxes: Sequence[Box]) -> None:
+    def _raise_uncovered(self, shard: Shard, boxes: Sequence[Box]) -> None:
         first = min(boxes, key=lambda box: box.offset)
         last = tuple(end - 1 for end in first.end)
         num_elements = sum(box.numel for box in boxes)
         raise CheckpointError(
-            f"'{piece.name}' {tuple(piece.global_shape)}: elements {first.offset} to {last} are in no file of "
-            f"{self.directory} ({num_elements:,} of {piece.flat_range.numel:,} are missing){cure(self.directory)}"
+            f"'{shard.name}' {tuple(shard.global_shape)}: elements {first.offset} to {last} are in no file of "
+            f"{self.directory} ({num_elements:,} of {shard.numel:,} are missing){cure(self.directory)}"
         )
 
     def _saved(self, name: str) -> Iterator[_Saved]:
-        """The saved pieces of a name, file by file."""
+        """The saved shards of a name, file by file."""
         for index in self._tensors[name]["files"]:
-            if index not in self._pieces:
-                self._pieces[index] = self._read_entries(index)
-            yield from self._pieces[index].get(name, ())
+            if index not in self._shards:
+                self._shards[index] = self._read_entries(index)
+            yield from self._shards[index].get(name, ())
 
     def _read_entries(self, index: int) -> dict[str, list[_Saved]]:
         with self._adding_cure():
@@ -260,11 +261,11 @@ class Checkpoint:
                 return self._saved_of(reader, self._files[index].get("pieces"))
             except (ValueError, TypeError, KeyError) as error:
                 raise CheckpointError(
-                    f"{reader.path} cannot be right: its list of pieces has a fault ({error})"
+                    f"{reader.path} cannot be right: its list of shards has a fault ({error})"
                 ) from error
 
     def _saved_of(self, reader: FileReader, expected: str | None) -> dict[str, list[_Saved]]:
-        """The pieces of a file by name. Errors: `ValueError`, `TypeError`, `KeyError`."""
+        """The shards of a file by name. Errors: `ValueError`, `TypeError`, `KeyError`."""
         text = reader.metadata["pieces"]
         if expected is not None and digest(text) != expected:
             raise ValueError("it is not the one that was saved")
@@ -273,7 +274,7 @@ class Checkpoint:
             name = entry["name"]
             sound = is_shape(entry["offset"]) and is_shape(entry["extent"])
             if not sound or not is_count(entry["start"]) or not is_count(entry["stop"]):
-                raise ValueError(f"a piece of '{name}' lies nowhere")
+                raise ValueError(f"a shard of '{name}' lies nowhere")
             key = f"{number:06d}/{name}"
             box = Box(tuple(entry["offset"]), tuple(entry["extent"]))
             flat_range = FlatRange(box, entry["start"], entry["stop"])
@@ -281,9 +282,9 @@ class Checkpoint:
             if entry["shape"] != known["shape"] or entry["dtype"] != known["dtype"]:
                 raise ValueError(f"'{name}' has another shape or type in {INDEX}")
             if not box.fits(known["shape"]):
-                raise ValueError(f"a piece of '{name}' lies outside its shape {known['shape']}")
+                raise ValueError(f"a shard of '{name}' lies outside its shape {known['shape']}")
             if reader.form(key) != (self.dtype(name), flat_range.numel):
-                raise ValueError(f"a piece of '{name}' has other elements in the file")
+                raise ValueError(f"a shard of '{name}' has other elements in the file")
             saved = _Saved(key, flat_range.rectangles(), reader)
             found.setdefault(name, []).append(saved)
         return found

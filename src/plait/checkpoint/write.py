@@ -1,4 +1,4 @@
-"""Save: every rank writes its pieces, and the whole becomes visible at once or not at all.
+"""Save: every rank writes its shards, and the whole becomes visible at once or not at all.
 
     agree      every rank tells what it holds; all see the same, so all refuse alike
     write      each rank one file in <directory>.tmp-<id>/, made durable, with this save's token
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from plait.checkpoint.entry import entry_of
 from plait.checkpoint.file import Declared, FileWriter, file_order, format_name
 from plait.checkpoint.folder import (
     LATEST,
@@ -28,43 +29,43 @@ from plait.checkpoint.folder import (
     write_index,
     write_text_atomic,
 )
-from plait.checkpoint.piece import Piece
 from plait.checkpoint.token import KEY, digest, make_token
 from plait.errors import CheckpointError, SaveFailed
+from plait.mesh import Shard
 
 Gather = Callable[[Any], list[Any]]  # what every rank gives, by rank, to every rank
 
 
 def save(
     directory: str | Path,
-    pieces: Iterable[Piece],
+    shards: Iterable[Shard],
     meta: dict[str, Any],
     *,
     rank: int = 0,
     world_size: int = 1,
     gather: Gather | None = None,
 ) -> Path:
-    """Save the pieces of all ranks as the checkpoint `directory`. A collective call; returns the
+    """Save the shards of all ranks as the checkpoint `directory`. A collective call; returns the
     directory.
 
-    Every element of every tensor named must be in some rank's pieces; of elements in several, one
+    Every element of every tensor named must be in some rank's shards; of elements in several, one
     is loaded (the ranks are taken to agree), so replicas need not pass theirs. `meta` is JSON
     (step, plan text, config, loader and scheduler state, seeds); rank 0's is kept. `gather` is
     `Axis.gather_objects` of the world; one rank needs none. A directory named `step-N` becomes the
     folder's `latest`.
 
     Raises:
-        CheckpointError: on every rank alike: pieces that disagree or do not cover a tensor, a
+        CheckpointError: on every rank alike: shards that disagree or do not cover a tensor, a
         `meta` that is not JSON.
         SaveFailed: on every rank alike: a rank that could not write (a full disk, a missing
             folder), with the rank and its reason.
     """
     gather = gather or (lambda item: [item])
     final = Path(directory).absolute()
-    held = _distinct(pieces)
+    held = _distinct(shards)
     hold = _Hold(
         secrets.token_hex(6),
-        [piece.entry() for piece in held],
+        [entry_of(shard) for shard in held],
         _attempt(_check_meta, meta) if rank == 0 else None,
     )
     holds: list[_Hold] = gather(hold)
@@ -74,8 +75,8 @@ def save(
 
     def prepare() -> str:
         _prepare(temporary, final)
-        pieces = [digest(_listed(one.entries)) for one in holds]
-        return make_token(holds[0].token, meta, tensors, pieces)
+        shards = [digest(_listed(one.entries)) for one in holds]
+        return make_token(holds[0].token, meta, tensors, shards)
 
     prepared = gather(_attempt(prepare) if rank == 0 else None)
     _stop_if_failed(final, prepared)
@@ -139,17 +140,17 @@ def _check_meta(meta: Any, path: str = "meta") -> None:
             _check_meta(value, f"{path}[{index}]")
     elif not (meta is None or isinstance(meta, (str, int, float))):
         raise CheckpointError(
-            f"{path} is a {type(meta).__name__}, which is not JSON; save tensors as pieces"
+            f"{path} is a {type(meta).__name__}, which is not JSON; save tensors as shards"
         )
 
 
-def _distinct(pieces: Iterable[Piece]) -> list[Piece]:
-    """The pieces, without empty ones (of tensors that are not empty) and repeated ones."""
-    found: dict[Any, Piece] = {}
-    for piece in pieces:
-        if piece.flat_range.numel or not math.prod(piece.global_shape):
+def _distinct(shards: Iterable[Shard]) -> list[Shard]:
+    """The shards, without empty ones (of tensors that are not empty) and repeated ones."""
+    found: dict[Any, Shard] = {}
+    for shard in shards:
+        if shard.numel or not math.prod(shard.global_shape):
             found.setdefault(
-                (piece.name, piece.global_shape, piece.box, piece.start, piece.stop), piece
+                (shard.name, shard.global_shape, shard.box, shard.start, shard.stop), shard
             )
     return list(found.values())
 
@@ -159,7 +160,7 @@ def _agree(entries: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
     elements of it.
 
     Raises:
-        CheckpointError: two pieces of one name disagree, or too few elements are there to cover it.
+        CheckpointError: two shards of one name disagree, or too few elements are there to cover it.
     """
     tensors: dict[str, Any] = {}
     sizes: dict[str, dict[Any, int]] = {}
@@ -182,7 +183,7 @@ def _agree(entries: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
         numel = math.prod(known["shape"])
         if there < numel:
             raise CheckpointError(
-                f"'{name}' has {numel} elements and the pieces of all ranks hold {there}: one is missing"
+                f"'{name}' has {numel} elements and the shards of all ranks hold {there}: one is missing"
             )
     return tensors
 
@@ -196,22 +197,22 @@ def _prepare(temporary: Path, final: Path) -> None:
 
 
 def _listed(entries: Sequence[dict[str, Any]]) -> str:
-    """The list of a file's pieces, for its header."""
+    """The list of a file's shards, for its header."""
     return json.dumps(entries, separators=(",", ":"))
 
 
-def _write_file(path: Path, pieces: Sequence[Piece], token: str) -> dict[str, Any]:
+def _write_file(path: Path, shards: Sequence[Shard], token: str) -> dict[str, Any]:
     """Write one rank's file; returns its record in `checkpoint.json`."""
     declared: list[Declared] = [
-        (f"{i:06d}/{p.name}", p.tensor.dtype, tuple(p.tensor.shape)) for i, p in enumerate(pieces)
+        (f"{i:06d}/{p.name}", p.values.dtype, tuple(p.values.shape)) for i, p in enumerate(shards)
     ]
-    for piece in pieces:
-        format_name(piece.name, piece.tensor.dtype)
-    listed = _listed([piece.entry() for piece in pieces])
+    for shard in shards:
+        format_name(shard.name, shard.values.dtype)
+    listed = _listed([entry_of(shard) for shard in shards])
     metadata = {KEY: token, "format": "pt", "pieces": listed}  # the token first: see `token_in`
     with FileWriter(path, declared, metadata) as file:
         for index in file_order(declared):
-            file.write(pieces[index].tensor)
+            file.write(shards[index].values)
     return {
         "name": path.name,
         "size_bytes": file.size_bytes,

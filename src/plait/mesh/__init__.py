@@ -15,6 +15,7 @@ from plait.mesh.layouts import (
     Sharded,
 )
 from plait.mesh.mesh import AxisName, Mesh
+from plait.mesh.shard import Shard
 from plait.mesh.slices import shard_range, shard_sizes
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Mesh",
     "Partial",
     "Replicated",
+    "Shard",
     "Sharded",
     "shard_range",
     "shard_sizes",

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.checkpoint import Box, Piece, save
+from plait.checkpoint import Box, Shard, save
 
 
 def cut_box(numel_cut: Callable[[int], list[int]], shape: Sequence[int]) -> list[Box]:
@@ -28,32 +28,32 @@ def cut_box(numel_cut: Callable[[int], list[int]], shape: Sequence[int]) -> list
     return boxes
 
 
-def cut_pieces(numel_cut: Callable[[int], list[int]], name: str, full: Tensor) -> list[Piece]:
+def cut_shards(numel_cut: Callable[[int], list[int]], name: str, full: Tensor) -> list[Shard]:
     """Flat ranges of boxes that part a tensor, with their values: as ZeRO over a tensor axis
     gives.
     """
-    pieces = []
+    shards = []
     for box in cut_box(numel_cut, full.shape):
         flat = full[box.within(Box.whole(full.shape))].reshape(-1)
         ends = [0, *numel_cut(box.numel), box.numel]
-        pieces += [
-            Piece(name, tuple(full.shape), box, low, high, flat[low:high].clone())
+        shards += [
+            Shard(name, tuple(full.shape), box, low, high, flat[low:high].clone())
             for low, high in itertools.pairwise(ends)
         ]
-    return pieces
+    return shards
 
 
-def blank(piece: Piece, dtype: torch.dtype | None = None) -> Piece:
+def blank(shard: Shard, dtype: torch.dtype | None = None) -> Shard:
     """The same elements, with values that are surely wrong."""
-    wrong = torch.full(piece.tensor.shape, 77, dtype=dtype or piece.tensor.dtype)
-    return Piece(piece.name, piece.global_shape, piece.box, piece.start, piece.stop, wrong)
+    wrong = torch.full(shard.values.shape, 77, dtype=dtype or shard.values.dtype)
+    return Shard(shard.name, shard.global_shape, shard.box, shard.start, shard.stop, wrong)
 
 
 def save_on(
-    directory: Path, pieces: Sequence[Sequence[Piece]], meta: dict[str, Any] | None = None
+    directory: Path, shards: Sequence[Sequence[Shard]], meta: dict[str, Any] | None = None
 ) -> list[BaseException | Path]:
-    """`save` on len(pieces) ranks, each a thread; what each returned or raised."""
-    world_size = len(pieces)
+    """`save` on len(shards) ranks, each a thread; what each returned or raised."""
+    world_size = len(shards)
     barrier = threading.Barrier(world_size, timeout=10)
     table: list[Any] = [None] * world_size
     results: list[Any] = [None] * world_size
@@ -68,7 +68,7 @@ def save_on(
 
         try:
             results[rank] = save(
-                directory, pieces[rank], meta or {}, rank=rank, world_size=world_size, gather=gather
+                directory, shards[rank], meta or {}, rank=rank, world_size=world_size, gather=gather
             )
         except BaseException as error:
             results[rank] = error

@@ -12,9 +12,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from plait.checkpoint import Piece, export_safetensors, save
+from plait.checkpoint import Shard, export_safetensors, save
 from plait.errors import CheckpointError
-from tests.unit.checkpoint.cuttings import cut_pieces, save_on
+from tests.unit.checkpoint.cuttings import cut_shards, save_on
 
 TENSORS = {
     "model/a": torch.arange(24.0).view(4, 6),
@@ -27,12 +27,12 @@ NAMES = {"model/a": "layer.weight", "model/b": "layer.bias", "model/n": "count"}
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    pieces: list[list[Piece]] = [[], []]
+    shards: list[list[Shard]] = [[], []]
     for name, full in TENSORS.items():
-        for index, piece in enumerate(cut_pieces(lambda numel: [numel // 3], name, full)):
-            pieces[index % 2].append(piece)
-    pieces[1].append(Piece.whole("random/00001/cpu", torch.zeros(5, dtype=torch.uint8)))
-    save_on(tmp_path / "c", pieces)
+        for index, shard in enumerate(cut_shards(lambda numel: [numel // 3], name, full)):
+            shards[index % 2].append(shard)
+    shards[1].append(Shard.whole("random/00001/cpu", torch.zeros(5, dtype=torch.uint8)))
+    save_on(tmp_path / "c", shards)
     return tmp_path / "c"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from plait.checkpoint import Box, Checkpoint, Piece, save
+from plait.checkpoint import Box, Checkpoint, Shard, save
 from plait.comm import World
 from plait.errors import CheckpointError
 from plait.mesh import shard_range
@@ -17,12 +17,12 @@ SHAPE = (6, 7)
 FULL = torch.arange(42.0).view(SHAPE)
 
 
-def zero_piece(world: World) -> Piece:
+def zero_shard(world: World) -> Shard:
     """This rank's flat range of its half of the rows: tp2 on rows, the rest ZeRO."""
     axis = world.axis("world")
     box = Box((axis.rank % 2 * 3, 0), (3, 7))
     start, stop = shard_range(box.numel, axis.size // 2, axis.rank // 2)
-    return Piece(
+    return Shard(
         "w", SHAPE, box, start, stop, FULL[box.within(Box.whole(SHAPE))].reshape(-1)[start:stop]
     )
 
@@ -31,7 +31,7 @@ def save_piece(world: World, path: Path) -> None:
     axis = world.axis("world")
     save(
         path,
-        [zero_piece(world)],
+        [zero_shard(world)],
         {"ranks": axis.size},
         rank=axis.rank,
         world_size=axis.size,
@@ -41,9 +41,9 @@ def save_piece(world: World, path: Path) -> None:
 
 def save_nothing_on_one_rank(world: World, path: Path) -> str:
     axis = world.axis("world")
-    pieces = [zero_piece(world)] if axis.rank else []
+    shards = [zero_shard(world)] if axis.rank else []
     try:
-        save(path, pieces, {}, rank=axis.rank, world_size=axis.size, gather=axis.gather_objects)
+        save(path, shards, {}, rank=axis.rank, world_size=axis.size, gather=axis.gather_objects)
     except CheckpointError as error:
         return str(error)
     return "saved"
@@ -54,7 +54,7 @@ def load_columns(world: World, path: Path) -> list[float]:
     axis = world.axis("world")
     low, high = shard_range(7, axis.size, axis.rank)
     mine = torch.zeros(6, high - low)
-    Checkpoint.open(path).load([Piece.boxed("w", SHAPE, Box((0, low), (6, high - low)), mine)])
+    Checkpoint.open(path).load([Shard.of_box("w", SHAPE, Box((0, low), (6, high - low)), mine)])
     assert torch.equal(mine, FULL[:, low:high])
     return mine.flatten().tolist()
 
@@ -71,5 +71,5 @@ def test_a_rank_without_its_piece_is_refused_by_all(
 ) -> None:
     messages = ranks(2, save_nothing_on_one_rank, tmp_path / "step-1")
     assert (
-        messages == ["'w' has 42 elements and the pieces of all ranks hold 21: one is missing"] * 2
+        messages == ["'w' has 42 elements and the shards of all ranks hold 21: one is missing"] * 2
     )

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-from plait.checkpoint import Box, Checkpoint, Piece, previous, resolve, save
+from plait.checkpoint import Box, Checkpoint, Shard, previous, resolve, save
 from plait.checkpoint import file as file_module
 from plait.errors import CheckpointError
-from tests.unit.checkpoint.cuttings import blank, cut_pieces, save_on
+from tests.unit.checkpoint.cuttings import blank, cut_shards, save_on
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.uint8]
 
@@ -51,23 +51,23 @@ def test_saved_under_one_cutting_loads_under_another(
         f"t{index}": values(shape, dtype, index) for index, (shape, dtype) in enumerate(forms)
     }
     cut = cutter(data)
-    pieces: list[list[Piece]] = [[] for _ in range(world_size)]
+    shards: list[list[Shard]] = [[] for _ in range(world_size)]
     for name, full in tensors.items():
-        for piece in cut_pieces(cut, name, full):
+        for shard in cut_shards(cut, name, full):
             for rank in data.draw(
                 st.sets(st.integers(0, world_size - 1), min_size=1), label="holders"
             ):
-                pieces[rank].append(piece)
+                shards[rank].append(shard)
     with tempfile.TemporaryDirectory() as folder:
-        saved = save_on(Path(folder) / "any", pieces)
+        saved = save_on(Path(folder) / "any", shards)
         assert all(isinstance(one, Path) for one in saved), saved
         checkpoint = Checkpoint.open(Path(folder) / "any")
         assert sorted(checkpoint.names()) == sorted(tensors)
         for name, full in tensors.items():
-            for wanted in cut_pieces(cut, name, full):
+            for wanted in cut_shards(cut, name, full):
                 target = blank(wanted)
                 checkpoint.load([target])
-                assert torch.equal(target.tensor, wanted.tensor), (name, wanted)
+                assert torch.equal(target.values, wanted.values), (name, wanted)
             assert torch.equal(checkpoint.tensor(name), full)
 
 
@@ -79,11 +79,11 @@ def save_two(folder: Path) -> Checkpoint:
         "lr": 0.125,
         "none": None,
     }
-    pieces = [
-        Piece.whole("weight", values((4, 6), torch.float32)),
-        Piece.whole("step", torch.tensor(7.0)),
+    shards = [
+        Shard.whole("weight", values((4, 6), torch.float32)),
+        Shard.whole("step", torch.tensor(7.0)),
     ]
-    save(folder / "step-00000003", pieces, meta)
+    save(folder / "step-00000003", shards, meta)
     return Checkpoint.open(folder)
 
 
@@ -121,10 +121,10 @@ def test_only_the_blocks_that_are_needed_are_read(
 ) -> None:
     monkeypatch.setattr(file_module, "BLOCK_BYTES", block_bytes)
     full = values((16, 8), torch.float32)  # a row has 32 bytes
-    save(tmp_path / "c", [Piece.whole("w", full)], {})
+    save(tmp_path / "c", [Shard.whole("w", full)], {})
     checkpoint = Checkpoint.open(tmp_path / "c")
     row = torch.zeros(8)
-    checkpoint.fill(Piece("w", (16, 8), Box((5, 0), (1, 8)), 0, 8, row))
+    checkpoint.fill(Shard("w", (16, 8), Box((5, 0), (1, 8)), 0, 8, row))
     assert torch.equal(row, full[5])
     assert sum(checkpoint._reader(0)._checked) == max(1, 32 // block_bytes)
     checkpoint.verify()
@@ -135,16 +135,16 @@ def test_a_view_is_saved_and_filled_in_place(tmp_path: Path) -> None:
     bucket = torch.arange(20.0)
     box = Box.whole((2, 5))
     ranges = [(2, 7, bucket[10:15]), (0, 2, bucket[:2]), (7, 10, bucket[:3])]
-    save(tmp_path / "c", [Piece("w", (2, 5), box, *part) for part in ranges], {})
+    save(tmp_path / "c", [Shard("w", (2, 5), box, *part) for part in ranges], {})
     target = torch.zeros(2, 5, requires_grad=True)
-    Checkpoint.open(tmp_path / "c").fill(Piece.whole("w", target))
+    Checkpoint.open(tmp_path / "c").fill(Shard.whole("w", target))
     assert target.detach().flatten().tolist() == [0, 1, 10, 11, 12, 13, 14, 0, 1, 2]
 
 
 @pytest.mark.parametrize("size", [1, 3])  # torch calls one element contiguous whatever its stride
 def test_tensors_of_a_strided_view_are_saved(tmp_path: Path, size: int) -> None:
     column = torch.arange(12.0).view(3, 4)[:size, 1]
-    save(tmp_path / "c", [Piece("w", (size,), Box.whole((size,)), 0, size, column)], {})
+    save(tmp_path / "c", [Shard("w", (size,), Box.whole((size,)), 0, size, column)], {})
     assert Checkpoint.open(tmp_path / "c").tensor("w").tolist() == [1, 5, 9][:size]
 
 
@@ -156,7 +156,7 @@ def test_every_tensor_is_aligned_in_its_file(tmp_path: Path) -> None:
     ]
     save(
         tmp_path / "c",
-        [Piece.whole(f"t{index}", tensor) for index, tensor in enumerate(tensors)],
+        [Shard.whole(f"t{index}", tensor) for index, tensor in enumerate(tensors)],
         {},
     )
     reader = Checkpoint.open(tmp_path / "c")._reader(0)
@@ -171,23 +171,23 @@ def test_types_are_converted_when_asked(
     tmp_path: Path, source: torch.dtype, target: torch.dtype
 ) -> None:
     full = values((3, 3), source)
-    save(tmp_path / "c", [Piece.whole("w", full)], {})
+    save(tmp_path / "c", [Shard.whole("w", full)], {})
     checkpoint = Checkpoint.open(tmp_path / "c")
     wanted = torch.zeros(3, 3, dtype=target)
     with pytest.raises(
         CheckpointError, match=rf"'w' is {source} in .* and {target} here; .*convert=True"
     ):
-        checkpoint.fill(Piece.whole("w", wanted))
-    checkpoint.fill(Piece.whole("w", wanted), convert=True)
+        checkpoint.fill(Shard.whole("w", wanted))
+    checkpoint.fill(Shard.whole("w", wanted), convert=True)
     assert torch.equal(wanted, full.to(target))
     with pytest.raises(CheckpointError, match=r"torch\.int64 here"):
-        checkpoint.fill(Piece.whole("w", torch.zeros(3, 3, dtype=torch.int64)), convert=True)
+        checkpoint.fill(Shard.whole("w", torch.zeros(3, 3, dtype=torch.int64)), convert=True)
 
 
 def test_another_model_is_refused_with_all_that_differs(tmp_path: Path) -> None:
     save(
         tmp_path / "c",
-        [Piece.whole(name, torch.zeros(2, 3)) for name in ("a", "b", "random/00000/cpu")],
+        [Shard.whole(name, torch.zeros(2, 3)) for name in ("a", "b", "random/00000/cpu")],
         {},
     )
     checkpoint = Checkpoint.open(tmp_path / "c")
@@ -201,32 +201,32 @@ def test_another_model_is_refused_with_all_that_differs(tmp_path: Path) -> None:
     assert "'a' has shape (2, 3) there and (3, 2) here" in message
     assert "random" not in message
     with pytest.raises(CheckpointError, match=r"'a' has shape \(2, 3\) in .* and \(3, 2\) here"):
-        checkpoint.fill(Piece.whole("a", torch.zeros(3, 2)))
+        checkpoint.fill(Shard.whole("a", torch.zeros(3, 2)))
     with pytest.raises(CheckpointError, match=r"'weigth' is not in .*; known: a, b"):
-        checkpoint.fill(Piece.whole("weigth", torch.zeros(1)))
+        checkpoint.fill(Shard.whole("weigth", torch.zeros(1)))
 
 
 def test_elements_that_no_rank_saves_are_refused_on_every_rank(tmp_path: Path) -> None:
     box = Box.whole((2, 3))
-    pieces = [
-        [Piece("w", (2, 3), box, 0, 2, torch.zeros(2))],
-        [Piece("w", (2, 3), box, 4, 6, torch.zeros(2))],
+    shards = [
+        [Shard("w", (2, 3), box, 0, 2, torch.zeros(2))],
+        [Shard("w", (2, 3), box, 4, 6, torch.zeros(2))],
     ]
-    for error in save_on(tmp_path / "c", pieces):
+    for error in save_on(tmp_path / "c", shards):
         assert isinstance(error, CheckpointError)
-        assert "'w' has 6 elements and the pieces of all ranks hold 4" in str(error)
+        assert "'w' has 6 elements and the shards of all ranks hold 4" in str(error)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_elements_that_are_in_no_file_are_named(tmp_path: Path) -> None:
     box = Box.whole(
         (2, 3)
-    )  # overlapping pieces: as many elements as the tensor has, and not all of them
+    )  # overlapping shards: as many elements as the tensor has, and not all of them
     save(
         tmp_path / "c",
         [
-            Piece("w", (2, 3), box, 0, 4, torch.zeros(4)),
-            Piece("w", (2, 3), box, 1, 4, torch.zeros(3)),
+            Shard("w", (2, 3), box, 0, 4, torch.zeros(4)),
+            Shard("w", (2, 3), box, 1, 4, torch.zeros(3)),
         ],
         {},
     )
@@ -239,10 +239,10 @@ def test_elements_that_are_in_no_file_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [Piece.whole("w", torch.zeros(3)), Piece.whole("w", torch.zeros(2, dtype=torch.float64))],
+    [Shard.whole("w", torch.zeros(3)), Shard.whole("w", torch.zeros(2, dtype=torch.float64))],
 )
-def test_ranks_that_disagree_are_refused(tmp_path: Path, other: Piece) -> None:
-    for error in save_on(tmp_path / "c", [[Piece.whole("w", torch.zeros(2))], [other]]):
+def test_ranks_that_disagree_are_refused(tmp_path: Path, other: Shard) -> None:
+    for error in save_on(tmp_path / "c", [[Shard.whole("w", torch.zeros(2))], [other]]):
         assert isinstance(error, CheckpointError)
         assert "'w' is float32 [2] on rank 0 and" in str(error)
 
@@ -264,7 +264,7 @@ def test_meta_that_is_not_json_is_refused(
 
 def test_a_type_without_a_name_in_the_format_is_refused(tmp_path: Path) -> None:
     results = save_on(
-        tmp_path / "c", [[], [Piece.whole("z", torch.zeros(2, dtype=torch.complex128))]]
+        tmp_path / "c", [[], [Shard.whole("z", torch.zeros(2, dtype=torch.complex128))]]
     )
     assert all("rank 1: 'z' is torch.complex128" in str(error) for error in results)
     assert list(tmp_path.iterdir()) == []
@@ -273,19 +273,19 @@ def test_a_type_without_a_name_in_the_format_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Piece("w", (2,), Box((1,), (2,)), 0, 2, torch.zeros(2)), "lies outside the shape"),
-        (lambda: Piece("w", (2,), Box.whole((2,)), 1, 3, torch.zeros(2)), "is no range"),
+        (lambda: Shard("w", (2,), Box((1,), (2,)), 0, 2, torch.zeros(2)), "lies outside the shape"),
+        (lambda: Shard("w", (2,), Box.whole((2,)), 1, 3, torch.zeros(2)), "is no range"),
         (
-            lambda: Piece("w", (2,), Box.whole((2,)), 0, 2, torch.zeros(3)),
+            lambda: Shard("w", (2,), Box.whole((2,)), 0, 2, torch.zeros(3)),
             "needs a tensor of shape",
         ),
-        (lambda: Piece.whole("w", torch.zeros(2, 3).t()), "not contiguous"),
-        (lambda: Piece.boxed("w", (4,), Box((0,), (2,)), torch.zeros(3)), "needs that shape"),
-        (lambda: Piece.whole("", torch.zeros(2)), "needs a name"),
+        (lambda: Shard.whole("w", torch.zeros(2, 3).t()), "not contiguous"),
+        (lambda: Shard.of_box("w", (4,), Box((0,), (2,)), torch.zeros(3)), "needs that shape"),
+        (lambda: Shard.whole("", torch.zeros(2)), "needs a name"),
     ],
 )
-def test_what_is_no_piece(make: Callable[[], Piece], message: str) -> None:
-    with pytest.raises(CheckpointError, match=message):
+def test_what_is_no_shard(make: Callable[[], Shard], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         make()
 
 
@@ -314,7 +314,7 @@ def test_resolve_says_when_there_is_none(tmp_path: Path, name: str) -> None:
 
 def test_a_step_can_be_saved_again(tmp_path: Path) -> None:
     for value in (1.0, 2.0):
-        save(tmp_path / "step-1", [Piece.whole("w", torch.tensor(value))], {"value": value})
+        save(tmp_path / "step-1", [Shard.whole("w", torch.tensor(value))], {"value": value})
     assert Checkpoint.open(tmp_path).tensor("w").item() == 2.0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-1"]
 
@@ -324,6 +324,6 @@ def test_a_damaged_latest_names_nothing_and_the_newest_is_found(
     text: bytes, tmp_path: Path
 ) -> None:
     for step in (1, 2):
-        save(tmp_path / f"step-{step}", [Piece.whole("a", torch.ones(2))], {"step": step})
+        save(tmp_path / f"step-{step}", [Shard.whole("a", torch.ones(2))], {"step": step})
     (tmp_path / "latest").write_bytes(text)
     assert resolve(tmp_path) == tmp_path / "step-2"

@@ -16,8 +16,8 @@ import torch
 
 from plait.checkpoint import Checkpoint, export_safetensors
 from plait.checkpoint import save as save_pieces
+from plait.checkpoint.entry import dtype_name
 from plait.checkpoint.hugging_face import write_tables
-from plait.checkpoint.piece import dtype_name
 from plait.engine.state import saving
 from plait.errors import CheckpointError
 from plait.models.hf import HuggingFace, files_of

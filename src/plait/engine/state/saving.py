@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from plait.checkpoint import Checkpoint
-from plait.checkpoint import Piece as SavedPiece
 from plait.checkpoint import save as save_pieces
 from plait.checkpoint.hugging_face import META
 from plait.engine.axes import data_axis
 from plait.engine.state.parts import LocalPart, Shapes, local_buffers, local_frozen
 from plait.errors import CheckpointError
+from plait.mesh import Shard
 from plait.models.hf import HuggingFace, files_of
 from plait.parallel.data import Piece, Replicas
 
@@ -152,7 +152,7 @@ def _check(engine: Engine, checkpoint: Checkpoint) -> None:
     checkpoint.check(wanted)
 
 
-def parameter_pieces(engine: Engine) -> Iterator[SavedPiece]:
+def parameter_pieces(engine: Engine) -> Iterator[Shard]:
     """What this rank saves of the parameters."""
     for piece in _counted(engine):
         replicas = piece.replicas
@@ -164,7 +164,7 @@ def parameter_pieces(engine: Engine) -> Iterator[SavedPiece]:
             yield from _share(engine, part, holders)
 
 
-def buffer_pieces(engine: Engine) -> Iterator[SavedPiece]:
+def buffer_pieces(engine: Engine) -> Iterator[Shard]:
     """What this rank saves of the buffers."""
     if data_axis(engine.world).rank == engine.world.axis("tp").rank == 0:
         for part in local_buffers(engine.holding):
@@ -172,7 +172,7 @@ def buffer_pieces(engine: Engine) -> Iterator[SavedPiece]:
                 yield from _saved(part)
 
 
-def _optimizer_pieces(engine: Engine) -> Iterator[SavedPiece]:
+def _optimizer_pieces(engine: Engine) -> Iterator[Shard]:
     for piece in _counted(engine):
         replicas = piece.replicas
         for key, value in engine.update.optimizer.state.get(piece.value, {}).items():
@@ -190,7 +190,7 @@ def _optimizer_pieces(engine: Engine) -> Iterator[SavedPiece]:
                 tensor.numel() == 1 or piece.part.whole
             ):  # of the parameter as a whole: a count, a factor of a moment
                 if piece.part.start == 0 and replicas.index == 0 and _is_first(engine, piece.name):
-                    yield SavedPiece.whole(name, tensor.detach().contiguous())
+                    yield Shard.whole(name, tensor.detach().contiguous())
             else:
                 raise CheckpointError(
                     f"the optimizer keeps '{key}' of shape {tuple(tensor.shape)} for {piece.numel} elements of '{piece.name}'; "
@@ -203,7 +203,7 @@ def _counted(engine: Engine) -> list[Piece]:
     return [piece for piece in engine.strategy.pieces if not piece.is_tied_copy]
 
 
-def _kept_pieces(engine: Engine) -> Iterator[SavedPiece]:
+def _kept_pieces(engine: Engine) -> Iterator[Shard]:
     replicas = engine.strategy.replicas
     for piece in _counted(engine):
         for key, tensor in engine.driver.extra_state(piece).items():
@@ -247,7 +247,7 @@ def _is_first(engine: Engine, name: str) -> bool:
 
 def _share(
     engine: Engine, part: LocalPart, replicas: Replicas, param_name: str | None = None
-) -> Iterator[SavedPiece]:
+) -> Iterator[Shard]:
     """What this rank writes of a part that several hold: copies on the tensor axis times replicas
     on the data axis.
     """
@@ -255,16 +255,14 @@ def _share(
     yield from _saved(part.share(replicas.index * copies + copy, replicas.count * copies))
 
 
-def _saved(part: LocalPart) -> Iterator[SavedPiece]:
+def _saved(part: LocalPart) -> Iterator[Shard]:
     for box, start, stop, values in part.boxed():
-        yield SavedPiece(part.name, part.global_shape, box, start, stop, values.reshape(-1))
+        yield Shard(part.name, part.global_shape, box, start, stop, values.reshape(-1))
 
 
 def _fill(checkpoint: Checkpoint, part: LocalPart) -> None:
     for box, start, stop, values in part.boxed():
         flat = values.reshape(-1)
-        checkpoint.fill(
-            SavedPiece(part.name, part.global_shape, box, start, stop, flat), convert=True
-        )
+        checkpoint.fill(Shard(part.name, part.global_shape, box, start, stop, flat), convert=True)
         if flat.data_ptr() != values.data_ptr():
             values.copy_(flat.view_as(values))
