@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -15,6 +16,41 @@ from tests.helpers.pool import Pool
 
 settings.register_profile("plait", deadline=None)  # a shared machine may be slow at any moment
 settings.load_profile("plait")
+
+
+ROOT = Path(__file__).parents[1]
+
+# Files whose tests start whole runs, or walk long tables: `python -m pytest -m long` runs them.
+LONG = frozenset(
+    {
+        "tests/fault/test_coming_and_going.py",
+        "tests/fault/test_sockets.py",
+        "tests/federated/test_deployment.py",
+        "tests/parity/test_async_server.py",
+        "tests/parity/test_compile.py",
+        "tests/parity/test_generator.py",
+        "tests/parity/test_hybrid.py",
+        "tests/parity/test_mutations.py",
+        "tests/parity/test_pipeline_hugging_face.py",
+        "tests/parity/test_predicted_traffic.py",
+        "tests/test_examples.py",
+    }
+)
+
+# Rooms whose unit tests take seconds, and the laws: `python -m pytest -m quick`.
+QUICK = ("tests/architecture/", "tests/golden/", "tests/unit/")
+NOT_QUICK = ("tests/architecture/test_documents.py", "tests/unit/engine/", "tests/unit/models/")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test as long, quick, or neither, by its file."""
+    for item in items:
+        where = item.path.relative_to(ROOT).as_posix()
+        if where in LONG:
+            item.add_marker("long")
+        elif where.startswith(QUICK) and not where.startswith(NOT_QUICK):
+            item.add_marker("quick")
 
 
 def pytest_sessionstart() -> None:

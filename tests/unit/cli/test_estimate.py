@@ -6,7 +6,7 @@ import pytest
 
 from plait.cli.estimate import notes
 from plait.plan import Plan
-from plait.predict.cost.model import describe
+from plait.predict.cost import describe
 
 TABLES = {
     "model": {

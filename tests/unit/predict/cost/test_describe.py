@@ -7,8 +7,8 @@ import json
 import pytest
 
 from plait.errors import ModelError
+from plait.predict.cost import describe
 from plait.predict.cost.memory.rank_memory import block_activations
-from plait.predict.cost.model import describe
 from plait.predict.cost.sharding import Sharding
 from tests.unit.predict.cost.shapes import DEEPSEEK_V3, GPT, GPT3, LLAMA_8B, MIXTRAL
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from plait.predict.cost.model import describe
+from plait.predict.cost import describe
 
 transformers = pytest.importorskip("transformers")
 SIZES = {

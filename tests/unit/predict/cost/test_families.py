@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from plait.predict.cost.model import describe
+from plait.predict.cost import describe
 from plait.predict.cost.model.families import FAMILIES
 from plait.predict.cost.model.operations import Attention
 

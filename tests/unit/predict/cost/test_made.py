@@ -11,7 +11,7 @@ from torch import nn
 import plait
 from plait import models
 from plait.errors import ModelError
-from plait.predict.cost.model import describe
+from plait.predict.cost import describe
 
 DATA = {"name": "stdlib", "seq_len": 16}
 TRAIN = {"global_batch": 8}

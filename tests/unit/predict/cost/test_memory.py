@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from plait.plan import Plan
-from plait.predict.cost import Job, Runtime
+from plait.predict.cost import Job, Runtime, describe
 from plait.predict.cost.layout import lay_out, rank_memory
 from plait.predict.cost.memory.rank_memory import Weights, block_activations, model_states
-from plait.predict.cost.model import describe
 
 DATA = Path(__file__).parents[3] / "data" / "planner"
 GIB = 2.0**30

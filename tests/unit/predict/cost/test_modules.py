@@ -15,8 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import plait
 from plait import models
 from plait.plan import Plan
-from plait.predict.cost import block_table
-from plait.predict.cost.model import describe
+from plait.predict.cost import block_table, describe
 from plait.predict.cost.model.blocks import flops
 from plait.predict.cost.model.modules import describe_by_running
 from plait.predict.cost.sharding import sharding

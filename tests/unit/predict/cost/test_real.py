@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from plait.predict.cost.model import describe, real
+from plait.predict.cost import describe
+from plait.predict.cost.model import real
 from plait.predict.cost.model.operations import Attention, Matmul
 
 HIDDEN = 64

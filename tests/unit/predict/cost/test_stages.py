@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.errors import PlanError
-from plait.predict.cost.model import describe
+from plait.predict.cost import describe
 from plait.predict.cost.time.stages import _balanced_ends, layer_shares, split_model
 from tests.unit.predict.cost.shapes import GPT
 

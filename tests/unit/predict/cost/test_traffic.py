@@ -3,8 +3,7 @@
 import pytest
 
 import plait
-from plait.predict.cost import Runtime
-from plait.predict.cost.model import describe
+from plait.predict.cost import Runtime, describe
 from plait.predict.cost.sharding import Sharding
 from plait.predict.cost.time.messages import block_messages
 from tests.unit.predict.cost.shapes import GPT, MIXTRAL, config
