@@ -13,9 +13,11 @@ older, larger steps.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import shutil
 import zlib
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ INDEX = "checkpoint.json"
 LATEST = "latest"
 _LONGEST_NAME = 64
 _STEP = re.compile(r"step-(\d+)")
+_LEFT = re.compile(r"(step-\d+)\.(tmp|old)-[0-9a-f]+")
 
 
 def step_number(directory: Path) -> int | None:
@@ -208,3 +211,31 @@ def _set_aside(directory: Path) -> Path | None:
     return next(
         (path for path in directory.parent.glob(f"{directory.name}.old-*") if is_whole(path)), None
     )
+
+
+def sweep(run: Path, before: float) -> list[str]:
+    """Remove what killed saves have left in a run's folder; returns the names of what is gone.
+
+    For the run that holds the folder's lock since `before`: what has changed later is another's. An
+    old checkpoint stays as long as nothing has taken its place.
+    """
+    removed = []
+    for left in sorted((run / "checkpoints").glob("step-*")):
+        match = _LEFT.fullmatch(left.name)
+        if match is None or not left.is_dir() or _last_change(left) >= before:
+            continue
+        if match[2] == "old" and not is_whole(left.with_name(match[1])):
+            continue
+        shutil.rmtree(left, ignore_errors=True)
+        if not left.exists():
+            removed.append(left.name)
+    return removed
+
+
+def _last_change(directory: Path) -> float:
+    """When a file of it was written last, in seconds of the file system."""
+    moments = [directory.stat().st_mtime]
+    for path in directory.iterdir():
+        with contextlib.suppress(OSError):
+            moments.append(path.stat().st_mtime)
+    return max(moments)

@@ -51,6 +51,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     """Train. Errors: those of the config and the plan before any rank is started, then those of the
     ranks.
     """
+    from plait.checkpoint.folder import sweep
     from plait.engine.runlock import held
 
     config = common.read_config(arguments)
@@ -60,10 +61,13 @@ def run(arguments: argparse.Namespace) -> Answer:
         launched(job.Job(config, str(plan), checkpoint=checkpoint), plan.world_size)
         return Answer(None)
     task = job.Job(config, str(plan), folder=folder.path, checkpoint=checkpoint)
-    lock = held(folder.path) if common.speaks() else contextlib.nullcontext()
+    lock = held(folder.path) if common.speaks() else contextlib.nullcontext(None)
     start = "" if checkpoint is None else f", from {checkpoint.name}"
     try:
-        with lock:
+        with lock as since:
+            removed = [] if since is None else sweep(folder.path, since)
+            if removed:
+                common.say(f"plait train: removed what killed saves left: {', '.join(removed)}")
             common.say(f"plait train: {plan} on {common.ranks(plan)}, into {folder.path}{start}")
             result = launched(task, plan.world_size)
     finally:

@@ -23,11 +23,14 @@ LOCK = ".lock"
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Hold a run's folder. Errors: `ConfigError` when another process holds it, by its number."""
+def held(folder: Path) -> Iterator[float | None]:
+    """Hold a run's folder: since when (seconds of the file system), None where there are no locks.
+
+    Errors: `ConfigError` when another process holds it, by its number.
+    """
     lock = _locked(folder)
     try:
-        yield
+        yield None if lock is None else os.fstat(lock.fileno()).st_mtime
     finally:
         if lock is not None:
             with contextlib.suppress(OSError):
