@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from plait.comm import World
+from plait.comm.fused import compute_and_reduce
+from plait.mesh.layouts import REPLICATED, Layout, Sharded
 from tests.helpers.threaded import threaded
 
 Run = Callable[..., list[Any]]
@@ -26,24 +28,25 @@ def exercise(world: World, dtype: torch.dtype) -> None:
         operands = [operand(rank, shape, dtype) for rank in range(axis.size)]
         expected = torch.stack(operands).double().sum(0).to(dtype)
         own = operands[axis.rank]
-        for source in (own, own.mT.contiguous().mT, lent(axis, own)):
+        for source in (own, own.mT.contiguous().mT):
             out = torch.empty(shape, dtype=dtype)
-            axis.total(out, source).wait()
+            axis.all_reduce(source, out=out).wait()
             assert torch.equal(out, expected)
+        assert torch.equal(computed(axis, own, REPLICATED), expected)
         assert torch.equal(own, operand(axis.rank, shape, dtype))  # it is kept
-        for source in (own, lent(axis, own)):
-            parts = source.unflatten(1, (axis.size, -1)).movedim(1, 0)
-            piece = torch.empty(parts.shape[1:], dtype=dtype)
-            axis.scatter_parts(piece, parts).wait()
+        parts = own.unflatten(1, (axis.size, -1)).movedim(1, 0)
+        scattered = torch.empty(parts.shape[1:], dtype=dtype)
+        axis.reduce_scatter(scattered, parts).wait()
+        for piece in (scattered, computed(axis, own, Sharded(1))):
             assert torch.equal(piece, expected.unflatten(1, (axis.size, -1))[:, axis.rank])
             whole = torch.empty(shape, dtype=dtype)
-            axis.gather_parts(whole.unflatten(1, (axis.size, -1)).movedim(1, 0), piece).wait()
+            axis.all_gather(whole.unflatten(1, (axis.size, -1)).movedim(1, 0), piece).wait()
             assert torch.equal(whole, expected)
 
 
-def lent(axis: Any, value: Tensor) -> Tensor:
-    memory: Tensor = axis.lend(value.shape, value)
-    return memory.copy_(value)
+def computed(axis: Any, value: Tensor, target: Layout) -> Tensor:
+    """The sum of `value`, which is written into a borrowed buffer."""
+    return compute_and_reduce(axis, target, value.shape, value, lambda buffer: buffer.copy_(value))
 
 
 @pytest.mark.parametrize("backend", ["native", "gloo", "shared"])
@@ -63,9 +66,13 @@ def reuse(world: World) -> int:
     axis = world.axis("dp")
     seen = set()
     for _ in range(8):
-        source = axis.lend((1000,), torch.empty(0))
-        seen.add(source.data_ptr())
-        axis.total(torch.empty(1000), source.zero_()).wait()
+        compute_and_reduce(
+            axis,
+            REPLICATED,
+            (1000,),
+            torch.empty(0),
+            lambda buffer: seen.add(buffer.zero_().data_ptr()),
+        )
         axis.barrier()
     return len(seen)
 

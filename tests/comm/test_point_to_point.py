@@ -5,10 +5,12 @@ ranks.
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 import torch
 
+from plait.comm.fused import compute_and_shift
 from plait.errors import PlanError, RunError
 from plait.mesh import Mesh
 from tests.helpers.threaded import threaded
@@ -59,7 +61,7 @@ def _shifts(world):
         assert out.tolist() == [(axis.rank - by) % axis.size] * 5
 
 
-def _tours(world):
+def _rotations(world):
     """Memory is used again at once, and other operations are issued while the own tensor is still
     being looked at.
     """
@@ -67,7 +69,7 @@ def _tours(world):
     for turn in range(60):
         value = torch.full((2, 300), float(100 * turn + axis.rank))
         seen = []
-        for step, shown in enumerate(axis.tour(value)):
+        for step, shown in enumerate(axis.rotate(value[0], value[1])):
             seen.append(float(shown[1, step % 300]))
             axis.shift(torch.empty(3), torch.full((3,), float(step))).wait()
             assert torch.equal(
@@ -82,12 +84,17 @@ def _tours(world):
 
 
 @pytest.mark.parametrize("backend", ["gloo", "shared", "threads"])
-def test_tours(ranks, backend):
+def test_rotations(ranks, backend):
     for n in (1, 2, 4):
         run = threaded if backend == "threads" else ranks
         options = {} if backend == "threads" else {"backend": backend}
         shifts = 60 * (n - 1) * 2 * 300 * 4 + (60 * n * 12 if n > 1 else 0)
-        assert run(n, _tours, plan=Mesh(pp=n), **options) == [shifts] * n
+        assert run(n, _rotations, plan=Mesh(pp=n), **options) == [shifts] * n
+
+
+def _fill(rank, parts):
+    for index, part in enumerate(parts):
+        part.fill_(10 * index + rank)
 
 
 def _added_shifts(world):
@@ -98,10 +105,7 @@ def _added_shifts(world):
             continue
         for dtype in (torch.float64, torch.bfloat16):
             out = torch.full((2, 3), 50.0 * axis.rank, dtype=dtype)
-            parts = axis.lend((len(by), 2, 3), out)
-            for index, part in enumerate(parts):
-                part.fill_(10 * index + axis.rank)
-            axis.add_shifted(out, parts, by).wait()
+            compute_and_shift(axis, out, by, partial(_fill, axis.rank)).wait()
             came = sum(10 * index + (axis.rank - each) % axis.size for index, each in enumerate(by))
             assert out.tolist() == [[50 * axis.rank + came] * 3] * 2
     return world.ledger.bytes(op="shift")
@@ -119,7 +123,9 @@ def test_a_shift_to_oneself_is_no_shift():
     with pytest.raises(PlanError, match=r"by \[2\] leads back to this rank"):
         threaded(
             2,
-            lambda world: world.axis("pp").add_shifted(torch.ones(3), torch.ones(1, 3), [2]),
+            lambda world: compute_and_shift(
+                world.axis("pp"), torch.ones(3), [2], torch.Tensor.zero_
+            ),
             plan=Mesh(pp=2),
         )
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.comm.backends.base import Backend, Handle, Shown
+from plait.comm.backends.base import Backend, Exposed, Handle
 from plait.comm.checks import check_peer, check_shapes, contiguous, flat, splits_of
 from plait.comm.ledger import CONTROL, Ledger
 from plait.comm.payload import Payload, num_bytes
@@ -64,79 +64,85 @@ class Axis:
         """Which ways operations take by size, shared by the axes of this rank."""
         return self._recorder.paths
 
-    def all_reduce(self, tensor: Tensor, *, padding: int = 0, control: bool = False) -> Work:
-        """Sum `tensor` (any shape, contiguous) over the axis, in place.
+    def all_reduce(
+        self, tensor: Tensor, *, out: Tensor | None = None, padding: int = 0, control: bool = False
+    ) -> Work:
+        """Sum `tensor` over the axis: in place where it is contiguous, or into `out`.
 
-        `padding` elements are there only to make the buffer divide, and are counted apart; so are
-        scalars of `control`.
+        `out` is contiguous and of the shape of `tensor`, which then has any strides and is kept.
+        `padding` elements only make the buffer divide, and are counted apart; so are scalars of
+        `control`.
         """
+        if out is not None:
+            return self._all_reduce_into(out, tensor)
         tensor = contiguous(self, tensor)
         size = Payload.of(tensor, padding=padding, control=control)
         return self._issue("all_reduce", size, lambda b: b.all_reduce(tensor))
 
-    def total(self, out: Tensor, source: Tensor) -> Work:
-        """`out`, contiguous, becomes the sum of `source`, of the same shape and any strides: an
-        all-reduce of a copy.
-        """
+    def _all_reduce_into(self, out: Tensor, source: Tensor) -> Work:
         out = contiguous(self, out)
         source = source.detach()
-        check_shapes(self, "total", out.shape, source.shape)
+        check_shapes(self, "all_reduce", out.shape, source.shape)
         return self._issue(
             "all_reduce",
             Payload.of(out),
-            lambda b: b.total(out, source),
+            lambda b: b.all_reduce_into(out, source),
             lambda: out.copy_(source),
         )
 
-    def gather_parts(self, parts: Tensor, shard: Tensor) -> Work:
-        """`parts[k]` becomes the shard of coordinate k: an all-gather into (size, ..) of any
-        strides.
-        """
-        parts = parts.detach()
-        shard = shard.detach()
-        check_shapes(self, "gather_parts", parts.shape, (self.size, *shard.shape))
-        return self._issue(
-            "all_gather",
-            Payload.of(parts),
-            lambda b: b.gather_parts(parts, shard),
-            lambda: parts[0].copy_(shard),
-        )
-
-    def scatter_parts(self, out: Tensor, parts: Tensor) -> Work:
-        """`out`, contiguous, becomes the sum of `parts[rank]`: a reduce-scatter from (size, ..) of
-        any strides.
-        """
-        out = contiguous(self, out)
-        parts = parts.detach()
-        check_shapes(self, "scatter_parts", parts.shape, (self.size, *out.shape))
-        return self._issue(
-            "reduce_scatter",
-            Payload.of(parts),
-            lambda b: b.scatter_parts(out, parts),
-            lambda: out.copy_(parts[0]),
-        )
-
     def reduce_scatter(self, out: Tensor, full: Tensor, *, padding: int = 0) -> Work:
-        """`out` (n,) becomes the own n of the sum of `full` (size * n,); it may be that very part
-        of `full`.
+        """Sum `full` over the axis and keep the own part of the sum, in `out`.
 
-        Until the wait, `full` is in use; after it, what is left in `full` is undefined.
+        `full` is (size * n,) and contiguous for n elements of `out`, which may be the own part of
+        `full`; or (size, *out.shape) of any strides. Until the wait, `full` is in use; after it,
+        the contents of `full` are undefined.
         """
+        if self._is_strided(full, out):
+            return self._reduce_scatter_strided(out, full, padding)
         out, full = flat(self, "reduce_scatter", out, full)
         size = Payload.of(full, padding=padding)
         return self._issue(
             "reduce_scatter", size, lambda b: b.reduce_scatter(out, full), lambda: _copy(out, full)
         )
 
-    def all_gather(self, full: Tensor, shard: Tensor, *, padding: int = 0) -> Work:
-        """`full` (size * n,) becomes all shards (n,) by coordinate; `shard` may be the own part of
-        `full`.
+    def _reduce_scatter_strided(self, out: Tensor, parts: Tensor, padding: int) -> Work:
+        out = contiguous(self, out)
+        parts = parts.detach()
+        return self._issue(
+            "reduce_scatter",
+            Payload.of(parts, padding=padding),
+            lambda b: b.reduce_scatter_strided(out, parts),
+            lambda: out.copy_(parts[0]),
+        )
+
+    def all_gather(self, out: Tensor, shard: Tensor, *, padding: int = 0) -> Work:
+        """Gather the shards of all ranks into `out`, by coordinate.
+
+        `out` is (size * n,) and contiguous for a shard of n elements, which may be the own part of
+        `out`; or (size, *shard.shape) of any strides.
         """
-        shard, full = flat(self, "all_gather", shard, full)
+        if self._is_strided(out, shard):
+            return self._all_gather_strided(out, shard, padding)
+        shard, full = flat(self, "all_gather", shard, out)
         size = Payload.of(full, padding=padding)
         return self._issue(
             "all_gather", size, lambda b: b.all_gather(full, shard), lambda: _copy(full, shard)
         )
+
+    def _all_gather_strided(self, parts: Tensor, shard: Tensor, padding: int) -> Work:
+        parts = parts.detach()
+        shard = shard.detach()
+        return self._issue(
+            "all_gather",
+            Payload.of(parts, padding=padding),
+            lambda b: b.all_gather_strided(parts, shard),
+            lambda: parts[0].copy_(shard),
+        )
+
+    def _is_strided(self, parts: Tensor, part: Tensor) -> bool:
+        """Whether `parts` is (size, *part.shape), and not both are contiguous."""
+        contiguous_both = parts.is_contiguous() and part.is_contiguous()
+        return parts.shape == (self.size, *part.shape) and not contiguous_both
 
     def all_to_all(
         self,
@@ -207,75 +213,85 @@ class Axis:
             "shift", Payload.of(tensor), lambda b: b.exchange(out, tensor, to, source)
         )
 
-    def add_shifted(self, out: Tensor, parts: Tensor, by: Sequence[int]) -> Work:
-        """Several shifts at once, added up: send `parts[i]` to coordinate `rank + by[i]`, and add
-        to `out` what comes.
+    def _shift_and_add(self, out: Tensor, parts: Tensor, by: Sequence[int]) -> Work:
+        """Several shifts at once: send `parts[i]` to coordinate `rank + by[i]`, and add to `out`
+        the parts that come.
 
-        Each part is of the shape of `out`, for another rank, and `by` is alike on all ranks.
-        Counted as the shifts that it is.
+        Each part has the shape of `out`, and `by` is alike on all ranks. Counted as the shifts
+        that it is.
         """
         out = contiguous(self, out)
         parts = contiguous(self, parts)
-        check_shapes(self, "add_shifted", parts.shape, (len(by), *out.shape))
-        if any(each % self.size == 0 for each in by):
+        check_shapes(self, "shift", parts.shape, (len(by), *out.shape))
+        if any(distance % self.size == 0 for distance in by):
             raise PlanError(
-                f"add_shifted on axis {self.name} of size {self.size}: by {list(by)} leads back to this rank"
+                f"shift on axis {self.name} of size {self.size}: "
+                f"by {list(by)} leads back to this rank"
             )
-        peers = [((self.rank + each) % self.size, (self.rank - each) % self.size) for each in by]
+        peers = []
+        for distance in by:
+            to = (self.rank + distance) % self.size
+            source = (self.rank - distance) % self.size
+            peers.append((to, source))
         return self._issue(
-            "shift", Payload.of(parts), lambda b: b.add_exchanged(out, parts, peers), exact=True
+            "shift", Payload.of(parts), lambda b: b.exchange_and_add(out, parts, peers), exact=True
         )
 
-    def tour(self, tensor: Tensor) -> Generator[Tensor]:
-        """Round the ring: the own tensor, then that of coordinate `rank - 1`, `rank - 2` and so on,
-        until all have been seen.
+    def rotate(self, *tensors: Tensor) -> Generator[Tensor]:
+        """Yield the stacked tensors of every rank round the ring: the own ones, then those of
+        coordinate `rank - 1`, `rank - 2` and so on.
 
-        Every rank goes all the way. What is yielded is to be read only, until the next is asked
-        for, which is under way meanwhile; or lies where its rank has it, in memory that all can
-        read. `tensor` may be overwritten on the way. Counted as the shifts that it stands for. To
-        close it is to let go of the last.
+        The tensors have one shape, alike on all ranks. Every rank goes all the way. A yielded
+        tensor is only read, and only until the next is asked for. The next is under way meanwhile,
+        or is read in the memory of its rank. Counted as the shifts that it stands for. Closing the
+        generator lets go of the last tensor.
         """
-        tensor = contiguous(self, tensor)
-        shown = self._show(tensor)
-        if shown is None:
-            yield from self._travel(tensor)
+        first = tensors[0]
+        buffer = self._borrow((len(tensors), *first.shape), first)
+        tensor = torch.stack([each.detach() for each in tensors], out=buffer)
+        started = self._expose(tensor)
+        if started is None:
+            yield from self._pass_on(tensor)
             return
-        work, exhibit = shown
+        work, exposed = started
         try:
             yield tensor
             work.wait()
             for step in range(1, self.size):
                 with naming_failure(self._label("shift", 0), self._recorder.rank):
-                    theirs = exhibit.of((self.rank - step) % self.size)
+                    theirs = exposed.of((self.rank - step) % self.size)
                 yield theirs
         finally:
-            exhibit.leave()
+            exposed.leave()
 
-    def _show(self, tensor: Tensor) -> tuple[Work, Shown] | None:
+    def _expose(self, tensor: Tensor) -> tuple[Work, Exposed] | None:
+        """The start of letting all ranks read `tensor`; None where no rank can read another's
+        memory.
+        """
         backend = self._backend
-        if backend is None or not backend.can_show:
+        if backend is None or not backend.can_expose:
             return None
-        exhibits: list[Shown] = []
+        exposed: list[Exposed] = []
 
         def start(backend: Backend) -> Handle:
-            exhibits.append(backend.show(tensor))
-            return exhibits[0]
+            exposed.append(backend.expose(tensor))
+            return exposed[0]
 
         size = Payload(num_bytes(tensor) * (self.size - 1))
-        return self._issue("shift", size, start, exact=True), exhibits[0]
+        return self._issue("shift", size, start, exact=True), exposed[0]
 
-    def _travel(self, tensor: Tensor) -> Generator[Tensor]:
-        """By shifts, each under way while what came by the one before is read; in two buffers
-        however long the way.
+    def _pass_on(self, tensor: Tensor) -> Generator[Tensor]:
+        """The rotation by shifts: each is under way while the tensor before it is read. Two
+        buffers are enough for any size.
         """
-        here = tensor
+        current = tensor
         other = torch.empty_like(tensor)
         for _ in range(self.size - 1):
-            work = self.shift(other, here)
-            yield here
+            work = self.shift(other, current)
+            yield current
             work.wait()
-            here, other = other, here
-        yield here
+            current, other = other, current
+        yield current
 
     def barrier(self) -> None:
         """Return when every rank of the axis has called it."""
@@ -303,23 +319,26 @@ class Axis:
             return torch.empty(numel, dtype=dtype, device=device)
         return self._backend.empty(numel, dtype, torch.device(device))
 
-    def lend(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Uninitialised memory for what one `total`, `scatter_parts`, `tour` or `add_shifted`
-        sends; that gives it back.
+    def _borrow(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """A staging buffer, uninitialised, for the operand of one operation, which gives it back.
 
-        What is written there need not be copied to be read by peers. A local call; of the type and
-        device of `like`.
+        Peers read the operand there without a copy. A local call; of the type and device of
+        `like`.
         """
         numel = math.prod(shape)
         if self._backend is None:
             return like.new_empty(tuple(shape))
-        # memory is lent again or made new, as others come: see `naming_failure`
+        # how many buffers are new depends on the peers: see `naming_failure`
         with no_dispatch_modes():
-            return self._backend.lend(numel, like.dtype, like.device)[:numel].view(tuple(shape))
+            buffer = self._backend.borrow(numel, like.dtype, like.device)
+            return buffer[:numel].view(tuple(shape))
 
-    def become(self, ranks: tuple[int, ...], rank: int, backend: Backend | None) -> None:
-        """Be another line of ranks from here on, where ranks come and go."""
-        self.ranks, self.rank, self.size, self._backend = ranks, rank, len(ranks), backend
+    def _regroup(self, ranks: tuple[int, ...], rank: int, backend: Backend | None) -> None:
+        """Replace the ranks of the axis, where ranks come and go."""
+        self.ranks = ranks
+        self.rank = rank
+        self.size = len(ranks)
+        self._backend = backend
 
     def close(self) -> None:
         """Give back what the backend owns; the axis is not used afterwards."""

@@ -45,14 +45,24 @@ class _Transition(torch.autograd.Function):
         return transition(gradients[0], ctx.axis, *ctx.gradient_pair), None, None, None
 
 
+def reduced(tensor: Tensor, axis: Axis, target: Layout) -> Tensor:
+    """The sum of every rank's `tensor`, in new memory: whole, or the own shard under S(d).
+
+    Not differentiable: the forward of the rows of P.
+    """
+    if isinstance(target, Sharded):
+        return _reduce_scatter(tensor, axis, _dim(tensor, target))
+    total = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+    axis.all_reduce(tensor, out=total).wait()
+    return total
+
+
 def _run(tensor: Tensor, axis: Axis, source: Layout, target: Layout) -> Tensor:
     op = operation(source, target)
     if op == "none" or axis.size == 1:
         return tensor.view_as(tensor)
     if op == "all_reduce":
-        total = torch.empty_like(tensor, memory_format=torch.contiguous_format)
-        axis.total(total, tensor).wait()
-        return total
+        return reduced(tensor, axis, target)
     if op == "keep":
         return tensor.clone() if axis.rank == 0 else torch.zeros_like(tensor)
     if isinstance(source, Sharded) and isinstance(target, Sharded):
@@ -72,7 +82,7 @@ def _all_gather(tensor: Tensor, axis: Axis, dim: int) -> Tensor:
     """Shards along `dim` -> the whole, each copied to its place in it."""
     shape = list(tensor.shape)
     whole = tensor.new_empty((*shape[:dim], axis.size, *shape[dim:]))
-    axis.gather_parts(whole.movedim(dim, 0), tensor).wait()
+    axis.all_gather(whole.movedim(dim, 0), tensor).wait()
     return whole.flatten(dim, dim + 1)
 
 
@@ -80,7 +90,7 @@ def _reduce_scatter(tensor: Tensor, axis: Axis, dim: int) -> Tensor:
     """Partial sums -> the own shard along `dim` of their sum."""
     parts = tensor.unflatten(dim, (axis.size, _part_length(tensor, axis, dim))).movedim(dim, 0)
     out = torch.empty_like(parts[0], memory_format=torch.contiguous_format)
-    axis.scatter_parts(out, parts).wait()
+    axis.reduce_scatter(out, parts).wait()
     return out
 
 

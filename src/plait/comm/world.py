@@ -141,7 +141,7 @@ class World:
         self._connect = connect
         for name, axis in self._axes.items():
             line = mesh.line(rank, name)
-            axis.become(line, line.index(rank), self._connected(name) if len(line) > 1 else None)
+            axis._regroup(line, line.index(rank), self._connected(name) if len(line) > 1 else None)
 
     def _connected(self, name: AxisName) -> Backend:
         backend = self._connect(name)

@@ -57,8 +57,8 @@ class Then(Handle):
             last()
 
 
-class Shown(Handle):
-    """What every rank shows, once it has been waited for, until this rank leaves."""
+class Exposed(Handle):
+    """A buffer of every rank that all ranks read, once it is waited for, until this rank leaves."""
 
     @abstractmethod
     def of(self, peer: int) -> Tensor:
@@ -104,20 +104,20 @@ class Backend(ABC):
     def all_gather(self, full: Tensor, shard: Tensor) -> Handle:
         """`full` becomes all shards in order; `shard` may be the own part of `full` itself."""
 
-    def total(self, out: Tensor, source: Tensor) -> Handle:
+    def all_reduce_into(self, out: Tensor, source: Tensor) -> Handle:
         """`out` becomes the sum of `source`, of the same shape and any strides, which stays as it
         is.
         """
         out.copy_(source)
         return self.all_reduce(out)
 
-    def gather_parts(self, parts: Tensor, shard: Tensor) -> Handle:
+    def all_gather_strided(self, parts: Tensor, shard: Tensor) -> Handle:
         """`parts[k]` becomes the shard of rank k, both of any strides."""
         full = torch.empty_like(parts, memory_format=torch.contiguous_format)
         handle = self.all_gather(full.view(-1), shard.reshape(-1))
         return Then([handle], lambda: parts.copy_(full))
 
-    def scatter_parts(self, out: Tensor, parts: Tensor) -> Handle:
+    def reduce_scatter_strided(self, out: Tensor, parts: Tensor) -> Handle:
         """`out`, contiguous, becomes the sum of every rank's `parts[rank]`, of any strides."""
         return self.reduce_scatter(out.view(-1), parts.reshape(-1))
 
@@ -147,7 +147,9 @@ class Backend(ABC):
     def exchange(self, out: Tensor, tensor: Tensor, to: int, source: int) -> Handle:
         """Send to one rank and receive from another at once."""
 
-    def add_exchanged(self, out: Tensor, parts: Tensor, peers: Sequence[tuple[int, int]]) -> Handle:
+    def exchange_and_add(
+        self, out: Tensor, parts: Tensor, peers: Sequence[tuple[int, int]]
+    ) -> Handle:
         """Send `parts[i]` to the first of `peers[i]`, add what comes from the second to `out`; all
         ranks call it together.
         """
@@ -159,13 +161,13 @@ class Backend(ABC):
         return Then(works, lambda: self.sum_into(out.view(-1), [out.view(-1), *taken.flatten(1)]))
 
     @property
-    def can_show(self) -> bool:
+    def can_expose(self) -> bool:
         """Whether ranks can read each other's memory where it lies."""
         return False
 
-    def show(self, tensor: Tensor) -> Shown:
+    def expose(self, tensor: Tensor) -> Exposed:
         """Let every rank read the own `tensor`, and read theirs, of the same shape; only where
-        `can_show`.
+        `can_expose`.
         """
         raise NotImplementedError
 
@@ -183,7 +185,7 @@ class Backend(ABC):
         """
         return torch.empty(numel, dtype=dtype, device=device)
 
-    def lend(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def borrow(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory (numel,) to write what one operation sends, which gives it back."""
         return torch.empty(numel, dtype=dtype, device=device)
 

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.comm.backends.base import Backend, Handle, Shown
+from plait.comm.backends.base import Backend, Exposed, Handle
 from plait.comm.backends.fabric import RING, Fabric, Notice, Signal, Staged
 from plait.comm.backends.mail import Mail
 from plait.comm.backends.steps import Engine, Operation, Step
@@ -63,7 +63,7 @@ class Direct(Backend):
         """Small: everyone sums everything. Large: each sums its range, then copies the others'."""
         flat = tensor.view(-1)
         if not self._is_large(flat) or not self.fabric.readable(flat):
-            return self.total(flat, flat)
+            return self.all_reduce_into(flat, flat)
         side = _Side(self, "all_reduce", flat)
         ranges = [shard_range(flat.numel(), self.size, peer) for peer in self._all]
 
@@ -80,7 +80,7 @@ class Direct(Backend):
 
         return side.collective(sum_own, copy_others)
 
-    def total(self, out: Tensor, source: Tensor) -> Handle:
+    def all_reduce_into(self, out: Tensor, source: Tensor) -> Handle:
         """From borrowed memory, so that the sum may go elsewhere: of two ranks, everyone sums
         everything, whatever the size.
         """
@@ -113,7 +113,7 @@ class Direct(Backend):
             lambda: self.sum_into(out, [side.of(peer)[own] for peer in self._all])
         )
 
-    def scatter_parts(self, out: Tensor, parts: Tensor) -> Handle:
+    def reduce_scatter_strided(self, out: Tensor, parts: Tensor) -> Handle:
         """Parts that were not written where the others read them become contiguous there."""
         borrowed = self.lent.get(parts.data_ptr())
         if borrowed is None or parts.is_contiguous():
@@ -141,9 +141,9 @@ class Direct(Backend):
 
     def all_gather(self, full: Tensor, shard: Tensor) -> Handle:
         """Copy the shards of all."""
-        return self.gather_parts(full.view(self.size, -1), shard)
+        return self.all_gather_strided(full.view(self.size, -1), shard)
 
-    def gather_parts(self, parts: Tensor, shard: Tensor) -> Handle:
+    def all_gather_strided(self, parts: Tensor, shard: Tensor) -> Handle:
         """Copy the shards of all to wherever they go."""
         side = _Side(self, "all_gather", shard)
         if parts[self.rank].data_ptr() != shard.data_ptr():
@@ -205,7 +205,9 @@ class Direct(Backend):
         side = _Side(self, "shift", tensor.view(-1))
         return side.swap((to,), (source,), lambda: out.view(-1).copy_(side.of(source)))
 
-    def add_exchanged(self, out: Tensor, parts: Tensor, peers: Sequence[tuple[int, int]]) -> Handle:
+    def exchange_and_add(
+        self, out: Tensor, parts: Tensor, peers: Sequence[tuple[int, int]]
+    ) -> Handle:
         """Add the others' parts up where they lie. Over when the own have been read, so that no
         rank lends more and more.
         """
@@ -222,15 +224,15 @@ class Direct(Backend):
         return side.swap(to, sources, add, early=False)
 
     @property
-    def can_show(self) -> bool:
+    def can_expose(self) -> bool:
         """Not to more ranks than half of the operations that may be under way: readers may issue
         one a rank meanwhile.
         """
         return self.size <= RING // 2
 
-    def show(self, tensor: Tensor) -> Shown:
+    def expose(self, tensor: Tensor) -> Exposed:
         """Once for all; everyone reads at its own pace."""
-        return _Exhibit(self, tensor)
+        return _ExposedBuffer(self, tensor)
 
     def barrier(self) -> None:
         """Everyone has arrived."""
@@ -254,7 +256,7 @@ class Direct(Backend):
         """Memory that peers read where it lies."""
         return self.fabric.empty(numel, dtype)
 
-    def lend(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def borrow(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Out of the staging memory."""
         staged = self.fabric.stage(numel, dtype)
         self.lent[staged.tensor.data_ptr()] = staged
@@ -265,7 +267,7 @@ class Direct(Backend):
         self.fabric.close()
 
 
-class _Exhibit(Shown):
+class _ExposedBuffer(Exposed):
     """Tensors that lie still while the ranks look at each other's, at their own pace."""
 
     def __init__(self, direct: Direct, tensor: Tensor) -> None:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.comm import Axis, Work
+from plait.comm.fused import compute_and_shift
 from plait.parallel.context.block import attend, attend_backward, merge
 from plait.parallel.context.group import ContextGroup
 from plait.parallel.context.rounds import Round, Visit, Way
@@ -64,7 +65,7 @@ class _Ring(torch.autograd.Function):
     ) -> Tensor:
         way = Way(group, q.shape[1] // k.shape[1], documents)
         wide = torch.float32 if q.dtype in (torch.bfloat16, torch.float16) else q.dtype
-        with closing(group.axis.tour(_pair(group.axis, k, v))) as shown:
+        with closing(group.axis.rotate(k, v)) as shown:
             own = way.own()
             out, lse = attend(q, *own.by_head(own.collect(shown)), causal=own.causal, mask=own.mask)
             out = out.to(wide)
@@ -86,7 +87,7 @@ class _Ring(torch.autograd.Function):
         way = ctx.way
         axis = ctx.axis
         saved = (grads[0], q, out, lse)
-        with closing(axis.tour(_pair(axis, k, v))) as shown:
+        with closing(axis.rotate(k, v)) as shown:
             own = way.own()
             dq, dk, dv = _gradients(own, saved, own.collect(shown))
             total = torch.stack([own.by_rank(grad)[0] for grad in (dk, dv)])
@@ -102,11 +103,6 @@ class _Ring(torch.autograd.Function):
                 )
             home.wait()
         return dq, total[0], total[1], None, None
-
-
-def _pair(axis: Axis, k: Tensor, v: Tensor) -> Tensor:
-    """Keys and values [2, B, G, S here, K], in memory that the others can read."""
-    return torch.stack((k, v), out=axis.lend((2, *k.shape), k))
 
 
 def _gradients(
@@ -143,9 +139,12 @@ class _Homeward:
         arrived then.
         """
         self.wait()
-        parts = self._axis.lend((len(stretch.steps), *self._total.shape), self._total)
-        stretch.gather(parts, grads)
-        self._work = self._axis.add_shifted(self._total, parts, [-step for step in stretch.steps])
+        self._work = compute_and_shift(
+            self._axis,
+            self._total,
+            [-step for step in stretch.steps],
+            lambda parts: stretch.gather(parts, grads),
+        )
 
     def wait(self) -> None:
         """Until what the others sent is added."""

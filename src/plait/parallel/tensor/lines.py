@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from plait.comm import Axis
-from plait.comm.functional import transition
+from plait.comm.functional import reduced, transition
+from plait.comm.fused import compute_and_reduce
 from plait.mesh.layouts import REPLICATED, Layout, Sharded
 from plait.parallel.tensor.group import How, Run
 from plait.products import Products
@@ -98,15 +99,17 @@ class _Row(torch.autograd.Function):
         ctx.products = products
         axis = line.axis
         target = line.target
-        y = _product(x, weight, axis, products)
-        if isinstance(target, Sharded):
-            dim = target.dim % y.dim()
-            parts = y.unflatten(dim, (axis.size, y.shape[dim] // axis.size)).movedim(dim, 0)
-            total = torch.empty(parts.shape[1:], dtype=x.dtype, device=x.device)
-            axis.scatter_parts(total, parts).wait()
+        if has_dispatch_modes():  # selective recomputation counts products by their plain form
+            total = reduced(products.linear(x, weight, None), axis, target)
         else:
-            total = torch.empty(y.shape, dtype=x.dtype, device=x.device)
-            axis.total(total, y).wait()
+            shape = (*x.shape[:-1], weight.shape[0])
+            total = compute_and_reduce(
+                axis,
+                target,
+                shape,
+                x,
+                lambda y: products.into(y.view(-1, shape[-1]), _rows(x), weight),
+            )
         return total if bias is None else total.add_(bias)
 
     @staticmethod
@@ -129,18 +132,6 @@ class _Row(torch.autograd.Function):
             dw = _weight_gradient(ctx.products, dy, _rows(x), weight)
         db = _rows(own).sum(0) if ctx.needs_input_grad[2] else None
         return dx, dw, db, None, None
-
-
-def _product(x: Tensor, weight: Tensor, axis: Axis, products: Products) -> Tensor:
-    """x W^T, where peers can read it. Selective recomputation counts products by their plain form:
-    it gets that.
-    """
-    shape = (*x.shape[:-1], weight.shape[0])
-    if has_dispatch_modes():
-        return products.linear(x, weight, None)
-    y = axis.lend(shape, x)
-    products.into(y.view(-1, shape[-1]), _rows(x), weight)
-    return y
 
 
 def _rows(x: Tensor) -> Tensor:
