@@ -11,16 +11,16 @@ import sys
 import pytest
 import torch
 
-from plait.comm.backends import shared
 from plait.comm.backends.gloo import Gloo
+from plait.comm.shm import processes
 from plait.errors import PlanError
 from plait.mesh import Mesh
 
 
 def _on_two_hosts(world, insist):
     """Ranks 0 and 1 on one host, 2 and 3 on another."""
-    own = shared.Identity.own
-    shared.Identity.own = staticmethod(
+    own = processes.Identity.own
+    processes.Identity.own = staticmethod(
         lambda: dataclasses.replace(own(), host=f"host{world.rank // 2}")
     )
     try:
@@ -37,7 +37,7 @@ def _on_two_hosts(world, insist):
             kinds[name] = isinstance(axis._backend, Gloo)
         return kinds
     finally:
-        shared.Identity.own = own
+        processes.Identity.own = own
 
 
 def test_axes_between_hosts_use_gloo_and_axes_inside_use_memory(ranks):

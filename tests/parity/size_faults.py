@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from plait.comm.backends import direct
+from plait.comm.shm import collectives
 from plait.models import gated
 from plait.parallel.context import rounds
 from plait.parallel.data import ring
@@ -56,7 +56,7 @@ def large_all_reduce() -> list[Any]:
 
         return shard
 
-    return [wrap(direct, "shard_range", make)]
+    return [wrap(collectives, "shard_range", make)]
 
 
 def last_segment_lost() -> list[Any]:

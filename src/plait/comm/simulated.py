@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from plait.comm.backends.base import Backend
-from plait.comm.backends.threads import Hub, ThreadFabric, Threads
+from plait.comm.shm.threads import Hub, ThreadFabric, Threads
 from plait.comm.world import World
 from plait.mesh import AxisName, Mesh
 

@@ -23,12 +23,12 @@ from torch._C._distributed_c10d import HashStore
 from plait.comm.axis import Axis
 from plait.comm.backends.base import Backend
 from plait.comm.backends.gloo import Gloo
-from plait.comm.backends.memory import Memory
 from plait.comm.backends.native import Native
-from plait.comm.backends.shared import connect as connect_shared
 from plait.comm.crew import Crew, Place
 from plait.comm.ledger import Ledger
 from plait.comm.network import listen_on, store_of_world
+from plait.comm.shm.memory import Memory
+from plait.comm.shm.processes import connect as connect_shared
 from plait.comm.work import Label, Recorder, naming_failure
 from plait.errors import PlanError, RankFailed, WorldSizeError, nearest
 from plait.mesh import AxisName, Mesh

@@ -1,3 +1,3 @@
 """How bytes move: one file a way. Differences between NCCL, Gloo and shared memory live here and
-nowhere else.
+in `comm.shm`, and nowhere else.
 """

@@ -13,7 +13,7 @@ from collections import defaultdict, deque
 from torch import Tensor
 
 from plait.comm.backends.base import Done, Handle
-from plait.comm.backends.fabric import Fabric, Message
+from plait.comm.shm.fabric import Fabric, Message
 from plait.errors import RunError
 
 

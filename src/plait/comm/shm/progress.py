@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from plait.comm.backends.base import Handle
-from plait.comm.backends.fabric import RING, Fabric, Signal
+from plait.comm.shm.fabric import RING, Fabric, Signal
 
 
 @dataclass

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from plait.comm.backends.fabric import Staged
+from plait.comm.shm.fabric import Staged
 from plait.paths import Paths
 
 ALIGNMENT = 64

@@ -1,7 +1,7 @@
 """The fabric of threads in one process: every tensor is readable where it lies. For simulated
 ranks, many and cheap.
 
-The same collectives as between processes run on it (`direct`), so what is proven on 64 threads
+The same collectives as between processes run on it (`collectives`), so what is proven on 64 threads
 holds for 64 ranks.
 """
 
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from plait.comm.backends.direct import Direct
-from plait.comm.backends.fabric import RING, Fabric, Message, Notice, Signal, Staged
+from plait.comm.shm.collectives import Direct
+from plait.comm.shm.fabric import RING, Fabric, Message, Notice, Signal, Staged
 from plait.errors import RankFailed
 
 LOOK_SECONDS = 0.1

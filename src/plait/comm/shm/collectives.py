@@ -19,7 +19,7 @@ readers.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -27,10 +27,11 @@ import torch
 from torch import Tensor
 
 from plait.comm.backends.base import Backend, Exposed, Handle
-from plait.comm.backends.fabric import RING, Fabric, Notice, Signal, Staged
-from plait.comm.backends.mail import Mail
-from plait.comm.backends.steps import Engine, Operation, Step
 from plait.comm.backends.sums import HALVES
+from plait.comm.shm.fabric import RING, Fabric, Signal
+from plait.comm.shm.mailbox import Mail
+from plait.comm.shm.participant import Endpoint, Participant
+from plait.comm.shm.progress import Engine
 from plait.mesh.slices import shard_range
 from plait.paths import Paths
 
@@ -45,11 +46,10 @@ class Direct(Backend):
         self.fabric = fabric
         self.rank = fabric.rank
         self.size = fabric.size
-        self._engine = Engine(fabric)
         self._mail = Mail(fabric)
         self._all = tuple(range(self.size))
         self._others = tuple(peer for peer in self._all if peer != self.rank)
-        self.lent: dict[int, Staged] = {}  # by the address of its tensor
+        self._endpoint = Endpoint(fabric, Engine(fabric), self._others)
 
     def follow(self, paths: Paths) -> None:
         """As its memory does."""
@@ -64,7 +64,7 @@ class Direct(Backend):
         flat = tensor.view(-1)
         if not self._is_large(flat) or not self.fabric.readable(flat):
             return self.all_reduce_into(flat, flat)
-        side = _Side(self, "all_reduce", flat)
+        side = Participant(self._endpoint, "all_reduce", flat)
         ranges = [shard_range(flat.numel(), self.size, peer) for peer in self._all]
 
         def sum_own() -> None:
@@ -85,7 +85,7 @@ class Direct(Backend):
         everything, whatever the size.
         """
         flat = out.view(-1)
-        side = _Side(self, "all_reduce", source, always_stage=True)
+        side = Participant(self._endpoint, "all_reduce", source, always_stage=True)
         if self.size == 2 or not self._is_large(flat):
             return side.collective(
                 lambda: self.sum_into(flat, [side.of(peer) for peer in self._all])
@@ -106,7 +106,7 @@ class Direct(Backend):
 
     def reduce_scatter(self, out: Tensor, full: Tensor) -> Handle:
         """Sum the own range over the memory of all."""
-        side = _Side(self, "reduce_scatter", full)
+        side = Participant(self._endpoint, "reduce_scatter", full)
         numel = out.numel()
         own = slice(self.rank * numel, (self.rank + 1) * numel)
         return side.collective(
@@ -115,16 +115,16 @@ class Direct(Backend):
 
     def reduce_scatter_strided(self, out: Tensor, parts: Tensor) -> Handle:
         """Parts that were not written where the others read them become contiguous there."""
-        borrowed = self.lent.get(parts.data_ptr())
+        borrowed = self._endpoint.borrowed.get(parts.data_ptr())
         if borrowed is None or parts.is_contiguous():
             flat = out.view(-1)
             numel = out.numel()
-            side = _Side(self, "reduce_scatter", parts)
+            side = Participant(self._endpoint, "reduce_scatter", parts)
             own = slice(self.rank * numel, (self.rank + 1) * numel)
             return side.collective(
                 lambda: self.sum_into(flat, [side.of(peer)[own] for peer in self._all])
             )
-        side = _Side(self, "reduce_scatter", borrowed.tensor)
+        side = Participant(self._endpoint, "reduce_scatter", borrowed.tensor)
 
         def sum_own() -> None:
             rows = [
@@ -145,7 +145,7 @@ class Direct(Backend):
 
     def all_gather_strided(self, parts: Tensor, shard: Tensor) -> Handle:
         """Copy the shards of all to wherever they go."""
-        side = _Side(self, "all_gather", shard)
+        side = Participant(self._endpoint, "all_gather", shard)
         if parts[self.rank].data_ptr() != shard.data_ptr():
             parts[self.rank].copy_(shard)
 
@@ -162,7 +162,9 @@ class Direct(Backend):
         row = out.numel() // out.shape[0] if out.shape[0] else 0
         source_row = source.numel() // source.shape[0] if source.shape[0] else 0
         offsets = tuple(accumulate((rows * source_row for rows in source_splits), initial=0))
-        side = _Side(self, "all_to_all", source.view(-1), offsets=offsets, same_numel=False)
+        side = Participant(
+            self._endpoint, "all_to_all", source.view(-1), offsets=offsets, same_numel=False
+        )
         flat = out.view(-1)
         starts = list(accumulate((rows * row for rows in out_splits), initial=0))
 
@@ -178,16 +180,16 @@ class Direct(Backend):
         """Everyone copies from the root."""
         flat = tensor.view(-1)
         if self.rank == root:
-            return _Side(self, "broadcast", flat).give(self._others)
-        side = _Side(self, "broadcast", flat, publish=False)
+            return Participant(self._endpoint, "broadcast", flat).give(self._others)
+        side = Participant(self._endpoint, "broadcast", flat, publish=False)
         return side.take((root,), lambda: flat.copy_(side.of(root)))
 
     def reduce(self, tensor: Tensor, root: int) -> Handle:
         """The root sums the memory of all."""
         flat = tensor.view(-1)
         if self.rank != root:
-            return _Side(self, "reduce", flat).give((root,))
-        side = _Side(self, "reduce", flat, publish=False)
+            return Participant(self._endpoint, "reduce", flat).give((root,))
+        side = Participant(self._endpoint, "reduce", flat, publish=False)
         return side.take(
             self._others, lambda: self.sum_into(flat, [side.of(peer) for peer in self._all])
         )
@@ -202,7 +204,7 @@ class Direct(Backend):
 
     def exchange(self, out: Tensor, tensor: Tensor, to: int, source: int) -> Handle:
         """Copy from `source`, let `to` copy; all ranks of the axis call it together."""
-        side = _Side(self, "shift", tensor.view(-1))
+        side = Participant(self._endpoint, "shift", tensor.view(-1))
         return side.swap((to,), (source,), lambda: out.view(-1).copy_(side.of(source)))
 
     def exchange_and_add(
@@ -211,7 +213,7 @@ class Direct(Backend):
         """Add the others' parts up where they lie. Over when the own have been read, so that no
         rank lends more and more.
         """
-        side = _Side(self, "shift", parts)
+        side = Participant(self._endpoint, "shift", parts)
         flat = out.view(-1)
         to, sources = zip(*peers, strict=True)
 
@@ -232,18 +234,18 @@ class Direct(Backend):
 
     def expose(self, tensor: Tensor) -> Exposed:
         """Once for all; everyone reads at its own pace."""
-        return _ExposedBuffer(self, tensor)
+        return _ExposedBuffer(self._endpoint, tensor)
 
     def barrier(self) -> None:
         """Everyone has arrived."""
-        _Side(self, "barrier", torch.empty(0)).collective(lambda: None).wait()
+        Participant(self._endpoint, "barrier", torch.empty(0)).collective(lambda: None).wait()
 
     def gather_objects(self, item: object) -> list[Any]:
         """Pickled bytes, each rank's of its own length: between the own ranks of one run, never
         from outside.
         """
         packed = torch.frombuffer(bytearray(pickle.dumps(item)), dtype=torch.uint8)
-        side = _Side(self, "gather_objects", packed, same_numel=False)
+        side = Participant(self._endpoint, "gather_objects", packed, same_numel=False)
         items: list[Any] = []
         side.collective(
             lambda: items.extend(
@@ -259,7 +261,7 @@ class Direct(Backend):
     def borrow(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Out of the staging memory."""
         staged = self.fabric.stage(numel, dtype)
-        self.lent[staged.tensor.data_ptr()] = staged
+        self._endpoint.borrowed[staged.tensor.data_ptr()] = staged
         return staged.tensor
 
     def close(self) -> None:
@@ -270,10 +272,10 @@ class Direct(Backend):
 class _ExposedBuffer(Exposed):
     """Tensors that lie still while the ranks look at each other's, at their own pace."""
 
-    def __init__(self, direct: Direct, tensor: Tensor) -> None:
+    def __init__(self, endpoint: Endpoint, tensor: Tensor) -> None:
         self._shape = tensor.shape
-        self._direct = direct
-        self._side = _Side(direct, "show", tensor, always_stage=True)
+        self._endpoint = endpoint
+        self._side = Participant(self._endpoint, "show", tensor, always_stage=True)
         self._operation = self._side.exhibit()
 
     def wait(self) -> None:
@@ -286,117 +288,4 @@ class _ExposedBuffer(Exposed):
         return self._side.of(peer).view(self._shape)
 
     def leave(self) -> None:
-        self._direct.fabric.post(Signal.LEFT, *self._direct._others)
-
-
-class _Side:
-    """This rank's side of one operation: what it shows, and what it sees of the others."""
-
-    def __init__(
-        self,
-        direct: Direct,
-        op: str,
-        tensor: Tensor,
-        *,
-        offsets: tuple[int, ...] = (),
-        same_numel: bool = True,
-        always_stage: bool = False,
-        publish: bool = True,
-    ) -> None:
-        self._direct = direct
-        self._fabric = direct.fabric
-        self._engine = direct._engine
-        self._same_numel = same_numel
-        self._seen: dict[int, tuple[Notice, Tensor]] = {}
-        self.staged: Staged | None = None
-        self.source = tensor.reshape(-1)
-        number = self._engine.next_number()
-        self.notice = Notice(number, op, tensor.numel(), tensor.dtype, offsets)
-        if not publish:
-            return
-        if tensor.is_contiguous() and tensor.data_ptr() in direct.lent:
-            self.staged = direct.lent.pop(tensor.data_ptr())
-        elif always_stage or not tensor.is_contiguous() or not self._fabric.readable(tensor):
-            self.staged = self._fabric.stage(tensor.numel(), tensor.dtype)
-            self.staged.tensor.view(tensor.shape).copy_(tensor)
-        if self.staged is not None:
-            self.source = self.staged.tensor
-        self._fabric.publish(self.notice, self.source)
-
-    def of(self, peer: int) -> Tensor:
-        """The flat data that a peer shows (or the own)."""
-        return self.source if peer == self._direct.rank else self._look(peer)[1]
-
-    def notice_of(self, peer: int) -> Notice:
-        """The notice of a peer (or the own)."""
-        return self.notice if peer == self._direct.rank else self._look(peer)[0]
-
-    def check_part(self, peer: int, sent: int, expected: int) -> None:
-        """Raise unless a peer sends as many elements as are expected of it."""
-        if sent != expected:
-            theirs = Notice(
-                self.notice.number,
-                f"all_to_all with {sent} elements for this rank,",
-                sent,
-                self.notice.dtype,
-            )
-            Notice(self.notice.number, "all_to_all", expected, self.notice.dtype).match(
-                theirs, peer, True
-            )
-
-    def collective(self, *acts: Callable[[], object]) -> Operation:
-        """Everyone shows, everyone reads: one act, or two with a signal between."""
-        others = self._direct._others
-        self._arrive(others)
-        signals = (Signal.ARRIVE, Signal.MIDDLE)[: len(acts)]
-        answers = (*signals[1:], Signal.EXIT)
-        steps = [
-            Step(signal, others, act, answer, others)
-            for signal, act, answer in zip(signals, acts, answers, strict=True)
-        ]
-        return self._issue([*steps, Step(Signal.EXIT, others, self._release)])
-
-    def give(self, readers: tuple[int, ...]) -> Operation:
-        """Only show."""
-        self._arrive(readers)
-        return self._issue([Step(Signal.EXIT, readers, self._release)])
-
-    def take(self, sources: tuple[int, ...], act: Callable[[], object]) -> Operation:
-        """Only read."""
-        return self._issue([Step(Signal.ARRIVE, sources, act, Signal.EXIT, sources)])
-
-    def swap(
-        self,
-        to: tuple[int, ...],
-        sources: tuple[int, ...],
-        act: Callable[[], object],
-        *,
-        early: bool = True,
-    ) -> Operation:
-        """Show to some, read from others."""
-        self._arrive(to)
-        read = Step(Signal.ARRIVE, sources, act, Signal.EXIT, sources)
-        return self._issue([read, Step(Signal.EXIT, to, self._release)], early)
-
-    def exhibit(self) -> Operation:
-        """Show to everyone until all have left; ready when everyone shows."""
-        others = self._direct._others
-        self._arrive(others)
-        return self._issue([Step(Signal.ARRIVE, others), Step(Signal.LEFT, others, self._release)])
-
-    def _arrive(self, readers: tuple[int, ...]) -> None:
-        self._fabric.post(Signal.ARRIVE, *readers)
-
-    def _issue(self, steps: list[Step], early: bool = True) -> Operation:
-        return self._engine.issue(steps, early=early and self.staged is not None)
-
-    def _look(self, peer: int) -> tuple[Notice, Tensor]:
-        if peer not in self._seen:
-            notice = self._fabric.read(peer, self.notice.number)
-            self.notice.match(notice, peer, self._same_numel)
-            self._seen[peer] = (notice, self._fabric.data(peer, notice))
-        return self._seen[peer]
-
-    def _release(self) -> None:
-        if self.staged is not None:
-            self.staged.release()
+        self._endpoint.fabric.post(Signal.LEFT, *self._endpoint.others)

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from plait.comm.backends.fabric import Signal
-from plait.comm.backends.steps import Engine, Step
+from plait.comm.shm.fabric import Signal
+from plait.comm.shm.progress import Engine, Step
 
 ARRIVE = Signal.ARRIVE
 MIDDLE = Signal.MIDDLE

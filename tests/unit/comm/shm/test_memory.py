@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from plait.comm.backends.memory import ALIGNMENT, ARENA_BYTES, Memory, Staging
-from plait.comm.backends.semaphores import available
+from plait.comm.shm.memory import ALIGNMENT, ARENA_BYTES, Memory, Staging
+from plait.comm.shm.semaphores import available
 
 pytestmark = pytest.mark.skipif(
     not available(), reason="needs anonymous files and process-shared semaphores (Linux)"

@@ -3,7 +3,7 @@ names.
 
 A signal is a counter for each (kind, from, to): posting adds one, taking waits for one and removes
 it; both are full memory barriers, so what was written before a post is seen after the take.
-`direct.Direct` builds all collectives on this; processes of one host implement it (`shared`), and
+`collectives.Direct` runs on this; processes of one host implement it (`processes`), and
 so do threads of one process (`threads`).
 """
 

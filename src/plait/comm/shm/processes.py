@@ -25,11 +25,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from plait.comm.backends.direct import Direct
-from plait.comm.backends.fabric import DTYPES, RING, Fabric, Message, Notice, Signal, Staged
 from plait.comm.backends.gloo import Gloo
-from plait.comm.backends.memory import Memory, Place, Staging
-from plait.comm.backends.semaphores import SEMAPHORE_BYTES, Semaphores, available
+from plait.comm.shm.collectives import Direct
+from plait.comm.shm.fabric import DTYPES, RING, Fabric, Message, Notice, Signal, Staged
+from plait.comm.shm.memory import Memory, Place, Staging
+from plait.comm.shm.semaphores import SEMAPHORE_BYTES, Semaphores, available
 from plait.errors import RankFailed
 from plait.paths import Paths
 
@@ -233,7 +233,7 @@ class SharedFabric(Fabric):
         place = (0, 0, 0, 0)
         if data is not None and data.numel():
             found = self._memory.place(data)
-            assert found is not None  # `direct` staged what was not readable
+            assert found is not None  # `Participant` staged what was not readable
             place = (found.number, found.descriptor, found.num_bytes, found.offset)
         words = (
             notice.number,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.comm.backends.semaphores import available
-from plait.comm.backends.shared import Identity, _start_of
+from plait.comm.shm.processes import Identity, _start_of
+from plait.comm.shm.semaphores import available
 
 pytestmark = pytest.mark.skipif(not available(), reason="reads /proc (Linux)")
 
