@@ -353,7 +353,7 @@ def main() -> None:
     if arguments.what == "list":
         print("\n".join(f"{index:3} {family:8} {text}" for index, (family, text) in drawn))
     elif arguments.what == "probe":
-        from plait.cli.probe import measure_here
+        from plait.predict.probe.measure import measure_here
 
         earlier = json.loads(probe.read_text()) if probe.exists() else None
         measure_here(probe)

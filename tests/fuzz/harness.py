@@ -151,13 +151,13 @@ def _closed_doors() -> Iterator[None]:
         raise Started("ranks would have been started")
 
     import plait.cli.federated
-    import plait.cli.probe
     import plait.cli.train
+    import plait.predict.probe.measure
 
     doors: list[tuple[Any, str, Callable[..., Any]]] = [
         (plait.cli.train, "launch", started),
         (plait.cli.federated, "launch", started),
-        (plait.cli.probe, "launch", started),
+        (plait.predict.probe.measure, "launch", started),
         (importlib.import_module("plait.verify.run"), "run", started),
     ]
     with contextlib.ExitStack() as stack:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -151,9 +150,9 @@ def _chosen_together(config: Config) -> Plan:
     import atexit
 
     from plait import comm
-    from plait.cli.probe import ensure_probe_together
     from plait.cluster import Cluster
     from plait.mesh import Mesh
+    from plait.predict.probe.kept import ensure_probe_together
 
     joined = joined_world()
     assert joined is not None
@@ -192,7 +191,7 @@ def measured(cluster: str | None) -> None:
     `ConfigError`.
     """
     if cluster is not None and cluster.strip() == "local":
-        from plait.cli.probe import ensure_probe
+        from plait.predict.probe.kept import ensure_probe
 
         ensure_probe()
 
@@ -200,20 +199,6 @@ def measured(cluster: str | None) -> None:
 def ranks(plan: Plan) -> str:
     """`1 rank`, `2 ranks`."""
     return "1 rank" if plan.world_size == 1 else f"{plan.world_size} ranks"
-
-
-def speaks() -> bool:
-    """Whether this process speaks for all: the only one, or rank 0 of a world that torchrun
-    started.
-    """
-    world = joined_world()
-    return world is None or world.rank == 0
-
-
-def say(message: str) -> None:
-    """A line on stderr, once."""
-    if speaks():
-        print(message, file=sys.stderr, flush=True)
 
 
 def sizes(config: Config) -> dict[str, Any]:

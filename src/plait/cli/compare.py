@@ -12,6 +12,7 @@ from plait.cli import common
 from plait.cli.answer import Answer
 from plait.cli.layout import PlanTable
 from plait.cli.train import launched
+from plait.launcher.speaking import say, speaks
 from plait.run import comparison, job
 
 
@@ -38,21 +39,21 @@ def run(arguments: argparse.Namespace) -> Answer:
     """A row a plan. Every plan is checked before the first one runs."""
     config = common.read_config(arguments)
     plans = [common.plan_of(config, text) for text in arguments.plans]
-    if arguments.html is not None and common.speaks():
+    if arguments.html is not None and speaks():
         common.check_writable(arguments.html)
     rows: list[dict[str, Any]] = []
     timelines = []
     for number, plan in enumerate(plans, start=1):
-        common.say(f"plait compare: {plan} ({number} of {len(plans)})")
+        say(f"plait compare: {plan} ({number} of {len(plans)})")
         result = launched(job.Job(config, str(plan), keeps_timeline=True), plan.world_size)
         timelines.append(result.pop("timeline", None))
         rows.append({**result, "loss_error": loss_error(result, rows[0] if rows else result)})
-    if arguments.html is not None and common.speaks():
+    if arguments.html is not None and speaks():
         arguments.html.write_text(
             comparison.html(f"Plans compared: {Path(arguments.config).stem}", rows, timelines)
         )
-        common.say(f"plait compare: {arguments.html}")
-    return Answer({"rows": rows}, view(rows)) if common.speaks() else Answer(None)
+        say(f"plait compare: {arguments.html}")
+    return Answer({"rows": rows}, view(rows)) if speaks() else Answer(None)
 
 
 def loss_error(result: dict[str, Any], first: dict[str, Any]) -> float | None:

@@ -14,6 +14,7 @@ from plait.cli import common
 from plait.cli.answer import Answer
 from plait.errors import ConfigError
 from plait.launcher import joined_world, launch
+from plait.launcher.speaking import say, speaks
 
 if TYPE_CHECKING:
     from plait.config import Config
@@ -78,17 +79,17 @@ def run(arguments: argparse.Namespace) -> Answer:
 
         written = write(config, arguments.deploy, arguments.host, arguments.port)
         return Answer(written, Text(written["text"], no_wrap=True, overflow="ignore"))
-    if arguments.out is not None and common.speaks():
+    if arguments.out is not None and speaks():
         common.check_writable(arguments.out)
     section = config.federated
-    common.say(
+    say(
         f"plait federated: {section.strategy}, {section.clients} clients ({section.partition}), {section.rounds} rounds, each "
         f"client {plan}"
     )
     result = launch(simulated, config, nproc=plan.world_size)[0]
-    if arguments.out is not None and common.speaks():
+    if arguments.out is not None and speaks():
         arguments.out.write_text(json.dumps(result, indent=2) + "\n")
-    return Answer(result, view(result)) if common.speaks() else Answer(None)
+    return Answer(result, view(result)) if speaks() else Answer(None)
 
 
 def be_client(config: Config, arguments: argparse.Namespace, num_ranks: int) -> Answer:

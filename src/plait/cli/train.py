@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from plait.cli import common
 from plait.cli.answer import Answer
 from plait.launcher import launch
+from plait.launcher.speaking import say, speaks
 from plait.run import job
 
 if TYPE_CHECKING:
@@ -61,18 +62,18 @@ def run(arguments: argparse.Namespace) -> Answer:
         launched(job.Job(config, str(plan), checkpoint=checkpoint), plan.world_size)
         return Answer(None)
     task = job.Job(config, str(plan), folder=folder.path, checkpoint=checkpoint)
-    lock = held(folder.path) if common.speaks() else contextlib.nullcontext(None)
+    lock = held(folder.path) if speaks() else contextlib.nullcontext(None)
     start = "" if checkpoint is None else f", from {checkpoint.name}"
     try:
         with lock as since:
             removed = [] if since is None else sweep(folder.path, since)
             if removed:
-                common.say(f"plait train: removed what killed saves left: {', '.join(removed)}")
-            common.say(f"plait train: {plan} on {common.ranks(plan)}, into {folder.path}{start}")
+                say(f"plait train: removed what killed saves left: {', '.join(removed)}")
+            say(f"plait train: {plan} on {common.ranks(plan)}, into {folder.path}{start}")
             result = launched(task, plan.world_size)
     finally:
         folder.remove_if_empty()
-    return Answer(result, view(result)) if common.speaks() else Answer(None)
+    return Answer(result, view(result)) if speaks() else Answer(None)
 
 
 def _folder(arguments: argparse.Namespace) -> tuple[RunFolder | None, Path | None]:
@@ -84,13 +85,13 @@ def _folder(arguments: argparse.Namespace) -> tuple[RunFolder | None, Path | Non
     name = Path(arguments.config).stem
     source = arguments.resume
     if source is None:
-        return (new_run(arguments.out, name) if common.speaks() else None), None
+        return (new_run(arguments.out, name) if speaks() else None), None
     if not is_word(source, AUTO):
         return resumed_run(source, arguments.out, name)
     before = auto_source(arguments.out, name)
     if before is not None:
         return resumed_run(None, before, name)
-    return (fresh_run(arguments.out, name) if common.speaks() else None), None
+    return (fresh_run(arguments.out, name) if speaks() else None), None
 
 
 def launched(task: job.Job, num_ranks: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import argparse
 
 from plait.cli import common
 from plait.cli.answer import Answer
+from plait.launcher.speaking import say, speaks
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +38,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     """The report of `plait.verify.run`; its errors, and those of the config and the plan."""
     config = common.read_config(arguments, with_steps=False)
     plan = common.plan_of(config, arguments.plan)
-    common.say(f"plait verify: {plan} on {common.ranks(plan)}, against one device")
+    say(f"plait verify: {plan} on {common.ranks(plan)}, against one device")
     from plait.verify.run import run as verify
 
     report = verify(
@@ -45,6 +46,6 @@ def run(arguments: argparse.Namespace) -> Answer:
     )
     return (
         Answer(report.as_dict(), report.text(), ok=report.ok)
-        if common.speaks()
+        if speaks()
         else Answer(None, ok=report.ok)
     )

@@ -8,35 +8,25 @@ a run that starts with a default instead of what was meant costs more than a mes
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from plait import reference
 from plait.config import read
-from plait.config.model import ModelSection
 from plait.config.rules import broken_rules
-from plait.config.sections import ClusterSection, Data, Federated, PlanSection, Recovery, Train
+from plait.config.sections import Recovery, Sections
 from plait.errors import ConfigError, nearest
 from plait.toml import parse_value, read_toml, write_toml
 
 
 @dataclass(frozen=True)
-class Config:
-    """What to train (`model`), on what (`data`), how (`train`), split how (`plan`), where
-    (`cluster`).
+class Config(Sections):
+    """A run: the model, the data, the training, the plan and the cluster.
 
-    `federated` is for `plait federated` alone: over which clients, and by which rules. `recovery`:
-    what is done about ranks that fail.
+    `federated` names the clients and the rules of `plait federated` alone. `recovery` says what
+    happens to ranks that fail.
     """
-
-    model: ModelSection
-    data: Data
-    train: Train
-    plan: PlanSection
-    cluster: ClusterSection
-    federated: Federated = field(default_factory=Federated)
-    recovery: Recovery = field(default_factory=Recovery)
 
     @staticmethod
     def load(

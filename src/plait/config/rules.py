@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from plait.config.model import (
     EXPERT_KEYS,
@@ -25,9 +25,7 @@ from plait.config.model import (
     Transformer,
 )
 from plait.config.read import longest_sequence
-
-if TYPE_CHECKING:
-    from plait.config.config import Config
+from plait.config.sections import Sections
 
 BYTES: Final = 256
 DIGIT_FEATURES = 64
@@ -41,7 +39,7 @@ def _near(size: int, parts: int) -> str:
     return f"the nearest are {below} and {below + parts}" if below else f"the least is {parts}"
 
 
-def heads_divide_the_hidden_size(config: Config) -> Iterator[str]:
+def heads_divide_the_hidden_size(config: Sections) -> Iterator[str]:
     """Unless `head_dim` says otherwise."""
     model = config.model
     if not isinstance(model, Transformer) or getattr(model, "head_dim", None) is not None:
@@ -58,14 +56,14 @@ def heads_divide_the_hidden_size(config: Config) -> Iterator[str]:
         )
 
 
-def head_dim_is_even(config: Config) -> Iterator[str]:
+def head_dim_is_even(config: Sections) -> Iterator[str]:
     """Rotary positions turn pairs of features."""
     model = config.model
     if isinstance(model, Llama) and model.head_dim is not None and model.head_dim % 2:
         yield f"model.head_dim {model.head_dim} is odd; rotary positions turn pairs"
 
 
-def key_value_heads_divide_the_heads(config: Config) -> Iterator[str]:
+def key_value_heads_divide_the_heads(config: Sections) -> Iterator[str]:
     """Each key-value head serves a whole group of queries."""
     model = config.model
     if (
@@ -79,7 +77,7 @@ def key_value_heads_divide_the_heads(config: Config) -> Iterator[str]:
         )
 
 
-def expert_keys_go_together(config: Config) -> Iterator[str]:
+def expert_keys_go_together(config: Sections) -> Iterator[str]:
     """The keys of experts mean nothing without experts, and a token cannot go to more than there
     are.
     """
@@ -97,7 +95,7 @@ def expert_keys_go_together(config: Config) -> Iterator[str]:
         yield f"model.num_experts_per_tok {model.num_experts_per_tok} is more than num_local_experts {model.num_local_experts}"
 
 
-def router_keys_go_together(config: Config) -> Iterator[str]:
+def router_keys_go_together(config: Sections) -> Iterator[str]:
     """Groups cut the experts evenly and hold enough of them; what is balanced by itself needs no
     help.
     """
@@ -122,7 +120,7 @@ def router_keys_go_together(config: Config) -> Iterator[str]:
         yield "model.topk_method 'expert_choice' is balanced by itself; leave router_aux_loss_coef and the bias's speed out"
 
 
-def hf_config_has_a_type(config: Config) -> Iterator[str]:
+def hf_config_has_a_type(config: Sections) -> Iterator[str]:
     """An inline table must say which model it is."""
     model = config.model
     if (
@@ -133,7 +131,7 @@ def hf_config_has_a_type(config: Config) -> Iterator[str]:
         yield "model.config needs model_type when it is a table, as in config = {model_type = 'gpt2'}"
 
 
-def data_has_one_source(config: Config) -> Iterator[str]:
+def data_has_one_source(config: Sections) -> Iterator[str]:
     """A name or a function."""
     data = config.data
     if data.name is None and data.python is None:
@@ -146,7 +144,7 @@ def data_has_one_source(config: Config) -> Iterator[str]:
         yield f"data.files belongs to data 'text', not to '{data.name}'"
 
 
-def text_needs_a_language_model(config: Config) -> Iterator[str]:
+def text_needs_a_language_model(config: Sections) -> Iterator[str]:
     """Bytes are tokens: 256 of them, in sequences."""
     data = config.data
     model = config.model
@@ -191,7 +189,7 @@ def written_vocabulary(config: Any) -> int | None:
     return None
 
 
-def digits_need_an_image_model(config: Config) -> Iterator[str]:
+def digits_need_an_image_model(config: Sections) -> Iterator[str]:
     """8 x 8 grey images of ten digits."""
     model = config.model
     if config.data.name != "digits":
@@ -208,13 +206,13 @@ def digits_need_an_image_model(config: Config) -> Iterator[str]:
         yield f"model.num_classes {model.num_classes}: data 'digits' needs num_classes {DIGIT_CLASSES} or more"
 
 
-def random_data_needs_known_shapes(config: Config) -> Iterator[str]:
+def random_data_needs_known_shapes(config: Sections) -> Iterator[str]:
     """A user's own model does not say what it takes."""
     if config.data.name == "random" and isinstance(config.model, Python):
         yield "data.name 'random' needs a model by name, whose shapes it knows; give data.python = 'module:function'"
 
 
-def sequences_fit_the_positions(config: Config) -> Iterator[str]:
+def sequences_fit_the_positions(config: Sections) -> Iterator[str]:
     """A sequence may not be longer than the positions that the model has."""
     longest = longest_sequence(config.model)
     if config.data.seq_len is not None and longest is not None and config.data.seq_len > longest:
@@ -224,7 +222,7 @@ def sequences_fit_the_positions(config: Config) -> Iterator[str]:
         )
 
 
-def optimizer_keys_go_together(config: Config) -> Iterator[str]:
+def optimizer_keys_go_together(config: Sections) -> Iterator[str]:
     """Momentum is SGD's; Nesterov's needs some; a floor lies below."""
     train = config.train
     if train.optimizer == "adamw" and (train.momentum or train.nesterov):
@@ -235,7 +233,7 @@ def optimizer_keys_go_together(config: Config) -> Iterator[str]:
         yield f"train.min_lr {train.min_lr:g} is above lr {train.lr:g}"
 
 
-def federations_have_enough_clients(config: Config) -> Iterator[str]:
+def federations_have_enough_clients(config: Sections) -> Iterator[str]:
     """A sum of one client hides nothing; krum needs neighbours that are not bad."""
     federated = config.federated
     asked = max(1, round(federated.fraction * federated.clients))
@@ -252,7 +250,7 @@ def federations_have_enough_clients(config: Config) -> Iterator[str]:
         )
 
 
-RULES: Final[tuple[Callable[[Config], Iterator[str]], ...]] = (
+RULES: Final[tuple[Callable[[Sections], Iterator[str]], ...]] = (
     heads_divide_the_hidden_size,
     head_dim_is_even,
     key_value_heads_divide_the_heads,
@@ -269,6 +267,6 @@ RULES: Final[tuple[Callable[[Config], Iterator[str]], ...]] = (
 )
 
 
-def broken_rules(config: Config) -> list[str]:
+def broken_rules(config: Sections) -> list[str]:
     """The messages of all rules that a config breaks."""
     return [message for rule in RULES for message in rule(config)]

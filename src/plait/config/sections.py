@@ -4,11 +4,12 @@ run.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from plait.config.model import Count, PathText, Positive, Reference, Section
+from plait.config.model import Count, ModelSection, PathText, Positive, Reference, Section
 
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -178,3 +179,16 @@ class Federated(Section):
     workers: Count = 1
     evaluate_every: Count = 1
     patience_seconds: Positive = 120.0
+
+
+@dataclass(frozen=True)
+class Sections:
+    """All sections of a config, which rules between keys are asked about."""
+
+    model: ModelSection
+    data: Data
+    train: Train
+    plan: PlanSection
+    cluster: ClusterSection
+    federated: Federated = field(default_factory=Federated)
+    recovery: Recovery = field(default_factory=Recovery)

@@ -7,17 +7,17 @@ be said about it without a model is said by `check`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from plait.errors import PlanError
-from plait.plan.axes import ContextAxis, DataAxis, PipelineAxis, Precision, Remat, TensorAxis
 from plait.plan.facts import STRATEGIES
 from plait.plan.rules import broken_rules
+from plait.plan.terms import Terms
 from plait.plan.text import parse_terms, plan_text
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Terms):
     """One way to split a training run over `world_size` ranks.
 
     `micro_batches` (for each step and data rank) 0 asks for the default, and is resolved at once:
@@ -27,20 +27,6 @@ class Plan:
     >>> str(plan), plan.world_size
     ('pp2 tp4:2d dp2:zero1 mb8', 16)
     """
-
-    dp: DataAxis = field(default_factory=DataAxis)
-    tp: TensorAxis = field(default_factory=TensorAxis)
-    pp: PipelineAxis = field(default_factory=PipelineAxis)
-    ep: int = 1
-    cp: ContextAxis = field(default_factory=ContextAxis)
-    micro_batches: int = 0
-    remat: Remat = "none"
-    precision: Precision = "float32"
-    compile: bool = False
-
-    def __post_init__(self) -> None:
-        if self.micro_batches == 0:
-            object.__setattr__(self, "micro_batches", self.default_micro_batches)
 
     @staticmethod
     def parse(text: str) -> Plan:
@@ -53,11 +39,6 @@ class Plan:
 
     def __str__(self) -> str:
         return plan_text(self)
-
-    @property
-    def default_micro_batches(self) -> int:
-        """What `mb` is when a text does not say: enough to give every pipeline rank one."""
-        return self.pp.size
 
     @property
     def world_size(self) -> int:

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from math import gcd, isqrt
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from plait.errors import nearest
 from plait.plan import axes
 from plait.plan.axes import ContextAxis, DataAxis, PipelineAxis, TensorAxis, cube_root
 from plait.plan.facts import SCHEDULES, STRATEGIES, broken_shape
-
-if TYPE_CHECKING:
-    from plait.plan.plan import Plan
-
+from plait.plan.terms import Terms
 
 # --- numbers and words: what a record built by hand can get wrong and a text cannot
 # -------------------------------
@@ -38,7 +35,7 @@ def _unknown_word(thing: object, kind: str, word: str, known: tuple[str, ...]) -
     )
 
 
-def malformed(plan: Plan) -> list[str]:
+def malformed(plan: Terms) -> list[str]:
     """Sizes that are no counts and words that the grammar does not have; other rules only make
     sense without these.
     """
@@ -111,7 +108,7 @@ def replicate_only_with_zero(dp: DataAxis) -> str | None:
 
 
 def offload_only_with_zero(dp: DataAxis) -> str | None:
-    """It is the sharded optimizer state that moves to the host."""
+    """Offloading moves the sharded optimizer state to the host."""
     if not dp.offload or _takes(dp, "offload"):
         return None
     return f"{dp}: offload belongs to zero1, zero2 and zero3; write dp{dp.size}:zero1,offload or leave it out"
@@ -195,7 +192,7 @@ def tensor_3d_is_cube(tp: TensorAxis) -> str | None:
     return f"tp{tp.size}:3d needs a cubic number of ranks; the nearest are tp{q**3}:3d and tp{(q + 1) ** 3}:3d"
 
 
-def schedule_has_the_shape(plan: Plan) -> str | None:
+def schedule_has_the_shape(plan: Terms) -> str | None:
     """The stages of a rank and the micro-batches are some that the generator makes."""
     pp = plan.pp
     facts = SCHEDULES[pp.schedule]
@@ -205,7 +202,7 @@ def schedule_has_the_shape(plan: Plan) -> str | None:
     return None if broken is None else f"{pp} mb{plan.micro_batches}: {broken}"
 
 
-def experts_borrow_existing_ranks(plan: Plan) -> str | None:
+def experts_borrow_existing_ranks(plan: Terms) -> str | None:
     """`ep` takes its ranks from dp x cp."""
     lenders = plan.dp.size * plan.cp.size
     if lenders % plan.ep == 0:
@@ -233,7 +230,7 @@ AXIS_RULES: Final[dict[type, tuple[Callable[[Any], str | None], ...]]] = {
 `check`.
 """
 
-NUMBER_RULES: Final[tuple[Callable[[Plan], str | None], ...]] = (
+NUMBER_RULES: Final[tuple[Callable[[Terms], str | None], ...]] = (
     lambda plan: replicate_divides_dp(plan.dp),
     lambda plan: tensor_2d_is_square(plan.tp),
     lambda plan: tensor_2_5d_is_square_times_depth(plan.tp),
@@ -252,7 +249,7 @@ def broken_axis_rules(axis: DataAxis | TensorAxis | PipelineAxis | ContextAxis) 
             yield message
 
 
-def broken_rules(plan: Plan) -> list[str]:
+def broken_rules(plan: Terms) -> list[str]:
     """Every message of every rule that the plan breaks; empty for a good plan."""
     broken = malformed(plan)
     if broken:

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from plait.errors import PlanError, nearest
 from plait.plan import axes
 from plait.plan.axes import ContextAxis, DataAxis, PipelineAxis, TensorAxis
 from plait.plan.rules import broken_axis_rules
-
-if TYPE_CHECKING:
-    from plait.plan.plan import Plan
+from plait.plan.terms import Terms
 
 _SHAPE: Final = re.compile(r"(?P<name>[a-z]+)(?P<number>[0-9]*)(?P<tail>[:,].*)?")
 _OPTION: Final = re.compile(r"(?P<name>[a-z]+)(?P<number>[0-9]+)?")
@@ -184,9 +182,7 @@ def _count(name: str, digits: str, *, least: int, example: str) -> int:
 
 
 def _hint(term: str) -> str:
-    """What was probably meant: a word of an axis without its axis, another case, or the nearest
-    term.
-    """
+    """The term that was probably meant: with its axis, in lower case, or the nearest one."""
     if term == "auto":
         return "'auto' asks the planner, which needs a model and a cluster; a plan itself names axes, as in dp2:zero3"
     head = re.split("[:,]", term)[0]
@@ -201,7 +197,7 @@ def _hint(term: str) -> str:
     return nearest(re.split("[^a-z]", head)[0] or head, _TERMS)
 
 
-def plan_text(plan: Plan) -> str:
+def plan_text(plan: Terms) -> str:
     """The canonical text: pp, tp, dp, ep, cp, mb, remat, precision, compile; `dp1` for the single
     device.
     """

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from plait.cli import common, main, probe
+from plait.cli import common, main
 from plait.config import load
+from plait.predict.probe import kept
 from tests.unit.predict.cost import test_processor
 
 PROBE = test_processor.PROBE
@@ -31,7 +32,7 @@ def measurements(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
         return PROBE
 
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(probe, "measure_here", measure_here)
+    monkeypatch.setattr(kept, "measure_here", measure_here)
     return written
 
 

@@ -98,9 +98,14 @@ def test_zero_stages_shard_one_thing_more_each(name: str) -> None:
 
 # What other frameworks call a strategy or offer, and which plans a search tries, are facts of
 # theirs.
-OWN_WORDS = {"planner/export.py", "cost/frameworks.py", "planner/space.py", "verify/bisect.py"}
-SCHEDULE_HOMES = {"plan/facts.py", "plan/axes.py", "pipeline/schedules", "cli/schedule.py"}
-STAGE_HOMES = {"plan/facts.py", "data/__init__.py"}
+OWN_WORDS = {
+    "predict/planner/export.py",
+    "predict/cost/frameworks.py",
+    "predict/planner/space.py",
+    "verify/diagnosis/bisect.py",
+}
+SCHEDULE_HOMES = {"plan/facts.py", "plan/axes.py", "parallel/pipeline/schedules", "cli/schedule.py"}
+STAGE_HOMES = {"plan/facts.py", "parallel/data/__init__.py"}
 
 
 def words_in(path: Path, words: set[str]) -> set[str]:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from plait.cli.probe import summary
 from plait.cluster import Cluster
 from plait.errors import ConfigError
+from plait.predict.probe.kept import check_writable
+from plait.predict.probe.measure import summary
 
 
 def measured(num_devices: int = 2) -> dict[str, Any]:
@@ -45,9 +46,7 @@ def test_a_probe_is_a_cluster(num_devices: int) -> None:
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
     tmp_path: Path,
 ) -> None:
-    from plait.cli.probe import _check_writable
-
     (tmp_path / "file").touch()
     for out in (tmp_path / "file" / "probe.json", tmp_path):
         with pytest.raises(ConfigError, match="cannot be written"):
-            _check_writable(out)
+            check_writable(out)

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from plait.cli import main, probe
+from plait.cli import main
+from plait.predict.probe import kept, measure
+from plait.predict.probe.kept import ensure_probe
 from plait.predict.probe.quiet import ATTEMPTS, Moment, now, quietest, warning
 from tests.unit.cli.test_auto import PROBE
 from tests.unit.cli.test_report import CONFIG
@@ -91,11 +93,11 @@ def test_figures_of_a_busy_machine_are_kept_with_their_share_and_said_at_every_u
         return dict(PROBE)
 
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(probe, "_measured", measured)
+    monkeypatch.setattr(measure, "_measured", measured)
     monkeypatch.setattr("plait.predict.probe.quiet.now", machine.read)
     monkeypatch.setattr(quietest, "__defaults__", (machine.read,))
     for _ in range(2):
-        probe.ensure_probe()
+        ensure_probe()
         assert "while other processes took 30% of its cores" in capsys.readouterr().err
     kept = json.loads((tmp_path / ".cache" / "plait" / "probe.json").read_text())
     assert kept["others_share"] == pytest.approx(0.3)
@@ -124,7 +126,7 @@ def test_a_bad_question_measures_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(probe, "measure_here", lambda *_, **__: pytest.fail("it was measured"))
+    monkeypatch.setattr(kept, "measure_here", lambda *_, **__: pytest.fail("it was measured"))
     path = tmp_path / "config.toml"
     path.write_text(CONFIG)
     assert main([words[0], str(path), "--cluster", "local", *words[1:]]) == 2

@@ -1,0 +1,35 @@
+"""The terms of a plan as a frozen record, which text and rules read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from plait.plan.axes import ContextAxis, DataAxis, PipelineAxis, Precision, Remat, TensorAxis
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The axes and options of a plan, as its text names them.
+
+    `micro_batches` counts for each step and data rank. 0 asks for the default, and is resolved at
+    once.
+    """
+
+    dp: DataAxis = field(default_factory=DataAxis)
+    tp: TensorAxis = field(default_factory=TensorAxis)
+    pp: PipelineAxis = field(default_factory=PipelineAxis)
+    ep: int = 1
+    cp: ContextAxis = field(default_factory=ContextAxis)
+    micro_batches: int = 0
+    remat: Remat = "none"
+    precision: Precision = "float32"
+    compile: bool = False
+
+    def __post_init__(self) -> None:
+        if self.micro_batches == 0:
+            object.__setattr__(self, "micro_batches", self.default_micro_batches)
+
+    @property
+    def default_micro_batches(self) -> int:
+        """`mb` of a text without the term: one micro-batch for every pipeline rank."""
+        return self.pp.size
