@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from plait.checkpoint import Piece, save
+from plait.checkpoint.write import save
 from plait.checkpoint.folder import sweep
 from plait.cli import common, train
 from plait.engine.runlock import held
+from plait.mesh import Shard
 
 CONFIG = """
 [model]
@@ -35,8 +36,8 @@ def run_folder(path: Path) -> Path:
     """Two checkpoints, a save that was killed in its midst and one killed before its end."""
     checkpoints = path / "checkpoints"
     for step in (2, 4):
-        piece = Piece.whole("weight", torch.ones(2))
-        save(checkpoints / f"step-{step:08d}", [piece], {"step": step})
+        shard = Shard.whole("weight", torch.ones(2))
+        save(checkpoints / f"step-{step:08d}", [shard], {"step": step})
     for name in KILLED:
         (checkpoints / name).mkdir()
         (checkpoints / name / "rank-00000-of-00001.safetensors").write_bytes(b"half")
@@ -88,7 +89,7 @@ def test_the_next_start_sweeps_and_says_so(
     run = run_folder(tmp_path / "run")
     age(run, 1000.0)
     keys: dict[str, Any] = {"config": str(tmp_path / "mlp.toml"), "plan": "dp1", "nproc": None}
-    keys |= {"overrides": [], "steps": None, "out": run, "resume": str(run), "json": False}
+    keys |= {"overrides": [], "steps": None, "out": run, "resume": run, "json": False}
     monkeypatch.setattr(train, "launched", lambda task, size: {})
     monkeypatch.setattr(train, "view", lambda result: "")
     monkeypatch.setattr(common, "say", print)
