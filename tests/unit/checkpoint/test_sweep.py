@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from plait.checkpoint.write import save
 from plait.checkpoint.folder import sweep
+from plait.checkpoint.write import save
 from plait.cli import common, train
 from plait.engine.runlock import held
 from plait.mesh import Shard
