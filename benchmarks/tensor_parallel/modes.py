@@ -91,7 +91,7 @@ class Case:
         )
 
     def forward(self) -> Tensor:
-        self.split.run.where = self.split.mode.residual
+        self.split.context.layout = self.split.mode.residual
         y: Tensor = self.part(self.x)
         return y
 
@@ -106,7 +106,7 @@ class Case:
             if param.grad is not None
         ]
         self.split.sum_partial(gradients)
-        self.split.run.forget()
+        self.split.context.forget()
         for param in self.model.parameters():
             param.grad = None
         self.x.grad = None
@@ -129,7 +129,7 @@ class Case:
             y = self.forward()
         self.row.activation_bytes = sum(kept.values())
         y.sum().backward()
-        self.split.run.forget()
+        self.split.context.forget()
 
 
 def _gpt(width: int) -> nn.Module:

@@ -24,10 +24,8 @@ NOT_YET = {
     "cluster",
     "comm",
     "config",
-    "parallel.context",
     "predict.cost",
     "engine",
-    "parallel.expert",
     "outer.federated",
     "predict.probe",
     "run",
@@ -38,7 +36,6 @@ NOT_YET = {
     "predict.planner",
     "products",
     "reference",
-    "parallel.tensor",
     "verify",
 }
 

@@ -43,7 +43,7 @@ def met_one_by_one() -> list[Any]:
 
         return gather
 
-    return [wrap(rounds.Round, "gather", make)]
+    return [wrap(rounds.RingStep, "gather", make)]
 
 
 def large_all_reduce() -> list[Any]:

@@ -47,7 +47,9 @@ def steps(world: World, plan: str, options: Options, num_steps: int) -> list[Any
             and engine._balance is not None
             and engine._balance.placer is not None
         )
-        found.append((result.load, result.ledger.bytes("ep"), dict(engine._balance.placer.layouts)))
+        found.append(
+            (result.load, result.ledger.bytes("ep"), dict(engine._balance.placer.placements))
+        )
     return found
 
 

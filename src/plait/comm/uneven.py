@@ -1,10 +1,8 @@
-"""Rows to ranks and back: the differentiable all-to-all with uneven splits, in two halves so that
-there is time between.
+"""The differentiable all-to-all of rows with uneven splits, in two halves.
 
-`depart` issues the collective and returns memory that is not filled yet; `arrive` waits for it.
-Backward is the way back, with the same two halves: the gradient of `arrive` issues it, the gradient
-of `depart` waits. What is computed between the two in the forward has its backward between them
-too.
+`start` issues the collective and returns memory that is not filled yet; `wait` waits for it. The
+backward of `wait` issues the inverse exchange, the backward of `start` waits for it: work between
+the two halves has its backward between them too.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from plait.comm.axis import Axis
 from plait.comm.work import Work
 
 
-class Flight:
+class UnevenAllToAll:
     """One exchange of rows [R, ...] over an axis: `sent[k]` of them to rank k, `received[k]` from
     it.
     """
@@ -28,21 +26,21 @@ class Flight:
         self.sent = sent
         self.received = received
         self._work: Work | None = None
-        self.coming_home: Tensor | None = None
+        self.gradient: Tensor | None = None
 
-    def depart(self, rows: Tensor) -> Tensor:
-        """Start; the result may only be given to `arrive`."""
-        waiting: Tensor = _Depart.apply(rows, self)
+    def start(self, rows: Tensor) -> Tensor:
+        """Start; the result may only be given to `wait`."""
+        waiting: Tensor = _Start.apply(rows, self)
         return waiting
 
-    def arrive(self, waiting: Tensor) -> Tensor:
+    def wait(self, waiting: Tensor) -> Tensor:
         """The rows that have come, in the order of the ranks that sent them."""
-        rows: Tensor = _Arrive.apply(waiting, self)
+        rows: Tensor = _Wait.apply(waiting, self)
         return rows
 
-    def back(self) -> Flight:
+    def inverse(self) -> UnevenAllToAll:
         """The exchange that undoes this one."""
-        return Flight(self._axis, self.received, self.sent)
+        return UnevenAllToAll(self._axis, self.received, self.sent)
 
     def _issue(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
         out = rows.new_empty((sum(received), *rows.shape[1:]))
@@ -54,32 +52,31 @@ class Flight:
         self._work.wait()
 
 
-class _Depart(torch.autograd.Function):
+class _Start(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, flight: Flight) -> Tensor:
-        ctx.flight = flight
-        return flight._issue(rows, flight.sent, flight.received)
+    def forward(ctx: Any, rows: Tensor, exchange: UnevenAllToAll) -> Tensor:
+        ctx.exchange = exchange
+        return exchange._issue(rows, exchange.sent, exchange.received)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        flight = ctx.flight
-        flight._wait()
-        home = flight.coming_home
-        flight.coming_home = None
-        return home, None
+        exchange = ctx.exchange
+        exchange._wait()
+        gradient = exchange.gradient
+        exchange.gradient = None
+        return gradient, None
 
 
-class _Arrive(torch.autograd.Function):
+class _Wait(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, waiting: Tensor, flight: Flight) -> Tensor:
-        ctx.flight = flight
-        flight._wait()
+    def forward(ctx: Any, waiting: Tensor, exchange: UnevenAllToAll) -> Tensor:
+        ctx.exchange = exchange
+        exchange._wait()
         return waiting.view_as(waiting)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        flight = ctx.flight
-        flight.coming_home = flight._issue(grads[0], flight.received, flight.sent)
-        return grads[
-            0
-        ], None  # of the shape that autograd expects; `_Depart` puts what comes home in its place
+        exchange = ctx.exchange
+        exchange.gradient = exchange._issue(grads[0], exchange.received, exchange.sent)
+        # A gradient of the shape that autograd expects; `_Start` puts the received one in its place.
+        return grads[0], None

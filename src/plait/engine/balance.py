@@ -20,7 +20,7 @@ from plait.engine.loss import LossFunction
 from plait.errors import ModelError
 from plait.models.experts import MixtureOfExperts, mixtures
 from plait.models.routing import Router
-from plait.parallel.expert import Choice, Placer, RankSurroundings, SequenceCut, product
+from plait.parallel.expert import Choice, Placer, RankRouterContext, SequenceCut, product
 from plait.products import Products
 
 
@@ -69,12 +69,12 @@ class Balance:
     def __init__(
         self,
         routers: dict[str, Router],
-        surroundings: RankSurroundings,
+        router_context: RankRouterContext,
         tokens: Axis,
         loss: LossFunction,
     ) -> None:
         self.routers = routers
-        self._around = surroundings
+        self._router_context = router_context
         self._tokens = tokens
         self._count = getattr(loss, "count", None)
         self.placer: Placer | None = None  # where experts are split over ranks
@@ -91,10 +91,10 @@ class Balance:
         }
         if not routers:
             return None
-        around = RankSurroundings(tokens, sequence)
+        context = RankRouterContext(tokens, sequence)
         for router in routers.values():
-            router.surroundings = around
-        return cls(routers, around, tokens, loss)
+            router.context = context
+        return cls(routers, context, tokens, loss)
 
     def use_product(self, model: nn.Module, how: str, products: Products) -> None:
         """How to choose the grouped product of the experts: by rule, by measurement after the first
@@ -120,7 +120,7 @@ class Balance:
         scalars = scalars.to(self._device())
         self._tokens.all_reduce(scalars, control=True).wait()
         total, *by_micro_batch = scalars.tolist()
-        self._around.begin_step(total, by_micro_batch, loss_scale)
+        self._router_context.begin_step(total, by_micro_batch, loss_scale)
 
     def _device(self) -> torch.device:
         return next(iter(self.routers.values())).weight.device
@@ -133,7 +133,7 @@ class Balance:
 
     def enter(self, index: int, micro: MicroBatch, *, recording: bool) -> None:
         """The forward or backward of a micro-batch begins."""
-        self._around.enter(index, present=micro.num_samples > 0, recording=recording)
+        self._router_context.enter(index, present=micro.num_samples > 0, recording=recording)
 
     def check(self, loss: Any) -> None:
         """Refuse a loss whose count could not be known beforehand."""
@@ -151,7 +151,7 @@ class Balance:
 
     def take_auxiliary(self) -> Tensor:
         """This rank's part of the auxiliary losses since the last call, as a sum."""
-        return self._around.take_auxiliary()
+        return self._router_context.take_auxiliary()
 
     def after_update(self, stages: Axis) -> None:
         """Sum the load over all ranks, and let the routers of this rank's stages act on it.
@@ -186,7 +186,7 @@ class Balance:
         """
         layers = self._to_measure
         self._to_measure = {}
-        forwards = self._tokens.size * self._around.num_micro_batches
+        forwards = self._tokens.size * self._router_context.num_micro_batches
         return {
             name: product.choose(layers[name], [float(tokens) / forwards for tokens in load[:-2]])
             for name, load in zip(self.routers, found, strict=True)

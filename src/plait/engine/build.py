@@ -36,7 +36,7 @@ from plait.engine.state.values import Whole, prepare
 from plait.engine.strategies import StrategyMaker
 from plait.engine.update import Parameters, Update
 from plait.engine.with_experts import (
-    expert_roads,
+    expert_groups,
     make_placer,
     placements,
 )
@@ -122,7 +122,7 @@ def compose(
     blocks = _blocks(model, options.blocks)
     sequence = _split_sequences(model, plan, world, options)
     whole = Whole.of(model, world)
-    experts = expert.apply(model, expert_roads(world)) if plan.ep > 1 else None
+    experts = expert.apply(model, expert_groups(world)) if plan.ep > 1 else None
     split = _split_layers(model, plan, world, options)
     balance = Balance.of(model, data_axis(world), sequence, loss)
     if balance is not None and experts is not None:

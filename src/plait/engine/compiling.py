@@ -28,7 +28,7 @@ TALKING = (
     layers.ParallelLinear,
     layers.ParallelEmbedding,
     layers.ParallelNorm,
-    layers.Whole,
+    layers.ReplicatedLinear,
     RingAttention,
     UlyssesAttention,
 )

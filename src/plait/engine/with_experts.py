@@ -14,7 +14,7 @@ from plait.comm import World
 from plait.mesh.boxes import Box
 from plait.models.experts import mixtures
 from plait.parallel.data import DataGroup, Unit
-from plait.parallel.expert import ExpertSplit, Placer, Placing, Roads
+from plait.parallel.expert import AllToAllGroups, ExpertSplit, Placer, Placing
 from plait.parallel.tensor import Placement, TensorSplit
 
 
@@ -49,11 +49,11 @@ def _users(modules: Sequence[nn.Module], params: set[int]) -> list[nn.Module]:
     ]
 
 
-def expert_roads(world: World) -> Roads:
+def expert_groups(world: World) -> AllToAllGroups:
     """The expert axis, in two hops where it spans nodes. Collective."""
     if not world.mesh.experts_span_nodes:
-        return Roads(world.axis("ep"))
-    return Roads(world.axis("ep"), world.axis("ep_local"), world.axis("ep_nodes"))
+        return AllToAllGroups(world.axis("ep"))
+    return AllToAllGroups(world.axis("ep"), world.axis("ep_local"), world.axis("ep_nodes"))
 
 
 def make_placer(model: nn.Module, world: World, placing: Placing) -> Placer:

@@ -31,29 +31,30 @@ def as_it_is(x: Tensor) -> Tensor:
     return x
 
 
-class Trip:
+class DispatchHandle:
     """Rows under way to their experts, and the way back."""
 
     def __init__(self, rows: Tensor, counts: Sequence[int]) -> None:
-        self.rows, self.counts = rows, list(counts)
+        self.rows = rows
+        self.counts = list(counts)
 
-    def arrive(self) -> tuple[Tensor, list[int]]:
+    def wait(self) -> tuple[Tensor, list[int]]:
         """The rows that are here now, sorted by expert, and how many each expert of this rank
         has.
         """
         return self.rows, self.counts
 
     def combine(self, rows: Tensor) -> Tensor:
-        """What became of them, where they came from: the inverse of dispatch and arrive."""
+        """The experts' results on the ranks of their tokens: the inverse of dispatch and wait."""
         return rows
 
 
 class Exchange:
     """Sends rows to where their experts are."""
 
-    def dispatch(self, rows: Tensor, counts: Tensor) -> Trip:
+    def dispatch(self, rows: Tensor, counts: Tensor) -> DispatchHandle:
         """`rows` [R, D] sorted by expert, `counts` [E] of all experts."""
-        return Trip(rows, counts.tolist())
+        return DispatchHandle(rows, counts.tolist())
 
 
 class ExpertWeights(nn.Module, ABC):
@@ -133,9 +134,8 @@ class MixtureOfExperts(nn.Module):
         self.experts = experts
         self.shared = shared
         self.exchange = Exchange()
-        self.enter: Door = (
-            as_it_is  # where the stream is in parts between layers: to whole sequences, and back
-        )
+        # Where activations are in parts between layers: to whole sequences, and back.
+        self.enter: Door = as_it_is
         self.leave: Door = as_it_is
 
     def forward(self, x: Tensor) -> Tensor:
@@ -148,10 +148,10 @@ class MixtureOfExperts(nn.Module):
         order = routing.expert.argsort(stable=True)
         counts = torch.bincount(routing.expert, minlength=self.router.settings.num_experts)
         path = self._path(routing, order, tokens)
-        trip = self.exchange.dispatch(path.to_rows(tokens), counts)
+        handle = self.exchange.dispatch(path.to_rows(tokens), counts)
         shared = None if self.shared is None else self.shared(x)
-        output = path.add_up(trip.combine(self.experts(*trip.arrive()))).view_as(whole)
-        output = self.leave(self.router.surroundings.attach(output, self.router.auxiliary))
+        output = path.add_up(handle.combine(self.experts(*handle.wait()))).view_as(whole)
+        output = self.leave(self.router.context.attach(output, self.router.auxiliary))
         return output if shared is None else output + shared
 
     def _path(self, routing: Routing, order: Tensor, tokens: Tensor) -> _Path:

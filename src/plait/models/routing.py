@@ -2,7 +2,7 @@
 what keeps them balanced.
 
 Everything that looks at more than one token looks at a *sequence* (capacity, the choice of the
-experts) or at all tokens of a micro-batch (the balance loss); `Surroundings` says what of these
+experts) or at all tokens of a micro-batch (the balance loss); `RouterContext` says what of these
 lies on other ranks. So no decision depends on how many ranks there are. Shapes: B samples, S
 positions, N = B S tokens, D hidden size, E experts, k experts a token.
 """
@@ -31,9 +31,10 @@ class Routing:
     weight: Tensor
 
 
-class Surroundings:
-    """What a router must know of tokens that it does not see. On one device there are none: every
-    method is the identity.
+class RouterContext:
+    """Sums and sequences over the tokens that a router does not see.
+
+    On one device there are none: every method is the identity.
 
     Attributes:
         present: 0.0 for a placeholder, whose tokens count for nothing.
@@ -94,7 +95,7 @@ class Router(nn.Module):
         self.register_buffer(
             "bias", torch.zeros(settings.num_experts) if settings.bias_speed else None
         )
-        self.surroundings = Surroundings()
+        self.context = RouterContext()
         self.auxiliary: Tensor | None = None
         self.load: Tensor | None = None
         self.reset_parameters()
@@ -119,16 +120,17 @@ class Router(nn.Module):
             else self._tokens_choose(logits, scores)
         )
         if self.training and self.settings.z_coef:
-            samples, positions = self.surroundings.sizes(*x.shape[:2])
+            samples, positions = self.context.sizes(*x.shape[:2])
             z = logits.logsumexp(-1).square().sum() * (
-                self.settings.z_coef * self.surroundings.present / (samples * positions)
+                self.settings.z_coef * self.context.present / (samples * positions)
             )
             self.auxiliary = z if self.auxiliary is None else self.auxiliary + z
         return routing
 
     def auxiliary_loss(self) -> Tensor | None:
-        """Of the last forward: 0-dim, to be added to the mean loss; its sum over the ranks of a
-        micro-batch is the loss.
+        """The auxiliary loss of the last forward: 0-dim, to be added to the mean loss.
+
+        Its sum over the ranks of a micro-batch is the loss of the micro-batch.
         """
         return self.auxiliary
 
@@ -157,11 +159,11 @@ class Router(nn.Module):
         """
         if self.noise_weight is None or not self.training:
             return logits
-        _, positions = self.surroundings.sizes(*x.shape[:2])
+        _, positions = self.context.sizes(*x.shape[:2])
         noise = torch.randn(
             x.shape[0], positions, logits.shape[-1], dtype=logits.dtype, device=logits.device
         )
-        return logits + self.surroundings.own_positions(noise) * F.softplus(
+        return logits + self.context.own_positions(noise) * F.softplus(
             x @ widen(self.noise_weight).t()
         )
 
@@ -221,8 +223,8 @@ class Router(nn.Module):
         """Which pairs their expert has room for [B, S, k]; None when nothing can be dropped."""
         if self.settings.capacity_factor is None:
             return None
-        chosen = self.surroundings.whole_sequence(chosen)
-        scores = self.surroundings.whole_sequence(scores)
+        chosen = self.context.whole_sequence(chosen)
+        scores = self.context.whole_sequence(scores)
         experts = chosen.flatten(1)
         num_chosen = chosen.shape[-1]
         if self.settings.drop_by == "score":
@@ -233,16 +235,16 @@ class Router(nn.Module):
             1, order, place_in_group(experts.gather(1, order))
         )
         kept = place < self.settings.capacity(chosen.shape[1])
-        return self.surroundings.own_positions(kept.unflatten(1, (-1, num_chosen)))
+        return self.context.own_positions(kept.unflatten(1, (-1, num_chosen)))
 
     # -- experts choose tokens
     # ------------------------------------------------------------------------------------
 
     def _experts_choose(self, scores: Tensor) -> Routing:
         """Each expert takes the same number of tokens of a sequence, those with the best scores."""
-        whole = self.surroundings.whole_sequence(scores.detach())
+        whole = self.context.whole_sequence(scores.detach())
         taken = best_first(whole)[:, : self.settings.capacity(whole.shape[1])]
-        mask = self.surroundings.own_positions(
+        mask = self.context.own_positions(
             torch.zeros_like(whole, dtype=torch.bool).scatter_(1, taken, True)
         )
         token, expert = mask.flatten(0, 1).nonzero(as_tuple=True)
@@ -262,7 +264,7 @@ class Router(nn.Module):
         each (DeepSeek-V3, equations 17 to 20).
         """
         settings = self.settings
-        around = self.surroundings
+        around = self.context
         samples, positions = around.sizes(*chosen.shape[:2])
         counts = (
             F.one_hot(chosen.flatten(1), settings.num_experts).sum(1).to(shares.dtype)
@@ -287,12 +289,12 @@ class Router(nn.Module):
         self._count(counts, 0 if kept is None else int((~kept).sum()), chosen.numel())
 
     def _count(self, counts: Tensor, num_dropped: int, num_pairs: int) -> None:
-        if not self.surroundings.recording:
+        if not self.context.recording:
             return
         seen = torch.cat(
             (counts.double(), counts.new_tensor([num_dropped, num_pairs], dtype=torch.float64))
         )
-        seen = seen * self.surroundings.present
+        seen = seen * self.context.present
         self.load = seen if self.load is None else self.load + seen
 
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from plait import products
 from plait.errors import ModelError
 from plait.models import gated
-from plait.models.experts import Exchange, Experts, MixtureOfExperts, Trip
+from plait.models.experts import DispatchHandle, Exchange, Experts, MixtureOfExperts
 from plait.models.grouped import METHODS, grouped_product, kernel_takes
 from plait.models.permute import add_up, inverse, permute, to_rows
 from plait.models.router_settings import RouterSettings
@@ -172,14 +172,14 @@ def test_of_tokens_that_are_equal_the_first_is_taken(keys: dict[str, Any]) -> No
 def test_shared_experts_compute_while_tokens_travel() -> None:
     told: list[str] = []
 
-    class Told(Trip):
-        def arrive(self) -> tuple[Tensor, list[int]]:
-            told.append("arrive")
-            return super().arrive()
+    class Told(DispatchHandle):
+        def wait(self) -> tuple[Tensor, list[int]]:
+            told.append("wait")
+            return super().wait()
 
     class Telling(Exchange):
-        def dispatch(self, rows: Tensor, counts: Tensor) -> Trip:
-            told.append("depart")
+        def dispatch(self, rows: Tensor, counts: Tensor) -> DispatchHandle:
+            told.append("start")
             return Told(rows, counts.tolist())
 
     layer = mixture()
@@ -187,7 +187,7 @@ def test_shared_experts_compute_while_tokens_travel() -> None:
     layer.shared.register_forward_hook(lambda *_: told.append("shared"))
     layer.exchange = Telling()
     layer(tokens())
-    assert told == ["depart", "shared", "arrive"]
+    assert told == ["start", "shared", "wait"]
 
 
 def test_gathers_have_the_gradients_of_indexing() -> None:

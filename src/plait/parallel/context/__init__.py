@@ -1,5 +1,4 @@
-"""Split a sequence: ring attention and Ulysses; split space: strips that borrow their neighbours'
-edges.
+"""Split a sequence: ring attention and Ulysses; split space: strips with a halo.
 
 `apply` puts a parallel form in the place of every module of role `attention`, tells those of role
 `position` where this rank's tokens stand, and gives what cuts a batch. Everything else of a model

@@ -15,17 +15,17 @@ from plait.parallel.context.ulysses import UlyssesAttention
 
 
 def apply(model: nn.Module, roles: Mapping[str, str], axis: Axis, strategy: str) -> ContextGroup:
-    """Replace the attention modules in place; `roles` is by module *name*, of modules that have
-    one.
+    """Replace the attention modules in place; `roles` maps names of modules to their roles.
 
-    Raises `ModelError` for a model without attention, or with dropout (each rank would draw its
-    own).
+    Raises `ModelError` for a model without attention, or with dropout, which each rank would draw
+    differently.
     """
     group = ContextGroup(axis, strategy)
     attention = [name for name, role in roles.items() if role == "attention"]
     if not attention:
         raise ModelError(
-            f"cp{axis.size} needs modules of role attention, and this model names none; leave cp out"
+            f"cp{axis.size} needs modules of role attention, and this model names none; "
+            "leave cp out"
         )
     _refuse_dropout(model, axis.size)
     for name in attention:
@@ -35,8 +35,8 @@ def apply(model: nn.Module, roles: Mapping[str, str], axis: Axis, strategy: str)
             raise PlanError(
                 f"there is no context strategy {strategy!r}; there are ring and ulysses"
             )
-        made = RingAttention(group) if strategy == "ring" else UlyssesAttention(group, core)
-        setattr(model.get_submodule(parent_name), key, made)
+        split = RingAttention(group) if strategy == "ring" else UlyssesAttention(group, core)
+        setattr(model.get_submodule(parent_name), key, split)
     for name, role in roles.items():
         if role == "position":
             model.get_submodule(name).register_forward_pre_hook(
@@ -59,5 +59,6 @@ def _refuse_dropout(model: nn.Module, size: int) -> None:
         rate = module.p if isinstance(module, nn.Dropout) else getattr(module, "dropout", 0.0)
         if isinstance(rate, float) and rate > 0:
             raise ModelError(
-                f"'{name}' has dropout {rate:g}, which would differ on parts of a sequence; cp{size} needs dropout 0"
+                f"'{name}' has dropout {rate:g}, which would differ on parts of a sequence; "
+                f"cp{size} needs dropout 0"
             )

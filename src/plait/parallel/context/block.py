@@ -1,10 +1,9 @@
-"""Attention of some queries to some keys, with what is needed to add the parts up: the log of the
-softmax's denominator.
+"""Attention of some queries to some keys, with the log of the softmax's denominator (lse).
 
 For a query whose keys lie in several blocks, out = sum_j exp(lse_j - lse) out_j with lse = log
-sum_j exp(lse_j): the rule of the online softmax (Dao et al., "FlashAttention", section 3.1). And
-the backward of a block needs only the *final* out and lse, not its own. Shapes: B samples, H heads,
-Q queries, J keys, K head size; everything [B, H, ., K], lse [B, H, Q].
+sum_j exp(lse_j): the rule of the online softmax (Dao et al., "FlashAttention", section 3.1). The
+backward of a block needs the *final* out and lse alone. Shapes: B samples, H heads, Q queries, J
+keys, K head size; tensors [B, H, ., K], lse [B, H, Q].
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ def attend(
         out, lse = flash_cpu(q, k, v, 0.0, causal)
         return out, lse
     if mask is None and _takes_flash(q):
-        found = flash(q, k, v, 0.0, causal)
-        return found[0], found[1]
+        results = flash(q, k, v, 0.0, causal)
+        return results[0], results[1]
     scores = _scores(q, k, causal, mask)
     lse = scores.logsumexp(-1)
     weights = (scores - lse.masked_fill(lse == -math.inf, 0.0)[..., None]).exp()
@@ -69,16 +68,15 @@ def attend_backward(
 
 
 def _rows(x: Tensor) -> Tensor:
-    """With the elements of a head side by side: the kernels take that for granted, and read others'
-    memory where it is not.
+    """The tensor with the elements of a head side by side.
+
+    The kernels take that for granted, and read other memory where it is not so.
     """
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """Make (out, lse) the attention to their keys and those of the part: exp(part_lse - total) is a
-    sigmoid.
-    """
+    """Add a part to (out, lse), in place: exp(part_lse - total) is a sigmoid."""
     share = torch.sigmoid(part_lse - lse).nan_to_num_(0.0)  # where both see nothing
     out.lerp_(part.to(out.dtype), share[..., None])
     torch.logaddexp(lse, part_lse, out=lse)
@@ -93,7 +91,7 @@ def _takes_flash(q: Tensor) -> bool:
 
 
 def _scores(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None) -> Tensor:
-    """Scaled, masked, in float32 at least. [B, H, Q, J]"""
+    """The scaled and masked scores [B, H, Q, J], in float32 at least."""
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
     scores = scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
     if causal:

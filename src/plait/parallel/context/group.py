@@ -22,9 +22,7 @@ from plait.errors import DataError
 
 
 class ContextGroup:
-    """The context axis, and the length of the sequences at hand (learned from each batch by
-    `cut`).
-    """
+    """The context axis, and the length of the current sequences, which `cut` reads off a batch."""
 
     def __init__(self, axis: Axis, strategy: str) -> None:
         self.axis = axis
@@ -42,7 +40,7 @@ class ContextGroup:
         return (rank, 2 * self.axis.size - 1 - rank) if self.strategy == "ring" else (rank,)
 
     def positions(self, rank: int | None = None) -> Tensor:
-        """The places in the whole sequence [S here] of what a rank holds; by default this rank."""
+        """The positions in the whole sequence of a rank's tokens [S here]; this rank by default."""
         length = self.seq_len // self.num_chunks
         rank = self.axis.rank if rank is None else rank
         return torch.cat(
@@ -50,26 +48,25 @@ class ContextGroup:
         )
 
     def order(self) -> Tensor:
-        """For each position of the sequence, where it stands among the parts of all ranks laid end
-        to end. [S]
-        """
+        """The index of each position of the sequence in the concatenated parts of all ranks. [S]"""
         parts = torch.cat([self.positions(rank) for rank in range(self.axis.size)])
         return parts.argsort()
 
     def whole(self, part: Tensor) -> Tensor:
-        """[B, S here] of every rank -> [B, S] in the order of positions. Gathered once for all
-        layers that ask. Collective.
+        """[B, S here] of every rank -> [B, S] in the order of positions. Collective.
+
+        One gathering serves all layers.
         """
         if self._gathered is None or self._gathered[0] is not part:
             mine = part.t().contiguous()
             parts = mine.new_empty((self.axis.size * mine.shape[0], mine.shape[1]))
             self.axis.all_gather(parts.view(-1), mine.view(-1)).wait()
-            self._gathered = part, parts[self.order().to(part.device)].t().contiguous()
+            whole = parts[self.order().to(part.device)].t().contiguous()
+            self._gathered = (part, whole)
         return self._gathered[1]
 
     def cut(self, batch: Any) -> Any:
-        """This rank's positions of every tensor of a batch that has a sequence: dimension 1.
-        Remembers the length.
+        """This rank's positions of every tensor of a batch that has a sequence (dimension 1).
 
         Raises `DataError` for tensors that disagree on the length, or a length that does not
         divide.
@@ -80,20 +77,21 @@ class ContextGroup:
         )
         if len(lengths) != 1:
             raise DataError(
-                f"cp{self.axis.size} cuts sequences, the second dim of all tensors; they have lengths {sorted(lengths)}"
+                f"cp{self.axis.size} cuts sequences, the second dim of all tensors; "
+                f"they have lengths {sorted(lengths)}"
             )
         length = lengths.pop()
         if length % self.num_chunks:
             below = length - length % self.num_chunks
             near = f"{below} or {below + self.num_chunks}" if below else f"{self.num_chunks}"
             raise DataError(
-                f"cp{self.axis.size}:{self.strategy} cuts sequences into {self.num_chunks} chunks, and {length} tokens do not "
-                f"divide; the nearest seq_len is {near}"
+                f"cp{self.axis.size}:{self.strategy} cuts sequences into {self.num_chunks} chunks, "
+                f"and {length} tokens do not divide; the nearest seq_len is {near}"
             )
         self.seq_len = length
-        here = self.positions()
-        return tree_map_only(
-            Tensor,
-            lambda leaf: leaf.index_select(1, here.to(leaf.device)) if leaf.dim() > 1 else leaf,
-            batch,
-        )
+        positions = self.positions()
+
+        def part(leaf: Tensor) -> Tensor:
+            return leaf.index_select(1, positions.to(leaf.device)) if leaf.dim() > 1 else leaf
+
+        return tree_map_only(Tensor, part, batch)

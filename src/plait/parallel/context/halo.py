@@ -1,11 +1,10 @@
-"""Space in strips: each rank holds some rows of a field, and borrows its neighbours' edges where a
-stencil reaches over.
+"""Halo exchange: each rank holds a strip of a field, and its neighbours' edges where a stencil
+reaches over.
 
-`with_halo` lengthens a strip by `width` rows on both sides; its backward gives the gradients of
-what was borrowed back to their owners and adds them, so that a convolution on strips has the
-gradients of one on the whole field. A convolution's weights are used on every strip: their
-gradients are summed over the axis, as over any axis whose ranks have other data. Shapes: fields [B,
-C, H, W]; H is cut.
+`with_halo` lengthens a strip by `width` rows on both sides. Its backward sends the gradients of
+these rows to their owners and adds them there. A convolution on strips then has the gradients of
+one on the whole field. A convolution's weights are used on every strip: their gradients are summed
+over the axis, as over any axis whose ranks have other data. Shapes: fields [B, C, H, W]; H is cut.
 """
 
 from __future__ import annotations
@@ -28,7 +27,8 @@ def with_halo(x: Tensor, axis: Axis, width: int, *, dim: int = -2, periodic: boo
     """
     if x.shape[dim] < width:
         raise DataError(
-            f"a strip of {x.shape[dim]} rows cannot lend {width}; take fewer ranks on {axis.name}, or a larger field"
+            f"a strip of {x.shape[dim]} rows cannot lend {width}; "
+            f"take fewer ranks on {axis.name}, or a larger field"
         )
     if width == 0:
         return x
@@ -39,9 +39,11 @@ def with_halo(x: Tensor, axis: Axis, width: int, *, dim: int = -2, periodic: boo
 class _Halo(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis, width: int, how: tuple[int, bool]) -> Tensor:
-        ctx.axis, ctx.width, (ctx.dim, ctx.periodic) = axis, width, how
-        dim = ctx.dim
-        length = x.shape[ctx.dim]
+        dim, ctx.periodic = how
+        ctx.axis = axis
+        ctx.width = width
+        ctx.dim = dim
+        length = x.shape[dim]
         above, below = _swap(axis, x.narrow(dim, 0, width), x.narrow(dim, length - width, width))
         if not ctx.periodic:
             above, below = _inside(axis, above, below)
@@ -58,14 +60,14 @@ class _Halo(torch.autograd.Function):
         if not ctx.periodic:
             above, below = _inside(ctx.axis, above, below)
         from_above, from_below = _swap(ctx.axis, above, below)
-        own = grad.narrow(dim, width, length).clone()
-        own.narrow(dim, 0, width).add_(from_above)
-        own.narrow(dim, length - width, width).add_(from_below)
-        return own, None, None, None
+        inner = grad.narrow(dim, width, length).clone()
+        inner.narrow(dim, 0, width).add_(from_above)
+        inner.narrow(dim, length - width, width).add_(from_below)
+        return inner, None, None, None
 
 
 def _swap(axis: Axis, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-    """Give `first` to the rank before and `last` to the rank after; what those two gave."""
+    """Send `first` to the rank before and `last` to the rank after -> the rows that they sent."""
     first = first.contiguous()
     last = last.contiguous()
     before = torch.empty_like(last)
@@ -85,10 +87,9 @@ def _inside(axis: Axis, above: Tensor, below: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class HaloConv2d(nn.Conv2d):
-    """A convolution of a periodic field that lies in strips over `axis`: [B, in, H, W] -> [B, out,
-    H, W], odd square kernels.
+    """A convolution of a periodic field in strips over `axis`: [B, in, H, W] -> [B, out, H, W].
 
-    Without an axis the field is whole.
+    Kernels are square and odd. Without an axis the field is whole.
     """
 
     def __init__(

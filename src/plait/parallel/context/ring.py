@@ -1,14 +1,14 @@
-"""Ring attention: queries stay, keys and values travel round the ring, and each rank adds up what
-it meets.
+"""Ring attention: queries stay, keys and values travel round the ring, and partial results add up.
 
-Liu, Zaharia, Abbeel, "Ring Attention with Blockwise Transformers" (2023), section 3; zig-zag order:
-see `group`. What a rank meets, and how much of it at once: see `rounds`. While it attends, the keys
-and values of the next step are under way, or lie where they are, if it can read the memory of their
-rank. Every step but the first is half of a square.
+Liu, Zaharia, Abbeel, "Ring Attention with Blockwise Transformers" (2023), section 3. The zig-zag
+order is that of `group`, the steps are those of `ring_schedule`. While a rank attends, the keys and
+values of the next step are sent; a rank that can read its peers' memory reads them there. Every
+step but the first is half of a square.
 
-Backward walks the ring again. The paper has the gradients of keys and values travel with them; here
-those of a round go home at once, which sends as much, but nobody waits for what the rank before has
-added. Sent by a rank, in units of its keys and values: n-1 forward, 2 (n-1) backward.
+Backward goes round the ring again. In the paper the gradients of keys and values travel with them.
+Here the gradients of a step return to their owners at once: the same bytes, and no rank waits for
+the sum of the rank before. Sent by a rank, in units of its keys and values: n-1 forward, 2 (n-1)
+backward.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from plait.comm import Axis, Work
 from plait.comm.fused import compute_and_shift
 from plait.parallel.context.block import attend, attend_backward, merge
 from plait.parallel.context.group import ContextGroup
-from plait.parallel.context.rounds import Round, Visit, Way
+from plait.parallel.context.ring_schedule import AttentionBlock, RingSchedule, RingStep
 
 
 class RingAttention(nn.Module):
-    """Causal attention over sequences cut in zig-zag order: [B, H, S here, K] x 3 -> the same; G <=
-    H key-value heads.
+    """Causal attention over sequences cut in zig-zag order: q, k, v [B, H, S here, K] -> [B, H, S
+    here, K].
     """
 
     def __init__(self, group: ContextGroup) -> None:
@@ -41,9 +41,8 @@ class RingAttention(nn.Module):
 
         `documents` [B, S here]: of packed sequences, the document of each token that is here.
         """
-        return ring_attention(
-            q, k, v, self.group, None if documents is None else self.group.whole(documents)
-        )
+        whole = None if documents is None else self.group.whole(documents)
+        return ring_attention(q, k, v, self.group, whole)
 
 
 def ring_attention(
@@ -63,70 +62,72 @@ class _Ring(torch.autograd.Function):
     def forward(  # as autograd calls it  # noqa: PLR0917
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, group: ContextGroup, documents: Tensor | None
     ) -> Tensor:
-        way = Way(group, q.shape[1] // k.shape[1], documents)
+        schedule = RingSchedule(group, q.shape[1] // k.shape[1], documents)
         wide = torch.float32 if q.dtype in (torch.bfloat16, torch.float16) else q.dtype
-        with closing(group.axis.rotate(k, v)) as shown:
-            own = way.own()
-            out, lse = attend(q, *own.by_head(own.collect(shown)), causal=own.causal, mask=own.mask)
+        with closing(group.axis.rotate(k, v)) as arriving:
+            local = schedule.local()
+            out, lse = attend(
+                q, *local.by_head(local.collect(arriving)), causal=local.causal, mask=local.mask
+            )
             out = out.to(wide)
-            for stretch in way.rounds():
-                for visit, pair in stretch.meet(shown):
+            for step in schedule.steps():
+                for block, pair in step.attend_to(arriving):
                     part, part_lse = attend(
-                        visit.queries(q), *visit.by_head(pair), causal=False, mask=visit.mask
+                        block.queries(q), *block.by_head(pair), causal=False, mask=block.mask
                     )
-                    merge(visit.queries(out), visit.queries(lse), part, part_lse)
+                    merge(block.queries(out), block.queries(lse), part, part_lse)
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.way = way
+        ctx.schedule = schedule
         ctx.axis = group.axis
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
-        way = ctx.way
+        schedule = ctx.schedule
         axis = ctx.axis
         saved = (grads[0], q, out, lse)
-        with closing(axis.rotate(k, v)) as shown:
-            own = way.own()
-            dq, dk, dv = _gradients(own, saved, own.collect(shown))
-            total = torch.stack([own.by_rank(grad)[0] for grad in (dk, dv)])
+        with closing(axis.rotate(k, v)) as arriving:
+            local = schedule.local()
+            dq, dk, dv = _gradients(local, saved, local.collect(arriving))
+            total = torch.stack([local.by_rank(grad)[0] for grad in (dk, dv)])
             del dk, dv
-            home = _Homeward(axis, total)
-            for stretch in way.rounds():
-                home.send(
-                    stretch,
-                    [
-                        _add(dq, visit, _gradients(visit, saved, pair))
-                        for visit, pair in stretch.meet(shown)
-                    ],
-                )
-            home.wait()
+            returned = _GradientReturn(axis, total)
+            for step in schedule.steps():
+                grads_of_step = [
+                    _add(dq, block, _gradients(block, saved, pair))
+                    for block, pair in step.attend_to(arriving)
+                ]
+                returned.send(step, grads_of_step)
+            returned.wait()
         return dq, total[0], total[1], None, None
 
 
 def _gradients(
-    visit: Visit, saved: tuple[Tensor, ...], pair: Tensor
+    block: AttentionBlock, saved: tuple[Tensor, ...], pair: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A visit's part of the gradients of q, k and v; `saved` are the gradient of out, q, out and
-    lse of this rank.
+    """A block's part of the gradients of q, k and v.
+
+    `saved`: the gradient of out, q, out and lse of this rank.
     """
-    grad, q, out, lse = (visit.queries(x) for x in saved)
-    qkv = (q, *visit.by_head(pair))
-    return attend_backward(grad, qkv, out, lse.contiguous(), causal=visit.causal, mask=visit.mask)
+    grad, q, out, lse = (block.queries(x) for x in saved)
+    qkv = (q, *block.by_head(pair))
+    return attend_backward(grad, qkv, out, lse.contiguous(), causal=block.causal, mask=block.mask)
 
 
-def _add(dq: Tensor, visit: Visit, grads: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Add a visit's part to the gradient of the queries; those of its keys and values are left."""
-    visit.queries(dq).add_(grads[0])
+def _add(
+    dq: Tensor, block: AttentionBlock, grads: tuple[Tensor, Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Add a block's part to the gradient of the queries -> the gradients of its keys and values."""
+    block.queries(dq).add_(grads[0])
     return grads[1:]
 
 
-class _Homeward:
-    """Gradients of others' keys and values on their way to their owners, those of one round while
-    the next is met.
+class _GradientReturn:
+    """Gradients of other ranks' keys and values, sent to their owners during the next step.
 
-    What comes from the others is added to `total`, the gradients of the own keys and values.
+    Gradients that arrive are added to `total`, the gradients of this rank's keys and values.
     """
 
     def __init__(self, axis: Axis, total: Tensor) -> None:
@@ -134,19 +135,20 @@ class _Homeward:
         self._total = total
         self._work: Work | None = None
 
-    def send(self, stretch: Round, grads: list[tuple[Tensor, Tensor]]) -> None:
-        """The gradients of keys and values of each visit of a round. Those of the round before have
-        arrived then.
+    def send(self, step: RingStep, grads: list[tuple[Tensor, Tensor]]) -> None:
+        """Send the gradients of keys and values of each block of a step.
+
+        The gradients of the step before have arrived then.
         """
         self.wait()
         self._work = compute_and_shift(
             self._axis,
             self._total,
-            [-step for step in stretch.steps],
-            lambda parts: stretch.gather(parts, grads),
+            [-shift for shift in step.shifts],
+            lambda parts: step.gather(parts, grads),
         )
 
     def wait(self) -> None:
-        """Until what the others sent is added."""
+        """Wait until the gradients that others sent are added."""
         if self._work is not None:
             self._work.wait()

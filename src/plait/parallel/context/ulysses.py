@@ -20,8 +20,9 @@ SEQUENCE = Sharded(2)
 
 
 class UlyssesAttention(nn.Module):
-    """The attention `core` of one device, on some of the heads of whole sequences: [B, H, S here,
-    K] x 3 -> the same.
+    """The attention `core` of one device, on some of the heads of whole sequences.
+
+    q, k, v [B, H, S here, K] -> [B, H, S here, K].
     """
 
     def __init__(self, group: ContextGroup, core: nn.Module) -> None:
@@ -40,15 +41,13 @@ class UlyssesAttention(nn.Module):
         size = self.group.axis.size
         if q.shape[1] % size or (k.shape[1] % size and size % k.shape[1]):
             raise PlanError(
-                f"cp{size}:ulysses gives each rank some of the heads; {q.shape[1]} heads and {k.shape[1]} key-value heads do "
-                f"not divide by {size}; use a size that divides both, or cp{size}:ring"
+                f"cp{size}:ulysses gives each rank some of the heads; {q.shape[1]} heads and "
+                f"{k.shape[1]} key-value heads do not divide by {size}; use a size that divides "
+                f"both, or cp{size}:ring"
             )
         if k.shape[1] % size:
             k, v = (x.repeat_interleave(size // x.shape[1], dim=1) for x in (k, v))
         q, k, v = (transition(x, axis, SEQUENCE, HEADS) for x in (q, k, v))
-        output: Tensor = (
-            self.core(q, k, v)
-            if documents is None
-            else self.core(q, k, v, self.group.whole(documents))
-        )
+        inputs = (q, k, v) if documents is None else (q, k, v, self.group.whole(documents))
+        output: Tensor = self.core(*inputs)
         return transition(output, axis, HEADS, SEQUENCE)

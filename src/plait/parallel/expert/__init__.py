@@ -5,22 +5,22 @@ and visible.
 from __future__ import annotations
 
 from plait.parallel.expert.dispatch import ExpertExchange
-from plait.parallel.expert.journey import Roads
-from plait.parallel.expert.placement import Layout
+from plait.parallel.expert.placement import ExpertPlacement
 from plait.parallel.expert.product import Choice
 from plait.parallel.expert.replace import Placer, Placing, put
+from plait.parallel.expert.route import AllToAllGroups
+from plait.parallel.expert.router_context import RankRouterContext, SequenceCut
 from plait.parallel.expert.split import ExpertSplit, apply
-from plait.parallel.expert.surroundings import RankSurroundings, SequenceCut
 
 __all__ = [
+    "AllToAllGroups",
     "Choice",
     "ExpertExchange",
+    "ExpertPlacement",
     "ExpertSplit",
-    "Layout",
     "Placer",
     "Placing",
-    "RankSurroundings",
-    "Roads",
+    "RankRouterContext",
     "SequenceCut",
     "apply",
     "put",

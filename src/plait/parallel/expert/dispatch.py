@@ -2,7 +2,7 @@
 
 Lepikhin et al., "GShard" (2020), section 3.2, without padding: the all-to-all has uneven splits, so
 nothing is sent that is not there and nothing is dropped because a buffer is full. Rows leave sorted
-by expert, hence by rank; they arrive sorted by sender and are sorted by expert, once, on the way
+by expert, hence by rank; they wait sorted by sender and are sorted by expert, once, on the way
 into the grouped product. Sent by a rank: each way the rows whose expert is elsewhere, forward and
 backward, and forward the counts of all experts.
 
@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from plait.comm import Axis
-from plait.models.experts import Exchange, Trip
+from plait.models.experts import DispatchHandle, Exchange
 from plait.models.permute import inverse, permute
-from plait.parallel.expert.journey import Journey, Roads, journey
-from plait.parallel.expert.placement import Layout
+from plait.parallel.expert.placement import ExpertPlacement
+from plait.parallel.expert.route import AllToAllGroups, AllToAllRoute, make_route
 
 
 class ExpertExchange(Exchange):
@@ -31,54 +31,55 @@ class ExpertExchange(Exchange):
     otherwise.
     """
 
-    def __init__(self, roads: Roads | Axis) -> None:
-        self.roads = Roads(roads) if isinstance(roads, Axis) else roads
-        self.layout: Layout | None = None
+    def __init__(self, groups: AllToAllGroups | Axis) -> None:
+        self.groups = AllToAllGroups(groups) if isinstance(groups, Axis) else groups
+        self.placement: ExpertPlacement | None = None
 
-    def place(self, layout: Layout | None) -> None:
+    def place(self, placement: ExpertPlacement | None) -> None:
         """Where experts are computed from now on; alike on every rank of the axis."""
-        self.layout = layout
+        self.placement = placement
 
-    def dispatch(self, rows: Tensor, counts: Tensor) -> Trip:
-        """Tell every rank what comes, and let the rows depart."""
-        size = self.roads.whole.size
+    def dispatch(self, rows: Tensor, counts: Tensor) -> DispatchHandle:
+        """Tell every rank what comes, and let the rows start."""
+        size = self.groups.whole.size
         order = None
-        leaving = counts.to(torch.int64)
-        if self.layout is not None:
-            leaving, order = _by_slot(leaving, self.layout, self.roads.whole.rank)
+        sent = counts.to(torch.int64)
+        if self.placement is not None:
+            sent, order = _by_slot(sent, self.placement, self.groups.whole.rank)
             rows = permute(rows, order)
-        return _RankTrip(rows, journey(self.roads, leaving.view(size, -1)), order)
+        return _RankDispatch(rows, make_route(self.groups, sent.view(size, -1)), order)
 
 
-class _RankTrip(Trip):
+class _RankDispatch(DispatchHandle):
     """`order`: how rows were put by slot before they left, if they were."""
 
-    def __init__(self, rows: Tensor, on_its_way: Journey, order: Tensor | None) -> None:
-        self._journey = on_its_way
+    def __init__(self, rows: Tensor, on_its_way: AllToAllRoute, order: Tensor | None) -> None:
+        self._route = on_its_way
         self._order = order
-        self._waiting = on_its_way.depart(rows)
+        self._waiting = on_its_way.start(rows)
 
-    def arrive(self) -> tuple[Tensor, list[int]]:
-        rows = self._journey.arrive(self._waiting)
-        arriving = self._journey.arriving
-        experts = torch.arange(arriving.shape[1], device=rows.device).repeat(arriving.shape[0])
-        order = experts.repeat_interleave(arriving.reshape(-1)).argsort(stable=True)
-        self._sorted, self._back = order, inverse(order)
-        return permute(rows, order, self._back), arriving.sum(0).tolist()
+    def wait(self) -> tuple[Tensor, list[int]]:
+        rows = self._route.wait(self._waiting)
+        received = self._route.received
+        experts = torch.arange(received.shape[1], device=rows.device).repeat(received.shape[0])
+        order = experts.repeat_interleave(received.reshape(-1)).argsort(stable=True)
+        self._sorted = order
+        self._back = inverse(order)
+        return permute(rows, order, self._back), received.sum(0).tolist()
 
     def combine(self, rows: Tensor) -> Tensor:
-        home = self._journey.home(permute(rows, self._back, self._sorted))
+        home = self._route.undo(permute(rows, self._back, self._sorted))
         return home if self._order is None else permute(home, inverse(self._order), self._order)
 
 
-def _by_slot(counts: Tensor, layout: Layout, rank: int) -> tuple[Tensor, Tensor]:
+def _by_slot(counts: Tensor, placement: ExpertPlacement, rank: int) -> tuple[Tensor, Tensor]:
     """(rows for each slot [slots], the order that puts rows sorted by expert in the order of
     slots).
 
     Copies of an expert take equal parts of its rows. Which of them takes one more differs from rank
     to rank.
     """
-    slots = [slot for ranks in layout.experts for slot in ranks]
+    slots = [slot for ranks in placement.experts for slot in ranks]
     holders: dict[int, list[int]] = {}
     for slot, expert in enumerate(slots):
         holders.setdefault(expert, []).append(slot)

@@ -5,7 +5,7 @@ The greedy steps of DeepSeek's load balancer (EPLB; DeepSeek-V3 technical report
 spare slot goes to the expert whose copies are the busiest, then slots go, the busiest first, to the
 least loaded rank with room. With `num_nodes`, hierarchical: groups of experts are first packed onto
 nodes, whole, so that tokens which are limited to a group stay inside a node. Pure: from loads to a
-layout, alike on every rank.
+placement, alike on every rank.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from plait.errors import PlanError
 
 
 @dataclass(frozen=True)
-class Layout:
+class ExpertPlacement:
     """`experts[r]`: the expert in each slot of rank r; every rank has as many slots, every expert
     at least one.
     """
@@ -39,7 +39,7 @@ class Layout:
         return found
 
     def rank_loads(self, load: Sequence[float]) -> list[float]:
-        """What each rank computes when the tokens of an expert are shared evenly by its copies."""
+        """The load of each rank when the copies of an expert share its tokens evenly."""
         copies = self.copies
         return [sum(load[expert] / copies[expert] for expert in rank) for rank in self.experts]
 
@@ -49,10 +49,12 @@ class Layout:
         return max(loads) * len(loads) / sum(loads) if sum(loads) else 1.0
 
 
-def in_order(num_experts: int, num_ranks: int) -> Layout:
+def in_order(num_experts: int, num_ranks: int) -> ExpertPlacement:
     """Contiguous parts: where experts live, and compute unless something else is asked for."""
     each = num_experts // num_ranks
-    return Layout(tuple(tuple(range(rank * each, (rank + 1) * each)) for rank in range(num_ranks)))
+    return ExpertPlacement(
+        tuple(tuple(range(rank * each, (rank + 1) * each)) for rank in range(num_ranks))
+    )
 
 
 def place(
@@ -62,9 +64,8 @@ def place(
     num_slots: int | None = None,
     num_nodes: int = 1,
     num_groups: int | None = None,
-) -> Layout:
-    """A layout for experts with these loads (tokens, or any measure of work) over `num_slots` slots
-    in all.
+) -> ExpertPlacement:
+    """A placement of experts by their loads (tokens, or any work) over `num_slots` slots.
 
     With `num_nodes`, the experts of each of `num_groups` (contiguous, equal; None: each for itself)
     stay on one node.
@@ -79,19 +80,21 @@ def place(
     groups = num_experts if num_groups is None else num_groups
     if slots < num_experts or slots % num_ranks:
         raise PlanError(
-            f"{slots} slots for {num_experts} experts on {num_ranks} ranks: a multiple of {num_ranks} that holds all"
+            f"{slots} slots for {num_experts} experts on {num_ranks} ranks: "
+            f"a multiple of {num_ranks} that holds all"
         )
     if num_ranks % num_nodes or groups % num_nodes or num_experts % groups:
         raise PlanError(
-            f"{num_nodes} nodes must divide {num_ranks} ranks and {groups} groups, and these {num_experts} experts"
+            f"{num_nodes} nodes must divide {num_ranks} ranks and {groups} groups, "
+            f"and these {num_experts} experts"
         )
     each = num_experts // groups
     by_group = [sum(load[group * each : (group + 1) * each]) for group in range(groups)]
     ranks: list[tuple[int, ...]] = []
     for of_node in _near_home(_pack(range(groups), by_group, num_nodes)):
-        experts = [
-            expert for group in of_node for expert in range(group * each, (group + 1) * each)
-        ]
+        experts: list[int] = []
+        for group in of_node:
+            experts += range(group * each, (group + 1) * each)
         copies = _replicate(experts, load, slots // num_nodes)
         filled = [expert for expert in experts for _ in range(copies[expert])]
         shares = [
@@ -102,7 +105,7 @@ def place(
             tuple(sorted(part))
             for part in _near_home(_pack(filled, shares, num_ranks // num_nodes))
         ]
-    return Layout(tuple(ranks))
+    return ExpertPlacement(tuple(ranks))
 
 
 def _replicate(experts: Sequence[int], load: Sequence[float], num_slots: int) -> dict[int, int]:
@@ -134,20 +137,25 @@ def _pack(items: Sequence[int], load: Sequence[float], num_bins: int) -> list[li
 
 
 def _near_home(bins: list[list[int]]) -> list[list[int]]:
-    """The same bins in the order that leaves most items where they live: in equal, contiguous parts
-    of all items in order.
+    """Bins in the order that leaves most items at home.
 
-    Which bin is whose is free, as all ranks are alike: an item at home need not travel.
+    Homes are equal, contiguous parts of all items in order. Ranks are alike, so a bin may go to any
+    of them; an item at home need not travel.
     """
-    known = sorted({item for one in bins for item in one})
+    known = sorted({item for content in bins for item in content})
     home = {item: index * len(bins) // len(known) for index, item in enumerate(known)}
-    wishes = sorted(
-        (-len({item for item in one if home[item] == place}), place, index)
-        for index, one in enumerate(bins)
-        for place in range(len(bins))
+
+    def num_at_home(content: list[int], rank: int) -> int:
+        return len({item for item in content if home[item] == rank})
+
+    # Greedy: the pair of a rank and a bin with most items at home comes first.
+    pairs = sorted(
+        (-num_at_home(content, rank), rank, index)
+        for index, content in enumerate(bins)
+        for rank in range(len(bins))
     )
-    found: dict[int, int] = {}
-    for _, place, index in wishes:
-        if place not in found and index not in found.values():
-            found[place] = index
-    return [bins[found[place]] for place in range(len(bins))]
+    bin_of_rank: dict[int, int] = {}
+    for _, rank, index in pairs:
+        if rank not in bin_of_rank and index not in bin_of_rank.values():
+            bin_of_rank[rank] = index
+    return [bins[bin_of_rank[rank]] for rank in range(len(bins))]

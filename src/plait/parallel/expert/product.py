@@ -34,7 +34,7 @@ class Choice:
     seconds: dict[str, float]
 
     def as_dict(self) -> dict[str, Any]:
-        """As `metrics.jsonl` has it."""
+        """The record of the choice in `metrics.jsonl`."""
         return {"method": self.method, "seconds": self.seconds}
 
 
@@ -55,7 +55,8 @@ def fix(layers: Sequence[MixtureOfExperts], how: str) -> None:
             shape = tuple(layer.experts.first.shape)
             dtype = layer.experts.first.dtype
             raise PlanError(
-                f"torch's grouped product takes no experts of shape {shape} in {dtype}; use loop or padded"
+                f"torch's grouped product takes no experts of shape {shape} in {dtype}; "
+                "use loop or padded"
             )
         layer.experts.method = how
 
@@ -69,7 +70,7 @@ def choose(layer: MixtureOfExperts, rows: Sequence[float]) -> Choice:
     exchange = layer.exchange
     weight = layer.experts.first
     if isinstance(exchange, ExpertExchange):
-        axis = exchange.roads.whole
+        axis = exchange.groups.whole
         each = weight.shape[0]
         rows = [number * axis.size for number in rows[axis.rank * each :][:each]]
     counts = [round(number) for number in rows]

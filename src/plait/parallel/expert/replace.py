@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from plait.errors import PlanError
 from plait.models.experts import MixtureOfExperts
 from plait.parallel.expert.dispatch import ExpertExchange
-from plait.parallel.expert.guests import Guests
-from plait.parallel.expert.placement import Layout, in_order, place
+from plait.parallel.expert.placement import ExpertPlacement, in_order, place
+from plait.parallel.expert.shadow import ShadowedExperts
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Placing:
     Attributes:
         every: steps between two times; 0 for never.
         spare_slots: of each rank, beside as many as it has experts: for copies of the busiest.
-        gain: a new layout is taken if it makes the busiest rank less busy by this share of the
+        gain: a new placement is taken if it makes the busiest rank less busy by this share of the
         mean, else none moves.
     """
 
@@ -28,24 +28,27 @@ class Placing:
     gain: float = 0.05
 
 
-def put(layer: MixtureOfExperts, layout: Layout) -> None:
-    """Have a split layer compute as `layout` says, from the next forward on. Every rank of the axis
-    calls it alike.
+def put(layer: MixtureOfExperts, placement: ExpertPlacement) -> None:
+    """Have a split layer compute as `placement` says, from the next forward on.
+
+    Every rank of the axis calls it alike.
     """
     exchange = layer.exchange
     if not isinstance(exchange, ExpertExchange):
         raise PlanError(
             "the experts of this layer are not split over ranks; there is nothing to place"
         )
-    axis = exchange.roads.whole
-    at_home = layout == in_order(layout.num_experts, axis.size)
-    exchange.place(None if at_home else layout)
-    layer.experts.spread = None if at_home else Guests(axis, layout)
+    axis = exchange.groups.whole
+    at_home = placement == in_order(placement.num_experts, axis.size)
+    new_placement = None if at_home else placement
+    exchange.place(new_placement)
+    layer.experts.spread = None if at_home else ShadowedExperts(axis, placement)
 
 
 class Placer:
-    """The layouts of all mixtures of a model, by the name of their routers; `layers` are those of
-    this rank.
+    """The placements of all mixtures of a model, by the name of their routers.
+
+    `layers`: the mixtures of this rank.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class Placer:
         self._placing = placing
         self._seen: dict[str, list[float]] = {}
         self._num_steps = 0
-        self.layouts: dict[str, Layout] = {}
+        self.placements: dict[str, ExpertPlacement] = {}
 
     def after_step(self, loads: Mapping[str, Sequence[float]]) -> None:
         """`loads` of every router [E], of the step that has just ended, over all ranks and alike on
@@ -84,8 +87,8 @@ class Placer:
         """The tokens of one layer that each rank of the expert axis computes."""
         return self._layout(name, len(load)).rank_loads(load)
 
-    def _layout(self, name: str, num_experts: int) -> Layout:
-        return self.layouts.get(name) or in_order(num_experts, self._num_ranks)
+    def _layout(self, name: str, num_experts: int) -> ExpertPlacement:
+        return self.placements.get(name) or in_order(num_experts, self._num_ranks)
 
     def _place(self, name: str, load: Sequence[float]) -> None:
         layer = self._layers[name]
@@ -100,5 +103,5 @@ class Placer:
         slots = len(load) + self._placing.spare_slots * self._num_ranks
         new = place(load, self._num_ranks, num_slots=slots, num_nodes=nodes, num_groups=groups)
         if new.imbalance(load) < old.imbalance(load) - self._placing.gain:
-            self.layouts[name] = new
+            self.placements[name] = new
             put(layer, new)

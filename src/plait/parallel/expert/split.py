@@ -13,7 +13,7 @@ from plait.errors import ModelError, NotAvailable
 from plait.mesh.boxes import Box
 from plait.models.experts import MixtureOfExperts
 from plait.parallel.expert.dispatch import ExpertExchange
-from plait.parallel.expert.journey import Roads
+from plait.parallel.expert.route import AllToAllGroups
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class ExpertSplit:
     originals: dict[str, nn.Module]
 
 
-def apply(model: nn.Module, roads: Roads) -> ExpertSplit:
+def apply(model: nn.Module, groups: AllToAllGroups) -> ExpertSplit:
     """Cut the parameters of all experts [E, ...] into equal parts along E, one a rank of the axis.
     Works on meta models.
 
     Raises `ModelError` for a model without experts, or a number of them that does not divide.
     """
-    axis = roads.whole
+    axis = groups.whole
     layers = {
         name: module
         for name, module in model.named_modules()
@@ -41,17 +41,19 @@ def apply(model: nn.Module, roads: Roads) -> ExpertSplit:
     }
     if not layers:
         raise ModelError(
-            f"ep{axis.size} splits experts, and this model has none; leave ep out or give it num_local_experts"
+            f"ep{axis.size} splits experts, and this model has none; "
+            "leave ep out or give it num_local_experts"
         )
     split = ExpertSplit({}, {}, {})
     for name, layer in layers.items():
         number = layer.router.settings.num_experts
         if number % axis.size:
             raise ModelError(
-                f"'{name}' has {number} experts, which ep{axis.size} does not divide; choose a divisor of {number}"
+                f"'{name}' has {number} experts, which ep{axis.size} does not divide; "
+                f"choose a divisor of {number}"
             )
         _cut(f"{name}.experts", layer.experts, axis, split)
-        layer.exchange = ExpertExchange(roads)
+        layer.exchange = ExpertExchange(groups)
     return split
 
 
@@ -63,14 +65,13 @@ def _cut(name: str, experts: nn.Module, axis: Axis, split: ExpertSplit) -> None:
         assert param is not None
         if not param.requires_grad:
             raise NotAvailable(
-                f"'{name}.{key}' is frozen; experts that are not trained cannot be split over ep yet"
+                f"'{name}.{key}' is frozen; "
+                "experts that are not trained cannot be split over ep yet"
             )
         length = param.shape[0] // axis.size
         offset = (axis.rank * length, *(0 for _ in param.shape[1:]))
         shape = (length, *param.shape[1:])
-        split.boxes[f"{name}.{key}"], split.shapes[f"{name}.{key}"] = (
-            Box(offset, shape),
-            tuple(param.shape),
-        )
+        split.boxes[f"{name}.{key}"] = Box(offset, shape)
+        split.shapes[f"{name}.{key}"] = tuple(param.shape)
         element = torch.zeros((), dtype=param.dtype, device=param.device)
         experts.register_parameter(key, nn.Parameter(element.expand(shape)))

@@ -8,9 +8,9 @@ parameters stay.
 from __future__ import annotations
 
 from plait.parallel.tensor.apply import apply
-from plait.parallel.tensor.group import Stream, TensorGroup
+from plait.parallel.tensor.group import ActivationLayout, TensorGroup
 from plait.parallel.tensor.placement import Placement
 from plait.parallel.tensor.roles import ROLES
 from plait.parallel.tensor.split import TensorSplit
 
-__all__ = ["ROLES", "Placement", "Stream", "TensorGroup", "TensorSplit", "apply"]
+__all__ = ["ROLES", "ActivationLayout", "Placement", "TensorGroup", "TensorSplit", "apply"]

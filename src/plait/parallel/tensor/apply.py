@@ -1,14 +1,12 @@
-"""`apply`: a table of roles, a model and a grid of ranks -> the model's modules replaced by their
-parallel forms.
+"""`apply`: a table of roles, a model and a grid of ranks -> the model with parallel modules.
 
-In place and under the same names, so that units, checkpoints and proofs see the parameters they
-know. Works on meta models: what is made here has local shapes and no memory; values are cut from
-whole ones by `Placement.cut`.
+Modules are replaced in place and under the same names, so that units, checkpoints and proofs see
+the parameters they know. It works on meta models: the new parameters have local shapes and no
+memory; values are cut from whole ones by `Placement.cut`.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +18,7 @@ from plait.comm.functional import transition
 from plait.errors import ModelError, NotAvailable
 from plait.mesh.layouts import INVARIANT, PARTIAL, REPLICATED, Sharded
 from plait.parallel.tensor import layers
-from plait.parallel.tensor.group import Run, Stream, TensorGroup
+from plait.parallel.tensor.group import ActivationLayout, ForwardContext, TensorGroup
 from plait.parallel.tensor.mode import LinearRule, Mode
 from plait.parallel.tensor.one_d import one_d
 from plait.parallel.tensor.placement import Cut, Placement, place
@@ -44,29 +42,33 @@ def apply(model: nn.Module, roles: Mapping[str, str], group: TensorGroup) -> Ten
         ModelError: the table does not fit the model, or the sizes do not divide by the grid;
         nothing is changed then.
     """
-    found = match(model, roles)
-    has_sequence = "embedding" in found.values()
-    mode = (
-        one_d(group, has_sequence=has_sequence) if group.mode == "1d" else MODES[group.mode](group)
-    )
-    check_sizes(model, found, mode, str(group))
-    splitter = _Splitter(model, found, mode, group)
+    role_by_name = match(model, roles)
+    mode = _mode(group, role_by_name)
+    check_sizes(model, role_by_name, mode, str(group))
+    splitter = _Splitter(model, role_by_name, mode, group)
     splitter.run_all()
-    has_head = "head" in found.values()
+    has_head = "head" in role_by_name.values()
+    outputs = mode.inner if has_head else mode.residual
     return TensorSplit(
         group=group,
         mode=mode,
-        run=splitter.run,
-        roles=found,
+        context=splitter.context,
+        roles=role_by_name,
         placements=splitter.placements_by_name(),
         originals=splitter.originals,
-        outputs=mode.inner if has_head else mode.residual,
+        outputs=outputs,
         sharded_logits=has_head,
     )
 
 
+def _mode(group: TensorGroup, roles: Mapping[str, str]) -> Mode:
+    if group.mode == "1d":
+        return one_d(group, has_sequence="embedding" in roles.values())
+    return MODES[group.mode](group)
+
+
 @dataclass(frozen=True)
-class _Local:
+class _LocalParameter:
     """A parameter of this rank, and where it lies in the whole."""
 
     param: nn.Parameter
@@ -77,39 +79,34 @@ class _Splitter:
     """Replaces the modules of one model."""
 
     def __init__(
-        self, model: nn.Module, found: Mapping[str, str], mode: Mode, group: TensorGroup
+        self, model: nn.Module, roles: Mapping[str, str], mode: Mode, group: TensorGroup
     ) -> None:
         self._model = model
-        self._found = found
+        self._roles = roles
         self._mode = mode
         self._group = group
-        self.run = Run(mode.residual, products=group.products)
-        self._local: dict[
-            int, _Local
-        ] = {}  # by the whole parameter, so that tied parameters stay tied
+        self.context = ForwardContext(mode.residual, products=group.products)
+        # By the id of the whole parameter, so that tied parameters stay tied.
+        self._local: dict[int, _LocalParameter] = {}
         self.originals = {
             name: module
             for name, module in model.named_modules()
             if next(module.parameters(recurse=False), None) is not None
         }
-        self._regions = [name for name, role in found.items() if role == "region"]
+        self._regions = [name for name, role in roles.items() if role == "region"]
 
     def run_all(self) -> None:
         """Replace every module that has a role, and every dropout."""
         for name, module in list(self._model.named_modules()):
-            role = self._found.get(name)
+            role = self._roles.get(name)
             if role is not None:
-                self._replace(
-                    name,
-                    getattr(self, f"_{'linear' if role in self._mode.linear else role}")(
-                        name, module
-                    ),
-                )
+                kind = "linear" if role in self._mode.linear else role
+                self._replace(name, getattr(self, f"_{kind}")(name, module))
             elif type(module) is nn.Dropout and module.p > 0:
-                self._replace(name, layers.Dropout(module.p, self.run))
+                self._replace(name, layers.Dropout(module.p, self.context))
 
     def placements_by_name(self) -> dict[str, Placement]:
-        """Of every parameter of the split model."""
+        """The placement of every parameter of the split model, by name."""
         by_id = {id(local.param): local.placement for local in self._local.values()}
         return {name: by_id[id(param)] for name, param in self._model.named_parameters()}
 
@@ -121,9 +118,8 @@ class _Splitter:
     def _give(self, module: nn.Module, original: nn.Module, cuts: Mapping[str, Placement]) -> None:
         """Register the local parameters of a module, None where the original has none."""
         for key, param in original._parameters.items():
-            module.register_parameter(
-                key, None if param is None else self._localise(key, param, cuts[key])
-            )
+            local = None if param is None else self._localise(key, param, cuts[key])
+            module.register_parameter(key, local)
 
     def _localise(self, key: str, param: nn.Parameter, placement: Placement) -> nn.Parameter:
         known = self._local.get(id(param))
@@ -131,36 +127,43 @@ class _Splitter:
             data = torch.zeros((), dtype=param.dtype, device=param.device).expand(
                 placement.local_shape
             )
-            known = _Local(nn.Parameter(data, requires_grad=param.requires_grad), placement)
+            known = _LocalParameter(
+                nn.Parameter(data, requires_grad=param.requires_grad), placement
+            )
             self._local[id(param)] = known
         if known.placement.box != placement.box:
-            owners = [
-                name
-                for name, module in self.originals.items()
-                if any(one is param for one in module._parameters.values())
-            ]
-            roles = " and ".join(f"'{name}' ({self._found.get(name, 'none')})" for name in owners)
+            owners = " and ".join(
+                f"'{name}' ({self._roles.get(name, 'none')})" for name in self._owners(param)
+            )
             raise ModelError(
-                f"{roles} share a {key} of shape {placement.shape}, and their roles cut it in two ways"
+                f"{owners} share a {key} of shape {placement.shape}, "
+                "and their roles cut it in two ways"
             )
         return known.param
+
+    def _owners(self, param: nn.Parameter) -> list[str]:
+        """The modules of the original model that hold a parameter."""
+
+        def holds(module: nn.Module) -> bool:
+            return any(other is param for other in module._parameters.values())
+
+        return [name for name, module in self.originals.items() if holds(module)]
 
     def _place(
         self, param: Tensor, cuts: list[Cut], partial: Cut, fused: dict[int, int] | None = None
     ) -> Placement:
         return place(param.shape, cuts, self._group, fused=fused, partial=partial)
 
-    # -- one method a role
-    # ----------------------------------------------------------------------------------------
+    # -- one method a role ------------------------------------------------------------------------
 
     def _linear(self, name: str, module: nn.Module) -> nn.Module:
-        role = self._found[name]
+        role = self._roles[name]
         rule = self._rule(name, role)
         transposed = is_transposed(module)
         number = FUSED.get(role, 1)
         out, into = linear_shape(module, name)
-        made = layers.ParallelLinear(
-            rule, self.run, into, transposed=transposed, label=f"'{name}' ({role})"
+        linear = layers.ParallelLinear(
+            rule, self.context, into, transposed=transposed, label=f"'{name}' ({role})"
         )
         cuts: list[Cut] = [rule.into, rule.out] if transposed else [rule.out, rule.into]
         weight = module._parameters["weight"]
@@ -169,16 +172,14 @@ class _Splitter:
         placements = {"weight": self._place(weight, cuts, rule.partial, {int(transposed): number})}
         if (bias := module._parameters.get("bias")) is not None:
             placements["bias"] = self._place(bias, [bias_cut], rule.target.different, {0: number})
-        self._give(made, module, placements)
+        self._give(linear, module, placements)
         if number > 1:
-            self._fit_parent(
-                name,
-                out // number // (1 if rule.target.features is None else rule.target.features.size),
-            )
-        return made
+            divisor = 1 if rule.target.features is None else rule.target.features.size
+            self._fit_parent(name, out // number // divisor)
+        return linear
 
     def _rule(self, name: str, role: str) -> LinearRule:
-        after_last_norm = role == "head" and "last_norm" in self._found.values()
+        after_last_norm = role == "head" and "last_norm" in self._roles.values()
         if after_last_norm or any(name.startswith(f"{region}.") for region in self._regions):
             return self._mode.linear.get(f"{role} inside", self._mode.linear[role])
         return self._mode.linear[role]
@@ -196,199 +197,189 @@ class _Splitter:
             or module.scale_grad_by_freq
         ):
             raise ModelError(
-                f"'{name}' has the role embedding; it must be an nn.Embedding without max_norm or scale_grad_by_freq"
+                f"'{name}' has the role embedding; it must be an nn.Embedding "
+                "without max_norm or scale_grad_by_freq"
             )
-        scale = (
-            getattr(module, "scale", None) if type(module).__name__ == "ScaledEmbedding" else None
-        )
+        is_scaled = type(module).__name__ == "ScaledEmbedding"
+        scale = getattr(module, "scale", None) if is_scaled else None
         if type(module).forward is not nn.Embedding.forward and scale is None:
             raise ModelError(
-                f"'{name}' is a {type(module).__name__} with a forward of its own, which cannot be split"
+                f"'{name}' is a {type(module).__name__} with a forward of its own, "
+                "which cannot be split"
             )
         rule = self._mode.embedding
-        made = layers.ParallelEmbedding(
-            rule, self.run, self._mode.residual, module.padding_idx, scale=scale
+        embedding = layers.ParallelEmbedding(
+            rule, self.context, self._mode.residual, module.padding_idx, scale=scale
         )
-        self._give(
-            made,
-            module,
-            {"weight": self._place(module.weight, [rule.vocabulary, rule.features], rule.partial)},
-        )
-        return made
+        weight = self._place(module.weight, [rule.vocabulary, rule.features], rule.partial)
+        self._give(embedding, module, {"weight": weight})
+        return embedding
 
     def _position(self, name: str, module: nn.Module) -> nn.Module:
-        """Its parameters [..., features] are cut as the residual stream is; its code sees the part
-        it computes.
+        """A position module, its parameters [..., features] cut as the residual stream is.
+
+        Its code sees the positions of the tokens that this rank computes.
         """
         stream = self._mode.residual
         if not module._parameters:
             return module
-        made = self._alike(
-            module, () if stream.features is None else (stream.features,), stream.different
-        )
+        features: Cut = () if stream.features is None else (stream.features,)
+        local = self._localised(module, features, stream.different)
         if stream.sequence is not None and stream.sequence.size > 1:
             if type(module).forward is nn.Embedding.forward:
-                made.register_forward_hook(layers.own_positions(stream.sequence))
+                local.register_forward_hook(layers.own_positions(stream.sequence))
             else:
-                made.register_forward_pre_hook(
+                local.register_forward_pre_hook(
                     layers.with_positions(stream.sequence), with_kwargs=True
                 )
-        return made
+        return local
 
-    def _alike(self, module: nn.Module, features: Cut, partial: Cut) -> nn.Module:
-        """The same module over local parameters, their last dimension cut."""
-        made = copy.copy(module)
-        for table in (
-            "_parameters",
-            "_forward_hooks",
-            "_forward_pre_hooks",
-            "_forward_pre_hooks_with_kwargs",
-        ):
-            setattr(made, table, type(getattr(module, table))(getattr(module, table)))
-        given = {key: param for key, param in module._parameters.items() if param is not None}
-        self._give(
-            made,
-            module,
-            {
-                k: self._place(p, [()] * (p.dim() - 1) + [features], partial)
-                for k, p in given.items()
-            },
-        )
-        return made
+    def _localised(self, module: nn.Module, features: Cut, partial: Cut) -> nn.Module:
+        """A copy of a module with local parameters, their last dimension cut."""
+        local = layers.shallow_copy(module)
+        placements = {
+            key: self._place(param, [()] * (param.dim() - 1) + [features], partial)
+            for key, param in layers.parameters_of(module).items()
+        }
+        self._give(local, module, placements)
+        return local
 
     def _norm(self, name: str, module: nn.Module) -> nn.Module:
         stream = self._mode.residual
         if stream.features is None or stream.features.size == 1:
-            return self._alike(module, (), stream.different)
+            return self._localised(module, (), stream.different)
         centered = isinstance(module, nn.LayerNorm)
         if not centered and not (type(module).__name__ == "RMSNorm" and hasattr(module, "eps")):
             raise ModelError(
-                f"'{name}' is a {type(module).__name__}; {self._group} cuts the features of norms, and knows how to for "
-                "nn.LayerNorm, nn.RMSNorm and classes named RMSNorm with weight, eps and (added to the weight) offset"
+                f"'{name}' is a {type(module).__name__}; {self._group} cuts the features of norms, "
+                "and knows how to for nn.LayerNorm, nn.RMSNorm and classes named RMSNorm "
+                "with weight, eps and (added to the weight) offset"
             )
         offset = float(getattr(module, "offset", 0.0))
-        made = layers.ParallelNorm(stream.features, module.eps, centered=centered, offset=offset)  # type: ignore[arg-type]
-        params = {key: param for key, param in module._parameters.items() if param is not None}
-        self._give(
-            made,
-            module,
-            {k: self._place(p, [(stream.features,)], stream.different) for k, p in params.items()},
-        )
+        eps: float | None = module.eps  # type: ignore[assignment]
+        norm = layers.ParallelNorm(stream.features, eps, centered=centered, offset=offset)
+        placements = {
+            key: self._place(param, [(stream.features,)], stream.different)
+            for key, param in layers.parameters_of(module).items()
+        }
+        self._give(norm, module, placements)
         if "bias" not in module._parameters:
-            made.register_parameter("bias", None)
-        return made
+            norm.register_parameter("bias", None)
+        return norm
 
     def _last_norm(self, name: str, module: nn.Module) -> nn.Module:
-        """A norm after which the code counts on the whole sequence: gather it there, and not in the
-        head.
+        """A norm whose output has the whole sequence, which the code after it counts on.
+
+        The head then gathers no more.
         """
-        made = self._norm(name, module)
+        norm = self._norm(name, module)
         axis = self._mode.residual.sequence
-        run = self.run
+        context = self.context
         if axis is not None and axis.size > 1:
-            made.register_forward_hook(
-                lambda module, args, y: run.enter(y, axis, Sharded(1), REPLICATED)
+            norm.register_forward_hook(
+                lambda module, args, y: context.enter(y, axis, Sharded(1), REPLICATED)
             )
-        return made
+        return norm
 
     def _head_norm(self, name: str, module: nn.Module) -> nn.Module:
-        """Between column and row, on each head's features: every rank has other heads or other
-        samples.
+        """A norm of each head's features, between column and row.
+
+        Every rank has other heads or other samples.
         """
-        return self._alike(module, (), (self._group.axis("tp"),))
+        return self._localised(module, (), (self._group.axis("tp"),))
 
     def _replicated(self, name: str, module: nn.Module) -> nn.Module:
         stream = self._mode.residual
         if stream.features is None or stream.features.size == 1:
-            made = self._alike(module, (), stream.different)
-            if isinstance(made, nn.Linear):
-                made.register_forward_pre_hook(layers.whole_features(f"'{name}' (replicated)"))
-            return made
+            local = self._localised(module, (), stream.different)
+            if isinstance(local, nn.Linear):
+                local.register_forward_pre_hook(layers.whole_features(f"'{name}' (replicated)"))
+            return local
         if not isinstance(module, nn.Linear):
             raise ModelError(
-                f"'{name}' ({type(module).__name__}) is replicated; under {self._group} features are cut between layers, and "
-                "only an nn.Linear says how many it takes; use tpN:1d"
+                f"'{name}' ({type(module).__name__}) is replicated; under {self._group} features "
+                "are cut between layers, and only an nn.Linear says how many it takes; use tpN:1d"
             )
-        whole = layers.Whole(stream.features, self.run, module)
-        params = {key: param for key, param in module._parameters.items() if param is not None}
-        self._give(
-            whole,
-            module,
-            {k: self._place(p, [()] * p.dim(), stream.different) for k, p in params.items()},
-        )
-        if "bias" not in whole._parameters:
-            whole.register_parameter("bias", None)
-        return whole
+        replicated = layers.ReplicatedLinear(stream.features, self.context, module)
+        placements = {
+            key: self._place(param, [()] * param.dim(), stream.different)
+            for key, param in layers.parameters_of(module).items()
+        }
+        self._give(replicated, module, placements)
+        if "bias" not in replicated._parameters:
+            replicated.register_parameter("bias", None)
+        return replicated
 
     def _router(self, name: str, module: nn.Module) -> nn.Module:
-        """Every rank routes all tokens, alike; where they are in parts between layers, they are
-        gathered at the door.
+        """A router of all tokens, alike on every rank.
+
+        Where tokens are in parts between layers, the mixture gathers them before it routes.
         """
         mixture = self._model.get_submodule(name.rpartition(".")[0])
         axis = self._mode.residual.sequence
         if (
             axis is not None
-            and self._mode.residual == Stream(sequence=axis)
+            and self._mode.residual == ActivationLayout(sequence=axis)
             and hasattr(mixture, "enter")
         ):
-            mixture.enter = lambda x: transition(x, axis, Sharded(1), INVARIANT)  # type: ignore[assignment]
-            mixture.leave = lambda y: transition(y, axis, INVARIANT, Sharded(1))  # type: ignore[assignment]
-        elif self._mode.residual != Stream():
+
+            def enter(x: Tensor) -> Tensor:
+                return transition(x, axis, Sharded(1), INVARIANT)
+
+            def leave(y: Tensor) -> Tensor:
+                return transition(y, axis, INVARIANT, Sharded(1))
+
+            mixture.enter = enter  # type: ignore[assignment]
+            mixture.leave = leave  # type: ignore[assignment]
+        elif self._mode.residual != ActivationLayout():
             raise NotAvailable(
-                f"{self._group} cuts the tokens or features that '{name}' routes; experts run under tpN:1d"
+                f"{self._group} cuts the tokens or features that '{name}' routes; "
+                "experts run under tpN:1d"
             )
-        return self._alike(module, (), ())
+        return self._localised(module, (), ())
 
     def _experts(self, name: str, module: nn.Module) -> nn.Module:
-        """`gate` and `up` [experts, out, in] are cut as a column, `down` as a row: each expert on
-        all ranks, a part on each.
+        """Experts that all ranks share, a part of each on every rank.
 
-        `gate_up_proj` is gate and up in one.
+        `gate` and `up` [experts, out, in] are cut as a column, `down` as a row; `gate_up_proj` is
+        gate and up in one.
         """
         tp = self._group.axis("tp")
-        made = copy.copy(module)
-        for table in ("_parameters", "_forward_hooks", "_forward_pre_hooks"):
-            setattr(made, table, type(getattr(module, table))(getattr(module, table)))
-        given = {key: param for key, param in module._parameters.items() if param is not None}
-        rows = [key for key in given if key.startswith("down")]
-        cuts: dict[str, list[Cut]] = {
-            key: [(), (), (tp,)] if key in rows else [(), (tp,), ()] for key in given
-        }
-        fused = {key: {1: 2} if key == "gate_up_proj" else None for key in given}
-        self._give(
-            made,
-            module,
-            {key: self._place(param, cuts[key], (), fused[key]) for key, param in given.items()},
-        )
-        made.register_forward_pre_hook(
+        local = layers.shallow_copy(module)
+        placements = {}
+        for key, param in layers.parameters_of(module).items():
+            cuts: list[Cut] = [(), (), (tp,)] if key.startswith("down") else [(), (tp,), ()]
+            fused = {1: 2} if key == "gate_up_proj" else None
+            placements[key] = self._place(param, cuts, (), fused)
+        self._give(local, module, placements)
+        local.register_forward_pre_hook(
             lambda _, args: (transition(args[0], tp, INVARIANT, REPLICATED), *args[1:])
         )
-        made.register_forward_hook(lambda _, args, rows: transition(rows, tp, PARTIAL, INVARIANT))
-        return made
+        local.register_forward_hook(lambda _, args, rows: transition(rows, tp, PARTIAL, INVARIANT))
+        return local
 
     def _attention(self, name: str, module: nn.Module) -> nn.Module:
         p = float(getattr(module, "dropout", 0.0) or 0.0)
-        return layers.AttentionWithDropout(p, self.run) if p > 0 else module
+        return layers.AttentionWithDropout(p, self.context) if p > 0 else module
 
     def _region(self, name: str, module: nn.Module) -> nn.Module:
-        """Its code takes the length of the sequence from its input: gather the sequence at its
-        door.
+        """A module whose code takes the length of the sequence from its input.
+
+        A hook gathers the sequence before it runs.
         """
         axis = self._mode.residual.sequence
-        run = self.run
+        context = self.context
         if axis is not None and axis.size > 1:
 
             def gather(
                 module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
             ) -> tuple[Any, dict[str, Any]]:
-                key = None if args else "hidden_states"
-                whole = run.enter(
-                    args[0] if key is None else kwargs[key], axis, Sharded(1), REPLICATED
-                )
+                x = args[0] if args else kwargs["hidden_states"]
+                whole = context.enter(x, axis, Sharded(1), REPLICATED)
                 layers.check_mask(name, kwargs.get("attention_mask"), whole.shape[1])
-                return (
-                    ((whole, *args[1:]), kwargs) if key is None else (args, {**kwargs, key: whole})
-                )
+                if args:
+                    return (whole, *args[1:]), kwargs
+                return args, {**kwargs, "hidden_states": whole}
 
             module.register_forward_pre_hook(gather, with_kwargs=True)
         return module

@@ -18,9 +18,10 @@ from plait.products import Products
 
 
 @dataclass(frozen=True)
-class Stream:
-    """Activations [samples, ..., features]: which axis cuts the samples, the sequence (dim 1), the
-    features (last dim).
+class ActivationLayout:
+    """The axes that cut an activation [samples, ..., features] between two layers.
+
+    `samples` cuts dimension 0, `sequence` dimension 1, `features` the last one; None cuts nothing.
     """
 
     samples: Axis | None = None
@@ -29,19 +30,20 @@ class Stream:
 
     @property
     def different(self) -> tuple[Axis, ...]:
-        """The axes whose ranks hold other tokens: what they add to the gradient of a shared
-        parameter is a partial sum.
+        """The axes whose ranks hold other tokens.
+
+        Along them the gradient of a shared parameter is a partial sum.
         """
         return tuple(axis for axis in (self.samples, self.sequence) if axis is not None)
 
-    def whole_shape(self, shape: torch.Size, feature_dim: int = -1) -> list[int]:
-        """The shape, on one device, of a tensor of this stream."""
+    def global_shape(self, shape: torch.Size, feature_dim: int = -1) -> list[int]:
+        """The shape that a tensor of this layout has on one device."""
         whole = list(shape)
         for axis, dim in self.cuts(feature_dim):
             whole[dim] *= axis.size
         return whole
 
-    def own(self, whole: Tensor, feature_dim: int = -1) -> Tensor:
+    def local_part(self, whole: Tensor, feature_dim: int = -1) -> Tensor:
         """This rank's part of a tensor that has the shape of one device."""
         for axis, dim in self.cuts(feature_dim):
             length = whole.shape[dim] // axis.size
@@ -55,8 +57,8 @@ class Stream:
 
 
 @dataclass
-class Kept:
-    """The shard from which a gathered tensor can be had again: what backward keeps of it.
+class SavedShard:
+    """The shard that backward keeps of a gathered tensor, to gather it again.
 
     `users` layers will ask for it; it is gathered for the first and dropped after the last.
     """
@@ -69,73 +71,79 @@ class Kept:
 
     def whole(self, shard: Tensor) -> Tensor:
         """The gathered tensor, from its shard as autograd has kept it. Collective."""
-        whole = (
-            transition(shard, self.axis, self.source, REPLICATED)
-            if self._whole is None
-            else self._whole
-        )
+        whole = self._whole
+        if whole is None:
+            whole = transition(shard, self.axis, self.source, REPLICATED)
         self.users -= 1
         self._whole = whole if self.users > 0 else None
         return whole
 
 
-class How(NamedTuple):
-    """How a product is made: from what its input was gathered, if it was, and who multiplies."""
+class MatmulPlan(NamedTuple):
+    """The shard from which a product's input was gathered, if it was, and who multiplies."""
 
-    kept: Kept | None
+    saved: SavedShard | None
     products: Products
 
 
 @dataclass
-class Run:
-    """What the modules of one model tell each other during a forward.
+class ForwardContext:
+    """The state that the modules of one model share during a forward.
 
-    `where` is the stream that the last layer left; `num_rows` the samples of the micro-batch under
-    way as one device has them, without those that fill it up (0 before the first, when an example
-    finds the stages); `products` how layers multiply; `choices` counts the products of a grid that
-    streamed and that gathered. `_source` and `_entered` are the last tensor that entered a layer,
-    and what became of it: q, k and v take the same tensor, and one collective serves the three,
-    forward and backward.
+    Attributes:
+        layout: of the activations that the last layer left.
+        num_rows: samples of the micro-batch under way, without those that fill it up; 0 before the
+            first micro-batch, when an example finds the stages.
+        products: how layers multiply.
+        choices: counts of the products of a grid that streamed, and of those that gathered.
+
+    `_source` is the last tensor that entered a layer, `_entered` the tensor that it became. The
+    layers q, k and v take one tensor: one collective serves the three, forward and backward.
     """
 
-    where: Stream
+    layout: ActivationLayout
     num_rows: int = 0
     products: Products = field(default_factory=Products)
     choices: Counter[str] = field(default_factory=Counter)
     _key: tuple[Any, ...] = ()
     _source: Tensor | None = None
     _entered: Tensor | None = None
-    _kept: Kept | None = None
+    _saved: SavedShard | None = None
 
     def enter(self, x: Tensor, axis: Axis, source: Layout, target: Layout) -> Tensor:
         """`transition`, once for a tensor that several layers take one after the other."""
         key = (axis, source, target, x._version, torch.is_grad_enabled())
         if self._source is not x or self._key != key or self._entered is None:
-            self._source, self._key, self._entered = x, key, transition(x, axis, source, target)
-            sharded = isinstance(source, Sharded) and target == REPLICATED and axis.size > 1
-            self._kept = Kept(x, axis, source) if sharded else None
+            self._source = x
+            self._key = key
+            self._entered = transition(x, axis, source, target)
+            gathers = isinstance(source, Sharded) and target == REPLICATED and axis.size > 1
+            self._saved = SavedShard(x, axis, source) if gathers else None
         return self._entered
 
-    def kept(self, x: Tensor) -> Kept | None:
-        """Of what `x` was gathered, if it is what entered last."""
-        return self._kept if x is self._entered else None
+    def saved_shard(self, x: Tensor) -> SavedShard | None:
+        """The shard from which `x` was gathered, if `x` is the tensor that entered last."""
+        return self._saved if x is self._entered else None
 
     def forget(self) -> None:
         """Hold no activation: the forward is over."""
-        self._source = self._entered = self._kept = None
+        self._source = None
+        self._entered = None
+        self._saved = None
 
 
 @dataclass(frozen=True)
 class TensorGroup:
-    """The tensor axis of a world under one mode: `1d`, `2d`, `2.5d` or `3d`."""
+    """The tensor axis of a world under one mode: `1d`, `2d`, `2.5d` or `3d`.
+
+    `gather_limit_bytes`: the panels that a product of a grid may gather; larger ones are streamed.
+    """
 
     world: World
     mode: str = "1d"
     sequence_parallel: bool = False
     name: str = ""
-    gather_limit_bytes: int = (
-        64 << 20
-    )  # of panels that a product of a grid may gather; beyond, they are streamed
+    gather_limit_bytes: int = 64 << 20
     products: Products = field(default_factory=Products)
 
     @property
@@ -152,13 +160,13 @@ class TensorGroup:
         `axes`.
         """
         mesh = self.world.mesh
-        own = self.world.rank
         names = [tuple(axis.name.split("*")) for axis in axes]
-        return [
-            rank
-            for rank in self.axis("tp").ranks
-            if all(mesh.coordinate(rank, name) == mesh.coordinate(own, name) for name in names)
-        ]
+
+        def coordinates(rank: int) -> list[int]:
+            return [mesh.coordinate(rank, name) for name in names]
+
+        here = coordinates(self.world.rank)
+        return [rank for rank in self.axis("tp").ranks if coordinates(rank) == here]
 
     def __str__(self) -> str:
         return self.name or f"tp{self.size}:{self.mode}{',sp' if self.sequence_parallel else ''}"

@@ -1,9 +1,11 @@
-"""The parallel forms of modules: each computes what its original does, on this rank's parts, under
-the same parameter names.
+"""The parallel forms of modules.
+
+Each computes what its original does, on this rank's parts, under the same parameter names.
 """
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -14,52 +16,57 @@ from plait.comm import Axis
 from plait.comm.functional import transition
 from plait.errors import ModelError
 from plait.mesh.layouts import INVARIANT, Sharded
-from plait.parallel.tensor.group import Run, Stream
+from plait.parallel.tensor.group import ActivationLayout, ForwardContext
 from plait.parallel.tensor.mode import EmbeddingRule, LinearRule
 from plait.parallel.tensor.norms import normalise
 from plait.parallel.tensor.vocabulary import look_up
 
 
 class ParallelLinear(nn.Module):
-    """x W^T + b: [..., in] -> [..., out], from the source stream of its rule into the target
-    stream.
-    """
+    """x W^T + b: [..., in] -> [..., out], from its rule's source layout into the target layout."""
 
     weight: Tensor
     bias: Tensor | None
 
     def __init__(
-        self, rule: LinearRule, run: Run, in_features: int, *, transposed: bool, label: str
+        self,
+        rule: LinearRule,
+        context: ForwardContext,
+        in_features: int,
+        *,
+        transposed: bool,
+        label: str,
     ) -> None:
         super().__init__()
         self._label = label
         self._rule = rule
-        self._run = run
+        self._context = context
         self._in_features = in_features
         self._transposed = transposed
 
     def forward(self, x: Tensor) -> Tensor:
         """Whole features (of raw data, or of a replicated layer) are cut first."""
         rule = self._rule
-        own = self._in_features // (
-            1 if rule.source.features is None else rule.source.features.size
-        )
-        if x.shape[-1] not in (own, self._in_features):
-            raise misfit(self._label, x.shape[-1], f"{own}, its part of {self._in_features}")
+        num_parts = 1 if rule.source.features is None else rule.source.features.size
+        local = self._in_features // num_parts
+        if x.shape[-1] not in (local, self._in_features):
+            raise misfit(self._label, x.shape[-1], f"{local}, its part of {self._in_features}")
         x = part_of_features(x, rule.source.features, self._in_features)
         weight = self.weight.t() if self._transposed else self.weight
-        y = rule.product(x, weight, self.bias, self._run)
-        self._run.where = rule.target
+        y = rule.product(x, weight, self.bias, self._context)
+        self._context.layout = rule.target
         return y
 
 
 def misfit(label: str, found: int, expected: str) -> ModelError:
-    """A layer whose input is not what its role says: the table of roles is wrong here, or just
-    before.
+    """The error of a layer whose input has other features than its role says.
+
+    The table of roles is wrong for this layer, or for the one before.
     """
     return ModelError(
-        f"{label} gets {found} features and expects {expected}: its role, or that of the layer before it, is wrong "
-        "(a column is followed by a row; what lies between them has no role or computes each element alone)"
+        f"{label} gets {found} features and expects {expected}: its role, or that of the layer "
+        "before it, is wrong (a column is followed by a row; what lies between them has no role "
+        "or computes each element alone)"
     )
 
 
@@ -67,13 +74,14 @@ def check_mask(label: str, mask: object, length: int) -> None:
     """Refuse a mask that a model has made for the part of the sequence that this rank holds."""
     if isinstance(mask, Tensor) and mask.shape[-1] != length:
         raise ModelError(
-            f"'{label}' gets a mask of {mask.shape[-1]} positions for a sequence of {length}: the model makes masks (of a "
-            "sliding window) from the part of the sequence that a rank holds; take tpN without sp, or a longer window"
+            f"'{label}' gets a mask of {mask.shape[-1]} positions for a sequence of {length}: "
+            "the model makes masks (of a sliding window) from the part of the sequence that a rank "
+            "holds; take tpN without sp, or a longer window"
         )
 
 
 def whole_features(label: str) -> Any:
-    """A hook that refuses parts of features in a linear layer that is the same on every rank."""
+    """A hook of a replicated linear layer, which refuses parts of features."""
 
     def hook(module: nn.Linear, args: tuple[Any, ...]) -> None:
         if args and args[0].shape[-1] != module.in_features:
@@ -83,7 +91,7 @@ def whole_features(label: str) -> Any:
 
 
 def part_of_features(x: Tensor, axis: Axis | None, num_features: int) -> Tensor:
-    """The own part of the last dimension, if `x` has all of it."""
+    """This rank's part of the last dimension, if `x` has all of it."""
     if axis is None or axis.size == 1 or x.shape[-1] != num_features:
         return x
     return transition(x, axis, INVARIANT, Sharded(-1))
@@ -97,22 +105,22 @@ class ParallelEmbedding(nn.Module):
     def __init__(
         self,
         rule: EmbeddingRule,
-        run: Run,
-        stream: Stream,
+        context: ForwardContext,
+        stream: ActivationLayout,
         padding_index: int | None,
         *,
         scale: float | None = None,
     ) -> None:
         super().__init__()
         self._rule = rule
-        self._run = run
+        self._context = context
         self._stream = stream
         self._padding_index = padding_index
         self._scale = scale
 
     def forward(self, tokens: Tensor) -> Tensor:
         """A padding token's row gets no gradient, as in the original."""
-        self._run.where = self._stream
+        self._context.layout = self._stream
         vectors = look_up(tokens, self.weight, self._rule, self._padding_index)
         if self._scale is None:
             return vectors
@@ -120,8 +128,9 @@ class ParallelEmbedding(nn.Module):
 
 
 class ParallelNorm(nn.Module):
-    """Layer norm (`centered`) or RMS norm over features that are cut; the weight is `offset` + the
-    parameter.
+    """Layer norm (`centered`) or RMS norm over features that are cut.
+
+    The weight is `offset` + the parameter.
     """
 
     weight: Tensor | None
@@ -135,7 +144,7 @@ class ParallelNorm(nn.Module):
         self._offset = offset
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., D / parts] -> the same."""
+        """[..., D / parts] -> [..., D / parts]."""
         eps = torch.finfo(x.dtype).eps if self._eps is None else self._eps
         y = normalise(x, self._axis, eps, centered=self._centered)
         if self.weight is not None:
@@ -143,60 +152,57 @@ class ParallelNorm(nn.Module):
         return y if self.bias is None else y + self.bias
 
 
-class Whole(nn.Linear):
+class ReplicatedLinear(nn.Linear):
     """A linear layer that every rank computes alike, on whole features."""
 
-    def __init__(self, axis: Axis, run: Run, original: nn.Linear) -> None:
+    def __init__(self, axis: Axis, context: ForwardContext, original: nn.Linear) -> None:
         nn.Module.__init__(self)
         self.in_features = original.in_features
         self.out_features = original.out_features
         self._axis = axis
-        self._run = run
+        self._context = context
 
     def forward(self, x: Tensor) -> Tensor:
         """Features that are cut are gathered first."""
         if x.shape[-1] != self.in_features:
             x = transition(x, self._axis, Sharded(-1), INVARIANT)
-        self._run.where = Stream(self._run.where.samples, self._run.where.sequence, None)
+        self._context.layout = ActivationLayout(
+            self._context.layout.samples, self._context.layout.sequence, None
+        )
         return F.linear(x, self.weight, self.bias)
 
 
 class Dropout(nn.Module):
-    """Dropout whose mask is that of one device: the mask of the whole tensor is drawn, alike on
-    each rank, and cut.
+    """Dropout with the mask of one device: each rank draws the whole tensor's mask and cuts it.
 
-    It costs the drawing of a whole mask on each rank (bytes of the unsharded activation, for a
-    moment), and makes a run with dropout provable; ranks that hold the same activations drop the
-    same, others differ.
+    The price is a whole mask on each rank (bytes of the unsharded activation, for a moment); it
+    makes a run with dropout provable. Ranks that hold the same activations drop the same elements.
     """
 
-    def __init__(self, p: float, run: Run) -> None:
+    def __init__(self, p: float, context: ForwardContext) -> None:
         super().__init__()
         self.p = p
-        self._run = run
+        self._context = context
 
     def forward(self, x: Tensor) -> Tensor:
         """The mean is kept: what is not dropped is divided by 1 - p."""
         if not self.training or self.p == 0.0:
             return x
-        return x * mask_like(x, self.p, self._run)
+        return x * mask_like(x, self.p, self._context)
 
 
-def mask_like(x: Tensor, p: float, run: Run, feature_dim: int = -1) -> Tensor:
+def mask_like(x: Tensor, p: float, context: ForwardContext, feature_dim: int = -1) -> Tensor:
     """This rank's part of the mask that one device would draw for the whole tensor.
 
-    Nothing is drawn for the rows that fill a micro-batch up: the next mask would then be another
-    one than on one device.
+    Nothing is drawn for the rows that fill a micro-batch up: the next mask would otherwise differ
+    from that of one device.
     """
-    filled, *others = run.where.whole_shape(x.shape, feature_dim)
-    real = min(run.num_rows or filled, filled)
-    drawn = torch.empty((real, *others), dtype=x.dtype, device=x.device).bernoulli_(1 - p)
-    whole = (
-        torch.cat([drawn, drawn[:1].expand(filled - len(drawn), *others)])
-        if len(drawn) < filled
-        else drawn
-    )
-    return run.where.own(whole, feature_dim).div(1 - p)
+    filled, *others = context.layout.global_shape(x.shape, feature_dim)
+    real = min(context.num_rows or filled, filled)
+    mask = torch.empty((real, *others), dtype=x.dtype, device=x.device).bernoulli_(1 - p)
+    if real < filled:
+        mask = torch.cat([mask, mask[:1].expand(filled - real, *others)])
+    return context.layout.local_part(mask, feature_dim).div(1 - p)
 
 
 class AttentionWithDropout(nn.Module):
@@ -204,14 +210,15 @@ class AttentionWithDropout(nn.Module):
     heads, S, K].
     """
 
-    def __init__(self, p: float, run: Run) -> None:
+    def __init__(self, p: float, context: ForwardContext) -> None:
         super().__init__()
         self.dropout = p
-        self._run = run
+        self._context = context
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
-        """Heads are cut as features are. `documents` [B, S]: a query sees keys of its own document
-        alone.
+        """Attention over heads that are cut as features are.
+
+        `documents` [B, S]: a query sees keys of its own document alone.
         """
         groups = q.shape[1] // k.shape[1]
         length = q.shape[-2]
@@ -223,34 +230,50 @@ class AttentionWithDropout(nn.Module):
         k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
         scores = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf)
         weights = scores.softmax(-1)
-        return weights * mask_like(weights, self.dropout, self._run, 1) @ v
+        return weights * mask_like(weights, self.dropout, self._context, 1) @ v
 
 
 def with_positions(axis: Axis) -> Any:
-    """A hook that tells a position module where the own part of the sequence, or of the positions
-    it is told, stands.
-    """
+    """A hook that gives a position module the positions of this rank's part of the sequence."""
 
     def hook(
         module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
         length = args[0].shape[1]
         start = axis.rank * length
-        if (told := kwargs.get("positions")) is not None:
-            return args, {**kwargs, "positions": told[start : start + length]}
-        return args, {
-            **kwargs,
-            "positions": torch.arange(start, start + length, device=args[0].device),
-        }
+        positions = kwargs.get("positions")
+        if positions is None:
+            local = torch.arange(start, start + length, device=args[0].device)
+        else:
+            local = positions[start : start + length]
+        return args, {**kwargs, "positions": local}
 
     return hook
 
 
 def own_positions(axis: Axis) -> Any:
-    """A hook that keeps the own part of the vectors of all positions, [.., S, D]."""
+    """A hook that keeps this rank's part of the vectors of all positions, [.., S, D]."""
 
     def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
         length = output.shape[-2] // axis.size
         return output.narrow(-2, axis.rank * length, length)
 
     return hook
+
+
+def parameters_of(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that a module itself holds, by name."""
+    return {key: param for key, param in module._parameters.items() if param is not None}
+
+
+def shallow_copy(module: nn.Module) -> nn.Module:
+    """A module with tables of parameters and hooks of its own, and the same entries in them."""
+    twin = copy.copy(module)
+    for table in (
+        "_parameters",
+        "_forward_hooks",
+        "_forward_pre_hooks",
+        "_forward_pre_hooks_with_kwargs",
+    ):
+        setattr(twin, table, type(getattr(module, table))(getattr(module, table)))
+    return twin

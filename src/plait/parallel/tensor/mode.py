@@ -1,7 +1,7 @@
 """A mode as data: what each role means on a grid of ranks. `one_d`, `two_d`, `two_and_half_d` and
 `three_d` each make one.
 
-Between layers activations are in one of two streams: `residual` (between a `row` and the next
+Between layers activations have one of two layouts: `residual` (between a `row` and the next
 `column`) and `inner` (between a `column` and its `row`: the heads, or the intermediate features).
 """
 
@@ -14,25 +14,26 @@ from torch import Tensor
 
 from plait.comm import Axis
 from plait.mesh.layouts import Layout
-from plait.parallel.tensor.group import Run, Stream
+from plait.parallel.tensor.group import ActivationLayout, ForwardContext
 from plait.parallel.tensor.placement import Cut
 
-Product = Callable[[Tensor, Tensor, "Tensor | None", Run], Tensor]
-"""(x [..., in], weight [out, in], bias [out], run) -> x weight^T + bias, each in the parts that the
-mode gives a rank.
+Product = Callable[[Tensor, Tensor, "Tensor | None", ForwardContext], Tensor]
+"""(x [..., in], weight [out, in], bias [out], context) -> x weight^T + bias.
+
+Each tensor is the part that the mode gives a rank.
 """
 
 
 @dataclass(frozen=True)
 class LinearRule:
-    """A linear layer: which axes cut its weight [out, in], how to multiply, and from which stream
-    into which.
+    """A linear layer: the axes that cut its weight [out, in], how to multiply, and the layouts of
+    its input and output.
 
     `partial`: the axes over which the weight's gradient is left as partial sums.
     """
 
-    source: Stream
-    target: Stream
+    source: ActivationLayout
+    target: ActivationLayout
     out: Cut
     into: Cut
     product: Product
@@ -41,12 +42,11 @@ class LinearRule:
 
 @dataclass(frozen=True)
 class EmbeddingRule:
-    """A table [vocabulary, features]: which axes cut it, and how the rows that each rank finds
-    become the stream.
+    """An embedding table [vocabulary, features]: the axes that cut it, and how rows become vectors.
 
     `tokens`: the axis whose ranks look up each other's tokens. `rows`: the axis over which parts of
     the table's rows are gathered first. `total`: the axis whose ranks each hold a range of the
-    vocabulary, and what becomes of the sum.
+    vocabulary; the sum over it takes the layout `target`.
     """
 
     vocabulary: Cut
@@ -62,8 +62,8 @@ class EmbeddingRule:
 class Mode:
     """One way to split a model."""
 
-    residual: Stream
-    inner: Stream
+    residual: ActivationLayout
+    inner: ActivationLayout
     linear: Mapping[str, LinearRule]  # by role: column, row, qkv, head
     embedding: EmbeddingRule
     size: int = 1

@@ -58,7 +58,7 @@ class _Normalise(torch.autograd.Function):
 
 
 def _mean(sums: Tensor, local_size: int, axis: Axis) -> Tensor:
-    """Of sums over the own features: the mean over all."""
+    """The mean over all features, from the sums over this rank's features."""
     sums = sums.contiguous()
     axis.all_reduce(sums).wait()
     return sums / (local_size * axis.size)
@@ -68,10 +68,11 @@ def _statistics(x: Tensor, axis: Axis) -> tuple[Tensor, Tensor]:
     """Mean and variance over all features, merged from those of each rank."""
     size = x.shape[-1]
     mean = x.mean(-1)
-    told = torch.stack([mean, (x - mean[..., None]).square().sum(-1)])
-    every = told.new_empty((axis.size, *told.shape))
-    axis.all_gather(every.view(-1), told.view(-1)).wait()
-    means = every[:, 0]
-    whole = means.mean(0)
-    deviation = every[:, 1].sum(0) + size * (means - whole).square().sum(0)
-    return whole, deviation / (size * axis.size)
+    statistics = torch.stack([mean, (x - mean[..., None]).square().sum(-1)])
+    gathered = statistics.new_empty((axis.size, *statistics.shape))
+    axis.all_gather(gathered.view(-1), statistics.view(-1)).wait()
+    # The deviations around each rank's mean, and of these means around the mean of all.
+    means = gathered[:, 0]
+    mean_of_all = means.mean(0)
+    deviation = gathered[:, 1].sum(0) + size * (means - mean_of_all).square().sum(0)
+    return mean_of_all, deviation / (size * axis.size)

@@ -18,8 +18,8 @@ from dataclasses import replace
 from torch import Tensor
 
 from plait.mesh.layouts import INVARIANT, REPLICATED, Layout, Sharded
-from plait.parallel.tensor import lines
-from plait.parallel.tensor.group import Run, Stream, TensorGroup
+from plait.parallel.tensor import column_row
+from plait.parallel.tensor.group import ActivationLayout, ForwardContext, TensorGroup
 from plait.parallel.tensor.mode import EmbeddingRule, LinearRule, Mode
 
 
@@ -27,20 +27,23 @@ def one_d(group: TensorGroup, *, has_sequence: bool) -> Mode:
     """`tpN` and `tpN:1d,sp`."""
     tp = group.axis("tp")
     token_dim = 1 if has_sequence else 0
-    residual = Stream()
+    residual = ActivationLayout()
     if group.sequence_parallel:
-        residual = Stream(sequence=tp) if has_sequence else Stream(samples=tp)
+        residual = ActivationLayout(sequence=tp) if has_sequence else ActivationLayout(samples=tp)
     between: Layout = Sharded(token_dim) if group.sequence_parallel else INVARIANT
+    reduction = column_row.RowReduction(tp, between)
 
-    def column(x: Tensor, weight: Tensor, bias: Tensor | None, run: Run) -> Tensor:
-        return lines.column(run.enter(x, tp, between, REPLICATED), weight, bias, run)
+    def column(x: Tensor, weight: Tensor, bias: Tensor | None, context: ForwardContext) -> Tensor:
+        return column_row.column(context.enter(x, tp, between, REPLICATED), weight, bias, context)
 
-    def row(x: Tensor, weight: Tensor, bias: Tensor | None, run: Run) -> Tensor:
-        return lines.row(x, weight, bias, run, lines.Line(tp, between))
+    def row(x: Tensor, weight: Tensor, bias: Tensor | None, context: ForwardContext) -> Tensor:
+        return column_row.row(x, weight, bias, context, reduction)
 
-    inner = Stream(features=tp)
+    inner = ActivationLayout(features=tp)
     columns = LinearRule(residual, inner, out=(tp,), into=(), product=column)
-    entered = replace(columns, product=lines.column)  # in a region, whose door has gathered already
+    entered = replace(
+        columns, product=column_row.column
+    )  # in a region, whose door has gathered already
     rows = LinearRule(inner, residual, out=(), into=(tp,), product=row)
     linear = {"column": columns, "qkv": columns, "head": columns, "row": rows}
     if group.sequence_parallel and has_sequence:

@@ -1,5 +1,4 @@
-"""Matrix products of parts that are gathered for the product alone: what is kept for backward are
-the parts.
+"""Matrix products of parts that are gathered for the product alone: backward keeps the parts.
 
     forward    X = gather(x), W = gather(w), y = scatter(X W^T)
     backward   dY = gather(dy), X and W gathered again, dx = scatter(dY W), dw = scatter(dY^T X)
@@ -20,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from plait.comm import Axis
 from plait.comm.functional import transition
 from plait.mesh.layouts import PARTIAL, REPLICATED, Sharded
-from plait.parallel.tensor.group import How, Run
+from plait.parallel.tensor.group import ForwardContext, MatmulPlan
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Move:
         return transition(part, self.axis, Sharded(self.dim), REPLICATED)
 
     def scatter(self, partial: Tensor) -> Tensor:
-        """The own part of the sum over the axis."""
+        """This rank's part of the sum over the axis."""
         return transition(partial, self.axis, PARTIAL, Sharded(self.dim))
 
 
@@ -51,12 +50,17 @@ class Gathered:
     weight: Move | None = None
     y: Move | None = None
 
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, run: Run) -> Tensor:
-        whole = x if self.x is None else run.enter(x, self.x.axis, Sharded(self.x.dim), REPLICATED)
-        kept = run.kept(whole)
-        if kept is not None and torch.is_grad_enabled():
-            kept.users += int(weight.requires_grad)
-        product: Tensor = _Product.apply(whole, x, weight, self, How(kept, run.products))
+    def __call__(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, context: ForwardContext
+    ) -> Tensor:
+        whole = (
+            x if self.x is None else context.enter(x, self.x.axis, Sharded(self.x.dim), REPLICATED)
+        )
+        saved = context.saved_shard(whole)
+        if saved is not None and torch.is_grad_enabled():
+            saved.users += int(weight.requires_grad)
+        plan = MatmulPlan(saved, context.products)
+        product: Tensor = _GatheredMatmul.apply(whole, x, weight, self, plan)
         return product if bias is None else product + bias
 
 
@@ -68,29 +72,30 @@ def _scatter(move: Move | None, partial: Tensor) -> Tensor:
     return partial if move is None else move.scatter(partial)
 
 
-class _Product(torch.autograd.Function):
+class _GatheredMatmul(torch.autograd.Function):
     @staticmethod
     def forward(  # noqa: PLR0917
-        ctx: Any, whole: Tensor, part: Tensor, weight: Tensor, moves: Gathered, how: How
+        ctx: Any, whole: Tensor, part: Tensor, weight: Tensor, moves: Gathered, plan: MatmulPlan
     ) -> Tensor:  # autograd's
         ctx.save_for_backward(part, weight)
         ctx.moves = moves
-        ctx.how = how
-        return _scatter(moves.y, how.products.linear(whole, _gather(moves.weight, weight), None))
+        ctx.plan = plan
+        return _scatter(moves.y, plan.products.linear(whole, _gather(moves.weight, weight), None))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         part, weight = ctx.saved_tensors
         moves: Gathered = ctx.moves
-        how: How = ctx.how
-        kept, products = how
+        plan: MatmulPlan = ctx.plan
+        saved, products = plan
         dy = _gather(moves.y, gradients[0])
-        dx = dw = None
+        dx = None
+        dw = None
         if ctx.needs_input_grad[0]:
             dx = products.product(dy, _gather(moves.weight, weight))
         if ctx.needs_input_grad[2]:
-            whole = part if kept is None else kept.whole(part)
+            whole = part if saved is None else saved.whole(part)
             dw = products.weight_grad(
                 dy.reshape(-1, dy.shape[-1]).t(), whole.reshape(-1, whole.shape[-1])
             )

@@ -1,6 +1,6 @@
-"""From a table of roles to the modules that have them; every misfit between table and model is an
-error that names it.
+"""From a table of roles to the modules that have them.
 
+Every misfit between table and model is an error that names it.
 `*` in a pattern stands for one name between dots, as in the tables beside the models of this
 project.
 """
@@ -42,8 +42,7 @@ def match(model: nn.Module, roles: Mapping[str, str]) -> dict[str, str]:
 
     Raises:
         ModelError: an unknown role, a pattern that no module matches, a module whose parameters no
-        role covers, or a table
-            under which nothing would be split.
+            role covers, or a table under which nothing would be split.
     """
     for pattern, role in roles.items():
         if role not in ROLES:
@@ -64,7 +63,8 @@ def match(model: nn.Module, roles: Mapping[str, str]) -> dict[str, str]:
     _check_covered(model, found)
     if not any(role in LINEAR for role in found.values()):
         raise ModelError(
-            "tensor parallel would split nothing of this model: no module has a role column, row, qkv or head"
+            "tensor parallel would split nothing of this model: "
+            "no module has a role column, row, qkv or head"
         )
     return found
 
@@ -74,22 +74,23 @@ def _pattern(name: str) -> str:
 
 
 def _check_covered(model: nn.Module, found: Mapping[str, str]) -> None:
-    bare = [
-        f"{name or 'the model itself'} ({type(module).__name__}: {', '.join(key for key, _ in own)})"
-        for name, module in model.named_modules()
-        if (own := list(module.named_parameters(recurse=False))) and name not in found
-    ]
+    bare = []
+    for name, module in model.named_modules():
+        keys = [key for key, _ in module.named_parameters(recurse=False)]
+        if keys and name not in found:
+            label = name or "the model itself"
+            bare.append(f"{label} ({type(module).__name__}: {', '.join(keys)})")
     if bare:
+        more = " ..." if len(bare) > 4 else ""
         raise ModelError(
-            f"no role covers {len(bare)} modules that have parameters: {'; '.join(bare[:4])}{' ...' if len(bare) > 4 else ''}. "
-            f"Give each a role in roles = {{...}} ({', '.join(ROLES)}), 'replicated' where nothing is to be split"
+            f"no role covers {len(bare)} modules that have parameters: "
+            f"{'; '.join(bare[:4])}{more}. Give each a role in roles = {{...}} "
+            f"({', '.join(ROLES)}), 'replicated' where nothing is to be split"
         )
 
 
 def check_sizes(model: nn.Module, found: Mapping[str, str], mode: Mode, text: str) -> None:
-    """Raises `ModelError` with every size that the grid does not divide, and the nearest sizes that
-    it does.
-    """
+    """Raise `ModelError` with every size that the grid does not divide, and the nearest sizes."""
     broken = list(dict.fromkeys(_misfits(model, found, mode)))
     if broken:
         more = f"\n  and {len(broken) - 8} more" if len(broken) > 8 else ""
@@ -131,9 +132,7 @@ def _misfits(model: nn.Module, found: Mapping[str, str], mode: Mode) -> Iterator
 
 
 def _head_size(model: nn.Module, name: str, fused: int, three: bool) -> object:
-    """Output features of a head; where q, k and v of each head lie side by side (GPT-NeoX), of all
-    three.
-    """
+    """Output features of a head: of q, k and v together where they lie side by side (GPT-NeoX)."""
     parent = model.get_submodule(name.rpartition(".")[0])
     size = getattr(parent, "head_dim", getattr(parent, "head_size", None))
     return 3 * size if isinstance(size, int) and three and fused == 1 else size
@@ -162,8 +161,8 @@ def linear_shape(module: nn.Module, name: str) -> tuple[int, int]:
         or (isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward)
     ):
         raise ModelError(
-            f"'{name}' has a role of a linear layer and is a {type(module).__name__}; it must be an nn.Linear (or GPT-2's "
-            "Conv1D) with the forward of that class"
+            f"'{name}' has a role of a linear layer and is a {type(module).__name__}; "
+            "it must be an nn.Linear (or GPT-2's Conv1D) with the forward of that class"
         )
     first, second = (int(size) for size in module.weight.shape)  # type: ignore[union-attr]
     return (second, first) if is_transposed(module) else (first, second)

@@ -1,6 +1,4 @@
-"""What a split model's engine must know: who holds what, which samples a rank takes, what its loss
-is a share of.
-"""
+"""A split model: who holds which part, which samples a rank takes, and how its loss is shared."""
 
 from __future__ import annotations
 
@@ -20,24 +18,22 @@ from plait.comm.functional import transition
 from plait.errors import ModelError
 from plait.mesh.layouts import INVARIANT, Sharded
 from plait.origin import Line, line_of, module_of, named
-from plait.parallel.tensor.group import Run, Stream, TensorGroup
+from plait.parallel.tensor.group import ActivationLayout, ForwardContext, TensorGroup
 from plait.parallel.tensor.mode import Mode
 from plait.parallel.tensor.placement import Placement
 from plait.parallel.tensor.roles import LINEAR
 from plait.parallel.tensor.vocabulary import cross_entropy
 
 MISFIT = re.compile(r"shape '\[([-0-9, ]+)\]' is invalid for input of size (\d+)")
-ALONE_NUMEL = (
-    1 << 16
-)  # gradients from here on are summed where they lie; smaller ones travel together
+# Gradients of so many elements are summed where they lie; smaller ones travel together.
+ALONE_NUMEL = 1 << 16
 
 LossFunction = Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True)
 class Share:
-    """This rank's part of a micro-batch: inputs, the targets of its outputs, and how many of its
-    rows are real.
+    """This rank's part of a micro-batch: inputs, the targets of its outputs, and its real rows.
 
     `num_rows`: of the inputs of all ranks of the tensor axis together, before they are filled up.
     """
@@ -53,19 +49,20 @@ class TensorSplit:
     """A model that `apply` has split.
 
     Attributes:
+        context: what the modules share during a forward.
         placements: of every parameter, by name.
-        originals: the modules that own parameters, as they were: they know how to make whole
-        values. outputs: the stream that the model's outputs are in.
+        originals: the modules that own parameters, before the split: they make whole values.
+        outputs: the layout of the model's outputs.
         sharded_logits: whether each rank has a range of the vocabulary.
         roles: of the modules that have one, by name.
     """
 
     group: TensorGroup
     mode: Mode
-    run: Run
+    context: ForwardContext
     placements: Mapping[str, Placement]
     originals: Mapping[str, nn.Module]
-    outputs: Stream
+    outputs: ActivationLayout
     sharded_logits: bool
     roles: Mapping[str, str]
 
@@ -86,11 +83,11 @@ class TensorSplit:
         if _size(entering) == 1:
             return Share(inputs, targets, num_samples, rows)
         assert entering is not None and leaving is not None
-        own = _size_of_part(_first(inputs), entering)
-        start = leaving.rank * own
-        real = min(max(num_samples - start, 0), own)
+        length = _size_of_part(_first(inputs), entering)
+        start = leaving.rank * length
+        real = min(max(num_samples - start, 0), length)
         return Share(
-            tree_map(lambda leaf: _part(leaf, entering.rank * own, own), inputs),
+            tree_map(lambda leaf: _part(leaf, entering.rank * length, length), inputs),
             tree_map(lambda leaf: _part(leaf, start, max(real, 1)), targets),
             real,
             rows,
@@ -98,26 +95,26 @@ class TensorSplit:
 
     def enter(self, num_rows: int) -> None:
         """A forward, or its recomputation, of a micro-batch of so many rows begins."""
-        self.run.where, self.run.num_rows = self.mode.residual, num_rows
+        self.context.layout = self.mode.residual
+        self.context.num_rows = num_rows
 
     def loss(self, function: LossFunction, ignore_index: int | None) -> LossFunction:
-        """`function` on this rank's outputs. With an `ignore_index` it is cross-entropy, which
-        takes logits in parts.
+        """`function` on this rank's outputs.
 
-        Any other function gets whole logits, gathered.
+        With an `ignore_index` it is cross-entropy, which takes logits in parts. Any other function
+        gets whole logits, gathered.
         """
         axis = self.outputs.features
 
         def loss(output: Any, targets: Any) -> Any:
-            self.run.forget()
+            self.context.forget()
             self._check_output()
             rows = _first(targets).shape[0]
-            output = tree_map(
-                lambda leaf: (
-                    leaf[:rows] if isinstance(leaf, Tensor) and leaf.shape[0] > rows else leaf
-                ),
-                output,
-            )
+
+            def without_filling(leaf: Any) -> Any:
+                return leaf[:rows] if isinstance(leaf, Tensor) and leaf.shape[0] > rows else leaf
+
+            output = tree_map(without_filling, output)
             if not self.sharded_logits or axis is None or axis.size == 1:
                 return function(output, targets)
             if ignore_index is not None:
@@ -127,18 +124,20 @@ class TensorSplit:
         return loss
 
     def _check_output(self) -> None:
-        """Parts of features that only a head may leave."""
-        if self.run.where.features not in (None, self.outputs.features):
+        """Refuse outputs in parts of features, which only a head may leave."""
+        if self.context.layout.features not in (None, self.outputs.features):
             last = [name for name, role in self.roles.items() if role in LINEAR][-1]
             raise ModelError(
-                f"under {self.group} the model's output is parts of features, which '{last}' ({self.roles[last]}) leaves: a "
-                "column is followed by a row, and the last layer of a model that ends in parts has the role head"
+                f"under {self.group} the model's output is parts of features, "
+                f"which '{last}' ({self.roles[last]}) leaves: a column is followed by a row, "
+                "and the last layer of a model that ends in parts has the role head"
             )
 
     @contextmanager
     def explained(self, model: nn.Module) -> Iterator[None]:
-        """What a misfit of shapes inside the split model means: an error that names the module, and
-        the roles there.
+        """Turn a misfit of shapes inside the split model into an error that names the module.
+
+        The error names the roles there, too.
         """
         try:
             yield
@@ -158,8 +157,9 @@ class TensorSplit:
             ) from error
 
     def _fixed_number(self, line: Line, error: BaseException) -> str | None:
-        """The cure of a view that has the model's whole number of heads written in it; None for any
-        other error.
+        """The cure of a view with the model's whole number of heads written in it.
+
+        None for any other error.
         """
         match = MISFIT.search(str(error))
         if match is None:
@@ -169,8 +169,9 @@ class TensorSplit:
         if -1 in wanted or not 0 < there < math.prod(wanted) or math.prod(wanted) % there:
             return None
         return (
-            f"`{line.code}`: it asks for [{match[1]}], and this rank has 1/{math.prod(wanted) // there} of these elements, "
-            "its share of the heads (or features); a number that the split divides must not be written there: put -1 in place "
+            f"`{line.code}`: it asks for [{match[1]}], and this rank has "
+            f"1/{math.prod(wanted) // there} of these elements, its share of the heads (or "
+            "features); a number that the split divides must not be written there: put -1 in place "
             "of the number of heads, as in x.view(batch, length, -1, head_dim)"
         )
 
@@ -179,9 +180,9 @@ class TensorSplit:
         inside: list[str] = []
         while not inside:
             inside = [
-                f"'{one}' ({role})"
-                for one, role in self.roles.items()
-                if not name or f"{one}.".startswith(f"{name}.")
+                f"'{module}' ({role})"
+                for module, role in self.roles.items()
+                if not name or f"{module}.".startswith(f"{name}.")
             ]
             name = name.rpartition(".")[0]
         shown = ", ".join(inside[:12]) + (" ..." if len(inside) > 12 else "")
@@ -190,33 +191,31 @@ class TensorSplit:
         )
 
     def weight(self, name: str) -> float:
-        """What the elements of a parameter count on this rank, in a sum over the tensor axis that
-        counts each once.
+        """The factor of a parameter's elements in a sum over the tensor axis.
+
+        With it the sum counts every element once.
         """
         return 1.0 / self.placements[name].copies
 
     def details(self) -> dict[str, float]:
-        """How many products of a grid gathered their panels, and how many streamed them, since the
-        last call.
-        """
-        found = {f"products_{choice}": float(number) for choice, number in self.run.choices.items()}
-        self.run.choices.clear()
-        return found
+        """Counts of grid products since the last call: those that gathered, and that streamed."""
+        counts = self.context.choices
+        details = {f"products_{choice}": float(number) for choice, number in counts.items()}
+        counts.clear()
+        return details
 
     def sum_partial(self, gradients: Sequence[tuple[str, Tensor]]) -> None:
-        """Sum, in place, the gradients (by name, contiguous) of parameters whose copies saw other
-        tokens. Collective.
+        """Sum, in place, the gradients of parameters whose copies saw other tokens. Collective.
 
-        Once a step, on what the data axis has left of them: with micro-batches or ZeRO that is less
-        than in each backward.
+        `gradients` are contiguous, by name. Called once a step, after the data axis has reduced:
+        with micro-batches or ZeRO that is less to sum than in each backward.
         """
         by_axes: dict[tuple[str, ...], tuple[tuple[Axis, ...], list[Tensor]]] = {}
         for name, gradient in gradients:
             axes = self.placements[name].partial
             if axes:
-                by_axes.setdefault(tuple(axis.name for axis in axes), (axes, []))[1].append(
-                    gradient
-                )
+                names = tuple(axis.name for axis in axes)
+                by_axes.setdefault(names, (axes, []))[1].append(gradient)
         for axes, tensors in by_axes.values():
             for axis in axes:
                 _sum_together(tensors, axis)

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from plait.comm import Axis, Work
-from plait.parallel.tensor.group import Run
+from plait.parallel.tensor.group import ForwardContext
 from plait.parallel.tensor.products import Gathered, Move
 from plait.products import Products
 
@@ -40,31 +40,36 @@ class Summa:
     y: Move | None = None
     limit_bytes: int = 64 << 20
 
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, run: Run) -> Tensor:
-        own = weight.numel() + (x.numel() if self.x is not None else 0)
+    def __call__(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, context: ForwardContext
+    ) -> Tensor:
+        panel_numel = weight.numel()
+        if self.x is not None:
+            panel_numel += x.numel()
         axis = self.weight.axis
-        num_bytes = axis.size * own * x.element_size()
+        num_bytes = axis.size * panel_numel * x.element_size()
         streams = axis.size > 1 and axis.paths.beyond(
             "grid_panel_bytes", num_bytes, self.limit_bytes
         )
-        run.choices["streamed" if streams else "gathered"] += 1
+        context.choices["streamed" if streams else "gathered"] += 1
         if not streams:
-            return Gathered(self.x, self.weight, self.y)(x, weight, bias, run)
-        product: Tensor = _Streamed.apply(x, weight, self, run.products)
+            return Gathered(self.x, self.weight, self.y)(x, weight, bias, context)
+        product: Tensor = _Streamed.apply(x, weight, self, context.products)
         return product if bias is None else product + bias
 
 
 def panels(travelling: Sequence[tuple[Axis, Tensor]]) -> Iterator[tuple[int, list[Tensor]]]:
-    """(t, the panels that the ranks t of the axes own) for every t; the next ones are on their way
-    meanwhile.
+    """(t, the panels that the ranks t of the axes own) for every t.
+
+    The next panels are sent meanwhile.
     """
 
     def start(t: int) -> list[tuple[Tensor, Work]]:
-        found = []
-        for axis, own in travelling:
-            panel = own if axis.rank == t else torch.empty_like(own)
-            found.append((panel, axis.broadcast(panel, t)))
-        return found
+        sent = []
+        for axis, local in travelling:
+            panel = local if axis.rank == t else torch.empty_like(local)
+            sent.append((panel, axis.broadcast(panel, t)))
+        return sent
 
     size = travelling[0][0].size
     ahead = start(0)
@@ -77,12 +82,11 @@ def panels(travelling: Sequence[tuple[Axis, Tensor]]) -> Iterator[tuple[int, lis
 
 
 class Sums:
-    """Partial sums on their way to the rank that owns each; one is under way while the next is
-    computed.
-    """
+    """Partial sums that are reduced to the rank that owns each, while the next is computed."""
 
     def __init__(self, axis: Axis) -> None:
-        self._axis, self._own = axis, torch.empty(0)
+        self._axis = axis
+        self._own = torch.empty(0)
         self._work: Work | None = None
 
     def add(self, t: int, partial: Tensor) -> None:
@@ -93,7 +97,7 @@ class Sums:
             self._own = partial
 
     def finish(self) -> Tensor:
-        """The own sum, once every `add` is done."""
+        """The sum that this rank owns, once every `add` is done."""
         if self._work is not None:
             self._work.wait()
             self._work = None

@@ -15,16 +15,17 @@ dimension, which gather without a copy; those of a fused matrix are ranges of it
 from __future__ import annotations
 
 from plait.mesh.layouts import Sharded
-from plait.parallel.tensor.group import Stream, TensorGroup
+from plait.parallel.tensor.group import ActivationLayout, TensorGroup
 from plait.parallel.tensor.mode import EmbeddingRule, LinearRule, Mode
 from plait.parallel.tensor.products import Gathered, Move
 
 
 def three_d(group: TensorGroup) -> Mode:
     """`tpN:3d`."""
-    i, j, l = (group.axis(name) for name in ("tp_i", "tp_j", "tp_l"))  # the paper's letters  # noqa: E741
-    residual = Stream(samples=group.axis(("tp_i", "tp_j")), features=l)
-    inner = Stream(samples=group.axis(("tp_i", "tp_l")), features=j)
+    # The letters of the paper.
+    i, j, l = (group.axis(name) for name in ("tp_i", "tp_j", "tp_l"))  # noqa: E741
+    residual = ActivationLayout(samples=group.axis(("tp_i", "tp_j")), features=l)
+    inner = ActivationLayout(samples=group.axis(("tp_i", "tp_l")), features=j)
     forward = Gathered(x=Move(j, 0), weight=Move(i, 0), y=Move(l, 0))
     back = Gathered(x=Move(l, 0), weight=Move(i, 0), y=Move(j, 0))
     fused = Gathered(x=Move(j, 0), weight=Move(i, 1), y=Move(l, 0))

@@ -9,16 +9,16 @@ blocks. A SUMMA product moves two of its three matrices. Which two is ours to ch
     row
 
 so that the narrow side of a pair moves, never the intermediate features; the same bytes where a
-layer is square. A weight [out, in] lies as [column of the grid, row] for `column`, and as [row,
-column] for `row`, `head` and the embedding, so a tied table is one block. 2.5D is the same on every
-layer of a depth, which is why its parts come from here.
+layer is square. A weight [out, in] lies as [column of the grid, row] for `column`. It lies as [row,
+column] for `row`, `head` and the embedding, so a tied table is one block. 2.5D takes this mode for
+every layer of its depth.
 """
 
 from __future__ import annotations
 
 from plait.mesh import AxisName
 from plait.mesh.layouts import Sharded
-from plait.parallel.tensor.group import Stream, TensorGroup
+from plait.parallel.tensor.group import ActivationLayout, TensorGroup
 from plait.parallel.tensor.mode import EmbeddingRule, LinearRule, Mode
 from plait.parallel.tensor.products import Move
 from plait.parallel.tensor.summa import Summa
@@ -36,7 +36,7 @@ def grid(group: TensorGroup, *, samples: AxisName, partial: tuple[AxisName, ...]
     rows = group.axis("tp_row")
     columns = group.axis("tp_col")
     over = tuple(group.axis(name) for name in partial)
-    stream = Stream(samples=group.axis(samples), features=columns)
+    stream = ActivationLayout(samples=group.axis(samples), features=columns)
     forward = Summa(x=Move(columns, -1), weight=Move(rows, 1), limit_bytes=group.gather_limit_bytes)
     back = Summa(weight=Move(rows, 0), y=Move(columns, -1), limit_bytes=group.gather_limit_bytes)
     column = LinearRule(stream, stream, out=(columns,), into=(rows,), product=forward, partial=over)

@@ -1,9 +1,8 @@
-"""The vocabulary in parts: the embedding, and cross-entropy on logits of which each rank has a
-range of the vocabulary.
+"""A vocabulary that is cut into ranges, one a rank: the embedding, and cross-entropy on logits.
 
 M. Shoeybi et al., Megatron-LM, section 3 (embedding and fused cross-entropy). No rank ever holds
-whole logits: what travels are three numbers a token (largest logit, sum of exponentials, the
-target's logit), gathered in one collective.
+whole logits: one collective gathers three numbers a token. They are the largest logit, the sum of
+exponentials, and the target's logit.
 """
 
 from __future__ import annotations
@@ -37,14 +36,12 @@ def look_up(
     _check("token", tokens, size * rule.total.size)
     inside = tokens - start
     absent = (inside < 0) | (inside >= size)
-    padding = (
-        padding_index - start
-        if padding_index is not None and 0 <= padding_index - start < size
-        else None
-    )
-    found = F.embedding(inside.masked_fill(absent, 0), table, padding)
-    found = found.masked_fill(absent[..., None], 0.0)
-    return transition(found, rule.total, PARTIAL, rule.target)
+    padding = None
+    if padding_index is not None and 0 <= padding_index - start < size:
+        padding = padding_index - start
+    vectors = F.embedding(inside.masked_fill(absent, 0), table, padding)
+    vectors = vectors.masked_fill(absent[..., None], 0.0)
+    return transition(vectors, rule.total, PARTIAL, rule.target)
 
 
 def cross_entropy(
@@ -86,27 +83,27 @@ class _CrossEntropy(torch.autograd.Function):
         size = wide.shape[-1]
         counted = targets != ignore_index
         inside = targets - axis.rank * size
-        own = counted & (inside >= 0) & (inside < size)
-        column = inside.masked_fill(~own, 0)[:, None]
+        local = counted & (inside >= 0) & (inside < size)  # targets in this rank's range
+        column = inside.masked_fill(~local, 0)[:, None]
         largest = wide.amax(-1)
         exponentials = (wide - largest[:, None]).exp_()
-        told = torch.stack(
-            [largest, exponentials.sum(-1), wide.gather(-1, column)[:, 0].masked_fill(~own, 0.0)]
-        )
-        every = told.new_empty((axis.size, *told.shape))
-        axis.all_gather(every.view(-1), told.view(-1)).wait()
-        top = every[:, 0].amax(0)
-        total = (every[:, 1] * (every[:, 0] - top).exp()).sum(0)
-        losses = total.log() + top - every[:, 2].sum(0)
+        target_logits = wide.gather(-1, column)[:, 0].masked_fill(~local, 0.0)
+        numbers = torch.stack([largest, exponentials.sum(-1), target_logits])
+        gathered = numbers.new_empty((axis.size, *numbers.shape))
+        axis.all_gather(gathered.view(-1), numbers.view(-1)).wait()
+        # log of the sum of exp(x), each rank's sum taken from its own largest logit to that of all
+        top = gathered[:, 0].amax(0)
+        total = (gathered[:, 1] * (gathered[:, 0] - top).exp()).sum(0)
+        losses = total.log() + top - gathered[:, 2].sum(0)
         probabilities = exponentials.mul_(((largest - top).exp() / total)[:, None])
-        ctx.save_for_backward(probabilities, column, own, counted)
+        ctx.save_for_backward(probabilities, column, local, counted)
         ctx.dtype = logits.dtype
         return losses.masked_fill_(~counted, 0.0).sum()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        probabilities, column, own, counted = ctx.saved_tensors
+        probabilities, column, local, counted = ctx.saved_tensors
         gradient = probabilities * (gradients[0] * counted)[:, None]
-        gradient.scatter_add_(-1, column, -(gradients[0] * own).to(gradient.dtype)[:, None])
+        gradient.scatter_add_(-1, column, -(gradients[0] * local).to(gradient.dtype)[:, None])
         return gradient.to(ctx.dtype), None, None, None

@@ -132,7 +132,7 @@ def _operation_seconds(world: World) -> dict[str, dict[str, Any]]:
 
 def _host(measured: list[dict[str, Any]], num_ranks: int, quick: bool) -> dict[str, Any]:
     """The numbers of a processor's cost model beside a cluster's: see `plait.cluster.Host`."""
-    from plait.parallel.context.rounds import MET_AT_ONCE
+    from plait.parallel.context.ring_schedule import KEYS_PER_STEP
     from plait.predict.cost.time.machine import machine_of
     from plait.predict.probe.meetings import ALONE, idle, losses, stretch
 
@@ -157,7 +157,7 @@ def _host(measured: list[dict[str, Any]], num_ranks: int, quick: bool) -> dict[s
         "links": {
             str(size): _fits(ranks[0]["links"]) for size, ranks in sorted(found.items()) if size > 1
         },
-        "rule": {"met_at_once": MET_AT_ONCE},
+        "rule": {"met_at_once": KEYS_PER_STEP},
         "machine": measured[0]["own"].pop("machine"),
     }
     steps = {

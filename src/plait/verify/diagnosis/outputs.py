@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from plait.comm import World
-from plait.parallel.tensor import Stream, TensorSplit
+from plait.parallel.tensor import ActivationLayout, TensorSplit
 from plait.plan import Plan
 from plait.verify.diagnosis.finding import Finding, list_names
 from plait.verify.problem import Problem, reference_dtype
@@ -46,7 +46,7 @@ class Seen:
 
     name: str
     value: Tensor
-    stream: Stream
+    stream: ActivationLayout
 
 
 def locate(world: World, problem: Problem, plan: Plan) -> Finding | None:
@@ -138,7 +138,9 @@ def watched(model: nn.Module, split: TensorSplit | None = None) -> Iterator[list
         def keep(module: nn.Module, args: Any, output: Any) -> None:
             if isinstance(output, Tensor) and name not in found:
                 found[name] = Seen(
-                    name, output.detach().clone(), Stream() if split is None else split.run.where
+                    name,
+                    output.detach().clone(),
+                    ActivationLayout() if split is None else split.context.layout,
                 )
                 seen.append(found[name])
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from plait.models.routing import Router, Surroundings
+from plait.models.routing import Router, RouterContext
 
 
 class Auxiliary:
@@ -45,7 +45,7 @@ class Auxiliary:
                 self.grads[name] = self.grads[name] + grad if name in self.grads else grad
 
 
-class Together(Surroundings):
+class Together(RouterContext):
     """What the routers see of a micro-batch whose slices run one after the other, one layer each.
 
     Every slice runs twice: first its tokens are counted, then its part of the loss is made.
@@ -83,7 +83,7 @@ class Pool:
             yield
             return
         for router, layer in zip(self._routers, self._layers, strict=True):
-            router.surroundings = layer
+            router.context = layer
             layer.num_samples = num_samples
             layer.total = None
             layer.recording = False
@@ -96,4 +96,4 @@ class Pool:
             layer.recording = True
         yield
         for router in self._routers:
-            router.surroundings = Surroundings()
+            router.context = RouterContext()

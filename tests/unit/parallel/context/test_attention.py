@@ -14,7 +14,7 @@ from torch import Tensor
 from plait.errors import DataError, PlanError
 from plait.mesh import Mesh
 from plait.models.layers import CausalAttention
-from plait.parallel.context import ContextGroup, UlyssesAttention, rounds
+from plait.parallel.context import ContextGroup, UlyssesAttention, ring_schedule
 from plait.parallel.context.block import attend, attend_backward, merge
 from plait.parallel.context.ring import ring_attention
 from tests.helpers.threaded import threaded
@@ -91,7 +91,7 @@ def test_equals_one_device(strategy: str, size: int, heads: int, kv_heads: int) 
 def test_equals_one_device_in_rounds_of_any_length(
     monkeypatch: pytest.MonkeyPatch, met_at_once: int
 ) -> None:
-    monkeypatch.setattr(rounds, "MET_AT_ONCE", met_at_once)
+    monkeypatch.setattr(ring_schedule, "KEYS_PER_STEP", met_at_once)
     documents = (torch.arange(36)[None] > torch.tensor([[7], [16]])).long()
     for size in (2, 3, 6):
         for packed in (None, documents):
@@ -106,27 +106,27 @@ def test_equals_one_device_in_rounds_of_any_length(
 def test_every_key_is_seen_by_whom_it_precedes_in_one_visit(
     monkeypatch: pytest.MonkeyPatch, size: int, met_at_once: int
 ) -> None:
-    monkeypatch.setattr(rounds, "MET_AT_ONCE", met_at_once)
+    monkeypatch.setattr(ring_schedule, "KEYS_PER_STEP", met_at_once)
     length = 8
 
     def rank(world: Any) -> Tensor:
         group = ContextGroup(world.axis("cp"), "ring")
         group.seq_len = size * length
-        way = rounds.Way(group, 1, None)
+        schedule = ring_schedule.RingSchedule(group, 1, None)
         here = group.positions()
         seen = torch.zeros(size * length, size * length, dtype=torch.long)
         seen[here[:, None], here[None, :]] += torch.ones(length, length, dtype=torch.long).tril()
         met = []
-        for stretch in way.rounds():
+        for step in schedule.steps():
             assert (
-                sum(len(visit.ranks) for visit in stretch.visits)
-                == len(stretch.steps)
+                sum(len(block.ranks) for block in step.blocks)
+                == len(step.shifts)
                 <= max(1, met_at_once // length)
             )
-            for visit in stretch.visits:
-                met += list(reversed(visit.ranks))
-                theirs = torch.cat([group.positions(other)[visit.cols] for other in visit.ranks])
-                seen[here[visit.rows][:, None], theirs[None, :]] += 1
+            for block in step.blocks:
+                met += list(reversed(block.ranks))
+                theirs = torch.cat([group.positions(other)[block.cols] for other in block.ranks])
+                seen[here[block.rows][:, None], theirs[None, :]] += 1
         assert met == [(group.axis.rank - step) % size for step in range(1, size)]
         return seen
 

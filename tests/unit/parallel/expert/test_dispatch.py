@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from plait.mesh import Mesh
-from plait.parallel.expert import ExpertExchange, Layout, Roads
+from plait.parallel.expert import AllToAllGroups, ExpertExchange, ExpertPlacement
 from tests.helpers.threaded import threaded
 
 D = 3
@@ -43,15 +43,15 @@ def test_there_and_back(case: str, size: int) -> None:
             1,
         )
         rows = rows.requires_grad_()
-        trip = ExpertExchange(axis).dispatch(rows, own)
-        here, number = trip.arrive()
+        handle = ExpertExchange(axis).dispatch(rows, own)
+        here, number = handle.wait()
         each = 4 // size
         mine = range(axis.rank * each, (axis.rank + 1) * each)
         assert number == [sum(counts[r][e] for r in range(size)) for e in mine]
         assert here[:, 0].tolist() == [
             e for e, n in zip(mine, number, strict=True) for _ in range(n)
         ]
-        back = trip.combine(here * 2)
+        back = handle.combine(here * 2)
         assert torch.equal(back, rows * 2)
         (back * back).sum().backward()
         assert rows.grad is not None and torch.equal(rows.grad, 8 * rows)
@@ -75,14 +75,14 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("by_node", [False, True])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_there_and_back_between_nodes_and_by_slot(layout: str, by_node: bool) -> None:
-    """Four ranks, two a node: the same rows arrive in the same order by one hop and by two."""
+@pytest.mark.parametrize("placement", LAYOUTS)
+def test_there_and_back_between_nodes_and_by_slot(placement: str, by_node: bool) -> None:
+    """Four ranks, two a node: the same rows wait in the same order by one hop and by two."""
     generator = torch.Generator().manual_seed(0)
     counts = torch.randint(0, 5, (4, 8), generator=generator)
     counts[1] = 0
     counts[:, 2] += 7
-    slots = LAYOUTS[layout]
+    slots = LAYOUTS[placement]
     copies = [sum(slot == e for rank in slots for slot in rank) for e in range(8)]
 
     def rank(world: Any) -> tuple[list[int], dict[str, int]]:
@@ -92,17 +92,19 @@ def test_there_and_back_between_nodes_and_by_slot(layout: str, by_node: bool) ->
         rows = torch.stack(
             [experts.double(), torch.rand(len(experts), dtype=torch.float64)], 1
         ).requires_grad_()
-        roads = (
-            Roads(axis, world.axis("ep_local"), world.axis("ep_nodes")) if by_node else Roads(axis)
+        groups = (
+            AllToAllGroups(axis, world.axis("ep_local"), world.axis("ep_nodes"))
+            if by_node
+            else AllToAllGroups(axis)
         )
-        exchange = ExpertExchange(roads)
-        exchange.place(None if layout == "at home" else Layout(slots))
-        trip = exchange.dispatch(rows, own)
-        here, number = trip.arrive()
+        exchange = ExpertExchange(groups)
+        exchange.place(None if placement == "at home" else ExpertPlacement(slots))
+        handle = exchange.dispatch(rows, own)
+        here, number = handle.wait()
         assert here[:, 0].tolist() == [
             e for e, n in zip(slots[world.rank], number, strict=True) for _ in range(n)
         ]
-        back = trip.combine(here * 2)
+        back = handle.combine(here * 2)
         assert torch.equal(back, rows * 2)
         (back * back).sum().backward()
         assert rows.grad is not None and torch.equal(rows.grad, 8 * rows)
@@ -129,11 +131,11 @@ def test_two_hops_send_what_the_formula_says() -> None:
     to_rank = counts.view(4, 4, 2).sum(-1)  # [from, to]
 
     def rank(world: Any) -> tuple[int, int]:
-        roads = Roads(world.axis("ep"), world.axis("ep_local"), world.axis("ep_nodes"))
+        groups = AllToAllGroups(world.axis("ep"), world.axis("ep_local"), world.axis("ep_nodes"))
         own = counts[world.rank]
         rows = torch.rand(int(own.sum()), D, dtype=torch.float64, requires_grad=True)
-        trip = ExpertExchange(roads).dispatch(rows, own)
-        trip.combine(trip.arrive()[0]).sum().backward()
+        handle = ExpertExchange(groups).dispatch(rows, own)
+        handle.combine(handle.wait()[0]).sum().backward()
         return world.ledger.bytes("ep_local"), world.ledger.bytes("ep_nodes")
 
     for me, (inside, across) in enumerate(threaded(4, rank, plan=Mesh(dp=4, ep=4, node=2))):

@@ -21,12 +21,12 @@ def test_every_expert_has_a_place_and_hot_ones_several(
 ) -> None:
     chance = random.Random(seed)
     load = [chance.paretovariate(1.2) for _ in range(num_experts)]
-    layout = place(load, num_ranks, num_slots=num_slots, num_nodes=num_nodes)
-    assert len(layout.experts) == num_ranks
-    assert {len(rank) for rank in layout.experts} == {num_slots // num_ranks}
-    assert layout.copies.keys() == set(range(num_experts))
-    assert layout.imbalance(load) <= in_order(num_experts, num_ranks).imbalance(load) + 1e-9
-    assert sum(layout.rank_loads(load)) == pytest.approx(sum(load))
+    placement = place(load, num_ranks, num_slots=num_slots, num_nodes=num_nodes)
+    assert len(placement.experts) == num_ranks
+    assert {len(rank) for rank in placement.experts} == {num_slots // num_ranks}
+    assert placement.copies.keys() == set(range(num_experts))
+    assert placement.imbalance(load) <= in_order(num_experts, num_ranks).imbalance(load) + 1e-9
+    assert sum(placement.rank_loads(load)) == pytest.approx(sum(load))
 
 
 def test_replication_flattens_one_hot_expert() -> None:
@@ -53,8 +53,8 @@ def test_what_does_not_fit_is_refused(num_ranks: int, num_slots: int, num_nodes:
 
 def test_groups_stay_on_a_node() -> None:
     load = [float(1 + expert % 5) for expert in range(16)]
-    layout = place(load, 4, num_slots=24, num_nodes=2, num_groups=4)
-    for ranks in (layout.experts[:2], layout.experts[2:]):
+    placement = place(load, 4, num_slots=24, num_nodes=2, num_groups=4)
+    for ranks in (placement.experts[:2], placement.experts[2:]):
         groups = {expert // 4 for rank in ranks for expert in rank}
         assert len(groups) == 2
 

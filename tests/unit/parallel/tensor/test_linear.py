@@ -76,7 +76,7 @@ def check(
         (out * weight).sum().backward()
         grads = {name: param.grad for name, param in own.named_parameters()}
         split.sum_partial(list(grads.items()))
-        assert not streams or set(split.run.choices) == {"streamed"}
+        assert not streams or set(split.context.choices) == {"streamed"}
         samples = split.mode.residual.samples
         place = (0 if samples is None else samples.rank, 0 if features is None else features.rank)
         return place, out.detach(), mine.grad, collect(split, grads)
@@ -187,7 +187,9 @@ def test_bytes_equal_the_formulae(plan: str, role: str, streams: bool) -> None:
         model(x).sum().backward()
         split.sum_partial([(name, param.grad) for name, param in model.named_parameters()])
         assert (
-            not streams or tp.mode not in ("2d", "2.5d") or set(split.run.choices) == {"streamed"}
+            not streams
+            or tp.mode not in ("2d", "2.5d")
+            or set(split.context.choices) == {"streamed"}
         )
         return world.ledger.since(before).bytes()
 

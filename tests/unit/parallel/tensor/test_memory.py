@@ -63,8 +63,12 @@ def on_ranks(plan: str) -> list[tuple[int, int]]:
     def rank(world: World) -> tuple[int, int]:
         model = copies[world.rank]
         split = split_with_values(world, model, models.roles_for(model), plan)
-        split.run.where = split.mode.residual
-        x = split.mode.residual.own(torch.zeros(BATCH, SEQUENCE, WIDTH)).clone().requires_grad_()
+        split.context.layout = split.mode.residual
+        x = (
+            split.mode.residual.local_part(torch.zeros(BATCH, SEQUENCE, WIDTH))
+            .clone()
+            .requires_grad_()
+        )
         return parameter_bytes(model.blocks[0]), kept_bytes(model.blocks[0], x)
 
     return run_ranks(plan, rank)

@@ -13,7 +13,7 @@ import torch
 from plait import models
 from plait.cluster import Cluster
 from plait.cluster.host import MEETINGS
-from plait.parallel.context.rounds import MET_AT_ONCE, Way
+from plait.parallel.context.ring_schedule import KEYS_PER_STEP, RingSchedule
 from plait.paths import Paths
 from plait.plan import Plan
 from plait.predict.cost.door import job_of
@@ -44,10 +44,13 @@ def machine(**known: Any) -> Machine:
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
 @pytest.mark.parametrize("length", [8, 32, 64, 128, 256])
 def test_a_ring_is_as_many_steps_as_the_engine_makes(size: int, length: int) -> None:
-    ways = [Way(group(rank, size, length), 1, None) for rank in range(size)]
-    visits = sum(1 + sum(len(stretch.visits) for stretch in way.rounds()) for way in ways) / size
-    rounds = len(list(ways[0].rounds()))
-    assert ring_steps(size, size * length, MET_AT_ONCE) == pytest.approx(2 * visits + 2 + rounds)
+    schedules = [RingSchedule(group(rank, size, length), 1, None) for rank in range(size)]
+    visits = (
+        sum(1 + sum(len(stretch.blocks) for stretch in schedule.steps()) for schedule in schedules)
+        / size
+    )
+    rounds = len(list(schedules[0].steps()))
+    assert ring_steps(size, size * length, KEYS_PER_STEP) == pytest.approx(2 * visits + 2 + rounds)
 
 
 def group(rank: int, size: int, length: int) -> Any:
@@ -58,7 +61,7 @@ def group(rank: int, size: int, length: int) -> Any:
 
 def test_short_parts_of_a_ring_cost_fewer_steps() -> None:
     """Eight ranks of 16 tokens meet all others in one round; of 128 tokens, in seven."""
-    assert ring_steps(8, 128, MET_AT_ONCE) < 0.5 * ring_steps(8, 1024, MET_AT_ONCE)
+    assert ring_steps(8, 128, KEYS_PER_STEP) < 0.5 * ring_steps(8, 1024, KEYS_PER_STEP)
 
 
 @pytest.mark.parametrize(

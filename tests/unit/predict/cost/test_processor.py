@@ -11,7 +11,7 @@ from plait.cluster import Cluster
 from plait.cluster.host import FAMILIES, MEETINGS, OPS, SECONDS, VERSION
 from plait.cluster.products import FORWARD, RULE, WEIGHT_GRAD, ProductClass, ProductTable
 from plait.errors import ClusterError, WorldSizeError
-from plait.parallel.context.rounds import MET_AT_ONCE
+from plait.parallel.context.ring_schedule import KEYS_PER_STEP
 from plait.predict.cost.time.machine import machine_of
 from plait.predict.cost.time.pipeline import StageSeconds, crowded_seconds, pipeline_time
 from plait.predict.cost.time.processor import CHUNK_ROWS, STEP_ROWS, expert_chunks, product
@@ -20,7 +20,7 @@ FLOPS = ("attention_forward", "attention_backward", "product_flop", "plain_flop"
 HOST: dict[str, Any] = {
     "version": VERSION,
     "seconds": dict.fromkeys(SECONDS, 1e-9) | dict.fromkeys(FLOPS, 2e-11),
-    "rule": {"met_at_once": MET_AT_ONCE},
+    "rule": {"met_at_once": KEYS_PER_STEP},
     "products": RULE.as_dict(),
     "engine": {
         **{

@@ -59,7 +59,7 @@ def ring_steps(size: int, seq_len: int, met_at_once: float) -> float:
     """How often a rank of a ring of `size`, on average, attends to what others have or waits for
     them, forward and backward.
 
-    As `plait.parallel.context.rounds` goes: rounds of as many steps as bring `met_at_once` keys, in each at
+    As `plait.parallel.context.ring_schedule` goes: rounds of as many steps as bring `met_at_once` keys, in each at
     most one visit to the ranks before and one to those after. Forward waits once, for all to show
     what they have; backward does, and once a round, for gradients to come home.
     """

@@ -1,8 +1,7 @@
-"""What a router of this rank must know of the tokens on other ranks, so that no number depends on
-how many ranks there are.
+"""The context of a rank's routers: sums and sequences over tokens on other ranks.
 
-The balance loss is that of all tokens of a micro-batch, over all ranks: only the counts need to be
-summed, because the loss is linear in the scores, and each rank's scores are its own affair.
+With it no number depends on how many ranks there are. The balance loss is that of all tokens of a
+micro-batch, over all ranks. The loss is linear in the scores, so that the counts alone are summed.
 Capacity is that of a whole sequence, so where sequences are cut, scores are gathered. An auxiliary
 loss rides on the layer's output: its gradient starts when backward passes there, so it needs no
 place in the loss function, works on every pipeline stage and under recomputation.
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from plait.comm import Axis
-from plait.models.routing import Surroundings
+from plait.models.routing import RouterContext
 
 
 class SequenceCut(Protocol):
@@ -33,8 +32,8 @@ class SequenceCut(Protocol):
         ...
 
 
-class RankSurroundings(Surroundings):
-    """The surroundings of all routers of one rank. `tokens` is the axis over which ranks have other
+class RankRouterContext(RouterContext):
+    """The context of all routers of one rank. `tokens` is the axis over which ranks have other
     tokens.
     """
 
@@ -48,7 +47,7 @@ class RankSurroundings(Surroundings):
 
     @property
     def num_micro_batches(self) -> int:
-        """Of this step."""
+        """The micro-batches of this step."""
         return len(self._samples)
 
     def begin_step(self, count: float, samples: list[float], loss_scale: float = 1.0) -> None:
@@ -66,7 +65,9 @@ class RankSurroundings(Surroundings):
         """A forward (or with `recording` False a backward, which may recompute it) of a micro-batch
         begins.
         """
-        self._index, self.present, self.recording = micro_batch, float(present), recording
+        self._index = micro_batch
+        self.present = float(present)
+        self.recording = recording
 
     def take_auxiliary(self) -> Tensor:
         """This rank's part of the auxiliary losses since the last call, as a sum like the loss's
@@ -124,7 +125,8 @@ class _Attach(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, auxiliary: Tensor, scale: float) -> Tensor:
-        ctx.scale, ctx.like = scale, auxiliary.detach()
+        ctx.scale = scale
+        ctx.like = auxiliary.detach()
         return output.view_as(output)
 
     @staticmethod

@@ -1,0 +1,128 @@
+"""How rows get from ranks to ranks and back: in one hop, or where the ranks are on several nodes in
+two.
+
+Two hops, inside the node first (Rajbhandari et al., "DeepSpeed-MoE" (2022), section 5.2): rank l of
+a node gathers from its neighbours what goes to rank l of any node, and sends it on. Each rank then
+speaks to one rank of every other node instead of all, in messages as many times larger as a node
+has ranks. In both cases rows leave sorted by the rank they go to and wait sorted by the rank they
+come from. With N nodes of L ranks, and blocks of rows named by the coordinate that varies:
+
+    sent  [N to, L to] -> [L to, N to] -- inside --> [L from, N to] -> [N to, L from] -- across
+    --> [N from, L from]
+
+Shapes: n counts a rank and destination (one for each expert there), R rows.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from plait.comm import Axis
+from plait.comm.uneven import UnevenAllToAll
+from plait.models.permute import inverse, permute
+
+
+@dataclass(frozen=True)
+class AllToAllGroups:
+    """The expert axis, and where it spans nodes its parts inside a node and across."""
+
+    whole: Axis
+    inside: Axis | None = None
+    across: Axis | None = None
+
+
+class AllToAllRoute(ABC):
+    """Rows [R, ...] under way; `received` [ranks, n]: how many come from each rank."""
+
+    received: Tensor
+
+    @abstractmethod
+    def start(self, rows: Tensor) -> Tensor:
+        """Start; the result may only be given to `wait`."""
+
+    @abstractmethod
+    def wait(self, waiting: Tensor) -> Tensor:
+        """The rows that have come, sorted by the rank that sent them."""
+
+    @abstractmethod
+    def undo(self, rows: Tensor) -> Tensor:
+        """Rows as they arrived -> rows as they were sent: the inverse of start and wait."""
+
+
+def make_route(groups: AllToAllGroups, sent: Tensor) -> AllToAllRoute:
+    """For `sent` [ranks, n] rows to each rank. Collective: the ranks tell each other these
+    numbers.
+    """
+    if groups.inside is None or groups.across is None:
+        return DirectRoute(groups.whole, sent)
+    return HierarchicalRoute(groups.inside, groups.across, sent)
+
+
+def _exchanged_counts(axis: Axis, counts: Tensor) -> Tensor:
+    """The counts that other ranks have for this one: [ranks, ...] -> [ranks, ...]."""
+    there = torch.empty_like(counts)
+    axis.all_to_all(there, counts).wait()
+    return there
+
+
+def _exchange(axis: Axis, sent: Tensor, received: Tensor) -> UnevenAllToAll:
+    return UnevenAllToAll(axis, *(counts.flatten(1).sum(1).tolist() for counts in (sent, received)))
+
+
+class DirectRoute(AllToAllRoute):
+    """One all-to-all of uneven parts."""
+
+    def __init__(self, axis: Axis, sent: Tensor) -> None:
+        sent = sent.contiguous()
+        self.received = _exchanged_counts(axis, sent)
+        self._exchange = _exchange(axis, sent, self.received)
+
+    def start(self, rows: Tensor) -> Tensor:
+        return self._exchange.start(rows)
+
+    def wait(self, waiting: Tensor) -> Tensor:
+        return self._exchange.wait(waiting)
+
+    def undo(self, rows: Tensor) -> Tensor:
+        back = self._exchange.inverse()
+        return back.wait(back.start(rows))
+
+
+class HierarchicalRoute(AllToAllRoute):
+    """Two of them: inside the node, then between the ranks of equal place in their nodes."""
+
+    def __init__(self, inside: Axis, across: Axis, sent: Tensor) -> None:
+        here = sent.view(across.size, inside.size, -1)
+        out = here.transpose(0, 1).contiguous()  # [L to, N to, n]
+        met = _exchanged_counts(inside, out)  # [L from, N to, n]
+        on = met.transpose(0, 1).contiguous()  # [N to, L from, n]
+        there = _exchanged_counts(across, on)  # [N from, L from, n]
+        self.received = there.view(sent.shape)
+        self._first = _exchange(inside, out, met)
+        self._second = _exchange(across, on, there)
+        self._pack = _swap_blocks(here.sum(-1))
+        self._turn = _swap_blocks(met.sum(-1))
+
+    def start(self, rows: Tensor) -> Tensor:
+        return self._first.start(permute(rows, self._pack))
+
+    def wait(self, waiting: Tensor) -> Tensor:
+        met = self._first.wait(waiting)
+        return self._second.wait(self._second.start(permute(met, self._turn)))
+
+    def undo(self, rows: Tensor) -> Tensor:
+        for exchange, order in ((self._second, self._turn), (self._first, self._pack)):
+            back = exchange.inverse()
+            rows = permute(back.wait(back.start(rows)), inverse(order), order)
+        return rows
+
+
+def _swap_blocks(counts: Tensor) -> Tensor:
+    """Blocks of rows laid out [A, B], of these lengths: the order that lays them out [B, A]."""
+    a, b = counts.shape
+    place = torch.arange(a * b, device=counts.device).view(b, a).t().reshape(-1)
+    return place.repeat_interleave(counts.reshape(-1)).argsort(stable=True)
