@@ -10,7 +10,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-Count = Annotated[int, Field(ge=1)]
+LARGEST_COUNT: Final = 10**15  # a count above it is a typing error, and no float holds it exactly
+Count = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
 Rate = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
