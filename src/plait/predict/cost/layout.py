@@ -23,10 +23,10 @@ from plait.predict.cost.records import Job
 from plait.predict.cost.sharding import Sharding, sharding
 from plait.predict.cost.time.closed import closed_live
 from plait.predict.cost.time.gradients import DataMessages, data_messages
-from plait.predict.cost.time.kernels import BYTES
 from plait.predict.cost.time.meetings import Buckets, buckets_of
 from plait.predict.cost.time.pipeline import live_micro_batches
 from plait.predict.cost.time.stages import Stage, split_model
+from plait.predict.cost.widths import BYTES
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,11 @@ from plait.predict.cost.sharding import sharding
 from plait.predict.cost.step import accumulation_seconds, process_bytes, stage_pass, tail_seconds
 from plait.predict.cost.time.closed import closed_live, closed_seconds
 from plait.predict.cost.time.gradients import messages_seconds
-from plait.predict.cost.time.kernels import BYTES
 from plait.predict.cost.time.machine import Machine
 from plait.predict.cost.time.passes import send_seconds
 from plait.predict.cost.time.processor import shared_cores
 from plait.predict.cost.time.stages import Stage, split_model
+from plait.predict.cost.widths import BYTES
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from plait.predict.cost.memory.rank_memory import Memory, Numerics
 from plait.predict.cost.model.operations import Model
-from plait.predict.cost.time.kernels import BYTES
+from plait.predict.cost.widths import BYTES
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from plait.predict.cost.records import Breakdown, Estimate, Job
 from plait.predict.cost.sharding import Sharding
 from plait.predict.cost.time.closed import closed_time
 from plait.predict.cost.time.gradients import DataMessages, messages_seconds
-from plait.predict.cost.time.kernels import BYTES
 from plait.predict.cost.time.machine import Machine
 from plait.predict.cost.time.meetings import meeting_seconds, reduction
 from plait.predict.cost.time.passes import PassSeconds, block_pass, send_seconds, update_seconds
@@ -31,6 +30,7 @@ from plait.predict.cost.time.pipeline import (
 from plait.predict.cost.time.processor import shared_cores
 from plait.predict.cost.time.stages import Stage
 from plait.predict.cost.traffic import traffic
+from plait.predict.cost.widths import BYTES
 
 
 def estimate_job(job: Job, plan: Any, machine: Machine, closed: bool = False) -> Estimate:

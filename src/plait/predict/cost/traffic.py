@@ -13,10 +13,10 @@ from plait.plan.facts import SCHEDULES
 from plait.predict.cost.records import Job
 from plait.predict.cost.sharding import Sharding
 from plait.predict.cost.time.gradients import DataMessages
-from plait.predict.cost.time.kernels import BYTES
 from plait.predict.cost.time.messages import block_messages
 from plait.predict.cost.time.passes import sent_again
 from plait.predict.cost.time.stages import Stage
+from plait.predict.cost.widths import BYTES
 
 COUNT_BYTES = 8
 AXES = ("dp", "tp", "pp", "cp", "ep")

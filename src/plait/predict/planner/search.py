@@ -21,9 +21,9 @@ from plait.predict.cost.quick import Guess, quick
 from plait.predict.cost.records import Estimate, Job
 from plait.predict.cost.sharding import sharding
 from plait.predict.cost.step import estimate_job, stage_pass
-from plait.predict.cost.time.kernels import BYTES
 from plait.predict.cost.time.machine import Machine
 from plait.predict.cost.time.stages import Stage
+from plait.predict.cost.widths import BYTES
 from plait.predict.planner.space import Degrees, data_axes, degrees, micro_batch_counts, schedules
 
 OBJECTIVES = ("time", "cost", "memory")

@@ -15,9 +15,9 @@ from plait.plan.facts import STRATEGIES
 from plait.predict.cost.memory.held import held
 from plait.predict.cost.model.operations import Block, Matmul
 from plait.predict.cost.sharding import Sharding
-from plait.predict.cost.time.kernels import BYTES
 from plait.predict.cost.time.machine import Machine
 from plait.predict.cost.time.stages import Stage
+from plait.predict.cost.widths import BYTES
 
 FRAGMENTATION = 0.04
 """What an allocator reserves beyond what lives, of activations."""

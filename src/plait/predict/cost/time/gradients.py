@@ -15,9 +15,9 @@ from typing import Any
 from plait.plan.facts import STRATEGIES
 from plait.predict.cost.memory.rank_memory import Weights
 from plait.predict.cost.time.collectives import collective_seconds, group
-from plait.predict.cost.time.kernels import BYTES
 from plait.predict.cost.time.machine import Machine
 from plait.predict.cost.time.messages import Message
+from plait.predict.cost.widths import BYTES
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,7 @@ from plait.predict.cost.sharding import Sharding
 from plait.predict.cost.time import processor
 from plait.predict.cost.time.machine import Machine
 from plait.predict.cost.time.meetings import ring
-
-BYTES = {"float64": 8, "float32": 4, "bf16": 2}
-"""Bytes of a number of an activation by precision."""
+from plait.predict.cost.widths import BYTES
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from plait.cluster.host import Host
 from plait.comm.transitions import bytes_sent
@@ -20,9 +20,7 @@ from plait.plan.facts import STRATEGIES
 from plait.predict.cost.model.operations import Attention, Block, Elementwise, Lookup, Matmul
 from plait.predict.cost.sharding import Sharding
 from plait.predict.cost.time.machine import Machine
-
-if TYPE_CHECKING:
-    from plait.predict.cost.time.messages import Message
+from plait.predict.cost.time.messages import Message
 
 NUMBER_BYTES = 4
 """Of a gradient: the probe measures in float32."""

@@ -13,8 +13,8 @@ from typing import Literal
 from plait.comm.transitions import bytes_sent
 from plait.predict.cost.model.operations import Attention, Block
 from plait.predict.cost.sharding import Sharding
-from plait.predict.cost.time.kernels import BYTES
 from plait.predict.cost.time.tensor_messages import grid, line
+from plait.predict.cost.widths import BYTES
 
 When = Literal["forward", "backward"]
 

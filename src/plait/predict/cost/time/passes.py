@@ -14,10 +14,11 @@ from functools import lru_cache
 from plait.predict.cost.model.operations import Block
 from plait.predict.cost.sharding import Sharding
 from plait.predict.cost.time.collectives import collective_seconds, group
-from plait.predict.cost.time.kernels import BYTES, Setting, block_seconds
+from plait.predict.cost.time.kernels import Setting, block_seconds
 from plait.predict.cost.time.machine import Machine
 from plait.predict.cost.time.meetings import inside_block
 from plait.predict.cost.time.messages import Message, block_messages
+from plait.predict.cost.widths import BYTES
 
 STATE_BYTES = 8.0
 """Of each weight in the optimizer step that the probe measures."""
