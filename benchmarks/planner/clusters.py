@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from benchmarks.planner.rows import Case
 from plait.cluster import Cluster
-from plait.predict.cost.time.machine import Efficiency, Machine, machine_of
+from plait.predict.cost.machines import machine_of
+from plait.predict.cost.time.machine import Efficiency, Machine
 
 GIB = 2.0**30
 

@@ -16,10 +16,10 @@ from benchmarks.machine import announce
 from plait.cluster import Cluster
 from plait.plan import Plan
 from plait.predict.cost.frameworks import MEGATRON_LM
+from plait.predict.cost.machines import machine_of
 from plait.predict.cost.model.describe import describe
 from plait.predict.cost.records import Job
 from plait.predict.cost.step import estimate_job
-from plait.predict.cost.time.machine import machine_of
 
 COLUMNS = (
     "name",

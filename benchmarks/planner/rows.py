@@ -23,7 +23,7 @@ from plait.predict.cost.frameworks import (
     TORCHTITAN,
     Framework,
 )
-from plait.predict.cost.memory.rank_memory import COMMUNICATOR_BYTES, PROCESS_BYTES
+from plait.predict.cost.memory.rules import COMMUNICATOR_BYTES, PROCESS_BYTES
 
 DATA = Path(__file__).parent / "data" / "published_runs.csv"
 FAILED = DATA.with_name("failed_runs.csv")

@@ -2,8 +2,9 @@
 Pure; no torch.
 """
 
-from plait.cluster.cluster import Cluster, Device, Network, Node
-from plait.cluster.host import Host
+from plait.cluster.cluster import Cluster
+from plait.cluster.cpu_profile import CpuProfile
+from plait.cluster.hardware import Device, Network, Node
 from plait.cluster.local import DEFAULT_PROBE_PATH
 from plait.cluster.parse import read_probe
 from plait.cluster.presets import PRESETS
@@ -12,8 +13,8 @@ __all__ = [
     "DEFAULT_PROBE_PATH",
     "PRESETS",
     "Cluster",
+    "CpuProfile",
     "Device",
-    "Host",
     "Network",
     "Node",
     "read_probe",

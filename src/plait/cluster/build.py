@@ -1,4 +1,4 @@
-"""From quoted numbers to a `Cluster`: vendors' units into SI, after every number was looked at.
+"""From quoted numbers to hardware: vendors' units into SI, after every number was looked at.
 
 Presets and cluster files meet here as one table of settings, so that a file overrides any number of
 a preset and the same bounds guard both. The bounds only catch slips (a unit, a sign, a zero too
@@ -8,9 +8,10 @@ many), not unusual machines.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from plait.cluster.cluster import MOST_DEVICES, Cluster, Device, Network, Node
+from plait.cluster.bounds import MOST_DEVICES, Bounds, number_faults
+from plait.cluster.hardware import Device, Hardware, Network, Node
 from plait.cluster.presets import NETWORK_LATENCY_US, NVLINK_LATENCY_US, Preset
 from plait.errors import ClusterError
 
@@ -18,15 +19,6 @@ GIB: Final = 2.0**30  # device memory is sold in GB and made in GiB
 GIGABYTE: Final = 1e9
 GIGABIT: Final = 1e9 / 8
 MICROSECOND: Final = 1e-6
-
-
-class Bounds(NamedTuple):
-    """What a number may be, and the unit in which it is given."""
-
-    least: float
-    most: float
-    unit: str
-    whole: bool = False
 
 
 BOUNDS: Final[dict[str, Bounds]] = {
@@ -67,7 +59,7 @@ DEFAULTS: Final[dict[str, Any]] = {
     "node.latency_us": NVLINK_LATENCY_US,
     "network.latency_us": NETWORK_LATENCY_US,
 }
-"""What a file without a preset may leave out."""
+"""Settings that a file without a preset may leave out."""
 
 
 def faults(settings: Mapping[str, Any]) -> list[str]:
@@ -91,27 +83,10 @@ def faults(settings: Mapping[str, Any]) -> list[str]:
     return found
 
 
-_PRINTED: Final = 1e300  # a whole number above it has no float to be printed as
-
-
-def number_faults(key: str, number: object, bounds: Bounds) -> list[str]:
-    """The message of a value that is no number or out of its bounds, if it is."""
-    kind = "a whole number" if bounds.whole else "a number"
-    if isinstance(number, bool) or not isinstance(number, int if bounds.whole else (int, float)):
-        return [f"{key} must be {kind} of {bounds.unit}, not {number!r}"]
-    if not bounds.least <= number <= bounds.most:
-        is_long = isinstance(number, int) and abs(number) > _PRINTED
-        shown = "a number of hundreds of digits" if is_long else f"{number:g}"
-        return [
-            f"{key} is {shown} {bounds.unit}, which cannot be; it must be between {bounds.least:g} and {bounds.most:g}"
-        ]
-    return []
-
-
 def build(
     name: str, device: str, settings: Mapping[str, Any], achieved_bf16: float = 0.0
-) -> Cluster:
-    """The cluster of complete settings, in SI units; raises `ClusterError` listing every wrong
+) -> Hardware:
+    """The hardware of complete settings, in SI units; raises `ClusterError` listing every wrong
     number.
     """
     wrong = faults(settings)
@@ -121,7 +96,7 @@ def build(
         )
     tflops = settings["device.peak_tflops"]
     devices = settings["node.devices"]
-    return Cluster(
+    return Hardware(
         name=name,
         device=Device(
             name=device,

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from plait.cluster.build import Bounds, number_faults
-from plait.cluster.cluster import Cluster, Device, Network, Node
-from plait.cluster.host import host_of_probe
+from plait.cluster.bounds import Bounds, number_faults
+from plait.cluster.cpu_profile import profile_of_probe
+from plait.cluster.hardware import Device, Hardware, Network, Node
 from plait.cluster.products import MEASUREMENTS
 from plait.errors import ClusterError
 
@@ -30,8 +30,8 @@ PROBE_KEYS: Final[dict[str, Bounds]] = {
 """
 
 
-def cluster_of_probe(probe: Mapping[str, Any] | None) -> Cluster:
-    """See `Cluster.local`."""
+def hardware_of_probe(probe: Mapping[str, Any] | None) -> Hardware:
+    """The hardware of `Cluster.local`."""
     if probe is None:
         raise ClusterError(
             "cluster 'local': this machine has not been measured yet; run plait probe, then ask again"
@@ -53,7 +53,7 @@ def cluster_of_probe(probe: Mapping[str, Any] | None) -> Cluster:
         )
     link = float(probe["link_bandwidth"])
     latency = float(probe["link_latency_seconds"])
-    return Cluster(
+    return Hardware(
         name="local",
         device=Device(
             name=str(probe.get("name", "local")),
@@ -66,5 +66,5 @@ def cluster_of_probe(probe: Mapping[str, Any] | None) -> Cluster:
         node=Node(probe["num_devices"], link, latency),
         network=Network(link, latency),
         num_devices=probe["num_devices"],
-        host=host_of_probe(probe),
+        profile=profile_of_probe(probe),
     )

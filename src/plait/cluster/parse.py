@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from plait.cluster.build import BOUNDS, DEFAULTS, build, faults, number_faults, settings_of
-from plait.cluster.cluster import Cluster
-from plait.cluster.local import DEFAULT_PROBE_PATH, cluster_of_probe
+from plait.cluster.bounds import number_faults
+from plait.cluster.build import BOUNDS, DEFAULTS, build, faults, settings_of
+from plait.cluster.hardware import Hardware
+from plait.cluster.local import DEFAULT_PROBE_PATH, hardware_of_probe
 from plait.cluster.presets import PRESETS
 from plait.errors import ClusterError, nearest
 from plait.toml import is_file, parse_json, read_toml
@@ -23,17 +24,17 @@ from plait.toml import is_file, parse_json, read_toml
 _FIRST_PRECISION = ("bf16", "float32", "float64")
 
 
-def parse_cluster(text: str, probe_path: str | Path | None = None) -> Cluster:
-    """See `Cluster.parse`."""
+def parse_cluster(text: str, probe_path: str | Path | None = None) -> Hardware:
+    """The hardware of `Cluster.parse`."""
     if not isinstance(text, str) or not text.strip():
         raise ClusterError(
             f"a cluster is PRESETxCOUNT, the path of a TOML file, or local, not {text!r}"
         )
     text = text.strip()
     if text == "local":
-        return cluster_of_probe(read_probe(probe_path))
+        return hardware_of_probe(read_probe(probe_path))
     if text.endswith(".toml") or "/" in text or is_file(text):
-        return cluster_of_tables(text, read_toml(text, ClusterError))
+        return hardware_of_tables(text, read_toml(text, ClusterError))
     name = text
     count = None
     if name not in PRESETS and "x" in name:
@@ -55,8 +56,8 @@ def parse_cluster(text: str, probe_path: str | Path | None = None) -> Cluster:
     return build(text, name, settings, PRESETS[name].achieved_bf16)
 
 
-def cluster_of_tables(name: str, tables: Mapping[str, Any]) -> Cluster:
-    """The cluster of a TOML file's tables; raises `ClusterError` naming unknown keys and impossible
+def hardware_of_tables(name: str, tables: Mapping[str, Any]) -> Hardware:
+    """The hardware of a TOML file's tables; raises `ClusterError` naming unknown keys and impossible
     numbers.
     """
     given = _flatten(name, tables)

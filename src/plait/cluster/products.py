@@ -96,7 +96,7 @@ class ProductTable:
 
     @classmethod
     def from_dict(cls, given: Any) -> ProductTable:
-        """The inverse of `as_dict`. Raises `ClusterError` for anything else."""
+        """The table that `as_dict` gave. Raises `ClusterError` for anything else."""
         if not isinstance(given, Mapping) or given.keys() != _BY_TEXT.keys():
             raise ClusterError("a table of products has other classes; run plait probe again")
         onednn = set()

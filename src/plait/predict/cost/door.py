@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,12 @@ from plait.cluster.products import FIXED
 from plait.errors import WorldSizeError
 from plait.plan import Plan, check_batch
 from plait.predict.cost.frameworks import PLAIT, Framework, framework_of
+from plait.predict.cost.machines import machine_of
 from plait.predict.cost.model.describe import describe
 from plait.predict.cost.model.tables import config_tables, global_batch, with_lengths
 from plait.predict.cost.records import Estimate, Job, Runtime
 from plait.predict.cost.step import estimate_job
-from plait.predict.cost.time.machine import Efficiency, Machine, machine_of
+from plait.predict.cost.time.machine import Efficiency, Machine
 
 
 def estimate(
@@ -66,7 +66,7 @@ def check_size(chosen: Plan, machines: Cluster) -> None:
     """Raises `WorldSizeError` for a plan larger than the cluster; the ranks of a processor may
     share its cores.
     """
-    if chosen.world_size > machines.num_devices and machines.host is None:
+    if chosen.world_size > machines.num_devices and not machines.shares_cores:
         raise WorldSizeError(
             f"plan '{chosen}' needs {chosen.world_size} devices and {machines.name} has {machines.num_devices}; "
             f"ask for {machines.device.name}x{chosen.world_size}"
@@ -86,9 +86,7 @@ def cluster_of(tables: Mapping[str, Any], cluster: Cluster | str | None) -> Clus
         cluster = cluster_name(tables)
     found = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
     table = FIXED.get(tables.get("train", {}).get("linear_product"))
-    if found.host is not None and table is not None:
-        return replace(found, host=replace(found.host, products=table))
-    return found
+    return found if table is None else found.multiplying_by(table)
 
 
 def cluster_name(tables: Mapping[str, Any]) -> str:

@@ -6,27 +6,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
-from plait.plan.facts import STRATEGIES
+from plait.plan import Plan
 from plait.predict.cost.memory.held import least_keys, ring_padding, shared_sums
 from plait.predict.cost.memory.rank_memory import (
     Memory,
     Weights,
     model_states,
     optimizer_bytes,
-    rank_activations,
     stage_weights,
     updated_numbers,
 )
 from plait.predict.cost.records import Job
 from plait.predict.cost.sharding import Sharding, sharding
-from plait.predict.cost.time.closed import closed_live
-from plait.predict.cost.time.gradients import DataMessages, data_messages
-from plait.predict.cost.time.meetings import Buckets, buckets_of
+from plait.predict.cost.time.gradients import Buckets, DataMessages, buckets_of, data_messages
 from plait.predict.cost.time.pipeline import live_micro_batches
 from plait.predict.cost.time.stages import Stage, split_model
-from plait.predict.cost.widths import BYTES
 
 
 @dataclass(frozen=True)
@@ -58,16 +53,21 @@ class Layout:
     """Live micro-batches of each stage at the peak of its rank."""
     ranks: tuple[RankState, ...]
 
+    def live_stages(self, rank: int) -> tuple[tuple[Stage, int], ...]:
+        """The stages of a rank, each with its live micro-batches."""
+        return tuple((self.stages[stage], self.live[stage]) for stage in self.held[rank])
 
-def lay_out(job: Job, plan: Any, closed: bool) -> Layout:
+
+def lay_out(job: Job, plan: Plan) -> Layout:
     """The stages of a plan and what each rank holds."""
     samples = -(
         -job.global_batch // (plan.dp.size * plan.micro_batches)
     )  # of the largest micro-batch
     shard = sharding(plan, job.model.seq_len, float(samples), job.runtime)
     stages = split_model(job.model, plan.pp.num_stages, job.runtime.balanced_stages)
-    find = closed_live if closed and plan.pp.size > 1 else live_micro_batches
-    live, placement = find(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual)
+    live, placement = live_micro_batches(
+        plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual
+    )
     held = _held(placement, plan.pp.size)
     ranks = tuple(rank_state(tuple(stages[stage] for stage in own), plan, job) for own in held)
     return Layout(shard, stages, held, live, ranks)
@@ -82,7 +82,7 @@ def _held(placement: tuple[int, ...], num_ranks: int) -> tuple[tuple[int, ...], 
 
 
 @lru_cache(maxsize=65536)
-def rank_state(stages: tuple[Stage, ...], plan: Any, job: Job) -> RankState:
+def rank_state(stages: tuple[Stage, ...], plan: Plan, job: Job) -> RankState:
     """What a rank with these stages holds."""
     shard = sharding(plan, 1, 1.0)
     weights = stage_weights(stages, shard, job.model.tied_parameters)
@@ -102,28 +102,3 @@ def rank_state(stages: tuple[Stage, ...], plan: Any, job: Job) -> RankState:
     own = updated_numbers(weights, plan)
     sent = buckets_of(blocks)
     return RankState(weights, messages, states, weights.total * width, own, offloaded, sent)
-
-
-def rank_memory(
-    job: Job, plan: Any, layout: Layout, rank: int, process_bytes: float = 0.0
-) -> Memory:
-    """The parts of one rank's memory at its peak; `process_bytes` are counted as buffers."""
-    state = layout.ranks[rank]
-    own = layout.held[rank]
-    held = tuple((layout.stages[stage], layout.live[stage]) for stage in own)
-    activations, buffers = rank_activations(
-        held, layout.shard, job.numerics(plan), is_cpu=process_bytes > 0
-    )
-    if STRATEGIES[plan.dp.strategy].shards_parameters and plan.dp.size * plan.cp.size > 1:
-        # The block at work and the next one, gathered; and the gradients of one, before they are
-        # scattered.
-        buffers += state.weights.largest_block * (
-            2 * BYTES[plan.precision] + job.gradient_width(plan.precision)
-        )
-    return Memory(
-        state.states.parameters,
-        state.states.gradients,
-        state.states.optimizer,
-        activations,
-        buffers + process_bytes,
-    )

@@ -12,9 +12,10 @@ from plait.errors import ConfigError, PlanError, nearest
 from plait.plan import Plan
 from plait.predict.cost.door import cluster_of, job_of
 from plait.predict.cost.frameworks import PLAIT, Framework, framework_of
+from plait.predict.cost.machines import machine_of
 from plait.predict.cost.model.tables import config_tables
 from plait.predict.cost.records import Estimate, Job
-from plait.predict.cost.time.machine import Machine, machine_of
+from plait.predict.cost.time.machine import Machine
 from plait.predict.planner.refine import Climb
 from plait.predict.planner.search import OBJECTIVES, Found, Settings, fits_somehow, search
 
@@ -119,9 +120,7 @@ def settings_for(tables: Mapping[str, Any], machine: Machine, objective: str) ->
     precision = next(
         (word.partition(":")[2] for word in words if word.startswith("precision:")), ""
     )
-    return Settings(
-        precision or ("float32" if machine.is_cpu else "bf16"), "compile" in words, objective
-    )
+    return Settings(precision or machine.default_precision, "compile" in words, objective)
 
 
 def _fewer(job: Job, machine: Machine, num_devices: int, settings: Settings) -> list[Found]:

@@ -27,9 +27,8 @@ from plait.plan.facts import (
     DataStrategy,
     strategies_with,
 )
-from plait.predict.cost.memory.rank_memory import usable_bytes
-from plait.predict.cost.quick import Guess, quick
 from plait.predict.cost.records import Estimate, Job
+from plait.predict.cost.rough import Guess, rough_estimate
 from plait.predict.cost.step import estimate_job
 from plait.predict.cost.time.machine import Machine
 from plait.predict.planner.search import Settings, cheapest_that_fits, replay_work, score
@@ -120,10 +119,10 @@ class Climb:
 
     def _guess(self, plan: Plan) -> Guess | None:
         try:
-            guess = quick(self.job, plan, self.machine)
+            guess = rough_estimate(self.job, plan, self.machine)
         except PlanError:
             return None
-        return guess if guess.memory_bytes <= usable_bytes(self.machine, plan) else None
+        return guess if guess.memory_bytes <= self.machine.memory.usable_bytes(plan) else None
 
     def _neighbours(self, plan: Plan) -> Iterator[Plan]:
         """The plans that differ in one thing, and those of other micro-batches, schedules and

@@ -16,11 +16,11 @@ from plait.errors import PlanError
 from plait.plan import DataAxis, PipelineAxis, Plan, is_runnable
 from plait.plan.axes import REMATS, Remat
 from plait.predict.cost.frameworks import PLAIT, Framework
-from plait.predict.cost.memory.rank_memory import usable_bytes
-from plait.predict.cost.quick import Guess, quick
+from plait.predict.cost.ranks import stage_pass
 from plait.predict.cost.records import Estimate, Job
+from plait.predict.cost.rough import Guess, rough_estimate
 from plait.predict.cost.sharding import sharding
-from plait.predict.cost.step import estimate_job, stage_pass
+from plait.predict.cost.step import estimate_job
 from plait.predict.cost.time.machine import Machine
 from plait.predict.cost.time.stages import Stage
 from plait.predict.cost.widths import BYTES
@@ -174,8 +174,8 @@ def fits_somehow(job: Job, machine: Machine, num_devices: int, settings: Setting
             plan = replace(_plan(combination, settings, count), dp=data, remat="full")
             if states_floor(job, combination, settings) > machine.memory_bytes:
                 return False
-            guess = quick(job, plan, machine)
-            if guess.memory_bytes <= usable_bytes(machine, plan):
+            guess = rough_estimate(job, plan, machine)
+            if guess.memory_bytes <= machine.memory.usable_bytes(plan):
                 return True
     return False
 
@@ -270,7 +270,7 @@ def cheapest_that_fits(
     """From `plan` on, the least sharding and recomputation that fits; and the least memory that was
     seen.
     """
-    limit = usable_bytes(machine, plan)
+    limit = machine.memory.usable_bytes(plan)
     node_ranks = machine.devices_per_node // (plan.tp.size * plan.cp.size)
     axes = list(
         data_axes(
@@ -285,7 +285,7 @@ def cheapest_that_fits(
 
     def guessed(data: DataAxis, remat: Remat) -> Guess:
         if (data, remat) not in known:
-            known[data, remat] = quick(job, replace(plan, dp=data, remat=remat), machine)
+            known[data, remat] = rough_estimate(job, replace(plan, dp=data, remat=remat), machine)
             if found is not None:
                 found.num_guesses += 1
         return known[data, remat]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.cluster import Cluster
-from plait.cluster.host import MEETINGS, VERSION
+from plait.cluster.cpu_profile import MEETINGS, VERSION
 from plait.cluster.products import MEASUREMENTS, ProductTable, processor_name
 from plait.launcher import joined_world, launch
 from plait.launcher.speaking import say, speaks
@@ -133,7 +133,7 @@ def _operation_seconds(world: World) -> dict[str, dict[str, Any]]:
 def _host(measured: list[dict[str, Any]], num_ranks: int, quick: bool) -> dict[str, Any]:
     """The numbers of a processor's cost model beside a cluster's: see `plait.cluster.Host`."""
     from plait.parallel.context.ring_schedule import KEYS_PER_STEP
-    from plait.predict.cost.time.machine import machine_of
+    from plait.predict.cost.machines import machine_of
     from plait.predict.probe.meetings import ALONE, idle, losses, stretch
 
     table = ProductTable.from_dict(measured[0]["own"].pop("products"))

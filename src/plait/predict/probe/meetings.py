@@ -13,7 +13,7 @@ import statistics
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from plait.cluster.host import MEETINGS
+from plait.cluster.cpu_profile import MEETINGS
 from plait.plan import Plan
 
 if TYPE_CHECKING:
@@ -123,15 +123,16 @@ def losses(works: dict[str, list[float]], machine: Machine) -> dict[str, dict[st
     """
     from plait.predict.cost.door import job_of
     from plait.predict.cost.time.meeting_counts import meetings_of_step
+    from plait.predict.cost.time.processor import Processor
 
-    assert machine.host is not None
+    assert isinstance(machine, Processor)
     found: dict[str, dict[str, float]] = {name: {} for name in MEETINGS}
     for name, plans in PLANS.items():
         met = {
             kind: {int(count): spent for count, spent in by_ranks.items()}
             for kind, by_ranks in found.items()
         }
-        machine = replace(machine, host=replace(machine.host, meetings=met))
+        machine = replace(machine, profile=replace(machine.profile, meetings=met))
         for text in plans:
             if text in works:
                 plan = Plan.parse(text)

@@ -334,4 +334,4 @@ OPERATIONS: tuple[Callable[[], dict[str, float]], ...] = (
     attention_seconds,
     update_seconds,
 )
-"""All of `plait.cluster.host.SECONDS`."""
+"""All of `plait.cluster.cpu_profile.SECONDS`."""

@@ -3,7 +3,8 @@
 import pytest
 
 from plait.predict.cost.door import machine
-from plait.predict.cost.time.collectives import Group, collective_seconds, group
+from plait.predict.cost.time.collectives import collective_seconds
+from plait.predict.cost.time.groups import Group, group
 
 H100 = machine("h100x64")
 GIB = 2.0**30

@@ -12,15 +12,17 @@ import torch
 
 from plait import models
 from plait.cluster import Cluster
-from plait.cluster.host import MEETINGS
+from plait.cluster.cpu_profile import MEETINGS
 from plait.parallel.context.ring_schedule import KEYS_PER_STEP, RingSchedule
 from plait.paths import Paths
 from plait.plan import Plan
 from plait.predict.cost.door import job_of
+from plait.predict.cost.machines import machine_of
 from plait.predict.cost.model.tables import config_tables
 from plait.predict.cost.step import work_seconds
-from plait.predict.cost.time.machine import Machine, machine_of
-from plait.predict.cost.time.meetings import meeting_seconds, num_tensors, ring_steps
+from plait.predict.cost.time.gradients import num_tensors
+from plait.predict.cost.time.meetings import meeting_seconds, ring_steps
+from plait.predict.cost.time.processor import Processor
 from plait.predict.probe import meetings as probe_meetings
 from plait.predict.probe.engine import Step
 from tests.unit.predict.cost.test_processor import CONFIG, HOST, PROBE, seconds, seconds_of
@@ -36,9 +38,11 @@ MEASURED = {
 }
 
 
-def machine(**known: Any) -> Machine:
+def machine(**known: Any) -> Processor:
     engine = HOST["engine"] | {name: {} for name in MEETINGS} | known
-    return machine_of(Cluster.local({**PROBE, "host": {**HOST, "engine": engine}}))
+    found = machine_of(Cluster.local({**PROBE, "host": {**HOST, "engine": engine}}))
+    assert isinstance(found, Processor)
+    return found
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
@@ -129,7 +133,7 @@ def test_ranks_that_share_cores_leave_them_idle_at_times() -> None:
     assert seconds("dp2", host={**HOST, "engine": engine}) == seconds("dp2")
 
 
-def work(text: str, known: Machine) -> float:
+def work(text: str, known: Processor) -> float:
     plan = Plan.parse(text)
     return work_seconds(job_of(probe_meetings._config(), plan), plan, known)
 

@@ -7,8 +7,10 @@ import pytest
 
 from plait.plan import Plan
 from plait.predict.cost import Job, Runtime, describe
-from plait.predict.cost.layout import lay_out, rank_memory
+from plait.predict.cost.door import machine
+from plait.predict.cost.layout import lay_out
 from plait.predict.cost.memory.rank_memory import Weights, block_activations, model_states
+from plait.predict.cost.step import estimate_job
 
 DATA = Path(__file__).parents[3] / "data" / "planner"
 GIB = 2.0**30
@@ -83,7 +85,7 @@ def test_korthikanti_activations_with_live_micro_batches_from_the_schedule(row):
     job = Job(
         describe(keys, int(row["seq_len"])), int(row["micro_batch"]) * 2 * pp, runtime=megatron
     )
-    layout = lay_out(job, plan, closed=False)
+    layout = lay_out(job, plan)
     numerics = (plan.precision, plan.compile, plan.remat)
     layers = (
         sum(  # the formula is of layers; the masks after the embedding and the logits are beside it
@@ -113,7 +115,7 @@ def test_full_recomputation_keeps_the_inputs_of_blocks_and_one_block_at_work():
     kept = {}
     for remat in ("none", "selective", "full"):
         plan = Plan.parse(f"dp1 remat:{remat}")
-        kept[remat] = rank_memory(job, plan, lay_out(job, plan, closed=False), 0).activations
+        kept[remat] = estimate_job(job, plan, machine("a100-80gb")).memory.activations
     assert kept["none"] > kept["selective"] > kept["full"]
 
 

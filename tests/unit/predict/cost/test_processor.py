@@ -8,13 +8,19 @@ import pytest
 
 import plait
 from plait.cluster import Cluster
-from plait.cluster.host import FAMILIES, MEETINGS, OPS, SECONDS, VERSION
+from plait.cluster.cpu_profile import FAMILIES, MEETINGS, OPS, SECONDS, VERSION
 from plait.cluster.products import FORWARD, RULE, WEIGHT_GRAD, ProductClass, ProductTable
 from plait.errors import ClusterError, WorldSizeError
 from plait.parallel.context.ring_schedule import KEYS_PER_STEP
-from plait.predict.cost.time.machine import machine_of
+from plait.predict.cost.machines import machine_of
 from plait.predict.cost.time.pipeline import StageSeconds, crowded_seconds, pipeline_time
-from plait.predict.cost.time.processor import CHUNK_ROWS, STEP_ROWS, expert_chunks, product
+from plait.predict.cost.time.processor import (
+    CHUNK_ROWS,
+    STEP_ROWS,
+    Processor,
+    expert_chunks,
+    product,
+)
 
 FLOPS = ("attention_forward", "attention_backward", "product_flop", "plain_flop")
 HOST: dict[str, Any] = {
@@ -164,16 +170,16 @@ def test_large_products_cost_what_the_rule_makes_of_them() -> None:
     """Where the rule does not hold, or a product is small, torch's own seconds count."""
     slow = {**HOST, "seconds": HOST["seconds"] | {"plain_flop": 1e-9}}
     machine = machine_of(Cluster.local({**PROBE, "host": slow}))
-    assert machine.host is not None
+    assert isinstance(machine, Processor)
     small = 2 * 128 * 127 * 128
     large = 2 * 128 * 128 * 128
-    assert product(machine.host, FORWARD, (128, 127, 128)) > small * 1e-9
+    assert product(machine.profile, FORWARD, (128, 127, 128)) > small * 1e-9
     assert (
-        product(machine.host, FORWARD, (128, 128, 128))
+        product(machine.profile, FORWARD, (128, 128, 128))
         < 0.1 * large * 1e-9
-        < product(machine.host, FORWARD, (128, 128, 128), by_rule=False)
+        < product(machine.profile, FORWARD, (128, 128, 128), by_rule=False)
     )
-    assert product(machine.host, FORWARD, (15, 1024, 1024)) > 1e-9 * 2 * 15 * 1024**2
+    assert product(machine.profile, FORWARD, (15, 1024, 1024)) > 1e-9 * 2 * 15 * 1024**2
     plain = {**CONFIG, "train": {"global_batch": 16, "linear_product": "torch"}}
     changed = Cluster.local({**PROBE, "host": slow})
     by_rule, by_torch = (
@@ -191,9 +197,9 @@ def test_the_measured_table_says_whose_seconds_a_product_costs() -> None:
     slow = {**HOST, "seconds": HOST["seconds"] | {"plain_flop": 1e-9}}
     table = ProductTable(frozenset({ProductClass(WEIGHT_GRAD, 1024, 1 << 21)}))
     machine = machine_of(Cluster.local({**PROBE, "host": {**slow, "products": table.as_dict()}}))
-    assert machine.host is not None
+    assert isinstance(machine, Processor)
     sizes = (32, 64, 1024)
     flops = 2 * 32 * 64 * 1024
-    assert product(machine.host, WEIGHT_GRAD, sizes) < 0.1e-9 * flops
-    assert product(machine.host, FORWARD, sizes) > 1e-9 * flops
-    assert product(machine.host, WEIGHT_GRAD, sizes[::-1]) > 1e-9 * flops
+    assert product(machine.profile, WEIGHT_GRAD, sizes) < 0.1e-9 * flops
+    assert product(machine.profile, FORWARD, sizes) > 1e-9 * flops
+    assert product(machine.profile, WEIGHT_GRAD, sizes[::-1]) > 1e-9 * flops

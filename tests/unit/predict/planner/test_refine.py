@@ -12,8 +12,8 @@ import plait
 from plait.errors import PlaitError
 from plait.plan import Plan, check_batch, check_config
 from plait.predict.cost.door import job_of
+from plait.predict.cost.machines import machine_of
 from plait.predict.cost.step import estimate_job
-from plait.predict.cost.time.machine import machine_of
 from plait.predict.planner.choose import decide
 from plait.predict.planner.space import divisors
 from tests.unit.predict.cost.shapes import LLAMA_8B, MIXTRAL, config

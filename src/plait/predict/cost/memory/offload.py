@@ -7,9 +7,6 @@ al., "ZeRO-Offload", section 4, without its delayed update).
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 from plait.predict.cost.time.machine import Machine
 
 HOST_LINK = 25e9
@@ -28,11 +25,6 @@ ADAM_BYTES = 28.0
 """Of a weight: its gradient, master and two moments are read, the last three written, in
 float32.
 """
-
-
-def without_offload(plan: Any) -> Any:
-    """The plan as a processor runs it: its memory is the host's."""
-    return replace(plan, dp=replace(plan.dp, offload=False)) if plan.dp.offload else plan
 
 
 def update_seconds(machine: Machine, num_devices: int, numbers: float, moved_bytes: float) -> float:

@@ -13,30 +13,11 @@ from typing import Any
 
 from plait.plan.facts import STRATEGIES
 from plait.predict.cost.memory.held import held
+from plait.predict.cost.memory.rules import DEVICE, MemoryRules
 from plait.predict.cost.model.operations import Block, Matmul
 from plait.predict.cost.sharding import Sharding
-from plait.predict.cost.time.machine import Machine
 from plait.predict.cost.time.stages import Stage
 from plait.predict.cost.widths import BYTES
-
-FRAGMENTATION = 0.04
-"""What an allocator reserves beyond what lives, of activations."""
-
-FRAGMENTATION_CPU = 0.25
-"""The same of a processor's allocator, which keeps what is freed and whose peak is that of the
-whole process.
-"""
-
-PROCESS_BYTES = 1.5e9
-"""Context, kernels and library workspaces of a process on an accelerator, outside the allocator."""
-
-PROCESS_BYTES_CPU = 325e6
-"""Resident memory of a process with torch loaded: a processor has no other memory to look at, so it
-is part of the peak.
-"""
-
-COMMUNICATOR_BYTES = 0.5e9
-"""Buffers of the collectives of one axis, outside the allocator."""
 
 OPTIMIZER_NUMBERS = {"adamw": 2, "adam": 2, "sgd": 0, "momentum": 1}
 """float32 numbers that an optimizer keeps for each weight, master weights aside."""
@@ -102,18 +83,6 @@ def stage_weights(stages: tuple[Stage, ...], shard: Sharding, tied: int) -> Weig
     return Weights(dense, experts, largest)
 
 
-def usable_bytes(machine: Machine, plan: Any) -> float:
-    """What a device's memory has room for once the process and its communicators have theirs; the
-    ranks of a processor share what there is.
-    """
-    if machine.is_cpu:
-        return machine.memory_bytes * min(1.0, machine.cores / plan.world_size)
-    axes = sum(
-        size > 1 for size in (plan.dp.size * plan.cp.size, plan.tp.size, plan.pp.size, plan.ep)
-    )
-    return machine.memory_bytes - PROCESS_BYTES - COMMUNICATOR_BYTES * axes
-
-
 def block_weights(block: Block, shard: Sharding) -> tuple[float, float]:
     """Numbers of one block on one rank: dense weights and expert weights."""
     own = held(block, shard)
@@ -123,7 +92,7 @@ def block_weights(block: Block, shard: Sharding) -> tuple[float, float]:
 
 
 def block_activations(
-    block: Block, shard: Sharding, numerics: Numerics, *, is_cpu: bool = False
+    block: Block, shard: Sharding, numerics: Numerics, rules: MemoryRules = DEVICE
 ) -> float:
     """Bytes that one block keeps of one micro-batch until its backward; `numerics` is (precision,
     compiled, recomputation).
@@ -138,14 +107,14 @@ def block_activations(
     inner = block.name not in {"head", "embedding"}
     if remat != "none" and inner and (remat == "full" or not saved.scores):
         sequence, tensor = (
-            products_kept(block, experts=is_cpu) if remat == "selective" else (0.0, 0.0)
+            products_kept(block, experts=rules.keeps_expert_products)
+            if remat == "selective"
+            else (0.0, 0.0)
         )
         kept = (
             tokens * width * ((sequence + block.width) / shard.sequence_split + tensor / shard.tp)
         )
-        return min(
-            kept, block_activations(block, shard, (precision, compiled, "none"), is_cpu=is_cpu)
-        )
+        return min(kept, block_activations(block, shard, (precision, compiled, "none"), rules))
     gathered = (
         saved.gathered * width * (1 - 1 / shard.sequence_split) if not shard.regather else 0.0
     )
@@ -166,35 +135,37 @@ def block_activations(
 
 
 def rank_activations(
-    held: tuple[tuple[Stage, int], ...], shard: Sharding, numerics: Numerics, is_cpu: bool = False
+    held: tuple[tuple[Stage, int], ...],
+    shard: Sharding,
+    numerics: Numerics,
+    rules: MemoryRules = DEVICE,
 ) -> tuple[float, float]:
     """Bytes that a rank keeps for backward, and what the block at work needs besides; `held` pairs
     stages with live micro-batches.
     """
     kept = working = 0.0
     for stage, live in held:
-        always, each, block = stage_activations(stage, shard, numerics, is_cpu)
+        always, each, block = stage_activations(stage, shard, numerics, rules)
         kept += always + each * live
         working = max(working, block)
-        if is_cpu:  # the gradients of the block at work stay in the process as well
+        if rules.keeps_block_gradients:
             working = max(
-                working, block + stage_activations(stage, shard, (*numerics[:2], "full"), is_cpu)[2]
+                working, block + stage_activations(stage, shard, (*numerics[:2], "full"), rules)[2]
             )
-    return kept, working + (FRAGMENTATION_CPU if is_cpu else FRAGMENTATION) * (
-        kept + (working if is_cpu else 0.0)
-    )
+    fragmented = kept + (working if rules.fragments_working else 0.0)
+    return kept, working + rules.fragmentation * fragmented
 
 
 @lru_cache(maxsize=65536)
 def stage_activations(
-    stage: Stage, shard: Sharding, numerics: Numerics, is_cpu: bool = False
+    stage: Stage, shard: Sharding, numerics: Numerics, rules: MemoryRules = DEVICE
 ) -> tuple[float, float, float]:
     """Bytes kept once (the head's, freed by the backward that follows at once), for each live
     micro-batch, and at work.
     """
     once = each = working = 0.0
     for block, count in stage.runs:
-        kept = block_activations(block, shard, numerics, is_cpu=is_cpu) * count
+        kept = block_activations(block, shard, numerics, rules) * count
         if block.name == "head":
             once += kept
         else:

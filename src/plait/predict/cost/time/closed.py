@@ -9,10 +9,7 @@ the schedule; these only decide which plans are worth a replay.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from plait.plan.facts import SCHEDULES, Place
-from plait.predict.cost.time.pipeline import PipelineTime, StageSeconds
 
 CHAIN = 2 / 3
 """The part of a micro-batch's work that the next stage waits for: forward and input gradient of
@@ -25,21 +22,6 @@ def rank_of_stage(name: str, num_ranks: int, virtual: int) -> tuple[int, ...]:
     if SCHEDULES[name].is_vee:
         return (*range(num_ranks), *reversed(range(num_ranks)))
     return tuple(range(num_ranks)) * virtual
-
-
-def closed_time(
-    name: str, num_ranks: int, micro_batches: int, stages: Sequence[StageSeconds]
-) -> PipelineTime:
-    """The step of a schedule from the costs of its stages."""
-    virtual = len(stages) // num_ranks
-    placement = rank_of_stage(name, num_ranks, virtual)
-    busy = [0.0] * num_ranks
-    for stage, rank in zip(stages, placement, strict=True):
-        busy[rank] += stage.total
-    seconds = closed_seconds(
-        name, (num_ranks, virtual, micro_batches), max(busy), sum(busy), stages[0].send
-    )
-    return PipelineTime(seconds, (seconds,) * num_ranks, tuple(micro_batches * one for one in busy))
 
 
 def closed_seconds(

@@ -1,37 +1,18 @@
 """Time of one collective by algorithm and topology: ring, tree, or hierarchical, whichever is
 fastest.
 
-A group is known by its size and by how many of its ranks share a node, which is all that bandwidth
-depends on: every rank owns a network port, so a ring through nodes that hold g ranks of the group
-can use g ports (Thakur et al., 2005; NCCL's rings).
+These are the formulas of accelerators; a processor measures its own.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from functools import lru_cache
 
 from plait.comm.transitions import bytes_sent
+from plait.predict.cost.time.groups import Group, group
 from plait.predict.cost.time.machine import Machine
-from plait.predict.cost.time.meetings import collective
-
-
-@dataclass(frozen=True)
-class Group:
-    """The ranks that meet in a collective: how many, and how many of them in each node."""
-
-    size: int
-    in_node: int
-
-    @property
-    def nodes(self) -> int:
-        """The nodes that the group spans."""
-        return -(-self.size // self.in_node)
-
-
-def group(size: int, stride: int, devices_per_node: int) -> Group:
-    """The group of `size` ranks, `stride` apart, on nodes of `devices_per_node` ranks."""
-    return Group(size, max(1, min(size, devices_per_node // stride)))
+from plait.predict.cost.time.messages import Message
 
 
 def collective_seconds(machine: Machine, op: str, payload_bytes: float, ranks: Group) -> float:
@@ -40,8 +21,6 @@ def collective_seconds(machine: Machine, op: str, payload_bytes: float, ranks: G
         return 0.0
     efficiency = machine.efficiency
     sent = _sent(op, payload_bytes, ranks.size)
-    if machine.host is not None:
-        return collective(machine, op, sent, ranks.size)
     start = efficiency.collective_seconds * (2 if op == "all_reduce" else 1)
     if ranks.nodes == 1:
         return (
@@ -107,4 +86,18 @@ def _hierarchical(machine: Machine, op: str, payload_bytes: float, ranks: Group)
         + between
         + steps * machine.network_latency
         + rounds * (ranks.in_node - 1) * machine.link_latency
+    )
+
+
+@lru_cache(maxsize=65536)
+def messages_seconds(machine: Machine, messages: tuple[Message, ...]) -> float:
+    """Seconds of collectives one after another."""
+    return sum(
+        message.count
+        * machine.collective_seconds(
+            message.op,
+            message.payload_bytes,
+            group(message.size, message.stride, machine.devices_per_node),
+        )
+        for message in messages
     )

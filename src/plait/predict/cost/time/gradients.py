@@ -8,16 +8,43 @@ ZeRO-3, which also gathers for forward and for backward.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any
 
+from plait.plan import Plan
 from plait.plan.facts import STRATEGIES
 from plait.predict.cost.memory.rank_memory import Weights
-from plait.predict.cost.time.collectives import collective_seconds, group
-from plait.predict.cost.time.machine import Machine
+from plait.predict.cost.model.operations import Block, Elementwise, Lookup, Matmul
 from plait.predict.cost.time.messages import Message
 from plait.predict.cost.widths import BYTES
+
+
+def num_tensors(block: Block) -> int:
+    """Parameters of a block, each a tensor."""
+    number = 0
+    for op in block.operations:
+        if isinstance(op, Matmul) and not op.weightless:
+            number += (len(op.parts) or 1) * (2 if op.bias else 1)
+        elif isinstance(op, Elementwise) and op.parameters:
+            number += 2 if "norm" in op.name and op.statistics != 1 else 1
+        elif isinstance(op, Lookup):
+            number += 1
+    return number
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """How many a data axis sends what a rank holds in, and the parameters in them all."""
+
+    number: int
+    tensors: int
+
+
+def buckets_of(runs: Sequence[tuple[Block, int]]) -> Buckets:
+    """A bucket for each block."""
+    return Buckets(
+        sum(count for _, count in runs), sum(count * num_tensors(block) for block, count in runs)
+    )
 
 
 @dataclass(frozen=True)
@@ -46,7 +73,7 @@ class DataMessages:
 
 
 def data_messages(
-    plan: Any,
+    plan: Plan,
     weights: Weights,
     gradient_bytes: float,
     shared: tuple[Message, ...] = (),
@@ -74,7 +101,7 @@ def data_messages(
 
 
 def _part(
-    plan: Any, numbers: float, gradient_bytes: float, size: int, stride: int, *, keys: float = 0.0
+    plan: Plan, numbers: float, gradient_bytes: float, size: int, stride: int, *, keys: float = 0.0
 ) -> DataMessages:
     if size <= 1:
         return DataMessages()
@@ -109,18 +136,3 @@ def _part(
         "async-server": server,
         "local": DataMessages(reduce=message("all_reduce", weights / every, size)),
     }.get(strategy, DataMessages(reduce=message("all_reduce", gradients, size)))
-
-
-@lru_cache(maxsize=65536)
-def messages_seconds(machine: Machine, messages: tuple[Message, ...]) -> float:
-    """Seconds of collectives one after another."""
-    return sum(
-        message.count
-        * collective_seconds(
-            machine,
-            message.op,
-            message.payload_bytes,
-            group(message.size, message.stride, machine.devices_per_node),
-        )
-        for message in messages
-    )

@@ -10,39 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from plait.cluster.host import REMAT, Host
-from plait.predict.cost.model.operations import Attention, Block, Elementwise, Matmul, Operation
+from plait.predict.cost.model.operations import Attention, Block, Elementwise, Matmul
 from plait.predict.cost.model.shapes import products
 from plait.predict.cost.sharding import Sharding
-from plait.predict.cost.time import processor
+from plait.predict.cost.time.compute import ComputeSeconds, launches
 from plait.predict.cost.time.machine import Machine
-from plait.predict.cost.time.meetings import ring
 from plait.predict.cost.widths import BYTES
 
 
 @dataclass(frozen=True)
-class ComputeSeconds:
-    """Seconds of one block, one micro-batch: forward, the two halves of backward, and what
-    recomputation repeats.
-    """
-
-    forward: float
-    input_grad: float
-    weight_grad: float
-    attention: float
-    """The part of forward inside attention cores."""
-    full: float
-    """What full recomputation repeats inside backward."""
-    selective: float
-    """What selective recomputation repeats: see `plait.predict.cost.memory.rank_memory.block_activations`."""
-    launches_forward: float = 0.0
-    launches_backward: float = 0.0
-    """Kernels that the host has to start."""
-
-
-@dataclass(frozen=True)
 class Setting:
-    """What the compute of a block depends on besides its own sizes."""
+    """Machine, split and precision: all that a block's compute depends on besides its sizes."""
 
     machine: Machine
     shard: Sharding
@@ -64,8 +42,6 @@ def _block_seconds(
     setting = Setting(machine, shard, precision, compiled)
     forward = input_grad = weight_grad = attention = elementwise = grouped = 0.0
     fused = all(op.fused for op in block.operations if isinstance(op, Attention))
-    if machine.host is not None:
-        return _on_processor(block, setting, machine.host)
     for op in block.operations:
         if isinstance(op, Matmul):
             f, i, w = _matmul(op, setting)
@@ -83,7 +59,7 @@ def _block_seconds(
             forward = forward + f
             input_grad = input_grad + 1.5 * f
             elementwise = elementwise + f
-    starts = [_launches(op, compiled) for op in block.operations]
+    starts = [launches(op, compiled) for op in block.operations]
     return ComputeSeconds(
         forward=forward,
         input_grad=input_grad,
@@ -94,51 +70,6 @@ def _block_seconds(
         launches_forward=sum(f for f, _ in starts),
         launches_backward=sum(b for _, b in starts),
     )
-
-
-def _on_processor(block: Block, setting: Setting, host: Host) -> ComputeSeconds:
-    """The same, from measured seconds, with what Python takes for each kernel."""
-    shard = setting.shard
-    total = processor.Seconds()
-    core = 0.0
-    cheap = 0.0
-    by_rule = setting.precision == "float32" and not setting.compiled
-    for op in block.operations:
-        one = processor.operation(op, shard, host, by_rule=by_rule)
-        total = total.plus(one)
-        core += one.forward if isinstance(op, Attention) else 0.0
-        cheap += (
-            one.forward if isinstance(op, Elementwise) else 0.0
-        )  # what experts multiply is kept, as other products are
-    launches = sum(sum(_launches(op, setting.compiled)) for op in block.operations)
-    always = processor.experts(block, shard, host) + ring(block, shard, setting.machine)
-    alone, full, selective = (processor.overhead(block, launches, host, remat) for remat in REMAT)
-    share = processor.FORWARD_SHARE
-    stretch = host.engine["stretch"]
-    return ComputeSeconds(
-        forward=stretch * (total.forward + share * (alone + always)),
-        input_grad=stretch * (total.input_grad + (1 - share) * (alone + always)),
-        weight_grad=stretch * total.weight_grad,
-        attention=stretch * core,
-        full=stretch * (total.forward + max(0.0, full - alone) + share * always),
-        selective=stretch
-        * (
-            core + cheap + max(0.0, selective - alone) + share * always * processor.dispatched(host)
-        ),
-    )
-
-
-def _launches(op: Operation, compiled: bool) -> tuple[float, float]:
-    """Kernels forward and backward of one operation; an elementwise one is several when it is not
-    fused.
-    """
-    if isinstance(op, Matmul):
-        return 1.0, 2.0
-    if isinstance(op, Attention):
-        return (2.0, 3.0) if op.fused else (6.0, 12.0)
-    if isinstance(op, Elementwise):
-        return (1.0, 1.0) if compiled else (3.0, 4.0)
-    return 1.0, 1.0
 
 
 def _matmul(op: Matmul, setting: Setting) -> tuple[float, float, float]:

@@ -1,32 +1,24 @@
-"""The rates that a cluster reaches in practice: data-sheet numbers times a few named efficiencies.
+"""The machine of an estimate: the rates that a cluster reaches in practice, and the questions that
+the cost model asks of it.
 
-Every constant that was fitted stands in `Efficiency`, once for all devices, models and plans;
-nothing else in the cost model is a fit. A cluster may carry measured rates of its own (a probe),
-which then replace these.
+Data-sheet numbers times a few named efficiencies: every constant that was fitted stands in
+`Efficiency`, once for all devices, models and plans. A cluster may carry measured rates of its own
+(a probe), which then replace these. An `Accelerator` and a `Processor` answer the questions.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 
-from plait.cluster.host import Host
-
-SUSTAINED = {
-    "a100-40gb": 0.80, "a100-80gb": 0.80, "h100": 0.71, "h200": 0.67, "b200": 0.61, "gb200": 0.56, "gb300": 0.56,
-    "l40s": 0.50, "t4": 0.37,
-}  # fmt: skip
-"""Median of measured bf16 products beyond 1e12 flops, of the peak rate: clocks fall when products
-are large. From the public kernel measurements of ai-dynamo/aiconfigurator (gemm_perf, commit
-095f58a). GB300: none, taken as GB200. T4: 24 of 65 TFLOP/s under its power cap of 70 W (NVIDIA
-developer forum, thread 264462).
-"""
-
-
-PORTABLE_ATTENTION = {"h100": 0.5, "h200": 0.5, "b200": 0.5, "gb200": 0.5, "gb300": 0.5}
-"""FlashAttention-2 over FlashAttention-3 and cuDNN where warp-group products exist (Shah et al.,
-"FlashAttention-3", figure 5).
-"""
+from plait.plan import Plan
+from plait.predict.cost.memory.rules import MemoryRules
+from plait.predict.cost.model.operations import Block
+from plait.predict.cost.sharding import Sharding
+from plait.predict.cost.time.compute import ComputeSeconds
+from plait.predict.cost.time.gradients import Buckets, DataMessages
+from plait.predict.cost.time.groups import Group
+from plait.predict.cost.time.messages import Message
 
 
 @dataclass(frozen=True)
@@ -84,8 +76,8 @@ class Efficiency:
     """Work that every step does once whatever the plan: data, clipping, bookkeeping."""
 
 
-@dataclass(frozen=True, eq=False)
-class Machine:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Machine(ABC):
     """A cluster as the cost model sees it; SI units. Compared by identity: results are cached by
     machine.
     """
@@ -93,7 +85,7 @@ class Machine:
     name: str
     num_devices: int
     peak_flops: dict[str, float]
-    memory_bytes: float
+    memory: MemoryRules
     memory_bandwidth: float
     devices_per_node: int
     link_bandwidth: float
@@ -108,16 +100,17 @@ class Machine:
     device.
     """
     efficiency: Efficiency = field(default_factory=Efficiency)
-    is_cpu: bool = False
-    host: Host | None = None
-    """What the probe measured of a processor; then no efficiency above is used for its compute and
-    its links.
-    """
+    default_precision: str = "bf16"
 
     @property
     def cores(self) -> int:
         """Ranks that compute at once on a processor; more of them share its cores."""
         return self.devices_per_node
+
+    @property
+    def memory_bytes(self) -> float:
+        """Memory of one device."""
+        return self.memory.total_bytes
 
     def matmul_rate(self, precision: str) -> float:
         """Flops a second of large matrix products."""
@@ -128,67 +121,56 @@ class Machine:
         """Bytes a second of elementwise kernels."""
         return self.memory_bandwidth * self.efficiency.memory
 
+    @abstractmethod
+    def block_seconds(
+        self, block: Block, shard: Sharding, precision: str, compiled: bool
+    ) -> ComputeSeconds:
+        """The compute of one block for one micro-batch on one rank."""
 
-MEASURED = Efficiency(
-    matmul=0.8,
-    matmul_depth=0.0,
-    matmul_rows=0.0,
-    memory=0.6,
-    attention_forward=0.5,
-    attention_backward=0.5,
-    attention_half_length=0.0,
-    attention_depth=0.0,
-    link=1.0,
-    network=1.0,
-    collective_seconds=0.0,
-    kernel_seconds=20e-6,
-    launch_seconds=0.0,
-    call_seconds=0.0,
-    eager_passes=1.0,
-    congestion=0.0,
-    overlap=0.0,
-    step_seconds=1e-3,
-)
-"""For rates that were measured on the machine itself, on products of one size and on copies. A
-processor core that computes has no second engine that communicates, so nothing overlaps.
-"""
+    @abstractmethod
+    def collective_seconds(self, op: str, payload_bytes: float, ranks: Group) -> float:
+        """Seconds of one collective; `payload_bytes` as in `plait.comm.transitions.bytes_sent`."""
 
+    @abstractmethod
+    def message_seconds(self, message: Message, shard: Sharding) -> float:
+        """Seconds of one message inside a block."""
 
-def machine_of(cluster: Any, efficiency: Efficiency | None = None) -> Machine:
-    """The machine of a `plait.cluster.Cluster`."""
-    device = cluster.device
-    measured = getattr(cluster.device, "is_cpu", False)
-    chosen = efficiency or (MEASURED if measured else Efficiency())
-    if cluster.host is not None and efficiency is None:
-        chosen = replace(
-            MEASURED, matmul=1.0, kernel_seconds=0.0, step_seconds=cluster.host.engine["step"]
-        )
-    return Machine(
-        name=cluster.name,
-        num_devices=cluster.num_devices,
-        peak_flops=dict(device.flops),
-        memory_bytes=device.memory_bytes,
-        memory_bandwidth=device.memory_bandwidth,
-        devices_per_node=cluster.node.devices,
-        link_bandwidth=cluster.node.bandwidth,
-        link_latency=cluster.node.latency_seconds,
-        network_bandwidth=cluster.network.bandwidth,
-        network_latency=cluster.network.latency_seconds,
-        price_per_hour=device.price_per_hour,
-        sustained=sustained_fraction(device),
-        portable_attention=PORTABLE_ATTENTION.get(device.name, 1.0),
-        efficiency=chosen,
-        is_cpu=measured,
-        host=cluster.host,
-    )
+    @abstractmethod
+    def sharded_seconds(
+        self, data: DataMessages, buckets: Buckets, plan: Plan, compute: tuple[float, float]
+    ) -> tuple[float, float]:
+        """Seconds that ZeRO-2 and -3 add to each micro-batch, forward and backward, after overlap
+        with the rank's `compute` forward and backward.
+        """
 
+    @abstractmethod
+    def reduction_seconds(
+        self, data: DataMessages, buckets: Buckets, plan: Plan, hidden: float
+    ) -> float:
+        """Seconds of reducing gradients and gathering weights after the last backward; `hidden`
+        seconds of it fit behind that.
+        """
 
-def sustained_fraction(device: Any) -> float:
-    """What long runs of large matrix products hold of the peak rate: measured, or derived from the
-    best single product.
-    """
-    if device.is_cpu:
-        return 1.0
-    if device.name in SUSTAINED:
-        return SUSTAINED[device.name]
-    return 0.88 * device.matmul_efficiency if device.matmul_efficiency else 0.72
+    @abstractmethod
+    def accumulation_seconds(self, numbers: float, width: float, micro_batches: int) -> float:
+        """Seconds of adding so many gradients, `width` bytes each, to those before them."""
+
+    @abstractmethod
+    def update_seconds(self, state_bytes: float, gradient_bytes: float = 0.0) -> float:
+        """Seconds of clipping and updating the weights whose optimizer state takes
+        `state_bytes`.
+        """
+
+    @abstractmethod
+    def action_seconds(self, plan: Plan) -> float:
+        """Seconds of the engine itself in each action of a stage."""
+
+    @abstractmethod
+    def shares_cores(self, num_ranks: int) -> bool:
+        """Whether so many ranks are more than compute at once."""
+
+    @abstractmethod
+    def shared_seconds(self, work: float, num_ranks: int) -> float:
+        """The least seconds in which the machine does the `work` (seconds on one core) of ranks
+        that share its cores.
+        """

@@ -4,22 +4,21 @@ lose when they do.
 
 from __future__ import annotations
 
-from typing import Any
-
+from plait.plan import Plan
 from plait.predict.cost.layout import lay_out
 from plait.predict.cost.model.operations import Attention
 from plait.predict.cost.records import Job
-from plait.predict.cost.time.machine import Machine
-from plait.predict.cost.time.meetings import COLLECTS, known, meeting, ring_steps
+from plait.predict.cost.time.meetings import COLLECTS, meeting, ring_steps
 from plait.predict.cost.time.messages import block_messages
+from plait.predict.cost.time.processor import Processor
 
 
-def meetings_of_step(job: Job, plan: Any, machine: Machine) -> float:
+def meetings_of_step(job: Job, plan: Plan, machine: Processor) -> float:
     """Of a rank of a plan that has one axis, in the units of `plait.predict.cost.time.meetings.meeting_seconds`:
     micro-batches handed over, parameters in collectives of the data axis, steps of a ring, or
     messages inside blocks.
     """
-    layout = lay_out(job, plan, closed=False)
+    layout = lay_out(job, plan)
     times = plan.micro_batches
     if plan.pp.size > 1:
         return 2.0 * times * plan.pp.virtual
@@ -32,7 +31,7 @@ def meetings_of_step(job: Job, plan: Any, machine: Machine) -> float:
     if plan.cp.size > 1 and plan.cp.strategy == "ring":
         cores = sum(isinstance(op, Attention) for block in blocks for op in block.operations)
         return (
-            times * cores * ring_steps(plan.cp.size, job.model.seq_len, known(machine).met_at_once)
+            times * cores * ring_steps(plan.cp.size, job.model.seq_len, machine.profile.met_at_once)
         )
     messages = (
         message

@@ -10,16 +10,16 @@ caches that are cold when it goes on). That is a loss for each meeting, of a few
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Protocol
 
-from plait.cluster.host import Host
+from plait.cluster.cpu_profile import CpuProfile
 from plait.comm.transitions import bytes_sent
+from plait.plan import Plan
 from plait.plan.facts import STRATEGIES
-from plait.predict.cost.model.operations import Attention, Block, Elementwise, Lookup, Matmul
+from plait.predict.cost.model.operations import Attention, Block
 from plait.predict.cost.sharding import Sharding
-from plait.predict.cost.time.machine import Machine
+from plait.predict.cost.time.gradients import Buckets
 from plait.predict.cost.time.messages import Message
 
 NUMBER_BYTES = 4
@@ -37,17 +37,30 @@ LIKE = {
 """Operations that the probe does not measure, and the one that moves bytes as they do."""
 
 
-def known(machine: Machine) -> Host:
-    """The processor of a machine that is one."""
-    assert machine.host is not None
-    return machine.host
+class Measured(Protocol):
+    """A processor that was measured, as far as these formulas ask it."""
+
+    @property
+    def profile(self) -> CpuProfile:
+        """The measurements."""
+        ...
+
+    @property
+    def cores(self) -> int:
+        """Ranks that compute at once."""
+        ...
+
+    @property
+    def link_bandwidth(self) -> float:
+        """Bytes a second, where no collective was measured."""
+        ...
 
 
-def ring(block: Block, shard: Sharding, machine: Machine) -> float:
+def ring(block: Block, shard: Sharding, machine: Measured) -> float:
     """Seconds of the steps of ring attention beside the work, forward and backward."""
     if shard.cp == 1 or shard.context != "ring":
         return 0.0
-    steps = ring_steps(shard.cp, shard.seq_len, known(machine).met_at_once)
+    steps = ring_steps(shard.cp, shard.seq_len, machine.profile.met_at_once)
     cores = sum(isinstance(op, Attention) for op in block.operations)
     return meeting_seconds(machine, "visit", shard.cp, shard.ranks) * steps * cores
 
@@ -74,7 +87,7 @@ def ring_steps(size: int, seq_len: int, met_at_once: float) -> float:
 
 
 def collective(
-    machine: Machine,
+    machine: Measured,
     op: str,
     sent_bytes: float,
     size: int,
@@ -85,47 +98,21 @@ def collective(
     """Seconds of a rank's processor in `calls` collectives of `size` ranks that send so much in
     all. `staged`: tensors that peers cannot read where they lie.
     """
-    host = known(machine)
-    if not host.links:
+    profile = machine.profile
+    if not profile.links:
         return sent_bytes / machine.link_bandwidth
-    latency, rate = _link(host, op, size, staged)
+    latency, rate = _link(profile, op, size, staged)
     return calls * latency + sent_bytes / rate
 
 
-def num_tensors(block: Block) -> int:
-    """Parameters of a block, each a tensor."""
-    number = 0
-    for op in block.operations:
-        if isinstance(op, Matmul) and not op.weightless:
-            number += (len(op.parts) or 1) * (2 if op.bias else 1)
-        elif isinstance(op, Elementwise) and op.parameters:
-            number += 2 if "norm" in op.name and op.statistics != 1 else 1
-        elif isinstance(op, Lookup):
-            number += 1
-    return number
-
-
-@dataclass(frozen=True)
-class Buckets:
-    """How many a data axis sends what a rank holds in, and the parameters in them all."""
-
-    number: int
-    tensors: int
-
-
-def buckets_of(runs: Sequence[tuple[Block, int]]) -> Buckets:
-    """A bucket for each block."""
-    return Buckets(
-        sum(count for _, count in runs), sum(count * num_tensors(block) for block, count in runs)
-    )
-
-
-def reduction(machine: Machine, messages: Sequence[Message], buckets: Buckets, plan: Any) -> float:
+def reduction(
+    machine: Measured, messages: Sequence[Message], buckets: Buckets, plan: Plan
+) -> float:
     """Seconds of what a plan's data axis sends: each message is of as many `buckets`. A ring is
     written out in messages.
     """
     seconds = 0.0
-    host = known(machine)
+    profile = machine.profile
     name = "unit" if STRATEGIES[plan.dp.strategy].shards_parameters else "bucket"
     size = plan.dp.size * plan.cp.size
     each_tensor = meeting_seconds(machine, name, size, plan.world_size)
@@ -135,7 +122,7 @@ def reduction(machine: Machine, messages: Sequence[Message], buckets: Buckets, p
         if plan.dp.strategy == "ring" and message.op == "all_reduce":
             steps = 2.0 * (message.size - 1)
             added = (
-                sent / NUMBER_BYTES * host.seconds["add_forward"]
+                sent / NUMBER_BYTES * profile.seconds["add_forward"]
             )  # what comes is added, or copied
             seconds += 2 * collective(machine, "send", sent, message.size, steps * calls) + added
         else:
@@ -154,7 +141,7 @@ def meeting(message: Message, shard: Sharding) -> str:
     return "call" if shard.mode == "1d" or message.axis != "tp" else "grid"
 
 
-def inside_block(machine: Machine, message: Message, shard: Sharding) -> float:
+def inside_block(machine: Measured, message: Message, shard: Sharding) -> float:
     """Seconds of one message in the midst of a block, with all that the engine does for it."""
     sent_bytes = bytes_sent(message.op, round(message.payload_bytes), message.size)
     name = meeting(message, shard)
@@ -163,7 +150,7 @@ def inside_block(machine: Machine, message: Message, shard: Sharding) -> float:
     return alone + (meeting_seconds(machine, name, size, shard.ranks) if name else 0.0)
 
 
-def meeting_seconds(machine: Machine, name: str, size: int, ranks: int) -> float:
+def meeting_seconds(machine: Measured, name: str, size: int, ranks: int) -> float:
     """What a rank loses when it meets others, `size` in all, beside the work, where so many `ranks`
     share the cores.
 
@@ -171,9 +158,9 @@ def meeting_seconds(machine: Machine, name: str, size: int, ranks: int) -> float
     cores with how many they are, as one that waits comes back when the others have had its core and
     its caches. What was measured with one number only grows as a collective on a line does.
     """
-    host = known(machine)
+    profile = machine.profile
     crowded = ranks > machine.cores
-    measured = sorted(host.meetings[name].items())
+    measured = sorted(profile.meetings[name].items())
     if not measured:
         return 0.0
     alike = [one for one in measured if (one[0] > machine.cores) == crowded] or measured
@@ -192,7 +179,7 @@ def meeting_seconds(machine: Machine, name: str, size: int, ranks: int) -> float
     return max(0.0, first + max(0.0, second - first) * (number - few) / (many - few))
 
 
-def _link(host: Host, op: str, size: int, staged: bool) -> tuple[float, float]:
-    count = min((n for n in host.links if n >= size), default=max(host.links))
+def _link(profile: CpuProfile, op: str, size: int, staged: bool) -> tuple[float, float]:
+    count = min((n for n in profile.links if n >= size), default=max(profile.links))
     op = LIKE.get(op, op)
-    return host.links[count][f"staged_{op}" if staged and op != "send" else op]
+    return profile.links[count][f"staged_{op}" if staged and op != "send" else op]

@@ -13,15 +13,10 @@ from functools import lru_cache
 
 from plait.predict.cost.model.operations import Block
 from plait.predict.cost.sharding import Sharding
-from plait.predict.cost.time.collectives import collective_seconds, group
-from plait.predict.cost.time.kernels import Setting, block_seconds
+from plait.predict.cost.time.groups import group
 from plait.predict.cost.time.machine import Machine
-from plait.predict.cost.time.meetings import inside_block
 from plait.predict.cost.time.messages import Message, block_messages
 from plait.predict.cost.widths import BYTES
-
-STATE_BYTES = 8.0
-"""Of each weight in the optimizer step that the probe measures."""
 
 
 @dataclass(frozen=True)
@@ -91,12 +86,12 @@ def block_pass(
 ) -> PassSeconds:
     """The passes of one block; `numerics` is (precision, compiled, recomputation)."""
     precision, compiled, remat = numerics
-    compute = block_seconds(block, Setting(machine, shard, precision, compiled))
+    compute = machine.block_seconds(block, shard, precision, compiled)
     seconds = {"tp": [0.0, 0.0], "cp": [0.0, 0.0], "ep": [0.0, 0.0]}
     calls = [0.0, 0.0]
     again_sent = dict.fromkeys(seconds, 0.0)
     for message in block_messages(block, shard, precision):
-        spent = message_seconds(machine, message, shard)
+        spent = machine.message_seconds(message, shard)
         seconds[message.axis][message.when == "backward"] += spent
         calls[message.when == "backward"] += message.count
         if sent_again(block, message, shard, remat):
@@ -149,14 +144,6 @@ def sent_again(block: Block, message: Message, shard: Sharding, remat: str) -> b
     return remat == "full" or (remat == "selective" and shard.resend)
 
 
-def message_seconds(machine: Machine, message: Message, shard: Sharding) -> float:
-    """Seconds of one message on its group."""
-    if machine.host is not None:
-        return message.count * inside_block(machine, message, shard)
-    ranks = group(message.size, message.stride, machine.devices_per_node)
-    return message.count * collective_seconds(machine, message.op, message.payload_bytes, ranks)
-
-
 def send_seconds(
     machine: Machine, shard: Sharding, width: int, precision: str, stride: int
 ) -> float:
@@ -164,20 +151,8 @@ def send_seconds(
     payload = shard.tokens * width * BYTES[precision] / shard.sequence_split
     there = group(2, stride, machine.devices_per_node)
     if shard.scatters_sends and shard.sequence_split < shard.tp:
-        gathered = collective_seconds(
-            machine, "all_gather", payload, group(shard.tp, 1, machine.devices_per_node)
+        gathered = machine.collective_seconds(
+            "all_gather", payload, group(shard.tp, 1, machine.devices_per_node)
         )
-        return collective_seconds(machine, "send", payload / shard.tp, there) + gathered
-    return collective_seconds(machine, "send", payload, there)
-
-
-def update_seconds(machine: Machine, state_bytes: float, gradient_bytes: float = 0.0) -> float:
-    """Seconds of clipping and updating the weights whose optimizer state takes `state_bytes`: all
-    is read and written once. A processor's gradients are new memory in each step.
-    """
-    if machine.host is not None:
-        return (
-            state_bytes / STATE_BYTES * machine.host.seconds["update"]
-            + gradient_bytes * machine.host.seconds["fresh"]
-        )
-    return 3.0 * state_bytes / machine.streaming_rate
+        return machine.collective_seconds("send", payload / shard.tp, there) + gathered
+    return machine.collective_seconds("send", payload, there)

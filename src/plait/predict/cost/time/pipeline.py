@@ -43,6 +43,12 @@ class StageSeconds:
         """Forward and backward."""
         return self.forward + self.backward
 
+    def stretched(self, times: float) -> StageSeconds:
+        """The same stage on a slower core: compute takes `times` as long, the send as before."""
+        return StageSeconds(
+            times * self.forward, times * self.input_grad, times * self.weight_grad, self.send
+        )
+
 
 @dataclass(frozen=True)
 class Replay:

@@ -1,5 +1,5 @@
 """Seconds of a block on a processor core, from what the probe measured there
-(`plait.cluster.Host`).
+(`plait.cluster.CpuProfile`).
 
 No roofline: each kind of operation has its own measured seconds for a number, forward and backward,
 and what Python and autograd take is in the way, as nothing runs beside it. Ranks share the cores:
@@ -11,12 +11,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from plait.cluster.host import Host
+from plait.cluster.cpu_profile import REMAT, CpuProfile
 from plait.cluster.products import KINDS, WEIGHT_GRAD
+from plait.comm.transitions import bytes_sent
+from plait.plan import Plan
 from plait.predict.cost.model.operations import Attention, Block, Elementwise, Matmul, Operation
 from plait.predict.cost.model.shapes import products
 from plait.predict.cost.sharding import Sharding
+from plait.predict.cost.time.collectives import messages_seconds
+from plait.predict.cost.time.compute import ComputeSeconds, launches
+from plait.predict.cost.time.gradients import Buckets, DataMessages
+from plait.predict.cost.time.groups import Group
 from plait.predict.cost.time.machine import Machine
+from plait.predict.cost.time.meetings import (
+    collective,
+    inside_block,
+    meeting_seconds,
+    reduction,
+    ring,
+)
+from plait.predict.cost.time.messages import Message
 
 REFERENCE_LAUNCHES = 45.0
 """Kernels, forward and backward, of the GPT block whose overhead the probe measured; others are
@@ -25,6 +39,9 @@ counted in the same way.
 
 FORWARD_SHARE = 0.4
 """Of what Python and autograd take for a block."""
+
+STATE_BYTES = 8.0
+"""Bytes of optimizer state of each weight in the update that the probe measures."""
 
 MEASURED_EXPERTS = 2
 """Of the block of experts that the probe measured, a chunk each."""
@@ -54,32 +71,130 @@ class Seconds:
         )
 
 
-def operation(op: Operation, shard: Sharding, host: Host, *, by_rule: bool = True) -> Seconds:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Processor(Machine):
+    """A processor that was measured; a core that computes communicates itself, so nothing is
+    hidden.
+    """
+
+    profile: CpuProfile
+
+    def block_seconds(
+        self, block: Block, shard: Sharding, precision: str, compiled: bool
+    ) -> ComputeSeconds:
+        """Measured seconds of each operation, and of Python for each block."""
+        total = Seconds()
+        core = 0.0
+        cheap = 0.0
+        by_rule = precision == "float32" and not compiled
+        for op in block.operations:
+            one = operation(op, shard, self.profile, by_rule=by_rule)
+            total = total.plus(one)
+            if isinstance(op, Attention):
+                core += one.forward
+            if isinstance(op, Elementwise):  # products of experts are kept, as others are
+                cheap += one.forward
+        started = sum(sum(launches(op, compiled)) for op in block.operations)
+        always = experts(block, shard, self.profile) + ring(block, shard, self)
+        alone, full, selective = (overhead(block, started, self.profile, remat) for remat in REMAT)
+        share = FORWARD_SHARE
+        stretch = self.profile.engine["stretch"]
+        again = share * always * dispatched(self.profile)
+        return ComputeSeconds(
+            forward=stretch * (total.forward + share * (alone + always)),
+            input_grad=stretch * (total.input_grad + (1 - share) * (alone + always)),
+            weight_grad=stretch * total.weight_grad,
+            attention=stretch * core,
+            full=stretch * (total.forward + max(0.0, full - alone) + share * always),
+            selective=stretch * (core + cheap + max(0.0, selective - alone) + again),
+        )
+
+    def collective_seconds(self, op: str, payload_bytes: float, ranks: Group) -> float:
+        """Measured latency and rate."""
+        if ranks.size <= 1 or payload_bytes <= 0:
+            return 0.0
+        sent_bytes = float(bytes_sent(op, int(payload_bytes), ranks.size))
+        return collective(self, op, sent_bytes, ranks.size)
+
+    def message_seconds(self, message: Message, shard: Sharding) -> float:
+        """The collective in the midst of a block, with all that the engine does for it."""
+        return message.count * inside_block(self, message, shard)
+
+    def sharded_seconds(
+        self, data: DataMessages, buckets: Buckets, plan: Plan, compute: tuple[float, float]
+    ) -> tuple[float, float]:
+        """The messages, and new memory for what is gathered and for gradients that are scattered
+        at once.
+        """
+        fresh = self.profile.seconds["fresh"]
+        forward = reduction(self, data.forward, buckets, plan)
+        backward = reduction(self, data.backward, buckets, plan)
+        gathered = sum(one.payload_bytes for one in data.forward) * fresh
+        scattered = sum(one.payload_bytes for one in data.backward) * fresh
+        return forward + gathered, backward + scattered
+
+    def reduction_seconds(
+        self, data: DataMessages, buckets: Buckets, plan: Plan, hidden: float
+    ) -> float:
+        """All messages, one after another."""
+        exposed = reduction(self, (*data.reduce, *data.gather), buckets, plan)
+        return exposed + messages_seconds(self, data.shared)
+
+    def accumulation_seconds(self, numbers: float, width: float, micro_batches: int) -> float:
+        """The first gradients are copied to where the others are added."""
+        return numbers * self.profile.seconds["add_forward"]
+
+    def update_seconds(self, state_bytes: float, gradient_bytes: float = 0.0) -> float:
+        """The measured update; gradients are new memory in each step."""
+        update = state_bytes / STATE_BYTES * self.profile.seconds["update"]
+        return update + gradient_bytes * self.profile.seconds["fresh"]
+
+    def action_seconds(self, plan: Plan) -> float:
+        """Half of a micro-batch's seconds, and a hand-over between stages."""
+        seconds = self.profile.engine["micro_batch"] / 2
+        if plan.pp.size > 1:
+            seconds += meeting_seconds(self, "hand", 2, plan.world_size)
+        return seconds
+
+    def shares_cores(self, num_ranks: int) -> bool:
+        """More ranks than cores take turns."""
+        return num_ranks > self.cores
+
+    def shared_seconds(self, work: float, num_ranks: int) -> float:
+        """The work on all cores, with the time in which fewer ranks than cores can go on."""
+        if not self.shares_cores(num_ranks):
+            return 0.0
+        return work / min(self.cores, num_ranks) * self.profile.engine["idle"]
+
+
+def operation(
+    op: Operation, shard: Sharding, profile: CpuProfile, *, by_rule: bool = True
+) -> Seconds:
     """What an operation takes on one rank and micro-batch. `by_rule`: layers may take the quicker
     library (see `product`).
     """
     if isinstance(op, Matmul):
         if op.convolution:
-            return _convolution(op, shard, host)
+            return _convolution(op, shard, profile)
         made = products(op, shard)
         share = made.outputs / op.outputs  # query, key and value are a product each
         parts = [replace(made, outputs=share * part) for part in op.parts] or [made]
         ways = zip(*(part.each() for part in parts), strict=True)
         all_parts = (
-            made.copies * sum(product(host, kind, sizes, by_rule=by_rule) for sizes in way)
+            made.copies * sum(product(profile, kind, sizes, by_rule=by_rule) for sizes in way)
             for kind, way in zip(KINDS, ways, strict=True)
         )
-        bias = made.rows * made.outputs * host.seconds["bias"] if op.bias else 0.0
+        bias = made.rows * made.outputs * profile.seconds["bias"] if op.bias else 0.0
         return Seconds(*all_parts).plus(Seconds(weight_grad=bias))
     if isinstance(op, Attention):
-        return _attention(op, shard, host)
+        return _attention(op, shard, profile)
     if isinstance(op, Elementwise):
-        return _elementwise(op, shard, host)
-    return _of_kind("lookup", shard.tokens * op.width, host)
+        return _elementwise(op, shard, profile)
+    return _of_kind("lookup", shard.tokens * op.width, profile)
 
 
 def product(
-    host: Host, kind: str, sizes: tuple[float, float, float], *, by_rule: bool = True
+    profile: CpuProfile, kind: str, sizes: tuple[float, float, float], *, by_rule: bool = True
 ) -> float:
     """One `m x k @ k x n` of `sizes` (m, n, k), by the library that the machine's table names for
     its kind; without `by_rule` as torch itself makes it.
@@ -88,19 +203,21 @@ def product(
     flops = 2.0 * m * n * k
     numbers = m * n + n * k + m * k
     rows = k if kind == WEIGHT_GRAD else m
-    if by_rule and kind in host.products.kinds(rows, m * n * k):
-        start = host.seconds["product_start"]
+    if by_rule and kind in profile.products.kinds(rows, m * n * k):
+        start = profile.seconds["product_start"]
         return (
-            start + flops * host.seconds["product_flop"] + numbers * host.seconds["product_number"]
+            start
+            + flops * profile.seconds["product_flop"]
+            + numbers * profile.seconds["product_number"]
         )
-    return flops * host.seconds["plain_flop"] + numbers * host.seconds["plain_number"]
+    return flops * profile.seconds["plain_flop"] + numbers * profile.seconds["plain_number"]
 
 
-def overhead(block: Block, launches: float, host: Host, remat: str = "none") -> float:
+def overhead(block: Block, launches: float, profile: CpuProfile, remat: str = "none") -> float:
     """Seconds of Python and autograd for one block and micro-batch, forward and backward."""
     if block.name in {"head", "embedding", "stem"}:
-        return launches / REFERENCE_LAUNCHES * host.blocks["gpt"]["none"]
-    return host.blocks[_family(block)][remat]
+        return launches / REFERENCE_LAUNCHES * profile.blocks["gpt"]["none"]
+    return profile.blocks[_family(block)][remat]
 
 
 def _family(block: Block) -> str:
@@ -116,19 +233,19 @@ def _family(block: Block) -> str:
     return "llama" if any(op.name == "rotary" for op in block.operations) else "gpt"
 
 
-def dispatched(host: Host) -> float:
+def dispatched(profile: CpuProfile) -> float:
     """How many times as long Python takes while selective recomputation looks at every operator."""
-    return max(1.0, host.blocks["gpt"]["selective"] / max(host.blocks["gpt"]["none"], 1e-9))
+    return max(1.0, profile.blocks["gpt"]["selective"] / max(profile.blocks["gpt"]["none"], 1e-9))
 
 
-def experts(block: Block, shard: Sharding, host: Host) -> float:
+def experts(block: Block, shard: Sharding, profile: CpuProfile) -> float:
     """The same of the experts that a rank holds, beside those of the block that the probe measured:
     of each of their chunks.
     """
     if not block.num_experts:
         return 0.0
     held = block.num_experts / shard.ep
-    return host.engine["expert"] * max(
+    return profile.engine["expert"] * max(
         0.0, held * expert_chunks(shard.tokens * block.top_k / held) - MEASURED_EXPERTS
     )
 
@@ -141,49 +258,42 @@ def expert_chunks(rows: float) -> float:
     return whole + (rest >= STEP_ROWS) + 1.0
 
 
-def shared_cores(machine: Machine, work: float, num_ranks: int) -> float:
-    """The least seconds in which the cores do the `work` (seconds on one core) of `num_ranks`
-    ranks.
-    """
-    return work / min(machine.cores, num_ranks)
-
-
-def _attention(op: Attention, shard: Sharding, host: Host) -> Seconds:
+def _attention(op: Attention, shard: Sharding, profile: CpuProfile) -> Seconds:
     """A context axis divides queries; each still meets the whole sequence."""
     tokens = shard.tokens / shard.tp * (1.0 if op.causal else 2.0)
     flops = op.flops(shard.seq_len) * tokens
     scores = op.num_heads * shard.seq_len * tokens
     times = (
-        flops * host.seconds[f"attention_{way}"] + scores * host.seconds[f"score_{way}"]
+        flops * profile.seconds[f"attention_{way}"] + scores * profile.seconds[f"score_{way}"]
         for way in ("forward", "backward")
     )
     return Seconds(*times)
 
 
-def _convolution(op: Matmul, shard: Sharding, host: Host) -> Seconds:
+def _convolution(op: Matmul, shard: Sharding, profile: CpuProfile) -> Seconds:
     flops = op.flops() * shard.tokens
     weights = op.parameters
     forward, backward = (
-        flops * host.seconds[f"convolution_flop_{way}"]
-        + weights * host.seconds[f"convolution_weight_{way}"]
+        flops * profile.seconds[f"convolution_flop_{way}"]
+        + weights * profile.seconds[f"convolution_weight_{way}"]
         for way in ("forward", "backward")
     )
     return Seconds(forward, backward / 2, backward / 2)
 
 
-def _elementwise(op: Elementwise, shard: Sharding, host: Host) -> Seconds:
+def _elementwise(op: Elementwise, shard: Sharding, profile: CpuProfile) -> Seconds:
     split = (
         shard.tp
         if op.split in {"heads", "column", "row"} or shard.mode != "1d"
         else shard.sequence_split
     )
     kind, numbers = _kind(op, shard)
-    return _of_kind(kind, numbers * shard.tokens / split, host)
+    return _of_kind(kind, numbers * shard.tokens / split, profile)
 
 
-def _of_kind(kind: str, numbers: float, host: Host) -> Seconds:
+def _of_kind(kind: str, numbers: float, profile: CpuProfile) -> Seconds:
     return Seconds(
-        numbers * host.seconds[f"{kind}_forward"], numbers * host.seconds[f"{kind}_backward"]
+        numbers * profile.seconds[f"{kind}_forward"], numbers * profile.seconds[f"{kind}_backward"]
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from plait.cluster.build import Bounds, number_faults
+from plait.cluster.bounds import Bounds, number_faults
 from plait.cluster.products import TORCH, ProductTable, table_of_probe
 from plait.errors import ClusterError
 
@@ -49,7 +49,7 @@ SECONDS: Final = (
 )
 RULE: Final = ("met_at_once",)
 VERSION: Final = 4
-"""Of what is measured: a probe of another version is no probe."""
+"""Version of the measurements: a probe of another version is no probe."""
 ENGINE: Final = ("step", "micro_batch", "expert", "stretch", "idle")
 MEETINGS: Final = ("call", "grid", "visit", "turn", "bucket", "unit", "hand")
 FAMILIES: Final = ("gpt", "llama", "experts", "resnet", "mlp")
@@ -64,8 +64,8 @@ _COUNT = Bounds(0, 1e15, "")
 
 
 @dataclass(frozen=True, eq=False)
-class Host:
-    """What a rank takes of its core.
+class CpuProfile:
+    """Seconds that a rank takes of its core.
 
     `seconds`: for each number, flop, weight, or score of attention's whole square; a `product` is
     one that oneDNN makes, by the table of `products`, others are `plain`. `engine`: seconds that
@@ -90,7 +90,7 @@ class Host:
     met_at_once: float = 1.0
 
 
-def host_of_probe(probe: Mapping[str, Any]) -> Host | None:
+def profile_of_probe(probe: Mapping[str, Any]) -> CpuProfile | None:
     """The `host` of a probe file, None where it has none. Raises `ClusterError` with every wrong
     number.
     """
@@ -161,7 +161,7 @@ def host_of_probe(probe: Mapping[str, Any]) -> Host | None:
         name: {int(count): float(spent) for count, spent in by_ranks.items()}
         for name, by_ranks in meetings.items()
     }
-    return Host(
+    return CpuProfile(
         times,
         own,
         met,

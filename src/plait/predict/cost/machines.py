@@ -1,0 +1,109 @@
+"""From a cluster to the machine of an estimate: an accelerator, or a processor with its profile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from plait.cluster import Cluster, CpuProfile, Device
+from plait.predict.cost.memory.rules import (
+    PROCESS_BYTES_CPU,
+    DeviceMemory,
+    MemoryRules,
+    ProcessMemory,
+)
+from plait.predict.cost.time.accelerator import Accelerator
+from plait.predict.cost.time.machine import Efficiency, Machine
+from plait.predict.cost.time.processor import Processor
+
+SUSTAINED = {
+    "a100-40gb": 0.80, "a100-80gb": 0.80, "h100": 0.71, "h200": 0.67, "b200": 0.61, "gb200": 0.56, "gb300": 0.56,
+    "l40s": 0.50, "t4": 0.37,
+}  # fmt: skip
+"""Median of measured bf16 products beyond 1e12 flops, of the peak rate: clocks fall when products
+are large. From the public kernel measurements of ai-dynamo/aiconfigurator (gemm_perf, commit
+095f58a). GB300: none, taken as GB200. T4: 24 of 65 TFLOP/s under its power cap of 70 W (NVIDIA
+developer forum, thread 264462).
+"""
+
+
+PORTABLE_ATTENTION = {"h100": 0.5, "h200": 0.5, "b200": 0.5, "gb200": 0.5, "gb300": 0.5}
+"""FlashAttention-2 over FlashAttention-3 and cuDNN where warp-group products exist (Shah et al.,
+"FlashAttention-3", figure 5).
+"""
+
+
+MEASURED = Efficiency(
+    matmul=0.8,
+    matmul_depth=0.0,
+    matmul_rows=0.0,
+    memory=0.6,
+    attention_forward=0.5,
+    attention_backward=0.5,
+    attention_half_length=0.0,
+    attention_depth=0.0,
+    link=1.0,
+    network=1.0,
+    collective_seconds=0.0,
+    kernel_seconds=20e-6,
+    launch_seconds=0.0,
+    call_seconds=0.0,
+    eager_passes=1.0,
+    congestion=0.0,
+    overlap=0.0,
+    step_seconds=1e-3,
+)
+"""For rates that were measured on the machine itself, on products of one size and on copies. A
+processor core that computes has no second engine that communicates, so nothing overlaps.
+"""
+
+
+def machine_of(cluster: Cluster, efficiency: Efficiency | None = None) -> Machine:
+    """The machine of a cluster; `efficiency` replaces how well its devices do.
+
+    A processor without a profile is timed by its measured rates, as an accelerator is.
+    """
+    device = cluster.device
+    profile = cluster.profile
+    numbers: dict[str, Any] = {
+        "name": cluster.name,
+        "num_devices": cluster.num_devices,
+        "peak_flops": dict(device.flops),
+        "memory": _memory(cluster, profile),
+        "memory_bandwidth": device.memory_bandwidth,
+        "devices_per_node": cluster.node.devices,
+        "link_bandwidth": cluster.node.bandwidth,
+        "link_latency": cluster.node.latency_seconds,
+        "network_bandwidth": cluster.network.bandwidth,
+        "network_latency": cluster.network.latency_seconds,
+        "price_per_hour": device.price_per_hour,
+        "sustained": sustained_fraction(device),
+        "portable_attention": PORTABLE_ATTENTION.get(device.name, 1.0),
+        "default_precision": "float32" if device.is_cpu else "bf16",
+    }
+    if profile is not None:
+        measured = replace(
+            MEASURED, matmul=1.0, kernel_seconds=0.0, step_seconds=profile.engine["step"]
+        )
+        return Processor(profile=profile, efficiency=efficiency or measured, **numbers)
+    usual = MEASURED if device.is_cpu else Efficiency()
+    return Accelerator(efficiency=efficiency or usual, **numbers)
+
+
+def _memory(cluster: Cluster, profile: CpuProfile | None) -> MemoryRules:
+    size = cluster.device.memory_bytes
+    if not cluster.device.is_cpu:
+        return DeviceMemory(size)
+    process = profile.memory_bytes if profile is not None else PROCESS_BYTES_CPU
+    return ProcessMemory(size, process, cluster.node.devices)
+
+
+def sustained_fraction(device: Device) -> float:
+    """Part of the peak rate that long runs of large matrix products hold: measured, or derived from the
+    best single product.
+    """
+    if device.is_cpu:
+        return 1.0
+    if device.name in SUSTAINED:
+        return SUSTAINED[device.name]
+    return 0.88 * device.matmul_efficiency if device.matmul_efficiency else 0.72

@@ -1,0 +1,166 @@
+"""Seconds and bytes of one pipeline rank: the formulas that the estimate and the rough estimate
+share.
+
+The estimate asks them for every rank of a plan, the rough estimate for one rank of each kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from plait.plan import Plan
+from plait.plan.facts import STRATEGIES
+from plait.predict.cost.layout import RankState
+from plait.predict.cost.memory import offload
+from plait.predict.cost.memory.rank_memory import Memory, rank_activations
+from plait.predict.cost.records import Job
+from plait.predict.cost.sharding import Sharding
+from plait.predict.cost.time.machine import Machine
+from plait.predict.cost.time.passes import PassSeconds, block_pass, send_seconds
+from plait.predict.cost.time.pipeline import StageSeconds
+from plait.predict.cost.time.stages import Stage
+from plait.predict.cost.widths import BYTES
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """A plan of a job on a machine, and how the plan divides a block."""
+
+    job: Job
+    plan: Plan
+    machine: Machine
+    shard: Sharding
+
+    def passes(self, stages: Sequence[Stage]) -> list[PassSeconds]:
+        """One micro-batch on each of these stages."""
+        numerics = self.job.numerics(self.plan)
+        return [stage_pass(stage, self.machine, self.shard, numerics) for stage in stages]
+
+    def send_seconds(self) -> float:
+        """Seconds to hand a micro-batch to the next stage."""
+        plan = self.plan
+        if plan.pp.size == 1:
+            return 0.0
+        stride = plan.dp.size * plan.cp.size * plan.tp.size
+        return send_seconds(self.machine, self.shard, self.job.model.hidden, plan.precision, stride)
+
+
+@dataclass(frozen=True, eq=False)
+class Rank:
+    """One pipeline rank: what it holds, and the passes of its stages."""
+
+    question: Question
+    state: RankState
+    passes: tuple[PassSeconds, ...]
+
+    def stage_costs(self, send: float) -> list[StageSeconds]:
+        """The costs of each stage for the pipeline: compute, exposed communication, waiting for the
+        host, and the send.
+        """
+        question = self.question
+        runtime = question.job.runtime
+        count = len(self.passes)
+        blocking = 0.0 if runtime.overlap_sends else send
+        action = question.machine.action_seconds(question.plan)
+        forward, backward = (part / count + blocking for part in self.sharded_seconds())
+        add = self.accumulation_seconds() / count
+        costs = []
+        for one in self.passes:
+            wait_forward, wait_backward = one.waits
+            sent_forward, sent_backward = one.shown(runtime.overlap_tensor, runtime.overlap_expert)
+            whole_forward = one.forward + sent_forward + forward + wait_forward + action
+            input_grad = one.input_grad + one.recompute + sent_backward
+            input_grad += backward
+            input_grad += wait_backward
+            input_grad += action
+            costs.append(StageSeconds(whole_forward, input_grad, one.weight_grad + add, send))
+        return costs
+
+    def sharded_seconds(self) -> tuple[float, float]:
+        """Seconds that ZeRO-2 and -3 add to each micro-batch, forward and backward, after
+        overlap.
+        """
+        data = self.state.data
+        if not data.forward and not data.backward:
+            return 0.0, 0.0
+        forward = sum(one.forward + one.waits[0] for one in self.passes)
+        backward = sum(
+            one.input_grad + one.weight_grad + one.recompute + one.waits[1] for one in self.passes
+        )
+        machine = self.question.machine
+        plan = self.question.plan
+        return machine.sharded_seconds(data, self.state.buckets, plan, (forward, backward))
+
+    def accumulation_seconds(self) -> float:
+        """Seconds of adding a micro-batch's gradients to those before it."""
+        job = self.question.job
+        plan = self.question.plan
+        if job.runtime.fused_accumulation:
+            return 0.0
+        width = job.gradient_width(plan.precision)
+        numbers = self.state.states.gradients / width
+        return self.question.machine.accumulation_seconds(numbers, width, plan.micro_batches)
+
+    def tail_seconds(self) -> tuple[float, float]:
+        """Seconds after the last backward: the reduction that it could not hide, and the update."""
+        job = self.question.job
+        plan = self.question.plan
+        machine = self.question.machine
+        state = self.state
+        hidden = 0.0
+        if job.runtime.overlap_gradients:
+            hidden = sum(one.input_grad + one.weight_grad + one.waits[1] for one in self.passes)
+        exposed = machine.reduction_seconds(state.data, state.buckets, plan, hidden)
+        if plan.dp.offload:
+            moved = state.own * (job.gradient_width(plan.precision) + BYTES[plan.precision])
+            update = offload.update_seconds(machine, plan.world_size, state.own, moved)
+        else:
+            update = machine.update_seconds(state.states.optimizer, state.gradient_bytes)
+        return exposed, update
+
+
+@lru_cache(maxsize=65536)
+def stage_pass(
+    stage: Stage, machine: Machine, shard: Sharding, numerics: tuple[str, bool, str]
+) -> PassSeconds:
+    """One micro-batch on one stage; `numerics` is (precision, compiled, recomputation)."""
+    total = PassSeconds()
+    for block, count in stage.runs:
+        total = total.plus(block_pass(block, machine, shard, numerics), count)
+    return total
+
+
+def rank_memory(
+    question: Question, state: RankState, live: tuple[tuple[Stage, int], ...]
+) -> Memory:
+    """The parts of one rank's memory at its peak; `live` pairs its stages with their live
+    micro-batches. A process counts as buffers.
+    """
+    job = question.job
+    plan = question.plan
+    rules = question.machine.memory
+    activations, buffers = rank_activations(live, question.shard, job.numerics(plan), rules)
+    if STRATEGIES[plan.dp.strategy].shards_parameters and plan.dp.size * plan.cp.size > 1:
+        # The block at work and the next one, gathered; and the gradients of one, before they are
+        # scattered.
+        width = 2 * BYTES[plan.precision] + job.gradient_width(plan.precision)
+        buffers += state.weights.largest_block * width
+    states = state.states
+    return Memory(
+        states.parameters,
+        states.gradients,
+        states.optimizer,
+        activations,
+        buffers + rules.process_bytes,
+    )
+
+
+def work_floor(question: Question, work: float) -> float:
+    """The least seconds of a step in which one pipeline's ranks work so many seconds in all, where
+    ranks share cores; 0 where they do not.
+    """
+    plan = question.plan
+    pipelines = plan.world_size // plan.pp.size
+    return question.machine.shared_seconds(pipelines * work, plan.world_size)

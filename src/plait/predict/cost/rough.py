@@ -1,0 +1,118 @@
+"""Rough estimate of a plan in tens of microseconds: the estimate of `step`, over the kinds of ranks
+instead of over the ranks.
+
+Most ranks of a pipeline hold equal blocks. Equal ranks are computed once, by the formulas of
+`ranks`; schedules are their closed forms; traffic is left out. It ranks plans; a report is always
+the full estimate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from plait.plan import PipelineAxis, Plan
+from plait.plan.facts import SCHEDULES
+from plait.predict.cost.layout import rank_state
+from plait.predict.cost.memory.offload import overfull
+from plait.predict.cost.model.operations import Model
+from plait.predict.cost.ranks import Question, Rank, rank_memory, work_floor
+from plait.predict.cost.records import Job
+from plait.predict.cost.sharding import sharding
+from plait.predict.cost.time.closed import closed_live, closed_seconds
+from plait.predict.cost.time.machine import Machine
+from plait.predict.cost.time.stages import Stage, split_model
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A plan with its rough time and memory."""
+
+    plan: Plan
+    step_seconds: float
+    bubble_seconds: float
+    memory_bytes: float
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Ranks with equal stages: the stages, how many such ranks, and the most live micro-batches of
+    each stage.
+    """
+
+    stages: tuple[Stage, ...]
+    count: int
+    live: tuple[int, ...]
+
+
+@lru_cache(maxsize=8192)
+def kinds(
+    model: Model, schedule: str, sizes: tuple[int, int, int], balanced: bool
+) -> tuple[Kind, ...]:
+    """The kinds of ranks of a pipeline; `sizes` is (ranks, stages of a rank, micro-batches)."""
+    num_ranks, virtual, micro_batches = sizes
+    stages = split_model(model, num_ranks * virtual, balanced)
+    live, placement = closed_live(schedule, num_ranks, micro_batches, virtual)
+    held: list[list[int]] = [[] for _ in range(num_ranks)]
+    for stage, rank in enumerate(placement):
+        held[rank].append(stage)
+    seen: dict[tuple[Stage, ...], tuple[int, tuple[int, ...]]] = {}
+    for own in held:
+        key = tuple(stages[stage] for stage in own)
+        count, most = seen.get(key, (0, (0,) * len(own)))
+        seen[key] = (
+            count + 1,
+            tuple(max(a, live[stage]) for a, stage in zip(most, own, strict=True)),
+        )
+    return tuple(Kind(key, count, most) for key, (count, most) in seen.items())
+
+
+def rough_estimate(job: Job, plan: Plan, machine: Machine) -> Guess:
+    """Rough time and memory of a plan."""
+    asked = plan
+    plan = machine.memory.placed(plan)
+    m = plan.micro_batches
+    samples = -(-job.global_batch // (plan.dp.size * m))
+    shard = sharding(plan, job.model.seq_len, float(samples), job.runtime)
+    question = Question(job, plan, machine, shard)
+    # Beyond this many the live micro-batches no longer grow, except where all of them live.
+    shown = m if SCHEDULES[plan.pp.schedule].holds_all else min(m, 4 * plan.pp.size)
+    sizes = (plan.pp.size, plan.pp.virtual, shown)
+    send = question.send_seconds()
+    inner = _inner(plan.dp, plan.tp, plan.cp, plan.pp.size, plan.ep, plan.precision)
+    slowest = total = tail = host = memory = 0.0
+    for kind in kinds(job.model, plan.pp.schedule, sizes, job.runtime.balanced_stages):
+        state = rank_state(kind.stages, inner, job)
+        rank = Rank(question, state, tuple(question.passes(kind.stages)))
+        busy = sum(stage.total for stage in rank.stage_costs(send))
+        slowest = max(slowest, busy)
+        total += busy * kind.count
+        tail = max(tail, sum(rank.tail_seconds()))
+        host = max(host, overfull(machine, plan.world_size, state.host_bytes))
+        live = tuple(zip(kind.stages, kind.live, strict=True))
+        memory = max(memory, rank_memory(question, state, live).total)
+    seconds = closed_seconds(
+        plan.pp.schedule, (plan.pp.size, plan.pp.virtual, m), slowest, total, send
+    )
+    fixed = machine.efficiency.step_seconds
+    work = m * total + plan.pp.size * (tail + fixed)
+    if host > 1.0:
+        memory = max(memory, host * machine.memory_bytes)
+    return Guess(
+        plan=asked,
+        step_seconds=max(seconds + tail + fixed, work_floor(question, work)),
+        bubble_seconds=seconds - m * slowest,
+        memory_bytes=memory,
+    )
+
+
+@lru_cache(maxsize=65536)
+def _inner(*key: Any) -> Plan:
+    """A plan of what the state of a rank depends on, so that plans which differ in the rest share
+    it.
+    """
+    dp, tp, cp, pp, ep, precision = key
+    return Plan(
+        dp=dp, tp=tp, cp=cp, pp=PipelineAxis(pp), ep=ep, precision=precision, micro_batches=1
+    )
