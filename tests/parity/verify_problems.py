@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
+from plait.config import Train
 from plait.verify.problem import Problem
 
 GPT = {
@@ -49,7 +49,7 @@ def loss_in_float32(output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return total, (targets != -100).sum()
 
 
-def train(**keys: Any) -> SimpleNamespace:
+def train(**keys: Any) -> Train:
     defaults = {
         "optimizer": "adamw",
         "lr": 1e-2,
@@ -66,7 +66,7 @@ def train(**keys: Any) -> SimpleNamespace:
         "clip_grad_norm": None,
         "seed": 3,
     }
-    return SimpleNamespace(**{**defaults, **keys})
+    return Train(**{**defaults, **keys})
 
 
 def problem(model: str = "gpt", **keys: Any) -> Problem:

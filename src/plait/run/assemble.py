@@ -8,7 +8,7 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 from plait import datasets, models, reference
 from plait.cluster.products import ProductTable
 from plait.comm import World
+from plait.config import Data, ModelSection, PlanSection, Train
 from plait.datasets import Loader
 from plait.engine.build import Options, build
 from plait.engine.engine import Engine
@@ -30,10 +31,30 @@ from plait.parallel.expert import Placing
 from plait.parallel.pipeline.actions import Schedule
 from plait.parallel.pipeline.text import load as load_schedule
 from plait.plan import Plan, check_batch
-from plait.products import MEASURED
 from plait.run import optimizers
 
-ASYNCHRONY_KEYS = ("outer_lr", "outer_momentum", "compress", "staleness_rate")
+
+class Source(Protocol):
+    """The sections that training is made of: a `Config`, or the problem of a proof.
+
+    `model` and `data` may be plain keys; `train` and `plan` hold every key with its default.
+    """
+
+    @property
+    def model(self) -> ModelSection | Mapping[str, Any]:
+        """The model by name, or the user's function."""
+
+    @property
+    def data(self) -> Data | Mapping[str, Any]:
+        """The data by name, or the user's function."""
+
+    @property
+    def train(self) -> Train:
+        """Batch, optimizer and all options of training."""
+
+    @property
+    def plan(self) -> PlanSection:
+        """The cut of a pipeline and its schedule."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +66,11 @@ class Training:
 
 
 def assemble(
-    config: Any, plan: Plan, world: World, products: ProductTable | None = None
+    config: Source, plan: Plan, world: World, products: ProductTable | None = None
 ) -> Training:
     """Build what a config names, under a plan, on this rank. Collective.
 
-    `config` has the sections `model`, `data` and `train` as attributes. `products`: the table of the
-    run, else the config's. Errors: those of `build`,
-    and `DataError`.
+    `products` is the table of the run, else the config's. Errors: those of `build`, and `DataError`.
     """
     check_batch(plan, config.train.global_batch)
     options = make_options(config, plan)
@@ -70,24 +89,20 @@ def assemble(
     return Training(engine, loader)
 
 
-def model_keys(config: Any) -> Mapping[str, Any]:
+def model_keys(config: Source) -> Mapping[str, Any]:
     """The `[model]` section as plain keys: `name` or `python`, and what the model's constructor
     takes.
     """
     section = config.model
     if isinstance(section, Mapping):
         return {key: value for key, value in section.items() if key != "roles"}
-    keys: Mapping[str, Any] = section.keys_for_factory()
-    return keys
+    return section.keys_for_factory()
 
 
-def roles_of(config: Any) -> Mapping[str, str] | None:
+def roles_of(config: Source) -> Mapping[str, str] | None:
     """The user's own table of roles."""
     section = config.model
-    found: Mapping[str, str] | None = (
-        section.get("roles") if isinstance(section, Mapping) else getattr(section, "roles", None)
-    )
-    return found
+    return section.get("roles") if isinstance(section, Mapping) else section.roles
 
 
 def make_model(keys: Mapping[str, Any], seed: int = 0) -> nn.Module:
@@ -108,66 +123,71 @@ def make_model(keys: Mapping[str, Any], seed: int = 0) -> nn.Module:
         return models.make(arguments.pop("name"), **arguments)
 
 
-def make_loss(train: Any, keys: Mapping[str, Any]) -> LossFunction:
+def make_loss(train: Train, keys: Mapping[str, Any]) -> LossFunction:
     """`[train] loss`, a user's function of (output, targets); else the squared error of models of
     fields, or cross-entropy.
     """
-    name = getattr(train, "loss", None)
-    if name is not None:
-        return reference.load(name, ModelError)
+    if train.loss is not None:
+        return reference.load(train.loss, ModelError)
     return losses.mse if keys.get("name") in models.OF_FIELDS else losses.cross_entropy
 
 
-def make_options(config: Any, plan: Plan | None = None) -> Options:
-    """What a plan does not say and a config does."""
+def make_options(config: Source, plan: Plan | None = None) -> Options:
+    """The options of `build` that a config names and a plan does not."""
     train = config.train
     keys = model_keys(config)
+    cutting = Cutting()
+    schedule = None
+    if plan is not None and plan.pp.size > 1:
+        cutting = make_cutting(config)
+        schedule = make_schedule(config)
     return Options(
         seed=train.seed,
         blocks=models.blocks_of(keys["name"]) if "name" in keys else None,
         roles=roles_of(config),
         clip_grad_norm=train.clip_grad_norm,
         learning_rate=optimizers.learning_rate(train),
-        num_servers=getattr(train, "num_servers", None),
-        aggregate=getattr(train, "aggregate", "sum"),
+        num_servers=train.num_servers,
+        aggregate=train.aggregate,
         asynchrony=Asynchrony(
-            **{key: getattr(train, key) for key in ASYNCHRONY_KEYS if hasattr(train, key)},
+            outer_lr=train.outer_lr,
+            outer_momentum=train.outer_momentum,
+            compress=train.compress,
+            staleness_rate=train.staleness_rate,
         ),
-        float16=getattr(train, "float16", False),
-        placing=Placing(
-            getattr(train, "place_experts_every", 0), getattr(train, "spare_expert_slots", 0)
-        ),
-        grouped_product=getattr(train, "grouped_product", "rule"),
-        linear_product=getattr(train, "linear_product", MEASURED),
-        weight_grad_group=getattr(getattr(config, "plan", None), "weight_grad_group", 1),
-        cutting=make_cutting(config) if plan is not None and plan.pp.size > 1 else Cutting(),
-        schedule=make_schedule(config) if plan is not None and plan.pp.size > 1 else None,
+        float16=train.float16,
+        placing=Placing(train.place_experts_every, train.spare_expert_slots),
+        grouped_product=train.grouped_product,
+        linear_product=train.linear_product,
+        weight_grad_group=config.plan.weight_grad_group,
+        cutting=cutting,
+        schedule=schedule,
     )
 
 
-def make_cutting(config: Any) -> Cutting:
+def make_cutting(config: Source) -> Cutting:
     """Where a pipeline cuts the model, and one sample of the data for models whose forward must be
     seen.
     """
-    section = getattr(config, "plan", None)
+    section = config.plan
     batch = next(iter(make_loader(config)))
     inputs = batch if isinstance(batch, Mapping) else batch[0]
     return Cutting(
-        counts=getattr(section, "counts", None),
-        splits=getattr(section, "splits", None),
-        measure=getattr(section, "measure", False),
-        memory_bytes=(getattr(section, "stage_memory_gb", None) or math.inf) * 1e9,
+        counts=section.counts,
+        splits=section.splits,
+        measure=section.measure,
+        memory_bytes=(section.stage_memory_gb or math.inf) * 1e9,
         example=tree_map_only(Tensor, lambda tensor: tensor[:1], inputs),
     )
 
 
-def make_schedule(config: Any) -> Schedule | None:
+def make_schedule(config: Source) -> Schedule | None:
     """The schedule of `[plan] schedule`, a text file; None where the plan's own is meant."""
-    path = getattr(getattr(config, "plan", None), "schedule", None)
+    path = config.plan.schedule
     return None if path is None else load_schedule(path)
 
 
-def make_loader(config: Any, rank: int = 0, size: int = 1) -> Loader:
+def make_loader(config: Source, rank: int = 0, size: int = 1) -> Loader:
     """The share of data coordinate `rank` of `size` in every global batch."""
     train = config.train
     _check_alphabet(config)
@@ -175,7 +195,7 @@ def make_loader(config: Any, rank: int = 0, size: int = 1) -> Loader:
     return Loader(dataset, train.global_batch, dp_size=size, dp_rank=rank, seed=train.seed)
 
 
-def _check_alphabet(config: Any) -> None:
+def _check_alphabet(config: Source) -> None:
     """A Hugging Face config that says no vocabulary has that of its family's tokenizer: no bytes."""
     keys = model_keys(config)
     data = config.data

@@ -4,29 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-
-class TrainKeys(Protocol):
-    """The keys of `[train]` that are read here."""
-
-    optimizer: str
-    lr: float
-    betas: tuple[float, float]
-    eps: float
-    weight_decay: float
-    momentum: float
-    nesterov: bool
-    schedule: str
-    steps: int
-    warmup_steps: int
-    min_lr: float
+from plait.config import Train
 
 
-def from_config(train: TrainKeys) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
+def from_config(train: Train) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
     """The function that makes `[train] optimizer`. The fused kernels read and write each element
     once a step.
     """
@@ -53,7 +38,7 @@ def from_config(train: TrainKeys) -> Callable[[Iterable[nn.Parameter]], torch.op
     return make
 
 
-def learning_rate(train: TrainKeys) -> Callable[[int], float] | None:
+def learning_rate(train: Train) -> Callable[[int], float] | None:
     """The factor on `lr` by step, from 0: linear warm-up, then constant, linear or cosine down to
     `min_lr`.
     """
@@ -67,10 +52,10 @@ def learning_rate(train: TrainKeys) -> Callable[[int], float] | None:
         if train.schedule == "constant":
             return 1.0
         progress = min(1.0, (step - train.warmup_steps) / max(1, train.steps - train.warmup_steps))
-        shape: Any = {
+        shape = {
             "linear": 1.0 - progress,
             "cosine": 0.5 * (1.0 + math.cos(math.pi * progress)),
         }
-        return floor + (1.0 - floor) * float(shape[train.schedule])
+        return floor + (1.0 - floor) * shape[train.schedule]
 
     return factor

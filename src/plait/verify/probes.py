@@ -71,7 +71,7 @@ def _no_mask(problem: Problem) -> str | None:
     inputs, targets = next(problem.loader())
     if targets.is_floating_point():
         return "its targets are no classes, so none can be masked"
-    if getattr(problem.train, "loss", None) is not None:
+    if problem.train.loss is not None:
         model = problem.make_whole_model(torch.float32)
         with torch.no_grad():
             if not isinstance(problem.loss(model(inputs[:2]), targets[:2]), tuple):

@@ -1,5 +1,4 @@
-"""What both sides train: model, data and options of training, as plain data that travels to the
-ranks.
+"""The problem that both sides train: model, data and options, as plain data sent to the ranks.
 
 Ranks and reference make everything from it themselves, so that nothing but the problem is shared
 between what is compared.
@@ -7,10 +6,9 @@ between what is compared.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from typing import Any
 
@@ -20,6 +18,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import Subset
 
 from plait import datasets, models
+from plait.config import Data, PlanSection, Train
 from plait.datasets import Loader, Masked
 from plait.engine.build import Options
 from plait.engine.loss import LossFunction
@@ -35,8 +34,7 @@ from plait.verify.reference.start import plain_start, start_by_name
 
 @dataclass(frozen=True)
 class Problem:
-    """One training problem. `model`, `data` and `train` are sections of a config, by mapping or by
-    attribute.
+    """One training problem: sections of a config, with what a probe changes.
 
     `masked` pads targets unevenly; `frozen` names parameters, or modules with all of theirs, that
     do not train; `idle` adds a parameter that no forward uses; `num_samples` keeps only the first
@@ -46,14 +44,14 @@ class Problem:
     """
 
     model: Mapping[str, Any]
-    data: Any
-    train: Any
+    data: Data | Mapping[str, Any]
+    train: Train
     masked: bool = False
     frozen: tuple[str, ...] = ()
     idle: bool = False
     num_samples: int | None = None
     hurried: bool = False
-    plan: Any = None
+    plan: PlanSection = field(default_factory=PlanSection)
 
     def make_model(self) -> nn.Module:
         """On the meta device; with its values where it cannot be initialised from there."""
@@ -107,7 +105,7 @@ class Problem:
 
     @property
     def loss(self) -> LossFunction:
-        """What is minimised."""
+        """The function that training minimises."""
         return assemble.make_loss(self.train, self.model)
 
     def recipe(self) -> Recipe:
@@ -152,8 +150,9 @@ class Problem:
         return replace(options, roles={**roles, "idle": "replicated"})
 
     def slices(self, plan: Plan) -> Callable[[int, Batch], Sequence[Slice]]:
-        """What the plan should make of each global batch, with the seeds of its dropout; the
-        loader's own cut is not asked.
+        """The slices into which the plan should cut each global batch, with seeds for dropout.
+
+        The cut of the loader is not asked.
         """
 
         def cut(step: int, batch: Batch) -> list[Slice]:
@@ -170,32 +169,25 @@ class Problem:
 
 
 def reference_dtype(plan: Plan) -> torch.dtype:
-    """What one device computes in: the master precision."""
+    """The precision of the one device: that of the masters."""
     return MASTER_DTYPES[plan.precision]
 
 
 def plan_dtype(plan: Plan) -> torch.dtype:
-    """What the ranks compute in."""
+    """The precision of the ranks."""
     return DTYPES[plan.precision]
 
 
-def with_keys(section: Any, **keys: Any) -> Any:
-    """A copy of a section with other values."""
-    if isinstance(section, Mapping):
-        return {**section, **keys}
-    if hasattr(section, "model_copy"):
-        return section.model_copy(update=keys)
-    changed = copy.copy(section)
-    for key, value in keys.items():
-        setattr(changed, key, value)
-    return changed
+def with_keys(section: Train, **keys: object) -> Train:
+    """A copy of `[train]` with other values."""
+    return section.model_copy(update=keys)
 
 
 def _constant(step: int) -> float:
     return 1.0
 
 
-def _cast(batch: Any, dtype: torch.dtype) -> Batch:
+def _cast(batch: Batch, dtype: torch.dtype) -> Batch:
     """Floating tensors in the precision of the run."""
     cast: Batch = tree_map_only(
         Tensor, lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, batch

@@ -19,12 +19,13 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from plait.comm import World
+from plait.config import Config
 from plait.engine.build import join_world
 from plait.errors import PlaitError, RunError
 from plait.outer.federated import wire
@@ -95,7 +96,7 @@ def _only(answers: Iterable[T]) -> T:
     raise RunError("its training failed, so it has nothing to send")
 
 
-def serve(config: Any, client: int, room: str, kept: str) -> None:
+def serve(config: Config, client: int, room: str, kept: str) -> None:
     """Answer at the socket `room`/resident, until the process ends. Every rank of the client's plan
     calls it.
     """

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from plait import datasets
 from plait.comm import World
+from plait.config import Config, Federated
 from plait.engine.build import build, join_world
 from plait.engine.precision import MASTER_DTYPES
 from plait.errors import NonFiniteLoss, RunError
@@ -49,7 +50,7 @@ class Split:
     own_test: list[list[int]]
 
 
-def split(dataset: Any, section: Any, seed: int) -> Split:
+def split(dataset: Any, section: Federated, seed: int) -> Split:
     """Who has which samples. Pure: every process finds the same."""
     order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed)).tolist()
     held = int(HELD_OUT * len(order))
@@ -73,7 +74,7 @@ def split(dataset: Any, section: Any, seed: int) -> Split:
     return Split(test, train, own)
 
 
-def _dealt(dataset: Any, indices: list[int], section: Any, seed: int) -> list[list[int]]:
+def _dealt(dataset: Any, indices: list[int], section: Federated, seed: int) -> list[list[int]]:
     labels = [_label(dataset, index) for index in indices]
     parameter = section.shards_per_client if section.partition == "shards" else section.alpha
     return [
@@ -92,7 +93,7 @@ class Bench:
     and it needs no engine.
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Config) -> None:
         keys = assemble.model_keys(config)
         seed = config.train.seed
         dataset = datasets.make(config.data, keys, seed)
@@ -119,7 +120,11 @@ class LocalFleet:
     """
 
     def __init__(
-        self, config: Any, plan: Plan, world: World, fails: Callable[[int, int], bool] | None = None
+        self,
+        config: Config,
+        plan: Plan,
+        world: World,
+        fails: Callable[[int, int], bool] | None = None,
     ) -> None:
         bench = Bench(config)
         self.samples = bench.samples
@@ -159,7 +164,7 @@ class LocalFleet:
         }
 
 
-def local_of(config: Any) -> Local:
+def local_of(config: Config) -> Local:
     """How clients train, from `[federated]` and `[train]`."""
     section = config.federated
     train = config.train
@@ -172,7 +177,7 @@ def local_of(config: Any) -> Local:
     )
 
 
-def make_server(config: Any, weights: Tensor) -> Server:
+def make_server(config: Config, weights: Tensor) -> Server:
     """The server's side of a config."""
     section = config.federated
     settings = Settings(
@@ -205,7 +210,7 @@ def make_server(config: Any, weights: Tensor) -> Server:
 _FLEET: LocalFleet | None = None  # of this worker process
 
 
-def _begin(config: Any, plan: str) -> None:
+def _begin(config: Config, plan: str) -> None:
     global _FLEET  # noqa: PLW0603 - a worker process is one client after the other, and has one engine
     die_with_parent()
     torch.set_num_threads(1)
@@ -228,7 +233,7 @@ class PoolFleet:
     worker died is missing.
     """
 
-    def __init__(self, config: Any, plan: Plan, world: World, workers: int) -> None:
+    def __init__(self, config: Config, plan: Plan, world: World, workers: int) -> None:
         self._own = LocalFleet(
             config, plan, world
         )  # judges the global model, and says where training begins
@@ -294,7 +299,7 @@ class PoolFleet:
 
 
 def simulate(
-    config: Any, on_round: Callable[[Any], None], fails: Callable[[int, int], bool] | None = None
+    config: Config, on_round: Callable[[Any], None], fails: Callable[[int, int], bool] | None = None
 ) -> dict[str, Any]:
     """Run a config's federation on this machine, and return its numbers. Every rank of a client's
     plan calls it.
