@@ -113,7 +113,7 @@ def train(problem: Problem, plan_text: str, steps: int, slow_seconds: float, rat
         engine.step(batch, trace=False)
     driver.synchronize()
     parts = [
-        (p.name, p.global_shape, p.index(), p.value.clone()) for p in engine.local_parameters()
+        (p.name, p.global_shape, p.index(), p.values.clone()) for p in engine.local_parameters()
     ]
     record = None
     if server is not None:

@@ -53,7 +53,9 @@ def engine_of(world: World, plan: str, options: Options) -> Engine:
 
 
 def weights_of(engine: Engine) -> Weights:
-    return [(p.name, p.global_shape, p.index(), p.value.clone()) for p in engine.local_parameters()]
+    return [
+        (p.name, p.global_shape, p.index(), p.values.clone()) for p in engine.local_parameters()
+    ]
 
 
 def dies_once(folder: str) -> None:

@@ -118,7 +118,7 @@ def train(engine: Engine, family: Family, num_samples: int) -> list[Any]:
 
 
 def _copies(parts: list[Any]) -> list[tuple[str, tuple[int, ...], slice | Tensor, Tensor]]:
-    return [(part.name, part.global_shape, part.index(), part.value.clone()) for part in parts]
+    return [(part.name, part.global_shape, part.index(), part.values.clone()) for part in parts]
 
 
 def join(parts_by_rank: list[Any]) -> dict[str, Tensor]:

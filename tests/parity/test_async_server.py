@@ -72,7 +72,7 @@ def train(
     results = [engine.step(batch, trace=False) for batch in shares(family, axis.size)[axis.rank]]
     driver.synchronize()
     parts = [
-        (p.name, p.global_shape, p.index(), p.value.clone()) for p in engine.local_parameters()
+        (p.name, p.global_shape, p.index(), p.values.clone()) for p in engine.local_parameters()
     ]
     record = None
     if server is not None:

@@ -112,7 +112,7 @@ def trained(world: World, plan: str) -> dict[str, Tensor]:
     for batch in batches():
         engine.step(batch)
     loss = engine.evaluate(batches()[0])
-    held = {part.name: part.value.view(part.global_shape) for part in engine.local_parameters()}
+    held = {part.name: part.values.view(part.global_shape) for part in engine.local_parameters()}
     owned = {name.rsplit(".", 2)[0] for name in held}
     kept = {
         name: buffer.clone()

@@ -67,14 +67,14 @@ def test_a_tied_embedding_that_is_frozen(ranks: Run, plan: str) -> None:
 def unused_are_left_alone(world: World, plan: str) -> list[str]:
     cell = Cell(f"{plan} precision:float64", "odd", {**ODD, "tied": True}, 7)
     engine = harness.make_engine(world, cell.plan, cell.family, cell.options)
-    before = {part.name: part.value.clone() for part in engine.local_parameters()}
+    before = {part.name: part.values.clone() for part in engine.local_parameters()}
     harness.train(engine, cell.family, cell.num_samples)
     assert all(buffer.device == world.device for buffer in engine.holding.buffers().values())
     return sorted(
         {
             part.name
             for part in engine.local_parameters()
-            if bool((part.value == before[part.name]).all())
+            if bool((part.values == before[part.name]).all())
         }
     )
 

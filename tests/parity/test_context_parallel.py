@@ -100,7 +100,7 @@ def packed(world: World, plan: str) -> list[Any]:
         seen.append((result.loss, result.grad_norm, engine.local_parameters()))
         seen[-1] = (
             *seen[-1][:2],
-            [(p.name, p.global_shape, p.index(), p.value.clone()) for p in seen[-1][2]],
+            [(p.name, p.global_shape, p.index(), p.values.clone()) for p in seen[-1][2]],
         )
     return seen
 

@@ -57,7 +57,7 @@ def trained(world: World, plan: str, family: Family) -> tuple[list[Any], list[An
     evaluate()
     expected = [alone.step(share(alone, batch), trace=False).loss for batch in family.batches(8)]
     alone.flush()
-    ends = [[part.value for part in each.local_parameters()] for each in (engine, alone)]
+    ends = [[part.values for part in each.local_parameters()] for each in (engine, alone)]
     assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
     return evaluated, losses, expected
 

@@ -61,7 +61,7 @@ def train(world: World, plan: str, family_name: str, asynchrony: Asynchrony, opt
     results = [engine.step(batch, trace=False) for batch in shares(family, axis.size)[axis.rank]]
     engine.driver.synchronize()
     parts = [
-        (p.name, p.global_shape, p.index(), p.value.clone()) for p in engine.local_parameters()
+        (p.name, p.global_shape, p.index(), p.values.clone()) for p in engine.local_parameters()
     ]
     return parts, [(r.loss, r.tokens, r.ledger.by_axis(), r.details) for r in results]
 

@@ -147,7 +147,7 @@ def summed_gradient(world: World, plan: str) -> float:
     )
     grads: list[Any] = []
     engine.before_update.append(
-        lambda e: grads.extend(part.value.clone() for part in e.local_gradients())
+        lambda e: grads.extend(part.values.clone() for part in e.local_gradients())
     )
     axis = world.axis("dp")
     x = torch.full((16, 3), 2.0**-9)
@@ -274,7 +274,7 @@ def in_float16(world: World, plan: str, family: Family, steps: int) -> list[Any]
             targets.tensor_split(axis.size)[axis.rank],
         )
         result = engine.step(share, trace=False)
-        total = sum(float(part.value.double().sum()) for part in engine.local_parameters())
+        total = sum(float(part.values.double().sum()) for part in engine.local_parameters())
         seen.append((result.loss, result.grad_norm, result.loss_scale, result.skipped, total))
     assert engine.scale_state()["loss_scale"][0] == engine._scale.value
     return seen

@@ -64,7 +64,7 @@ def train(
     if save is not None:
         engine.save(save, note="kept")
     return losses, [
-        (p.name, p.global_shape, p.index(), p.value.clone()) for p in engine.local_parameters()
+        (p.name, p.global_shape, p.index(), p.values.clone()) for p in engine.local_parameters()
     ]
 
 
@@ -106,7 +106,7 @@ def test_a_chain_of_plans_equals_one_run(
     previous = None
     results = None
     for step, plan in enumerate(plans):
-        target = str(tmp_path / f"step-{step}")
+        target = str(tmp_path / f"step-{step + 1}")
         size = Plan.parse(plan).world_size
         results = ranks(size, train, plan, step, step + 1, previous, target, family, plan=plan)
         losses += results[0][0]

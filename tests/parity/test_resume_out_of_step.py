@@ -58,7 +58,9 @@ def train(
         if halves and step + 1 == (first + last) // 2:
             engine.save(f"{save}-half")
     engine.save(save) if save is not None else engine.driver.synchronize()
-    return [(p.name, p.global_shape, p.index(), p.value.clone()) for p in engine.local_parameters()]
+    return [
+        (p.name, p.global_shape, p.index(), p.values.clone()) for p in engine.local_parameters()
+    ]
 
 
 def whole(results: list[Any]) -> dict[str, Tensor]:

@@ -84,7 +84,7 @@ def train(world: World, plan: str, folder: Path, out: Path) -> Any:
     finally:
         weights.Reader.close = close  # type: ignore[method-assign]
     parts = [
-        (part.name, part.global_shape, part.index(), part.value.clone())
+        (part.name, part.global_shape, part.index(), part.values.clone())
         for part in engine.local_parameters()
     ]
     axis = world.axis("dp")

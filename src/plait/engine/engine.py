@@ -32,10 +32,11 @@ from plait.engine.stages.tied import TiedSum
 from plait.engine.state.holding import Holding
 from plait.engine.state.init import derive_seed
 from plait.engine.state.memory import live_bytes
-from plait.engine.state.parts import LocalPart, local_gradients, local_parameters
+from plait.engine.state.shards import gradient_shards, parameter_shards
 from plait.engine.step import StepResult
 from plait.engine.update import Update
 from plait.errors import ModelError
+from plait.mesh import Shard
 from plait.origin import batch_norm_explained
 from plait.outer import Driver
 from plait.parallel.data import DataStrategy
@@ -275,15 +276,15 @@ class Engine:
         """
         return live_bytes(self)
 
-    def local_parameters(self) -> list[LocalPart]:
+    def local_parameters(self) -> list[Shard]:
         """What this rank holds of each parameter, in master precision."""
-        return local_parameters(self.strategy, self.holding)
+        return parameter_shards([self.strategy], self.holding)
 
-    def local_gradients(self) -> list[LocalPart]:
+    def local_gradients(self) -> list[Shard]:
         """What this rank holds of each gradient of the mean loss, before clipping; for use in
         `before_update`.
         """
-        return local_gradients(self.strategy, self._divisor(), self.holding)
+        return gradient_shards(self.strategy, self._divisor(), self.holding)
 
     def scale_state(self) -> dict[str, list[float]]:
         """The dynamic scale of the loss, for the meta data of a checkpoint; nothing where there is

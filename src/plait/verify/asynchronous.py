@@ -18,14 +18,14 @@ from torch.utils._pytree import tree_map_only
 
 from plait.engine.engine import Engine
 from plait.errors import PlanError
-from plait.mesh import Mesh
+from plait.mesh import Mesh, Shard
 from plait.parallel.pipeline import schedules
 from plait.parallel.pipeline.weights import stage_weights
 from plait.plan import Plan
 from plait.plan.facts import SCHEDULES
 from plait.verify.problem import Problem
 from plait.verify.record.observation import Observation, Record
-from plait.verify.record.observe import Part, RankRecord, RankStep, join, parameters_of
+from plait.verify.record.observe import RankRecord, RankStep, join, parameters_of
 from plait.verify.reference.delayed import run_delayed
 from plait.verify.reference.one_device import Batch, Slice
 
@@ -49,7 +49,7 @@ def record_stream(engine: Engine, batches: Iterable[Any], steps: int) -> RankRec
     final = parameters_of(engine)
     wanted = {name for name, param in engine.holding.params.items() if param.requires_grad}
     change = [
-        replace(before, value=before.value - after.value)
+        replace(before, values=before.values - after.values)
         for before, after in zip(start, final, strict=True)
         if before.name in wanted
     ]
@@ -97,8 +97,8 @@ def reference_stream(
     return Record(begun, [Observation(loss, grads, found.params, count=found.num_tokens)])
 
 
-def _names(parts: Sequence[Part]) -> list[str]:
-    return list(dict.fromkeys(part.name for part in parts))
+def _names(shards: Sequence[Shard]) -> list[str]:
+    return list(dict.fromkeys(shard.name for shard in shards))
 
 
 def _values(model: nn.Module) -> dict[str, Tensor]:

@@ -123,8 +123,8 @@ def copies(records: Sequence[RankRecord], agreed: Record) -> Iterator[Difference
     for rank, record in enumerate(records):
         for step, (seen, truth) in enumerate(zip(record.steps, agreed.steps, strict=True)):
             for part in seen.published:
-                master = truth.params[part.name].reshape(-1)[part.index]
-                equal = torch.equal(master.to(part.value.dtype), part.value)
+                master = truth.params[part.name].reshape(-1)[part.index()]
+                equal = torch.equal(master.to(part.values.dtype), part.values)
                 yield Difference(step, "replica", part.name, 0.0 if equal else 1.0, rank)
 
 

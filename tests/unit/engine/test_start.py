@@ -98,7 +98,7 @@ def made(world: World, plan: str, model: nn.Module) -> Engine:
 def started(world: World, plan: str, model: nn.Module) -> tuple[Any, dict[str, Tensor]]:
     engine = made(world, plan, copy.deepcopy(model))
     parts = [
-        (part.name, part.global_shape, part.index(), part.value.detach().clone())
+        (part.name, part.global_shape, part.index(), part.values.detach().clone())
         for part in engine.local_parameters()
     ]
     return parts, dict(engine.model.named_buffers())

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
+from plait.mesh import Shard
+from plait.parallel.data import Replicas
 from plait.parallel.tensor import Placement
 
 
@@ -52,6 +54,16 @@ class Holding:
             **{name: placement.shape for name, placement in placements.items()},
         }
         return replace(self, shapes=shapes, placements=placements)
+
+    def shard(self, local: Shard) -> Shard:
+        """A shard of a tensor that this rank has, as a shard of the model's whole tensor."""
+        placement = self.placements.get(local.name)
+        return local if placement is None else placement.shard(local)
+
+    def replicas(self, name: str) -> Replicas:
+        """The ranks of the tensor axis that hold the same elements of a parameter."""
+        placement = self.placements.get(name)
+        return Replicas(1, 0) if placement is None else Replicas(placement.copies, placement.copy)
 
     def buffers(self) -> dict[str, Tensor]:
         """The persistent buffers held here, as they are now."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from plait.checkpoint import Checkpoint, export_safetensors
-from plait.checkpoint import save as save_pieces
+from plait.checkpoint import save as save_shards
 from plait.checkpoint.entry import dtype_name
 from plait.checkpoint.hugging_face import write_tables
 from plait.engine.state import saving
@@ -49,10 +49,10 @@ def save_pretrained(
     gather = engine.world.axis("world").gather_objects
     rank = engine.world.rank
     slices = path / ".slices"
-    pieces = [*saving.parameter_pieces(engine), *saving.buffer_pieces(engine)]
+    shards = [*saving.saved_parameters(engine), *saving.saved_buffers(engine)]
     failure: str | None = None
     written: list[Path] = []
-    save_pieces(slices, pieces, {}, rank=rank, world_size=engine.world.size, gather=gather)
+    save_shards(slices, shards, {}, rank=rank, world_size=engine.world.size, gather=gather)
     if rank == 0:
         try:
             written = _assemble(engine, slices, path, dtype, max_shard_bytes)

@@ -1,4 +1,4 @@
-"""An engine's state as pieces of named global tensors, so that any plan can go on from what any
+"""An engine's state as shards of named global tensors, so that any plan can go on from what any
 plan has saved.
 
     <name>                     a parameter in master precision, or a buffer
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +20,10 @@ import torch
 from torch import Tensor
 
 from plait.checkpoint import Checkpoint
-from plait.checkpoint import save as save_pieces
+from plait.checkpoint import save as save_shards
 from plait.checkpoint.hugging_face import META
 from plait.engine.axes import data_axis
-from plait.engine.state.parts import LocalPart, Shapes, local_buffers, local_frozen
+from plait.engine.state.shards import buffer_shards, frozen_shards, optimizer_shards
 from plait.errors import CheckpointError
 from plait.mesh import Shard
 from plait.models.hf import HuggingFace, files_of
@@ -49,13 +48,13 @@ def _write(engine: Engine, path: Path, meta: dict[str, Any]) -> None:
     world = engine.world
     average_buffers(engine)
     average_optimizer_state(engine)
-    save_pieces(
+    save_shards(
         path,
         [
-            *parameter_pieces(engine),
-            *_optimizer_pieces(engine),
-            *_kept_pieces(engine),
-            *buffer_pieces(engine),
+            *saved_parameters(engine),
+            *_saved_optimizer(engine),
+            *_saved_strategy(engine),
+            *saved_buffers(engine),
         ],
         {
             **meta,
@@ -82,17 +81,16 @@ def load(engine: Engine, path: Path) -> dict[str, Any]:
         print(checkpoint.note, file=sys.stderr, flush=True)
     _check(engine, checkpoint)
     with torch.no_grad():
-        for piece in engine.strategy.pieces:
-            _fill(checkpoint, _of_piece(engine, piece, piece.name, piece.value))
-            _load_optimizer_state(engine, checkpoint, piece)
+        for piece, shard in optimizer_shards(engine.strategy, engine.holding):
+            _fill(checkpoint, shard)
+            _load_optimizer_state(engine, checkpoint, piece, shard)
             for key, tensor in engine.driver.extra_state(piece).items():
                 if (name := f"{STRATEGY}{key}/{piece.name}") in checkpoint.names():
-                    _fill(checkpoint, _of_piece(engine, piece, name, tensor))
-        for part in (
-            *local_frozen(engine.strategy, engine.holding),
-            *local_buffers(engine.holding),
-        ):
-            _fill(checkpoint, part)
+                    _fill(checkpoint, shard.like(name, tensor))
+        for shard in frozen_shards([engine.strategy], engine.holding):
+            _fill(checkpoint, shard)
+        for shard in buffer_shards(engine.holding):
+            _fill(checkpoint, shard)
         engine.strategy.publish()
         engine.driver.restart()
     engine.step_index = checkpoint.meta["step"]
@@ -129,11 +127,11 @@ def average_buffers(engine: Engine) -> None:
     axis. Collective.
     """
     axis = data_axis(engine.world)
-    for part in local_buffers(engine.holding):
-        if axis.size > 1 and part.value.is_floating_point():
-            mean = part.value / axis.size
+    for shard in buffer_shards(engine.holding):
+        if axis.size > 1 and shard.values.is_floating_point():
+            mean = shard.values / axis.size
             axis.all_reduce(mean, control=True).wait()
-            part.value.copy_(mean)
+            shard.values.copy_(mean)
 
 
 def _check(engine: Engine, checkpoint: Checkpoint) -> None:
@@ -152,28 +150,27 @@ def _check(engine: Engine, checkpoint: Checkpoint) -> None:
     checkpoint.check(wanted)
 
 
-def parameter_pieces(engine: Engine) -> Iterator[Shard]:
-    """What this rank saves of the parameters."""
-    for piece in _counted(engine):
-        replicas = piece.replicas
-        yield from _share(engine, _of_piece(engine, piece, piece.name, piece.value), replicas)
+def saved_parameters(engine: Engine) -> Iterator[Shard]:
+    """The shards of parameters that this rank saves."""
+    for piece, shard in _counted(engine):
+        yield from _share(engine, piece.name, shard, piece.replicas)
     axis = data_axis(engine.world)
-    holders = Replicas(1, 0) if engine.strategy.frozen_states else Replicas(axis.size, axis.rank)
-    for part in local_frozen(engine.strategy, engine.holding):
-        if part.name not in engine.holding.secondary:
-            yield from _share(engine, part, holders)
+    replicas = Replicas(1, 0) if engine.strategy.frozen_states else Replicas(axis.size, axis.rank)
+    for shard in frozen_shards([engine.strategy], engine.holding):
+        if shard.name not in engine.holding.secondary:
+            yield from _share(engine, shard.name, shard, replicas)
 
 
-def buffer_pieces(engine: Engine) -> Iterator[Shard]:
-    """What this rank saves of the buffers."""
+def saved_buffers(engine: Engine) -> Iterator[Shard]:
+    """The shards of buffers that this rank saves."""
     if data_axis(engine.world).rank == engine.world.axis("tp").rank == 0:
-        for part in local_buffers(engine.holding):
-            if part.name not in engine.holding.secondary:
-                yield from _saved(part)
+        for shard in buffer_shards(engine.holding):
+            if shard.name not in engine.holding.secondary:
+                yield shard
 
 
-def _optimizer_pieces(engine: Engine) -> Iterator[Shard]:
-    for piece in _counted(engine):
+def _saved_optimizer(engine: Engine) -> Iterator[Shard]:
+    for piece, shard in _counted(engine):
         replicas = piece.replicas
         for key, value in engine.update.optimizer.state.get(piece.value, {}).items():
             name = f"{OPTIMIZER}{key}/{piece.name}"
@@ -183,13 +180,11 @@ def _optimizer_pieces(engine: Engine) -> Iterator[Shard]:
                 else torch.tensor(float(value), dtype=torch.float64)
             )
             if tensor.shape == piece.value.shape and tensor.dim() > 0:
-                yield from _share(
-                    engine, _of_piece(engine, piece, name, tensor), replicas, piece.name
-                )
+                yield from _share(engine, piece.name, shard.like(name, tensor), replicas)
             elif (
                 tensor.numel() == 1 or piece.part.whole
             ):  # of the parameter as a whole: a count, a factor of a moment
-                if piece.part.start == 0 and replicas.index == 0 and _is_first(engine, piece.name):
+                if replicas.index == 0 and _is_first(engine, shard):
                     yield Shard.whole(name, tensor.detach().contiguous())
             else:
                 raise CheckpointError(
@@ -198,20 +193,24 @@ def _optimizer_pieces(engine: Engine) -> Iterator[Shard]:
                 )
 
 
-def _counted(engine: Engine) -> list[Piece]:
-    """Without those that another pipeline stage saves."""
-    return [piece for piece in engine.strategy.pieces if not piece.is_tied_copy]
+def _counted(engine: Engine) -> Iterator[tuple[Piece, Shard]]:
+    """The optimizer's shards, without those that another pipeline stage saves."""
+    for piece, shard in optimizer_shards(engine.strategy, engine.holding):
+        if not piece.is_tied_copy:
+            yield piece, shard
 
 
-def _kept_pieces(engine: Engine) -> Iterator[Shard]:
+def _saved_strategy(engine: Engine) -> Iterator[Shard]:
     replicas = engine.strategy.replicas
-    for piece in _counted(engine):
+    for piece, shard in _counted(engine):
         for key, tensor in engine.driver.extra_state(piece).items():
-            part = _of_piece(engine, piece, f"{STRATEGY}{key}/{piece.name}", tensor)
-            yield from _share(engine, part, replicas, piece.name)
+            kept = shard.like(f"{STRATEGY}{key}/{piece.name}", tensor)
+            yield from _share(engine, piece.name, kept, replicas)
 
 
-def _load_optimizer_state(engine: Engine, checkpoint: Checkpoint, piece: Piece) -> None:
+def _load_optimizer_state(
+    engine: Engine, checkpoint: Checkpoint, piece: Piece, shard: Shard
+) -> None:
     state: dict[str, Any] = {}
     for name in checkpoint.names():
         prefix, _, rest = name.partition("/")
@@ -223,46 +222,28 @@ def _load_optimizer_state(engine: Engine, checkpoint: Checkpoint, piece: Piece) 
             and piece.value.dim() > 0
         ):
             state[key] = torch.zeros_like(piece.value, requires_grad=False)
-            _fill(checkpoint, _of_piece(engine, piece, name, state[key]))
+            _fill(checkpoint, shard.like(name, state[key]))
         else:
             state[key] = checkpoint.tensor(name)
     if state:
         engine.update.optimizer.state[piece.value] = state
 
 
-def _of_piece(engine: Engine, piece: Piece, name: str, tensor: Tensor) -> LocalPart:
-    """`tensor`, which has the elements of `piece`, under a name of its own."""
-    part = piece.part
-    found = Shapes(engine.holding.placements).part(
-        piece.name, tuple(part.slot.shape), part.start, part.stop, tensor.detach().reshape(-1)
-    )
-    return replace(found, name=name)
-
-
-def _is_first(engine: Engine, name: str) -> bool:
+def _is_first(engine: Engine, shard: Shard) -> bool:
     """Whether this rank has the first elements of a parameter, and the first copy of them."""
-    placement = engine.holding.placements.get(name)
-    return placement is None or (placement.copy == 0 and not any(placement.box.offset))
+    is_first_copy = engine.holding.replicas(shard.name).index == 0
+    return is_first_copy and shard.start == 0 and not any(shard.box.offset)
 
 
-def _share(
-    engine: Engine, part: LocalPart, replicas: Replicas, param_name: str | None = None
-) -> Iterator[Shard]:
-    """What this rank writes of a part that several hold: copies on the tensor axis times replicas
-    on the data axis.
+def _share(engine: Engine, param: str, shard: Shard, replicas: Replicas) -> Iterator[Shard]:
+    """This rank's share in writing a shard of `param` that several ranks hold.
+
+    They are the copies on the tensor axis times the replicas on the data axis.
     """
-    copy, copies = Shapes(engine.holding.placements).copies(param_name or part.name)
-    yield from _saved(part.share(replicas.index * copies + copy, replicas.count * copies))
+    copies = engine.holding.replicas(param)
+    index = replicas.index * copies.count + copies.index
+    yield from shard.share(index, replicas.count * copies.count).boxed()
 
 
-def _saved(part: LocalPart) -> Iterator[Shard]:
-    for box, start, stop, values in part.boxed():
-        yield Shard(part.name, part.global_shape, box, start, stop, values.reshape(-1))
-
-
-def _fill(checkpoint: Checkpoint, part: LocalPart) -> None:
-    for box, start, stop, values in part.boxed():
-        flat = values.reshape(-1)
-        checkpoint.fill(Shard(part.name, part.global_shape, box, start, stop, flat), convert=True)
-        if flat.data_ptr() != values.data_ptr():
-            values.copy_(flat.view_as(values))
+def _fill(checkpoint: Checkpoint, shard: Shard) -> None:
+    shard.fill(lambda box: checkpoint.fill(box, convert=True))

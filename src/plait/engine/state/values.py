@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from plait.comm import Axis, World
 from plait.engine.state.holding import Holding
 from plait.engine.state.init import Initializer, buffer_dtype, is_meta, place_holders
-from plait.engine.state.parts import LocalPart, Shapes
+from plait.engine.state.shards import parameter_shards
 from plait.engine.state.start import listed
-from plait.mesh.boxes import Box, FlatRange
+from plait.mesh import Shard
+from plait.mesh.boxes import Box
 from plait.models.weights import Reader, Weights, weights_of
-from plait.parallel.data import DataStrategy, FrozenPiece, Piece
+from plait.parallel.data import DataStrategy
 from plait.parallel.data.gradients import BucketState
 
 
@@ -46,7 +47,7 @@ class Values:
         with torch.no_grad():
             self._give_all(strategies, holding)
             if self._weights is not None:
-                read_parts(self._weights, strategies, holding)
+                read_shards(self._weights, strategies, holding)
             for strategy in strategies.values():
                 strategy.publish()
 
@@ -106,43 +107,32 @@ class Values:
                 )
 
 
-def read_parts(weights: Weights, strategies: Mapping[int, DataStrategy], holding: Holding) -> None:
-    """Read the elements that this rank keeps, and no others, into the masters of its strategies."""
-    shapes = Shapes(holding.placements)
-    pieces: list[Piece | FrozenPiece] = []
-    for strategy in strategies.values():
-        pieces += [piece for piece in strategy.pieces if piece.name in weights]
-        pieces += [piece for piece in strategy.frozen_pieces() if piece.name in weights]
-    sharded = {piece.name for piece in pieces}
+def read_shards(weights: Weights, strategies: Mapping[int, DataStrategy], holding: Holding) -> None:
+    """Read the elements that this rank keeps, and no others, into the memory that has them."""
+    if not any(strategy.frozen_states for strategy in strategies.values()):
+        _make_frozen(weights, holding)
     with weights.reading() as reader:
-        for piece in pieces:
-            part = piece.part
-            _read(
-                reader,
-                shapes.part(
-                    piece.name,
-                    tuple(part.slot.shape),
-                    part.start,
-                    part.stop,
-                    piece.value.detach().reshape(-1),
-                ),
-            )
-        for name, param in holding.params.items():
-            if name in weights and name not in sharded and not param.requires_grad:
-                param.data = torch.empty(param.shape, dtype=param.dtype, device=param.device)
-                _read(reader, shapes.whole(name, param))
+        for shard in parameter_shards(strategies.values(), holding):
+            if shard.name in weights:
+                shard.fill(lambda box: _read(reader, box))
 
 
-def _read(reader: Reader, part: LocalPart) -> None:
-    for box, start, stop, values in part.boxed():
-        flat = values.reshape(-1)
-        for rectangle in FlatRange(box, start, stop).rectangles():
-            read = reader.read(part.name, rectangle.box.within(Box.whole(part.global_shape)))
-            flat[rectangle.position : rectangle.position + rectangle.box.numel].copy_(
-                read.reshape(-1)
-            )
-        if flat.data_ptr() != values.data_ptr():
-            values.copy_(flat.view_as(values))
+def _make_frozen(weights: Weights, holding: Holding) -> None:
+    """Give the frozen parameters that are read, and their copies on this rank, one memory each."""
+    for name, param in holding.params.items():
+        if name in weights and not param.requires_grad:
+            param.data = torch.empty(param.shape, dtype=param.dtype, device=param.device)
+            for same in holding.copies.get(name, ()):
+                same.data = param.data
+
+
+def _read(reader: Reader, shard: Shard) -> None:
+    """Read the values of a shard, rectangle by rectangle."""
+    whole = Box.whole(shard.global_shape)
+    for rectangle in shard.flat_range.rectangles():
+        read = reader.read(shard.name, rectangle.box.within(whole))
+        stop = rectangle.position + rectangle.box.numel
+        shard.values[rectangle.position : stop].copy_(read.reshape(-1))
 
 
 @dataclass(frozen=True)

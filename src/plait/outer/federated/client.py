@@ -17,7 +17,8 @@ from torch import Tensor
 from plait.datasets import Loader
 from plait.engine.engine import Engine
 from plait.engine.state.init import derive_seed
-from plait.engine.state.parts import LocalPart
+from plait.engine.state.shards import optimizer_shards
+from plait.mesh import Shard
 from plait.outer.federated.messages import Reply, Task
 from plait.outer.federated.samples import Samples
 
@@ -40,11 +41,11 @@ def get_weights(engine: Engine) -> Tensor:
     Collective.
     """
     places, numel = layout(engine)
-    parts = [(part.name, part.index(), part.value) for part in _parts(engine)]
+    shards = [(shard.name, shard.index(), shard.values) for shard in _shards(engine)]
     axis = engine.world.axis("world")
-    gathered = axis.gather_objects(parts) if axis.size > 1 else [parts]
+    gathered = axis.gather_objects(shards) if axis.size > 1 else [shards]
     flat = torch.zeros(numel, dtype=next(value.dtype for held in gathered for _, _, value in held))
-    for name, index, value in (part for held in gathered for part in held):
+    for name, index, value in (shard for held in gathered for shard in held):
         offset, size = places[name]
         flat[offset : offset + size][index] = value.cpu()
     return flat
@@ -63,9 +64,9 @@ def slices(engine: Engine, flat: Tensor) -> list[Tensor]:
     """What of a flat vector belongs to each piece of this rank, in the piece's shape."""
     places, _ = layout(engine)
     found = []
-    for piece, part in zip(engine.strategy.pieces, _parts(engine), strict=True):
-        offset, size = places[part.name]
-        found.append(flat[offset : offset + size][part.index()].view(piece.value.shape))
+    for piece, shard in zip(engine.strategy.pieces, _shards(engine), strict=True):
+        offset, size = places[shard.name]
+        found.append(flat[offset : offset + size][shard.index()].view(piece.value.shape))
     return found
 
 
@@ -84,8 +85,9 @@ def layout(engine: Engine) -> tuple[dict[str, tuple[int, int]], int]:
     return places, offset
 
 
-def _parts(engine: Engine) -> list[LocalPart]:
-    return engine.local_parameters()[: len(engine.strategy.pieces)]
+def _shards(engine: Engine) -> list[Shard]:
+    """The shards that this rank's optimizer updates."""
+    return [shard for _, shard in optimizer_shards(engine.strategy, engine.holding)]
 
 
 class Client:

@@ -15,6 +15,9 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from plait.mesh import Shard
+from plait.mesh.boxes import Box
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -63,6 +66,12 @@ class Part:
         """
         piece = flat[self.offset : self.offset + self.numel]
         return piece.view(self.slot.shape) if self.whole else piece
+
+    def shard(self, tensor: Tensor) -> Shard:
+        """The shard of this rank's parameter that the part is, with the values of `tensor`."""
+        shape = tuple(self.slot.shape)
+        values = tensor.detach().reshape(-1)
+        return Shard(self.slot.name, shape, Box.whole(shape), self.start, self.stop, values)
 
 
 @dataclass(frozen=True)

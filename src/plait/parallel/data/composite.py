@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from plait.mesh import Shard
 from plait.parallel.data.gradients import BucketState, MainGrad
-from plait.parallel.data.strategy import DataStrategy, FrozenPiece, Replicas, Weight
+from plait.parallel.data.strategy import DataStrategy, Replicas, Weight
 
 
 class Composite(DataStrategy):
@@ -68,8 +69,8 @@ class Composite(DataStrategy):
     def main_grads(self) -> dict[int, MainGrad]:
         return {key: place for part in self._parts for key, place in part.main_grads().items()}
 
-    def frozen_pieces(self) -> list[FrozenPiece]:
-        return [piece for part in self._parts for piece in part.frozen_pieces()]
+    def frozen_shards(self) -> list[Shard]:
+        return [shard for part in self._parts for shard in part.frozen_shards()]
 
     def live_tensors(self) -> dict[str, list[Tensor]]:
         tensors: dict[str, list[Tensor]] = {}

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from plait.comm import Axis
 from plait.comm.crew import Crew
+from plait.mesh import Shard
 from plait.parallel.data.bucket import Bucket, Part
 from plait.parallel.data.gradients import BucketState, MainGrad, Reducer
 from plait.parallel.data.units import Unit
@@ -104,15 +105,6 @@ class Piece:
         return self.part.numel
 
 
-@dataclass(frozen=True)
-class FrozenPiece:
-    """The elements [part.start, part.stop) of a parameter that no optimizer updates, 1-D."""
-
-    name: str
-    part: Part
-    value: Tensor
-
-
 class DataStrategy(ABC):
     """A way of sharing parameters, gradients and optimizer state over the ranks of the data axis.
 
@@ -188,8 +180,8 @@ class DataStrategy(ABC):
         """The places where layers may add their weights' gradients, by the id of the parameter."""
         return self.reducer.main_grads()
 
-    def frozen_pieces(self) -> list[FrozenPiece]:
-        """This rank's elements of frozen parameters that the strategy has sharded."""
+    def frozen_shards(self) -> list[Shard]:
+        """This rank's shards of frozen parameters that the strategy has sharded."""
         return []
 
     @abstractmethod

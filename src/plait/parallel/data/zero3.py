@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from plait.comm import Work
+from plait.mesh import Shard
 from plait.parallel.data.bucket import Bucket
 from plait.parallel.data.gradients import BucketState, PooledGradients, Reducer
 from plait.parallel.data.shards import MasterShards, ShardedGradients
 from plait.parallel.data.strategy import (
     DataGroup,
     DataStrategy,
-    FrozenPiece,
     Replicas,
     bind,
     make_states,
@@ -245,10 +245,10 @@ class Zero3(DataStrategy):
     def replicas(self) -> Replicas:
         return Replicas(self.group.replicate.size, self.group.replicate.rank)
 
-    def frozen_pieces(self) -> list[FrozenPiece]:
+    def frozen_shards(self) -> list[Shard]:
         rank = self.group.shard.rank
         return [
-            FrozenPiece(part.slot.name, part, bucket.shard[part.offset : part.offset + part.numel])
+            part.shard(part.view(bucket.shard))
             for bucket in self._gathered_frozen
             for part in bucket.bucket.shard_parts(rank)
         ]

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from plait.comm import Axis
+from plait.mesh import Shard
 from plait.mesh.boxes import Box
 from plait.parallel.tensor.group import TensorGroup
 
@@ -47,6 +48,10 @@ class Placement:
             .reshape(self.local_shape)
             .contiguous()
         )
+
+    def shard(self, local: Shard) -> Shard:
+        """A shard of this rank's tensor as a shard of the whole parameter."""
+        return replace(local, global_shape=self.shape, box=self.box, view=self.view)
 
 
 Cut = tuple[Axis, ...]

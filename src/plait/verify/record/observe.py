@@ -1,4 +1,4 @@
-"""What an engine's ranks leave behind: each rank records its parts, the parts of all are put
+"""What an engine's ranks leave behind: each rank records its shards, the shards of all are put
 together.
 
 Gradients are taken at the door of the optimizer, by a hook on `optimizer.step` itself, so that
@@ -17,35 +17,9 @@ import torch
 from torch import Tensor
 
 from plait.engine.engine import Engine
-from plait.engine.state.parts import LocalPart, local_gradients, local_replicas
+from plait.engine.state.shards import gradient_shards, module_shards
+from plait.mesh import Shard
 from plait.verify.record.observation import Observation, RankView, Record, Shards, Tensors
-
-
-@dataclass(frozen=True)
-class Part:
-    """Elements of one tensor, 1-D, as one rank holds them; `index` says which of the flat whole
-    tensor.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    index: slice | Tensor
-    value: Tensor
-
-    @staticmethod
-    def of(part: LocalPart, value: Tensor | None = None) -> Part:
-        """A copy."""
-        value = part.value if value is None else value
-        return Part(part.name, part.global_shape, part.index(), value.to("cpu", copy=True))
-
-    @property
-    def range(self) -> tuple[int, int]:
-        """[start, stop) where the elements follow each other; else the whole tensor, of which they
-        are some.
-        """
-        if isinstance(self.index, slice):
-            return self.index.start, self.index.stop
-        return 0, torch.Size(self.shape).numel()
 
 
 @dataclass(frozen=True)
@@ -58,24 +32,24 @@ class RankStep:
     loss: float
     grad_norm: float
     tokens: int
-    grads: Sequence[Part]
-    params: Sequence[Part]
-    replicas: Sequence[Part]
+    grads: Sequence[Shard]
+    params: Sequence[Shard]
+    replicas: Sequence[Shard]
     buffers: Tensors = field(default_factory=dict)
-    published: Sequence[Part] = ()
+    published: Sequence[Shard] = ()
 
 
 @dataclass(frozen=True)
 class RankRecord:
     """A run on one rank."""
 
-    start: Sequence[Part]
+    start: Sequence[Shard]
     steps: Sequence[RankStep]
 
 
 def record_rank(engine: Engine, batches: Iterable[Any], steps: int) -> RankRecord:
     """Train `steps` steps and keep what this rank holds after each. Collective."""
-    seen: list[list[Part]] = []
+    seen: list[list[Shard]] = []
     hook = engine.update.optimizer.register_step_pre_hook(
         lambda *_: seen.append(_gradients(engine))
     )
@@ -101,17 +75,17 @@ def record_rank(engine: Engine, batches: Iterable[Any], steps: int) -> RankRecor
     return RankRecord(start, found)
 
 
-def _gradients(engine: Engine) -> list[Part]:
+def _gradients(engine: Engine) -> list[Shard]:
     """As the optimizer will see them: a fused kernel divides by its scale as it goes."""
     optimizer: Any = engine.update.optimizer
     scale = getattr(optimizer, "grad_scale", None)
     divisor = 1.0 if scale is None else float(scale)
-    return [Part.of(part) for part in local_gradients(engine.strategy, divisor, engine.holding)]
+    return [_copy(shard) for shard in gradient_shards(engine.strategy, divisor, engine.holding)]
 
 
-def parameters_of(engine: Engine) -> list[Part]:
+def parameters_of(engine: Engine) -> list[Shard]:
     """What this rank holds, in copies."""
-    return [Part.of(part) for part in engine.local_parameters()]
+    return [_copy(shard) for shard in engine.local_parameters()]
 
 
 def buffers_of(engine: Engine) -> Tensors:
@@ -124,25 +98,25 @@ def buffers_of(engine: Engine) -> Tensors:
     }
 
 
-def _replicas(engine: Engine) -> list[Part]:
+def _replicas(engine: Engine) -> list[Shard]:
     """The parameters as the module has them; ZeRO-3 keeps none between steps."""
     masters = {piece.name: piece.value.dtype for piece in engine.strategy.pieces}
-    parts = local_replicas(engine.holding)
+    shards = module_shards(engine.holding)
     return [
-        Part.of(part)
-        for part in parts
-        if masters.get(part.name, part.value.dtype) == part.value.dtype
+        _copy(shard)
+        for shard in shards
+        if masters.get(shard.name, shard.values.dtype) == shard.values.dtype
     ]
 
 
-def _published(engine: Engine) -> list[Part]:
+def _published(engine: Engine) -> list[Shard]:
     """The trained parameters as the module has them, where their masters are wider."""
-    masters = {part.name: part.value.dtype for part in engine.local_parameters()}
+    masters = {shard.name: shard.values.dtype for shard in engine.local_parameters()}
     trained = {name for name, param in engine.holding.params.items() if param.requires_grad}
     return [
-        Part.of(part)
-        for part in local_replicas(engine.holding)
-        if part.name in trained and masters.get(part.name, torch.float32) != part.value.dtype
+        _copy(shard)
+        for shard in module_shards(engine.holding)
+        if shard.name in trained and masters.get(shard.name, torch.float32) != shard.values.dtype
     ]
 
 
@@ -172,7 +146,7 @@ def _join_step(ranks: Sequence[RankStep]) -> Observation:
     odd_loss = max(ranks, key=lambda rank: abs(rank.loss - ranks[0].loss))
     odd_norm = max(ranks, key=lambda rank: abs(rank.grad_norm - ranks[0].grad_norm))
     whole: dict[str, Tensor | None] = {name: grads.get(name) for name in params}
-    shards = [{part.name: part.range for part in rank.grads} for rank in ranks]
+    shards = [{shard.name: _range(shard) for shard in rank.grads} for rank in ranks]
     return Observation(
         odd_loss.loss,
         whole,
@@ -183,6 +157,21 @@ def _join_step(ranks: Sequence[RankStep]) -> Observation:
         count=ranks[0].tokens,
         buffers=_mean([rank.buffers for rank in ranks]),
     )
+
+
+def _copy(shard: Shard) -> Shard:
+    return shard.like(shard.name, shard.values.to("cpu", copy=True))
+
+
+def _range(shard: Shard) -> tuple[int, int]:
+    """[start, stop) in the whole tensor where the elements follow each other there.
+
+    Else the whole tensor, of which they are some.
+    """
+    index = shard.index()
+    if isinstance(index, slice):
+        return shard.start, shard.stop
+    return 0, torch.Size(shard.global_shape).numel()
 
 
 def _mean(ranks: Sequence[Tensors]) -> Tensors:
@@ -206,39 +195,39 @@ def _if_split(shards: Shards, grads: Tensors) -> Shards:
     return [] if all(dict(shard) == whole for shard in shards) else shards
 
 
-def _assemble(ranks: Sequence[Sequence[Part]]) -> dict[str, Tensor]:
+def _assemble(ranks: Sequence[Sequence[Shard]]) -> dict[str, Tensor]:
     """Whole tensors, each element from the first rank that has it; NaN where none has."""
     whole: dict[str, Tensor] = {}
     known: dict[str, Tensor] = {}
-    for parts in ranks:
-        for part in parts:
-            if part.name not in whole:
-                size = torch.Size(part.shape).numel()
-                whole[part.name] = torch.full((size,), float("nan"), dtype=part.value.dtype)
-                known[part.name] = torch.zeros(size, dtype=torch.bool)
-            new = ~known[part.name][part.index]
-            whole[part.name][part.index] = torch.where(
-                new, part.value, whole[part.name][part.index]
-            )
-            known[part.name][part.index] = True
-    shapes = {part.name: part.shape for parts in ranks for part in parts}
+    for shards in ranks:
+        for shard in shards:
+            index = shard.index()
+            if shard.name not in whole:
+                size = torch.Size(shard.global_shape).numel()
+                whole[shard.name] = torch.full((size,), float("nan"), dtype=shard.values.dtype)
+                known[shard.name] = torch.zeros(size, dtype=torch.bool)
+            new = ~known[shard.name][index]
+            whole[shard.name][index] = torch.where(new, shard.values, whole[shard.name][index])
+            known[shard.name][index] = True
+    shapes = {shard.name: shard.global_shape for shards in ranks for shard in shards}
     return {name: value.view(shapes[name]) for name, value in whole.items()}
 
 
-def _views(ranks: Sequence[Sequence[Part]], agreed: Tensors) -> dict[int, dict[str, Tensor]]:
+def _views(ranks: Sequence[Sequence[Shard]], agreed: Tensors) -> dict[int, dict[str, Tensor]]:
     """For the names on which ranks do not agree, what every rank that holds something of it sees;
     nothing where all agree.
     """
     odd = {
-        part.name
-        for parts in ranks
-        for part in parts
-        if not torch.equal(part.value, agreed[part.name].reshape(-1)[part.index])
+        shard.name
+        for shards in ranks
+        for shard in shards
+        if not torch.equal(shard.values, agreed[shard.name].reshape(-1)[shard.index()])
     }
     found: dict[int, dict[str, Tensor]] = {}
-    for rank, parts in enumerate(ranks):
-        for part in parts:
-            if part.name in odd:
-                own = found.setdefault(rank, {}).setdefault(part.name, agreed[part.name].clone())
-                own.view(-1)[part.index] = part.value
+    for rank, shards in enumerate(ranks):
+        for shard in shards:
+            if shard.name in odd:
+                view = agreed[shard.name].clone()
+                own = found.setdefault(rank, {}).setdefault(shard.name, view)
+                own.view(-1)[shard.index()] = shard.values
     return found

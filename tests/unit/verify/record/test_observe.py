@@ -3,12 +3,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from plait.verify.record.observe import Part, RankRecord, RankStep, join
+from plait.mesh import Shard
+from plait.mesh.boxes import Box
+from plait.verify.record.observe import RankRecord, RankStep, join
 
 
 def part(values, start=0, shape=(2, 3), name="w"):
     value = torch.tensor(values, dtype=torch.float64)
-    return Part(name, shape, slice(start, start + len(values)), value)
+    return Shard(name, shape, Box.whole(shape), start, start + len(values), value)
 
 
 WHOLE = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]

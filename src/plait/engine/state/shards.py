@@ -1,0 +1,77 @@
+"""The shards of one rank: its elements of every parameter, gradient and buffer of the model.
+
+Saving, loading, the reading of pretrained weights and proofs all take them from here. A data
+strategy knows shards of the tensors that this rank has; `Holding.shard` finds their place in those
+of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from torch import Tensor
+
+from plait.engine.state.holding import Holding
+from plait.mesh import Shard
+from plait.mesh.boxes import Box
+from plait.parallel.data import DataStrategy, Piece
+
+
+def optimizer_shards(strategy: DataStrategy, holding: Holding) -> Iterator[tuple[Piece, Shard]]:
+    """Each shard that this rank's optimizer updates, with its values in master precision."""
+    for piece in strategy.pieces:
+        yield piece, holding.shard(piece.part.shard(piece.value))
+
+
+def frozen_shards(strategies: Iterable[DataStrategy], holding: Holding) -> list[Shard]:
+    """The shards of parameters that no optimizer updates."""
+    known = list(strategies)
+    if any(strategy.frozen_states for strategy in known):
+        return [holding.shard(local) for each in known for local in each.frozen_shards()]
+    return [
+        tensor_shard(name, param, holding)
+        for name, param in holding.params.items()
+        if not param.requires_grad
+    ]
+
+
+def parameter_shards(strategies: Iterable[DataStrategy], holding: Holding) -> list[Shard]:
+    """All shards of parameters, trainable ones in master precision and first."""
+    known = list(strategies)
+    trained = [shard for each in known for _, shard in optimizer_shards(each, holding)]
+    return [*trained, *frozen_shards(known, holding)]
+
+
+def module_shards(holding: Holding) -> list[Shard]:
+    """The parameters as the modules have them, where they have memory."""
+    return [
+        tensor_shard(name, param, holding)
+        for name, param in holding.params.items()
+        if param.untyped_storage().nbytes() > 0
+    ]
+
+
+def buffer_shards(holding: Holding) -> list[Shard]:
+    """The buffers of this rank's modules that are part of the model's state."""
+    return [tensor_shard(name, buffer) for name, buffer in holding.buffers().items()]
+
+
+def gradient_shards(strategy: DataStrategy, divisor: float, holding: Holding) -> list[Shard]:
+    """The gradients that this rank's optimizer will see, divided by `divisor`.
+
+    Parameters without a gradient are left out.
+    """
+    shards = []
+    for piece, shard in optimizer_shards(strategy, holding):
+        grad = piece.value.grad
+        if grad is not None:
+            shards.append(shard.like(shard.name, grad.detach() / divisor))
+    return shards
+
+
+def tensor_shard(name: str, tensor: Tensor, holding: Holding | None = None) -> Shard:
+    """All elements of a tensor that this rank has; a box of the model's where it is split."""
+    shape = tuple(tensor.shape)
+    values = tensor.detach().reshape(-1)
+    local = Shard(name, shape, Box.whole(shape), 0, tensor.numel(), values)
+    return local if holding is None else holding.shard(local)
