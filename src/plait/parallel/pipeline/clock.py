@@ -1,12 +1,16 @@
 """When every action of a schedule starts and ends, each as early as its order and its inputs allow.
 
-The one walk that lowering (order of transfers), verifying (deadlock) and simulating (times) share.
+One rule says what must have run before a pass (`needs`), and one loop runs the lists of all ranks
+against each other (`run_lists`). Lowering (order of transfers), verifying (deadlock), simulating
+(times), the schedules that are squeezed and the cost model share them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import TypeVar
 
 from plait.parallel.pipeline.actions import COMPUTE, TRANSFER, Action, Kind, Schedule
 
@@ -46,21 +50,51 @@ def no_latency(action: Action) -> float:
     return 0.0
 
 
+@cache
+def needs(kind: Kind, stage: int, num_stages: int) -> tuple[tuple[Kind, int], ...]:
+    """Passes (kind, stage) of one micro-batch that must have run before a pass of it; a whole
+    backward counts as its input gradient.
+    """
+    if kind is Kind.FORWARD:
+        return ((Kind.FORWARD, stage - 1),) if stage > 0 else ()
+    if kind is Kind.WEIGHT_GRAD:
+        return ((Kind.INPUT_GRAD, stage),)
+    if kind not in (Kind.BACKWARD, Kind.INPUT_GRAD):
+        return ()
+    own = (Kind.FORWARD, stage)
+    return (own, (Kind.INPUT_GRAD, stage + 1)) if stage + 1 < num_stages else (own,)
+
+
 def producers(action: Action, num_stages: int) -> Iterator[Action]:
     """The computing that must precede an action; of `I` and `B` for the same pass only one
     exists.
     """
-    kind = action.kind
-    stage = action.stage
-    micro_batch = action.micro_batch
-    if kind is Kind.FORWARD and stage > 0:
-        yield Action(Kind.FORWARD, stage - 1, micro_batch)
-    elif kind in (Kind.BACKWARD, Kind.INPUT_GRAD):
-        yield Action(Kind.FORWARD, stage, micro_batch)
-        if stage + 1 < num_stages:
-            yield Action(Kind.INPUT_GRAD, stage + 1, micro_batch)
-    elif kind is Kind.WEIGHT_GRAD:
-        yield Action(Kind.INPUT_GRAD, stage, micro_batch)
+    for kind, stage in needs(action.kind, action.stage, num_stages):
+        yield Action(kind, stage, action.micro_batch)
+
+
+Item = TypeVar("Item")
+
+
+def run_lists(
+    lists: Sequence[Sequence[Item]], advance: Callable[[int, int, Item], bool]
+) -> tuple[int, ...]:
+    """Run the lists of all ranks against each other, and say where each stopped: its length, unless
+    there is a deadlock.
+
+    `advance(rank, index, item)` runs the next item of a rank; False when it must wait.
+    """
+    position = [0] * len(lists)
+    moved = True
+    while moved:
+        moved = False
+        for rank, items in enumerate(lists):
+            while position[rank] < len(items) and advance(
+                rank, position[rank], items[position[rank]]
+            ):
+                position[rank] += 1
+                moved = True
+    return tuple(position)
 
 
 def key(action: Action) -> Action:
@@ -90,7 +124,6 @@ def walk(
     done: dict[Action, float] = {}
     left: dict[Action, float] = {}  # when a result left its rank
     clocks = [0.0] * schedule.num_ranks
-    position = [0] * schedule.num_ranks
     events: list[Event] = []
 
     def arrival(need: Action, rank: int) -> float | None:
@@ -99,27 +132,20 @@ def walk(
         at = (left if lowered else done).get(need)
         return None if at is None else at + latency(need)
 
-    def advance(rank: int) -> bool:
-        """Execute the next action of a rank; False when it must wait."""
-        action = schedule.ranks[rank][position[rank]]
+    def advance(rank: int, index: int, action: Action) -> bool:
+        """Execute an action; False when it must wait."""
         arrivals = [arrival(need, rank) for need in producers(action, schedule.num_stages)]
         if any(at is None for at in arrivals):
             return False
         start = max([clocks[rank], *(at for at in arrivals if at is not None)])
         clocks[rank] = start + seconds(action)
-        events.append(Event(action, rank, position[rank], start, clocks[rank]))
+        events.append(Event(action, rank, index, start, clocks[rank]))
         if action.kind in COMPUTE:
             done[key(action)] = clocks[rank]
         elif action.kind in SENDS:
             left[Action(SENDS[action.kind], action.stage, action.micro_batch)] = clocks[rank]
-        position[rank] += 1
         return True
 
-    moved = True
-    while moved:
-        moved = False
-        for rank, actions in enumerate(schedule.ranks):
-            while position[rank] < len(actions) and advance(rank):
-                moved = True
+    stopped = run_lists(schedule.ranks, advance)
     events.sort(key=lambda event: (event.start, event.end, event.rank, event.index))
-    return Walk(tuple(events), tuple(position))
+    return Walk(tuple(events), stopped)

@@ -14,7 +14,7 @@ from itertools import chain
 
 from plait.errors import ScheduleError
 from plait.parallel.pipeline.actions import COMPUTE, TRANSFER, Action, Kind, Schedule
-from plait.parallel.pipeline.clock import producers, walk
+from plait.parallel.pipeline.clock import producers, run_lists, walk
 from plait.parallel.pipeline.render import grid
 from plait.parallel.pipeline.weights import stage_weights
 
@@ -222,19 +222,14 @@ def blocked_transfers(schedule: Schedule) -> Iterator[Problem]:
         [(i, action) for i, action in enumerate(actions) if action.kind in TRANSFER]
         for actions in schedule.ranks
     ]
-    heads = [0] * len(lists)
-    moved = True
-    while moved:
-        moved = False
-        for rank, transfers in enumerate(lists):
-            while heads[rank] < len(transfers):
-                other = partner[transfers[heads[rank]][1]]
-                peer = schedule.placement[other.stage]
-                if heads[peer] >= len(lists[peer]) or lists[peer][heads[peer]][1] != other:
-                    break
-                heads[rank] += 1
-                heads[peer] += 1
-                moved = True
+    begun: set[Action] = set()
+
+    def advance(rank: int, index: int, item: tuple[int, Action]) -> bool:
+        """Begin a transfer; it completes once its rank's peer has begun the other side."""
+        begun.add(item[1])
+        return partner[item[1]] in begun
+
+    heads = run_lists(lists, advance)
     for rank, transfers in enumerate(lists):
         if heads[rank] < len(transfers):
             index, action = transfers[heads[rank]]

@@ -24,6 +24,7 @@ from plait.parallel.pipeline.actions import (
     vee,
     weight_grad,
 )
+from plait.parallel.pipeline.clock import needs
 
 
 @dataclass(frozen=True)
@@ -108,13 +109,14 @@ class _Progress:
 
     def is_ready(self, kind: Kind, stage: int) -> bool:
         """Whether what the stage's next pass of this kind needs is there (see
-        `plait.parallel.pipeline.clock.producers`).
+        `plait.parallel.pipeline.clock.needs`).
         """
-        if kind is Kind.FORWARD:
-            return stage == 0 or self.forwarded[stage - 1] > self.forwarded[stage]
-        count = self.returned[stage]
-        return self.forwarded[stage] > count and (
-            stage + 1 == len(self.returned) or self.returned[stage + 1] > count
+        forwarded = self.forwarded
+        returned = self.returned
+        count = forwarded[stage] if kind is Kind.FORWARD else returned[stage]
+        return all(
+            (forwarded if need is Kind.FORWARD else returned)[at] > count
+            for need, at in needs(kind, stage, len(returned))
         )
 
 

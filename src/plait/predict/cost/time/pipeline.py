@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from plait.parallel.pipeline.actions import Kind, Schedule
+from plait.parallel.pipeline.actions import Action, Kind, Schedule
+from plait.parallel.pipeline.clock import needs, run_lists
 
 FORWARD, BACKWARD, INPUT_GRAD, WEIGHT_GRAD = range(4)
 _CODES = {
@@ -204,45 +205,33 @@ def translate(schedule: Schedule) -> Replay:
     """
     lists = [[action for action in actions if action.kind in _CODES] for actions in schedule.ranks]
     placement = schedule.placement
-    last = schedule.num_stages - 1
-    done: dict[tuple[int, int, int], int] = {}
+    done: dict[tuple[Kind, int, int | None], int] = {}
     events: list[tuple[int, int, int, tuple[tuple[int, bool], ...]]] = []
-    position = [0] * len(lists)
-    moved = True
-    while moved:
-        moved = False
-        for rank, actions in enumerate(lists):
-            while position[rank] < len(actions):
-                action = actions[position[rank]]
-                code = _CODES[action.kind]
-                stage = action.stage
-                micro = action.micro_batch or 0
-                needs = _needs(code, stage, micro, last)
-                if any(need not in done for need in needs):
-                    break
-                producers = tuple(
-                    (done[need], placement[need[1]] != rank) for need in needs if need[1] != stage
-                )
-                # A whole backward also gives the input gradient that the stage before waits for.
-                done[INPUT_GRAD if code == BACKWARD else code, stage, micro] = len(events)
-                events.append((rank, code, stage, producers))
-                position[rank] += 1
-                moved = True
+
+    def advance(rank: int, index: int, action: Action) -> bool:
+        """Append the event of an action; False when one that it needs has not run."""
+        stage = action.stage
+        micro_batch = action.micro_batch
+        producers = []
+        for kind, at in needs(action.kind, stage, schedule.num_stages):
+            event = done.get((kind, at, micro_batch))
+            if event is None:
+                return False
+            if at != stage:
+                producers.append((event, placement[at] != rank))
+        # A whole backward also gives the input gradient that the stage before waits for.
+        gives = Kind.INPUT_GRAD if action.kind is Kind.BACKWARD else action.kind
+        done[gives, stage, micro_batch] = len(events)
+        events.append((rank, _CODES[action.kind], stage, tuple(producers)))
+        return True
+
+    run_lists(lists, advance)
     return Replay(
         len(lists), schedule.num_stages, placement, tuple(events), _peaks(schedule, lists)
     )
 
 
-def _needs(code: int, stage: int, micro: int, last: int) -> list[tuple[int, int, int]]:
-    if code == FORWARD:
-        return [(FORWARD, stage - 1, micro)] if stage else []
-    if code == WEIGHT_GRAD:
-        return [(INPUT_GRAD, stage, micro)]
-    needs = [(FORWARD, stage, micro)]
-    return [*needs, (INPUT_GRAD, stage + 1, micro)] if stage < last else needs
-
-
-def _peaks(schedule: Schedule, lists: Sequence[Sequence[object]]) -> tuple[int, ...]:
+def _peaks(schedule: Schedule, lists: Sequence[Sequence[Action]]) -> tuple[int, ...]:
     """Live micro-batches of each stage where its rank's sum is largest; a split backward frees with
     its weight gradient.
     """
@@ -252,8 +241,8 @@ def _peaks(schedule: Schedule, lists: Sequence[Sequence[object]]) -> tuple[int, 
         most = 0
         at_most = dict[int, int]()
         for action in actions:
-            kind = action.kind  # type: ignore[attr-defined]
-            stage = action.stage  # type: ignore[attr-defined]
+            kind = action.kind
+            stage = action.stage
             if kind is Kind.FORWARD:
                 live[stage] = live.get(stage, 0) + 1
                 if sum(live.values()) > most:
