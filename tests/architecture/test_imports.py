@@ -91,6 +91,7 @@ NEEDS_NO_TORCH = [
             "probe",
             "report",
             "federated",
+            "config",
         )
     ),
 ]

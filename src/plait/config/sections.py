@@ -24,91 +24,106 @@ Files = Annotated[tuple[PathText, ...], BeforeValidator(_as_tuple)]
 
 
 class Data(Section):
-    """Where samples come from: a name, or a user's function.
-
-    `seq_len` (tokens) is for language models, `num_samples` and `image_size` for random data;
-    `seed` None is that of `[train]`. `packed`: text whose files do not see each other.
-    `tokenizer = "bytes"` says that a vocabulary of another size is to be trained on bytes.
-    """
+    """The source of samples: a name, or a user's function."""
 
     name: Literal["stdlib", "text", "digits", "random"] | None = None
+    """The built-in source of samples."""
     python: Reference | None = None
+    """A user's function `module:function` that returns the data set."""
     seq_len: Count | None = None
+    """Tokens of a sequence, for language models."""
     files: Files | None = None
+    """Paths of the files of data `text`."""
     seed: Annotated[int, Field(ge=0)] | None = None
+    """The seed of random data; by default that of `[train]`."""
     num_samples: Count | None = None
+    """The number of samples of random data."""
     image_size: Count | None = None
+    """The side of a random image, in pixels."""
     packed: bool = False
+    """Whether sequences of one file see no other file."""
     tokenizer: Literal["bytes"] | None = None
+    """`bytes` trains on bytes, whatever vocabulary the model has."""
 
 
 class Train(Section):
-    """How to train. `global_batch`: samples a step, over all ranks and micro-batches;
-    `checkpoint_every` 0: at the end.
-
-    `clip_grad_norm` None does not clip; `loss` is a user's `module:function` of (output, targets).
-    `num_servers` and `aggregate` are for parameter servers: how many ranks serve (None: all) and
-    whether the workers' gradients are summed to the global mean loss or averaged worker by worker.
-    `outer_lr` and `outer_momentum` are of the outer step of `local` (DiLoCo: 0.7 and 0.9),
-    `compress` how its differences travel; `staleness_rate` whether `async-server` trusts old
-    gradients less: 1, or 1 / (1 + updates missed). `restarts`: how often, in all, a rank that is
-    lost is started again while the others go on (`local`, `async-server`). `float16` computes in
-    float16 where the plan says float32, with a dynamic scale of the loss and float32 masters.
-    `place_experts_every`: steps after which experts are placed anew over the ranks of `ep`, by the
-    load seen since (0: they stay); `spare_expert_slots`: of each rank, for copies of the busiest.
-    Neither changes what is computed. `grouped_product`: of experts, by rule, by measurement after
-    the first step (recorded in the metrics), or by name. `linear_product`: of float32 layers and
-    experts on CPUs, by the quicker of torch's two libraries as measured on this machine; `rule`:
-    oneDNN for all but small ones; `torch`: as torch itself would.
-    """
+    """The training: batch, optimizer and all that a plan does not say."""
 
     steps: Count = 100
+    """Updates in all."""
     global_batch: Count = 16
+    """Samples of a step, over all ranks and micro-batches."""
     optimizer: Literal["adamw", "sgd"] = "adamw"
+    """The optimizer."""
     lr: Positive = 1e-3
+    """The learning rate after the warm-up."""
     betas: Betas = (0.9, 0.999)
+    """AdamW: decay of the two running means."""
     eps: Positive = 1e-8
+    """AdamW: the number that is added to the denominator."""
     weight_decay: NonNegative = 0.0
+    """The factor of decoupled weight decay (AdamW), or of the L2 term (SGD)."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """SGD: the momentum."""
     nesterov: bool = False
+    """SGD: whether the momentum is Nesterov's."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps in which the learning rate rises linearly."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """The course of the learning rate after the warm-up."""
     min_lr: NonNegative = 0.0
+    """The learning rate at the end of the schedule."""
     clip_grad_norm: Positive | None = None
+    """The largest global norm of the gradient; without it nothing is clipped."""
     seed: Annotated[int, Field(ge=0)] = 0
+    """The seed of weights, data order and dropout."""
     checkpoint_every: Annotated[int, Field(ge=0)] = 0
+    """Steps between two checkpoints; 0 saves at the end alone."""
     loss: Reference | None = None
+    """A user's loss `module:function` of (output, targets)."""
     num_servers: Count | None = None
+    """Parameter servers: the ranks that serve; by default all of them."""
     aggregate: Literal["sum", "mean"] = "sum"
+    """Parameter servers: sum to the global mean loss, or average the workers."""
     outer_lr: Positive = 1.0
+    """`local`: learning rate of the outer step (DiLoCo: 0.7)."""
     outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """`local`: Nesterov momentum of the outer step (DiLoCo: 0.9)."""
     compress: Literal["none", "int8"] = "none"
+    """`local`: the form in which differences travel."""
     staleness_rate: Literal["constant", "inverse"] = "constant"
+    """`async-server`: factor on old gradients: 1, or 1 / (1 + updates missed)."""
     restarts: Annotated[int, Field(ge=0)] = 0
+    """Restarts of lost ranks in all, while others go on (`local`, `async-server`)."""
     float16: bool = False
+    """Whether float32 plans compute in float16, with a dynamic loss scale."""
     place_experts_every: Annotated[int, Field(ge=0)] = 0
+    """Steps between two placements of experts by their load; 0 never moves them."""
     spare_expert_slots: Annotated[int, Field(ge=0)] = 0
+    """Slots of each rank for copies of the busiest experts."""
     grouped_product: Literal["rule", "measure", "kernel", "loop", "padded"] = "rule"
+    """Products of experts: by rule, by measurement after the first step, or by name."""
     linear_product: Literal["measured", "rule", "torch"] = "measured"
+    """float32 products on CPUs: the library measured as faster, by rule, or torch's."""
 
 
 class PlanSection(Section):
-    """The plan's text, or `auto` for the planner's choice.
-
-    Where a pipeline cuts the model: `counts` of blocks (or of all layers), one a stage, or
-    `splits`, the layer that begins each later stage; without either, balanced: by estimated work,
-    or `measure`d on a sample, within `stage_memory_gb`. `schedule`: a text file with the pipeline's schedule, in place of the
-    plan's. `weight_grad_group`: under schedules that split backwards, the micro-batches whose
-    weight gradients are made at once.
-    """
+    """The plan and the cut of a pipeline, which is balanced by work where no key says it."""
 
     text: str = "dp1"
+    """The plan, or `auto` for the choice of the planner."""
     counts: Annotated[tuple[Count, ...], BeforeValidator(_as_tuple)] | None = None
+    """Layers of each pipeline stage."""
     splits: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] | None = None
+    """The layer that begins each later pipeline stage."""
     schedule: str | None = None
+    """A text file with the pipeline schedule, instead of the plan's own."""
     weight_grad_group: Count = 1
+    """Micro-batches whose weight gradients are computed together (split backwards)."""
     measure: bool = False
+    """Whether stages are balanced by measured instead of estimated work."""
     stage_memory_gb: Positive | None = None
+    """Memory within which stages are balanced, in 10^9 bytes."""
 
 
 class ClusterSection(Section):
@@ -119,41 +134,37 @@ class ClusterSection(Section):
     """
 
     name: str = "local"
+    """`PRESETxCOUNT`, the path of a cluster file, or `local`."""
     interface: str | None = None
+    """The network interface that ranks of several machines listen on."""
 
 
 class Recovery(Section):
-    """What is done about ranks that fail.
-
-    `hang_seconds`: how long a rank may be silent while others wait for it, before it counts as
-    failed and the run ends.
-    """
+    """The treatment of ranks that fail."""
 
     hang_seconds: Positive = 300.0
+    """Seconds that a rank may be silent while others wait for it."""
 
 
 class Federated(Section):
-    """A federation: who has which samples, how rounds are run, and what the server makes of the
-    clients' changes.
-
-    Clients train by `[train]`: `global_batch` is a client's batch, `local_epochs` its passes over
-    its samples in a round; `[plan]` is the plan of one client. `alpha` is of the Dirichlet and
-    quantity partitions, `shards_per_client` of shards. `workers`: processes that simulate clients
-    (1: this one). `clip` and `noise`: differential privacy, see `plait.outer.federated.privacy`;
-    `secure`: secure aggregation. Clients judge the weights every `evaluate_every` rounds. Deployed,
-    a round waits `patience_seconds` for the others once `min_replies` clients have answered; and
-    with `partition = "own"` all that a client's [data] names is its own, where the others deal one
-    data set out.
-    """
+    """A federation: the clients, the rounds and the server's rule; `[train]` is a client's."""
 
     clients: Count = 10
+    """Clients in all."""
     rounds: Count = 10
+    """Rounds in all."""
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """The part of the clients that are asked in a round."""
     min_replies: Count = 1
+    """Answers after which a deployed round waits for `patience_seconds` at most."""
     local_epochs: Count = 1
+    """Passes of a client over its samples in a round."""
     partition: Literal["iid", "dirichlet", "shards", "quantity", "own"] = "iid"
+    """The deal of one data set to clients; `own`: each client has its own data."""
     alpha: Positive = 0.5
+    """Evenness of the `dirichlet` and `quantity` partitions."""
     shards_per_client: Count = 2
+    """Shards of each client in partition `shards`."""
     strategy: Literal[
         "fedavg",
         "fedprox",
@@ -165,20 +176,35 @@ class Federated(Section):
         "median",
         "krum",
     ] = "fedavg"
+    """The rule by which the server uses the clients' changes."""
     server_lr: Positive = 1.0
+    """Learning rate of the server."""
     server_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """`fedavgm`: momentum of the server."""
     server_betas: Betas = (0.9, 0.99)
+    """`fedadam`, `fedyogi`: decay of the two running means."""
     tau: Positive = 1e-3
+    """`fedadam`, `fedyogi`: the number that is added to the denominator."""
     mu: NonNegative = 0.1
+    """`fedprox`: weight of the distance from the global weights."""
     trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
+    """`trimmed`: the part that is cut off at either end."""
     num_bad: Annotated[int, Field(ge=0)] = 1
+    """`krum`: the clients that may be bad."""
     secure: bool = False
+    """Whether the server sees sums alone (secure aggregation)."""
     clip: Positive | None = None
+    """Differential privacy: the largest norm of a client's change."""
     noise: NonNegative = 0.0
+    """Differential privacy: the noise, in multiples of `clip`."""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    """Differential privacy: the delta for which epsilon is reported."""
     workers: Count = 1
+    """Processes that simulate clients."""
     evaluate_every: Count = 1
+    """Rounds between two evaluations by the clients."""
     patience_seconds: Positive = 120.0
+    """Seconds that a deployed round waits for further clients."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,58 @@
+"""`plait config`: the reference of every key of a config, as a table or as a JSON schema."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from plait.cli.answer import Answer
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from plait.config.schema import Key
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `plait config`."""
+    wanted = parser.add_mutually_exclusive_group(required=True)
+    wanted.add_argument(
+        "--list", action="store_true", help="every key: section, key, type, default, meaning"
+    )
+    wanted.add_argument(
+        "--schema", action="store_true", help="a JSON schema, for editors that check TOML"
+    )
+
+
+def run(arguments: argparse.Namespace) -> Answer:
+    """The keys, or the schema. Both are read from the sections alone; nothing is trained."""
+    from plait.config import schema
+
+    if arguments.schema:
+        from rich.text import Text
+
+        described = schema.json_schema()
+        return Answer(described, Text(json.dumps(described, indent=2)))
+    keys = schema.keys()
+    return Answer({"keys": [key.as_dict() for key in keys]}, view(keys))
+
+
+def view(keys: list[Key]) -> RenderableType:
+    """A table for people: a row a key, with the meaning below a wide type."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("section", "key", "type", "default", "meaning", box=None, pad_edge=False)
+    for key in keys:
+        section = f"{key.section} ({key.model})" if key.model else key.section
+        words = (section, key.key, key.type, _default_text(key), key.meaning)
+        table.add_row(*(Text(word) for word in words))
+    return table
+
+
+def _default_text(key: Key) -> str:
+    if key.required:
+        return "required"
+    default: Any = key.default
+    return "-" if default is None else json.dumps(default)

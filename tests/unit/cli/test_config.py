@@ -1,0 +1,63 @@
+"""`plait config`: the reference of every key, from the sections themselves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.cli import main
+from plait.config.read import SECTIONS
+from plait.config.schema import MODEL_SCHEMAS, SCHEMAS, json_schema, keys
+from plait.toml import read_toml
+
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.toml"))
+
+
+def test_every_key_is_listed_once_with_a_type_and_a_meaning() -> None:
+    listed = keys()
+    names = [(key.section, key.model, key.key) for key in listed]
+    assert len(set(names)) == len(names)
+    wanted = {("model", name, key) for name, s in MODEL_SCHEMAS.items() for key in s.model_fields}
+    wanted |= {(section, "", key) for section, s in SCHEMAS.items() for key in s.model_fields}
+    assert set(names) == wanted
+    assert {key.section for key in listed} == set(SECTIONS)
+    assert [key for key in listed if not key.type or not key.meaning.endswith(".")] == []
+
+
+def test_the_list_says_type_default_and_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "--list", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["keys"]
+    by_name = {(row["section"], row["key"]): row for row in rows}
+    lr = by_name["train", "lr"]
+    assert (lr["type"], lr["default"], lr["required"]) == ("number > 0", 1e-3, False)
+    assert by_name["train", "optimizer"]["type"] == "adamw | sgd"
+    assert by_name["data", "files"]["type"] == "list of string"
+    assert not by_name["model", "intermediate_size"]["required"]
+    assert main(["config", "--list"]) == 0
+    out = capsys.readouterr().out
+    assert "clip_grad_norm" in out and "federated" in out
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_the_schema_knows_every_key_of_the_examples(path: Path) -> None:
+    schema = json_schema()
+    for section, table in read_toml(path, ValueError).items():  # type: ignore[arg-type]
+        named: Any = schema["properties"][section]
+        known: set[str] = set()
+        for choice in named.get("anyOf", [named]):
+            known |= set(schema["$defs"][choice["$ref"].split("/")[-1]]["properties"])
+        assert table.keys() <= known
+
+
+def test_the_schema_is_printed_and_one_of_both_is_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["config", "--schema"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["required"] == ["model"]
+    assert printed["$defs"]["Train"]["properties"]["lr"]["description"]
+    assert "intermediate_size" not in printed["$defs"]["GPT"]["required"]
+    assert main(["config"]) == 2
