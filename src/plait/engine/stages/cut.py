@@ -27,7 +27,7 @@ from plait.origin import batch_norm_explained
 from plait.parallel.pipeline.actions import Schedule
 from plait.parallel.pipeline.dataflow import Flow, discover
 from plait.parallel.pipeline.partition import (
-    Layer,
+    LayerProfile,
     Limits,
     Partition,
     balanced,
@@ -35,8 +35,8 @@ from plait.parallel.pipeline.partition import (
     by_names,
     check_depth,
 )
+from plait.parallel.pipeline.profile import STATE_COPIES, profile_layers
 from plait.parallel.pipeline.simulate import peak_activations
-from plait.parallel.pipeline.weigh import STATE_COPIES, weigh
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Cut:
         return tuple(stage for stage, names in enumerate(self.params) if name in names)
 
 
-Agree = Callable[[list[Layer]], list[Layer]]
+Agree = Callable[[list[LayerProfile]], list[LayerProfile]]
 
 
 def cut(
@@ -136,7 +136,7 @@ def cut_stages(
     of the first.
     """
 
-    def agree(layers: list[Layer]) -> list[Layer]:
+    def agree(layers: list[LayerProfile]) -> list[LayerProfile]:
         for axis in (within_stage(world), world.axis("pp")):
             layers = axis.gather_objects(layers)[0]
         return layers
@@ -189,7 +189,7 @@ def _cut_by_flow(
     return Cut(partition, stages, params_of(model, stages, glue), flow)
 
 
-def _estimated(model: nn.Module, names: Sequence[str]) -> list[Layer]:
+def _estimated(model: nn.Module, names: Sequence[str]) -> list[LayerProfile]:
     """By the sizes of weights alone; those of one that is called twice are counted where it is
     called first.
     """
@@ -198,19 +198,19 @@ def _estimated(model: nn.Module, names: Sequence[str]) -> list[Layer]:
         for name in names
     ]
     return [
-        Layer(
+        LayerProfile(
             name, cost(model.get_submodule(name)), STATE_COPIES * size * (name not in names[:index])
         )
         for index, (name, size) in enumerate(zip(names, sizes, strict=True))
     ]
 
 
-def _weighed(model: nn.Module, names: Sequence[str], cutting: Cutting) -> list[Layer]:
+def _weighed(model: nn.Module, names: Sequence[str], cutting: Cutting) -> list[LayerProfile]:
     """By what their calls take on the example."""
     example = cutting.example if cutting.example is not None else _example_of(model)
     units = tuple(dict.fromkeys(names))
     with unmoved(model), batch_norm_explained(model):
-        layers = weigh(model, units, lambda: call(model, accepted(model, example)))
+        layers = profile_layers(model, units, lambda: call(model, accepted(model, example)))
     if [layer.name for layer in layers] != list(names):
         raise ModelError(
             "the layers to be measured are not called in their order by the model's forward; leave measure out"
@@ -236,7 +236,7 @@ def _takes_tokens(model: nn.Module) -> bool:
 
 
 def partition_layers(
-    layers: Sequence[Layer],
+    layers: Sequence[LayerProfile],
     num_stages: int,
     cutting: Cutting,
     live: Sequence[float] = (),

@@ -17,9 +17,9 @@ from plait.parallel import data
 from plait.parallel.data import DataStrategy, Unit
 from plait.parallel.pipeline.actions import Schedule
 from plait.parallel.pipeline.chain import ChainStage, WholeModel
-from plait.parallel.pipeline.deferred import Deferral
-from plait.parallel.pipeline.guided import Guide, GuidedStage, Swap
+from plait.parallel.pipeline.replayed import ParameterSwap, Replay, ReplayedStage
 from plait.parallel.pipeline.stage import Stage, StageModule
+from plait.parallel.pipeline.weight_grad_store import WeightGradStore
 from plait.products import Products
 
 Call = Callable[[nn.Module, Any], Any]
@@ -35,7 +35,7 @@ class Stages:
     stages: dict[int, Stage] = field(default_factory=dict)
     units: dict[int, list[Unit]] = field(default_factory=dict)
     secondary: dict[int, frozenset[str]] = field(default_factory=dict)
-    swaps: dict[int, list[Swap]] = field(default_factory=dict)
+    swaps: dict[int, list[ParameterSwap]] = field(default_factory=dict)
 
     def strategy(
         self, stage: int, make: Callable[[Sequence[Unit], frozenset[str]], DataStrategy]
@@ -81,7 +81,7 @@ def make_stages(
     units = data.split_units(model, blocks)
     params = _params_by_stage(model, plan, own)
     swaps = _swaps(model, params)
-    guide = Guide(plan.flow, plan.stage_of) if plan.flow is not None else None
+    replay = Replay(plan.flow, plan.stage_of) if plan.flow is not None else None
     held: dict[str, nn.Parameter] = {}
     copies: dict[str, list[nn.Parameter]] = {}
     made = Stages(Holding(model, held, shapes, frozenset()))
@@ -89,13 +89,13 @@ def make_stages(
         modules = {
             module for name in plan.links[stage] for module in model.get_submodule(name).modules()
         }
-        deferral = Deferral(products.by) if products.own else None
-        if deferral is not None:
-            deferral.install(modules, quicker_only=not products.add)
+        store = WeightGradStore(products.by) if products.own else None
+        if store is not None:
+            store.install(modules, quicker_only=not products.add)
         local = params[stage]
         made.swaps[stage] = [swap for swap in swaps[stage] if swap[0] in modules]
         made.stages[stage] = Stage(
-            _module(model, plan, stage, swaps=swaps[stage], guide=guide, call=call), stage, deferral
+            _module(model, plan, stage, swaps=swaps[stage], replay=replay, call=call), stage, store
         )
         made.secondary[stage] = frozenset(name for name in local if plan.holders(name)[0] < stage)
         tied = frozenset(name for name in local if len(plan.holders(name)) > 1)
@@ -104,8 +104,8 @@ def make_stages(
             if not local[name].requires_grad:
                 copies.setdefault(name, []).append(local[name])
         held.update({name: param for name, param in local.items() if name not in held})
-    if guide is not None:
-        guide.install(model)
+    if replay is not None:
+        replay.install(model)
     secondary = frozenset(name for name in held if plan.holders(name)[0] not in own)
     made.holding = Holding(
         model, held, shapes, _buffers(model, plan, own, buffers), secondary, copies=copies
@@ -135,7 +135,7 @@ def _params_by_stage(
 
 def _swaps(
     model: nn.Module, params: Mapping[int, Mapping[str, nn.Parameter]]
-) -> dict[int, list[Swap]]:
+) -> dict[int, list[ParameterSwap]]:
     """Where the parameters of each stage go whose other copies are on this rank too."""
     several = {
         name
@@ -157,13 +157,19 @@ def _swaps(
 
 
 def _module(
-    model: nn.Module, plan: Cut, stage: int, *, swaps: list[Swap], guide: Guide | None, call: Call
+    model: nn.Module,
+    plan: Cut,
+    stage: int,
+    *,
+    swaps: list[ParameterSwap],
+    replay: Replay | None,
+    call: Call,
 ) -> StageModule:
     links = [(name, model.get_submodule(name)) for name in plan.links[stage]]
     if plan.num_stages == 1:
         return WholeModel(model, call)
-    if guide is not None:
-        return GuidedStage(lambda inputs: call(model, inputs), guide, stage, swaps)
+    if replay is not None:
+        return ReplayedStage(lambda inputs: call(model, inputs), replay, stage, swaps)
     modules = {module for _, link in links for module in link.modules()}
     for module, key, param in swaps:  # a link is of one stage, so its copy can stay in place
         if module in modules:

@@ -17,7 +17,7 @@ from plait.errors import ModelError
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerProfile:
     """What the partitioner knows of one layer; embeddings and heads are layers too.
 
     `seconds`: forward and backward of one micro-batch (or any unit of cost); `state_bytes`:
@@ -50,7 +50,7 @@ class Limits:
 class Partition:
     """Stage s holds layers `bounds[s]` to `bounds[s + 1]` (exclusive)."""
 
-    layers: tuple[Layer, ...]
+    layers: tuple[LayerProfile, ...]
     bounds: tuple[int, ...]
 
     @property
@@ -88,7 +88,9 @@ class Partition:
         return "\n".join(lines)
 
 
-def balanced(layers: Sequence[Layer], num_stages: int, limits: Limits | None = None) -> Partition:
+def balanced(
+    layers: Sequence[LayerProfile], num_stages: int, limits: Limits | None = None
+) -> Partition:
     """The cut whose slowest stage (or link) is fastest, within the limits; the most even one of
     these.
 
@@ -127,7 +129,7 @@ def balanced(layers: Sequence[Layer], num_stages: int, limits: Limits | None = N
 
 
 def by_counts(
-    layers: Sequence[Layer], counts: Sequence[int], blocks: Collection[str] = ()
+    layers: Sequence[LayerProfile], counts: Sequence[int], blocks: Collection[str] = ()
 ) -> Partition:
     """Stages of so many layers each, as (2, 3, 2), or of so many `blocks`, by name.
 
@@ -147,7 +149,7 @@ def by_counts(
     return Partition(tuple(layers), (0, *stops))
 
 
-def _sums(layers: Sequence[Layer], num_blocks: int) -> str:
+def _sums(layers: Sequence[LayerProfile], num_blocks: int) -> str:
     """The sums that counts may have, in words."""
     if num_blocks in (0, len(layers)):
         return f"the model has {len(layers)} layers"
@@ -157,7 +159,7 @@ def _sums(layers: Sequence[Layer], num_blocks: int) -> str:
     )
 
 
-def by_names(layers: Sequence[Layer], firsts: Sequence[str]) -> Partition:
+def by_names(layers: Sequence[LayerProfile], firsts: Sequence[str]) -> Partition:
     """A new stage starts at each of the named layers; the first stage starts at the first layer."""
     positions = {layer.name: index for index, layer in enumerate(layers)}
     unknown = [name for name in firsts if name not in positions]
@@ -187,11 +189,11 @@ def check_depth(num_layers: int, num_stages: int, per_rank: int = 1) -> None:
     )
 
 
-def _check(layers: Sequence[Layer], num_stages: int) -> None:
+def _check(layers: Sequence[LayerProfile], num_stages: int) -> None:
     check_depth(len(layers), num_stages)
 
 
-def _pace(layers: Sequence[Layer], limits: Limits) -> Callable[[int, int], float]:
+def _pace(layers: Sequence[LayerProfile], limits: Limits) -> Callable[[int, int], float]:
     """Seconds of layers start to stop, or of the link behind them where that is slower."""
     before = [0.0, *accumulate(layer.seconds for layer in layers)]
 
@@ -207,7 +209,7 @@ def _pace(layers: Sequence[Layer], limits: Limits) -> Callable[[int, int], float
 
 
 def _room(
-    layers: Sequence[Layer], num_stages: int, limits: Limits
+    layers: Sequence[LayerProfile], num_stages: int, limits: Limits
 ) -> Callable[[int, int, int], float]:
     """Bytes of layers start to stop as a stage."""
     if limits.live and len(limits.live) != num_stages:

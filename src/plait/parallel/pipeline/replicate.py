@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from plait.errors import ModelError
-from plait.parallel.pipeline.partition import Layer
+from plait.parallel.pipeline.partition import LayerProfile
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ class _Model:
 
     before: tuple[float, ...]
     weights: tuple[float, ...]
-    layers: tuple[Layer, ...]
+    layers: tuple[LayerProfile, ...]
     bytes_per_second: float
 
     @staticmethod
-    def of(layers: Sequence[Layer], bytes_per_second: float) -> _Model:
+    def of(layers: Sequence[LayerProfile], bytes_per_second: float) -> _Model:
         before = (0.0, *accumulate(layer.seconds for layer in layers))
         weights = (0.0, *accumulate(layer.state_bytes for layer in layers))
         return _Model(before, weights, tuple(layers), bytes_per_second)
@@ -82,7 +82,7 @@ class _Model:
 
 
 def replicated(
-    layers: Sequence[Layer], num_devices: int, bytes_per_second: float = math.inf
+    layers: Sequence[LayerProfile], num_devices: int, bytes_per_second: float = math.inf
 ) -> Replicated:
     """The stages and replicas whose slowest stage or link is fastest; of equal ones that with
     fewer, larger stages first.
@@ -119,7 +119,9 @@ def replicated(
 
 
 def laid_out(
-    layers: Sequence[Layer], stages: Sequence[tuple[int, int]], bytes_per_second: float = math.inf
+    layers: Sequence[LayerProfile],
+    stages: Sequence[tuple[int, int]],
+    bytes_per_second: float = math.inf,
 ) -> Replicated:
     """What stages that begin at given layers with given replicas cost."""
     model = _Model.of(layers, bytes_per_second)

@@ -20,8 +20,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from plait.parallel.pipeline.deferred import Deferral, Deferred, Sink
 from plait.parallel.pipeline.payload import Payload
+from plait.parallel.pipeline.weight_grad_store import (
+    GradAccumulator,
+    WeightGradStore,
+    WeightGradTasks,
+)
 
 
 class StageModule(ABC):
@@ -42,33 +46,34 @@ class StageModule(ABC):
 
 @dataclass
 class _Live:
-    """What is kept of a micro-batch between its forward and its backward."""
+    """The state of a micro-batch between its forward and its backward."""
 
     received: list[Tensor]
     roots: list[GradientEdge] = field(default_factory=list)
     wanted: list[bool] = field(default_factory=list)  # which of the tensors sent have a gradient
-    deferred: Deferred | None = None
+    deferred: WeightGradTasks | None = None
 
 
 class Stage:
     """A stage module and its micro-batches under way."""
 
-    def __init__(self, module: StageModule, index: int, deferral: Deferral | None = None) -> None:
+    def __init__(
+        self, module: StageModule, index: int, weight_grads: WeightGradStore | None = None
+    ) -> None:
         self.module = module
         self.index = index
-        self._deferral = deferral
+        self._weight_grads = weight_grads
         self._live: dict[int, _Live] = {}
-        self._waiting: Deferred | None = (
-            None  # weight gradients that go with those of the next micro-batch
-        )
+        # Weight gradients that are computed together with those of the next micro-batch.
+        self._waiting: WeightGradTasks | None = None
         self.peak_live = 0
 
-    def add_into(self, sinks: Mapping[int, Sink]) -> None:
+    def add_into(self, main_grads: Mapping[int, GradAccumulator]) -> None:
         """Let the layers that can add their weights' gradients to these, by the id of the
         parameter.
         """
-        if self._deferral is not None:
-            self._deferral.sinks = sinks
+        if self._weight_grads is not None:
+            self._weight_grads.main_grads = main_grads
 
     def forward(self, micro_batch: int, inputs: Any, received: Payload | None) -> Any:
         """Run the stage's part; a Payload, or the model's output, whose loss is to be given to
@@ -96,15 +101,15 @@ class Stage:
         return self._run(live, grads)
 
     def input_grad(self, micro_batch: int, grads: Sequence[Tensor] | None) -> list[Tensor]:
-        """The same, leaving the weight gradients that can wait to `weight_grad`."""
+        """`backward` without the weight gradients that can wait, which `weight_grad` computes."""
         live = self._live[micro_batch]
-        if self._deferral is None:
+        if self._weight_grads is None:
             return self._run(live, grads)
-        with self._deferral.collect() as live.deferred:
-            found = self._run(live, grads)
+        with self._weight_grads.collect() as live.deferred:
+            received_grads = self._run(live, grads)
         live.received = []
         live.roots = []
-        return found
+        return received_grads
 
     def weight_grad(self, micro_batch: int, *, later: bool = False) -> None:
         """The weight gradients that `input_grad` has left; with `later` they are made by the next

@@ -1,7 +1,7 @@
-"""Weight versions of one stage under an asynchronous schedule: a backward finds the weights that
-its forward saw.
+"""Weight versions of one stage under an asynchronous schedule.
 
-An update never writes into weights that are still wanted: it makes the next version in other
+A backward finds the weights that its forward saw. An update never writes into weights that are
+still wanted: it makes the next version in other
 memory. PipeDream's forward takes the newest version of its stage (Narayanan et al., arXiv
 1806.03377, section 3.3, weight stashing); 2BW's the one that is `delay` updates before its own
 (arXiv 2006.09503, section 3.1). `weights.stage_weights` says the same on paper.
@@ -45,21 +45,19 @@ class WeightVersions:
 
     def forward(self, micro_batch: int) -> int:
         """A forward begins; its version."""
-        version = (
-            self.newest
-            if self._delay is None
-            else max(0, micro_batch // self._per_update - self._delay)
-        )
+        version = self.newest
+        if self._delay is not None:
+            version = max(0, micro_batch // self._per_update - self._delay)
         self.seen[micro_batch] = version
         self._weights.show(self.kept[version])
         return version
 
     def backward(self, micro_batch: int) -> None:
-        """Its backward begins."""
+        """A backward of a micro-batch begins."""
         self._weights.show(self.kept[self.seen[micro_batch]])
 
     def done(self, micro_batch: int) -> None:
-        """It has ended."""
+        """The backward of a micro-batch has ended."""
         del self.seen[micro_batch]
         self._release()
 
@@ -69,7 +67,7 @@ class WeightVersions:
             self._weights.renew(self._free.pop() if self._free else None)
 
     def after_update(self) -> None:
-        """It has."""
+        """The optimizer has made the next version."""
         self.newest += 1
         self.kept[self.newest] = self._weights.flats
         self._release()
@@ -95,9 +93,8 @@ class WeightVersions:
     @property
     def stashed(self) -> list[Tensor]:
         """The buffers of older versions, and those that wait for the next."""
-        return [
-            flat for version, flats in self.kept.items() if version != self.newest for flat in flats
-        ] + [flat for flats in self._free for flat in flats]
+        older = [flats for version, flats in self.kept.items() if version != self.newest]
+        return [flat for flats in older + self._free for flat in flats]
 
     def _release(self) -> None:
         oldest = self.newest - (self._delay or 0)

@@ -1,9 +1,7 @@
-"""Which weights every micro-batch sees, how many versions a stage keeps for that, and how stale its
-gradients are.
+"""The weight versions of a schedule: which ones micro-batches see, how many live, how stale.
 
-Nothing but the order of actions says so: an update makes the next version of its stage, a forward
-takes the newest (or, by the schedule's `delay`, an older one), its backward must find the same
-again.
+The order of actions alone decides. An update makes the next version of its stage. A forward takes
+the newest one, or an older one by the schedule's `delay`; its backward must find that one again.
 """
 
 from __future__ import annotations
@@ -26,9 +24,7 @@ class StageWeights:
 
     @property
     def staleness(self) -> int:
-        """The most updates that came between a forward's weights and the update with its
-        gradient.
-        """
+        """The most updates between a forward's weights and the update with its gradient."""
         return max((self.applied[j] - version for j, version in self.seen.items()), default=0)
 
 

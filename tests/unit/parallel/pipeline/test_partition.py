@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from plait.errors import ModelError
 from plait.parallel.pipeline.partition import (
-    Layer,
+    LayerProfile,
     Limits,
     balanced,
     by_counts,
@@ -36,7 +36,7 @@ SHIPPED = {
 }
 
 
-def profile(model: str) -> list[Layer]:
+def profile(model: str) -> list[LayerProfile]:
     lines = [line for line in PROFILES.read_text().splitlines() if not line.startswith("#")]
     rows = [
         row
@@ -44,7 +44,7 @@ def profile(model: str) -> list[Layer]:
         if row["model"] == model and not row["op"].startswith("Input")
     ]
     return [
-        Layer(
+        LayerProfile(
             row["node"],
             float(row["forward_ms"]) + float(row["backward_ms"]),
             state_bytes=float(row["parameter_bytes"]),
@@ -116,7 +116,7 @@ def test_on_16_devices_no_cut_of_the_shipped_replicas_is_as_fast_as_ours(
 
 
 def test_replication_of_one_stage_is_data_parallel_and_needs_layers_and_devices() -> None:
-    layers = [Layer(f"l{i}", 1.0) for i in range(4)]
+    layers = [LayerProfile(f"l{i}", 1.0) for i in range(4)]
     assert str(replicated(layers, 4)) == "4"
     assert replicated(layers, 4).slowest_seconds == 1.0
     with pytest.raises(ModelError, match="at least one of each"):
@@ -139,7 +139,7 @@ def test_it_is_the_best_of_all_cuts_that_fit(
     seconds: list[int], num_stages: int, memory: int
 ) -> None:
     layers = [
-        Layer(f"l{i}", float(s), state_bytes=float((7 * s) % 11), activation_bytes=3.0)
+        LayerProfile(f"l{i}", float(s), state_bytes=float((7 * s) % 11), activation_bytes=3.0)
         for i, s in enumerate(seconds)
     ]
     if num_stages > len(layers):
@@ -164,7 +164,7 @@ def test_it_is_the_best_of_all_cuts_that_fit(
 
 
 def test_thirty_layers_on_four_stages_are_thirty_layers() -> None:
-    partition = balanced([Layer(f"block{i}", 1.0) for i in range(30)], 4)
+    partition = balanced([LayerProfile(f"block{i}", 1.0) for i in range(30)], 4)
     assert sorted(partition.counts) == [7, 7, 8, 8]
     assert partition.bounds[0] == 0
     assert partition.bounds[-1] == 30
@@ -173,9 +173,9 @@ def test_thirty_layers_on_four_stages_are_thirty_layers() -> None:
 
 def test_embedding_and_head_are_counted() -> None:
     layers = [
-        Layer("embedding", 0.5),
-        *(Layer(f"block{i}", 1.0) for i in range(6)),
-        Layer("head", 2.5),
+        LayerProfile("embedding", 0.5),
+        *(LayerProfile(f"block{i}", 1.0) for i in range(6)),
+        LayerProfile("head", 2.5),
     ]
     assert sorted(balanced(layers, 3).seconds) == [2.5, 3.0, 3.5]
     assert max(by_counts(layers, (2, 3, 3)).seconds) == 4.5  # equal counts are not equal work
@@ -183,7 +183,7 @@ def test_embedding_and_head_are_counted() -> None:
 
 def test_a_slow_link_moves_the_cut_to_a_narrow_place() -> None:
     layers = [
-        Layer(name, 1.0, output_bytes=size)
+        LayerProfile(name, 1.0, output_bytes=size)
         for name, size in (("a", 100.0), ("b", 100.0), ("c", 1.0), ("d", 1.0))
     ]
     assert balanced(layers, 2).counts == (2, 2)
@@ -191,7 +191,7 @@ def test_a_slow_link_moves_the_cut_to_a_narrow_place() -> None:
 
 
 def test_explicit_cuts() -> None:
-    layers = [Layer(f"l{i}", 1.0) for i in range(7)]
+    layers = [LayerProfile(f"l{i}", 1.0) for i in range(7)]
     assert by_counts(layers, (2, 3, 2)).bounds == (0, 2, 5, 7)
     assert by_names(layers, ("l2", "l5")).bounds == (0, 2, 5, 7)
     assert "stage 1:   3 layers  42.9%  l2 .. l4" in str(by_counts(layers, (2, 3, 2)))
@@ -199,7 +199,7 @@ def test_explicit_cuts() -> None:
 
 def test_counts_of_blocks_leave_the_ends_to_the_first_and_last_stage() -> None:
     blocks = [f"b{i}" for i in range(7)]
-    layers = [Layer(name, 1.0) for name in ("embed", "position", *blocks, "norm", "head")]
+    layers = [LayerProfile(name, 1.0) for name in ("embed", "position", *blocks, "norm", "head")]
     assert by_counts(layers, (2, 3, 2), blocks).bounds == (0, 4, 7, 11)
     assert by_counts(layers, (3, 3, 5), blocks).bounds == (0, 3, 6, 11)
     with pytest.raises(
@@ -219,7 +219,7 @@ def test_stages_that_are_too_many_name_the_ranks_that_the_layers_serve() -> None
 
 
 def test_errors_name_the_numbers_and_the_cure() -> None:
-    layers = [Layer(f"l{i}", 1.0, state_bytes=2.0**30) for i in range(3)]
+    layers = [LayerProfile(f"l{i}", 1.0, state_bytes=2.0**30) for i in range(3)]
     with pytest.raises(ModelError, match="4 stages need as many layers, the model has 3; say pp3"):
         balanced(layers, 4)
     with pytest.raises(

@@ -11,7 +11,7 @@ Qi et al., Pipeline Parallelism with Controllable Memory (arXiv 2405.15362), sec
 from __future__ import annotations
 
 from plait.parallel.pipeline.actions import Schedule
-from plait.parallel.pipeline.schedules.squeeze import squeeze, vee_block
+from plait.parallel.pipeline.schedules.compact import compact, vee_block
 
 
 def zbv(num_ranks: int, num_micro_batches: int) -> Schedule:
@@ -21,7 +21,7 @@ def zbv(num_ranks: int, num_micro_batches: int) -> Schedule:
         "zbv",
         block.placement,
         num_micro_batches,
-        squeeze(block, num_micro_batches, 2 * num_ranks, eager=True),
+        compact(block, num_micro_batches, 2 * num_ranks, eager=True),
     )
 
 
@@ -34,7 +34,7 @@ def v_half(num_ranks: int, num_micro_batches: int) -> Schedule:
         "v-half",
         block.placement,
         num_micro_batches,
-        squeeze(block, num_micro_batches, num_ranks + 2),
+        compact(block, num_micro_batches, num_ranks + 2),
     )
 
 
@@ -47,5 +47,5 @@ def v_min(num_ranks: int, num_micro_batches: int) -> Schedule:
         "v-min",
         block.placement,
         num_micro_batches,
-        squeeze(block, num_micro_batches, 2 * -(-num_ranks // 3) + 2),
+        compact(block, num_micro_batches, 2 * -(-num_ranks // 3) + 2),
     )

@@ -8,14 +8,14 @@ H2 with 2p-1.
 from __future__ import annotations
 
 from plait.parallel.pipeline.actions import Schedule
-from plait.parallel.pipeline.schedules.squeeze import squeeze, straight_block
+from plait.parallel.pipeline.schedules.compact import compact, straight_block
 
 
 def zb_h1(num_ranks: int, num_micro_batches: int) -> Schedule:
     """At most p live activations a rank; bubble a third of 1F1B's from m = p on."""
     block = straight_block(num_ranks, down=1, up=2)
     return Schedule(
-        "zb-h1", block.placement, num_micro_batches, squeeze(block, num_micro_batches, num_ranks)
+        "zb-h1", block.placement, num_micro_batches, compact(block, num_micro_batches, num_ranks)
     )
 
 
@@ -28,5 +28,5 @@ def zb_h2(num_ranks: int, num_micro_batches: int) -> Schedule:
         "zb-h2",
         block.placement,
         num_micro_batches,
-        squeeze(block, num_micro_batches, 2 * num_ranks - 1),
+        compact(block, num_micro_batches, 2 * num_ranks - 1),
     )

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from plait.parallel.pipeline.deferred import Deferral
+from plait.parallel.pipeline.weight_grad_store import WeightGradStore
 from plait.products import operations
 
 
@@ -60,14 +60,14 @@ def passed(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("name", LAYERS)
 def test_sinks_get_what_backward_would_have_made(name: str, split: bool) -> None:
     layer, twin, x = made(name)
-    deferral = Deferral()
-    assert deferral.install([layer]) == 1
+    store = WeightGradStore()
+    assert store.install([layer]) == 1
     sinks = {id(param): Adds(param) for param in layer.parameters()}
-    deferral.sinks = sinks
+    store.main_grads = sinks
     for _ in range(2):  # two micro-batches
         inputs, loss = passed(layer, x)
         if split:
-            with deferral.collect() as later:
+            with store.collect() as later:
                 loss.backward()
             assert inputs.grad is not None
             before = [sink.total.clone() for sink in sinks.values()]
@@ -91,18 +91,18 @@ def test_sinks_get_what_backward_would_have_made(name: str, split: bool) -> None
 def test_without_fitting_sinks_the_gradients_come_as_torch_has_them(why: str, split: bool) -> None:
     layer, twin, x = made("linear")
     layer.weight.requires_grad_(why != "one frozen")  # type: ignore[union-attr]
-    deferral = Deferral()
-    deferral.install([layer])
+    store = WeightGradStore()
+    store.install([layer])
     dtype = torch.float32 if why == "another dtype" else None
     sinks: dict[int, Any] = (
         {}
         if why == "no sinks"
         else {id(p): Adds(p, dtype) for p in layer.parameters() if p.requires_grad}
     )
-    deferral.sinks = sinks
+    store.main_grads = sinks
     _, loss = passed(layer, x)
     if split:
-        with deferral.collect() as later:
+        with store.collect() as later:
             loss.backward()
         later.run()
     else:
@@ -125,19 +125,19 @@ def test_a_module_that_computes_otherwise_is_left_alone() -> None:
     wrapped = nn.Linear(2, 2)
     wrapped.forward = lambda x: x  # type: ignore[method-assign]
     reflecting = nn.Conv1d(1, 1, 3, padding=1, padding_mode="reflect")
-    assert Deferral().install([Own(2, 2), wrapped, reflecting, nn.LayerNorm(2)]) == 0
+    assert WeightGradStore().install([Own(2, 2), wrapped, reflecting, nn.LayerNorm(2)]) == 0
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_what_two_micro_batches_left_may_be_made_as_one(name: str) -> None:
     layer, twin, x = made(name)
-    deferral = Deferral()
-    deferral.install([layer])
+    store = WeightGradStore()
+    store.install([layer])
     sinks = {id(param): Adds(param) for param in layer.parameters()}
-    deferral.sinks = sinks
+    store.main_grads = sinks
     left = []
     for scale in (1.0, 0.5):
-        with deferral.collect() as later:
+        with store.collect() as later:
             passed(layer, x * scale)[1].backward()
         left.append(later)
         passed(twin, x * scale)[1].backward()
@@ -158,7 +158,7 @@ def test_only_what_is_quicker_leaves_the_layers_own_forward(rows: int) -> None:
     layer = nn.Linear(64, 64)
     twin = nn.Linear(64, 64)
     twin.load_state_dict(layer.state_dict())
-    assert Deferral().install([layer, nn.Conv1d(1, 1, 1)], quicker_only=True) == 1
+    assert WeightGradStore().install([layer, nn.Conv1d(1, 1, 1)], quicker_only=True) == 1
     found = []
     for module in (layer, twin):
         x = torch.linspace(-1, 1, rows * 64).view(rows, 64).requires_grad_()

@@ -1,6 +1,6 @@
-"""What the layers of a model cost, measured: forward and backward of each on an example, one layer
-at a time in memory.
+"""The profile of a model's layers: forward and backward of each on an example, measured.
 
+One layer at a time is in memory.
 The model's own forward runs, so a layer meets the inputs that it will have; what it computes on are
 zeros where its values are still on the meta device, which take as long.
 """
@@ -17,21 +17,20 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from plait.parallel.pipeline.dataflow import glue_in_memory, in_memory, replaced
-from plait.parallel.pipeline.partition import Layer
+from plait.parallel.pipeline.partition import LayerProfile
 
 STATE_COPIES = 4  # of each trainable element: weight, gradient and the two moments of Adam
 
 
-def weigh(
+def profile_layers(
     model: nn.Module, names: Sequence[str], run: Callable[[], Any], repeats: int = 3
-) -> list[Layer]:
-    """The layers `names`, in the order in which `run()`, which calls the model on an example, calls
-    them.
+) -> list[LayerProfile]:
+    """The profiles of the layers `names`, in the order in which `run()` calls them.
 
-    Seconds are the least of `repeats` passes. Bytes: state as Adam has it; activations are what
-    backward keeps.
+    `run()` calls the model on an example. Seconds are the least of `repeats` passes. Bytes of state
+    are those of Adam; bytes of activations are those that backward keeps.
     """
-    found: list[Layer] = []
+    profiles: list[LayerProfile] = []
     units = {name: model.get_submodule(name) for name in names}
 
     def weighed(name: str, module: nn.Module) -> Callable[..., Any]:
@@ -48,11 +47,8 @@ def weigh(
             state = STATE_COPIES * sum(
                 _num_bytes(param) for param in module.parameters() if param.requires_grad
             )
-            found.append(
-                Layer(
-                    name, seconds, state, activation_bytes, sum(map(_num_bytes, _tensors(output)))
-                )
-            )
+            output_bytes = sum(map(_num_bytes, _tensors(output)))
+            profiles.append(LayerProfile(name, seconds, state, activation_bytes, output_bytes))
             return output
 
         return call
@@ -64,7 +60,7 @@ def weigh(
         torch.no_grad(),
     ):
         run()
-    return found
+    return profiles
 
 
 @dataclass
@@ -77,7 +73,7 @@ class _Work:
     kwargs: Any
 
     def seconds(self) -> float:
-        """Of a forward and a backward."""
+        """Seconds of a forward and a backward."""
         args, kwargs = tree_map(_leaf, (self.args, self.kwargs))
         trained = [*self.module.parameters(), *_tensors((args, kwargs))]
         began = time.perf_counter()

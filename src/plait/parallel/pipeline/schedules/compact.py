@@ -28,7 +28,7 @@ from plait.parallel.pipeline.clock import needs
 
 
 @dataclass(frozen=True)
-class Block:
+class BuildingBlock:
     """When the passes of micro-batch 0 start on each stage, in units of one pass; micro-batch j
     follows j intervals later.
     """
@@ -61,20 +61,20 @@ class Block:
         return False
 
 
-def straight_block(num_ranks: int, down: int, up: int) -> Block:
+def straight_block(num_ranks: int, down: int, up: int) -> BuildingBlock:
     """One stage a rank: the forward moves a rank every `down` units, the input gradient every
     `up`.
     """
     last = down * (num_ranks - 1)
     forwards = tuple(down * stage for stage in range(num_ranks))
-    return Block(
+    return BuildingBlock(
         straight(num_ranks),
         forwards,
         tuple(last + 1 + up * (num_ranks - 1 - stage) for stage in range(num_ranks)),
     )
 
 
-def vee_block(num_ranks: int, first: tuple[int, int], second: tuple[int, int]) -> Block:
+def vee_block(num_ranks: int, first: tuple[int, int], second: tuple[int, int]) -> BuildingBlock:
     """Two stages a rank, on the way down (`first`) and up (`second`); each is (units a rank of
     forward, of input gradient).
 
@@ -91,17 +91,18 @@ def vee_block(num_ranks: int, first: tuple[int, int], second: tuple[int, int]) -
 
 def _vee_block(
     p: int, first: tuple[int, int], second: tuple[int, int], turns: Sequence[int]
-) -> Block:
+) -> BuildingBlock:
     hops = [first[0]] * (p - 1) + [turns[0]] + [second[0]] * (p - 1)
     hops += [turns[1]] + [second[1]] * (p - 1) + [turns[2]] + [first[1]] * (p - 1)
     times = [sum(hops[:index]) for index in range(4 * p)]
-    return Block(vee(p), tuple(times[: 2 * p]), tuple(reversed(times[2 * p :])))
+    return BuildingBlock(vee(p), tuple(times[: 2 * p]), tuple(reversed(times[2 * p :])))
 
 
 @dataclass
 class _Progress:
-    """Passes done of each stage: a stage takes its micro-batches in order, so two counts say what
-    may run.
+    """The passes done of each stage.
+
+    A stage takes its micro-batches in order, so two counts decide which pass may run.
     """
 
     forwarded: list[int]
@@ -122,9 +123,9 @@ class _Progress:
 
 @dataclass
 class _Rank:
-    """What one rank has still to do, and what it holds."""
+    """The passes that one rank has still to do, and the activations that it holds."""
 
-    block: Block
+    block: BuildingBlock
     stages: tuple[int, ...]
     num_micro_batches: int
     limit: int
@@ -136,7 +137,7 @@ class _Rank:
     done: list[Action] = field(default_factory=list)
     weighed: dict[int, int] = field(default_factory=dict)  # stage -> weight gradients done
     next_passes: list[tuple[Kind, int]] | None = None
-    """What `passes` gave, until one of them is taken."""
+    """The result of `passes`, until one of them is taken."""
 
     def passes(self) -> list[tuple[Kind, int]]:
         """The next forward and input gradient of each stage, in the order of the block."""
@@ -194,8 +195,8 @@ class _Rank:
             self.held.append(stage)
 
 
-def squeeze(
-    block: Block, num_micro_batches: int, limit: int, eager: bool = False
+def compact(
+    block: BuildingBlock, num_micro_batches: int, limit: int, eager: bool = False
 ) -> tuple[tuple[Action, ...], ...]:
     """The lists that follow from a block when idle units are squeezed out.
 

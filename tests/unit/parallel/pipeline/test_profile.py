@@ -11,8 +11,8 @@ from torch import nn
 from plait import models
 from plait.engine.stages.cut import Cutting, cut
 from plait.errors import ModelError
-from plait.parallel.pipeline.partition import Layer
-from plait.parallel.pipeline.weigh import weigh
+from plait.parallel.pipeline.partition import LayerProfile
+from plait.parallel.pipeline.profile import profile_layers
 
 
 def gpt() -> nn.Module:
@@ -31,7 +31,7 @@ def test_a_linear_layer_keeps_its_input_and_has_four_copies_of_its_state() -> No
     model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2, bias=False))
     model[2].weight.requires_grad_(False)
     before = [param.clone() for param in model.parameters()]
-    first, relu, last = weigh(model, ["0", "1", "2"], lambda: model(torch.ones(7, 3)))
+    first, relu, last = profile_layers(model, ["0", "1", "2"], lambda: model(torch.ones(7, 3)))
     assert [layer.name for layer in (first, relu, last)] == ["0", "1", "2"]
     assert all(layer.seconds > 0 for layer in (first, relu, last))
     assert (first.state_bytes, relu.state_bytes, last.state_bytes) == (4 * 4 * 20, 0, 0)
@@ -59,8 +59,10 @@ def test_a_model_on_the_meta_device_stays_there_and_its_random_numbers_are_as_th
 
 
 def test_all_ranks_cut_by_what_one_has_measured() -> None:
-    def told(layers: list[Layer]) -> list[Layer]:
-        return [Layer(layer.name, 100.0 if layer.name == "embed" else 1.0) for layer in layers]
+    def told(layers: list[LayerProfile]) -> list[LayerProfile]:
+        return [
+            LayerProfile(layer.name, 100.0 if layer.name == "embed" else 1.0) for layer in layers
+        ]
 
     cutting = Cutting(measure=True, example=torch.zeros(1, 8, dtype=torch.int64))
     assert cut(gpt(), [], 2, cutting, agree=told).links[0] == ("embed",)
