@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from plait.comm import Axis
-from plait.parallel.data import DataStrategy, Piece
+from plait.parallel.data import DataStrategy, OptimizerShard
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Driver(ABC):
         """Number of gradients that this rank has applied as a server, by their staleness."""
 
     @abstractmethod
-    def extra_state(self, piece: Piece) -> dict[str, Tensor]:
+    def extra_state(self, piece: OptimizerShard) -> dict[str, Tensor]:
         """Tensors that the driver keeps of a shard from step to step, to be saved with it."""
 
     @abstractmethod
@@ -141,7 +141,7 @@ class SynchronousDriver(Driver):
     def staleness(self) -> Counter[int]:
         return Counter()
 
-    def extra_state(self, piece: Piece) -> dict[str, Tensor]:
+    def extra_state(self, piece: OptimizerShard) -> dict[str, Tensor]:
         return {}
 
     def live_tensors(self) -> list[Tensor]:

@@ -33,7 +33,7 @@ from plait.comm.roster import Meeting
 from plait.outer.compression import Int8Sum
 from plait.outer.driver import Change, Driver, StepReport
 from plait.outer.options import Asynchrony
-from plait.parallel.data import Piece, Replicated
+from plait.parallel.data import OptimizerShard, Replicated
 
 
 class LocalDriver(Driver):
@@ -107,7 +107,7 @@ class LocalDriver(Driver):
     def staleness(self) -> Counter[int]:
         return Counter()
 
-    def extra_state(self, piece: Piece) -> dict[str, Tensor]:
+    def extra_state(self, piece: OptimizerShard) -> dict[str, Tensor]:
         """The momentum of the outer step."""
         if not self._momenta:
             return {}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from plait.comm import Axis
-from plait.parallel.data import DataStrategy, Piece
+from plait.parallel.data import DataStrategy, OptimizerShard
 
 
 class TiedSum:
@@ -30,7 +30,7 @@ class TiedSum:
     ) -> None:
         self._axis = axis
         self._ranks: dict[str, list[int]] = {}
-        self._own: dict[str, list[Piece]] = {}
+        self._own: dict[str, list[OptimizerShard]] = {}
         for name, stages in stages_of.items():
             ranks = list(dict.fromkeys(placement[stage] for stage in stages))
             if axis.rank in ranks:

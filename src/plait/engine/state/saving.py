@@ -27,7 +27,7 @@ from plait.engine.state.shards import buffer_shards, frozen_shards, optimizer_sh
 from plait.errors import CheckpointError
 from plait.mesh import Shard
 from plait.models.hf import HuggingFace, files_of
-from plait.parallel.data import Piece, Replicas
+from plait.parallel.data import OptimizerShard, Replicas
 
 if TYPE_CHECKING:
     from plait.engine.engine import Engine
@@ -193,7 +193,7 @@ def _saved_optimizer(engine: Engine) -> Iterator[Shard]:
                 )
 
 
-def _counted(engine: Engine) -> Iterator[tuple[Piece, Shard]]:
+def _counted(engine: Engine) -> Iterator[tuple[OptimizerShard, Shard]]:
     """The optimizer's shards, without those that another pipeline stage saves."""
     for piece, shard in optimizer_shards(engine.strategy, engine.holding):
         if not piece.is_tied_copy:
@@ -209,7 +209,7 @@ def _saved_strategy(engine: Engine) -> Iterator[Shard]:
 
 
 def _load_optimizer_state(
-    engine: Engine, checkpoint: Checkpoint, piece: Piece, shard: Shard
+    engine: Engine, checkpoint: Checkpoint, piece: OptimizerShard, shard: Shard
 ) -> None:
     state: dict[str, Any] = {}
     for name in checkpoint.names():

@@ -14,10 +14,12 @@ from torch import Tensor
 from plait.engine.state.holding import Holding
 from plait.mesh import Shard
 from plait.mesh.boxes import Box
-from plait.parallel.data import DataStrategy, Piece
+from plait.parallel.data import DataStrategy, OptimizerShard
 
 
-def optimizer_shards(strategy: DataStrategy, holding: Holding) -> Iterator[tuple[Piece, Shard]]:
+def optimizer_shards(
+    strategy: DataStrategy, holding: Holding
+) -> Iterator[tuple[OptimizerShard, Shard]]:
     """Each shard that this rank's optimizer updates, with its values in master precision."""
     for piece in strategy.pieces:
         yield piece, holding.shard(piece.part.shard(piece.value))

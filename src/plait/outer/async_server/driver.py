@@ -30,7 +30,7 @@ from plait.outer.async_server.key_server import REFUSED, KeyServer, Push, Receip
 from plait.outer.async_server.weights import KeyedWeights
 from plait.outer.driver import Change, Driver, StepReport
 from plait.outer.options import Asynchrony
-from plait.parallel.data.strategy import Piece
+from plait.parallel.data.strategy import OptimizerShard
 
 PUSH, JOIN, REST, WEIGHTS = range(4)
 
@@ -238,7 +238,7 @@ class AsyncServerDriver(Driver):
     def staleness(self) -> Counter[int]:
         return Counter() if self.server is None else self.server.histogram
 
-    def extra_state(self, piece: Piece) -> dict[str, Tensor]:
+    def extra_state(self, piece: OptimizerShard) -> dict[str, Tensor]:
         return {}
 
     def live_tensors(self) -> list[Tensor]:

@@ -20,7 +20,7 @@ from plait.parallel.data.strategy import (
     Replicas,
     Weight,
     bind,
-    make_piece,
+    make_optimizer_shard,
     squared_norm,
 )
 from plait.parallel.data.units import Unit
@@ -64,7 +64,9 @@ class KeyedWeights(DataStrategy):
             self.master = master
             self.served_grad = torch.zeros_like(master)
             parts = bucket.parts(0, bucket.numel)
-            self.pieces = [make_piece(state, part, master, group, self.replicas) for part in parts]
+            self.pieces = [
+                make_optimizer_shard(state, part, master, group, self.replicas) for part in parts
+            ]
 
     def load(self, state: BucketState, index: int, value: Tensor) -> None:
         slot = state.bucket.slots[index]

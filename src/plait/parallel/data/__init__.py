@@ -13,7 +13,7 @@ from plait.parallel.data.composite import Composite
 from plait.parallel.data.elementwise import require_elementwise
 from plait.parallel.data.replicated import Replicated, all_reduce_strategy, ring_strategy, unreduced
 from plait.parallel.data.server import ParameterServer
-from plait.parallel.data.strategy import DataGroup, DataStrategy, Piece, Replicas
+from plait.parallel.data.strategy import DataGroup, DataStrategy, OptimizerShard, Replicas
 from plait.parallel.data.units import Unit, find_blocks, match_blocks, split_units
 from plait.parallel.data.zero import zero1, zero2
 from plait.parallel.data.zero3 import Zero3
@@ -46,7 +46,7 @@ __all__ = [
     "Composite",
     "DataGroup",
     "DataStrategy",
-    "Piece",
+    "OptimizerShard",
     "Replicas",
     "Replicated",
     "Unit",

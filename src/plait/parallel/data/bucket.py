@@ -40,7 +40,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Part:
+class SlotRange:
     """The elements [start, stop) of one parameter that lie in a range of the bucket, at `offset` in
     that range.
     """
@@ -122,14 +122,14 @@ class Bucket:
         """Each parameter's elements inside a full flat buffer, in the parameter's shape."""
         return [flat[slot.offset : slot.stop].view(slot.shape) for slot in self.slots]
 
-    def parts(self, start: int, stop: int) -> Iterator[Part]:
+    def parts(self, start: int, stop: int) -> Iterator[SlotRange]:
         """The parts of parameters in the elements [start, stop) of the flat buffer, in order."""
         for slot in self.slots:
             low = max(start, slot.offset)
             high = min(stop, slot.stop)
             if low < high:
-                yield Part(slot, low - slot.offset, high - slot.offset, low - start)
+                yield SlotRange(slot, low - slot.offset, high - slot.offset, low - start)
 
-    def shard_parts(self, index: int) -> list[Part]:
+    def shard_parts(self, index: int) -> list[SlotRange]:
         """The parts of parameters in shard `index`."""
         return list(self.parts(index * self.shard_numel, (index + 1) * self.shard_numel))

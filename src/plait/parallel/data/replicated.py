@@ -22,7 +22,7 @@ from plait.parallel.data.strategy import (
     Replicas,
     Weight,
     bind,
-    make_piece,
+    make_optimizer_shard,
     make_states,
     squared_norm,
     weighted_squared_norm,
@@ -75,7 +75,9 @@ class Replicated(DataStrategy):
         self._flats.append(flat)
         self._masters.append(master)
         parts = state.bucket.parts(0, numel)
-        self.pieces += [make_piece(state, part, master, group, self.replicas) for part in parts]
+        self.pieces += [
+            make_optimizer_shard(state, part, master, group, self.replicas) for part in parts
+        ]
 
     @property
     def masters(self) -> list[Tensor]:

@@ -21,7 +21,13 @@ from torch import Tensor, nn
 from plait.comm import Axis, Work
 from plait.parallel.data.bucket import Bucket
 from plait.parallel.data.gradients import BucketState, PersistentGradients, Reducer
-from plait.parallel.data.strategy import DataGroup, DataStrategy, Replicas, bind, make_piece
+from plait.parallel.data.strategy import (
+    DataGroup,
+    DataStrategy,
+    Replicas,
+    bind,
+    make_optimizer_shard,
+)
 from plait.parallel.data.units import Unit
 
 
@@ -101,7 +107,7 @@ class ParameterServer(DataStrategy):
             if group.param_dtype != group.master_dtype:
                 master = torch.zeros_like(flat, dtype=group.master_dtype)
             self.pieces += [
-                make_piece(state, part, master, group, self.replicas)
+                make_optimizer_shard(state, part, master, group, self.replicas)
                 for part in bucket.parts(0, bucket.numel)
             ]
         self._masters.append(master)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from plait.comm import Work, wait_all
 from plait.parallel.data.gradients import BucketState, GradientStore, PooledGradients
-from plait.parallel.data.strategy import DataGroup, Piece, Replicas, make_piece
+from plait.parallel.data.strategy import DataGroup, OptimizerShard, Replicas, make_optimizer_shard
 
 
 class MasterShards:
@@ -26,7 +26,7 @@ class MasterShards:
         replicas = Replicas(group.replicate.size, group.replicate.rank)
         self.owned: list[Tensor] = []
         self._masters: list[Tensor] = []
-        self.pieces: list[Piece] = []
+        self.pieces: list[OptimizerShard] = []
         for state, shard in zip(states, self._shards, strict=True):
             master = shard
             if shard.dtype != group.master_dtype or (group.offload and shard.device.type != "cpu"):
@@ -36,7 +36,7 @@ class MasterShards:
                 self.owned.append(master)
             self._masters.append(master)
             self.pieces += [
-                make_piece(state, part, master, group, replicas)
+                make_optimizer_shard(state, part, master, group, replicas)
                 for part in state.bucket.shard_parts(group.shard.rank)
             ]
 

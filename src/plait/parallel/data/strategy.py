@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from plait.comm import Axis
 from plait.comm.crew import Crew
 from plait.mesh import Shard
-from plait.parallel.data.bucket import Bucket, Part
+from plait.parallel.data.bucket import Bucket, SlotRange
 from plait.parallel.data.gradients import BucketState, MainGrad, Reducer
 from plait.parallel.data.units import Unit
 
@@ -83,7 +83,7 @@ class Replicas:
 
 
 @dataclass(frozen=True)
-class Piece:
+class OptimizerShard:
     """The elements [part.start, part.stop) of one parameter that this rank's optimizer owns.
 
     `value` is what the optimizer updates (master precision; in the parameter's shape when the piece
@@ -93,7 +93,7 @@ class Piece:
     """
 
     name: str
-    part: Part
+    part: SlotRange
     value: nn.Parameter
     state: BucketState
     replicas: Replicas
@@ -112,7 +112,7 @@ class DataStrategy(ABC):
         group: the ranks and their precisions.
         states: the buckets of trainable parameters.
         frozen_states: the buckets of frozen parameters that the strategy shards.
-        pieces: the elements that this rank's optimizer owns.
+        pieces: the shards that this rank's optimizer owns.
         reducer: reduces each bucket when its gradients are complete.
     """
 
@@ -122,7 +122,7 @@ class DataStrategy(ABC):
         self.group = group
         self.states: list[BucketState] = []
         self.frozen_states: list[BucketState] = []
-        self.pieces: list[Piece] = []
+        self.pieces: list[OptimizerShard] = []
 
     def begin_step(self) -> None:
         """A step begins."""
@@ -227,13 +227,13 @@ def make_states(
     return states
 
 
-def make_piece(
-    state: BucketState, part: Part, flat: Tensor, group: DataGroup, replicas: Replicas
-) -> Piece:
+def make_optimizer_shard(
+    state: BucketState, part: SlotRange, flat: Tensor, group: DataGroup, replicas: Replicas
+) -> OptimizerShard:
     """The optimizer's piece of `flat`, the master values of the range that `part` is placed in."""
     name = part.slot.name
     value = nn.Parameter(part.view(flat))
-    return Piece(name, part, value, state, replicas, name in group.tied_copies)
+    return OptimizerShard(name, part, value, state, replicas, name in group.tied_copies)
 
 
 def bind(slot_param: nn.Parameter, view: Tensor) -> None:
