@@ -326,7 +326,9 @@ class _Links:
         gloo = Gloo(group)
         if self._backend == "gloo":
             return gloo
-        shared = connect_shared(gloo, self._memory, self._timeout_seconds)
+        shared = connect_shared(
+            gloo, self._memory, self._timeout_seconds, dist.get_process_group_ranks(group)
+        )
         if shared is None and self._backend == "shared":
             raise PlanError(
                 f"the ranks of axis {name} cannot read each other's memory (other hosts?); use backend 'auto'"

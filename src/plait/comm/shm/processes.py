@@ -19,13 +19,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from plait.comm.backends.gloo import Gloo
 from plait.comm.shm.collectives import Direct
 from plait.comm.shm.fabric import DTYPES, RING, Fabric, Message, Notice, Signal, Staged
 from plait.comm.shm.memory import Memory, Place, Staging
@@ -331,28 +330,41 @@ class SharedFabric(Fabric):
         return (signal * self.size + source) * self.size + to
 
 
-def connect(gloo: Gloo, memory: Memory, timeout_seconds: float) -> Direct | None:
-    """Shared memory for the line of a Gloo group, or None where its ranks cannot read each other's;
+class Exchange(Protocol):
+    """The ranks of one axis, and small picklable things between them."""
+
+    rank: int
+    size: int
+
+    def gather_objects(self, item: object) -> list[Any]:
+        """The things of all ranks, in order."""
+
+
+def connect(
+    exchange: Exchange, memory: Memory, timeout_seconds: float, ranks: Sequence[int]
+) -> Direct | None:
+    """Shared memory for the ranks of an axis, or None where they cannot read each other's memory;
     alike on every rank.
+
+    `ranks` are those of the world, by coordinate: errors name them.
     """
-    if not all(gloo.gather_objects(available())):
+    if not all(exchange.gather_objects(available())):
         return None
     own = Identity.own()
-    control = Control.create(gloo.size, memory) if gloo.rank == 0 else None
-    sides = gloo.gather_objects((own, control.place(memory) if control else None))
+    control = Control.create(exchange.size, memory) if exchange.rank == 0 else None
+    sides = exchange.gather_objects((own, control.place(memory) if control else None))
     identities = [identity for identity, _ in sides]
     if all(own.same_host(other) for other in identities) and control is None:
-        control = _mapped(gloo.size, memory, identities[0].pid, sides[0][1])
+        control = _mapped(exchange.size, memory, identities[0].pid, sides[0][1])
     if not all(
-        gloo.gather_objects(
+        exchange.gather_objects(
             control is not None and all(own.same_host(other) for other in identities)
         )
     ):
         return None
     assert control is not None
-    ranks = dist.get_process_group_ranks(gloo.group)
     fabric = SharedFabric(
-        gloo.rank, control, memory, identities, ranks=ranks, timeout_seconds=timeout_seconds
+        exchange.rank, control, memory, identities, ranks=ranks, timeout_seconds=timeout_seconds
     )
     return Direct(fabric)
 
