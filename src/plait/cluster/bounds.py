@@ -28,6 +28,7 @@ def number_faults(key: str, number: object, bounds: Bounds) -> list[str]:
         is_long = isinstance(number, int) and abs(number) > _PRINTED
         shown = "a number of hundreds of digits" if is_long else f"{number:g}"
         return [
-            f"{key} is {shown} {bounds.unit}, which cannot be; it must be between {bounds.least:g} and {bounds.most:g}"
+            f"{key} is {shown} {bounds.unit}, which cannot be; it must be between "
+            f"{bounds.least:g} and {bounds.most:g}"
         ]
     return []

@@ -70,7 +70,8 @@ def faults(settings: Mapping[str, Any]) -> list[str]:
             continue  # one node
         if key not in settings:
             found.append(
-                f"{key} is missing; give it in {bounds.unit}, or name a [device] preset to start from"
+                f"{key} is missing; give it in {bounds.unit}, or name a [device] preset to start "
+                "from"
             )
         elif key == "device.peak_tflops" and isinstance(settings[key], Mapping):
             found += [

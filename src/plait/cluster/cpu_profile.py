@@ -72,12 +72,12 @@ class CpuProfile:
     the engine takes where there is nothing to compute, of a step, a micro-batch, a chunk of an
     expert; `stretch` is how many times as long a step takes as the sum of its parts, `idle` how
     many times as long ranks that share cores take as their work needs. `meetings`: what is lost
-    beside the work when ranks meet, by kind and number of ranks (see `plait.predict.probe.meetings`).
-    `blocks`: what the engine takes for a block forward and backward, by family and recomputation.
-    `memory_bytes`: of a rank that holds no model. `links`: by number of ranks, by operation,
-    (seconds of a small message, bytes/s sent), of tensors that peers read where they lie and of
-    others (`staged`). `met_at_once`: keys of a ring that attention meets at once; one rank's at a
-    time where it is not said.
+    beside the work when ranks meet, by kind and number of ranks (see
+    `plait.predict.probe.meetings`). `blocks`: what the engine takes for a block forward and
+    backward, by family and recomputation. `memory_bytes`: of a rank that holds no model. `links`:
+    by number of ranks, by operation, (seconds of a small message, bytes/s sent), of tensors that
+    peers read where they lie and of others (`staged`). `met_at_once`: keys of a ring that attention
+    meets at once; one rank's at a time where it is not said.
     """
 
     seconds: Mapping[str, float]

@@ -57,7 +57,8 @@ class Device:
         """
         if precision not in self.flops:
             raise ClusterError(
-                f"{self.name}: no peak is known for precision {precision}, only for {', '.join(self.flops)}; "
+                f"{self.name}: no peak is known for precision {precision}, only for "
+                f"{', '.join(self.flops)}; "
                 "give [device] peak_tflops in a cluster file"
             )
         return self.flops[precision]

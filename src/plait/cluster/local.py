@@ -34,7 +34,8 @@ def hardware_of_probe(probe: Mapping[str, Any] | None) -> Hardware:
     """The hardware of `Cluster.local`."""
     if probe is None:
         raise ClusterError(
-            "cluster 'local': this machine has not been measured yet; run plait probe, then ask again"
+            "cluster 'local': this machine has not been measured yet; run plait probe, then ask "
+            "again"
         )
     wrong = [f"{key} is missing" for key in PROBE_KEYS if key not in probe]
     for key, bounds in PROBE_KEYS.items():

@@ -57,14 +57,15 @@ def parse_cluster(text: str, probe_path: str | Path | None = None) -> Hardware:
 
 
 def hardware_of_tables(name: str, tables: Mapping[str, Any]) -> Hardware:
-    """The hardware of a TOML file's tables; raises `ClusterError` naming unknown keys and impossible
-    numbers.
+    """The hardware of a TOML file's tables; raises `ClusterError` naming unknown keys and
+    impossible numbers.
     """
     given = _flatten(name, tables)
     preset_name = given.pop("device.preset", None)
     if preset_name is not None and (not isinstance(preset_name, str) or preset_name not in PRESETS):
         raise ClusterError(
-            f"{name}: [device] preset {preset_name!r} is unknown; {_nearest_preset(str(preset_name))}"
+            f"{name}: [device] preset {preset_name!r} is unknown; "
+            f"{_nearest_preset(str(preset_name))}"
         )
     preset = PRESETS[preset_name] if preset_name else None
     settings = {**(settings_of(preset) if preset else DEFAULTS), **given}
@@ -104,7 +105,8 @@ def _flatten(name: str, tables: Mapping[str, Any]) -> dict[str, Any]:
     peaks = given.get("device.peak_tflops")
     if isinstance(peaks, Mapping) and (set(peaks) - set(_FIRST_PRECISION) or not peaks):
         raise ClusterError(
-            f"{name}: device.peak_tflops is one number, or a table with {', '.join(_FIRST_PRECISION)}"
+            f"{name}: device.peak_tflops is one number, or a table with "
+            f"{', '.join(_FIRST_PRECISION)}"
         )
     return given
 

@@ -128,7 +128,7 @@ def _ratio(text: str, given: Any) -> Ratio:
 TORCH: Final = ProductTable(frozenset())
 """Torch's own products everywhere."""
 RULE: Final = ProductTable(frozenset(CLASSES))
-"""oneDNN for all products from the first range on: a fixed choice, for tests and simulated ranks."""
+"""Table that has oneDNN from the first range on: a fixed choice, for tests and simulated ranks."""
 FIXED: Final[Mapping[str, ProductTable]] = {"rule": RULE, "torch": TORCH}
 
 

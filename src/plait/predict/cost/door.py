@@ -68,7 +68,8 @@ def check_size(chosen: Plan, machines: Cluster) -> None:
     """
     if chosen.world_size > machines.num_devices and not machines.shares_cores:
         raise WorldSizeError(
-            f"plan '{chosen}' needs {chosen.world_size} devices and {machines.name} has {machines.num_devices}; "
+            f"plan '{chosen}' needs {chosen.world_size} devices and {machines.name} has "
+            f"{machines.num_devices}; "
             f"ask for {machines.device.name}x{chosen.world_size}"
         )
 

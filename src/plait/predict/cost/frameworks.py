@@ -1,4 +1,4 @@
-"""Who runs the plan: how other frameworks behave, by name, and which plans they offer.
+"""Frameworks that run a plan: how other frameworks behave, by name, and which plans they offer.
 
 `plait estimate --framework megatron-core` predicts the plan as that framework would run it, and
 `plait plan` then chooses among the plans that it offers. What stands here is from each framework's
@@ -27,7 +27,7 @@ class Framework:
     name: str
     runtime: Runtime = field(default_factory=Runtime)
     attention: str = "sdpa"
-    """Its attention kernel, where a config names none."""
+    """Attention kernel of the framework, where a config names none."""
     schedules: tuple[str, ...] | None = None
     """None: any, those that a user wrote too."""
     tensor_modes: tuple[str, ...] = TENSOR_MODES
@@ -96,7 +96,7 @@ MEGATRON_2022 = replace(
     sequence_parallel=True,
     data=("allreduce", "zero1"),
 )
-"""The same with sequence parallelism (Korthikanti et al. 2022), gradients added up inside the
+"""Megatron-LM with sequence parallelism (Korthikanti et al. 2022), gradients added up inside the
 products that make them, and a distributed optimizer.
 """
 MEGATRON_DEEPSPEED = replace(

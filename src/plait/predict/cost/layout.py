@@ -26,7 +26,7 @@ from plait.predict.cost.time.stages import Stage, split_model
 
 @dataclass(frozen=True)
 class RankState:
-    """What one pipeline rank holds and sends on the data axis."""
+    """State of one pipeline rank: weights, and messages on the data axis."""
 
     weights: Weights
     data: DataMessages
@@ -38,7 +38,7 @@ class RankState:
     host_bytes: float
     """Optimizer state that is on the host."""
     buckets: Buckets
-    """What a data axis sends its gradients or weights in."""
+    """Buckets in which the data axis sends gradients or weights."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _held(placement: tuple[int, ...], num_ranks: int) -> tuple[tuple[int, ...], 
 
 @lru_cache(maxsize=65536)
 def rank_state(stages: tuple[Stage, ...], plan: Plan, job: Job) -> RankState:
-    """What a rank with these stages holds."""
+    """State of a rank with these stages."""
     shard = sharding(plan, 1, 1.0)
     weights = stage_weights(stages, shard, job.model.tied_parameters)
     width = job.gradient_width(plan.precision)

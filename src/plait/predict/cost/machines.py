@@ -17,8 +17,8 @@ from plait.predict.cost.time.machine import Efficiency, Machine
 from plait.predict.cost.time.processor import Processor
 
 SUSTAINED = {
-    "a100-40gb": 0.80, "a100-80gb": 0.80, "h100": 0.71, "h200": 0.67, "b200": 0.61, "gb200": 0.56, "gb300": 0.56,
-    "l40s": 0.50, "t4": 0.37,
+    "a100-40gb": 0.80, "a100-80gb": 0.80, "h100": 0.71, "h200": 0.67, "b200": 0.61, "gb200": 0.56,
+    "gb300": 0.56, "l40s": 0.50, "t4": 0.37,
 }  # fmt: skip
 """Median of measured bf16 products beyond 1e12 flops, of the peak rate: clocks fall when products
 are large. From the public kernel measurements of ai-dynamo/aiconfigurator (gemm_perf, commit
@@ -99,8 +99,8 @@ def _memory(cluster: Cluster, profile: CpuProfile | None) -> MemoryRules:
 
 
 def sustained_fraction(device: Device) -> float:
-    """Part of the peak rate that long runs of large matrix products hold: measured, or derived from the
-    best single product.
+    """Part of the peak rate that long runs of large matrix products hold: measured, or derived
+    from the best single product.
     """
     if device.is_cpu:
         return 1.0

@@ -26,8 +26,8 @@ class Runtime:
     overlap_sends: bool = True
     """A stage computes on while it sends to its neighbour."""
     scatters_sends: bool = False
-    """What a stage hands to the next, which all ranks of a tensor group hold, is sent in parts, one
-    a rank, and gathered there (Narayanan et al., Megatron-LM 2021, section 4.1).
+    """Activations between stages are sent in parts, one a rank of the tensor group, and gathered
+    there (Narayanan et al., Megatron-LM 2021, section 4.1).
     """
     keep_gathered: bool = False
     """Sequence parallelism keeps what it gathered, instead of gathering again in backward."""
@@ -44,9 +44,9 @@ class Runtime:
     more.
     """
     expert_traffic: float = 1.0
-    """Of the bytes of a token for each of its experts, what is sent: less where routing is limited
-    to a few nodes, to each of which a token goes once (DeepSeek-V3, section 2.1.2), or where tokens
-    travel in eight bits.
+    """Part of the bytes of a token that is sent to each of its experts: less where routing is
+    limited to a few nodes, to each of which a token goes once (DeepSeek-V3, section 2.1.2), or
+    where tokens travel in eight bits.
     """
     reduces_whole: bool = False
     """ZeRO-1 all-reduces gradients, although each rank needs only a part of them."""
@@ -55,13 +55,13 @@ class Runtime:
     fused_accumulation: bool = False
     """The product that makes a weight's gradient adds it to what earlier micro-batches left."""
     skew_seconds: float = 0.0
-    """What each rank of a tensor group adds to the start of a collective of the group where stages
-    on several nodes exchange by blocking sends: hosts that waited for a send go on out of step, and
-    a collective waits for the last of them.
+    """Seconds that each rank of a tensor group adds to the start of a collective of the group where
+    stages on several nodes exchange by blocking sends: hosts that waited for a send go on out of
+    step, and a collective waits for the last of them.
     """
     late_seconds: float = 0.0
-    """The same where each send is followed by waiting for the device: then what ranks are late by
-    stands in its way, however much work is queued.
+    """Seconds that each rank is late by where each send is followed by waiting for the device:
+    then they are exposed, however much work is queued.
     """
     overlap_tensor: float = 0.0
     """The part of tensor-parallel communication that is split and hidden behind its own matrix
@@ -75,7 +75,7 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be run: model, samples a step, optimizer, and the runtime."""
+    """The work of an estimate: model, samples a step, optimizer, and the runtime."""
 
     model: Model
     global_batch: int
@@ -132,9 +132,9 @@ class Estimate:
     price_per_hour: float
     breakdown: Breakdown = field(default_factory=Breakdown)
     stage_memory: tuple[Memory, ...] = ()
-    """Of each pipeline rank."""
+    """Memory of each pipeline rank."""
     host_overfull: float = 0.0
-    """What offloaded state needs of a node's host, over what that has."""
+    """Memory that offloaded state needs of a node's host, over what the host has."""
 
     @property
     def fits(self) -> bool:

@@ -45,7 +45,7 @@ class Sharding:
     scatters_sends: bool = False
     """`Runtime.scatters_sends`."""
     ranks: int = 1
-    """Of the whole plan: on a processor they share its cores."""
+    """Ranks of the whole plan: on a processor they share its cores."""
 
     @property
     def tokens(self) -> float:

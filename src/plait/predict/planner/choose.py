@@ -97,7 +97,7 @@ def decide(
 
 
 def _order(objective: str) -> Any:
-    """What plans are sorted by; of equal ones the shorter text comes first."""
+    """Key by which plans are sorted; of equal ones the shorter text comes first."""
 
     def key(estimate: Estimate) -> tuple[float, float, int]:
         seconds = float(f"{estimate.step_seconds:.9g}")
@@ -110,7 +110,7 @@ def _order(objective: str) -> Any:
 
 
 def settings_for(tables: Mapping[str, Any], machine: Machine, objective: str) -> Settings:
-    """What the config's plan text says of precision and compiling; else bf16 on accelerators and
+    """Settings from the config's plan text: precision and compiling; else bf16 on accelerators and
     float32 on processors.
     """
     text = str(tables.get("plan", {}).get("text") or "")
@@ -140,18 +140,23 @@ def _why_nothing_fits(
     runs = "" if settings.framework is PLAIT else f" of {settings.framework.name}"
     if not found.too_large:
         return (
-            f"no plan{runs} divides {model.name} ({model.parameters / 1e9:.3g} B parameters, {model.num_repeated} layers) "
+            f"no plan{runs} divides {model.name} ({model.parameters / 1e9:.3g} B parameters, "
+            f"{model.num_repeated} layers) "
             f"and a global batch of {job.global_batch} over {machines.num_devices} devices; "
             "try another number of devices or a larger global batch"
         )
     over = min(found.too_large.values())
     base = (
-        f"no plan{runs} fits {model.name} ({model.parameters / 1e9:.3g} B parameters) on {machines.name}: "
+        f"no plan{runs} fits {model.name} ({model.parameters / 1e9:.3g} B parameters) on "
+        f"{machines.name}: "
         f"the nearest needs {over:.2g} times the memory of {name}"
     )
     size, batch = _from_where(job, machine, machines.num_devices, settings)
     if not size:
-        return f"{base}; no number of devices up to {LARGEST_CLUSTER} fits it, choose devices with more memory"
+        return (
+            f"{base}; no number of devices up to {LARGEST_CLUSTER} fits it, choose devices with "
+            "more memory"
+        )
     samples = f" and {batch} samples a step" if batch != job.global_batch else ""
     return f"{base}; fits from {size} devices{samples}"
 

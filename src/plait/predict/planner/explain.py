@@ -37,7 +37,7 @@ class Loss:
     slower: float
     causes: tuple[tuple[str, float], ...]
     gain: tuple[str, float] | None = None
-    """What it does better, where that is much of what it loses."""
+    """Cause in which this plan is the better one, where that is much of its loss."""
 
     def __str__(self) -> str:
         text = f"{self.plan} loses {percent(self.slower)}"
@@ -72,7 +72,8 @@ def explain(choice: Choice, limit: int = 8) -> list[str]:
     ]
     if choice.found.not_opened:
         lines.append(
-            f"{choice.found.not_opened} other combinations are at least 10% slower even without bubbles or waiting"
+            f"{choice.found.not_opened} other combinations are at least 10% slower even without "
+            "bubbles or waiting"
         )
     return lines
 
@@ -90,7 +91,7 @@ def losses(choice: Choice, best: Estimate, limit: int) -> list[Loss]:
 
 
 def loss_against(choice: Choice, best: Estimate, other: Estimate, name: str = "") -> Loss:
-    """What the difference between two estimates is due to: the causes that make most of it, largest
+    """Causes of the difference between two estimates: those that make most of it, largest
     first.
     """
     theirs = other.breakdown.as_dict()

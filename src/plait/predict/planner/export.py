@@ -79,7 +79,8 @@ def to_megatron(plan: Plan, global_batch: int) -> Exported:
         words += ["--expert-model-parallel-size", plan.ep]
         if plan.tp.size > 1 and not plan.tp.sequence_parallel:
             out.missing.append(
-                f"ep{plan.ep} {plan.tp}: Megatron-LM wants sequence parallel beside experts; choose tp{plan.tp.size}:1d,sp"
+                f"ep{plan.ep} {plan.tp}: Megatron-LM wants sequence parallel beside experts; "
+                f"choose tp{plan.tp.size}:1d,sp"
             )
     words += _megatron_data(plan, out)
     if plan.remat == "full":
@@ -94,7 +95,8 @@ def to_megatron(plan: Plan, global_batch: int) -> Exported:
     elif plan.remat == "selective":
         words += ["--recompute-granularity", "selective"]
         out.missing.append(
-            "remat:selective: Megatron-LM recomputes attention only, plait also norms and activations"
+            "remat:selective: Megatron-LM recomputes attention only, plait also norms and "
+            "activations"
         )
     words += ["--bf16"] if plan.precision == "bf16" else []
     if plan.precision == "float64":
@@ -146,7 +148,8 @@ def to_deepspeed(plan: Plan, global_batch: int) -> Exported:
             "contiguous_memory_optimization": False,
         }
         out.missing.append(
-            f"remat:{plan.remat}: call deepspeed.checkpointing.checkpoint around each block in the model's code"
+            f"remat:{plan.remat}: call deepspeed.checkpointing.checkpoint around each block in "
+            "the model's code"
         )
     if plan.pp.size > 1:
         out.missing.append(
@@ -199,7 +202,8 @@ def _deepspeed_layers(plan: Plan, out: Exported) -> dict[str, Any]:
     elif plan.cp.size > 1:
         out.other_ranks = True
         out.missing.append(
-            f"{plan.cp}: DeepSpeed splits sequences by Ulysses, not by a ring; choose cp{plan.cp.size}:ulysses"
+            f"{plan.cp}: DeepSpeed splits sequences by Ulysses, not by a ring; choose "
+            f"cp{plan.cp.size}:ulysses"
         )
     if plan.ep > 1:
         out.missing.append(f"ep{plan.ep}: pass ep_size={plan.ep} to deepspeed.moe.layer.MoE")
@@ -220,10 +224,14 @@ def to_torchtitan(plan: Plan, global_batch: int) -> Exported:
         "zbv": "ZBVZeroBubble",
         "dualpipev": "DualPipeV",
     }
+    if plan.pp.size > 1:
+        local_batch = -(-global_batch // plan.dp.size)
+    else:
+        local_batch = _samples(plan, global_batch, out)
     lines = [
         "[training]",
         # Without a pipeline torchtitan adds up gradients until the global batch is reached.
-        f"local_batch_size = {-(-global_batch // plan.dp.size) if plan.pp.size > 1 else _samples(plan, global_batch, out)}",
+        f"local_batch_size = {local_batch}",
         f"global_batch_size = {global_batch}",
         'dtype = "float32"',
         f'mixed_precision_param = "{"bfloat16" if plan.precision == "bf16" else "float32"}"',
@@ -244,7 +252,8 @@ def to_torchtitan(plan: Plan, global_batch: int) -> Exported:
             out.missing.append(f"{plan.pp}: torchtitan has no {plan.pp.schedule}; exported as 1F1B")
         if plan.pp.schedule == "interleaved" and plan.pp.virtual != 2:
             lines.append(
-                f"# two stages a rank without pipeline_parallel_layers_per_stage = layers / {plan.pp.num_stages}"
+                "# two stages a rank without pipeline_parallel_layers_per_stage = layers / "
+                f"{plan.pp.num_stages}"
             )
         if plan.pp.schedule == "zb-h1":
             out.missing.append(
@@ -290,7 +299,8 @@ def _samples(plan: Plan, global_batch: int, out: Exported) -> int:
     shares = plan.dp.size * plan.micro_batches
     if global_batch % shares:
         out.missing.append(
-            f"a global batch of {global_batch} does not divide into dp{plan.dp.size} x mb{plan.micro_batches}; rounded up"
+            f"a global batch of {global_batch} does not divide into dp{plan.dp.size} x "
+            f"mb{plan.micro_batches}; rounded up"
         )
     return -(-global_batch // shares)
 
@@ -300,7 +310,8 @@ def _tensor_is_1d(plan: Plan, out: Exported, framework: str) -> bool:
         return True
     out.other_ranks = True
     out.missing.append(
-        f"{plan.tp}: {framework} splits layers in one dimension only; choose tp{plan.tp.size}:1d or leave it out"
+        f"{plan.tp}: {framework} splits layers in one dimension only; choose tp{plan.tp.size}:1d "
+        "or leave it out"
     )
     return False
 

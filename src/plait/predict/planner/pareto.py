@@ -8,7 +8,7 @@ from plait.predict.cost.records import Estimate
 
 
 def pareto_front(estimates: Sequence[Estimate]) -> list[Estimate]:
-    """Those estimates that are not worse in all of step time, peak memory and price of a token,
+    """Estimates that are not worse in all of step time, peak memory and price of a token,
     fastest first.
     """
     front: list[Estimate] = []

@@ -171,7 +171,7 @@ class Climb:
                     yield DataAxis(size, strategy, replicate=replicas, offload=offload)
 
     def _valid(self, plans: Iterator[Plan] | list[Plan]) -> Iterator[Plan]:
-        """Those that the rules of plans, the batch, the model and whoever runs them allow."""
+        """Plans that the rules of plans, the batch, the model and whoever runs them allow."""
         for plan in plans:
             try:
                 plan.check()

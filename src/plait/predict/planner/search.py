@@ -38,7 +38,7 @@ MARGIN = 1.10
 
 @dataclass(frozen=True)
 class Settings:
-    """What a search may not change, and how much it looks at."""
+    """Options that a search may not change, and how much it looks at."""
 
     precision: str = "bf16"
     compile: bool = False
@@ -50,7 +50,7 @@ class Settings:
     keep: int = 10
     """Plans whose schedules are replayed at the end."""
     most: int = 60
-    """And at most so many, where guesses were too good."""
+    """Most plans that are replayed, where guesses were too good."""
 
     @property
     def offloads(self) -> bool:
@@ -64,7 +64,7 @@ class Settings:
 
 @dataclass
 class Found:
-    """What a search has seen: the best plans, the best of each combination of degrees, and what did
+    """Findings of a search: the best plans, the best of each combination of degrees, and what did
     not fit.
     """
 
@@ -80,7 +80,9 @@ class Found:
 
 
 def score(guess: Guess, objective: str) -> float:
-    """What is minimised: seconds (money goes with them, the devices being the same), or bytes."""
+    """The number that is minimised: seconds (money goes with them, the devices being the same), or
+    bytes.
+    """
     return (
         guess.memory_bytes * (1 + 1e-6 * guess.step_seconds)
         if objective == "memory"

@@ -1,4 +1,4 @@
-"""What the engine itself costs on this machine: processor seconds of a step, a micro-batch, a block
+"""Cost of the engine itself on this machine: processor seconds of a step, a micro-batch, a block
 that compute nothing.
 
 Tiny models are trained for some steps; the differences between few and many blocks, and between few
@@ -20,8 +20,8 @@ from plait.mesh import Mesh
 STEPS = 9
 FEWEST_STEPS = 6
 SPREAD = 1.04
-"""Of a model that is trained: fewer are enough where the shortest came three times, within so
-much.
+"""Spread of the shortest steps of a model: fewer steps are enough where the shortest came three
+times, within so much.
 """
 SIZES = {
     "hidden_size": 16,
@@ -51,7 +51,7 @@ class Tiny:
     blocks: float = MANY - FEW
     """By how many the two differ."""
     shape: tuple[int, ...] = ()
-    """Of an input that is no text."""
+    """Shape of an input that is no text."""
 
 
 class Step(NamedTuple):

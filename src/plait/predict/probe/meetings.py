@@ -1,4 +1,4 @@
-"""What a rank loses when it meets others, beside the work and the bytes: measured in steps of a
+"""Synchronisation overhead of a rank, beside the work and the bytes: measured in steps of a
 real model under small plans.
 
 Ranks that wait lose their caches, and what the engine does round a collective is more than the
@@ -54,7 +54,7 @@ MOST_IDLE = 1.25
 
 
 def plans_of(num_ranks: int) -> tuple[str, ...]:
-    """Of `PLANS`, those of so many ranks."""
+    """The plans of `PLANS` that have so many ranks."""
     return tuple(
         text
         for plans in PLANS.values()

@@ -1,10 +1,11 @@
-"""What a processor core takes for the operations of a model: seconds for each number, flop or
+"""Seconds of a processor core for the operations of a model: seconds for each number, flop or
 weight, as training meets them.
 
 Training comes back to a tensor when it has left the caches long ago. So each operation runs over a
 row of different tensors that are more than the caches hold, and keeps its results. What Python
 takes to start it is measured with almost no numbers and taken off: it is counted by itself
-(`plait.predict.probe.engine`). All seconds are the processor's, which other processes do not lengthen.
+(`plait.predict.probe.engine`). All seconds are the processor's, which other processes do not
+lengthen.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ def product_seconds() -> dict[str, float]:
 
 
 def plain_product_seconds() -> dict[str, float]:
-    """The same as torch makes them."""
+    """Products as torch itself makes them."""
     return dict(
         zip(
             ("plain_flop", "plain_number"),

@@ -1,5 +1,5 @@
-"""What a rank holds of each parameter under a tensor axis, in the order of the model, and which
-gradients it shares.
+"""Local sizes of each parameter under a tensor axis, in the order of the model, and the gradients
+that ranks share.
 
 A parameter whose copies saw other tokens (norms, biases and positions where tokens are cut; every
 weight of 2.5D over its depth) has its gradient summed over the tensor axis once a step, on what

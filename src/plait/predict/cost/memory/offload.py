@@ -22,8 +22,8 @@ of magnitude, no source.
 HOST_BYTES = 2e12
 """Memory of a node's host, as the systems of eight accelerators have it."""
 ADAM_BYTES = 28.0
-"""Of a weight: its gradient, master and two moments are read, the last three written, in
-float32.
+"""Bytes of the update of a weight: gradient, master and two moments are read, the last three
+written, in float32.
 """
 
 
@@ -36,5 +36,7 @@ def update_seconds(machine: Machine, num_devices: int, numbers: float, moved_byt
 
 
 def overfull(machine: Machine, num_devices: int, host_bytes: float) -> float:
-    """What the host would need over what it has, where each rank keeps `host_bytes` there."""
+    """Memory that a host would need over the memory it has, where each rank keeps `host_bytes`
+    there.
+    """
     return min(machine.devices_per_node, num_devices) * host_bytes / HOST_BYTES

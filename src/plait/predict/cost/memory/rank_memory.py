@@ -57,9 +57,9 @@ class Weights:
     largest_block: float
     """The largest block's weights: what ZeRO-3 gathers at once."""
     padding: float = 0.0
-    """What a ring adds to the blocks that its ranks do not divide."""
+    """Numbers that a ring adds to blocks that its ranks do not divide."""
     least_keys: float | None = None
-    """What the parameter server owns that has least; None: an equal share."""
+    """Numbers of the parameter server that owns fewest; None: an equal share."""
 
     @property
     def total(self) -> float:

@@ -168,7 +168,8 @@ def describe_keys(model: Mapping[str, Any], seq_len: int) -> Model:
         )
     if model.get("is_encoder_decoder"):
         raise ModelError(
-            f"model {family!r} has an encoder and a decoder, which have no formulae here; describe its nn.Module"
+            f"model {family!r} has an encoder and a decoder, which have no formulae here; "
+            "describe its nn.Module"
         )
     shape = transformer_shape(model, family)
     return transformer_model(
@@ -202,7 +203,10 @@ def wrong_sizes(model: Mapping[str, Any]) -> Iterator[str]:
         if isinstance(value, bool) or not isinstance(value, int):
             yield f"model.{name} = {value!r} must be a whole number"
         elif not least <= value <= LARGEST.get(key, LARGEST_SIZE):
-            yield f"model.{name} = {value} must be between {least} and {LARGEST.get(key, LARGEST_SIZE)}"
+            yield (
+                f"model.{name} = {value} must be between {least} and "
+                f"{LARGEST.get(key, LARGEST_SIZE)}"
+            )
     for rate in RATES:
         value = model.get(rate)
         if value is not None and (not isinstance(value, (int, float)) or not 0 <= value <= 1):
@@ -217,7 +221,10 @@ def _uneven(shape: Transformer) -> Iterator[str]:
     if not shape.kv_lora_rank and heads % groups:
         yield f"num_attention_heads {heads} must be a multiple of num_key_value_heads {groups}"
     if shape.num_experts_per_tok > shape.num_experts:
-        yield f"num_experts_per_tok {shape.num_experts_per_tok} is more than the {shape.num_experts} experts"
+        yield (
+            f"num_experts_per_tok {shape.num_experts_per_tok} is more than the "
+            f"{shape.num_experts} experts"
+        )
     if shape.kv_lora_rank and not (
         shape.qk_nope_head_dim + shape.qk_rope_head_dim and shape.v_head_dim
     ):
@@ -307,8 +314,8 @@ def describe_module(module: Any, seq_len: int = 1, roles: Mapping[str, str] | No
     """The description of a torch module, usually on the meta device.
 
     A Hugging Face model of a known family is described by its own config, any other from a forward
-    on the meta device (`plait.predict.cost.model.modules`), and one that cannot run there, because what it does
-    depends on values, from its layers alone (`plait.predict.cost.model.leaves`).
+    on the meta device (`plait.predict.cost.model.modules`), and one that cannot run there, because
+    what it does depends on values, from its layers alone (`plait.predict.cost.model.leaves`).
     """
     table = _own_config(module)
     if table is not None and is_known(str(table["name"])) and not table.get("is_encoder_decoder"):

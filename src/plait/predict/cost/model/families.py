@@ -1,4 +1,4 @@
-"""What the transformer families of Hugging Face differ in beside their sizes: norms, biases, gates,
+"""Differences of the transformer families of Hugging Face beside their sizes: norms, biases, gates,
 positions, tied tables.
 
 One row a family, so that a pasted config.json counts its weights exactly (tests hold each row

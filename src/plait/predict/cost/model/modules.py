@@ -22,7 +22,7 @@ from plait.predict.cost.model.real import state_of, tokens_for, value_of
 from plait.predict.cost.model.watching import Watch, is_layer
 
 SAMPLES = 2
-"""Of the run on the meta device; some layers refuse a single one."""
+"""Samples of the run on the meta device; some layers refuse a single one."""
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -171,8 +171,8 @@ def _lenient(blocks: list[Any]) -> Iterator[None]:
 
 
 def _inputs(module: Any, seq_len: int) -> Iterator[Any]:
-    """What may go in, by the first layer with a weight: tokens, images, features with and without a
-    sequence.
+    """Inputs that a model may take, by the first layer with a weight: tokens, images, features with
+    and without a sequence.
     """
     import torch
 
@@ -296,7 +296,7 @@ def _watched(
 
 
 def _assembled(module: Any, described: list[tuple[bool, Block]], seq_len: int) -> Model:
-    """What comes before the first block is the embedding, what comes after the last one is the
+    """Operations before the first block are the embedding, those after the last one the
     head.
     """
     places = [index for index, (is_block, _) in enumerate(described) if is_block]

@@ -125,8 +125,8 @@ Operation = Matmul | Attention | Elementwise | Lookup
 
 @dataclass(frozen=True)
 class Saved:
-    """What one block keeps for backward, in numbers for each token: `sequence` is divided only by
-    sequence parallelism, `tensor` always.
+    """Activations that one block keeps for backward, in numbers for each token: `sequence` is
+    divided only by sequence parallelism, `tensor` always.
 
     `*_masks` are single bytes. `scores` is multiplied by the length of the sequence and is what
     selective recomputation drops.
@@ -145,7 +145,7 @@ class Saved:
     again in backward or once and keeps it.
     """
     unfused: float = 0.0
-    """What is kept besides in `tensor` when elementwise operations are not fused."""
+    """Numbers kept besides in `tensor` when elementwise operations are not fused."""
     logits: float = 0.0
     """Numbers that are also kept in float32 by the loss."""
     routed: float = 0.0
@@ -232,7 +232,7 @@ class Model:
     num_kv_heads: int = 1
     hidden: int = 1
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """What the rules of a plan ask of a model, by the keys of configs."""
+    """Sizes of a model that the rules of a plan ask about, by the keys of configs."""
 
     def blocks(self) -> Iterator[Block]:
         """Every block in order."""

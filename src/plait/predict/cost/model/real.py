@@ -12,9 +12,11 @@ from typing import Any
 
 MOST_TOKENS = 512
 FEWEST_TOKENS = 16
-"""Of a run with real values; every count is for each token."""
+"""Tokens of a run with real values; every count is for each token."""
 MOST_FLOPS = 4e10
-"""Of such a run, which takes fewer tokens then, and none where the fewest are too many."""
+"""Flops of a run with real values, which takes fewer tokens then, and none where the fewest are too
+many.
+"""
 LARGE = 4_000_000
 """Numbers of a weight from which on it is one number seen many times."""
 SCALE = 0.02

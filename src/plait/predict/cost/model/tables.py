@@ -1,5 +1,5 @@
-"""What is asked: the tables of a config, read and looked at as a whole before any number is
-computed.
+"""The question of an estimate: the tables of a config, read and looked at as a whole before any
+number is computed.
 
 The sections are those of `plait.config` and are refused alike. A [model] may say more here than
 `plait train` can run: names that other families give their keys, and a pasted config.json of a
@@ -140,7 +140,8 @@ def _check_model(table: Mapping[str, Any], faults: list[str]) -> None:
     if name is None:
         if "model_type" not in table:
             faults.append(
-                f"model.name is missing; known: {', '.join(MODELS)} (or model_type, as in a pasted config.json)"
+                f"model.name is missing; known: {', '.join(MODELS)} (or model_type, as in a "
+                "pasted config.json)"
             )
         return
     if not isinstance(name, str) or name not in MODELS:
@@ -159,7 +160,7 @@ def _check_model(table: Mapping[str, Any], faults: list[str]) -> None:
 
 
 def _check_whole(model: Any, faults: list[str]) -> None:
-    """What must hold between the keys of a model."""
+    """Rules that hold between the keys of a model."""
     from plait.config import ClusterSection, Data, PlanSection, Train
     from plait.config.config import Config
     from plait.config.rules import broken_rules
@@ -212,7 +213,7 @@ def family_of(model: Any) -> str:
 
 
 def assumed(tables: Mapping[str, Any], batch: int, seq_len: int) -> list[str]:
-    """What the config left open and was assumed."""
+    """Assumptions where the config left something open."""
     found = []
     if not tables.get("train", {}).get("global_batch"):
         found.append(f"train.global_batch is not given: {batch} samples a step are assumed")
@@ -221,6 +222,7 @@ def assumed(tables: Mapping[str, Any], batch: int, seq_len: int) -> list[str]:
     family = family_of(tables["model"])
     if family and not is_known(family):
         found.append(
-            f"model_type '{family}' has no entry here: it is described as if it were built like Llama"
+            f"model_type '{family}' has no entry here: it is described as if it were built like "
+            "Llama"
         )
     return found

@@ -35,9 +35,9 @@ class Transformer:
     num_key_value_heads: int = 0
     head_dim: int = 0
     traits: Traits = LLAMA
-    """What its family has beside the sizes."""
+    """Traits of the family, beside the sizes."""
     table_width: int = 0
-    """Of the token table, where it is projected to the hidden size; 0: as wide."""
+    """Width of the token table, where it is projected to the hidden size; 0: as wide."""
     fused_attention: bool = True
     tuned_attention: bool = False
     dropout: bool = False

@@ -1,5 +1,5 @@
-"""What one module does in a forward, usually on the meta device: its operations in order, and what
-autograd saves of it.
+"""Operations of one module in a forward, in order and usually on the meta device, and the tensors
+that autograd saves.
 
 Layers with weights are counted as a whole by hooks; attention by its function; other matrix
 products and everything elementwise by their operators. Between a column and its row a tensor axis
@@ -23,7 +23,7 @@ from plait.predict.cost.model.operations import (
 from plait.predict.cost.model.real import state_of
 
 SPLITS: dict[str, Split] = {"column": "column", "head": "column", "row": "row"}
-"""What a role says of a linear layer."""
+"""Split that a role gives a linear layer."""
 
 NORMS = {
     "LayerNorm": 2,
@@ -61,7 +61,9 @@ class Watch:
     def run(
         self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, real: bool = False
     ) -> Any:
-        """The output of the module, on the meta device or with values (`plait.predict.cost.model.real`)."""
+        """The output of the module, on the meta device or with values
+        (`plait.predict.cost.model.real`).
+        """
         import torch
 
         from plait.torch_internals import storage_key
@@ -89,7 +91,7 @@ class Watch:
                 hook.remove()
 
     def elementwise(self) -> list[Operation]:
-        """What was read and written outside of layers, for each token."""
+        """Numbers read and written outside of layers, for each token."""
         return [
             Elementwise("elementwise", reads / self.tokens, writes / self.tokens, split)
             for split, (reads, writes) in self._moved.items()

@@ -1,7 +1,8 @@
 """Closed forms of schedules: time and live micro-batches without walking their actions, to rank
 thousands of plans.
 
-Bubbles (of `plan.facts`) in units of 1F1B's, (p-1)(F+B), and live micro-batches, as their papers state them:
+Bubbles (of `plan.facts`) are in units of 1F1B's, (p-1)(F+B). They and the live micro-batches are
+those of the papers:
 Narayanan et al. 2021 (interleaved), Qi et al. 2023 (ZB-H1, ZB-H2), Qi et al. 2024 (ZBV, V-Half,
 V-Min), Harlap et al. 2018 and Narayanan et al. 2021b (asynchronous). The estimate itself replays
 the schedule; these only decide which plans are worth a replay.

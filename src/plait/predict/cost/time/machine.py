@@ -23,7 +23,9 @@ from plait.predict.cost.time.messages import Message
 
 @dataclass(frozen=True)
 class Efficiency:
-    """What real kernels and links reach of the data sheet. Fractions unless the name has a unit."""
+    """Parts of the data sheet that real kernels and links reach. Fractions unless the name has a
+    unit.
+    """
 
     matmul: float = 0.95
     """Large matrix products inside training, of what the device sustains in benchmarks of single
@@ -45,7 +47,7 @@ class Efficiency:
     link: float = 0.8
     """Bus bandwidth of large collectives inside a node, of the one-directional link rate."""
     network: float = 0.9
-    """The same between nodes."""
+    """Bus bandwidth of large collectives between nodes, of the one-directional link rate."""
     collective_seconds: float = 35e-6
     """Start of a reduce-scatter or all-gather inside a node (an all-reduce is two)."""
     attention_depth: float = 48.0
@@ -55,7 +57,7 @@ class Efficiency:
     launch_seconds: float = 60e-6
     """Python, autograd and driver for each kernel on the host: small micro-batches wait for it."""
     call_seconds: float = 135e-6
-    """The same for each collective."""
+    """Python, autograd and driver for each collective on the host."""
     eager_passes: float = 1.8
     """How often an elementwise operation that is not fused passes over memory, beside once when
     compiled.

@@ -14,9 +14,10 @@ from plait.predict.cost.time.processor import Processor
 
 
 def meetings_of_step(job: Job, plan: Plan, machine: Processor) -> float:
-    """Of a rank of a plan that has one axis, in the units of `plait.predict.cost.time.meetings.meeting_seconds`:
-    micro-batches handed over, parameters in collectives of the data axis, steps of a ring, or
-    messages inside blocks.
+    """Synchronisations of a rank in a step of a plan that has one axis.
+
+    The units are those of `plait.predict.cost.time.meetings.meeting_seconds`: micro-batches handed
+    over, parameters in collectives of the data axis, steps of a ring, or messages inside blocks.
     """
     layout = lay_out(job, plan)
     times = plan.micro_batches

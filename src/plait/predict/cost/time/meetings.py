@@ -1,5 +1,4 @@
-"""What ranks take and lose when they meet on the cores of a processor, from what the probe measured
-there.
+"""Synchronisation overhead of ranks on the cores of a processor, from the measurements of a probe.
 
 A core that computes communicates itself, so nothing is hidden, and all is the work of a rank. A
 collective has a latency and a rate; round it, in the engine, a rank does more (hooks, copies,
@@ -23,10 +22,10 @@ from plait.predict.cost.time.gradients import Buckets
 from plait.predict.cost.time.messages import Message
 
 NUMBER_BYTES = 4
-"""Of a gradient: the probe measures in float32."""
+"""Bytes of a gradient: the probe measures in float32."""
 
 COLLECTS = ("all_gather", "broadcast")
-"""What brings weights once they are updated, as they lie."""
+"""Operations that gather weights in place once they are updated."""
 
 LIKE = {
     "broadcast": "all_gather",
@@ -70,7 +69,8 @@ def ring_steps(size: int, seq_len: int, met_at_once: float) -> float:
     """How often a rank of a ring of `size`, on average, attends to what others have or waits for
     them, forward and backward.
 
-    As `plait.parallel.context.ring_schedule` goes: rounds of as many steps as bring `met_at_once` keys, in each at
+    The rounds are those of `plait.parallel.context.ring_schedule`: as many steps as bring
+    `met_at_once` keys, in each at
     most one visit to the ranks before and one to those after. Forward waits once, for all to show
     what they have; backward does, and once a round, for gradients to come home.
     """
@@ -133,8 +133,8 @@ def reduction(
 
 
 def meeting(message: Message, shard: Sharding) -> str:
-    """What kind of meeting a message inside a block is; "" where the steps of a ring are counted by
-    themselves (`ring`).
+    """Kind of synchronisation of a message inside a block; "" where the steps of a ring are counted
+    by themselves (`ring`).
     """
     if message.axis == "cp":
         return "" if message.op == "shift" else "turn"
@@ -151,7 +151,7 @@ def inside_block(machine: Measured, message: Message, shard: Sharding) -> float:
 
 
 def meeting_seconds(machine: Measured, name: str, size: int, ranks: int) -> float:
-    """What a rank loses when it meets others, `size` in all, beside the work, where so many `ranks`
+    """Synchronisation overhead of one rank among `size`, beside the work, where so many `ranks`
     share the cores.
 
     It grows in straight lines: where each rank has a core with how many meet, and where ranks share

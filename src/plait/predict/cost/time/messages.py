@@ -40,12 +40,12 @@ class Message:
 
     @property
     def sent_bytes(self) -> float:
-        """What one rank sends."""
+        """Bytes that one rank sends."""
         return self.count * bytes_sent(self.op, round(self.payload_bytes), self.size)
 
 
 def block_messages(block: Block, shard: Sharding, precision: str) -> tuple[Message, ...]:
-    """What one block sends for one micro-batch on the tensor, context and expert axes, forward and
+    """Messages of one block for one micro-batch on the tensor, context and expert axes, forward and
     backward.
     """
     width = BYTES[precision]

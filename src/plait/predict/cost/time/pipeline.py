@@ -45,7 +45,7 @@ class StageSeconds:
         return self.forward + self.backward
 
     def stretched(self, times: float) -> StageSeconds:
-        """The same stage on a slower core: compute takes `times` as long, the send as before."""
+        """This stage on a slower core: compute takes `times` as long, the send as before."""
         return StageSeconds(
             times * self.forward, times * self.input_grad, times * self.weight_grad, self.send
         )

@@ -38,17 +38,17 @@ counted in the same way.
 """
 
 FORWARD_SHARE = 0.4
-"""Of what Python and autograd take for a block."""
+"""Part of the overhead of Python and autograd that a block's forward has."""
 
 STATE_BYTES = 8.0
 """Bytes of optimizer state of each weight in the update that the probe measures."""
 
 MEASURED_EXPERTS = 2
-"""Of the block of experts that the probe measured, a chunk each."""
+"""Experts of the block that the probe measured, a chunk each."""
 
 CHUNK_ROWS = 512
 STEP_ROWS = 64
-"""As `plait.models.gated` has them, which needs torch."""
+"""Rows of a step; both numbers are those of `plait.models.gated`, which needs torch."""
 
 SHARDED_LOSS_PASSES = 2.0
 """A loss over ranges of the vocabulary, of one over all of it."""
@@ -56,7 +56,7 @@ SHARDED_LOSS_PASSES = 2.0
 
 @dataclass(frozen=True)
 class Seconds:
-    """Of one operation: forward, and the two halves of its backward."""
+    """Seconds of one operation: forward, and the two halves of its backward."""
 
     forward: float = 0.0
     input_grad: float = 0.0
@@ -170,7 +170,7 @@ class Processor(Machine):
 def operation(
     op: Operation, shard: Sharding, profile: CpuProfile, *, by_rule: bool = True
 ) -> Seconds:
-    """What an operation takes on one rank and micro-batch. `by_rule`: layers may take the quicker
+    """Seconds of an operation on one rank and micro-batch. `by_rule`: layers may take the quicker
     library (see `product`).
     """
     if isinstance(op, Matmul):
@@ -239,8 +239,8 @@ def dispatched(profile: CpuProfile) -> float:
 
 
 def experts(block: Block, shard: Sharding, profile: CpuProfile) -> float:
-    """The same of the experts that a rank holds, beside those of the block that the probe measured:
-    of each of their chunks.
+    """Overhead of the chunks of a rank's experts, beyond the experts of the block that the probe
+    measured.
     """
     if not block.num_experts:
         return 0.0

@@ -42,7 +42,8 @@ def split_model(model: Model, num_stages: int, balanced: bool = True) -> tuple[S
     inner = len(blocks) - 2
     if len(blocks) < num_stages:
         raise PlanError(
-            f"{num_stages} pipeline stages need {num_stages} blocks or more, and {model.name} has {len(blocks)}"
+            f"{num_stages} pipeline stages need {num_stages} blocks or more, and {model.name} "
+            f"has {len(blocks)}"
         )
     if balanced:
         ends = _balanced_ends([block.flops(model.seq_len) for block in blocks], num_stages)

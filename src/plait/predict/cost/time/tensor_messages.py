@@ -1,4 +1,4 @@
-"""What a tensor axis sends inside a block, mode by mode, as the engine's own tensor modes send it.
+"""Messages of a tensor axis inside a block, mode by mode, as the engine's own tensor modes send it.
 
     1d         Shoeybi et al., Megatron-LM; Korthikanti et al. for sequence parallelism: f and g
     around each pair of products
@@ -7,8 +7,8 @@
     3d         Bian et al.: X and A are gathered and Y is scattered, on three lines of q ranks
 
 A column moves X and A, a row moves A and Y; each gather's backward is the reduce-scatter of the
-same line, and what backward multiplies again is gathered again. `plait.parallel.tensor.products` runs the
-same list.
+same line, and what backward multiplies again is gathered again. `plait.parallel.tensor.products`
+runs the same list.
 """
 
 from __future__ import annotations
