@@ -210,6 +210,13 @@ def _deepspeed_layers(plan: Plan, out: Exported) -> dict[str, Any]:
     return config
 
 
+def _local_batch(plan: Plan, global_batch: int, out: Exported) -> int:
+    """Samples of a data rank: of all micro-batches of a pipeline, else of one."""
+    if plan.pp.size > 1:
+        return -(-global_batch // plan.dp.size)
+    return _samples(plan, global_batch, out)
+
+
 def to_torchtitan(plan: Plan, global_batch: int) -> Exported:
     """A torchtitan TOML."""
     out = Exported("torchtitan")
@@ -224,14 +231,10 @@ def to_torchtitan(plan: Plan, global_batch: int) -> Exported:
         "zbv": "ZBVZeroBubble",
         "dualpipev": "DualPipeV",
     }
-    if plan.pp.size > 1:
-        local_batch = -(-global_batch // plan.dp.size)
-    else:
-        local_batch = _samples(plan, global_batch, out)
     lines = [
         "[training]",
         # Without a pipeline torchtitan adds up gradients until the global batch is reached.
-        f"local_batch_size = {local_batch}",
+        f"local_batch_size = {_local_batch(plan, global_batch, out)}",
         f"global_batch_size = {global_batch}",
         'dtype = "float32"',
         f'mixed_precision_param = "{"bfloat16" if plan.precision == "bf16" else "float32"}"',
