@@ -27,7 +27,6 @@ NOT_YET = {
     "outer.federated",
     "run",
     "launcher",
-    "models",
     "parallel.pipeline",
     "plan",
     "products",

@@ -52,7 +52,8 @@ def make(data: Any, model: Any = None, seed: int = 0) -> Dataset[Any]:
     vocab_size = _vocab_size(model, VOCAB_SIZE)
     if vocab_size < VOCAB_SIZE:
         raise DataError(
-            f"data {name!r} is made of bytes and needs vocab_size = {VOCAB_SIZE} or more, not {vocab_size}"
+            f"data {name!r} is made of bytes and needs vocab_size = {VOCAB_SIZE} or more, not "
+            f"{vocab_size}"
         )
     packed = bool(key(data, "packed", False))
     if packed and key(model, "name") != "llama":
@@ -130,5 +131,6 @@ def _random(data: Any, model: Any, seed: int) -> Dataset[Any]:
     if family in LANGUAGE:
         return RandomTokens(_seq_len(data, model), _vocab_size(model), seed=seed, **size)
     raise DataError(
-        "random data needs a model by name, whose shapes it knows; a model by python needs data by python"
+        "random data needs a model by name, whose shapes it knows; a model by python needs data "
+        "by python"
     )

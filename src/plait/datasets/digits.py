@@ -1,4 +1,4 @@
-"""Handwritten digits: 1,797 images of 8 x 8 pixels, which scikit-learn brings: the extra `digits`."""
+"""Handwritten digits: 1,797 images of 8 x 8 pixels from scikit-learn, the extra `digits`."""
 
 from __future__ import annotations
 

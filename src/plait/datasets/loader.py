@@ -97,7 +97,8 @@ class Loader:
         for key in ("seed", "num_samples"):
             if state[key] != here[key]:
                 raise DataError(
-                    f"the data was saved with {key} = {state[key]} and now has {here[key]}: its order would differ"
+                    f"the data was saved with {key} = {state[key]} and now has {here[key]}: its "
+                    "order would differ"
                 )
         epoch = state["epoch"]
         position = state["position"]

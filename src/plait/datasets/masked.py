@@ -41,7 +41,8 @@ class Masked(Dataset[tuple[Tensor, Tensor]]):
         inputs, targets = collate(self.dataset, indices)
         if targets.is_floating_point():
             raise DataError(
-                f"targets of {targets.dtype} cannot be masked: -100 is a class number that counts for nothing"
+                f"targets of {targets.dtype} cannot be masked: -100 is a class number that "
+                "counts for nothing"
             )
         shares = uniforms(indices, 1, seed=self.seed)[:, 0]
         if targets.dim() == 1:

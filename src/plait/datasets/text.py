@@ -124,7 +124,8 @@ def stdlib(seq_len: int, *, max_bytes: int = STDLIB_BYTES, packed: bool = False)
             break
     if len(corpus) < seq_len + 1:
         raise DataError(
-            f"{str(root)!r} holds {len(corpus)} bytes of Python source, fewer than seq_len + 1 = {seq_len + 1}"
+            f"{str(root)!r} holds {len(corpus)} bytes of Python source, fewer than seq_len + 1 = "
+            f"{seq_len + 1}"
         )
     tensor = torch.frombuffer(corpus[:max_bytes], dtype=torch.uint8)
     return Packed(tensor, seq_len, lengths) if packed else Windows(tensor, seq_len)

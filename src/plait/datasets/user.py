@@ -27,13 +27,15 @@ def make(python: str) -> Dataset[Any]:
         ) from failure
     if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         raise DataError(
-            f"python = {python!r} returned a {type(data).__name__}; it must have a length and samples by index"
+            f"python = {python!r} returned a {type(data).__name__}; it must have a length and "
+            "samples by index"
         )
     if len(data) == 0:
         raise DataError(f"python = {python!r} returned no samples")
     sample = data[0]
     if not (isinstance(sample, tuple | list) and len(sample) == 2):
         raise DataError(
-            f"python = {python!r}: sample 0 is a {type(sample).__name__}, not a pair (input, target)"
+            f"python = {python!r}: sample 0 is a {type(sample).__name__}, not a pair (input, "
+            "target)"
         )
     return data

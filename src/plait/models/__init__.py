@@ -41,9 +41,7 @@ from plait.patterns import matches
 CLASSES = {"mlp": "MLP", "gpt": "GPT", "llama": "Llama", "resnet": "ResNet", "fno": "FNO"}
 SPECIAL = ("hf",)
 OF_FIELDS = frozenset({"fno"})
-"""Whose output is a field of numbers, and whose targets are such fields: they minimise the squared
-error.
-"""
+"""Families whose outputs and targets are fields of numbers: they minimise the squared error."""
 
 
 def make(name: str, **keys: Any) -> nn.Module:
@@ -85,11 +83,13 @@ def roles_for(model: nn.Module) -> dict[str, str]:
     if not isinstance(table, Mapping):
         if home.__name__.startswith("transformers."):
             raise ModelError(
-                f"a {type(model).__name__} gets its table of roles from plait.models.hf.HuggingFace(model), which takes token "
+                f"a {type(model).__name__} gets its table of roles from "
+                "plait.models.hf.HuggingFace(model), which takes token "
                 "numbers and gives logits; pass that, or Options(roles=...)"
             )
         raise ModelError(
-            f"this plan needs a table of roles for {type(model).__name__}: [model] roles = {{...}}, Options(roles=...), "
+            f"this plan needs a table of roles for {type(model).__name__}: [model] roles = "
+            f"{{...}}, Options(roles=...), "
             f"or ROLES = {{...}} beside the class in {home.__name__}"
         )
     names = [

@@ -47,7 +47,8 @@ class Positions(Embedding):
             return hidden + F.embedding(positions, self.weight)
         if length > self.num_embeddings:
             raise ModelError(
-                f"a sequence of {length} tokens exceeds max_position_embeddings = {self.num_embeddings}"
+                f"a sequence of {length} tokens exceeds max_position_embeddings = "
+                f"{self.num_embeddings}"
             )
         return hidden + self.weight[:length]
 

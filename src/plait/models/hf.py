@@ -133,7 +133,8 @@ def make(config: str | Path | Mapping[str, Any], weights: str | Path | None = No
     known = transformers.models.auto.configuration_auto.CONFIG_MAPPING
     if model_type not in known:
         raise ModelError(
-            f"model_type = {model_type!r} is not one that transformers knows; {nearest(str(model_type), known)}"
+            f"model_type = {model_type!r} is not one that transformers knows; "
+            f"{nearest(str(model_type), known)}"
         )
     try:
         with torch.device("meta"):
@@ -199,7 +200,8 @@ def _replace_own(model: nn.Module) -> None:
             ):
                 offset = _offset(module, float(eps))
                 if offset is not None:
-                    setattr(parent, name, RMSNorm(module.weight, float(eps), offset))  # type: ignore[arg-type]
+                    norm = RMSNorm(module.weight, float(eps), offset)  # type: ignore[arg-type]
+            setattr(parent, name, norm)
             scale = getattr(module, "scalar_embed_scale", None)
             if (
                 type(module).__name__.endswith("ScaledWordEmbedding")
@@ -211,13 +213,14 @@ def _replace_own(model: nn.Module) -> None:
 
 
 def _float32(number: float) -> float:
-    """As the library keeps it."""
+    """The configuration as the library keeps it."""
     return float(torch.tensor(number, dtype=torch.float32, device="cpu"))
 
 
 def _offset(module: nn.Module, eps: float) -> float | None:
-    """What a norm adds to its weight, found by trying it on a few numbers; None for a norm of
-    another kind.
+    """The offset that a norm adds to its weight, found by trying it on a few numbers.
+
+    None for a norm of another kind.
     """
     tried = copy.deepcopy(module).to_empty(device="cpu").float()
     weight = tried._parameters.get("weight")
@@ -258,7 +261,8 @@ def roles_for(model: HuggingFace) -> dict[str, str]:
         table = {f"{prefix}{pattern}": role for pattern, role in GPT2_ROLES.items()}
     elif not own:
         raise ModelError(
-            f"transformers has no tensor-parallel plan for {inner.config.model_type}; give a table: roles = {{...}}"
+            f"transformers has no tensor-parallel plan for {inner.config.model_type}; give a "
+            f"table: roles = {{...}}"
         )
     else:
         names = [name.removeprefix(prefix) for name, _ in model.named_modules()]
@@ -271,7 +275,8 @@ def roles_for(model: HuggingFace) -> dict[str, str]:
         unknown = sorted(set(own.values()) - STYLES.keys())
         if unknown:
             raise ModelError(
-                f"the tensor-parallel plan of {inner.config.model_type} says {', '.join(unknown)}; give roles = {{...}}"
+                f"the tensor-parallel plan of {inner.config.model_type} says "
+                f"{', '.join(unknown)}; give roles = {{...}}"
             )
         table = {f"{prefix}{pattern}": STYLES[style] for pattern, style in own.items()}
         doors = {pattern.rpartition(".")[0] for pattern, role in table.items() if role == "column"}
@@ -299,7 +304,8 @@ def _refuse_dropped_attention(config: Any) -> None:
     for key in ("attn_pdrop", "attention_dropout"):
         if getattr(config, key, None):
             raise ModelError(
-                f"{key} = {getattr(config, key)} drops inside the library's attention, which is split here; set it to 0"
+                f"{key} = {getattr(config, key)} drops inside the library's attention, which is "
+                "split here; set it to 0"
             )
 
 

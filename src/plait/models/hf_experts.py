@@ -106,7 +106,7 @@ def adopt(model: Any) -> None:
 
 
 def roles(model: nn.Module) -> dict[str, str]:
-    """Of the modules inside adopted mixtures, by name."""
+    """The roles of the modules inside adopted mixtures, by name."""
     found: dict[str, str] = {}
     for name, module in model.named_modules():
         if isinstance(module, AdoptedMixture):

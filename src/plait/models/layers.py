@@ -130,5 +130,6 @@ def check_divides(part: str, part_size: int, whole: str, whole_size: int) -> Non
         lower = whole_size - whole_size % part_size
         near = f"{lower} or {lower + part_size}" if lower else f"{part_size}"
         raise ModelError(
-            f"{whole} = {whole_size} is not a multiple of {part} = {part_size}; the nearest is {near}"
+            f"{whole} = {whole_size} is not a multiple of {part} = {part_size}; the nearest is "
+            f"{near}"
         )

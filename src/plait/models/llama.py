@@ -89,9 +89,17 @@ class Attention(nn.Module):
     """Causal self-attention with G <= H key-value heads, [B, S, D] -> [B, S, D]."""
 
     def __init__(
-        self, hidden_size: int, num_heads: int, num_key_value_heads: int, *, head_dim: int, rotary: Rotary,
-        dropout: float, std: float, std_residual: float,
-    ) -> None:  # fmt: skip
+        self,
+        hidden_size: int,
+        num_heads: int,
+        num_key_value_heads: int,
+        *,
+        head_dim: int,
+        rotary: Rotary,
+        dropout: float,
+        std: float,
+        std_residual: float,
+    ) -> None:
         super().__init__()
         self.head_dim = head_dim
         self.q = Linear(hidden_size, num_heads * head_dim, bias=False, std=std)
@@ -281,9 +289,15 @@ class Llama(nn.Module):
 
         def block(index: int) -> Block:
             attention = Attention(
-                hidden_size, num_attention_heads, num_key_value_heads, head_dim=head_dim,
-                rotary=Rotary(head_dim, rope_theta), dropout=dropout, std=std, std_residual=std_residual,
-            )  # fmt: skip
+                hidden_size,
+                num_attention_heads,
+                num_key_value_heads,
+                head_dim=head_dim,
+                rotary=Rotary(head_dim, rope_theta),
+                dropout=dropout,
+                std=std,
+                std_residual=std_residual,
+            )
             return Block(attention, mlp(index), hidden_size, eps=rms_norm_eps, dropout=dropout)
 
         self.max_position_embeddings = max_position_embeddings

@@ -25,7 +25,8 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """
     if logits.shape[:-1] != targets.shape:
         raise ModelError(
-            f"cross entropy wants one target for each row of logits: the logits are {list(logits.shape)}, "
+            "cross entropy wants one target for each row of logits: the logits are "
+            f"{list(logits.shape)}, "
             f"the targets {list(targets.shape)} and not {list(logits.shape[:-1])}"
         )
     if targets.is_floating_point():
@@ -40,7 +41,8 @@ def count_targets(targets: Tensor) -> Tensor:
     return (targets != IGNORE).sum()
 
 
-setattr(cross_entropy, "count", count_targets)  # a function's attribute, which mypy has no type for  # noqa: B010
+# mypy has no type for an attribute of a function.
+setattr(cross_entropy, "count", count_targets)  # noqa: B010
 
 
 def mse(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,7 +53,8 @@ def mse(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """
     if output.shape != target.shape:
         raise ModelError(
-            f"mse wants equal shapes: the output is {list(output.shape)}, the target {list(target.shape)}"
+            f"mse wants equal shapes: the output is {list(output.shape)}, the target "
+            f"{list(target.shape)}"
         )
     num_features = max(output[0].numel() if len(output) else 1, 1)
     total = (widen(output) - widen(target)).square().sum() / num_features

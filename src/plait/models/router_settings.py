@@ -61,24 +61,29 @@ class RouterSettings:
                 raise ModelError(f"{what} = {word!r} is none of {', '.join(known)}")
         if not 1 <= self.num_chosen <= self.num_experts:
             raise ModelError(
-                f"num_experts_per_tok = {self.num_chosen} must be from 1 to num_local_experts = {self.num_experts}"
+                f"num_experts_per_tok = {self.num_chosen} must be from 1 to num_local_experts = "
+                f"{self.num_experts}"
             )
         if self.num_experts % self.num_groups or not 1 <= self.num_chosen_groups <= self.num_groups:
             raise ModelError(
-                f"n_group = {self.num_groups} must divide num_local_experts = {self.num_experts}, and "
+                f"n_group = {self.num_groups} must divide num_local_experts = "
+                f"{self.num_experts}, and "
                 f"topk_group = {self.num_chosen_groups} be from 1 to n_group"
             )
         if self.num_chosen > self.num_chosen_groups * (self.num_experts // self.num_groups):
             raise ModelError(
-                f"topk_group = {self.num_chosen_groups} groups hold fewer than {self.num_chosen} experts"
+                f"topk_group = {self.num_chosen_groups} groups hold fewer than {self.num_chosen} "
+                "experts"
             )
         if self.capacity_factor is not None and self.capacity_factor <= 0:
             raise ModelError(
-                f"capacity_factor = {self.capacity_factor} must be above 0; leave it out to drop nothing"
+                f"capacity_factor = {self.capacity_factor} must be above 0; leave it out to drop "
+                "nothing"
             )
         if self.method == "expert_choice" and (self.balance_coef or self.bias_speed):
             raise ModelError(
-                "topk_method = 'expert_choice' is balanced by itself; leave router_aux_loss_coef and the bias out"
+                "topk_method = 'expert_choice' is balanced by itself; leave router_aux_loss_coef "
+                "and the bias out"
             )
 
     def capacity(self, num_positions: int) -> int:

@@ -145,8 +145,7 @@ class Router(nn.Module):
             )
         self.load = None
 
-    # -- scores
-    # ---------------------------------------------------------------------------------------------------
+    # -- scores ------------------------------------------------------------------------------------
 
     def _scores(self, logits: Tensor) -> Tensor:
         if self.settings.method == "noisy":
@@ -167,8 +166,7 @@ class Router(nn.Module):
             x @ widen(self.noise_weight).t()
         )
 
-    # -- tokens choose experts
-    # ------------------------------------------------------------------------------------
+    # -- tokens choose experts ---------------------------------------------------------------------
 
     def _tokens_choose(self, logits: Tensor, scores: Tensor) -> Routing:
         settings = self.settings
@@ -237,8 +235,7 @@ class Router(nn.Module):
         kept = place < self.settings.capacity(chosen.shape[1])
         return self.context.own_positions(kept.unflatten(1, (-1, num_chosen)))
 
-    # -- experts choose tokens
-    # ------------------------------------------------------------------------------------
+    # -- experts choose tokens ---------------------------------------------------------------------
 
     def _experts_choose(self, scores: Tensor) -> Routing:
         """Each expert takes the same number of tokens of a sequence, those with the best scores."""
@@ -252,8 +249,7 @@ class Router(nn.Module):
             self._count(torch.bincount(expert, minlength=scores.shape[-1]), 0, len(expert))
         return Routing(token, expert, scores.flatten(0, 1)[token, expert] * self.settings.scale)
 
-    # -- balance
-    # --------------------------------------------------------------------------------------------------
+    # -- balance -----------------------------------------------------------------------------------
 
     def _balance(self, chosen: Tensor, shares: Tensor) -> Tensor:
         """E / k sum_e f_e P_e, with f_e the share of the tokens that chose expert e and P_e its

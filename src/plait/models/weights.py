@@ -94,7 +94,8 @@ def open_folder(directory: Path) -> dict[str, Stored]:
             part = file.get_slice(key)
             if key in found:
                 raise ModelError(
-                    f"the weights {str(directory)!r} hold {key} twice: in {found[key].file.name} and {path.name}"
+                    f"the weights {str(directory)!r} hold {key} twice: in {found[key].file.name} "
+                    f"and {path.name}"
                 )
             found[key] = Stored(path, key, tuple(part.get_shape()))
     return found
@@ -128,7 +129,8 @@ def fit(
     if any(faults):
         number = len(missing) + len(extra) + len(misfits)
         raise ModelError(
-            f"the weights {str(directory)!r} do not fit the config: {'; '.join(filter(None, faults))} ({number} in all)"
+            f"the weights {str(directory)!r} do not fit the config: "
+            f"{'; '.join(filter(None, faults))} ({number} in all)"
         )
     return Weights(directory, {name: found[name] for name in wanted})
 
@@ -175,6 +177,6 @@ def weights_of(model: nn.Module) -> Weights | None:
 
 
 def start_of(model: nn.Module) -> MakeStart | None:
-    """What a model on the meta device says that makes a model of its kind with its start values."""
+    """The maker of a model with start values, of a model on the meta device that names one."""
     found: MakeStart | None = getattr(model, "make_start", None)
     return found

@@ -16,7 +16,7 @@ from plait.errors import ScheduleError
 
 
 class Kind(str, Enum):
-    """What an action does; the value is its text form."""
+    """The kind of an action; the value is its text form."""
 
     FORWARD = "F"
     BACKWARD = "B"  # the whole backward: input gradient and weight gradient
@@ -59,7 +59,7 @@ class Action:
 
     @classmethod
     def parse(cls, text: str) -> Action:
-        """The inverse of `str`.
+        """An action from its text form.
 
         >>> Action.parse("2RECV_F0")
         Action(kind=<Kind.RECV_F: 'RECV_F'>, stage=2, micro_batch=0)
@@ -67,14 +67,16 @@ class Action:
         match = _TEXT.fullmatch(text)
         if match is None:
             raise ScheduleError(
-                f"'{text}' is no action; actions are a stage, a kind and a micro-batch: 2F0, 2SEND_B1, 2U"
+                f"'{text}' is no action; actions are a stage, a kind and a micro-batch: 2F0, "
+                "2SEND_B1, 2U"
             )
         stage = int(match[1])
         kind = Kind(match[2])
         micro_batch = match[3]
         if kind.per_micro_batch is (micro_batch is None):
             raise ScheduleError(
-                f"'{text}': {kind.value} {'needs a' if kind.per_micro_batch else 'takes no'} micro-batch"
+                f"'{text}': {kind.value} {'needs a' if kind.per_micro_batch else 'takes no'} "
+                "micro-batch"
             )
         return cls(kind, stage, None if micro_batch is None else int(micro_batch))
 
@@ -138,7 +140,7 @@ class Schedule:
         return tuple(stage for stage, holder in enumerate(self.placement) if holder == rank)
 
     def with_ranks(self, ranks: Sequence[Sequence[Action]]) -> Schedule:
-        """The same schedule with other lists: what every pass returns."""
+        """This schedule with other lists, as every pass returns it."""
         return replace(self, ranks=tuple(tuple(actions) for actions in ranks))
 
     def __iter__(self) -> Iterator[Action]:

@@ -57,7 +57,7 @@ class ChainStage(StageModule):
         return value if self._last else pack(value, f"'{self._links[-1][0]}'")
 
     def _apart(self, inputs: Any) -> tuple[Any, dict[str, Any]]:
-        """What the first link takes, and what goes to others, by name."""
+        """The inputs of the first link, and those of the others by name."""
         if isinstance(inputs, tuple | list):
             named = dict(zip(self._names, inputs, strict=False))
         elif isinstance(inputs, Mapping):

@@ -1,5 +1,6 @@
-"""What a model's forward calls, in which order, and what each call needs of earlier ones: found by
-running it once.
+"""The dataflow of a model: the calls of its forward in order, and what each needs of earlier ones.
+
+One run of the forward finds it.
 
 A model is glue (its own Python code: masks, positions, rotary tables, residuals) around *units*:
 its blocks and the other modules that have parameters. The forward runs on a small example, whole,
@@ -45,8 +46,9 @@ class Flow:
     written: frozenset[Result] = frozenset()
 
     def crossing(self, stage_of: Sequence[int], boundary: int) -> tuple[Result, ...]:
-        """What must pass from stage `boundary` to the next: made up to there, and needed by any
-        later stage.
+        """The results that pass from stage `boundary` to the next.
+
+        They are made up to there, and needed by any later stage.
         """
         last = max(stage_of)
         wanted = {

@@ -1,5 +1,4 @@
-"""What a run's own actions took, the bubble that it had, and its schedule simulated with such
-times.
+"""The times of a run's actions, its bubble, and its schedule simulated with such times.
 
 The bridge between the two timelines of one schedule: costs come out of a measured one, a simulated
 one comes out of costs. Time that an action spends waiting for a message is not its cost: the

@@ -18,7 +18,7 @@ from plait.errors import ModelError
 
 @dataclass(frozen=True)
 class LayerProfile:
-    """What the partitioner knows of one layer; embeddings and heads are layers too.
+    """The profile of one layer, for the partitioner; embeddings and heads are layers too.
 
     `seconds`: forward and backward of one micro-batch (or any unit of cost); `state_bytes`:
     weights, gradients, optimizer; `activation_bytes`: what one live micro-batch keeps;
@@ -34,8 +34,9 @@ class LayerProfile:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a stage may hold: `memory_bytes`, with `live` micro-batches of activations (of each
-    stage, from the schedule).
+    """The limits of a stage: `memory_bytes`, with `live` micro-batches of activations.
+
+    The schedule gives `live` for each stage.
 
     With `bytes_per_second` a link between stages that is slower than every stage sets the pace too:
     an output and its gradient pass it for each micro-batch.
@@ -111,8 +112,10 @@ def balanced(
         least = _best(len(layers), num_stages, room, max)
         need = least[0] if least else math.inf
         raise ModelError(
-            f"no cut into {num_stages} stages fits {limits.memory_bytes / 2**30:.2f} GiB a stage: the best needs "
-            f"{need / 2**30:.2f} GiB; take more stages, a schedule with fewer live micro-batches, recomputation or ZeRO"
+            f"no cut into {num_stages} stages fits {limits.memory_bytes / 2**30:.2f} GiB a "
+            "stage: the best needs "
+            f"{need / 2**30:.2f} GiB; take more stages, a schedule with fewer live "
+            "micro-batches, recomputation or ZeRO"
         )
     slowest = fitting[0] * (1 + 1e-12)
 
@@ -141,7 +144,8 @@ def by_counts(
     total = sum(counts)
     if min(counts) < 1 or total not in (len(layers), len(places)):
         raise ModelError(
-            f"the counts {tuple(counts)} sum to {total}; {_sums(layers, len(places))}, at least 1 a stage"
+            f"the counts {tuple(counts)} sum to {total}; {_sums(layers, len(places))}, at least "
+            "1 a stage"
         )
     stops = list(accumulate(counts))
     if total != len(layers):
@@ -154,7 +158,8 @@ def _sums(layers: Sequence[LayerProfile], num_blocks: int) -> str:
     if num_blocks in (0, len(layers)):
         return f"the model has {len(layers)} layers"
     return (
-        f"the model has {num_blocks} blocks, and {len(layers)} layers with embedding, norm and head: "
+        f"the model has {num_blocks} blocks, and {len(layers)} layers with embedding, norm and "
+        "head: "
         f"give counts that sum to {num_blocks} or to {len(layers)}"
     )
 
@@ -168,7 +173,8 @@ def by_names(layers: Sequence[LayerProfile], firsts: Sequence[str]) -> Partition
     bounds = (0, *(positions[name] for name in firsts), len(layers))
     if any(start >= stop for start, stop in pairwise(bounds)):
         raise ModelError(
-            f"the stages must start at later and later layers, after the first; got {', '.join(firsts)}"
+            "the stages must start at later and later layers, after the first; got "
+            f"{', '.join(firsts)}"
         )
     return Partition(tuple(layers), bounds)
 

@@ -1,4 +1,4 @@
-"""What passes from one stage to the next: tensors, and a note that says how to put them together.
+"""The payload from one stage to the next: tensors, and a note that says how to assemble them.
 
 The note and the shapes are sent once and remembered; see `transport`.
 """
@@ -40,7 +40,7 @@ class Payload:
 
 @dataclass(frozen=True)
 class TensorForm:
-    """What a receiver must know of a tensor."""
+    """The shape and dtype that a receiver must know of a tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -48,7 +48,7 @@ class TensorForm:
 
     @classmethod
     def of(cls, tensor: Tensor) -> TensorForm:
-        """Of a tensor that is to be sent."""
+        """The form of a tensor that is to be sent."""
         return cls(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
 
     def empty(self, device: torch.device) -> Tensor:
@@ -72,7 +72,7 @@ def pack(value: Any, what: str) -> Payload:
 
 
 def unpack(payload: Payload) -> Any:
-    """The inverse of `pack`."""
+    """The value that `pack` made the payload from."""
     return tree_map(lambda place: None if place is None else payload.tensors[place], payload.note)
 
 
@@ -80,11 +80,13 @@ def check_sendable(leaf: Any, what: str) -> None:
     """Raise ModelError unless `leaf` is a dense tensor of a dtype that travels."""
     if not isinstance(leaf, Tensor):
         raise ModelError(
-            f"{what} returns a {type(leaf).__name__} where a stage ends; only tensors, and any nesting of them, can be sent to "
+            f"{what} returns a {type(leaf).__name__} where a stage ends; only tensors, and any "
+            "nesting of them, can be sent to "
             "the next stage: cut elsewhere (counts, splits), or keep the value inside a block"
         )
     if leaf.layout is not torch.strided or leaf.dtype not in SENDABLE:
         kind = str(leaf.dtype if leaf.dtype not in SENDABLE else leaf.layout).removeprefix("torch.")
         raise ModelError(
-            f"{what} returns a {kind} tensor where a stage ends, which cannot be sent; cut elsewhere (counts, splits)"
+            f"{what} returns a {kind} tensor where a stage ends, which cannot be sent; cut "
+            "elsewhere (counts, splits)"
         )

@@ -42,8 +42,9 @@ class Replicated:
 
 @dataclass(frozen=True)
 class _Model:
-    """What stages and links cost: weights are `state_bytes`, four times of which pass a device in
-    an all-reduce each way.
+    """The costs of stages and links.
+
+    Weights are `state_bytes`, four times of which pass a device in an all-reduce each way.
     """
 
     before: tuple[float, ...]
@@ -123,7 +124,7 @@ def laid_out(
     stages: Sequence[tuple[int, int]],
     bytes_per_second: float = math.inf,
 ) -> Replicated:
-    """What stages that begin at given layers with given replicas cost."""
+    """The costs of stages that begin at given layers with given replicas."""
     model = _Model.of(layers, bytes_per_second)
     bounds = (*(start for start, _ in stages), len(layers))
     replicas = tuple(count for _, count in stages)

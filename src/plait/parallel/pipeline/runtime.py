@@ -39,7 +39,8 @@ class Runtime:
         )
         if missing:
             raise ScheduleError(
-                f"no handler for {', '.join(missing)}; handlers: {', '.join(sorted(k.value for k in handlers))}"
+                f"no handler for {', '.join(missing)}; handlers: "
+                f"{', '.join(sorted(k.value for k in handlers))}"
             )
         self.timeline = Timeline(enabled=False) if timeline is None else timeline
         self.current: Action | None = None
@@ -49,7 +50,7 @@ class Runtime:
 
     @property
     def actions(self) -> tuple[Action, ...]:
-        """What will be executed."""
+        """The actions that will be executed."""
         return tuple(action for action, _ in self._program)
 
     def run(self) -> None:

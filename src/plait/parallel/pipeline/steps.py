@@ -45,8 +45,9 @@ def _cut(actions: tuple[Action, ...], size: int, num_steps: int) -> list[tuple[A
 
 
 def shifted(action: Action, micro_batches: int) -> Action:
-    """The same action of a later (or earlier) micro-batch: the steady step is one list, shifted by
-    m each time.
+    """An action, moved to a later (or earlier) micro-batch.
+
+    The steady step is one list, shifted by m each time.
     """
     return (
         action

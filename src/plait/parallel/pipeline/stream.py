@@ -1,5 +1,4 @@
-"""An endless asynchronous schedule, one step at a time: what fills the pipeline, the steady step,
-and what drains it.
+"""An endless asynchronous schedule, one step at a time: fill, steady step and drain.
 
 The steps of a stream are cut as in `steps`; from some step on each is the one before it, m
 micro-batches later.
@@ -36,7 +35,7 @@ class Stream:
         )
 
     def drain(self, num_steps: int) -> list[Action]:
-        """What is left to do after `num_steps` steps when no other follows."""
+        """The actions left after `num_steps` steps when no other follows."""
         if num_steps == 0:
             return []
         like = min(num_steps, self._fill + 1)

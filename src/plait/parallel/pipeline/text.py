@@ -81,7 +81,8 @@ def load(path: str | Path) -> Schedule:
 def _known(word: str) -> str:
     if word not in ("name", "micro-batches", "placement", "steps", "delay", "asynchronous"):
         raise ScheduleError(
-            f"'{word}' is no field; known: asynchronous, delay, micro-batches, name, placement, steps, and RANK:"
+            f"'{word}' is no field; known: asynchronous, delay, micro-batches, name, placement, "
+            "steps, and RANK:"
         )
     return word
 
@@ -116,7 +117,8 @@ def _assembled(fields: dict[str, str], ranks: dict[int, tuple[Action, ...]]) -> 
         )
     if set(placement) != set(ranks):
         raise ScheduleError(
-            f"placement names the ranks {sorted(set(placement))}, the lists are of ranks {sorted(ranks)}"
+            f"placement names the ranks {sorted(set(placement))}, the lists are of ranks "
+            f"{sorted(ranks)}"
         )
     return Schedule(
         fields.get("name", "unnamed"),

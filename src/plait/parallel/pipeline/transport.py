@@ -27,7 +27,7 @@ Key = tuple[int, bool, Shapes]  # stage, whether a backward follows, shapes of t
 
 @dataclass(frozen=True)
 class Form:
-    """What passes a boundary for inputs of certain shapes."""
+    """The form that passes a boundary for inputs of certain shapes."""
 
     tensors: tuple[TensorForm, ...]
     note: Any
@@ -83,13 +83,10 @@ class Transport:
     def _key(self, stage: int, micro_batch: int) -> Key:
         return stage, self._recording, self._shapes(micro_batch)
 
-    # -- forward
-    # --------------------------------------------------------------------------------------------------
+    # -- forward -----------------------------------------------------------------------------------
 
     def put_output(self, stage: int, micro_batch: int, payload: Payload) -> None:
-        """What `stage` computed: kept for its send, or handed to the next stage on the same
-        rank.
-        """
+        """Take the output of `stage`, for its send or for the next stage on this rank."""
         form = Form(tuple(TensorForm.of(tensor) for tensor in payload.tensors), payload.note)
         key = self._key(stage, micro_batch)
         local = self._is_here(stage + 1)
@@ -100,8 +97,10 @@ class Transport:
                 self._new_forms[stage, micro_batch] = form
         elif known.tensors != form.tensors:
             raise ModelError(
-                f"stage {stage} returned {_shapes_text(form)} for micro-batch {micro_batch} and {_shapes_text(known)} before, "
-                f"for inputs of the same shapes {list(key[2])}: what a stage returns must not change shape with values"
+                f"stage {stage} returned {_shapes_text(form)} for micro-batch {micro_batch} and "
+                f"{_shapes_text(known)} before, "
+                f"for inputs of the same shapes {list(key[2])}: what a stage returns must not "
+                "change shape with values"
             )
         tensors = [tensor.detach() for tensor in payload.tensors]
         if local:
@@ -135,8 +134,7 @@ class Transport:
             tensor.requires_grad_(form.requires_grad)
         return Payload(tensors, arrival.form.note)
 
-    # -- backward
-    # -------------------------------------------------------------------------------------------------
+    # -- backward ----------------------------------------------------------------------------------
 
     def put_gradients(self, stage: int, micro_batch: int, grads: list[Tensor]) -> None:
         """The gradients of the input of `stage`: kept for their send, or handed to the stage before
@@ -165,8 +163,7 @@ class Transport:
         """The gradients of the output of `stage`."""
         return self._incoming.pop(("B", stage, micro_batch)).wait()
 
-    # -- messages
-    # -------------------------------------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------------------
 
     def finish(self) -> None:
         """Wait until everything that was sent has left."""

@@ -23,8 +23,9 @@ BACKWARDS = (frozenset({Kind.BACKWARD}), frozenset({Kind.INPUT_GRAD, Kind.WEIGHT
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong, and the place in a rank's list; `index` None where something is missing
-    altogether.
+    """A fault of a schedule, and its place in a rank's list.
+
+    `index` is None where an action is missing.
     """
 
     rank: int
@@ -87,7 +88,8 @@ def misplaced(schedule: Schedule) -> Iterator[Problem]:
             yield Problem(
                 rank,
                 index,
-                f"{action} is on rank {rank}; rank {schedule.placement[action.stage]} holds the stage",
+                f"{action} is on rank {rank}; rank {schedule.placement[action.stage]} holds the "
+                "stage",
             )
         elif action.micro_batch is not None and action.micro_batch >= schedule.num_micro_batches:
             yield Problem(
@@ -118,7 +120,8 @@ def incomplete(schedule: Schedule) -> Iterator[Problem]:
                 yield Problem(
                     rank,
                     None,
-                    f"stage {stage}, micro-batch {micro_batch}: backward is B, or I and W; found {found}",
+                    f"stage {stage}, micro-batch {micro_batch}: backward is B, or I and W; found "
+                    f"{found}",
                 )
 
 
@@ -236,7 +239,8 @@ def blocked_transfers(schedule: Schedule) -> Iterator[Problem]:
             yield Problem(
                 rank,
                 index,
-                f"deadlock where transfers block: rank {rank} is at {action}, no rank at {partner[action]}",
+                f"deadlock where transfers block: rank {rank} is at {action}, no rank at "
+                f"{partner[action]}",
             )
 
 

@@ -1,7 +1,7 @@
 """Every schedule by its name in the plan grammar, each written once as a short generator.
 
-`make` is the door. A user's own schedule is a `Family` in the table that `make` is given, or a text
-file (see `plait.parallel.pipeline.text`); what comes from outside is verified before it is returned.
+`make` is the entry. A user's own schedule is a `Family` in the table that `make` is given, or a
+text file (see `plait.parallel.pipeline.text`); such a schedule is verified before it is returned.
 """
 
 from __future__ import annotations
@@ -123,12 +123,14 @@ def adopt(schedule: Schedule, num_ranks: int, num_micro_batches: int) -> Schedul
     name = schedule.name
     if (p, m) != (num_ranks, num_micro_batches):
         raise ScheduleError(
-            f"schedule {name} is of {p} ranks and {m} micro-batches, the plan of {num_ranks} and {num_micro_batches}; "
+            f"schedule {name} is of {p} ranks and {m} micro-batches, the plan of {num_ranks} and "
+            f"{num_micro_batches}; "
             f"say pp{p} mb{m} in the plan, or write the schedule for the plan"
         )
     if schedule.asynchronous or schedule.delay is not None or schedule.num_steps > 1:
         raise ScheduleError(
-            f"schedule {name} is asynchronous or several steps long; a run repeats one step that ends with its update. Steps "
+            f"schedule {name} is asynchronous or several steps long; a run repeats one step that "
+            "ends with its update. Steps "
             "that overlap are those of pipedream and 2bw"
         )
     return schedule
