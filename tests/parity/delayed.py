@@ -66,7 +66,7 @@ def train(engine: Engine, family: families.Family, flush_every: int = 0) -> dict
         for name, shape, _, value in parts
         if value.numel() == torch.Size(shape).numel()
     ]
-    versions = engine._delayed.versions
+    versions = engine._timing.versions
     stage = engine._pipeline.parts[world.axis("pp").rank].stage
     return {
         "losses": losses,

@@ -98,7 +98,7 @@ def untied() -> list[Any]:
     def start_alike(self: Any) -> None:
         self.model.head.weight.data.copy_(self.model.embed.weight.data)
 
-    return [wrap(build, "_blocks", make), wrap(engine.Engine, "__init__", after(start_alike))]
+    return [wrap(build, "block_names", make), wrap(engine.Engine, "__init__", after(start_alike))]
 
 
 # -- what ranks see after the update

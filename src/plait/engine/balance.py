@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from plait.comm import Axis
 from plait.engine.batch import MicroBatch
-from plait.engine.loss import LossFunction
+from plait.engine.loss import LossFunction, LossSum
+from plait.engine.stages.contexts import MicroBatchContext
 from plait.errors import ModelError
 from plait.models.experts import MixtureOfExperts, mixtures
 from plait.models.routing import Router
@@ -63,51 +64,59 @@ class Load:
         return f"busiest expert {self.busiest:.2f} x the mean{dropped}"
 
 
-class Balance:
-    """All routers of a model, as one."""
+@dataclass(frozen=True)
+class ExpertSettings:
+    """Placement of the experts, and how they multiply.
+
+    Attributes:
+        placer: places experts anew between steps; None where experts are not split over ranks.
+        grouped_product: `rule`, `measure` (after the first step), or the name of a method.
+        products: the matrix products of the experts.
+    """
+
+    placer: Placer | None
+    grouped_product: str
+    products: Products
+
+
+class Balance(MicroBatchContext):
+    """All routers of a model, as one.
+
+    Attributes:
+        routers: the routers by name.
+        placer: places experts anew between steps; None where experts are not split over ranks.
+        load: tokens of every expert in the last step.
+    """
 
     def __init__(
         self,
-        routers: dict[str, Router],
-        router_context: RankRouterContext,
-        tokens: Axis,
+        model: nn.Module,
+        axes: tuple[Axis, Axis],
+        sequence: SequenceCut | None,
         loss: LossFunction,
+        settings: ExpertSettings,
     ) -> None:
-        self.routers = routers
-        self._router_context = router_context
-        self._tokens = tokens
-        self._count = getattr(loss, "count", None)
-        self.placer: Placer | None = None  # where experts are split over ranks
-        self.load: Load | None = None
-        self._to_measure: dict[str, MixtureOfExperts] = {}
+        """Take over the routers of a model.
 
-    @classmethod
-    def of(
-        cls, model: nn.Module, tokens: Axis, sequence: SequenceCut | None, loss: LossFunction
-    ) -> Balance | None:
-        """None for a model without routers."""
-        routers = {
-            name: module for name, module in model.named_modules() if isinstance(module, Router)
-        }
-        if not routers:
-            return None
-        context = RankRouterContext(tokens, sequence)
-        for router in routers.values():
-            router.context = context
-        return cls(routers, context, tokens, loss)
-
-    def use_product(self, model: nn.Module, how: str, products: Products) -> None:
-        """How to choose the grouped product of the experts: by rule, by measurement after the first
-        step, or this one.
+        `axes` are the ranks with other tokens, and the stages of the pipeline; `sequence` is how
+        the positions of a sequence are cut over ranks.
         """
+        self.routers = routers_of(model)
+        self._tokens, self._stages = axes
+        self._router_context = RankRouterContext(self._tokens, sequence)
+        for router in self.routers.values():
+            router.context = self._router_context
+        self._count = getattr(loss, "count", None)
+        self.placer = settings.placer
+        self.load: Load | None = None
         layers = mixtures(model)
         for layer in layers.values():
-            layer.experts.products = products
-        product.fix(list(layers.values()), how)
-        self._to_measure = layers if how == product.MEASURE else {}
+            layer.experts.products = settings.products
+        product.fix(list(layers.values()), settings.grouped_product)
+        measures = settings.grouped_product == product.MEASURE
+        self._to_measure: dict[str, MixtureOfExperts] = layers if measures else {}
 
-    def begin(self, micro_batches: Sequence[MicroBatch], loss_scale: float = 1.0) -> None:
-        """A step begins, whose gradients are those of `loss_scale` times the loss. Collective."""
+    def begin_step(self, micro_batches: Sequence[MicroBatch], loss_scale: float) -> None:
         samples = torch.tensor(
             [float(micro.num_samples) for micro in micro_batches], dtype=torch.float64
         )
@@ -131,16 +140,20 @@ class Balance:
             self._count(micro.targets) if micro.num_samples else 0.0, dtype=torch.float64
         )
 
-    def enter(self, index: int, micro: MicroBatch, *, recording: bool) -> None:
-        """The forward or backward of a micro-batch begins."""
-        self._router_context.enter(index, present=micro.num_samples > 0, recording=recording)
+    def enter(self, index: int, micro_batch: MicroBatch, *, recording: bool) -> None:
+        self._router_context.enter(index, present=micro_batch.num_samples > 0, recording=recording)
 
-    def check(self, loss: Any) -> None:
-        """Refuse a loss whose count could not be known beforehand."""
+    def after_forward(self, losses: LossSum, loss: Any) -> None:
+        """Add this rank's part of the auxiliary losses.
+
+        Raises ModelError for a loss whose count could not be known beforehand.
+        """
+        losses.add_auxiliary(self._router_context.take_auxiliary())
         if self._count is None and isinstance(loss, tuple) and self._has_auxiliary():
             raise ModelError(
-                "the loss returns (sum, count), and auxiliary losses are weighed by the count before the first forward; give "
-                "the function an attribute `count`, a function of the targets"
+                "the loss returns (sum, count), and auxiliary losses are weighed by the count "
+                "before the first forward; give the function an attribute `count`, a function of "
+                "the targets"
             )
 
     def _has_auxiliary(self) -> bool:
@@ -149,11 +162,7 @@ class Balance:
             for router in self.routers.values()
         )
 
-    def take_auxiliary(self) -> Tensor:
-        """This rank's part of the auxiliary losses since the last call, as a sum."""
-        return self._router_context.take_auxiliary()
-
-    def after_update(self, stages: Axis) -> None:
+    def after_update(self) -> None:
         """Sum the load over all ranks, and let the routers of this rank's stages act on it.
         Collective.
         """
@@ -172,7 +181,7 @@ class Balance:
             if own is not None:
                 router.load = load
                 router.after_update()
-        stages.all_reduce(together, control=True).wait()
+        self._stages.all_reduce(together, control=True).wait()
         loads = dict(
             zip(self.routers, (load.tolist() for load in together.split(sizes)), strict=True)
         )
@@ -192,6 +201,16 @@ class Balance:
             for name, load in zip(self.routers, found, strict=True)
             if load is not None and name in layers
         }
+
+
+def has_routers(model: nn.Module) -> bool:
+    """Whether a model has experts to choose from."""
+    return bool(routers_of(model))
+
+
+def routers_of(model: nn.Module) -> dict[str, Router]:
+    """The routers of a model, by name; none in a dense one."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, Router)}
 
 
 def _load(loads: Mapping[str, Sequence[float]], placer: Placer | None) -> Load:

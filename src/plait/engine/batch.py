@@ -8,7 +8,7 @@ the whole mapping.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,20 +57,26 @@ class BatchSplitter:
         num_micro_batches: int,
         dtype: torch.dtype,
         device: torch.device,
-        cut: Callable[[Any], Any] | None = None,
+        *,
+        cut: Callable[[Any], Any] = lambda batch: batch,
+        share: Callable[[MicroBatch], MicroBatch] = lambda micro_batch: micro_batch,
     ) -> None:
-        """`cut` takes this rank's part of the sequences of a batch."""
+        """Split the batches of `model`.
+
+        `cut` takes this rank's part of the sequences of a batch, and `share` what this rank of the
+        tensor axis takes of a micro-batch.
+        """
         self.num_micro_batches = num_micro_batches
         self._dtype = dtype
         self._device = device
         self._cut = cut
+        self._share = share
         self._accepts = _accepted_keys(model)
 
     def split(self, batch: Any) -> list[MicroBatch]:
         """Cut a batch into `num_micro_batches` parts whose sizes differ by one sample at most."""
         inputs, targets = self._inputs_and_targets(batch)
-        if self._cut is not None:
-            inputs, targets = self._cut((inputs, targets))
+        inputs, targets = self._cut((inputs, targets))
         leaves, structure = tree_flatten((inputs, targets))
         tensors = [self._place(leaf) for leaf in leaves]
         num_samples = _num_samples(tensors)
@@ -90,7 +96,7 @@ class BatchSplitter:
             part_inputs, part_targets = tree_unflatten(
                 [column[index] for column in parts], structure
             )
-            result.append(MicroBatch(part_inputs, part_targets, size))
+            result.append(self._share(MicroBatch(part_inputs, part_targets, size)))
         return result
 
     def _inputs_and_targets(self, batch: Any) -> tuple[Any, Any]:
@@ -120,11 +126,17 @@ def accepted(model: nn.Module, inputs: Any) -> Any:
 
 def call(model: nn.Module, inputs: Any) -> Any:
     """Run the model on the inputs of a micro-batch."""
+    positional, named = arguments(inputs)
+    return model(*positional, **named)
+
+
+def arguments(inputs: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Positional and named arguments of a model's forward, from the inputs of a micro-batch."""
     if isinstance(inputs, Mapping):
-        return model(**inputs)
+        return (), inputs
     if isinstance(inputs, tuple | list):
-        return model(*inputs)
-    return model(inputs)
+        return inputs, {}
+    return (inputs,), {}
 
 
 def _accepted_keys(model: nn.Module) -> set[str] | None:

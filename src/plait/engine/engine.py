@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,15 +21,14 @@ from torch import nn
 
 from plait.comm import World
 from plait.engine.axes import within_stage
-from plait.engine.balance import Balance
-from plait.engine.batch import BatchSplitter, MicroBatch
+from plait.engine.balance import Balance, Load
+from plait.engine.batch import BatchSplitter
 from plait.engine.explain import explained, fault_of
 from plait.engine.loss import LossTotals
-from plait.engine.precision import LossScale
+from plait.engine.precision import LossScale, NoLossScale
 from plait.engine.prepare import example_of, first_batch, share
-from plait.engine.stages.delayed import Delayed
 from plait.engine.stages.pipeline import Pipeline, Step
-from plait.engine.stages.tied import TiedSum
+from plait.engine.stages.timing import UpdateTiming
 from plait.engine.state.holding import Holding
 from plait.engine.state.init import derive_seed
 from plait.engine.state.memory import live_bytes
@@ -49,7 +49,16 @@ from plait.trace import Timeline
 
 @dataclass(frozen=True)
 class EngineParts:
-    """What `build` puts together."""
+    """The finished parts of an engine.
+
+    Attributes:
+        reductions: the sums over ranks between the last backward and the update, in their order.
+        timing: when the gradients of a step become an update.
+        split: the layers that a tensor axis has split, if any.
+        balance: the routers of a model with experts, if it has any.
+        scale: the scale of the loss in backward.
+        mean_of_workers: gradients are the mean of the workers' means.
+    """
 
     plan: Plan
     world: World
@@ -58,16 +67,15 @@ class EngineParts:
     driver: Driver
     update: Update
     splitter: BatchSplitter
-    actions: tuple[Action, ...]
     pipeline: Pipeline
-    tied: TiedSum
+    timing: UpdateTiming
+    reductions: Sequence[Callable[[], None]]
     holding: Holding
     seed: int
-    mean_of_workers: bool = False
-    split: TensorSplit | None = None
-    delayed: Delayed | None = None
-    balance: Balance | None = None
-    scale: LossScale | None = None
+    scale: LossScale | NoLossScale
+    mean_of_workers: bool
+    split: TensorSplit | None
+    balance: Balance | None
 
 
 @dataclass(frozen=True)
@@ -109,25 +117,37 @@ class Engine:
         self.holding = parts.holding
         self.step_index = parts.driver.first_step
         self.splitter = parts.splitter
+        self.split = parts.split
         self._seed = parts.seed
         self._mean_of_workers = parts.mean_of_workers
-        self._axis, self._stages = parts.world.axis("dp"), parts.world.axis("pp")
-        self._balance = parts.balance
+        self._axis = parts.world.axis("dp")
+        self._stages = parts.world.axis("pp")
+        self._everyone = within_stage(parts.world)
         self._scale = parts.scale
-        self.split, self._everyone = parts.split, within_stage(parts.world)
+        self._loss_scale = parts.scale.value
         self._pipeline = parts.pipeline
-        self._tied = parts.tied
+        self._timing = parts.timing
+        self._reductions = tuple(parts.reductions)
         self._totals = LossTotals(0.0, 1.0, 0.0)
-        self._actions = parts.actions
         self._updates_left = 0
-        self._handlers = {
+        table = {
             **self._pipeline.handlers(),
             Kind.REDUCE: self._reduce,
             Kind.UPDATE: self._update,
         }
-        self._delayed = parts.delayed
-        if self._delayed is not None:
-            self._handlers = self._delayed.handlers(self._handlers)
+        self._handlers = self._timing.handlers(table)
+        self._metrics = [parts.driver.metrics]
+        self._explained: Callable[[], AbstractContextManager[None]] = nullcontext
+        if parts.split is not None:
+            self._metrics.append(parts.split.details)
+            self._explained = partial(parts.split.explained, parts.model)
+        self._after_update: list[Callable[[], None]] = []
+        self._load: Callable[[], Load | None] = lambda: None
+        balance = parts.balance
+        self._balance = balance
+        if balance is not None:
+            self._after_update.append(balance.after_update)
+            self._load = lambda: balance.load
 
     if not TYPE_CHECKING:
 
@@ -171,32 +191,25 @@ class Engine:
         timeline = Timeline(world.rank, enabled=trace)
         world.timeline, earlier = timeline, world.ledger.copy()
         self.model.train()
-        step = self._step_of(batch)
-        actions: Sequence[Action] = self._actions
-        if self._delayed is not None:
-            first = step.first
-            micro_batches, actions = self._delayed.begin(step.micro_batches, self.step_index)
-            offset = max(micro_batches) + 1 - len(step.micro_batches)
-            step = Step(micro_batches, lambda index: self._seed_of(first + index - offset))
-        self._pipeline.loss_scale = 1.0 if self._scale is None else self._scale.value
+        self._loss_scale = self._scale.value
+        reported_scale = self._scale.reported
+        step, actions = self._timing.begin(self._step_of(batch), self.step_index)
         self.driver.before_step()
         self._pipeline.begin(step)
         name = f"step {self.step_index + 1}"
-        with explained(world.rank, name, lambda: fault_of(self.model, step.pairs(), name)):
-            self._run(actions, timeline)
-        if self._delayed is not None:
-            self._totals = self._delayed.totals()
-            self._totals.check(self.step_index + 1)
-            self._totals = replace(
-                self._totals, squared_norm=float("nan")
-            )  # no norm of all stages exists
+        with (
+            explained(world.rank, name, lambda: fault_of(self.model, step.pairs(), name)),
+            self._running(),
+        ):
+            self._runtime(actions, timeline).run()
+            self._pipeline.end()
+        self._totals = self._timing.totals(self._totals)
         report = self.driver.report(self._totals.loss_sum, self._totals.count)
         self.step_index += 1
         if trace:
             timeline.mark_memory(self.memory())
         norm = self._grad_norm()
-        if self._scale is not None:
-            self._scale.adapt()
+        self._scale.adapt()
         return StepResult(
             loss=report.loss_sum / report.count if report.count else math.nan,
             grad_norm=norm,
@@ -204,13 +217,10 @@ class Engine:
             seconds=time.perf_counter() - began,
             timeline=timeline,
             ledger=world.ledger.since(earlier),
-            details={
-                **self.driver.metrics(),
-                **({} if self.split is None else self.split.details()),
-            },
-            load=None if self._balance is None else self._balance.load,
-            loss_scale=None if self._scale is None else self._pipeline.loss_scale,
-            skipped=self._scale is not None and self._scale.skipped,
+            details={key: value for metrics in self._metrics for key, value in metrics().items()},
+            load=self._load(),
+            loss_scale=reported_scale,
+            skipped=self._scale.skipped,
         )
 
     def flush(self) -> None:
@@ -219,9 +229,11 @@ class Engine:
 
         `save` and the end of `fit` do it; it changes nothing under a synchronous schedule.
         """
-        if self._delayed is not None:
-            self._run(self._delayed.drain(), Timeline(self.world.rank, enabled=False))
-            self._delayed.end_drain()
+        actions = self._timing.drain()
+        with self._running():
+            self._runtime(actions, Timeline(self.world.rank, enabled=False)).run()
+            self._pipeline.end()
+        self._timing.end_drain()
 
     @torch.no_grad()
     def evaluate(self, batch: Any) -> float:
@@ -232,13 +244,10 @@ class Engine:
         """
         self._cut_by(batch)
         self.model.eval()
-        if self._delayed is not None:
-            self._delayed.versions.show_newest()
+        self._timing.show_newest()
         with _own_random_state(self.world.device):
             loss = self._pipeline.evaluate(self._step_of(batch))
-        sums = torch.stack([loss.loss_sum, loss.count]) / (
-            1 if self.split is None else self.split.loss_copies
-        )
+        sums = torch.stack([loss.loss_sum, loss.count]) / self.update.loss_copies
         for axis in (self._everyone, self._stages):
             axis.all_reduce(sums, control=True).wait()
         return float(sums[0] / sums[1])
@@ -274,7 +283,7 @@ class Engine:
         """Bytes of this rank's live model state between steps: parameters, gradients, optimizer,
         buffers.
         """
-        return live_bytes(self)
+        return live_bytes(self, self._timing)
 
     def local_parameters(self) -> list[Shard]:
         """What this rank holds of each parameter, in master precision."""
@@ -287,15 +296,12 @@ class Engine:
         return gradient_shards(self.strategy, self._divisor(), self.holding)
 
     def scale_state(self) -> dict[str, list[float]]:
-        """The dynamic scale of the loss, for the meta data of a checkpoint; nothing where there is
-        none.
-        """
-        return {} if self._scale is None else {"loss_scale": self._scale.state()}
+        """The dynamic scale of the loss, for the meta data of a checkpoint; empty without one."""
+        return self._scale.meta()
 
     def load_scale(self, meta: Mapping[str, Any]) -> None:
-        """The inverse; a checkpoint of another precision has none."""
-        if self._scale is not None and "loss_scale" in meta:
-            self._scale.load(meta["loss_scale"])
+        """Take the scale from a checkpoint's meta data; other precisions have saved none."""
+        self._scale.load_meta(meta)
 
     @property
     def gradient_divisor(self) -> float:
@@ -317,28 +323,30 @@ class Engine:
     # ----------------------------------------------------------------------------------
 
     def _step_of(self, batch: Any) -> Step:
-        micro_batches = [self._own(micro) for micro in self.splitter.split(batch)]
+        micro_batches = self.splitter.split(batch)
         first = self.world.seat[0] * len(micro_batches)
         return Step(
-            dict(enumerate(micro_batches)), lambda index: self._seed_of(first + index), first
+            dict(enumerate(micro_batches)),
+            lambda index: self._seed_of(first + index),
+            self._loss_scale,
         )
 
     def _seed_of(self, slice_index: int) -> int:
         return derive_seed(self._seed, "step", self.step_index, slice_index)
 
-    def _run(self, actions: Sequence[Action], timeline: Timeline) -> None:
+    def _runtime(self, actions: Sequence[Action], timeline: Timeline) -> Runtime:
         self._updates_left = sum(action.kind is Kind.UPDATE for action in actions)
-        by_role = nullcontext() if self.split is None else self.split.explained(self.model)
-        with _own_random_state(self.world.device), by_role, batch_norm_explained(self.model):
-            Runtime(actions, self._handlers, timeline, optional=frozenset({Kind.RESHARD})).run()
-        self._pipeline.end()
+        return Runtime(actions, self._handlers, timeline, optional=frozenset({Kind.RESHARD}))
 
-    def _own(self, micro: MicroBatch) -> MicroBatch:
-        """What this rank of the tensor axis takes of a micro-batch."""
-        if self.split is None:
-            return micro
-        share = self.split.share(micro.inputs, micro.targets, micro.num_samples)
-        return MicroBatch(share.inputs, share.targets, share.num_samples, share.num_rows)
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Random numbers of its own, and errors in the words of the plan."""
+        with (
+            _own_random_state(self.world.device),
+            self._explained(),
+            batch_norm_explained(self.model),
+        ):
+            yield
 
     def _reduce(self, action: Action) -> None:
         weight = (
@@ -348,19 +356,14 @@ class Engine:
 
     def _update(self, action: Action) -> None:
         self._updates_left -= 1
-        if (
-            self._updates_left
-        ):  # one for each stage, at the end of the list: all are done at the last
+        if self._updates_left:  # one for each stage: the last of them updates all
             return
-        self.strategy.reduce()
-        self._tied.sum()
-        self.update.sum_partial()
+        for reduction in self._reductions:
+            reduction()
         self._totals = self.update.totals(
             self._pipeline.loss, self._everyone, self._stages, self.driver.sum_totals
         )
-        dropped = self._scale is not None and not self._scale.judge(
-            self._totals.squared_norm, self.step_index + 1
-        )
+        dropped = not self._scale.judge(self._totals.squared_norm, self.step_index + 1)
         if self.driver.is_synchronous or self._totals.count:
             self._totals.check(self.step_index + 1, norm=not dropped)
         if dropped:
@@ -370,11 +373,11 @@ class Engine:
                 observe(self)
             change = self.update.change(self._totals, self.step_index, self._divisor())
             self.driver.apply(change)
-        if self._balance is not None:
-            self._balance.after_update(self._stages)
+        for act in self._after_update:
+            act()
 
     def _divisor(self) -> float:
-        return (1.0 if self._mean_of_workers else self._totals.count) * self._pipeline.loss_scale
+        return (1.0 if self._mean_of_workers else self._totals.count) * self._loss_scale
 
     def _grad_norm(self) -> float:
         return float(self._totals.squared_norm**0.5) / (self._divisor() or 1.0)

@@ -1,4 +1,4 @@
-"""What is computed in and what is kept in; and the scale of the loss that float16 needs.
+"""Precision of the computation and of what is kept; the scale of the loss that float16 needs.
 
 bf16 has the range of float32, so master weights and sums in float32 are all it needs. float16 has
 not: small gradients would vanish, so backward starts from a multiple of the loss (P. Micikevicius
@@ -10,7 +10,9 @@ the global norm, one number that all ranks have, so they agree without asking ea
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -34,8 +36,8 @@ class Precision:
 
     @staticmethod
     def of(plan: Plan, *, float16: bool = False) -> Precision:
-        """That of a plan. `float16` computes in float16 where the plan says float32. Raises
-        PlanError where that cannot be.
+        """The precision of a plan. `float16` computes in float16 where the plan says float32.
+        Raises PlanError where that cannot be.
         """
         if not float16:
             return Precision(DTYPES[plan.precision], MASTER_DTYPES[plan.precision])
@@ -43,6 +45,10 @@ class Precision:
         if reason:
             raise PlanError(f"'{plan}': float16 {reason}")
         return Precision(torch.float16, torch.float32, scaled=True)
+
+    def loss_scale(self) -> LossScale | NoLossScale:
+        """A new scale of the loss for one engine."""
+        return LossScale() if self.scaled else NoLossScale()
 
 
 def _no_scale(plan: Plan) -> str | None:
@@ -55,6 +61,28 @@ def _no_scale(plan: Plan) -> str | None:
     return None
 
 
+class NoLossScale:
+    """The loss as it is: every step counts."""
+
+    value = 1.0
+    reported: float | None = None
+    skipped = False
+
+    def judge(self, squared_norm: float, step: int) -> bool:
+        """Whether the step counts: always. A norm that is not finite is an error elsewhere."""
+        return True
+
+    def adapt(self) -> None:
+        """The step has ended."""
+
+    def meta(self) -> dict[str, list[float]]:
+        """Nothing for a checkpoint to keep."""
+        return {}
+
+    def load_meta(self, meta: Mapping[str, Any]) -> None:
+        """Take nothing from a checkpoint."""
+
+
 class LossScale:
     """The dynamic scale: `value` multiplies the loss sum of the step under way."""
 
@@ -65,6 +93,20 @@ class LossScale:
         self._interval = growth_interval
         self._good = 0
         self.skipped = False  # whether the last step was dropped
+
+    @property
+    def reported(self) -> float | None:
+        """The scale, for the result of a step."""
+        return self.value
+
+    def meta(self) -> dict[str, list[float]]:
+        """The entry of a checkpoint's meta data."""
+        return {"loss_scale": self.state()}
+
+    def load_meta(self, meta: Mapping[str, Any]) -> None:
+        """Go on as `meta` says; a checkpoint of another precision says nothing."""
+        if "loss_scale" in meta:
+            self.load(meta["loss_scale"])
 
     def judge(self, squared_norm: float, step: int) -> bool:
         """Whether the step counts. Raises NonFiniteLoss where no scale helps."""
@@ -86,11 +128,11 @@ class LossScale:
             self._good = 0
 
     def state(self) -> list[float]:
-        """What a checkpoint keeps."""
+        """The scale, and the number of good steps since it changed."""
         return [self.value, float(self._good)]
 
     def load(self, state: list[float]) -> None:
-        """The inverse of `state`. Errors: `CheckpointError` for numbers that are no scale."""
+        """Go on from the numbers that `state` returned. Errors: `CheckpointError` for numbers that are no scale."""
         sound = isinstance(state, list) and len(state) == 2
         if not sound or not all(isinstance(x, float) and math.isfinite(x) for x in state):
             raise CheckpointError(f"meta.loss_scale is {state!r}, and must be two finite numbers")

@@ -1,15 +1,19 @@
-"""The data strategy of one stage's parameters; experts get one of their own, over fewer ranks."""
+"""The data strategies of one rank: one for each stage, and experts over ranks of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from plait.comm import World
+from plait.engine.axes import data_axis
+from plait.engine.options import Options
+from plait.engine.precision import Precision
 from plait.engine.with_experts import expert_group, separate
 from plait.outer import Asynchrony, make_strategy
 from plait.parallel.data import Composite, DataGroup, DataStrategy, Unit
 from plait.parallel.expert import ExpertSplit
+from plait.parallel.pipeline.actions import Kind, Schedule
 from plait.plan import Plan
 
 
@@ -33,3 +37,43 @@ class StrategyMaker:
 
     def _over(self, units: Sequence[Unit], group: DataGroup) -> DataStrategy:
         return make_strategy(self.plan.dp.strategy, units, group, self.asynchrony)
+
+
+def asynchrony_of(plan: Plan, options: Options) -> Asynchrony:
+    """The options of strategies whose ranks do not step together, with the plan's bounds."""
+    return replace(options.asynchrony, stale=plan.dp.stale or 0, every=plan.dp.every or 1)
+
+
+def strategy_maker(
+    plan: Plan,
+    options: Options,
+    precision: Precision,
+    schedule: Schedule,
+    *,
+    experts: ExpertSplit | None,
+    world: World,
+) -> StrategyMaker:
+    """The maker of this rank's data strategies.
+
+    Gradients are reduced as they come, unless a schedule makes weight gradients apart.
+    """
+    splits_backward = any(action.kind is Kind.WEIGHT_GRAD for action in schedule)
+    group = DataGroup(
+        axis=data_axis(world),
+        shard=data_axis(world, "dp_shard" if plan.dp.replicate > 1 else "dp"),
+        replicate=world.axis("dp_replicate"),
+        param_dtype=precision.compute,
+        master_dtype=precision.master,
+        device=world.device,
+        offload=plan.dp.offload,
+        num_servers=options.num_servers,
+        eager=not splits_backward,
+        crew=world.crew,
+    )
+    return StrategyMaker(plan, group, asynchrony_of(plan, options), experts, world)
+
+
+def as_one(strategies: Mapping[int, DataStrategy]) -> DataStrategy:
+    """The strategies of all stages of this rank as one."""
+    parts = list(strategies.values())
+    return parts[0] if len(parts) == 1 else Composite(parts)

@@ -8,6 +8,7 @@ none where the optimizer's fused kernel takes a scale.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,7 +47,12 @@ class Parameters(list[nn.Parameter]):
 
 
 class Update:
-    """Sums what must be summed over ranks, scales, clips and steps."""
+    """Sums the scalars of a step over ranks, scales, clips and steps.
+
+    Attributes:
+        optimizer: the optimizer of this rank's pieces.
+        loss_copies: ranks of the tensor axis that compute each sample's loss.
+    """
 
     def __init__(
         self,
@@ -58,7 +64,8 @@ class Update:
         split: TensorSplit | None = None,
     ) -> None:
         self._strategy = strategy
-        self._split = split
+        self.loss_copies = 1 if split is None else split.loss_copies
+        self._weight = None if split is None else split.weight
         self.optimizer = optimizer
         self._clip = clip_grad_norm
         self._learning_rate = learning_rate
@@ -68,20 +75,9 @@ class Update:
             piece.value.dtype == torch.float32 for piece in strategy.pieces
         )
 
-    @property
-    def loss_copies(self) -> int:
-        """On how many ranks of the tensor axis each sample's loss is computed."""
-        return 1 if self._split is None else self._split.loss_copies
-
     def rate(self, step: int) -> float:
         """The schedule's factor on the learning rate at a step, from 0."""
         return 1.0 if self._learning_rate is None else self._learning_rate(step)
-
-    def sum_partial(self) -> None:
-        """Sum what the ranks of the tensor axis have of gradients that they share. Collective."""
-        if self._split is not None:
-            pieces = [(piece.name, piece.value.grad) for piece in self._strategy.pieces]
-            self._split.sum_partial([(name, grad) for name, grad in pieces if grad is not None])
 
     def totals(
         self, loss: LossSum, axis: Axis, stages: Axis | None, sum_totals: SumTotals
@@ -99,10 +95,9 @@ class Update:
             device=loss.count.device,
         )
         copies = self.loss_copies
-        weight = None if self._split is None else self._split.weight
         scalars[0] = loss.loss_sum / copies
         scalars[1] = loss.count / copies
-        scalars[2] = self._strategy.squared_norm(weight)
+        scalars[2] = self._strategy.squared_norm(self._weight)
         scalars[3] = loss.tokens / copies
         sum_totals(scalars, axis)
         values = scalars.tolist()
@@ -158,6 +153,17 @@ class Update:
             if grads and factor != 1.0:
                 torch._foreach_mul_(grads, factor)
         optimizer.step()
+
+
+def partial_sums(strategy: DataStrategy, split: TensorSplit | None) -> list[Callable[[], None]]:
+    """The sum over the tensor axis, as a step of a reduction; empty where layers are whole."""
+    return [] if split is None else [partial(_sum_partial, strategy, split)]
+
+
+def _sum_partial(strategy: DataStrategy, split: TensorSplit) -> None:
+    """Sum gradients of which each rank of the tensor axis has a summand. Collective."""
+    pieces = [(piece.name, piece.value.grad) for piece in strategy.pieces]
+    split.sum_partial([(name, grad) for name, grad in pieces if grad is not None])
 
 
 def _slots(strategy: DataStrategy) -> list[tuple[BucketState, int]]:

@@ -9,8 +9,9 @@ the gradients. `flush` drains the pipeline, and the stream begins anew.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,7 +19,8 @@ from torch import Tensor
 from plait.comm import Axis
 from plait.engine.batch import MicroBatch
 from plait.engine.loss import LossSum, LossTotals, no_gradient
-from plait.engine.stages.pipeline import Pipeline, index_of
+from plait.engine.stages.pipeline import Pipeline, Step, index_of
+from plait.engine.stages.timing import UpdateTiming
 from plait.engine.update import Update
 from plait.parallel.pipeline.actions import Action, Kind
 from plait.parallel.pipeline.payload import TensorForm
@@ -29,7 +31,7 @@ from plait.parallel.pipeline.versions import WeightVersions
 COUNT = TensorForm((), torch.float64, False)
 
 
-class Delayed:
+class DelayedUpdates(UpdateTiming):
     """One stage of an asynchronous pipeline: its stream, its weight versions, its updates."""
 
     def __init__(
@@ -39,13 +41,18 @@ class Delayed:
         stream: Stream,
         versions: WeightVersions,
         *,
-        axes: tuple[Axis, Axis],
+        reductions: Sequence[Callable[[], None]],
+        ranks_of_stage: Axis,
+        stages: Axis,
     ) -> None:
+        """Take the only stage of `pipeline`; `reductions` sum its gradients over ranks."""
         self.versions = versions
         self._pipeline = pipeline
         self._update = update
         self._stream = stream
-        self._ranks, self._stages = axes  # those of the stage, and those of the pipeline
+        self._reductions = tuple(reductions)
+        self._ranks = ranks_of_stage
+        self._stages = stages
         self._stage, self._part = next(iter(pipeline.parts.items()))
         self._counts: dict[int, Tensor] = {}  # of micro-batches whose backward is to come
         self._gathered = LossSum(self._part.strategy.group.device)  # of the update to come
@@ -55,11 +62,8 @@ class Delayed:
         self._step = 0
         self._per_step = 1
         self._newest = 0
-        pipeline.transport.gradient_extras = (COUNT,)
 
     def handlers(self, table: Mapping[Kind, Handler]) -> dict[Kind, Handler]:
-        """The table of a synchronous pipeline, with versions."""
-        self._plain_forward = table[Kind.FORWARD]
         return {
             **table,
             Kind.FORWARD: self._forward,
@@ -68,39 +72,45 @@ class Delayed:
             Kind.UPDATE: self._apply,
         }
 
-    def begin(
-        self, micro_batches: Mapping[int, MicroBatch], step: int
-    ) -> tuple[dict[int, MicroBatch], list[Action]]:
-        """A window begins: the micro-batches under way by their numbers in the stream, and what to
-        do.
-        """
-        first = self._num_steps * len(micro_batches)
-        self._per_step = len(micro_batches)
+    def begin(self, step: Step, index: int) -> tuple[Step, Sequence[Action]]:
+        """A window begins; micro-batches are numbered from the beginning of the stream."""
+        num_new = len(step.micro_batches)
+        first = self._num_steps * num_new
+        self._per_step = num_new
         if self._num_steps == 0:
-            self._first_step = step
+            self._first_step = index
             self._part.strategy.begin_step()
-        self._step = step + 1
-        fresh = {first + index: micro for index, micro in micro_batches.items()}
-        oldest = first - self._stages.size - len(micro_batches)
-        self._micro_batches = {
-            j: micro for j, micro in self._micro_batches.items() if j >= oldest
-        } | fresh
+        self._step = index + 1
+        oldest = first - self._stages.size - num_new
+        kept = {number: micro for number, micro in self._micro_batches.items() if number >= oldest}
+        new = {first + number: micro for number, micro in step.micro_batches.items()}
+        self._micro_batches = kept | new
         actions = self._stream.step(self._num_steps)
         self._num_steps += 1
-        return self._micro_batches, actions
+        window = Step(
+            self._micro_batches, lambda number: step.seed(number - first), step.loss_scale
+        )
+        return window, actions
 
-    def drain(self) -> list[Action]:
-        """What is left to do, and a new stream after it."""
+    def drain(self) -> Sequence[Action]:
         actions = self._stream.drain(self._num_steps)
         self._num_steps = 0
         return actions
 
     def end_drain(self) -> None:
-        """The pipeline is empty."""
         self.versions.restart()
 
-    def totals(self) -> LossTotals:
-        """The loss of the window, known to the last stage and told to all. Collective."""
+    def show_newest(self) -> None:
+        self.versions.show_newest()
+
+    def older_weights(self) -> list[Tensor]:
+        return self.versions.stashed
+
+    def totals(self, updated: LossTotals) -> LossTotals:
+        """The loss of the window, which the last stage tells all. Collective.
+
+        There is no norm: each stage updates by itself.
+        """
         loss = self._pipeline.loss
         sums = torch.stack([loss.loss_sum, loss.count, loss.tokens])
         sums /= self._update.loss_copies
@@ -109,12 +119,14 @@ class Delayed:
         if loss.num_graphs == 0 and float(loss.count) > 0:
             raise no_gradient(self._step)
         loss_sum, count, tokens = sums.tolist()
-        return LossTotals(loss_sum, count, 0.0, tokens / count if count else 1.0)
+        totals = LossTotals(loss_sum, count, 0.0, tokens / count if count else 1.0)
+        totals.check(self._step)
+        return replace(totals, squared_norm=math.nan)
 
     def _forward(self, action: Action) -> None:
         self.versions.forward(index_of(action))
         before = self._pipeline.loss.count.clone()
-        self._plain_forward(action)
+        self._pipeline.forward(action)
         self._counts[index_of(action)] = self._pipeline.loss.count - before
 
     def _backward(self, action: Action) -> None:
@@ -135,8 +147,8 @@ class Delayed:
 
     def _apply(self, action: Action) -> None:
         strategy = self._part.strategy
-        strategy.reduce()
-        self._update.sum_partial()
+        for reduction in self._reductions:
+            reduction()
         totals = self._update.totals(self._gathered, self._ranks, None, _sum)
         self.versions.before_update()
         if totals.count > 0:
@@ -150,8 +162,3 @@ class Delayed:
 
 def _sum(totals: Tensor, axis: Axis) -> None:
     axis.all_reduce(totals, control=True).wait()
-
-
-def memory_of(delayed: Delayed | None) -> list[Any]:
-    """The weights of older versions."""
-    return [] if delayed is None else delayed.versions.stashed

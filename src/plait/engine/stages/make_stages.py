@@ -5,112 +5,173 @@ what is tied.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import nn
 
+from plait.comm import World
+from plait.engine.batch import arguments, call
+from plait.engine.options import Options
+from plait.engine.precision import Precision
 from plait.engine.stages.cut import Cut
+from plait.engine.stages.pipeline import Part
 from plait.engine.state.holding import Holding, shapes_of
 from plait.parallel import data
 from plait.parallel.data import DataStrategy, Unit
-from plait.parallel.pipeline.actions import Schedule
+from plait.parallel.pipeline.actions import Kind, Schedule
 from plait.parallel.pipeline.chain import ChainStage, WholeModel
 from plait.parallel.pipeline.replayed import ParameterSwap, Replay, ReplayedStage
 from plait.parallel.pipeline.stage import Stage, StageModule
-from plait.parallel.pipeline.weight_grad_store import WeightGradStore
+from plait.parallel.pipeline.weight_grad_store import GradAccumulator, WeightGradStore
+from plait.parallel.tensor import Placement
+from plait.plan import Plan
 from plait.products import Products
 
-Call = Callable[[nn.Module, Any], Any]
 
+@dataclass(frozen=True)
+class LocalStage:
+    """One stage of this rank before it runs: its modules and parameters.
 
-@dataclass
-class Stages:
-    """The stages of one rank, by number, and their units; `secondary[s]` are names that an earlier
-    stage counts.
+    Attributes:
+        index: number of the stage.
+        modules: the modules that only this stage runs.
+        params: the parameters that it uses, by name.
+        units: the units of its parameters, for a data strategy.
+        tied_copies: names of parameters that an earlier stage counts.
+        swaps: where its parameters go whose other copies are on this rank too.
     """
 
-    holding: Holding
-    stages: dict[int, Stage] = field(default_factory=dict)
-    units: dict[int, list[Unit]] = field(default_factory=dict)
-    secondary: dict[int, frozenset[str]] = field(default_factory=dict)
-    swaps: dict[int, list[ParameterSwap]] = field(default_factory=dict)
+    index: int
+    modules: frozenset[nn.Module]
+    params: Mapping[str, nn.Parameter]
+    units: Sequence[Unit]
+    tied_copies: frozenset[str]
+    swaps: Sequence[ParameterSwap]
 
     def strategy(
-        self, stage: int, make: Callable[[Sequence[Unit], frozenset[str]], DataStrategy]
+        self, make: Callable[[Sequence[Unit], frozenset[str]], DataStrategy]
     ) -> DataStrategy:
-        """What `make` makes of a stage's units, while its own copies of parameters are where its
-        modules look for them.
-        """
-        kept = [(module, key, module._parameters[key]) for module, key, _ in self.swaps[stage]]
-        for module, key, param in self.swaps[stage]:
+        """Make the data strategy while this stage's copies are where its modules look for them."""
+        swaps = [swap for swap in self.swaps if swap[0] in self.modules]
+        originals = [(module, key, module._parameters[key]) for module, key, _ in swaps]
+        for module, key, param in swaps:
             module._parameters[key] = param
-        made = make(self.units[stage], self.secondary[stage])
-        for module, key, original in kept:
+        strategy = make(self.units, self.tied_copies)
+        for module, key, original in originals:
             module._parameters[key] = original
-        return made
+        return strategy
 
 
 @dataclass(frozen=True)
 class LayerProducts:
-    """How layers multiply: `by` what, where that is `own`; whether they `add` gradients of weights
-    where these belong.
+    """How linear layers multiply.
+
+    Attributes:
+        products: the libraries to choose from.
+        replaced: layers run through `products`, not through their own forward.
+        accumulates: layers add their weight gradients to the main gradients themselves.
     """
 
-    by: Products
-    own: bool
-    add: bool
+    products: Products
+    replaced: bool
+    accumulates: bool
+
+    def weight_grad_store(
+        self, modules: Collection[nn.Module], main_grads: Mapping[int, GradAccumulator]
+    ) -> WeightGradStore | None:
+        """Let the layers among `modules` run through these products; None where they do not."""
+        if not self.replaced:
+            return None
+        store = WeightGradStore(self.products, main_grads if self.accumulates else {})
+        store.install(modules, quicker_only=not self.accumulates)
+        return store
 
 
-def make_stages(
-    model: nn.Module,
-    blocks: Sequence[str],
-    plan: Cut,
-    schedule: Schedule,
-    *,
-    rank: int,
-    call: Call,
-    products: LayerProducts,
-) -> Stages:
-    """The stages that `rank` (a coordinate on the pp axis) holds. Parameters have their
-    place-holders already.
+def layer_products(
+    plan: Plan, options: Options, precision: Precision, schedule: Schedule, world: World
+) -> LayerProducts:
+    """How the layers of a plan multiply.
+
+    In a pipeline they accumulate weight gradients themselves, which a split backward needs.
     """
-    own = schedule.stages(rank)
-    shapes, buffers = shapes_of(model)
+    splits_backward = any(action.kind is Kind.WEIGHT_GRAD for action in schedule)
+    products = Products(options.linear_product, world.paths)
+    accumulates = splits_backward or (schedule.num_stages > 1 and not plan.compile)
+    gains = not plan.compile and products.serves(precision.compute, world.device)
+    return LayerProducts(products, replaced=accumulates or gains, accumulates=accumulates)
+
+
+def local_stages(
+    model: nn.Module, blocks: Sequence[str], cut: Cut, indices: Sequence[int]
+) -> dict[int, LocalStage]:
+    """The stages `indices` of a model whose parameters have their place-holders already."""
     units = data.split_units(model, blocks)
-    params = _params_by_stage(model, plan, own)
+    params = _params_by_stage(model, cut, indices)
     swaps = _swaps(model, params)
-    replay = Replay(plan.flow, plan.stage_of) if plan.flow is not None else None
+    stages = {}
+    for index in indices:
+        names = cut.links[index]
+        modules = {module for name in names for module in model.get_submodule(name).modules()}
+        local = params[index]
+        tied = frozenset(name for name in local if len(cut.holders(name)) > 1)
+        stages[index] = LocalStage(
+            index,
+            frozenset(modules),
+            local,
+            stage_units(units, local, tied, modules),
+            tied_copies=frozenset(name for name in local if cut.holders(name)[0] < index),
+            swaps=swaps[index],
+        )
+    return stages
+
+
+def local_holding(
+    model: nn.Module,
+    cut: Cut,
+    stages: Mapping[int, LocalStage],
+    placements: Mapping[str, Placement],
+) -> Holding:
+    """The parameters and buffers of all stages of this rank."""
+    shapes, buffers = shapes_of(model)
+    shapes.update({name: placement.shape for name, placement in placements.items()})
     held: dict[str, nn.Parameter] = {}
     copies: dict[str, list[nn.Parameter]] = {}
-    made = Stages(Holding(model, held, shapes, frozenset()))
-    for stage in own:
-        modules = {
-            module for name in plan.links[stage] for module in model.get_submodule(name).modules()
-        }
-        store = WeightGradStore(products.by) if products.own else None
-        if store is not None:
-            store.install(modules, quicker_only=not products.add)
-        local = params[stage]
-        made.swaps[stage] = [swap for swap in swaps[stage] if swap[0] in modules]
-        made.stages[stage] = Stage(
-            _module(model, plan, stage, swaps=swaps[stage], replay=replay, call=call), stage, store
-        )
-        made.secondary[stage] = frozenset(name for name in local if plan.holders(name)[0] < stage)
-        tied = frozenset(name for name in local if len(plan.holders(name)) > 1)
-        made.units[stage] = stage_units(units, local, tied, modules)
-        for name in local.keys() & held.keys():
-            if not local[name].requires_grad:
-                copies.setdefault(name, []).append(local[name])
-        held.update({name: param for name, param in local.items() if name not in held})
+    for stage in stages.values():
+        for name, param in stage.params.items():
+            if name not in held:
+                held[name] = param
+            elif not param.requires_grad:
+                copies.setdefault(name, []).append(param)
+    return Holding(
+        model,
+        held,
+        shapes,
+        _buffers(model, cut, list(stages), buffers),
+        secondary=frozenset(name for name in held if cut.holders(name)[0] not in stages),
+        placements=placements,
+        copies=copies,
+    )
+
+
+def make_parts(
+    model: nn.Module,
+    cut: Cut,
+    stages: Mapping[int, LocalStage],
+    strategies: Mapping[int, DataStrategy],
+    products: LayerProducts,
+) -> dict[int, Part]:
+    """The stages of this rank, ready to run. Replaces forwards of the model's modules."""
+    replay = Replay(cut.flow, cut.stage_of) if cut.flow is not None else None
+    parts = {}
+    for index, stage in stages.items():
+        strategy = strategies[index]
+        store = products.weight_grad_store(stage.modules, strategy.main_grads())
+        module = _stage_module(model, cut, stage, replay)
+        parts[index] = Part(Stage(module, index, store), strategy)
     if replay is not None:
         replay.install(model)
-    secondary = frozenset(name for name in held if plan.holders(name)[0] not in own)
-    made.holding = Holding(
-        model, held, shapes, _buffers(model, plan, own, buffers), secondary, copies=copies
-    )
-    return made
+    return parts
 
 
 def _params_by_stage(
@@ -156,27 +217,26 @@ def _swaps(
     }
 
 
-def _module(
-    model: nn.Module,
-    plan: Cut,
-    stage: int,
-    *,
-    swaps: list[ParameterSwap],
-    replay: Replay | None,
-    call: Call,
+def _stage_module(
+    model: nn.Module, cut: Cut, stage: LocalStage, replay: Replay | None
 ) -> StageModule:
-    links = [(name, model.get_submodule(name)) for name in plan.links[stage]]
-    if plan.num_stages == 1:
-        return WholeModel(model, call)
+    names = cut.links[stage.index]
+    if cut.num_stages == 1:
+        return WholeModel(model, arguments)
     if replay is not None:
-        return ReplayedStage(lambda inputs: call(model, inputs), replay, stage, swaps)
-    modules = {module for _, link in links for module in link.modules()}
-    for module, key, param in swaps:  # a link is of one stage, so its copy can stay in place
-        if module in modules:
+        return ReplayedStage(
+            lambda inputs: call(model, inputs), replay, stage.index, list(stage.swaps)
+        )
+    for module, key, param in stage.swaps:  # a link is of one stage, so its copy can stay in place
+        if module in stage.modules:
             module._parameters[key] = param
-    names = tuple(inspect.signature(type(model).forward).parameters)[1:]
-    first = model.get_submodule(plan.links[0][0])
-    return ChainStage(links, call, last=stage == plan.num_stages - 1, names=names, first=first)
+    return ChainStage(
+        [(name, model.get_submodule(name)) for name in names],
+        call,
+        last=stage.index == cut.num_stages - 1,
+        names=tuple(inspect.signature(type(model).forward).parameters)[1:],
+        first=model.get_submodule(cut.links[0][0]),
+    )
 
 
 def stage_units(

@@ -5,16 +5,16 @@ A step without a pipeline is one stage that neither sends nor receives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from plait.engine.balance import Balance
 from plait.engine.batch import MicroBatch
 from plait.engine.loss import LossFunction, LossSum
+from plait.engine.stages.contexts import MicroBatchContext
 from plait.parallel.data import DataStrategy
 from plait.parallel.pipeline.actions import Action, Kind
 from plait.parallel.pipeline.payload import Payload
@@ -22,7 +22,6 @@ from plait.parallel.pipeline.random import RandomState
 from plait.parallel.pipeline.runtime import Handler
 from plait.parallel.pipeline.stage import Stage
 from plait.parallel.pipeline.transport import Transport
-from plait.parallel.tensor import TensorSplit
 
 
 @dataclass(frozen=True)
@@ -35,11 +34,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Step:
-    """What the stages must know of the step under way."""
+    """The step under way, as the stages see it.
+
+    Attributes:
+        micro_batches: the micro-batches of this rank, by number.
+        seed: the seed of the random numbers of a micro-batch.
+        loss_scale: factor on the loss in backward; the loss itself is reported as it is.
+    """
 
     micro_batches: Mapping[int, MicroBatch]
-    seed: Callable[[int], int]  # of the random numbers of a micro-batch
-    first: int = 0  # number of the first micro-batch among those of all data ranks
+    seed: Callable[[int], int]
+    loss_scale: float = 1.0
 
     def pairs(self) -> list[tuple[Any, Any]]:
         """The inputs and targets of every micro-batch."""
@@ -47,7 +52,14 @@ class Step:
 
 
 class Pipeline:
-    """The handlers of a schedule's actions."""
+    """The handlers of a schedule's actions.
+
+    Attributes:
+        parts: the stages of this rank, by number.
+        num_stages: stages on all ranks together.
+        transport: sends and receives between stages.
+        loss: the loss of the step so far.
+    """
 
     def __init__(
         self,
@@ -56,24 +68,22 @@ class Pipeline:
         transport: Transport,
         loss: LossFunction,
         *,
-        balance: Balance | None = None,
-        split: TensorSplit | None = None,
+        contexts: Sequence[MicroBatchContext] = (),
+        batched: frozenset[Action] = frozenset(),
     ) -> None:
-        """`balance`: the routers of a model with experts; `split`: what a tensor axis made of
-        it.
+        """Take the stages of a rank.
+
+        `contexts` are told which micro-batch is under way. Weight gradients in `batched` are made
+        together with the next ones of their stage.
         """
-        self._balance = balance
-        self._split = split
-        self.joined: frozenset[Action] = (
-            frozenset()
-        )  # weight gradients to be made with the next of their stage
         self.parts = dict(parts)
         self.num_stages = num_stages
         self.transport = transport
         self._device = next(iter(self.parts.values())).strategy.group.device
         self.loss = LossSum(self._device)
         self._loss_function = loss
-        self.loss_scale = 1.0  # of the gradients of this step; the loss itself is reported as it is
+        self._contexts = tuple(contexts)
+        self._batched = batched
         self._random = RandomState(self._device)
         self._step = Step({}, lambda micro_batch: 0)
 
@@ -82,7 +92,7 @@ class Pipeline:
         transport = self.transport
         return {
             Kind.UNSHARD: lambda action: self.parts[action.stage].strategy.begin_step(),
-            Kind.FORWARD: self._forward,
+            Kind.FORWARD: self.forward,
             Kind.BACKWARD: self._backward,
             Kind.INPUT_GRAD: self._input_grad,
             Kind.WEIGHT_GRAD: self._weight_grad,
@@ -93,14 +103,14 @@ class Pipeline:
         }
 
     def begin(self, step: Step) -> None:
-        """A step begins."""
+        """A step begins. Collective where a context asks for it."""
         self.loss.reset()
+        self._begin_contexts(step)
         self._enter_step(step, recording=True)
-        self._begin_balance(step)
 
-    def _begin_balance(self, step: Step) -> None:
-        if self._balance is not None:
-            self._balance.begin(list(step.micro_batches.values()), self.loss_scale)
+    def _begin_contexts(self, step: Step) -> None:
+        for context in self._contexts:
+            context.begin_step(list(step.micro_batches.values()), step.loss_scale)
 
     def _enter_step(self, step: Step, *, recording: bool) -> None:
         self._step = step
@@ -109,29 +119,8 @@ class Pipeline:
         )
 
     def end(self) -> None:
-        """It has ended: nothing stays under way."""
+        """The step has ended: nothing stays under way."""
         self.transport.finish()
-
-    def forward(self, stage: int, micro_batch: int, *, recording: bool = True) -> Any:
-        """One stage's part of a micro-batch; on the last, the output of the model."""
-        part = self.parts[stage]
-        micro = self._step.micro_batches[micro_batch]
-        fresh = self._random.seed(self._step.seed(micro_batch))
-        received = None
-        if stage > 0:
-            received = self.transport.take_input(stage, micro_batch)
-            self._random.unpack(received)
-        self._enter(micro_batch, recording=recording)
-        part.strategy.before_forward()
-        if recording:
-            output = part.stage.forward(micro_batch, micro.inputs, received)
-        else:
-            output = part.stage.evaluate(micro.inputs, received)
-        part.strategy.after_forward()
-        if isinstance(output, Payload):
-            self._random.pack(output, fresh)
-            self.transport.put_output(stage, micro_batch, output)
-        return output
 
     def evaluate(self, step: Step) -> LossSum:
         """The losses of a batch, forward only; nothing where the last stage is on another rank.
@@ -140,7 +129,7 @@ class Pipeline:
         """
         under_way = self._step
         loss = LossSum(self._device)
-        self._begin_balance(step)
+        self._begin_contexts(step)
         self._enter_step(step, recording=False)
         for micro_batch in step.micro_batches:
             for stage in self.parts:
@@ -154,39 +143,62 @@ class Pipeline:
         placement = transport.placement
         if stage > 0 and placement[stage - 1] != placement[stage]:
             transport.post_input(stage, micro_batch)
-        output = self.forward(stage, micro_batch, recording=False)
+        micro = self._step.micro_batches[micro_batch]
+        received, seeded = self._begin_forward(stage, micro_batch, recording=False)
+        output = self.parts[stage].stage.module.forward(micro.inputs, received)
+        self._end_forward(stage, micro_batch, output, seeded)
         if stage == self.num_stages - 1:
-            micro = self._step.micro_batches[micro_batch]
             loss.add(self._loss_function(output, micro.targets), micro.num_samples)
         elif placement[stage + 1] != placement[stage]:
             transport.send_output(stage, micro_batch)
 
-    def _forward(self, action: Action) -> None:
+    def forward(self, action: Action) -> None:
+        """Run one stage on a micro-batch; on the last stage, the loss too."""
         stage = action.stage
         micro_batch = index_of(action)
-        output = self.forward(stage, micro_batch)
-        if self._balance is not None:
-            self.loss.add_auxiliary(self._balance.take_auxiliary())
-        if stage == self.num_stages - 1:
-            micro = self._step.micro_batches[micro_batch]
-            found = self._loss_function(output, micro.targets)
-            if self._balance is not None:
-                self._balance.check(found)
-            loss = self.loss.add(found, micro.num_samples, micro.tokens_per_sample)
-            self.parts[stage].stage.keep(
-                micro_batch, [loss if self.loss_scale == 1.0 else loss * self.loss_scale]
-            )
+        part = self.parts[stage].stage
+        micro = self._step.micro_batches[micro_batch]
+        received, seeded = self._begin_forward(stage, micro_batch, recording=True)
+        output = part.module.forward(micro.inputs, received)
+        self._end_forward(stage, micro_batch, output, seeded)
+        if stage < self.num_stages - 1:
+            self._after_forward(None)
+            part.keep(micro_batch, received, output.tensors)
+            return
+        loss = self._loss_function(output, micro.targets)
+        self._after_forward(loss)
+        total = self.loss.add(loss, micro.num_samples, micro.tokens_per_sample)
+        if self._step.loss_scale != 1.0:
+            total = total * self._step.loss_scale
+        part.keep(micro_batch, received, [total])
+
+    def _begin_forward(
+        self, stage: int, micro_batch: int, *, recording: bool
+    ) -> tuple[Payload | None, Tensor]:
+        """The input from the stage before, and the state of the random numbers of the seed."""
+        seeded = self._random.seed(self._step.seed(micro_batch))
+        received = None
+        if stage > 0:
+            received = self.transport.take_input(stage, micro_batch)
+            self._random.unpack(received)
+        self._enter(micro_batch, recording=recording)
+        self.parts[stage].strategy.before_forward()
+        return received, seeded
+
+    def _end_forward(self, stage: int, micro_batch: int, output: Any, seeded: Tensor) -> None:
+        self.parts[stage].strategy.after_forward()
+        if isinstance(output, Payload):
+            self._random.pack(output, seeded)
+            self.transport.put_output(stage, micro_batch, output)
+
+    def _after_forward(self, loss: Any) -> None:
+        for context in self._contexts:
+            context.after_forward(self.loss, loss)
 
     def _enter(self, micro_batch: int, *, recording: bool) -> None:
-        """Tell what is not a function of its inputs alone which micro-batch comes: forward, or
-        recomputed for backward.
-        """
-        if self._split is not None:
-            self._split.enter(self._step.micro_batches[micro_batch].num_rows)
-        if self._balance is not None:
-            self._balance.enter(
-                micro_batch, self._step.micro_batches[micro_batch], recording=recording
-            )
+        """Tell the contexts which micro-batch comes: forward, or recomputed for backward."""
+        for context in self._contexts:
+            context.enter(micro_batch, self._step.micro_batches[micro_batch], recording=recording)
 
     def _gradients(self, action: Action) -> list[Tensor] | None:
         last = action.stage == self.num_stages - 1
@@ -208,7 +220,7 @@ class Pipeline:
 
     def _weight_grad(self, action: Action) -> None:
         part = self.parts[action.stage]
-        later = action in self.joined
+        later = action in self._batched
         part.stage.weight_grad(index_of(action), later=later)
         if not later:
             part.strategy.after_backward()

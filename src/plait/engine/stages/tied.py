@@ -7,13 +7,24 @@ everywhere. All copies start alike, see the same gradient, and so stay alike.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from plait.comm import Axis
 from plait.parallel.data import DataStrategy, OptimizerShard
+
+
+def tied_sums(
+    axis: Axis,
+    placement: Sequence[int],
+    stages_of: Mapping[str, Sequence[int]],
+    strategies: Mapping[int, DataStrategy],
+) -> list[Callable[[], None]]:
+    """The sum of tied gradients, as a step of a reduction; empty for a rank that has none."""
+    tied = TiedSum(axis, placement, stages_of, strategies)
+    return [tied.sum] if tied.names else []
 
 
 class TiedSum:
@@ -40,9 +51,14 @@ class TiedSum:
                     piece for strategy in here for piece in strategy.pieces if piece.name == name
                 ]
 
+    @property
+    def names(self) -> list[str]:
+        """The tied parameters of this rank, in the order of their sums."""
+        return sorted(self._own)
+
     def sum(self) -> None:
         """Let every copy's gradient be the sum of all. Collective along the pipeline."""
-        for name in sorted(self._own):
+        for name in self.names:
             pieces = self._own[name]
             for piece in pieces:
                 piece.state.touched.add(piece.state.bucket.slots.index(piece.part.slot))

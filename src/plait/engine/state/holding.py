@@ -7,7 +7,7 @@ stages take no memory.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
@@ -44,16 +44,6 @@ class Holding:
         """Everything."""
         shapes, buffers = shapes_of(model)
         return cls(model, dict(model.named_parameters()), shapes, buffers)
-
-    def split(self, placements: Mapping[str, Placement]) -> Holding:
-        """The same, where layers are split: the whole parameters have the shapes that `placements`
-        know.
-        """
-        shapes = {
-            **self.shapes,
-            **{name: placement.shape for name, placement in placements.items()},
-        }
-        return replace(self, shapes=shapes, placements=placements)
 
     def shard(self, local: Shard) -> Shard:
         """A shard of a tensor that this rank has, as a shard of the model's whole tensor."""

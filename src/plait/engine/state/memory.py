@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
-from plait.engine.stages.delayed import memory_of
-
-if TYPE_CHECKING:
-    from plait.engine.engine import Engine
+from plait.engine.stages.timing import UpdateTiming
+from plait.engine.state.training import TrainingState
 
 
-def live_bytes(engine: Engine) -> dict[str, int]:
-    """Measured from the tensors that live now; memory that several tensors share is counted
-    once.
-    """
-    tensors = engine.strategy.live_tensors()
+def live_bytes(state: TrainingState, timing: UpdateTiming) -> dict[str, int]:
+    """Bytes by kind; memory that several tensors share is counted once."""
+    tensors = state.strategy.live_tensors()
     owned = {id(tensor) for kind in tensors.values() for tensor in kind}
-    state = [
+    moments = [
         tensor
-        for values in engine.update.optimizer.state.values()
+        for values in state.update.optimizer.state.values()
         for tensor in values.values()
         if isinstance(tensor, Tensor) and id(tensor) not in owned
     ]
-    frozen = [param for param in engine.holding.params.values() if not param.requires_grad]
+    frozen = [param for param in state.holding.params.values() if not param.requires_grad]
     groups = {
-        "parameters": [*tensors.get("parameters", ()), *frozen, *memory_of(engine._delayed)],
+        "parameters": [*tensors.get("parameters", ()), *frozen, *timing.older_weights()],
         "gradients": [*tensors.get("gradients", ())],
-        "optimizer": [*tensors.get("optimizer", ()), *state, *engine.driver.live_tensors()],
-        "buffers": [*tensors.get("buffers", ()), *engine.model.buffers()],
+        "optimizer": [
+            *tensors.get("optimizer", ()),
+            *moments,
+            *state.driver.live_tensors(),
+        ],
+        "buffers": [*tensors.get("buffers", ()), *state.model.buffers()],
     }
     seen: set[int] = set()
     return {

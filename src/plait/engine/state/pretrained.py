@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,17 +18,15 @@ from plait.checkpoint import save as save_shards
 from plait.checkpoint.entry import dtype_name
 from plait.checkpoint.hugging_face import write_tables
 from plait.engine.state import saving
+from plait.engine.state.training import TrainingState
 from plait.errors import CheckpointError
 from plait.models.hf import HuggingFace, files_of
-
-if TYPE_CHECKING:
-    from plait.engine.engine import Engine
 
 MAX_SHARD_BYTES = 5_000_000_000
 
 
 def save_pretrained(
-    engine: Engine,
+    state: TrainingState,
     path: Path,
     *,
     dtype: torch.dtype | None = None,
@@ -44,18 +41,18 @@ def save_pretrained(
     Raises:
         CheckpointError: on every rank alike, where a rank could not write.
     """
-    engine.driver.synchronize()
-    saving.average_buffers(engine)
-    gather = engine.world.axis("world").gather_objects
-    rank = engine.world.rank
+    state.driver.synchronize()
+    saving.average_buffers(state)
+    gather = state.world.axis("world").gather_objects
+    rank = state.world.rank
     slices = path / ".slices"
-    shards = [*saving.saved_parameters(engine), *saving.saved_buffers(engine)]
+    shards = [*saving.saved_parameters(state), *saving.saved_buffers(state)]
     failure: str | None = None
     written: list[Path] = []
-    save_shards(slices, shards, {}, rank=rank, world_size=engine.world.size, gather=gather)
+    save_shards(slices, shards, {}, rank=rank, world_size=state.world.size, gather=gather)
     if rank == 0:
         try:
-            written = _assemble(engine, slices, path, dtype, max_shard_bytes)
+            written = _assemble(state, slices, path, dtype, max_shard_bytes)
         except (CheckpointError, OSError) as error:
             failure = str(error)
         shutil.rmtree(slices, ignore_errors=True)
@@ -66,14 +63,14 @@ def save_pretrained(
 
 
 def _assemble(
-    engine: Engine, slices: Path, path: Path, dtype: torch.dtype | None, max_shard_bytes: int
+    state: TrainingState, slices: Path, path: Path, dtype: torch.dtype | None, max_shard_bytes: int
 ) -> list[Path]:
-    names = {name: name for name in engine.holding.shapes}
+    names = {name: name for name in state.holding.shapes}
     config: list[Path] = []
-    if isinstance(engine.model, HuggingFace):
+    if isinstance(state.model, HuggingFace):
         names = {name: name.removeprefix("model.") for name in names}
         saved = dtype or Checkpoint.open(slices).dtype(next(iter(names)))
-        config = write_tables(path, files_of(engine.model), dtype_name(saved))
+        config = write_tables(path, files_of(state.model), dtype_name(saved))
     return [
         *export_safetensors(
             slices, path, names=names, dtype=dtype, max_shard_bytes=max_shard_bytes

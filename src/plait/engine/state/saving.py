@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,45 +24,43 @@ from plait.checkpoint import save as save_shards
 from plait.checkpoint.hugging_face import META
 from plait.engine.axes import data_axis
 from plait.engine.state.shards import buffer_shards, frozen_shards, optimizer_shards
+from plait.engine.state.training import TrainingState
 from plait.errors import CheckpointError
 from plait.mesh import Shard
 from plait.models.hf import HuggingFace, files_of
 from plait.parallel.data import OptimizerShard, Replicas
 
-if TYPE_CHECKING:
-    from plait.engine.engine import Engine
-
 OPTIMIZER = "optimizer/"
 STRATEGY = "strategy/"
 
 
-def save(engine: Engine, path: Path, meta: dict[str, Any]) -> None:
+def save(state: TrainingState, path: Path, meta: dict[str, Any]) -> None:
     """Write the checkpoint `path`; again, without a rank that is lost meanwhile, where others may
     go on. Collective.
     """
-    engine.driver.synchronize()
-    engine.world.together(lambda: _write(engine, path, meta))
+    state.driver.synchronize()
+    state.world.together(lambda: _write(state, path, meta))
 
 
-def _write(engine: Engine, path: Path, meta: dict[str, Any]) -> None:
-    world = engine.world
-    average_buffers(engine)
-    average_optimizer_state(engine)
+def _write(state: TrainingState, path: Path, meta: dict[str, Any]) -> None:
+    world = state.world
+    average_buffers(state)
+    average_optimizer_state(state)
     save_shards(
         path,
         [
-            *saved_parameters(engine),
-            *_saved_optimizer(engine),
-            *_saved_strategy(engine),
-            *saved_buffers(engine),
+            *saved_parameters(state),
+            *_saved_optimizer(state),
+            *_saved_strategy(state),
+            *saved_buffers(state),
         ],
         {
             **meta,
-            **_library_files(engine),
-            "step": engine.step_index,
-            "plan": str(engine.plan),
-            "optimizer": type(engine.update.optimizer).__name__,
-            **engine.scale_state(),
+            **_library_files(state),
+            "step": state.step_index,
+            "plan": str(state.plan),
+            "optimizer": type(state.update.optimizer).__name__,
+            **state.scale_state(),
         },
         rank=world.rank,
         world_size=world.size,
@@ -70,109 +68,109 @@ def _write(engine: Engine, path: Path, meta: dict[str, Any]) -> None:
     )
 
 
-def load(engine: Engine, path: Path) -> dict[str, Any]:
+def load(state: TrainingState, path: Path) -> dict[str, Any]:
     """Fill the engine from the checkpoint `path`; returns its meta data. Collective.
 
     Errors: `CheckpointError` for a missing or damaged checkpoint, another model or another
     optimizer; the engine must then not be used.
     """
     checkpoint = Checkpoint.open(path)
-    if checkpoint.note is not None and engine.world.rank == 0:
+    if checkpoint.note is not None and state.world.rank == 0:
         print(checkpoint.note, file=sys.stderr, flush=True)
-    _check(engine, checkpoint)
+    _check(state, checkpoint)
     with torch.no_grad():
-        for piece, shard in optimizer_shards(engine.strategy, engine.holding):
+        for piece, shard in optimizer_shards(state.strategy, state.holding):
             _fill(checkpoint, shard)
-            _load_optimizer_state(engine, checkpoint, piece, shard)
-            for key, tensor in engine.driver.extra_state(piece).items():
+            _load_optimizer_state(state, checkpoint, piece, shard)
+            for key, tensor in state.driver.extra_state(piece).items():
                 if (name := f"{STRATEGY}{key}/{piece.name}") in checkpoint.names():
                     _fill(checkpoint, shard.like(name, tensor))
-        for shard in frozen_shards([engine.strategy], engine.holding):
+        for shard in frozen_shards([state.strategy], state.holding):
             _fill(checkpoint, shard)
-        for shard in buffer_shards(engine.holding):
+        for shard in buffer_shards(state.holding):
             _fill(checkpoint, shard)
-        engine.strategy.publish()
-        engine.driver.restart()
-    engine.step_index = checkpoint.meta["step"]
-    engine.load_scale(checkpoint.meta)
+        state.strategy.publish()
+        state.driver.restart()
+    state.step_index = checkpoint.meta["step"]
+    state.load_scale(checkpoint.meta)
     return checkpoint.meta
 
 
-def _library_files(engine: Engine) -> dict[str, Any]:
+def _library_files(state: TrainingState) -> dict[str, Any]:
     """The config of a Hugging Face model, so that its weights load wherever they are taken."""
-    if not isinstance(engine.model, HuggingFace):
+    if not isinstance(state.model, HuggingFace):
         return {}
-    return {META: files_of(engine.model)}
+    return {META: files_of(state.model)}
 
 
-def average_optimizer_state(engine: Engine) -> None:
+def average_optimizer_state(state: TrainingState) -> None:
     """Let optimizers that went apart between two outer steps agree on the mean of their states.
     Collective.
     """
-    strategy = engine.strategy
-    axis = engine.world.axis("dp")
-    if engine.driver.is_synchronous or strategy.replicas.count == 1:
+    strategy = state.strategy
+    axis = state.world.axis("dp")
+    if state.driver.is_synchronous or strategy.replicas.count == 1:
         return
     for piece in strategy.pieces:
         for _, value in sorted(
-            engine.update.optimizer.state.get(piece.value, {}).items(), key=lambda item: item[0]
+            state.update.optimizer.state.get(piece.value, {}).items(), key=lambda item: item[0]
         ):
             if isinstance(value, Tensor) and value.is_floating_point():
                 axis.all_reduce(value).wait()
                 value.div_(axis.size)
 
 
-def average_buffers(engine: Engine) -> None:
+def average_buffers(state: TrainingState) -> None:
     """Let running statistics, which every rank keeps of its own samples, be the mean over the data
     axis. Collective.
     """
-    axis = data_axis(engine.world)
-    for shard in buffer_shards(engine.holding):
+    axis = data_axis(state.world)
+    for shard in buffer_shards(state.holding):
         if axis.size > 1 and shard.values.is_floating_point():
             mean = shard.values / axis.size
             axis.all_reduce(mean, control=True).wait()
             shard.values.copy_(mean)
 
 
-def _check(engine: Engine, checkpoint: Checkpoint) -> None:
+def _check(state: TrainingState, checkpoint: Checkpoint) -> None:
     if "step" not in checkpoint.meta:
         raise CheckpointError(f"{checkpoint.directory} says no step; no engine has saved it")
-    here = type(engine.update.optimizer).__name__
+    here = type(state.update.optimizer).__name__
     there = checkpoint.meta.get("optimizer")
     if there != here:
         raise CheckpointError(
             f"{checkpoint.directory} was saved with {there} and this run updates with {here}; use {there}"
         )
-    wanted = dict(engine.holding.shapes)
+    wanted = dict(state.holding.shapes)
     for name in checkpoint.names():
         if name.startswith((OPTIMIZER, STRATEGY)) and name.split("/", 2)[-1] in wanted:
             wanted[name] = checkpoint.global_shape(name)
     checkpoint.check(wanted)
 
 
-def saved_parameters(engine: Engine) -> Iterator[Shard]:
+def saved_parameters(state: TrainingState) -> Iterator[Shard]:
     """The shards of parameters that this rank saves."""
-    for piece, shard in _counted(engine):
-        yield from _share(engine, piece.name, shard, piece.replicas)
-    axis = data_axis(engine.world)
-    replicas = Replicas(1, 0) if engine.strategy.frozen_states else Replicas(axis.size, axis.rank)
-    for shard in frozen_shards([engine.strategy], engine.holding):
-        if shard.name not in engine.holding.secondary:
-            yield from _share(engine, shard.name, shard, replicas)
+    for piece, shard in _counted(state):
+        yield from _share(state, piece.name, shard, piece.replicas)
+    axis = data_axis(state.world)
+    replicas = Replicas(1, 0) if state.strategy.frozen_states else Replicas(axis.size, axis.rank)
+    for shard in frozen_shards([state.strategy], state.holding):
+        if shard.name not in state.holding.secondary:
+            yield from _share(state, shard.name, shard, replicas)
 
 
-def saved_buffers(engine: Engine) -> Iterator[Shard]:
+def saved_buffers(state: TrainingState) -> Iterator[Shard]:
     """The shards of buffers that this rank saves."""
-    if data_axis(engine.world).rank == engine.world.axis("tp").rank == 0:
-        for shard in buffer_shards(engine.holding):
-            if shard.name not in engine.holding.secondary:
+    if data_axis(state.world).rank == state.world.axis("tp").rank == 0:
+        for shard in buffer_shards(state.holding):
+            if shard.name not in state.holding.secondary:
                 yield shard
 
 
-def _saved_optimizer(engine: Engine) -> Iterator[Shard]:
-    for piece, shard in _counted(engine):
+def _saved_optimizer(state: TrainingState) -> Iterator[Shard]:
+    for piece, shard in _counted(state):
         replicas = piece.replicas
-        for key, value in engine.update.optimizer.state.get(piece.value, {}).items():
+        for key, value in state.update.optimizer.state.get(piece.value, {}).items():
             name = f"{OPTIMIZER}{key}/{piece.name}"
             tensor = (
                 value
@@ -180,11 +178,11 @@ def _saved_optimizer(engine: Engine) -> Iterator[Shard]:
                 else torch.tensor(float(value), dtype=torch.float64)
             )
             if tensor.shape == piece.value.shape and tensor.dim() > 0:
-                yield from _share(engine, piece.name, shard.like(name, tensor), replicas)
+                yield from _share(state, piece.name, shard.like(name, tensor), replicas)
             elif (
                 tensor.numel() == 1 or piece.part.whole
             ):  # of the parameter as a whole: a count, a factor of a moment
-                if replicas.index == 0 and _is_first(engine, shard):
+                if replicas.index == 0 and _is_first(state, shard):
                     yield Shard.whole(name, tensor.detach().contiguous())
             else:
                 raise CheckpointError(
@@ -193,54 +191,54 @@ def _saved_optimizer(engine: Engine) -> Iterator[Shard]:
                 )
 
 
-def _counted(engine: Engine) -> Iterator[tuple[OptimizerShard, Shard]]:
+def _counted(state: TrainingState) -> Iterator[tuple[OptimizerShard, Shard]]:
     """The optimizer's shards, without those that another pipeline stage saves."""
-    for piece, shard in optimizer_shards(engine.strategy, engine.holding):
+    for piece, shard in optimizer_shards(state.strategy, state.holding):
         if not piece.is_tied_copy:
             yield piece, shard
 
 
-def _saved_strategy(engine: Engine) -> Iterator[Shard]:
-    replicas = engine.strategy.replicas
-    for piece, shard in _counted(engine):
-        for key, tensor in engine.driver.extra_state(piece).items():
+def _saved_strategy(state: TrainingState) -> Iterator[Shard]:
+    replicas = state.strategy.replicas
+    for piece, shard in _counted(state):
+        for key, tensor in state.driver.extra_state(piece).items():
             kept = shard.like(f"{STRATEGY}{key}/{piece.name}", tensor)
-            yield from _share(engine, piece.name, kept, replicas)
+            yield from _share(state, piece.name, kept, replicas)
 
 
 def _load_optimizer_state(
-    engine: Engine, checkpoint: Checkpoint, piece: OptimizerShard, shard: Shard
+    state: TrainingState, checkpoint: Checkpoint, piece: OptimizerShard, shard: Shard
 ) -> None:
-    state: dict[str, Any] = {}
+    moments: dict[str, Any] = {}
     for name in checkpoint.names():
         prefix, _, rest = name.partition("/")
         key, _, param = rest.partition("/")
         if f"{prefix}/" != OPTIMIZER or param != piece.name:
             continue
         if (
-            checkpoint.global_shape(name) == engine.holding.shapes[piece.name]
+            checkpoint.global_shape(name) == state.holding.shapes[piece.name]
             and piece.value.dim() > 0
         ):
-            state[key] = torch.zeros_like(piece.value, requires_grad=False)
-            _fill(checkpoint, shard.like(name, state[key]))
+            moments[key] = torch.zeros_like(piece.value, requires_grad=False)
+            _fill(checkpoint, shard.like(name, moments[key]))
         else:
-            state[key] = checkpoint.tensor(name)
-    if state:
-        engine.update.optimizer.state[piece.value] = state
+            moments[key] = checkpoint.tensor(name)
+    if moments:
+        state.update.optimizer.state[piece.value] = moments
 
 
-def _is_first(engine: Engine, shard: Shard) -> bool:
+def _is_first(state: TrainingState, shard: Shard) -> bool:
     """Whether this rank has the first elements of a parameter, and the first copy of them."""
-    is_first_copy = engine.holding.replicas(shard.name).index == 0
+    is_first_copy = state.holding.replicas(shard.name).index == 0
     return is_first_copy and shard.start == 0 and not any(shard.box.offset)
 
 
-def _share(engine: Engine, param: str, shard: Shard, replicas: Replicas) -> Iterator[Shard]:
+def _share(state: TrainingState, param: str, shard: Shard, replicas: Replicas) -> Iterator[Shard]:
     """This rank's share in writing a shard of `param` that several ranks hold.
 
     They are the copies on the tensor axis times the replicas on the data axis.
     """
-    copies = engine.holding.replicas(param)
+    copies = state.holding.replicas(param)
     index = replicas.index * copies.count + copies.index
     yield from shard.share(index, replicas.count * copies.count).boxed()
 

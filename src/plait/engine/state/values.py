@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.comm import Axis, World
+from plait.engine.precision import Precision
 from plait.engine.state.holding import Holding
 from plait.engine.state.init import Initializer, buffer_dtype, is_meta, place_holders
 from plait.engine.state.shards import parameter_shards
@@ -137,13 +138,15 @@ def _read(reader: Reader, shard: Shard) -> None:
 
 @dataclass(frozen=True)
 class Whole:
-    """A model before its layers are split: the values that it has by name, and the modules that can
-    make whole ones.
+    """The values of a model before its layers are split.
+
+    Attributes:
+        values: parameters by name; empty for a model on the meta device.
+        differing: names of buffers that differed from those of the first rank.
     """
 
     values: dict[str, Tensor] = field(default_factory=dict)
-    originals: Mapping[str, nn.Module] = field(default_factory=dict)
-    differing: Sequence[str] = ()  # buffers that are not those of the first rank
+    differing: Sequence[str] = ()
 
     @staticmethod
     def of(model: nn.Module, world: World) -> Whole:
@@ -159,26 +162,33 @@ class Whole:
 def prepare(
     model: nn.Module,
     seed: int,
-    dtype: torch.dtype,
-    master: torch.dtype,
+    precision: Precision,
     *,
     world: World,
     whole: Whole,
+    originals: Mapping[str, nn.Module],
 ) -> Values:
-    """Take the values out of a model, and leave parameters that have the memory of one element."""
+    """Take the values out of a model, and leave parameters that have the memory of one element.
+
+    `originals` are the modules that can make whole values, where layers are split.
+    """
     axis = world.axis("world")
+    dtype = precision.compute
     if is_meta(model):
         place_holders(model, dtype, world.device)
         return Values(
             model,
-            Initializer(model, seed, dtype, world.device, originals=whole.originals, axis=axis),
+            Initializer(model, seed, dtype, world.device, originals=originals, axis=axis),
             {},
             axis,
         )
-    brought = {name: whole.values.pop(name).to(world.device, master) for name in list(whole.values)}
+    brought = {
+        name: whole.values.pop(name).to(world.device, precision.master)
+        for name in list(whole.values)
+    }
     for param in model.parameters():
         param.data = torch.zeros((), dtype=dtype, device=world.device).expand(param.shape)
-    for original in whole.originals.values():  # kept for what they are, not for their values
+    for original in originals.values():  # kept for what they are, not for their values
         for part in original._parameters.values():
             if part is not None:
                 part.data = torch.zeros((), dtype=dtype, device=world.device).expand(part.shape)

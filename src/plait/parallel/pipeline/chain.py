@@ -11,16 +11,19 @@ from torch import nn
 from plait.parallel.pipeline.payload import Payload, pack, unpack
 from plait.parallel.pipeline.stage import StageModule
 
+Arguments = Callable[[Any], tuple[Sequence[Any], Mapping[str, Any]]]
+
 
 class WholeModel(StageModule):
-    """The only stage: the model as it is. `call(model, inputs)` runs it."""
+    """The only stage: the model as it is. `arguments(inputs)` are those of its forward."""
 
-    def __init__(self, model: nn.Module, call: Callable[[nn.Module, Any], Any]) -> None:
+    def __init__(self, model: nn.Module, arguments: Arguments) -> None:
         self._model = model
-        self._call = call
+        self._arguments = arguments
 
     def forward(self, inputs: Any, received: Payload | None) -> Any:
-        return self._call(self._model, inputs)
+        positional, named = self._arguments(inputs)
+        return self._model(*positional, **named)
 
 
 class ChainStage(StageModule):

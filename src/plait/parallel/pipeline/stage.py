@@ -1,7 +1,8 @@
 """One stage of a model: forward on inputs or on what was received, and backward, whole or in two
 halves.
 
-    forward        inputs or received tensors -> what is sent on, or the model's output
+    module.forward inputs or received tensors -> what is sent on, or the model's output
+    keep           the graph of a forward, for its backward
     backward       gradients of what was sent -> gradients of what was received, weight gradients on
     the way
     input_grad     the same, but the large weight gradients are left for `weight_grad`
@@ -12,7 +13,7 @@ What is sent keeps no memory here: of an output only its place in the graph is k
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +23,6 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from plait.parallel.pipeline.payload import Payload
 from plait.parallel.pipeline.weight_grad_store import (
-    GradAccumulator,
     WeightGradStore,
     WeightGradTasks,
 )
@@ -50,7 +50,6 @@ class _Live:
 
     received: list[Tensor]
     roots: list[GradientEdge] = field(default_factory=list)
-    wanted: list[bool] = field(default_factory=list)  # which of the tensors sent have a gradient
     deferred: WeightGradTasks | None = None
 
 
@@ -68,30 +67,15 @@ class Stage:
         self._waiting: WeightGradTasks | None = None
         self.peak_live = 0
 
-    def add_into(self, main_grads: Mapping[int, GradAccumulator]) -> None:
-        """Let the layers that can add their weights' gradients to these, by the id of the
-        parameter.
-        """
-        if self._weight_grads is not None:
-            self._weight_grads.main_grads = main_grads
+    def keep(self, micro_batch: int, received: Payload | None, outputs: Sequence[Tensor]) -> None:
+        """Remember the graph of a forward of `module`: from what was received to its outputs.
 
-    def forward(self, micro_batch: int, inputs: Any, received: Payload | None) -> Any:
-        """Run the stage's part; a Payload, or the model's output, whose loss is to be given to
-        `keep`.
+        The outputs are the tensors that are sent on; on the last stage, the loss.
         """
         live = _Live([] if received is None else received.tensors)
+        live.roots = [get_gradient_edge(tensor) for tensor in outputs if tensor.requires_grad]
         self._live[micro_batch] = live
         self.peak_live = max(self.peak_live, len(self._live))
-        output = self.module.forward(inputs, received)
-        if isinstance(output, Payload):
-            self.keep(micro_batch, output.tensors)
-        return output
-
-    def keep(self, micro_batch: int, outputs: Sequence[Tensor]) -> None:
-        """Remember where in the graph backward starts."""
-        live = self._live[micro_batch]
-        live.wanted = [tensor.requires_grad for tensor in outputs]
-        live.roots = [get_gradient_edge(tensor) for tensor in outputs if tensor.requires_grad]
 
     def backward(self, micro_batch: int, grads: Sequence[Tensor] | None) -> list[Tensor]:
         """From the gradients of what was sent (None: the loss) to those of what was received and
@@ -123,12 +107,6 @@ class Stage:
         self._waiting = deferred if later else None
         if not later:
             deferred.run()
-
-    def evaluate(self, inputs: Any, received: Payload | None) -> Any:
-        """Run the stage's part without a backward to come; micro-batches under way are left
-        alone.
-        """
-        return self.module.forward(inputs, received)
 
     def _run(self, live: _Live, grads: Sequence[Tensor] | None) -> list[Tensor]:
         self.module.enter()

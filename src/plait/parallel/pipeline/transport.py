@@ -55,8 +55,19 @@ class Transport:
     a micro-batch's inputs.
     """
 
-    def __init__(self, axis: Axis, placement: Sequence[int], device: torch.device) -> None:
-        self._axis, self.placement, self._device = axis, tuple(placement), device
+    def __init__(
+        self,
+        axis: Axis,
+        placement: Sequence[int],
+        device: torch.device,
+        *,
+        gradient_extras: tuple[TensorForm, ...] = (),
+    ) -> None:
+        """`gradient_extras` are the forms of tensors that travel with every set of gradients."""
+        self._axis = axis
+        self.placement = tuple(placement)
+        self._device = device
+        self.gradient_extras = gradient_extras
         self._shapes: Callable[[int], Shapes] = lambda micro_batch: ()
         self._recording = True
         self._forms: dict[Key, Form] = {}
@@ -67,9 +78,6 @@ class Transport:
         self._incoming: dict[tuple[str, int, int], _Arrival] = {}
         self._sent: deque[tuple[Work, Tensor]] = deque()
         self.num_forms_sent = 0
-        self.gradient_extras: tuple[
-            TensorForm, ...
-        ] = ()  # what travels with every set of gradients
 
     def begin(self, shapes: Callable[[int], Shapes], *, recording: bool = True) -> None:
         """A step begins: `shapes(micro_batch)` are those of its inputs.

@@ -99,10 +99,14 @@ class WeightGradStore:
     `main_grads`: the accumulators, by the id of the parameter.
     """
 
-    def __init__(self, products: Products | None = None) -> None:
+    def __init__(
+        self,
+        products: Products | None = None,
+        main_grads: Mapping[int, GradAccumulator] | None = None,
+    ) -> None:
         self.products = Products() if products is None else products
         self.open: WeightGradTasks | None = None
-        self.main_grads: Mapping[int, GradAccumulator] = {}
+        self.main_grads: Mapping[int, GradAccumulator] = {} if main_grads is None else main_grads
 
     @contextmanager
     def collect(self) -> Iterator[WeightGradTasks]:

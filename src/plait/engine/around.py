@@ -1,0 +1,58 @@
+"""The steps around the stages: batches cut into micro-batches, routers, and who is told of them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import nn
+
+from plait.comm import World
+from plait.engine.axes import data_axis
+from plait.engine.balance import Balance, ExpertSettings, has_routers
+from plait.engine.batch import BatchSplitter
+from plait.engine.loss import LossFunction
+from plait.engine.options import Options
+from plait.engine.precision import Precision
+from plait.engine.splitting import SplitModel
+from plait.engine.stages.contexts import MicroBatchContext, TensorContext, share_of
+from plait.engine.with_experts import make_placer
+from plait.plan import Plan
+from plait.products import Products
+
+
+def make_balance(
+    model: nn.Module, split: SplitModel, options: Options, world: World, loss: LossFunction
+) -> Balance | None:
+    """The routers of a model with experts; None for a dense one."""
+    if not has_routers(model):
+        return None
+    is_split = split.experts is not None
+    settings = ExpertSettings(
+        placer=make_placer(model, world, options.placing) if is_split else None,
+        grouped_product=options.grouped_product,
+        products=Products(options.linear_product, world.paths),
+    )
+    axes = (data_axis(world), world.axis("pp"))
+    return Balance(model, axes, split.sequence, loss, settings)
+
+
+def contexts_of(split: SplitModel, balance: Balance | None) -> list[MicroBatchContext]:
+    """The modules that must know which micro-batch is under way."""
+    contexts: list[MicroBatchContext] = []
+    if split.layers is not None:
+        contexts.append(TensorContext(split.layers))
+    if balance is not None:
+        contexts.append(balance)
+    return contexts
+
+
+def make_splitter(
+    model: nn.Module, plan: Plan, precision: Precision, split: SplitModel, world: World
+) -> BatchSplitter:
+    """Cuts a batch of this rank into micro-batches, and takes the parts of other axes."""
+    splitter = partial(BatchSplitter, model, plan.micro_batches, precision.compute, world.device)
+    if split.sequence is not None:
+        splitter = partial(splitter, cut=split.sequence.cut)
+    if split.layers is not None:
+        splitter = partial(splitter, share=partial(share_of, split.layers))
+    return splitter()

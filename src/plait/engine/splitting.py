@@ -1,0 +1,136 @@
+"""A model's modules replaced by forms that several ranks share: sequences, experts, then layers.
+
+The order matters: context parallelism replaces attention functions inside modules that tensor
+parallelism replaces later, and experts are split before the layers around them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from plait import models
+from plait.comm import World
+from plait.engine import compiling, recompute
+from plait.engine.loss import LossFunction
+from plait.engine.options import Options
+from plait.engine.with_experts import expert_groups, placements
+from plait.errors import ModelError, PlanError
+from plait.models.losses import IGNORE, cross_entropy
+from plait.parallel import context, data, expert, tensor
+from plait.parallel.context import ContextGroup
+from plait.parallel.expert import ExpertSplit
+from plait.parallel.tensor import Placement, TensorGroup, TensorSplit
+from plait.plan import Plan
+from plait.products import Products
+
+
+@dataclass(frozen=True)
+class SplitModel:
+    """What was split over ranks, each None where the plan does not split it."""
+
+    sequence: ContextGroup | None
+    experts: ExpertSplit | None
+    layers: TensorSplit | None
+
+    @property
+    def originals(self) -> dict[str, nn.Module]:
+        """Modules that can make whole values, by name; experts are those before either split."""
+        originals: dict[str, nn.Module] = {}
+        if self.layers is not None:
+            originals.update(self.layers.originals)
+        if self.experts is not None:
+            originals.update(self.experts.originals)
+        return originals
+
+    @property
+    def placements(self) -> Mapping[str, Placement]:
+        """Where the parameters of this rank lie in the whole ones; empty without a split."""
+        return placements(self.experts, self.layers)
+
+    def loss(self, function: LossFunction) -> LossFunction:
+        """The loss function on this rank's outputs."""
+        if self.layers is None:
+            return function
+        return self.layers.loss(function, IGNORE if function is cross_entropy else None)
+
+
+def split_model(model: nn.Module, plan: Plan, options: Options, world: World) -> SplitModel:
+    """Split a model in place, as far as the plan says. Collective."""
+    sequence = _split_sequences(model, plan, options, world)
+    experts = expert.apply(model, expert_groups(world)) if plan.ep > 1 else None
+    return SplitModel(sequence, experts, _split_layers(model, plan, options, world))
+
+
+def _split_sequences(
+    model: nn.Module, plan: Plan, options: Options, world: World
+) -> ContextGroup | None:
+    if plan.cp.size == 1:
+        return None
+    roles = _roles(model, options)
+    named = {}
+    for name, _ in model.named_modules():
+        role = models.role(name, roles)
+        if role is not None:
+            named[name] = role
+    return context.apply(model, named, world.axis("cp"), plan.cp.strategy)
+
+
+def _split_layers(
+    model: nn.Module, plan: Plan, options: Options, world: World
+) -> TensorSplit | None:
+    if plan.tp.size == 1 and plan.tp.mode == "1d":
+        return None
+    if options.aggregate == "mean" and plan.tp.mode != "1d":
+        raise PlanError(
+            f"aggregate 'mean' weighs whole batches, and {plan.tp} splits the batch of a data "
+            "rank; use 'sum'"
+        )
+    products = Products("torch" if plan.compile else options.linear_product, world.paths)
+    group = TensorGroup(
+        world, plan.tp.mode, plan.tp.sequence_parallel, str(plan.tp), products=products
+    )
+    return tensor.apply(model, _roles(model, options), group)
+
+
+def _roles(model: nn.Module, options: Options) -> Mapping[str, str]:
+    return models.roles_for(model) if options.roles is None else options.roles
+
+
+def block_names(model: nn.Module, pattern: str | None) -> list[str]:
+    """The model's repeated blocks: the modules that match `pattern`, or found by structure.
+
+    Raises ModelError for a pattern that matches nothing.
+    """
+    if pattern is None:
+        return data.find_blocks(model)
+    blocks = data.match_blocks(model, pattern)
+    if not blocks:
+        children = ", ".join(name for name, _ in model.named_children())
+        raise ModelError(
+            f"no module matches blocks = '{pattern}'; the model's children are {children}"
+        )
+    return blocks
+
+
+def wrap_blocks(
+    model: nn.Module, blocks: Sequence[str], plan: Plan, options: Options, world: World
+) -> None:
+    """Recompute and compile blocks, as the plan says.
+
+    Selective recomputation is part of the compiled graph; full recomputation wraps it.
+    """
+    if plan.remat == "selective":
+        recompute.apply(model, blocks, plan.remat)
+    if plan.compile:
+        compiling.apply(
+            model,
+            blocks,
+            backend=options.compile_backend,
+            device=world.device,
+            as_one=plan.remat == "selective",
+        )
+    if plan.remat == "full":
+        recompute.apply(model, blocks, plan.remat)

@@ -1,0 +1,54 @@
+"""Modules that are not functions of their inputs alone, and what they are told of a micro-batch.
+
+A router weighs auxiliary losses by the samples of a micro-batch; a tensor-parallel layer must know
+how many rows the batch of all its ranks has. Both learn it before each forward, and before each
+backward, which may run parts of the forward again.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from plait.engine.batch import MicroBatch
+from plait.engine.loss import LossSum
+from plait.parallel.tensor import TensorSplit
+
+
+class MicroBatchContext(ABC):
+    """Modules that must know which micro-batch is under way."""
+
+    @abstractmethod
+    def begin_step(self, micro_batches: Sequence[MicroBatch], loss_scale: float) -> None:
+        """A step begins, whose gradients are those of `loss_scale` times the loss. Collective."""
+
+    @abstractmethod
+    def enter(self, index: int, micro_batch: MicroBatch, *, recording: bool) -> None:
+        """The forward or backward of a micro-batch begins; `recording` in a forward of training."""
+
+    @abstractmethod
+    def after_forward(self, losses: LossSum, loss: Any) -> None:
+        """A forward has ended. `loss` is the loss function's result; None before the last stage."""
+
+
+class TensorContext(MicroBatchContext):
+    """The layers that a tensor axis has split."""
+
+    def __init__(self, split: TensorSplit) -> None:
+        self._split = split
+
+    def begin_step(self, micro_batches: Sequence[MicroBatch], loss_scale: float) -> None:
+        pass
+
+    def enter(self, index: int, micro_batch: MicroBatch, *, recording: bool) -> None:
+        self._split.enter(micro_batch.num_rows)
+
+    def after_forward(self, losses: LossSum, loss: Any) -> None:
+        pass
+
+
+def share_of(split: TensorSplit, micro_batch: MicroBatch) -> MicroBatch:
+    """The part of a micro-batch that this rank of the tensor axis takes."""
+    share = split.share(micro_batch.inputs, micro_batch.targets, micro_batch.num_samples)
+    return MicroBatch(share.inputs, share.targets, share.num_samples, share.num_rows)

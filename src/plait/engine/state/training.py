@@ -1,0 +1,39 @@
+"""The parts of an engine that a checkpoint is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from torch import nn
+
+from plait.comm import World
+from plait.engine.state.holding import Holding
+from plait.engine.update import Update
+from plait.outer import Driver
+from plait.parallel.data import DataStrategy
+from plait.plan import Plan
+
+
+class TrainingState(Protocol):
+    """A model in training, as saving and loading see it.
+
+    Attributes:
+        step_index: steps that were made.
+        holding: the parameters and buffers of this rank.
+    """
+
+    plan: Plan
+    world: World
+    model: nn.Module
+    strategy: DataStrategy
+    driver: Driver
+    update: Update
+    holding: Holding
+    step_index: int
+
+    def scale_state(self) -> dict[str, list[float]]:
+        """The dynamic scale of the loss; empty where there is none."""
+
+    def load_scale(self, meta: Mapping[str, Any]) -> None:
+        """Take the dynamic scale from the meta data of a checkpoint."""
