@@ -1,4 +1,4 @@
-"""What `python = "module:function"` means, for models, data and losses alike.
+"""The meaning of `python = "module:function"`, for models, data and losses alike.
 
 A module is looked for beside the config file, then in the working folder, then among what is
 installed. The folders stay on `sys.path`: the user's module may import its neighbours only when it

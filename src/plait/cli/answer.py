@@ -1,4 +1,4 @@
-"""What a verb gives back: the data, a view of it for people, and whether the answer is yes."""
+"""The answer of a verb: the data, a view of it for people, and whether the answer is yes."""
 
 from __future__ import annotations
 

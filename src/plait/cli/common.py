@@ -1,5 +1,5 @@
-"""What the verbs share: the config with its overrides, the plan that is meant, and the checks that
-need no rank.
+"""The parts that verbs share: the config with its overrides, the plan that is meant, and the
+checks that need no rank.
 
 Everything that can be refused is refused here, before a process exists, so that bad input costs
 milliseconds and is said once instead of once a rank.

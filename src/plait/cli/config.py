@@ -39,11 +39,14 @@ def run(arguments: argparse.Namespace) -> Answer:
 
 
 def view(keys: list[Key]) -> RenderableType:
-    """A table for people: a row a key, with the meaning below a wide type."""
+    """A table for people: a row a key."""
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("section", "key", "type", "default", "meaning", box=None, pad_edge=False)
+    table = Table("section", box=None, pad_edge=False)
+    table.add_column("key", no_wrap=True)
+    for title in ("type", "default", "meaning"):
+        table.add_column(title, overflow="fold")
     for key in keys:
         section = f"{key.section} ({key.model})" if key.model else key.section
         words = (section, key.key, key.type, _default_text(key), key.meaning)

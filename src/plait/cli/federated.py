@@ -114,7 +114,7 @@ def be_client(config: Config, arguments: argparse.Namespace, num_ranks: int) -> 
 
 
 def simulated(config: Config) -> dict[str, Any]:
-    """What every rank of a client's plan calls."""
+    """The entry of every rank of a client's plan."""
     from plait.outer.federated.simulation import simulate
 
     return simulate(config, show)

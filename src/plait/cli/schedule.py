@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> Answer:
 
 
 def _schedules(arguments: argparse.Namespace) -> tuple[Schedule, Schedule]:
-    """What is drawn (one step) and what the numbers are of (some steps, where they overlap)."""
+    """Two schedules: one step, which is drawn, and some steps, where they overlap, for the numbers."""
     name, _, suffix = arguments.name.partition(",v")
     if name not in SCHEDULES and is_file(arguments.name):
         given = [

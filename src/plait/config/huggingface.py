@@ -229,7 +229,7 @@ def family_of(model_type: object) -> str | None:
 
 
 def unknown_model_type(model_type: object) -> str:
-    """What is said to a pasted config of a family that is not written here."""
+    """The refusal of a pasted config whose family plait does not have."""
     return (
         f"model.name is missing, and model_type {model_type!r} is none that is written here; "
         f'{nearest(str(model_type), MODEL_TYPES)} (name = "hf" with config = ... trains any of transformers)'

@@ -146,7 +146,7 @@ def read_section(
 
 
 def unknown_section(name: str) -> str:
-    """What is said to a table that is no section, or a key that stands before all of them."""
+    """The refusal of a table that is no section, or of a key that stands before all of them."""
     if name in Train.model_fields:
         return f"unknown section [{name}]; it is a key of [train]"
     return f"unknown section [{name}]; {ELSEWHERE[name] if name in ELSEWHERE else nearest(name, SECTIONS)}"

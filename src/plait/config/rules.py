@@ -1,8 +1,6 @@
-"""What must hold between keys and between sections: each rule one function, all failures reported
-at once.
+"""Rules between keys and between sections: one function each, all failures reported at once.
 
-Only what can be seen without data, plan or torch. The rooms that meet the real thing ask again and
-ask more.
+They need no data, no plan and no torch. Rooms that meet the real thing check again, and more.
 """
 
 from __future__ import annotations

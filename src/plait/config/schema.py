@@ -25,6 +25,8 @@ SCHEMAS: Final[dict[str, type[Section]]] = {
     "recovery": Recovery,
 }
 """The schema of every section but `[model]`."""
+HUGE: Final = 1e15
+"""Bounds from here on only keep numbers finite; the type of a key does not name them."""
 DERIVED: Final = ("intermediate_size",)
 """Keys without a default that are computed from other keys where they are missing."""
 
@@ -104,7 +106,11 @@ def _range_text(about: dict[str, Any]) -> str:
         "maximum": "<=",
         "exclusiveMaximum": "<",
     }
-    return "".join(f" {sign} {about[key]:g}" for key, sign in signs.items() if key in about)
+    return "".join(
+        f" {sign} {about[key]:g}"
+        for key, sign in signs.items()
+        if key in about and abs(about[key]) < HUGE
+    )
 
 
 def json_schema() -> dict[str, Any]:

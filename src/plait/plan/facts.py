@@ -49,7 +49,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class ScheduleFacts:
-    """What a schedule asks for, and what its paper says of it.
+    """The needs of a schedule, and the figures of its paper.
 
     `stages_per_rank`: None is any number from 2 on (the option `v`). `least_per_rank`: at least so
     many micro-batches for each rank. `asynchronous`: updates without a flush, on stale weights.
@@ -157,7 +157,7 @@ def broken_shape(name: str, facts: ScheduleFacts, sizes: tuple[int, int, int]) -
 
 @dataclass(frozen=True)
 class StrategyFacts:
-    """What a data strategy shards, and what it goes with.
+    """The tensors that a data strategy shards, and the options and axes that it goes with.
 
     `zero_stage` 1 shards the optimizer's state, 2 the gradients too, 3 the parameters too.
     `options` are those of its text. `synchronous`: its ranks step together. `keeps_versions`: whole

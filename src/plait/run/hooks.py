@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Start:
-    """What a run begins with: steps `first_step` to `last_step` are still to do, counted from 1."""
+    """The beginning of a run: steps `first_step` to `last_step` are still to do, counted from 1."""
 
     engine: Any
     loader: Any

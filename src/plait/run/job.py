@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """What to train and where to put what comes of it; without a folder nothing is written.
+    """The training that ranks do, and the folder of its results; without one nothing is written.
 
     With `keeps_timeline` rank 0's numbers hold the last step of all ranks as `timeline`, which is
     no JSON.
@@ -111,7 +111,7 @@ def _be_silent(message: str) -> None:
 
 
 def _agreed_folder(world: World, job: Job) -> RunFolder | None:
-    """That of rank 0: in a world of torchrun it alone has chosen one."""
+    """The folder of rank 0: in a world of torchrun it alone has chosen one."""
     from plait.run.rundir import RunFolder
 
     path = world.axis("world").gather_objects(job.folder)[0]

@@ -12,8 +12,8 @@ from plait.run.hooks import Hook, Start, StepDone
 
 
 class Batches(Protocol):
-    """What `fit` needs of a loader: this rank's share of one global batch after the other, without
-    end.
+    """The loader that `fit` reads: this rank's share of one global batch after the other,
+    without end.
     """
 
     def __iter__(self) -> Iterator[Any]: ...

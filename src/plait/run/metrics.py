@@ -103,9 +103,7 @@ def _is_there(path: Path, file: IO[str]) -> bool:
 
 @dataclass
 class Tally(Hook):
-    """What one rank gathers over its run: times, tokens, bytes sent by axis, and the timelines of
-    the last steps.
-    """
+    """Measurements of one rank over its run: times, tokens, bytes sent by axis, last timelines."""
 
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)

@@ -1,6 +1,6 @@
-"""What a config names and a run would miss: modules, functions, packages, roles.
+"""Checks of the things that a config names: modules, functions, packages, roles.
 
-Asked before a folder is made and before any rank is started, so that it is said once and at once.
+They come before a folder is made and before any rank starts, so that errors are said once.
 """
 
 from __future__ import annotations

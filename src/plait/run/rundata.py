@@ -1,5 +1,5 @@
-"""What the folder of a run says, and what was promised for it: the plan, its numbers, the measured
-and the simulated steps.
+"""Contents of a run folder beside the prediction: the plan, its numbers, measured and simulated
+steps.
 """
 
 from __future__ import annotations
@@ -119,9 +119,7 @@ def read_run(path: Path) -> RunData:
 
 
 def schedule_of(plan: Plan, num_steps: int) -> Schedule:
-    """What a pipeline line of the plan executes: one step with its transfers, or a stretch of an
-    asynchronous stream.
-    """
+    """The schedule of a pipeline: one step, or a stretch of an asynchronous stream."""
     schedule = make(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual)
     if schedule.asynchronous:
         return make(

@@ -24,7 +24,7 @@ Read = TypeVar("Read", bound=BaseModel)
 
 
 class Record(BaseModel):
-    """What all records share: more keys may be there, and none is converted."""
+    """The base of all records: more keys may be there, and none is converted."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 

@@ -28,7 +28,7 @@ from plait.verify.asynchronous import is_asynchronous
 from plait.verify.problem import Problem
 from plait.verify.ranks import in_new_world, make_engine
 from plait.verify.record.observation import Record
-from plait.verify.record.observe import join, record_rank
+from plait.verify.record.observe import RankRecord, join, record_rank
 from plait.verify.reference.one_device import (
     pooled_losses,
     run_reference,
@@ -61,7 +61,7 @@ class Drift:
 
 @dataclass(frozen=True)
 class DriftReport:
-    """What `plait verify --dtype bf16` says; `kinds` are loss, grad and param."""
+    """The report of `plait verify --dtype bf16`; `kinds` are loss, grad and param."""
 
     kinds: Mapping[str, Drift]
     plan: str
@@ -130,7 +130,7 @@ class DriftReport:
 
 @dataclass(frozen=True)
 class DriftTask:
-    """What the ranks are asked; `plan` says bf16."""
+    """The task of the ranks; `plan` says bf16."""
 
     problem: Problem
     plan: str
@@ -151,7 +151,7 @@ def drift(problem: Problem, plan: Plan, steps: int) -> DriftReport:
 
 
 def in_world(world: World, task: DriftTask) -> DriftReport:
-    """The same on the ranks of `world`; every rank returns the same report. Collective."""
+    """The drift of a plan on the ranks of `world`; every rank returns an equal report. Collective."""
     records = world.axis("world").gather_objects(observe(world, task))
     taken = world.axis("world").gather_objects(world.paths.taken())
     report: DriftReport | None = None
@@ -161,15 +161,15 @@ def in_world(world: World, task: DriftTask) -> DriftReport:
     return told
 
 
-def observe(world: World, task: DriftTask) -> Any:
-    """What this rank records."""
+def observe(world: World, task: DriftTask) -> RankRecord:
+    """The record of this rank."""
     problem = task.problem
     axis = world.axis("dp")
     engine = make_engine(problem, Plan.parse(task.plan), world)
     return record_rank(engine, islice(problem.loader(axis.rank, axis.size), task.steps), task.steps)
 
 
-def _judge(world: World, task: DriftTask, records: Sequence[Any]) -> DriftReport:
+def _judge(world: World, task: DriftTask, records: Sequence[RankRecord]) -> DriftReport:
     problem = task.problem
     plan = Plan.parse(task.plan)
     model = problem.make_whole_model(torch.float32)
@@ -205,7 +205,7 @@ def compared(
 
 
 def _drifts(mine: Record, truth: Record) -> dict[str, dict[str, float]]:
-    """Of each tensor in each step, by kind."""
+    """The drift of each tensor in each step, by kind."""
     found: dict[str, dict[str, float]] = {kind: {} for kind in KINDS}
     for step, (seen, known) in enumerate(zip(mine.steps, truth.steps, strict=True)):
         found["loss"][f"step {step}"] = abs(seen.loss - known.loss) / max(abs(known.loss), 1e-30)

@@ -23,7 +23,7 @@ Step = Callable[[int], "Observation | Mapping[str, Any]"]
 
 @dataclass(frozen=True)
 class Parallel:
-    """What is known about the parallel step; all of it is optional and makes the findings sharper.
+    """Facts about the parallel step; all are optional and make the findings sharper.
 
     `facts` are axis sizes and other numbers that a wrong factor may be. `gather(object) -> list`
     collects one object from every rank in rank order (for instance by

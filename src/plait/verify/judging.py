@@ -37,7 +37,7 @@ from plait.verify.report import Report
 
 @dataclass(frozen=True)
 class Asked:
-    """What is judged: a problem under a plan. `tolerance` None: that of the plan's precision."""
+    """A question for the evaluation: a problem under a plan. `tolerance` None: the precision's own."""
 
     problem: Problem
     plan: Plan
@@ -47,7 +47,7 @@ class Asked:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What one device computes in."""
+        """The precision of the one device."""
         return reference_dtype(self.plan)
 
     def judge(

@@ -42,9 +42,7 @@ PRECISIONS = ("float64", "float32")
 
 @dataclass(frozen=True)
 class Task:
-    """What the ranks are asked: one plan, one problem, some probes of it. `final` plans are not
-    changed by a probe.
-    """
+    """The task of the ranks: one plan, one problem, some probes. No probe changes a `final` plan."""
 
     problem: Problem
     plan: str

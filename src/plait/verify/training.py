@@ -63,7 +63,7 @@ def prove(world: World, problem: Problem, plan: Plan, steps: int) -> Report:
 def judged(
     problem: Problem, plan: Plan, steps: int, records: Sequence[RankRecord]
 ) -> list[Difference]:
-    """What a run in the precision of training is compared with."""
+    """Differences of a run in the precision of training from its two references."""
     parallel = join(records)
     found = [*updates(parallel, problem), *copies(records, parallel)]
     model = problem.make_whole_model(torch.float32)

@@ -61,7 +61,7 @@ def set_weights(engine: Engine, flat: Tensor) -> None:
 
 
 def slices(engine: Engine, flat: Tensor) -> list[Tensor]:
-    """What of a flat vector belongs to each piece of this rank, in the piece's shape."""
+    """The parts of a flat vector that belong to the pieces of this rank, in their shapes."""
     places, _ = layout(engine)
     found = []
     for piece, shard in zip(engine.strategy.pieces, _shards(engine), strict=True):

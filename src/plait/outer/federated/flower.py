@@ -1,5 +1,4 @@
-"""The same server and the same clients behind Flower: `server_app` and `client_app` for its
-SuperLink and SuperNodes.
+"""Server and clients behind Flower: `server_app` for its SuperLink, `client_app` for SuperNodes.
 
 Flower moves the messages (TLS, node authentication, retries); what is in them are the statements of
 `wire`: one string of JSON, and vectors without pickle. What is made of them is `rounds.Server`. A

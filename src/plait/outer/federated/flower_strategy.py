@@ -27,12 +27,12 @@ WEIGHTS = "weights"
 
 
 def to_arrays(weights: Tensor) -> ArrayRecord:
-    """The flat weights, as Flower's loop hands them round."""
+    """A record of Flower that holds the flat weights."""
     return ArrayRecord({WEIGHTS: Array(weights.numpy())})
 
 
 def from_arrays(arrays: ArrayRecord) -> Tensor:
-    """The inverse."""
+    """The flat weights of a record of Flower, the inverse of `to_arrays`."""
     return torch.from_numpy(arrays[WEIGHTS].numpy().copy())
 
 
@@ -103,7 +103,7 @@ class FlowerStrategy(flower_strategies.Strategy):
         ]
 
     def _reply(self, message: Message, number: int) -> Reply | None:
-        """What a client has sent; None for an error, and for what may not travel."""
+        """The reply of a client; None for an error, and for a reply that may not travel."""
         if message.has_error():
             return None
         head, vectors = unpack(message.content)

@@ -1,5 +1,4 @@
-"""Who has which samples: partitions of a data set over clients, even and skewed. Pure functions of
-labels and a seed.
+"""Partitions of a data set over clients, even and skewed: pure functions of labels and a seed.
 
 T. Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual
 Classification (2019) for Dirichlet; B. McMahan et al., Communication-Efficient Learning of Deep

@@ -55,7 +55,8 @@ class Resident:
             self._samples.control = load_file(kept)["control"]
 
     def answer(self, kind: str, said: Said) -> Said:
-        """What this client says to a question. Raises `PlaitError` for what it cannot do.
+        """The answer of this client to a question. Raises `PlaitError` for one that fails.
+
         Collective.
         """
         client, (head, vectors) = self._samples.client, said

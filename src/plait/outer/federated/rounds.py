@@ -37,10 +37,10 @@ class Fleet(Protocol):
         """The answers of those clients that are there to one step of secure aggregation."""
 
     def accuracies(self, weights: Tensor) -> dict[int, float]:
-        """What each client says of the weights on test samples of its own."""
+        """The accuracy of the weights on test samples of each client."""
 
     def accuracy(self, weights: Tensor) -> float:
-        """On the samples that the server holds out."""
+        """The accuracy of the weights on the samples that the server holds out."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Round:
-    """What is known after a round. `epsilon` is what it has cost so far, None without noise."""
+    """The record of a round. `epsilon` is the privacy spent so far, None without noise."""
 
     number: int
     accuracy: float
@@ -103,8 +103,9 @@ class Round:
 
 @dataclass(frozen=True)
 class Heard:
-    """What a round's clients have said: one change from all, and who they are. Secure rounds have
-    no single replies.
+    """The replies of a round: one change from all clients, and the numbers of those that replied.
+
+    Secure rounds have no single replies.
     """
 
     change: Tensor

@@ -1,5 +1,6 @@
-"""What a client has of its own: samples, and the little that it keeps from round to round. None of
-it has a way out.
+"""Private data of a client: its samples, and the state that it keeps between rounds.
+
+None of it has a way out.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class Desk:
 
 @dataclass(frozen=True)
 class SecretSum:
-    """What the server has learnt: sums, who is in them, and how many bytes it took to say so."""
+    """The result for the server: sums, the clients in them, and the bytes of all messages."""
 
     change: Tensor
     num_examples: float

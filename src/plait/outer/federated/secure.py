@@ -52,7 +52,7 @@ FRACTION_BITS = 24
 
 @dataclass(frozen=True)
 class PublicKeys:
-    """What a client advertises."""
+    """The public keys that a client advertises."""
 
     mask: int
     channel: int

@@ -51,7 +51,7 @@ class Split:
 
 
 def split(dataset: Any, section: Federated, seed: int) -> Split:
-    """Who has which samples. Pure: every process finds the same."""
+    """Samples of every client. A pure function: every process computes an equal split."""
     order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed)).tolist()
     held = int(HELD_OUT * len(order))
     test = sorted(order[:held])
@@ -84,7 +84,7 @@ def _dealt(dataset: Any, indices: list[int], section: Federated, seed: int) -> l
 
 
 def _label(dataset: Any, index: int) -> int:
-    """What a skewed partition sorts by: the target, or the last token of a text."""
+    """The label that a skewed partition sorts by: the target, or the last token of a text."""
     return int(dataset[index][1].reshape(-1)[-1])
 
 

@@ -1,5 +1,6 @@
-"""What the server makes of the clients' changes. Every rule is one class over flat vectors; `make`
-is the table of names.
+"""Rules by which the server uses the clients' changes: one class each, over flat vectors.
+
+`make` is the table of names.
 
     fedavg       the mean, weighed by examples                       McMahan et al. 2017, algorithm
     1
@@ -74,7 +75,7 @@ class Strategy(ABC):
         """Take what clients sent beside their changes."""
 
     def state(self) -> dict[str, Tensor]:
-        """What is kept from round to round, to be saved."""
+        """The state between rounds, to be saved."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
 

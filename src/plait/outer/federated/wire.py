@@ -1,5 +1,6 @@
-"""What is said to a resident client and what it answers: numbers and names as JSON, vectors as
-bytes. No pickle, no torch.
+"""Messages to and from a client daemon: numbers and names as JSON, vectors as bytes.
+
+No pickle, no torch.
 
 A statement is `(head, vectors)`. The same form travels over a local socket (this file) and inside
 Flower's messages (`flower`), so whoever reads one of them has read all that a client can send.

@@ -1,4 +1,4 @@
-"""Who is to blame: the smallest plan that still fails, found with as few runs as possible.
+"""The smallest plan that still fails, found with as few runs as possible.
 
 A plan is taken as its ingredients (an axis, micro-batches, an option). Delta debugging (ddmin, in
 Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", 2002) keeps a failing

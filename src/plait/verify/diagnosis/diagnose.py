@@ -1,5 +1,4 @@
-"""What a difference looks like: from two records and the numbers of the run to findings, surest
-first.
+"""From two records and the numbers of a run to findings, surest first.
 
 Later steps inherit the errors of earlier ones, so only the first step that is wrong is looked at,
 and within it the first moment: start, then loss and gradients, then the update. Each question is

@@ -21,7 +21,7 @@ from plait.verify.record.observation import Gradients
 
 @dataclass(frozen=True)
 class Finding:
-    """What an error looks like. `cause` is a stable word, `axis` a mesh axis (dp, tp, pp, cp, ep,
+    """One explanation of an error. `cause` is a stable word, `axis` a mesh axis (dp, tp, pp, cp, ep,
     mb) or an option (init, clip, optimizer, lr, data, loss), several joined by `+`; `confidence` in
     (0, 1]; `names` the parameters concerned.
     """
@@ -65,8 +65,8 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known about the parallel run: axis sizes (`mb` too), other numbers by name, and the
-    ranks along each axis.
+    """Numbers of the parallel run: axis sizes (`mb` too), other numbers by name, and the ranks
+    along each axis.
 
     `lines["tp"]` are tuples of ranks, as `Mesh` gives them; ranks are the keys of
     `Observation.ranks`.

@@ -1,4 +1,4 @@
-"""What a wrong gradient looks like, one question a function.
+"""Findings about a wrong gradient, one question a function.
 
 The strongest question needs the contributions of the slices (data rank d, micro-batch m): the wrong
 gradient is then written as a sum of them by least squares. Coefficients of 1 are right; the pattern
@@ -209,7 +209,7 @@ def kept_from_before(view: View) -> list[Finding]:
 
 
 def stale_weights(view: View) -> list[Finding]:
-    """It is the gradient of the weights before the last update."""
+    """The gradient belongs to the weights before the last update."""
     fit = fit_scale(view.mine.grads, view.truth.stale_grads)
     if not view.truth.stale_grads or not fit.holds(view.slack) or abs(fit.scale - 1) > view.slack:
         return []

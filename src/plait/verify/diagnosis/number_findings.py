@@ -1,4 +1,4 @@
-"""What a wrong number of the step looks like: the loss, the count that divides it, the norm of the
+"""Findings about a wrong number of the step: the loss, the count that divides it, the norm of the
 gradient, clipping.
 """
 

@@ -1,5 +1,4 @@
-"""What a wrong start, a wrong update or drifted replicas look like, given that the gradients are
-right.
+"""Findings about a wrong start, a wrong update or drifted replicas, where the gradients are right.
 
 The update u = (parameters after) - (parameters before) is compared with the reference's update; the
 *place* of what is wrong (a flat range) tells a shard from a parameter, its *shape* (a multiple of
@@ -188,7 +187,7 @@ def _rates(view: View, ratio: float) -> str:
 def _decayed(
     view: View, mine: Tensors, truth: Tensors, before: Tensors, wrong: Sequence[str]
 ) -> list[Finding]:
-    """What is left over is a multiple of the weights: weight decay."""
+    """The rest of the update is a multiple of the weights: weight decay."""
     decays = []
     for name in wrong:
         if name in truth:

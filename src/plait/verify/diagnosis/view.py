@@ -1,6 +1,4 @@
-"""What the questions of the diagnosis are asked about: one step of both runs, and what is known of
-it.
-"""
+"""The subject of the diagnosis: one step of both runs, with the numbers that are known of it."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Difference:
 
     @property
     def key(self) -> Key:
-        """What is compared."""
+        """The identity of a comparison: step, kind and name."""
         return self.step, self.kind, self.name
 
 
@@ -95,7 +95,7 @@ def relative_error(value: Tensor | None, truth: Tensor | None, scale: float = 0.
 
 
 def relative_number(value: float | None, truth: float | None) -> float:
-    """The same for two numbers; a number that one side does not know is not compared."""
+    """The relative error of two numbers; one that a side does not know is not compared."""
     if value is None or truth is None:
         return 0.0
     if not (math.isfinite(value) and math.isfinite(truth)):

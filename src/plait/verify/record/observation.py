@@ -1,4 +1,4 @@
-"""What one training step leaves behind, and what a run of several steps leaves behind.
+"""Records of one training step, and of a run of several steps.
 
 A comparison is worth what was observed: so an observation owns its tensors (clones, never views of
 live parameters), keeps what every single rank held beside the agreed value, and may keep the
@@ -21,7 +21,7 @@ Shards = Sequence[Mapping[str, tuple[int, int]]]
 
 @dataclass(frozen=True)
 class RankView:
-    """What one rank itself held: whole tensors only, by global parameter name.
+    """The view of one rank: whole tensors only, by global parameter name.
 
     `grads` are the gradients that its optimizer saw, `params` its values after the update.
     """

@@ -1,5 +1,4 @@
-"""What an engine's ranks leave behind: each rank records its shards, the shards of all are put
-together.
+"""Records of an engine's ranks: each rank records its shards, and the shards of all are joined.
 
 Gradients are taken at the door of the optimizer, by a hook on `optimizer.step` itself, so that
 whatever the engine does to them before (sum, divide, clip) has happened. Parts that several ranks
@@ -76,7 +75,7 @@ def record_rank(engine: Engine, batches: Iterable[Any], steps: int) -> RankRecor
 
 
 def _gradients(engine: Engine) -> list[Shard]:
-    """As the optimizer will see them: a fused kernel divides by its scale as it goes."""
+    """Gradients as the optimizer will see them: a fused kernel divides by its scale itself."""
     optimizer: Any = engine.update.optimizer
     scale = getattr(optimizer, "grad_scale", None)
     divisor = 1.0 if scale is None else float(scale)
@@ -84,7 +83,7 @@ def _gradients(engine: Engine) -> list[Shard]:
 
 
 def parameters_of(engine: Engine) -> list[Shard]:
-    """What this rank holds, in copies."""
+    """Copies of the shards of this rank."""
     return [_copy(shard) for shard in engine.local_parameters()]
 
 

@@ -30,7 +30,7 @@ class BuffersApart:
         self._rank: int | None = None
 
     def enter(self, rank: int) -> None:
-        """What runs next is a slice of this rank."""
+        """Make the buffers those of a rank, whose slice runs next."""
         if rank == self._rank:
             return
         self._leave()
@@ -39,7 +39,7 @@ class BuffersApart:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What changes inside changes for all ranks alike: a bias that follows the global load."""
+        """Changes inside hold for all ranks alike: a bias that follows the global load."""
         self._leave()
         before = self._values()
         yield

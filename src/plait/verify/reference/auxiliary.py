@@ -46,7 +46,7 @@ class Auxiliary:
 
 
 class Together(RouterContext):
-    """What the routers see of a micro-batch whose slices run one after the other, one layer each.
+    """Loads of routers over a micro-batch whose slices run one after the other, one layer each.
 
     Every slice runs twice: first its tokens are counted, then its part of the loss is made.
     """

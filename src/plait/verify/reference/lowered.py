@@ -1,4 +1,4 @@
-"""What a part that computes in less than the run's precision does to every number that it reaches.
+"""Effects of parts in less than the run's precision, on every number that they reach.
 
 A loss that says `.float()` in a run in float64 rounds to float32, and a plan rounds in other places
 than one device. So one device is run again, with each result of such an operation moved by one unit
@@ -103,7 +103,7 @@ def _of_numbers(limits: Mapping[Key, float], found: set[torch.dtype]) -> dict[Ke
 
 
 def note(limits: Mapping[Key, float]) -> str:
-    """What a report says of the bounds."""
+    """The sentence of a report about the bounds."""
     return (
         "parts of the model or its loss compute in a lower precision: the numbers that they reach "
         f"may differ by what its last place does to them, at most {max(limits.values()):.1e}"

@@ -32,7 +32,7 @@ CLIP_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_ divides by the norm and th
 
 @dataclass(frozen=True)
 class Slice:
-    """What one micro-batch of one data rank gets of the global batch; `seed` is that of its random
+    """The part of one micro-batch of one data rank in the global batch; `seed` is for its random
     numbers.
     """
 
@@ -143,7 +143,7 @@ def _at(old: nn.Module, params: Tensors, model: nn.Module) -> nn.Module:
 def _stale_gradients(
     old: nn.Module, recipe: Recipe, parts: Sequence[Slice], *, seeded: bool
 ) -> dict[str, Tensor | None]:
-    """What the gradient of this step would be with the weights of one update ago."""
+    """The gradient of this step with the weights of one update ago."""
     named = dict(old.named_parameters())
     _, count, auxiliary = _accumulate(old, recipe.loss, parts, seeded=seeded)
     _finish_gradients(named, count, recipe.clip_grad_norm, auxiliary.grads)
@@ -218,8 +218,9 @@ def _groups(parts: Sequence[Slice]) -> list[list[Slice]]:
 
 
 def _contribution(model: nn.Module, loss: Loss, part: Slice) -> Contribution:
-    """What one slice adds, at the present weights; buffers (batch-norm's running statistics) are
-    left alone.
+    """The contribution of one slice at the present weights.
+
+    Buffers, such as the running statistics of a batch norm, stay as they are.
     """
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not num_samples(part.batch):
@@ -295,7 +296,7 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
 
 
 def num_samples(batch: Batch) -> int:
-    """Of a batch."""
+    """The number of samples of a batch."""
     return next((len(leaf) for leaf in _tensors(batch[0])), 0)
 
 
