@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from plait.errors import ConfigError, nearest
+from plait.plan import Plan
 from plait.plan.axes import CONTEXT_STRATEGIES, DATA_STRATEGIES, TENSOR_MODES
 from plait.predict.cost.records import Runtime
 
@@ -36,7 +37,7 @@ class Framework:
     contexts: tuple[str, ...] = CONTEXT_STRATEGIES
     experts: bool = True
 
-    def offers(self, plan: Any) -> bool:
+    def offers(self, plan: Plan) -> bool:
         """Whether the framework has every part of the plan."""
         tp = plan.tp
         dp = plan.dp

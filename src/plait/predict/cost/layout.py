@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from plait.plan import Plan
-from plait.predict.cost.memory.held import least_keys, ring_padding, shared_sums
+from plait.predict.cost.memory.local_sizes import least_keys, ring_padding, shared_sums
 from plait.predict.cost.memory.rank_memory import (
     Memory,
     Weights,

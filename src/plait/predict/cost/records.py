@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from plait.plan import Plan
 from plait.predict.cost.memory.rank_memory import Memory, Numerics
 from plait.predict.cost.model.operations import Model
 from plait.predict.cost.widths import BYTES
@@ -86,7 +87,7 @@ class Job:
         """Bytes of a gradient, kept and sent."""
         return self.runtime.gradient_bytes or max(4, BYTES[precision])
 
-    def numerics(self, plan: Any) -> Numerics:
+    def numerics(self, plan: Plan) -> Numerics:
         """How the plan computes: precision, whether elementwise operations are fused, and what is
         recomputed.
         """
@@ -119,7 +120,7 @@ class Breakdown:
 class Estimate:
     """A prediction. `as_dict` has the keys of `plait estimate --json`."""
 
-    plan: Any
+    plan: Plan
     step_seconds: float
     memory: Memory
     memory_limit: float

@@ -8,6 +8,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from plait.plan import Plan
+
 
 @dataclass(frozen=True)
 class Sharding:
@@ -74,7 +76,7 @@ class Sharding:
         return self.tp // self.depth if self.mode == "2.5d" else self.tp
 
 
-def sharding(plan: Any, seq_len: int, samples: float, runtime: Any = None) -> Sharding:
+def sharding(plan: Plan, seq_len: int, samples: float, runtime: Any = None) -> Sharding:
     """The sharding of a plan for micro-batches of `samples` samples, as the
     `plait.predict.cost.records.Runtime` does it.
     """

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 from plait.comm.transitions import bytes_sent
+from plait.plan import Plan
 from plait.plan.facts import SCHEDULES
 from plait.predict.cost.records import Job
 from plait.predict.cost.sharding import Sharding
@@ -24,7 +24,7 @@ AXES = ("dp", "tp", "pp", "cp", "ep")
 
 def traffic(
     job: Job,
-    plan: Any,
+    plan: Plan,
     shard: Sharding,
     stages: tuple[Stage, ...],
     ranks: Sequence[tuple[tuple[int, ...], DataMessages]],
@@ -62,7 +62,7 @@ def stage_bytes(
 
 
 def _pipeline_bytes(
-    job: Job, plan: Any, shard: Sharding, own: tuple[int, ...], placement: dict[int, int]
+    job: Job, plan: Plan, shard: Sharding, own: tuple[int, ...], placement: dict[int, int]
 ) -> float:
     """Activations forward and gradients backward over each border between stages of different
     ranks, and the gradients of weights that the first and the last stage share.

@@ -16,7 +16,7 @@ from plait.predict.cost.machines import machine_of
 from plait.predict.cost.model.tables import config_tables
 from plait.predict.cost.records import Estimate, Job
 from plait.predict.cost.time.machine import Machine
-from plait.predict.planner.refine import Climb
+from plait.predict.planner.refine import LocalSearch
 from plait.predict.planner.search import OBJECTIVES, Found, Settings, fits_somehow, search
 
 LARGEST_CLUSTER = 1 << 20
@@ -86,7 +86,7 @@ def decide(
         ]
     found = [search(job, machine, size, settings) for size in sizes]
     for one in found:
-        one.best = Climb(job, machine, settings).from_plans(one.best)
+        one.best = LocalSearch(job, machine, settings).from_plans(one.best)
     if not any(one.best for one in found):
         found += _fewer(job, machine, machines.num_devices, settings)
     plans = [estimate for one in found for estimate in one.best]

@@ -57,7 +57,7 @@ AXES = ("tp", "pp", "cp", "dp")
 
 
 @dataclass
-class Climb:
+class LocalSearch:
     """One job on one machine; every plan is estimated once."""
 
     job: Job

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
+from plait.plan import Plan
 from plait.plan.facts import STRATEGIES
-from plait.predict.cost.memory.held import held
+from plait.predict.cost.memory.local_sizes import held
 from plait.predict.cost.memory.rules import DEVICE, MemoryRules
 from plait.predict.cost.model.operations import Block, Matmul
 from plait.predict.cost.sharding import Sharding
@@ -194,7 +194,7 @@ def products_kept(block: Block, *, experts: bool) -> tuple[float, float]:
     return sequence, tensor
 
 
-def updated_numbers(weights: Weights, plan: Any) -> float:
+def updated_numbers(weights: Weights, plan: Plan) -> float:
     """The weights that a rank updates: its part of them where the data axis divides the optimizer's
     state.
     """
@@ -204,13 +204,13 @@ def updated_numbers(weights: Weights, plan: Any) -> float:
     return weights.dense / shard + weights.experts / max(1, shard // plan.ep)
 
 
-def optimizer_bytes(weights: Weights, plan: Any, optimizer: str) -> float:
+def optimizer_bytes(weights: Weights, plan: Plan, optimizer: str) -> float:
     """Bytes of the optimizer's state, master weights included, wherever it lives."""
     numbers = OPTIMIZER_NUMBERS[optimizer] + (1 if plan.precision == "bf16" else 0)
     return updated_numbers(weights, plan) * numbers * (8 if plan.precision == "float64" else 4)
 
 
-def model_states(weights: Weights, plan: Any, optimizer: str, gradient_bytes: float) -> Memory:
+def model_states(weights: Weights, plan: Plan, optimizer: str, gradient_bytes: float) -> Memory:
     """Parameters, gradients and optimizer state after the data axis has taken its share (ZeRO
     stages 0 to 3).
     """

@@ -14,7 +14,7 @@ from typing import Any
 
 from plait.errors import ModelError
 from plait.predict.cost.model.families import is_known, traits_of
-from plait.predict.cost.model.made import describe_made, is_made
+from plait.predict.cost.model.from_config import describe_made, is_made
 from plait.predict.cost.model.operations import Model
 from plait.predict.cost.model.transformer import Transformer, transformer_model
 from plait.predict.cost.model.vision import mlp_model, resnet_model
@@ -315,12 +315,12 @@ def describe_module(module: Any, seq_len: int = 1, roles: Mapping[str, str] | No
 
     A Hugging Face model of a known family is described by its own config, any other from a forward
     on the meta device (`plait.predict.cost.model.modules`), and one that cannot run there, because
-    what it does depends on values, from its layers alone (`plait.predict.cost.model.leaves`).
+    what it does depends on values, from its layers alone (`plait.predict.cost.model.from_leaves`).
     """
     table = _own_config(module)
     if table is not None and is_known(str(table["name"])) and not table.get("is_encoder_decoder"):
         return describe_keys(table, seq_len)
-    from plait.predict.cost.model.leaves import describe_by_leaves
+    from plait.predict.cost.model.from_leaves import describe_by_leaves
     from plait.predict.cost.model.modules import describe_by_running
 
     torch = sys.modules.get("torch")  # whoever made the module has loaded it

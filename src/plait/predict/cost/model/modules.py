@@ -16,10 +16,10 @@ from typing import Any
 
 from plait.errors import ModelError
 from plait.patterns import matches
-from plait.predict.cost.model.leaves import describe_leaves
+from plait.predict.cost.model.from_leaves import describe_leaves
 from plait.predict.cost.model.operations import Block, Elementwise, Model, Saved
-from plait.predict.cost.model.real import state_of, tokens_for, value_of
 from plait.predict.cost.model.watching import Watch, is_layer
+from plait.predict.cost.model.with_values import state_of, tokens_for, value_of
 
 SAMPLES = 2
 """Samples of the run on the meta device; some layers refuse a single one."""

@@ -20,7 +20,7 @@ from plait.predict.cost.model.operations import (
     Operation,
     Split,
 )
-from plait.predict.cost.model.real import state_of
+from plait.predict.cost.model.with_values import state_of
 
 SPLITS: dict[str, Split] = {"column": "column", "head": "column", "row": "row"}
 """Split that a role gives a linear layer."""
@@ -62,7 +62,7 @@ class Watch:
         self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, real: bool = False
     ) -> Any:
         """The output of the module, on the meta device or with values
-        (`plait.predict.cost.model.real`).
+        (`plait.predict.cost.model.with_values`).
         """
         import torch
 

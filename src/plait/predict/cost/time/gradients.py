@@ -61,7 +61,7 @@ class DataMessages:
     """Once a step, after the update."""
     shared: tuple[Message, ...] = ()
     """Once a step, on the tensor axis: gradients of parameters that its ranks share (see
-    `plait.predict.cost.memory.held`).
+    `plait.predict.cost.memory.local_sizes`).
     """
 
     def sent_bytes(self, micro_batches: int) -> float:

@@ -8,15 +8,15 @@ from plait.plan import Plan
 from plait.predict.cost.layout import lay_out
 from plait.predict.cost.model.operations import Attention
 from plait.predict.cost.records import Job
-from plait.predict.cost.time.meetings import COLLECTS, meeting, ring_steps
 from plait.predict.cost.time.messages import block_messages
 from plait.predict.cost.time.processor import Processor
+from plait.predict.cost.time.synchronization import COLLECTS, meeting, ring_steps
 
 
 def meetings_of_step(job: Job, plan: Plan, machine: Processor) -> float:
     """Synchronisations of a rank in a step of a plan that has one axis.
 
-    The units are those of `plait.predict.cost.time.meetings.meeting_seconds`: micro-batches handed
+    The units are those of `plait.predict.cost.time.synchronization.meeting_seconds`: micro-batches handed
     over, parameters in collectives of the data axis, steps of a ring, or messages inside blocks.
     """
     layout = lay_out(job, plan)

@@ -23,14 +23,14 @@ from plait.predict.cost.time.compute import ComputeSeconds, launches
 from plait.predict.cost.time.gradients import Buckets, DataMessages
 from plait.predict.cost.time.groups import Group
 from plait.predict.cost.time.machine import Machine
-from plait.predict.cost.time.meetings import (
+from plait.predict.cost.time.messages import Message
+from plait.predict.cost.time.synchronization import (
     collective,
     inside_block,
     meeting_seconds,
     reduction,
     ring,
 )
-from plait.predict.cost.time.messages import Message
 
 REFERENCE_LAUNCHES = 45.0
 """Kernels, forward and backward, of the GPT block whose overhead the probe measured; others are

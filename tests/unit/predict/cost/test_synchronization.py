@@ -21,8 +21,8 @@ from plait.predict.cost.machines import machine_of
 from plait.predict.cost.model.tables import config_tables
 from plait.predict.cost.step import work_seconds
 from plait.predict.cost.time.gradients import num_tensors
-from plait.predict.cost.time.meetings import meeting_seconds, ring_steps
 from plait.predict.cost.time.processor import Processor
+from plait.predict.cost.time.synchronization import meeting_seconds, ring_steps
 from plait.predict.probe import meetings as probe_meetings
 from plait.predict.probe.engine import Step
 from tests.unit.predict.cost.test_processor import CONFIG, HOST, PROBE, seconds, seconds_of
