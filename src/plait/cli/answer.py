@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+Json = dict[str, Any]
+"""One object of `--json`, or a row of one."""
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -19,12 +22,12 @@ class Answer:
     Without data nothing is printed: a rank of a world lets rank 0 speak.
     """
 
-    data: dict[str, Any] | None
+    data: Json | None
     view: RenderableType | None = None
     ok: bool = True
 
 
-def to_json(data: dict[str, Any]) -> str:
+def to_json(data: Json) -> str:
     """One line of standard JSON: NaN and infinity, which JSON does not have, become null."""
     return json.dumps(_finite(data), allow_nan=False)
 

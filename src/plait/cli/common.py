@@ -11,8 +11,9 @@ import argparse
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from plait.cli.answer import Json
 from plait.errors import ConfigError, PlanError
 from plait.launcher import joined_world
 from plait.plan import Plan, check_batch, check_restarts, check_runnable, check_world, is_runnable
@@ -201,6 +202,6 @@ def ranks(plan: Plan) -> str:
     return "1 rank" if plan.world_size == 1 else f"{plan.world_size} ranks"
 
 
-def sizes(config: Config) -> dict[str, Any]:
+def sizes(config: Config) -> Json:
     """The numbers of the model and the data that a plan may have to divide."""
     return {**config.model.keys_for_factory(), "seq_len": getattr(config.data, "seq_len", None)}

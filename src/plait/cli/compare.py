@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from plait.cli import common
-from plait.cli.answer import Answer
+from plait.cli.answer import Answer, Json
 from plait.cli.layout import PlanTable
 from plait.cli.train import launched
 from plait.launcher.speaking import say, speaks
@@ -41,7 +40,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     plans = [common.plan_of(config, text) for text in arguments.plans]
     if arguments.html is not None and speaks():
         common.check_writable(arguments.html)
-    rows: list[dict[str, Any]] = []
+    rows: list[Json] = []
     timelines = []
     for number, plan in enumerate(plans, start=1):
         say(f"plait compare: {plan} ({number} of {len(plans)})")
@@ -56,7 +55,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     return Answer({"rows": rows}, view(rows)) if speaks() else Answer(None)
 
 
-def loss_error(result: dict[str, Any], first: dict[str, Any]) -> float | None:
+def loss_error(result: Json, first: Json) -> float | None:
     """The relative difference of the final losses; None when no step was done."""
     own = result["final_loss"]
     other = first["final_loss"]
@@ -65,6 +64,6 @@ def loss_error(result: dict[str, Any], first: dict[str, Any]) -> float | None:
     return float(abs(own - other) / abs(other)) if other else float(abs(own))
 
 
-def view(rows: list[dict[str, Any]]) -> PlanTable:
+def view(rows: list[Json]) -> PlanTable:
     """The table for people; memory and traffic are those of the fullest and the busiest rank."""
     return PlanTable(comparison.HEAD, tuple(comparison.cells(row) for row in rows))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from plait.cli import common
-from plait.cli.answer import Answer
+from plait.cli.answer import Answer, Json
 from plait.errors import PlanError
 
 if TYPE_CHECKING:
@@ -90,11 +90,11 @@ def notes(model: Model, plan: Plan, runs: Framework | None = None) -> list[str]:
     return []
 
 
-def _view(data: dict[str, Any]) -> str:
+def _view(data: Json) -> str:
     return "\n".join([*lines(data), *(f"note       {note}" for note in data["notes"])])
 
 
-def lines(data: dict[str, Any]) -> list[str]:
+def lines(data: Json) -> list[str]:
     """A prediction for people."""
     memory = data["memory"]
     limit = data["memory_limit"]

@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plait.cli.answer import Answer
+from plait.cli.answer import Answer, Json
 from plait.cli.parser import UsageError
 from plait.toml import is_file
 
@@ -148,7 +148,7 @@ def _checkpoint(arguments: argparse.Namespace) -> Answer:
     return Answer(data, view)
 
 
-def _library_files(checkpoint: Path) -> dict[str, Any] | None:
+def _library_files(checkpoint: Path) -> Json | None:
     """The files of a Hugging Face model by its run's config, for checkpoints that have them not."""
     from plait.config import load
     from plait.models.hf import files_of, make
@@ -163,7 +163,7 @@ def _library_files(checkpoint: Path) -> dict[str, Any] | None:
     return files_of(make(**keys))
 
 
-def _plan_view(data: dict[str, Any]) -> RenderableType:
+def _plan_view(data: Json) -> RenderableType:
     from rich.text import Text
 
     lines = [f"# {data['framework']} cannot express: {line}" for line in data["missing"]]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.cli import common
-from plait.cli.answer import Answer
+from plait.cli.answer import Answer, Json
 from plait.errors import ConfigError
 from plait.launcher import joined_world, launch
 from plait.launcher.speaking import say, speaks
@@ -113,7 +113,7 @@ def be_client(config: Config, arguments: argparse.Namespace, num_ranks: int) -> 
     return Answer(None)
 
 
-def simulated(config: Config) -> dict[str, Any]:
+def simulated(config: Config) -> Json:
     """The entry of every rank of a client's plan."""
     from plait.outer.federated.simulation import simulate
 
@@ -141,7 +141,7 @@ def show(done: Any) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def view(result: dict[str, Any]) -> str:
+def view(result: Json) -> str:
     """The numbers for people."""
     lines = [
         f"rounds        {len(result['rounds'])}",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from plait.cli import common
-from plait.cli.answer import Answer
+from plait.cli.answer import Answer, Json
 from plait.cli.estimate import size
 from plait.cli.layout import PlanTable, Prose
 from plait.cli.parser import UsageError
@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     except NothingFits as reason:
         return Answer({"plans": [], "reason": str(reason)}, str(reason), ok=False)
     plans = [estimate.as_dict() for estimate in choice.plans[: arguments.top]]
-    data: dict[str, Any] = {
+    data: Json = {
         "plans": plans,
         "objective": arguments.objective,
         "framework": framework_of(arguments.framework).name,
@@ -118,7 +118,7 @@ def _explanation(choice: Choice, named: list[Plan]) -> list[str]:
     return [explain_plan(choice, plan) for plan in named]
 
 
-def _view(data: dict[str, Any]) -> RenderableType:
+def _view(data: Json) -> RenderableType:
     from rich.console import Group
 
     table = PlanTable(HEAD, tuple(_cells(one) for one in data["plans"]))
@@ -133,7 +133,7 @@ def _view(data: dict[str, Any]) -> RenderableType:
     return Group(table, Prose("\n".join(below)))
 
 
-def _cells(one: dict[str, Any]) -> tuple[str, ...]:
+def _cells(one: Json) -> tuple[str, ...]:
     return (
         one["plan"],
         f"{one['step_seconds']:.4g} s",

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from plait.cli.answer import Answer
+from plait.cli.answer import Answer, Json
 from plait.cluster import DEFAULT_PROBE_PATH
 from plait.cluster.products import table_of_probe
 from plait.launcher import joined_world
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     return Answer({"out": str(out), **result}, view(result, out)) if speaks() else Answer(None)
 
 
-def view(result: dict[str, Any], out: Path) -> RenderableType:
+def view(result: Json, out: Path) -> RenderableType:
     """The numbers for people."""
     from rich.console import Group
     from rich.table import Table
@@ -84,7 +84,7 @@ def view(result: dict[str, Any], out: Path) -> RenderableType:
     )
 
 
-def _products(result: dict[str, Any]) -> list[RenderableType]:
+def _products(result: Json) -> list[RenderableType]:
     """The table of products of a processor, under a line that says what its numbers are."""
     from plait.cli.probe_products import product_view
 

@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from plait.cli.answer import Answer
+from plait.cli.answer import Answer, Json
 from plait.errors import ConfigError
 
 
@@ -48,7 +47,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     return Answer(result, view(result, data.why_no_prediction))
 
 
-def view(result: dict[str, Any], why_no_prediction: str = "") -> str:
+def view(result: Json, why_no_prediction: str = "") -> str:
     """The page in three lines, for people."""
 
     def line(name: str, seconds: float | None, bubble: float | None, what: str) -> str:

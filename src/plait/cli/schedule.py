@@ -8,9 +8,9 @@ import argparse
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from plait.cli.answer import Answer
+from plait.cli.answer import Answer, Json
 from plait.cli.layout import Prose
 from plait.errors import ScheduleError
 from plait.parallel.pipeline import render, text
@@ -119,7 +119,7 @@ def check_drawable(name: str, stages: int, micro_batches: int, virtual: int) -> 
         )
 
 
-def as_dict(schedule: Schedule, result: Simulation) -> dict[str, Any]:
+def as_dict(schedule: Schedule, result: Simulation) -> Json:
     """The keys of `--json`; `grid` has a line a rank, one word a slot: an action, `-` while it
     lasts, `.` idle.
     """

@@ -8,10 +8,10 @@ import argparse
 import contextlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from plait.cli import common
-from plait.cli.answer import Answer
+from plait.cli.answer import Answer, Json
 from plait.launcher import launch
 from plait.launcher.speaking import say, speaks
 from plait.run import job
@@ -94,7 +94,7 @@ def _folder(arguments: argparse.Namespace) -> tuple[RunFolder | None, Path | Non
     return (fresh_run(arguments.out, name) if speaks() else None), None
 
 
-def launched(task: job.Job, num_ranks: int) -> dict[str, Any]:
+def launched(task: job.Job, num_ranks: int) -> Json:
     """The job's numbers, from its ranks; a bar that a failed rank left behind gives the cursor
     back.
     """
@@ -105,7 +105,7 @@ def launched(task: job.Job, num_ranks: int) -> dict[str, Any]:
             sys.stderr.write("\x1b[?25h")
 
 
-def view(result: dict[str, Any]) -> str:
+def view(result: Json) -> str:
     """The numbers for people."""
     traffic = (
         ", ".join(f"{axis} {sent / 1e6:,.1f} MB" for axis, sent in result["traffic"].items())

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from plait.run.rundir import RunFolder
 
 if TYPE_CHECKING:
+    from plait.engine.engine import Engine
     from plait.engine.step import StepResult
 
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 class Start:
     """The beginning of a run: steps `first_step` to `last_step` are still to do, counted from 1."""
 
-    engine: Any
+    engine: Engine
     loader: Any
     first_step: int
     last_step: int

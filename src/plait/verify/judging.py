@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -24,7 +23,7 @@ from plait.verify.external import judge
 from plait.verify.problem import Problem, plan_dtype, reference_dtype
 from plait.verify.record.compare import TOLERANCE, Key, differences
 from plait.verify.record.observation import Record
-from plait.verify.record.observe import join
+from plait.verify.record.observe import RankRecord, join
 from plait.verify.reference import lowered
 from plait.verify.reference.one_device import (
     Slice,
@@ -81,7 +80,7 @@ class Asked:
         return replace(report, notes=[lowered.note(limits)]), limits
 
 
-def judge_stream(asked: Asked, records: Sequence[Any]) -> Report:
+def judge_stream(asked: Asked, records: Sequence[RankRecord]) -> Report:
     """The report on an asynchronous pipeline."""
     model = asked.problem.make_whole_model(asked.dtype)
     batches = asked.problem.batches(asked.steps, asked.dtype)
@@ -94,7 +93,7 @@ def judge_stream(asked: Asked, records: Sequence[Any]) -> Report:
     return replace(report, notes=[note, *report.notes])
 
 
-def judge_steps(asked: Asked, records: Sequence[Any]) -> Report:
+def judge_steps(asked: Asked, records: Sequence[RankRecord]) -> Report:
     """The report on steps that end before the next begins."""
     problem = asked.problem
     plan = asked.plan
