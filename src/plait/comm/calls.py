@@ -34,9 +34,9 @@ CONNECT_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
-class Message:
+class CallMessage:
     """A kind, up to six numbers and a flat tensor. Tensors of the receiver's own are filled; see
-    `Line.call`.
+    `Connection.call`.
     """
 
     kind: int
@@ -63,7 +63,7 @@ class Address:
         return Address(host, int(port), bytes.fromhex(secret))
 
 
-Handler = Callable[[int, Message], Message]
+Handler = Callable[[int, CallMessage], CallMessage]
 """(caller, question) -> answer; called in the caller's thread, and may block it. The question's
 tensor is bytes (uint8).
 """
@@ -182,7 +182,7 @@ class Service:
                 self._sent_bytes += _num_bytes(answer.data)
 
 
-class Line:
+class Connection:
     """One caller's connection to one service. `ask` and `answer` are apart, so that many services
     can be asked at once.
     """
@@ -199,14 +199,14 @@ class Line:
         except OSError as error:
             raise self._failed(error) from error
 
-    def ask(self, question: Message) -> None:
+    def ask(self, question: CallMessage) -> None:
         """Send a question."""
         try:
             _send(self._socket, question)
         except OSError as error:
             raise self._failed(error) from error
 
-    def answer(self, into: Tensor | None = None) -> Message:
+    def answer(self, into: Tensor | None = None) -> CallMessage:
         """Wait for the answer to the oldest question; its tensor fills `into` (contiguous, of the
         same number of bytes).
 
@@ -224,7 +224,7 @@ class Line:
                 _receive_into(self._socket, into)
         except OSError as error:
             raise self._failed(error) from error
-        return Message(kind, numbers, into)
+        return CallMessage(kind, numbers, into)
 
     def close(self) -> None:
         """Hang up."""
@@ -250,7 +250,7 @@ def _bytes_of(tensor: Tensor) -> memoryview:
     return memoryview(flat)
 
 
-def _send(connection: socket.socket, message: Message) -> None:
+def _send(connection: socket.socket, message: CallMessage) -> None:
     numbers = (*message.numbers, *[0.0] * (NUM_NUMBERS - len(message.numbers)))
     data = None if message.data is None else message.data.detach().to("cpu")
     connection.sendall(_HEADER.pack(message.kind, *numbers, _num_bytes(data)))
@@ -265,7 +265,7 @@ def _receive_header(connection: socket.socket) -> tuple[int, tuple[float, ...], 
     return kind, tuple(numbers), num_bytes
 
 
-def _receive_any(connection: socket.socket, buffer: Tensor) -> tuple[Message, Tensor]:
+def _receive_any(connection: socket.socket, buffer: Tensor) -> tuple[CallMessage, Tensor]:
     """The next message, its tensor as bytes in `buffer`, which grows where it must."""
     kind, numbers, num_bytes = _receive_header(connection)
     if num_bytes > buffer.numel():
@@ -273,7 +273,7 @@ def _receive_any(connection: socket.socket, buffer: Tensor) -> tuple[Message, Te
     data = buffer[:num_bytes]
     if num_bytes:
         _fill(connection, _bytes_of(data))
-    return Message(kind, numbers, data), buffer
+    return CallMessage(kind, numbers, data), buffer
 
 
 def _receive_into(connection: socket.socket, into: Tensor) -> None:

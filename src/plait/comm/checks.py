@@ -12,7 +12,7 @@ from torch import Tensor
 from plait.errors import PlanError
 
 
-class Line(Protocol):
+class RankGroup(Protocol):
     """The facts of an axis that an error names."""
 
     name: str
@@ -20,7 +20,7 @@ class Line(Protocol):
     size: int
 
 
-def contiguous(line: Line, tensor: Tensor) -> Tensor:
+def contiguous(line: RankGroup, tensor: Tensor) -> Tensor:
     """The tensor without its graph: communication here is no operation of autograd
     (`transition` is).
     """
@@ -32,7 +32,7 @@ def contiguous(line: Line, tensor: Tensor) -> Tensor:
     return tensor.detach()
 
 
-def flat(line: Line, op: str, part: Tensor, full: Tensor) -> tuple[Tensor, Tensor]:
+def flat(line: RankGroup, op: str, part: Tensor, full: Tensor) -> tuple[Tensor, Tensor]:
     """Both tensors as one dimension, where `full` has room for the part of every rank."""
     if full.numel() != line.size * part.numel() or full.dtype != part.dtype:
         raise PlanError(
@@ -43,7 +43,7 @@ def flat(line: Line, op: str, part: Tensor, full: Tensor) -> tuple[Tensor, Tenso
     return contiguous(line, part).view(-1), contiguous(line, full).view(-1)
 
 
-def check_shapes(line: Line, op: str, found: Sequence[int], expected: Sequence[int]) -> None:
+def check_shapes(line: RankGroup, op: str, found: Sequence[int], expected: Sequence[int]) -> None:
     """Raise where a shape is not the expected one."""
     if tuple(found) != tuple(expected):
         raise PlanError(
@@ -52,7 +52,7 @@ def check_shapes(line: Line, op: str, found: Sequence[int], expected: Sequence[i
         )
 
 
-def check_peer(line: Line, peer: int, other: bool = False) -> None:
+def check_peer(line: RankGroup, peer: int, other: bool = False) -> None:
     """Raise where `peer` is no coordinate of the axis, or this rank where it must be an `other`."""
     if not 0 <= peer < line.size or (other and peer == line.rank):
         raise PlanError(
@@ -61,7 +61,7 @@ def check_peer(line: Line, peer: int, other: bool = False) -> None:
         )
 
 
-def splits_of(line: Line, tensor: Tensor, splits: list[int] | None, side: str) -> list[int]:
+def splits_of(line: RankGroup, tensor: Tensor, splits: list[int] | None, side: str) -> list[int]:
     """The rows of `tensor` for each rank: those given, or equal parts."""
     rows = tensor.shape[0]
     if splits is None:

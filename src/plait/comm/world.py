@@ -24,8 +24,8 @@ from plait.comm.axis import Axis
 from plait.comm.backends.base import Backend
 from plait.comm.backends.gloo import Gloo
 from plait.comm.backends.native import Native
-from plait.comm.crew import Crew, Place
 from plait.comm.ledger import Ledger
+from plait.comm.membership import Membership, RendezvousPlace
 from plait.comm.network import listen_on, store_of_world
 from plait.comm.shm.memory import Memory
 from plait.comm.shm.processes import connect as connect_shared
@@ -67,7 +67,7 @@ class World:
         self._connect = connect
         self._leave = leave
         self._axes: dict[AxisName, Axis] = {}
-        self.crew: Crew | None = None  # where ranks come and go
+        self.crew: Membership | None = None  # where ranks come and go
         self._closings: list[tuple[Callable[[], None], Callable[[], None]]] = []
 
     @property
@@ -222,7 +222,7 @@ def init(
     """
     if backend not in BACKENDS:
         raise PlanError(f"no backend {backend!r}; {nearest(backend, BACKENDS)}")
-    place = Place.told() if store is None else None
+    place = RendezvousPlace.told() if store is None else None
     if place is not None:
         return _apart(mesh, place, timeout_seconds, torch.device(device or "cpu"), measurements)
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -262,12 +262,12 @@ def init(
 
 def _apart(
     mesh: Mesh,
-    place: Place,
+    place: RendezvousPlace,
     timeout_seconds: float,
     device: torch.device,
     measurements: Path | None,
 ) -> World:
-    """A world whose ranks come and go: each begins by itself (see `crew`)."""
+    """A world whose ranks come and go: each begins by itself (see `membership`)."""
     if mesh.size != mesh.dp or mesh.size != place.num_seats:
         raise WorldSizeError(
             f"ranks come and go on the data axis alone: {place.num_seats} seats do not fit {mesh}"
@@ -283,7 +283,7 @@ def _apart(
             met, rank, _Links(Groups(met, rank, timeout_seconds), "gloo", timeout_seconds).connect
         )
 
-    crew = Crew(place, timeout_seconds, regroup)
+    crew = Membership(place, timeout_seconds, regroup)
     world = World(Mesh(), place.seat, device, alone, crew.close, measurements=measurements)
     world.crew = crew
     return world

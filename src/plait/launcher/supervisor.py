@@ -2,7 +2,7 @@
 which ends them all.
 
 torch's agent restarts the whole group when one of its ranks dies: the group is broken. Here the
-ranks need no group to live (`plait.comm.crew`), so each is a process of its own, and this process
+ranks need no group to live (`plait.comm.membership`), so each is a process of its own, and this process
 keeps what outlives any of them: the roster of who is in, and a store.
 """
 
@@ -21,9 +21,9 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
-from plait.comm.crew import Place
+from plait.comm.membership import RendezvousPlace
 from plait.comm.network import LOOPBACK, listening_store
-from plait.comm.roster import Roster
+from plait.comm.rendezvous import RendezvousServer
 from plait.errors import PlaitError, RankFailed
 from plait.launcher.agent import free_environment, num_threads, start_server
 from plait.launcher.failure import died_silently, read_failures
@@ -49,9 +49,9 @@ def supervise(
     rank again.
     """
     context: Any = multiprocessing.get_context(start_server())
-    roster = Roster(nproc, host=LOOPBACK)
+    roster = RendezvousServer(nproc, host=LOOPBACK)
     store = listening_store()
-    place = Place(0, nproc, roster.address, (LOOPBACK, store.port))
+    place = RendezvousPlace(0, nproc, roster.address, (LOOPBACK, store.port))
     ranks: dict[int, _Rank] = {}
     results: dict[int, T] = {}
     with traces() as failures, _ended_by_signals():

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from plait.comm import Axis, Waitable, wait_all
-from plait.comm.roster import Meeting
+from plait.comm.rendezvous import RendezvousRound
 from plait.outer.compression import Int8Sum
 from plait.outer.driver import Change, Driver, StepReport
 from plait.outer.options import Asynchrony
@@ -223,7 +223,7 @@ class LocalDriver(Driver):
             lambda meeting: exchange() if self._bring_in(meeting) else [], opens, undo
         )
 
-    def _bring_in(self, meeting: Meeting) -> bool:
+    def _bring_in(self, meeting: RendezvousRound) -> bool:
         """Give newcomers the state of a rank that was present.
 
         False where all ranks are new, and alike by their seed.

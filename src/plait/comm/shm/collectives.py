@@ -29,9 +29,9 @@ from torch import Tensor
 from plait.comm.backends.base import Backend, Exposed, Handle
 from plait.comm.backends.sums import HALVES
 from plait.comm.shm.fabric import RING, Fabric, Signal
-from plait.comm.shm.mailbox import Mail
+from plait.comm.shm.mailbox import Mailbox
 from plait.comm.shm.participant import Endpoint, Participant
-from plait.comm.shm.progress import Engine
+from plait.comm.shm.progress import ProgressEngine
 from plait.mesh.slices import shard_range
 from plait.paths import Paths
 
@@ -46,10 +46,10 @@ class Direct(Backend):
         self.fabric = fabric
         self.rank = fabric.rank
         self.size = fabric.size
-        self._mail = Mail(fabric)
+        self._mail = Mailbox(fabric)
         self._all = tuple(range(self.size))
         self._others = tuple(peer for peer in self._all if peer != self.rank)
-        self._endpoint = Endpoint(fabric, Engine(fabric), self._others)
+        self._endpoint = Endpoint(fabric, ProgressEngine(fabric), self._others)
 
     def follow(self, paths: Paths) -> None:
         """As its memory does."""

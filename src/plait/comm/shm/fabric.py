@@ -47,7 +47,7 @@ class Signal(IntEnum):
     LEFT = 5  # I read nothing any more of what you show
 
 
-class Notice(NamedTuple):
+class Header(NamedTuple):
     """What a rank says of its side of operation `number`; `offsets` are elements (all_to_all: where
     each part begins).
     """
@@ -58,7 +58,7 @@ class Notice(NamedTuple):
     dtype: torch.dtype
     offsets: tuple[int, ...] = ()
 
-    def match(self, other: Notice, peer: int, same_numel: bool) -> None:
+    def match(self, other: Header, peer: int, same_numel: bool) -> None:
         """Raise unless the peer runs the same operation.
 
         Raises:
@@ -87,7 +87,7 @@ class Staged(ABC):
 
 
 @dataclass
-class Message(ABC):
+class InboundMessage(ABC):
     """Something sent point-to-point: `data` is flat and lies in the sender's memory until
     `release`.
     """
@@ -126,15 +126,15 @@ class Fabric(ABC):
         """
 
     @abstractmethod
-    def publish(self, notice: Notice, data: Tensor | None) -> None:
+    def publish(self, notice: Header, data: Tensor | None) -> None:
         """Say what the own side of an operation is; `data` is flat and `readable`, or staged."""
 
     @abstractmethod
-    def read(self, peer: int, number: int) -> Notice:
+    def read(self, peer: int, number: int) -> Header:
         """The notice of a peer that has arrived at operation `number`."""
 
     @abstractmethod
-    def data(self, peer: int, notice: Notice) -> Tensor:
+    def data(self, peer: int, notice: Header) -> Tensor:
         """The flat data of a peer's notice, as memory of its own: to be read until EXIT is posted
         to it.
         """
@@ -158,7 +158,7 @@ class Fabric(ABC):
         """
 
     @abstractmethod
-    def next_message(self, source: int, block: bool) -> Message | None:
+    def next_message(self, source: int, block: bool) -> InboundMessage | None:
         """The next message of (source, self), in order of sending; None if there is none and
         `block` is False.
         """

@@ -13,20 +13,20 @@ from collections import defaultdict, deque
 from torch import Tensor
 
 from plait.comm.backends.base import Done, Handle
-from plait.comm.shm.fabric import Fabric, Message
+from plait.comm.shm.fabric import Fabric, InboundMessage
 from plait.errors import RunError
 
 
 class Receive(Handle):
     """A receive that was posted."""
 
-    def __init__(self, mail: Mail, flat: Tensor, source: int) -> None:
+    def __init__(self, mail: Mailbox, flat: Tensor, source: int) -> None:
         self._mail = mail
         self._flat = flat
         self.source = source
         self.arrived = False
 
-    def accept(self, message: Message) -> None:
+    def accept(self, message: InboundMessage) -> None:
         """Copy the message into place.
 
         Raises:
@@ -53,13 +53,13 @@ class Receive(Handle):
             self._mail.look(self.source, block=True)
 
 
-class Mail:
+class Mailbox:
     """The messages of one rank on one axis."""
 
     def __init__(self, fabric: Fabric) -> None:
         self._fabric = fabric
         self._posted: defaultdict[tuple[int, int], deque[Receive]] = defaultdict(deque)
-        self._waiting: defaultdict[tuple[int, int], deque[Message]] = defaultdict(deque)
+        self._waiting: defaultdict[tuple[int, int], deque[InboundMessage]] = defaultdict(deque)
 
     def send(self, tensor: Tensor, to: int, tag: int) -> Handle:
         """Copied and done.

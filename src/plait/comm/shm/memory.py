@@ -29,7 +29,7 @@ ARENA_BYTES = (
 )  # smaller pieces share a segment, so that many of them do not need many file descriptors
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """Where a tensor begins: byte `offset` of segment `number` of some rank; `num_bytes` is of the
     whole segment.
     """
@@ -93,7 +93,7 @@ class Memory:
             :numel
         ]
 
-    def place(self, tensor: Tensor) -> Place | None:
+    def place(self, tensor: Tensor) -> Location | None:
         """Where a contiguous tensor lies, or None if not in readable memory."""
         address = tensor.data_ptr()
         index = bisect.bisect_right(self._bases, address) - 1
@@ -103,9 +103,9 @@ class Memory:
         offset = address - segment.base
         if offset + tensor.numel() * tensor.element_size() > segment.num_bytes:
             return None
-        return Place(segment.number, segment.descriptor, segment.num_bytes, offset)
+        return Location(segment.number, segment.descriptor, segment.num_bytes, offset)
 
-    def peer(self, pid: int, place: Place, dtype: torch.dtype, numel: int) -> Tensor:
+    def peer(self, pid: int, place: Location, dtype: torch.dtype, numel: int) -> Tensor:
         """The tensor (numel,) that lies at a place of the process `pid`, as it is there now.
 
         Raises:
@@ -119,7 +119,7 @@ class Memory:
             view = self._views[seen] = self._view(pid, place, dtype, numel)
         return view
 
-    def _view(self, pid: int, place: Place, dtype: torch.dtype, numel: int) -> Tensor:
+    def _view(self, pid: int, place: Location, dtype: torch.dtype, numel: int) -> Tensor:
         key = (pid, place.number)
         if key not in self._peers:
             path = Path(f"/proc/{pid}/fd/{place.descriptor}")
@@ -156,7 +156,7 @@ class Memory:
         os.close(descriptor)
 
 
-class _Lent(Staged):
+class _Block(Staged):
     def __init__(self, block: Tensor, numel: int, dtype: torch.dtype, free: list[Tensor]) -> None:
         self._block = block
         self._free = free
@@ -183,4 +183,4 @@ class Staging:
         num_bytes = max(4096, 1 << (numel * dtype.itemsize - 1).bit_length()) if numel else 4096
         free = self._free.setdefault(num_bytes, [])
         block = free.pop() if free else self._memory.empty(num_bytes, torch.uint8)
-        return _Lent(block, numel, dtype, free)
+        return _Block(block, numel, dtype, free)

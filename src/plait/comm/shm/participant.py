@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from plait.comm.shm.fabric import Fabric, Notice, Signal, Staged
-from plait.comm.shm.progress import Engine, Operation, Step
+from plait.comm.shm.fabric import Fabric, Header, Signal, Staged
+from plait.comm.shm.progress import Operation, ProgressEngine, Step
 
 
 @dataclass
@@ -18,7 +18,7 @@ class Endpoint:
     """One rank's fabric, its operations under way, and the buffers that it has borrowed."""
 
     fabric: Fabric
-    engine: Engine
+    engine: ProgressEngine
     others: tuple[int, ...]
     borrowed: dict[int, Staged] = field(default_factory=dict)
     """By the address of the tensor."""
@@ -42,11 +42,11 @@ class Participant:
         self._fabric = endpoint.fabric
         self._engine = endpoint.engine
         self._same_numel = same_numel
-        self._seen: dict[int, tuple[Notice, Tensor]] = {}
+        self._seen: dict[int, tuple[Header, Tensor]] = {}
         self.staged: Staged | None = None
         self.source = tensor.reshape(-1)
         number = self._engine.next_number()
-        self.notice = Notice(number, op, tensor.numel(), tensor.dtype, offsets)
+        self.notice = Header(number, op, tensor.numel(), tensor.dtype, offsets)
         if not publish:
             return
         if tensor.is_contiguous() and tensor.data_ptr() in endpoint.borrowed:
@@ -62,20 +62,20 @@ class Participant:
         """The flat data that a peer shows (or the own)."""
         return self.source if peer == self._fabric.rank else self._look(peer)[1]
 
-    def notice_of(self, peer: int) -> Notice:
+    def notice_of(self, peer: int) -> Header:
         """The notice of a peer (or the own)."""
         return self.notice if peer == self._fabric.rank else self._look(peer)[0]
 
     def check_part(self, peer: int, sent: int, expected: int) -> None:
         """Raise unless a peer sends as many elements as are expected of it."""
         if sent != expected:
-            theirs = Notice(
+            theirs = Header(
                 self.notice.number,
                 f"all_to_all with {sent} elements for this rank,",
                 sent,
                 self.notice.dtype,
             )
-            Notice(self.notice.number, "all_to_all", expected, self.notice.dtype).match(
+            Header(self.notice.number, "all_to_all", expected, self.notice.dtype).match(
                 theirs, peer, True
             )
 
@@ -125,7 +125,7 @@ class Participant:
     def _issue(self, steps: list[Step], early: bool = True) -> Operation:
         return self._engine.issue(steps, early=early and self.staged is not None)
 
-    def _look(self, peer: int) -> tuple[Notice, Tensor]:
+    def _look(self, peer: int) -> tuple[Header, Tensor]:
         if peer not in self._seen:
             notice = self._fabric.read(peer, self.notice.number)
             self.notice.match(notice, peer, self._same_numel)

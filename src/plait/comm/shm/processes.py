@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from plait.comm.shm.collectives import Direct
-from plait.comm.shm.fabric import DTYPES, RING, Fabric, Message, Notice, Signal, Staged
-from plait.comm.shm.memory import Memory, Place, Staging
+from plait.comm.shm.fabric import DTYPES, RING, Fabric, Header, InboundMessage, Signal, Staged
+from plait.comm.shm.memory import Location, Memory, Staging
 from plait.comm.shm.semaphores import SEMAPHORE_BYTES, Semaphores, available
 from plait.errors import RankFailed
 from plait.paths import Paths
@@ -130,13 +130,13 @@ class Control:
             end = int(self.waits[end]) - 1
         return source
 
-    def place(self, memory: Memory) -> Place | None:
+    def place(self, memory: Memory) -> Location | None:
         """Where the others find it."""
         return memory.place(self._whole)
 
 
 @dataclass
-class _Letter(Message):
+class _SlotMessage(InboundMessage):
     fabric: SharedFabric
     source: int
     slot: int
@@ -227,7 +227,7 @@ class SharedFabric(Fabric):
         sys.stderr.write(f"{line} for {waited:.0f} s\n")
         sys.stderr.flush()
 
-    def publish(self, notice: Notice, data: Tensor | None) -> None:
+    def publish(self, notice: Header, data: Tensor | None) -> None:
         """Write the notice into the own ring."""
         place = (0, 0, 0, 0)
         if data is not None and data.numel():
@@ -244,16 +244,18 @@ class SharedFabric(Fabric):
         )
         self._control.notices[self.rank, notice.number % RING, : len(words)] = words
 
-    def read(self, peer: int, number: int) -> Notice:
+    def read(self, peer: int, number: int) -> Header:
         """Read a notice out of a peer's ring."""
         words = self._control.notices[peer, number % RING].tolist()
-        return Notice(
+        return Header(
             words[0], OPS[words[1]], words[2], DTYPES[words[3]], tuple(words[_PLAIN_WORDS:])
         )
 
-    def data(self, peer: int, notice: Notice) -> Tensor:
+    def data(self, peer: int, notice: Header) -> Tensor:
         """Where the notice says."""
-        place = Place(*self._control.notices[peer, notice.number % RING, 4:_PLAIN_WORDS].tolist())
+        place = Location(
+            *self._control.notices[peer, notice.number % RING, 4:_PLAIN_WORDS].tolist()
+        )
         return self._map(peer, place, notice.dtype, notice.numel)
 
     def readable(self, tensor: Tensor) -> bool:
@@ -278,14 +280,14 @@ class SharedFabric(Fabric):
         self._reclaim(to)
         staged = self._staging.lend(flat.numel(), flat.dtype)
         staged.tensor.copy_(flat)
-        place = self._memory.place(staged.tensor) if flat.numel() else Place(0, 0, 0, 0)
+        place = self._memory.place(staged.tensor) if flat.numel() else Location(0, 0, 0, 0)
         assert place is not None  # it is borrowed from that memory
         words = (place.number, place.descriptor, place.num_bytes, place.offset)
         box[slot] = (1, tag, flat.numel(), DTYPES.index(flat.dtype), *words)
         self._in_boxes[to].append((slot, staged))
         self.post(Signal.MESSAGE, to)
 
-    def next_message(self, source: int, block: bool) -> Message | None:
+    def next_message(self, source: int, block: bool) -> InboundMessage | None:
         """Out of the next slot of the box."""
         if block:
             self.take(Signal.MESSAGE, source)
@@ -294,8 +296,8 @@ class SharedFabric(Fabric):
         slot = self._num_taken[source] % RING
         self._num_taken[source] += 1
         _, tag, numel, dtype, *place = self._control.boxes[source, self.rank, slot].tolist()
-        return _Letter(
-            tag, self._map(source, Place(*place), DTYPES[dtype], numel), self, source, slot
+        return _SlotMessage(
+            tag, self._map(source, Location(*place), DTYPES[dtype], numel), self, source, slot
         )
 
     def free(self, source: int, slot: int) -> None:
@@ -311,7 +313,7 @@ class SharedFabric(Fabric):
             lent.popleft()[1].release()
             self.try_take(Signal.TAKEN, to)
 
-    def _map(self, peer: int, place: Place, dtype: torch.dtype, numel: int) -> Tensor:
+    def _map(self, peer: int, place: Location, dtype: torch.dtype, numel: int) -> Tensor:
         """The peer's memory, mapped at first sight."""
         if not numel:
             return torch.empty(0, dtype=dtype)
@@ -330,7 +332,7 @@ class SharedFabric(Fabric):
         return (signal * self.size + source) * self.size + to
 
 
-class Exchange(Protocol):
+class ObjectExchange(Protocol):
     """The ranks of one axis, and small picklable things between them."""
 
     rank: int
@@ -341,7 +343,7 @@ class Exchange(Protocol):
 
 
 def connect(
-    exchange: Exchange, memory: Memory, timeout_seconds: float, ranks: Sequence[int]
+    exchange: ObjectExchange, memory: Memory, timeout_seconds: float, ranks: Sequence[int]
 ) -> Direct | None:
     """Shared memory for the ranks of an axis, or None where they cannot read each other's memory;
     alike on every rank.
@@ -369,7 +371,7 @@ def connect(
     return Direct(fabric)
 
 
-def _mapped(size: int, memory: Memory, pid: int, place: Place) -> Control | None:
+def _mapped(size: int, memory: Memory, pid: int, place: Location) -> Control | None:
     try:
         return Control(size, memory.peer(pid, place, torch.uint8, Control.num_bytes(size)))
     except OSError:  # other process namespaces, or no permission: then Gloo

@@ -38,7 +38,7 @@ class Operation(Handle):
     With `early` it is ready before its last step: peers still read only borrowed memory.
     """
 
-    def __init__(self, engine: Engine, steps: Iterable[Step], early: bool) -> None:
+    def __init__(self, engine: ProgressEngine, steps: Iterable[Step], early: bool) -> None:
         self._engine = engine
         self._steps = deque(steps)
         self._num_ready = 1 if early else 0
@@ -96,7 +96,7 @@ class Operation(Handle):
         self._missing = set(self._steps[0].sources) if self._steps else set()
 
 
-class Engine:
+class ProgressEngine:
     """The operations of one axis that are under way, in order of issue."""
 
     def __init__(self, fabric: Fabric) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from plait.comm.shm.collectives import Direct
-from plait.comm.shm.fabric import RING, Fabric, Message, Notice, Signal, Staged
+from plait.comm.shm.fabric import RING, Fabric, Header, InboundMessage, Signal, Staged
 from plait.errors import RankFailed
 
 LOOK_SECONDS = 0.1
@@ -31,13 +31,13 @@ class Hub:
         self.timeout_seconds = timeout_seconds
         self.failed: int | None = None
         self._lock = threading.Lock()
-        self._lines: dict[object, Line] = {}
+        self._lines: dict[object, ThreadGroup] = {}
 
-    def line(self, key: object, size: int) -> Line:
+    def line(self, key: object, size: int) -> ThreadGroup:
         """The meeting place of one line of `size` ranks."""
         with self._lock:
             if key not in self._lines:
-                self._lines[key] = Line(size)
+                self._lines[key] = ThreadGroup(size)
             return self._lines[key]
 
     def fail(self, rank: int) -> None:
@@ -52,9 +52,9 @@ class Inbox:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._signals: Counter[tuple[Signal, int]] = Counter()
-        self._messages: defaultdict[int, deque[Message]] = defaultdict(deque)
+        self._messages: defaultdict[int, deque[InboundMessage]] = defaultdict(deque)
 
-    def post(self, signal: Signal, source: int, message: Message | None = None) -> None:
+    def post(self, signal: Signal, source: int, message: InboundMessage | None = None) -> None:
         """Add one signal, and the message that it announces."""
         with self._changed:
             if message is not None:
@@ -74,29 +74,29 @@ class Inbox:
             self._signals[key] -= 1
             return True
 
-    def message(self, source: int) -> Message:
+    def message(self, source: int) -> InboundMessage:
         """The next message, once its signal is taken."""
         with self._changed:
             return self._messages[source].popleft()
 
 
-class Line:
+class ThreadGroup:
     """The meeting place of one line of `size` ranks."""
 
     def __init__(self, size: int) -> None:
         self.inboxes = [Inbox() for _ in range(size)]
-        self.notices: dict[tuple[int, int], tuple[Notice, Tensor | None]] = {}
+        self.notices: dict[tuple[int, int], tuple[Header, Tensor | None]] = {}
 
 
 @dataclass
-class _Own(Staged):
+class _OwnMemory(Staged):
     tensor: Tensor
 
     def release(self) -> None:
         """The garbage collector's."""
 
 
-class _Letter(Message):
+class _ThreadMessage(InboundMessage):
     def release(self) -> None:
         """The garbage collector's."""
 
@@ -131,15 +131,15 @@ class ThreadFabric(Fabric):
                     f"coordinate {source} of the axis was silent for {self._hub.timeout_seconds:g} s"
                 )
 
-    def publish(self, notice: Notice, data: Tensor | None) -> None:
+    def publish(self, notice: Header, data: Tensor | None) -> None:
         """Put the tensor itself there."""
         self._line.notices[self.rank, notice.number % RING] = (notice, data)
 
-    def read(self, peer: int, number: int) -> Notice:
+    def read(self, peer: int, number: int) -> Header:
         """The peer's notice."""
         return self._line.notices[peer, number % RING][0]
 
-    def data(self, peer: int, notice: Notice) -> Tensor:
+    def data(self, peer: int, notice: Header) -> Tensor:
         """The peer's tensor."""
         data = self._line.notices[peer, notice.number % RING][1]
         return torch.empty(0, dtype=notice.dtype) if data is None else data
@@ -150,7 +150,7 @@ class ThreadFabric(Fabric):
 
     def stage(self, numel: int, dtype: torch.dtype) -> Staged:
         """New memory."""
-        return _Own(torch.empty(numel, dtype=dtype))
+        return _OwnMemory(torch.empty(numel, dtype=dtype))
 
     def empty(self, numel: int, dtype: torch.dtype) -> Tensor:
         """New memory."""
@@ -158,9 +158,9 @@ class ThreadFabric(Fabric):
 
     def send_message(self, to: int, tag: int, flat: Tensor) -> None:
         """A copy into the inbox."""
-        self._line.inboxes[to].post(Signal.MESSAGE, self.rank, _Letter(tag, flat.clone()))
+        self._line.inboxes[to].post(Signal.MESSAGE, self.rank, _ThreadMessage(tag, flat.clone()))
 
-    def next_message(self, source: int, block: bool) -> Message | None:
+    def next_message(self, source: int, block: bool) -> InboundMessage | None:
         """Out of the inbox."""
         if block:
             self.take(Signal.MESSAGE, source)

@@ -22,8 +22,8 @@ from dataclasses import replace
 from torch import Tensor
 
 from plait.comm import Axis
-from plait.comm.calls import Address, Line, Message, Service
-from plait.comm.crew import Crew
+from plait.comm.calls import Address, CallMessage, Connection, Service
+from plait.comm.membership import Membership
 from plait.comm.network import own_host
 from plait.errors import RankFailed, RunError
 from plait.outer.async_server.key_server import REFUSED, KeyServer, Push, Receipt
@@ -53,7 +53,7 @@ class AsyncServerDriver(Driver):
         self._worker = weights.group.worker
         self._patience_seconds = 2 * asynchrony.patience_seconds + 60
         self._service: Service | None = None
-        self._lines: list[Line | None] = []
+        self._lines: list[Connection | None] = []
         self._addresses: list[Address] = []
         self._is_away = False
         self._scalars = (0.0, 0.0)
@@ -90,7 +90,7 @@ class AsyncServerDriver(Driver):
         if self.server is not None:
             self._service = Service(self._answer, self.server.leave, host)
 
-    def _join(self, crew: Crew) -> None:
+    def _join(self, crew: Membership) -> None:
         """Exchange addresses through words that every rank finds.
 
         A worker that returns begins where the others are now.
@@ -111,16 +111,16 @@ class AsyncServerDriver(Driver):
         crew.here()
         self._connect()
         if crew.knows(came):
-            self._ask_all(Message(JOIN))
+            self._ask_all(CallMessage(JOIN))
             self.first_step = max(receipt.steps for receipt in self._receipts)
         crew.tell(came, "")
 
-    def _answer(self, worker: int, question: Message) -> Message:
+    def _answer(self, worker: int, question: CallMessage) -> CallMessage:
         """Answer a worker. Called in threads of the service."""
         assert self.server is not None
         if question.kind == REST:
             self.server.leave(worker)
-            return Message(REST)
+            return CallMessage(REST)
         if question.kind == JOIN:
             return _weights(*self.server.join(worker, self._snapshot))
         assert question.data is not None
@@ -140,7 +140,7 @@ class AsyncServerDriver(Driver):
         """Fetch the weights, if this worker was away."""
         if self._is_away:
             self._is_away = False
-            self._exchange(Message(JOIN))
+            self._exchange(CallMessage(JOIN))
 
     def sum_totals(self, totals: Tensor, axis: Axis) -> None:
         """Keep the totals here: loss and count go to the servers with the gradients."""
@@ -154,13 +154,13 @@ class AsyncServerDriver(Driver):
             for state in self._weights.states:
                 assert state.grad is not None
                 state.grad.mul_(clip)
-        self._exchange(Message(PUSH, (float(change.step), count, loss_sum)))
+        self._exchange(CallMessage(PUSH, (float(change.step), count, loss_sum)))
         if self._service is not None:
             sent = self._service.take_sent_bytes()
             if sent:
                 self._group.axis.ledger.add(self._group.axis.name, "pull", sent)
 
-    def _exchange(self, question: Message) -> None:
+    def _exchange(self, question: CallMessage) -> None:
         """Ask the servers; where only a connection broke, return by a new one, without this
         gradient.
         """
@@ -171,7 +171,7 @@ class AsyncServerDriver(Driver):
             if self.server is not None:
                 self.server.leave(self._worker)
                 self.server.forget(self._worker)
-            self._ask_all(Message(JOIN))
+            self._ask_all(CallMessage(JOIN))
             self._receipts = [replace(receipt, staleness=REFUSED) for receipt in self._receipts]
 
     def _connect(self) -> None:
@@ -180,11 +180,13 @@ class AsyncServerDriver(Driver):
             if line is not None:
                 line.close()
         self._lines = [
-            None if rank == self._worker else Line(address, self._worker, self._patience_seconds)
+            None
+            if rank == self._worker
+            else Connection(address, self._worker, self._patience_seconds)
             for rank, address in zip(self._weights.server_ranks, self._addresses, strict=True)
         ]
 
-    def _ask_all(self, question: Message) -> None:
+    def _ask_all(self, question: CallMessage) -> None:
         """Ask every server before waiting for any: two servers that wait for each other's worker
         would never end.
         """
@@ -197,7 +199,7 @@ class AsyncServerDriver(Driver):
                 step, count, loss_sum = question.numbers
                 self.server.push(worker, Push(int(step), count, loss_sum, grad))
             elif line is not None:
-                line.ask(Message(question.kind, question.numbers, grad))
+                line.ask(CallMessage(question.kind, question.numbers, grad))
                 if grad is not None:
                     axis.ledger.add(axis.name, "push", grad.numel() * grad.element_size())
         self._receipts = []
@@ -259,7 +261,7 @@ class AsyncServerDriver(Driver):
         lines = [line for line in self._lines if line is not None]
         for line in lines:
             with suppress(RankFailed):
-                line.ask(Message(REST))
+                line.ask(CallMessage(REST))
         for line in lines:
             with suppress(RankFailed):
                 line.answer()
@@ -282,14 +284,14 @@ class AsyncServerDriver(Driver):
             self._service.close()
 
 
-def _weights(receipt: Receipt, weights: Tensor) -> Message:
-    return Message(
+def _weights(receipt: Receipt, weights: Tensor) -> CallMessage:
+    return CallMessage(
         WEIGHTS,
         (receipt.version, receipt.staleness, receipt.loss_sum, receipt.tokens, receipt.steps),
         weights,
     )
 
 
-def _receipt(answer: Message) -> Receipt:
+def _receipt(answer: CallMessage) -> Receipt:
     version, staleness, loss_sum, tokens, steps = answer.numbers[:5]
     return Receipt(int(version), int(staleness), loss_sum, tokens, int(steps))

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.comm import Axis
-from plait.comm.crew import Crew
+from plait.comm.membership import Membership
 from plait.mesh import Shard
 from plait.parallel.data.bucket import Bucket, SlotRange
 from plait.parallel.data.gradients import BucketState, MainGrad, Reducer
@@ -61,7 +61,7 @@ class DataGroup:
     num_servers: int | None = None
     eager: bool = True
     tied_copies: frozenset[str] = frozenset()
-    crew: Crew | None = None
+    crew: Membership | None = None
 
     @property
     def worker(self) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 
 from plait.comm.shm.fabric import Signal
-from plait.comm.shm.progress import Engine, Step
+from plait.comm.shm.progress import ProgressEngine, Step
 
 ARRIVE = Signal.ARRIVE
 MIDDLE = Signal.MIDDLE
@@ -42,7 +42,7 @@ class FakeFabric:
 
 def _engine():
     fabric = FakeFabric()
-    return fabric, Engine(fabric)
+    return fabric, ProgressEngine(fabric)
 
 
 def _two_phases(log, name, sources=(1, 2)):

@@ -12,8 +12,13 @@ from typing import Any
 import pytest
 
 from plait.comm.calls import Address
-from plait.comm.crew import Place
-from plait.comm.roster import Attendance, Meeting, Member, Roster
+from plait.comm.membership import RendezvousPlace
+from plait.comm.rendezvous import (
+    RendezvousClient,
+    RendezvousRound,
+    RendezvousServer,
+    RendezvousState,
+)
 from plait.errors import RankFailed
 
 
@@ -23,7 +28,7 @@ class Seats:
     """
 
     def __init__(self, num_seats: int, patience_seconds: float = 60.0) -> None:
-        self.attendance = Attendance(num_seats, patience_seconds)
+        self.attendance = RendezvousState(num_seats, patience_seconds)
         self._pool = ThreadPoolExecutor(16)
 
     def __getattr__(self, name: str) -> Callable[..., Future[Any]]:
@@ -36,7 +41,7 @@ class Seats:
             time.sleep(0.001)
         return future
 
-    def met(self, *seats: int) -> Meeting:
+    def met(self, *seats: int) -> RendezvousRound:
         """The meeting that all of these get."""
         found = {future.result(20) for future in [self.meet(seat) for seat in seats]}
         assert len(found) == 1
@@ -47,9 +52,11 @@ def test_all_seats_meet_first_and_then_those_that_are_there() -> None:
     seats = Seats(3)
     early = seats.meet(0)
     assert not early.done()
-    assert seats.met(1, 2) == early.result(20) == Meeting(1, (0, 1, 2), frozenset({0, 1, 2}))
+    assert (
+        seats.met(1, 2) == early.result(20) == RendezvousRound(1, (0, 1, 2), frozenset({0, 1, 2}))
+    )
     seats.lost(1).result(20)
-    assert seats.met(0, 2) == Meeting(2, (0, 2), frozenset())
+    assert seats.met(0, 2) == RendezvousRound(2, (0, 2), frozenset())
 
 
 def test_who_comes_back_is_new_and_waits_for_the_others() -> None:
@@ -58,7 +65,7 @@ def test_who_comes_back_is_new_and_waits_for_the_others() -> None:
     seats.lost(1).result(20)
     back = seats.meet(1)
     assert not back.done()
-    assert seats.meet(0).result(20) == back.result(20) == Meeting(2, (0, 1), frozenset({1}))
+    assert seats.meet(0).result(20) == back.result(20) == RendezvousRound(2, (0, 1), frozenset({1}))
 
 
 @pytest.mark.parametrize("question", ["meet", "agree"])
@@ -70,9 +77,9 @@ def test_what_a_lost_seat_waited_for_is_not_taken_from_its_next_life(question: s
     seats.lost(1).result(20)
     with pytest.raises(ConnectionError, match="seat 1"):
         waiting.result(20)
-    assert seats.meet(0).result(20) == Meeting(2, (0,), frozenset())
+    assert seats.meet(0).result(20) == RendezvousRound(2, (0,), frozenset())
     seats.here(1).result(20)
-    assert seats.met(0, 1) == Meeting(3, (0, 1), frozenset({1}))
+    assert seats.met(0, 1) == RendezvousRound(3, (0, 1), frozenset({1}))
 
 
 def test_who_has_said_that_it_is_here_is_waited_for() -> None:
@@ -108,7 +115,7 @@ def test_a_death_frees_those_that_wait() -> None:
 
 def test_a_late_one_is_given_up() -> None:
     seats = Seats(2, patience_seconds=0.0)
-    assert seats.meet(0).result(20) == Meeting(1, (0,), frozenset({0}))
+    assert seats.meet(0).result(20) == RendezvousRound(1, (0,), frozenset({0}))
 
 
 def test_nobody_is_left_to_learn_from() -> None:
@@ -136,21 +143,21 @@ def test_one_that_it_went_badly_for_has_all_do_it_again_and_newcomers_stay_new()
 
 
 def test_over_connections_a_rank_that_ends_is_lost() -> None:
-    roster = Roster(2)
-    one, other = (Member(roster.address, seat, 2) for seat in range(2))
+    roster = RendezvousServer(2)
+    one, other = (RendezvousClient(roster.address, seat, 2) for seat in range(2))
     with ThreadPoolExecutor(2) as pool:
         met = [
             future.result(20) for future in [pool.submit(member.meet) for member in (one, other)]
         ]
-        assert met == [Meeting(1, (0, 1), frozenset({0, 1}))] * 2
+        assert met == [RendezvousRound(1, (0, 1), frozenset({0, 1}))] * 2
         assert [
             f.result(20) for f in [pool.submit(member.agree, True) for member in (one, other)]
         ] == [True, True]
         waiting = pool.submit(one.meet)
         other.close()
-        assert waiting.result(20) == Meeting(2, (0,), frozenset())
+        assert waiting.result(20) == RendezvousRound(2, (0,), frozenset())
     one.close()
-    late = Member(roster.address, 1, 2)
+    late = RendezvousClient(roster.address, 1, 2)
     late.here()
     roster.attendance.lost(0)
     with pytest.raises(RankFailed, match="have ended"):
@@ -160,6 +167,6 @@ def test_over_connections_a_rank_that_ends_is_lost() -> None:
 
 
 def test_a_place_travels_as_variables() -> None:
-    place = Place(1, 4, Address("127.0.0.1", 5, bytes(range(32))), ("localhost", 6))
-    assert Place.told(place.as_variables()) == place
-    assert Place.told({"RANK": "1", "WORLD_SIZE": "4"}) is None
+    place = RendezvousPlace(1, 4, Address("127.0.0.1", 5, bytes(range(32))), ("localhost", 6))
+    assert RendezvousPlace.told(place.as_variables()) == place
+    assert RendezvousPlace.told({"RANK": "1", "WORLD_SIZE": "4"}) is None

@@ -2,7 +2,7 @@
 group of exactly those.
 
 Such a world begins apart: every rank builds what it has by itself. When it meets the others
-(`Crew.together`), the world's axes become those of the ranks that met, on a new process group;
+(`Membership.together`), the world's axes become those of the ranks that met, on a new process group;
 where that breaks it is dropped, and they meet again. Only strategies whose ranks do not step
 together can live so. Who starts the ranks keeps the roster and a store (`launch(..., restarts=K)`),
 and tells each rank where they are in variables, as torchrun does.
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from plait.comm.calls import Address
-from plait.comm.roster import Meeting, Member
+from plait.comm.rendezvous import RendezvousClient, RendezvousRound
 from plait.errors import RankFailed
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ VARIABLE = "PLAIT_ROSTER"
 
 
 @dataclass(frozen=True)
-class Place:
+class RendezvousPlace:
     """Where a rank finds the others: its seat among `num_seats`, the roster, and a store."""
 
     seat: int
@@ -48,13 +48,13 @@ class Place:
         }
 
     @staticmethod
-    def told(variables: Mapping[str, str] | None = None) -> Place | None:
+    def told(variables: Mapping[str, str] | None = None) -> RendezvousPlace | None:
         """The inverse; None in a world whose ranks are fixed."""
         told = os.environ if variables is None else variables
         if VARIABLE not in told:
             return None
         address = Address.of_text(told[VARIABLE])
-        return Place(
+        return RendezvousPlace(
             int(told["RANK"]),
             int(told["WORLD_SIZE"]),
             address,
@@ -62,11 +62,14 @@ class Place:
         )
 
 
-class Crew:
+class Membership:
     """This rank's seat, and whom it has met."""
 
     def __init__(
-        self, place: Place, timeout_seconds: float, regroup: Callable[[tuple[int, ...]], None]
+        self,
+        place: RendezvousPlace,
+        timeout_seconds: float,
+        regroup: Callable[[tuple[int, ...]], None],
     ) -> None:
         self.seat = place.seat
         self.num_seats = place.num_seats
@@ -75,7 +78,7 @@ class Crew:
             timedelta(seconds=timeout_seconds),
             regroup,
         )
-        self._member: Member | None = None
+        self._member: RendezvousClient | None = None
         self._kept: Store | None = None
         self._members: tuple[int, ...] = ()
         self._is_in = False
@@ -86,7 +89,7 @@ class Crew:
 
     def together(
         self,
-        act: Callable[[Meeting], T],
+        act: Callable[[RendezvousRound], T],
         opens: bool = True,
         undo: Callable[[], None] = lambda: None,
     ) -> T:
@@ -130,9 +133,9 @@ class Crew:
         if self._member is not None:
             self._member.close()
 
-    def _known(self) -> Member:
+    def _known(self) -> RendezvousClient:
         if self._member is None:
-            self._member = Member(self._place.roster, self.seat, self.num_seats)
+            self._member = RendezvousClient(self._place.roster, self.seat, self.num_seats)
         return self._member
 
     def _store(self) -> Store:
@@ -141,13 +144,13 @@ class Crew:
             self._kept = TCPStore(host, port, is_master=False, timeout=self._timeout)
         return self._kept
 
-    def _meet(self, opens: bool) -> Meeting:
+    def _meet(self, opens: bool) -> RendezvousRound:
         meeting = self._known().meet(opens)
         if self._is_in and self.seat in meeting.newcomers:
             raise RankFailed(f"rank {self.seat} came too late; the others have gone on without it")
         return meeting
 
-    def _join(self, meeting: Meeting) -> None:
+    def _join(self, meeting: RendezvousRound) -> None:
         if self._members == meeting.members and not meeting.newcomers:
             return
         self._leave()
@@ -155,7 +158,7 @@ class Crew:
         self._members = meeting.members
         self._regroup(meeting.members)
 
-    def _connect(self, meeting: Meeting) -> None:
+    def _connect(self, meeting: RendezvousRound) -> None:
         members = meeting.members
         if len(members) == 1:
             return

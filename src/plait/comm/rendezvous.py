@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import torch
 
-from plait.comm.calls import Address, Line, Message, Service
+from plait.comm.calls import Address, CallMessage, Connection, Service
 from plait.errors import RankFailed
 
 HERE, MEET, AGREE = range(3)
@@ -33,7 +33,7 @@ FOREVER_SECONDS = 24 * 3600.0
 
 
 @dataclass(frozen=True)
-class Meeting:
+class RendezvousRound:
     """The seats that met, ascending, and those of them that were not at the meeting before."""
 
     number: int
@@ -41,7 +41,7 @@ class Meeting:
     newcomers: frozenset[int]
 
 
-class Attendance:
+class RendezvousState:
     """What the keeper of the roster knows. Its methods are called from one thread for each seat,
     and block it.
     """
@@ -55,7 +55,7 @@ class Attendance:
         self._come: dict[int, bool] = {}  # and whether newcomers may be let in
         self._said: dict[int, bool] = {}
         self._meetings: dict[
-            int, Meeting | None
+            int, RendezvousRound | None
         ] = {}  # answers that their seats have not taken yet
         self._verdicts: dict[int, bool] = {}
         self._lives = (
@@ -78,7 +78,7 @@ class Attendance:
             self._lives[seat] += 1
             self._look()
 
-    def meet(self, seat: int, opens: bool = True) -> Meeting | None:
+    def meet(self, seat: int, opens: bool = True) -> RendezvousRound | None:
         """Wait for the others. Where one of the last meeting says not `opens`, newcomers wait for
         the next one.
 
@@ -141,7 +141,9 @@ class Attendance:
 
     def _hold(self, seats: set[int]) -> None:
         self._number += 1
-        meeting = Meeting(self._number, tuple(sorted(seats)), frozenset(seats - self._members))
+        meeting = RendezvousRound(
+            self._number, tuple(sorted(seats)), frozenset(seats - self._members)
+        )
         self._members = seats
         self._newcomers = meeting.newcomers
         for seat in seats:
@@ -149,14 +151,14 @@ class Attendance:
             self._meetings[seat] = meeting
 
 
-class Roster:
-    """Keeps the list for ranks that call from other processes; see `Member`."""
+class RendezvousServer:
+    """Keeps the list for ranks that call from other processes; see `RendezvousClient`."""
 
     def __init__(
         self, num_seats: int, patience_seconds: float = 120.0, host: str = "127.0.0.1"
     ) -> None:
         self._num_seats = num_seats
-        self.attendance = Attendance(num_seats, patience_seconds)
+        self.attendance = RendezvousState(num_seats, patience_seconds)
         self._service = Service(self._answer, self.attendance.lost, host)
 
     @property
@@ -168,48 +170,52 @@ class Roster:
         """End every connection."""
         self._service.close()
 
-    def _answer(self, seat: int, question: Message) -> Message:
+    def _answer(self, seat: int, question: CallMessage) -> CallMessage:
         if question.kind == HERE:
             self.attendance.here(seat)
-            return Message(HERE)
+            return CallMessage(HERE)
         if question.kind == AGREE:
-            return Message(AGREE, (float(self.attendance.agree(seat, bool(question.numbers[0]))),))
+            return CallMessage(
+                AGREE, (float(self.attendance.agree(seat, bool(question.numbers[0]))),)
+            )
         meeting = self.attendance.meet(seat, bool(question.numbers[0]))
         seats = torch.full((self._num_seats,), ABSENT, dtype=torch.int8)
         if meeting is not None:
             for member in meeting.members:
                 seats[member] = NEW if member in meeting.newcomers else OLD
-        return Message(MEET, (0.0 if meeting is None else float(meeting.number),), seats)
+        return CallMessage(MEET, (0.0 if meeting is None else float(meeting.number),), seats)
 
 
-class Member:
+class RendezvousClient:
     """One rank's connection to the roster; when it ends, the rank is lost."""
 
     def __init__(self, address: Address, seat: int, num_seats: int) -> None:
         self._num_seats = num_seats
-        self._line = Line(address, seat, FOREVER_SECONDS)
+        self._line = Connection(address, seat, FOREVER_SECONDS)
 
     def here(self) -> None:
         """Have others wait for this rank at their next meeting."""
-        self._line.ask(Message(HERE))
+        self._line.ask(CallMessage(HERE))
         self._line.answer()
 
-    def meet(self, opens: bool = True) -> Meeting:
-        """See `Attendance.meet`. Raises `RankFailed` when nobody is left who knows how far the run
+    def meet(self, opens: bool = True) -> RendezvousRound:
+        """See `RendezvousState.meet`. Raises `RankFailed` when nobody is left who knows how far the run
         is.
         """
-        self._line.ask(Message(MEET, (float(opens),)))
+        self._line.ask(CallMessage(MEET, (float(opens),)))
         seats = torch.zeros(self._num_seats, dtype=torch.int8)
         number = int(self._line.answer(seats).numbers[0])
         if not number:
             raise RankFailed("the ranks that this one was to join have ended")
         kinds = seats.tolist()
         present = tuple(seat for seat, kind in enumerate(kinds) if kind != ABSENT)
-        return Meeting(number, present, frozenset(seat for seat in present if kinds[seat] == NEW))
+        return RendezvousRound(
+            number, present, frozenset(seat for seat in present if kinds[seat] == NEW)
+        )
 
     def agree(self, well: bool) -> bool:
-        """See `Attendance.agree`."""
-        self._line.ask(Message(AGREE, (float(well),)))
+        """See `RendezvousState.agree`."""
+        self._line.ask(CallMessage(AGREE, (float(well),)))
         return bool(self._line.answer().numbers[0])
 
     def close(self) -> None:
