@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from plait.predict.cost import describe
-from plait.predict.cost.model import real
+from plait.predict.cost.model import with_values
 from plait.predict.cost.model.operations import Attention, Matmul
 
 HIDDEN = 64
@@ -121,16 +121,16 @@ def test_a_router_that_counts_tokens(way, seq_len):
 
 
 def test_large_weights_are_one_number_and_few_tokens_are_run(monkeypatch):
-    monkeypatch.setattr(real, "LARGE", 1000)
-    monkeypatch.setattr(real, "MOST_FLOPS", 3e7)
+    monkeypatch.setattr(with_values, "LARGE", 1000)
+    monkeypatch.setattr(with_values, "MOST_FLOPS", 3e7)
     with torch.device("meta"):
         module = Net("where", inner=4 * INNER)
-    assert real.tokens_for(module.layers[0]) < 64
+    assert with_values.tokens_for(module.layers[0]) < 64
     assert describe(module, 512).forward_flops == pytest.approx(expected_flops(512, 4 * INNER))
 
 
 def test_what_is_too_large_for_any_run_is_described_by_its_layers(monkeypatch):
-    monkeypatch.setattr(real, "MOST_FLOPS", 1.0)
+    monkeypatch.setattr(with_values, "MOST_FLOPS", 1.0)
     with torch.device("meta"):
         module = Net("where")
     model = describe(module, 64)
