@@ -11,7 +11,7 @@ from torch import Tensor
 
 from plait.comm.shm import collectives
 from plait.models import gated
-from plait.parallel.context import rounds
+from plait.parallel.context import ring_schedule
 from plait.parallel.data import ring
 from plait.parallel.expert import replace as placing
 from plait.parallel.tensor import split, summa
@@ -43,7 +43,7 @@ def met_one_by_one() -> list[Any]:
 
         return gather
 
-    return [wrap(rounds.RingStep, "gather", make)]
+    return [wrap(ring_schedule.RingStep, "gather", make)]
 
 
 def large_all_reduce() -> list[Any]:

@@ -65,3 +65,10 @@ def run_training(world: Any, plan: str, planted: str | None) -> Report:
 
 def test_there_are_enough_of_them():
     assert len(MUTATIONS) >= 20 and len(BY_NAME) == len(MUTATIONS)
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_planted_fault_has_a_place(name):
+    """A fault patches functions by name: a renamed one would plant nothing."""
+    with BY_NAME[name].planted():
+        pass

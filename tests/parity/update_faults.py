@@ -11,7 +11,7 @@ import torch
 
 from plait.engine import build, engine, update
 from plait.engine.state import init, values
-from plait.parallel.data import gradients, replicated, strategy, zero, zero3
+from plait.parallel.data import gradients, replicated, zero, zero3
 from tests.parity.faults import after, wrap
 
 # -- start, update, state
@@ -33,21 +33,21 @@ def seed_of_the_rank() -> list[Any]:
 
 
 def update_twice() -> list[Any]:
-    return [wrap(update.Update, "apply", after(lambda self: self.optimizer.step()))]
+    return [wrap(update.Update, "make", after(lambda self: self.optimizer.step()))]
 
 
 def rate_of_the_next_step() -> list[Any]:
     def make(original: Any) -> Any:
-        def apply(self: Any, totals: Any, step: int, *rest: Any) -> None:
-            original(self, totals, step + 1, *rest)
+        def change(self: Any, totals: Any, step: int, divisor: float) -> Any:
+            return original(self, totals, step + 1, divisor)
 
-        return apply
+        return change
 
-    return [wrap(update.Update, "apply", make)]
+    return [wrap(update.Update, "change", make)]
 
 
 def gradients_kept() -> list[Any]:
-    return [patch.object(gradients.PersistentGradients, "begin", lambda self, states: None)]
+    return [patch.object(gradients.PersistentGradients, "begin_step", lambda self, states: None)]
 
 
 def no_weight_decay() -> list[Any]:
@@ -69,7 +69,7 @@ def moments_of_another_shard() -> list[Any]:
             if "exp_avg" in state:
                 state["exp_avg"].copy_(state["exp_avg"].roll(1))
 
-    return [wrap(update.Update, "apply", after(roll))]
+    return [wrap(update.Update, "make", after(roll))]
 
 
 def frozen_moves() -> list[Any]:
@@ -82,7 +82,7 @@ def frozen_moves() -> list[Any]:
 
 
 def unused_decays() -> list[Any]:
-    return [patch.object(strategy.DataStrategy, "forget_untouched", lambda self, touched: None)]
+    return [patch.object(update.Update, "_drop_gradients", lambda self, unused: None)]
 
 
 def untied() -> list[Any]:
