@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+import tempfile
 import time
 from typing import NoReturn
 
@@ -71,6 +72,13 @@ def fail(kind: str) -> NoReturn:
     raise AssertionError("rank 0 was not stopped")
 
 
+def first_fails() -> None:
+    """Rank 0 fails in a way that no restart cures; the others live."""
+    if os.environ["RANK"] == "0":
+        raise NonFiniteLoss("the loss became nan at step 7")
+    time.sleep(FOREVER_SECONDS)
+
+
 def say_pid_and_wait() -> None:
     os.write(
         sys.stdout.fileno(), f"{os.getpid()}\n".encode()
@@ -90,5 +98,19 @@ def sum_ranks() -> float:
     return float(value)
 
 
+def restart_a_rank() -> None:
+    """A rank of local SGD is killed and started again."""
+    from tests.fault import coming_and_going
+
+    plan = "dp2:local,every1 precision:float64"
+    with tempfile.TemporaryDirectory() as folder:
+        launch(coming_and_going.local, plan, folder, {}, nproc=2, restarts=1)
+
+
 if __name__ == "__main__":
-    launch(sum_ranks if "sum" in sys.argv else say_pid_and_wait, nproc=2)
+    if "restart" in sys.argv:
+        restart_a_rank()
+    elif "sum" in sys.argv:
+        launch(sum_ranks, nproc=2)
+    else:
+        launch(say_pid_and_wait, nproc=2)

@@ -11,10 +11,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from plait import errors, launch
+from plait.launcher import supervisor
 from plait.launcher.allocator import CHOICES
 from tests.fault import jobs
 from tests.fault.processes import wait_until_gone
@@ -123,3 +125,24 @@ def test_ranks_end_with_their_launcher(number: signal.Signals) -> None:
         launcher.send_signal(number)
         launcher.wait(20)
         wait_until_gone(ranks)
+
+
+def test_a_signal_in_the_midst_of_the_end_leaves_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a second Ctrl-C while ranks are being ended: it counts when all are gone."""
+    original = supervisor._result
+    given = iter([None, signal.SIGINT])  # the first is the rank that fails
+
+    def interrupted(rank: supervisor._Rank) -> tuple[tuple[Any] | None, int]:
+        number = next(given, None)
+        if number is not None:
+            signal.raise_signal(number)
+        return original(rank)
+
+    monkeypatch.setattr(supervisor, "_result", interrupted)
+    before = set(multiprocessing.active_children())
+    with pytest.raises(KeyboardInterrupt):
+        launch(jobs.first_fails, nproc=3, restarts=1)
+    left = set(multiprocessing.active_children()) - before
+    for process in left:
+        process.kill()
+    assert not left

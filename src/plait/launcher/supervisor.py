@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from plait.comm.membership import RendezvousPlace
 from plait.comm.network import LOOPBACK, listening_store
@@ -54,9 +54,13 @@ def supervise(
     place = RendezvousPlace(0, nproc, roster.address, (LOOPBACK, store.port))
     ranks: dict[int, _Rank] = {}
     results: dict[int, T] = {}
-    with traces() as failures, _ended_by_signals():
+    with traces() as failures, _ended_by_signals() as signals:
 
         def start(rank: int) -> None:
+            with signals.held():  # a rank that is started is also known, and so is ended
+                begin(rank)
+
+        def begin(rank: int) -> None:
             told = {**free_environment(), **replace(place, seat=rank).as_variables()}
             ours, theirs = context.Pipe(duplex=False)
             settings = RankSettings(failures, num_threads(nproc), told)
@@ -87,26 +91,59 @@ def supervise(
                         restarts -= 1
                         start(rank)
         finally:
-            for one in ranks.values():
-                one.process.kill()
-                _result(one)
-            roster.close()
+            with signals.held():
+                for one in ranks.values():
+                    one.process.kill()
+                for one in ranks.values():
+                    _result(one)
+                roster.close()
     return results
 
 
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the run as Ctrl-C does: by an exception, so that ranks end too."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+class _Signals:
+    """SIGINT, SIGTERM and SIGHUP end the run by an exception, once, so that ranks end too."""
 
-    def end(number: int, frame: object) -> None:
+    def __init__(self) -> None:
+        self._is_held = False
+        self._waiting: int | None = None
+
+    def arrive(self, number: int, frame: object) -> None:
+        """The handler. A signal after the first changes nothing: the run is ending."""
+        if self._is_held:
+            self._waiting = self._waiting or number
+            return
+        self._is_held = True
+        self._raise(number)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """What is inside is not interrupted; a signal that arrives meanwhile counts at its end."""
+        was_held = self._is_held
+        self._is_held = True
+        yield
+        self._is_held = was_held
+        if self._waiting is not None and not was_held:
+            self._is_held = True
+            self._raise(self._waiting)
+
+    @staticmethod
+    def _raise(number: int) -> NoReturn:
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
         raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+
+@contextmanager
+def _ended_by_signals() -> Iterator[_Signals]:
+    """Signals of this process end the run, where this is the thread that gets them."""
+    signals = _Signals()
+    if threading.current_thread() is not threading.main_thread():
+        yield signals
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signals.arrive) for number in numbers}
     try:
-        yield
+        yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
