@@ -139,7 +139,7 @@ def make(config: str | Path | Mapping[str, Any], weights: str | Path | None = No
     try:
         with torch.device("meta"):
             settings = transformers.AutoConfig.for_model(model_type, **table)
-            model = transformers.AutoModelForCausalLM.from_config(settings)
+            model = _wholly_on_meta(transformers.AutoModelForCausalLM.from_config(settings))
     except Exception as failure:
         raise ModelError(
             f"transformers cannot make a causal model of model_type {model_type!r}: {failure}"
@@ -151,6 +151,19 @@ def make(config: str | Path | Mapping[str, Any], weights: str | Path | None = No
     else:
         made.weights = find_weights(made, Path(weights))
     return made
+
+
+def _wholly_on_meta(model: nn.Module) -> nn.Module:
+    """Some families make parameters by calls that take no default device; their values come with
+    the others, when the model makes its start or its weights are read.
+    """
+    moved: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, param in module.named_parameters(recurse=False):
+            if not param.is_meta:
+                on_meta = nn.Parameter(param.detach().to("meta"), param.requires_grad)
+                module._parameters[name] = moved.setdefault(id(param), on_meta)
+    return model
 
 
 def is_path(value: Any) -> bool:
@@ -261,8 +274,9 @@ def roles_for(model: HuggingFace) -> dict[str, str]:
         table = {f"{prefix}{pattern}": role for pattern, role in GPT2_ROLES.items()}
     elif not own:
         raise ModelError(
-            f"transformers has no tensor-parallel plan for {inner.config.model_type}; give a "
-            f"table: roles = {{...}}"
+            f"transformers has no tensor-parallel plan for {inner.config.model_type}, so "
+            f"{_a_layer(model)} has no role; give a table, [model] roles = {{pattern: role}} or "
+            "Options(roles=...), or split this model by dp and pp, which need no roles"
         )
     else:
         names = [name.removeprefix(prefix) for name, _ in model.named_modules()]
@@ -295,6 +309,14 @@ def roles_for(model: HuggingFace) -> dict[str, str]:
         elif "Norm" in type(module).__name__:
             table.setdefault(pattern, "norm")
     return table
+
+
+def _a_layer(model: nn.Module) -> str:
+    """The first layer of the first block that mixes features, with its class."""
+    for name, module in model.named_modules():
+        if re.search(r"\.\d+\.\w+$", name) and "Norm" not in type(module).__name__:
+            return f"'{name}' ({type(module).__name__})"
+    return type(model).__name__
 
 
 def _refuse_dropped_attention(config: Any) -> None:

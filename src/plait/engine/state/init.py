@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.comm import Axis
-from plait.engine.state.start import make_start, told_start
+from plait.engine.state.start import listed, make_start, told_start
 from plait.errors import ModelError
 from plait.models.weights import MakeStart, start_of, weights_of
 
@@ -34,9 +34,11 @@ def is_meta(model: nn.Module) -> bool:
     """Whether the model has no values yet. A model that has some and lacks others is refused."""
     metas = {name: tensor.is_meta for name, tensor in _tensors(model)}
     if any(metas.values()) and not all(metas.values()):
-        missing = next(name for name, meta in metas.items() if meta)
+        values = [name for name, meta in metas.items() if not meta]
         raise ModelError(
-            f"'{missing}' is on the meta device and other tensors are not; make the model wholly on either"
+            f"{listed(values)} of a model on the meta device have values, and {len(metas) - len(values)} "
+            "tensors have none; make the model wholly on the CPU, or move those parts there with "
+            'module.to("meta")'
         )
     return any(metas.values())
 
