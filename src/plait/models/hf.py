@@ -24,7 +24,7 @@ from plait.errors import ModelError, nearest
 from plait.models import hf_experts
 from plait.models.layers import RMSNorm, ScaledEmbedding
 from plait.models.routing import Router
-from plait.models.weights import MakeStart, Weights, fit, open_folder
+from plait.models.weights import MakeStart, Weights, fit, open_folder, wholly_on_meta
 from plait.patterns import matches
 
 OWN = (
@@ -139,7 +139,7 @@ def make(config: str | Path | Mapping[str, Any], weights: str | Path | None = No
     try:
         with torch.device("meta"):
             settings = transformers.AutoConfig.for_model(model_type, **table)
-            model = _wholly_on_meta(transformers.AutoModelForCausalLM.from_config(settings))
+            model = wholly_on_meta(transformers.AutoModelForCausalLM.from_config(settings))
     except Exception as failure:
         raise ModelError(
             f"transformers cannot make a causal model of model_type {model_type!r}: {failure}"
@@ -151,19 +151,6 @@ def make(config: str | Path | Mapping[str, Any], weights: str | Path | None = No
     else:
         made.weights = find_weights(made, Path(weights))
     return made
-
-
-def _wholly_on_meta(model: nn.Module) -> nn.Module:
-    """Some families make parameters by calls that take no default device; their values come with
-    the others, when the model makes its start or its weights are read.
-    """
-    moved: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        for name, param in module.named_parameters(recurse=False):
-            if not param.is_meta:
-                on_meta = nn.Parameter(param.detach().to("meta"), param.requires_grad)
-                module._parameters[name] = moved.setdefault(id(param), on_meta)
-    return model
 
 
 def is_path(value: Any) -> bool:

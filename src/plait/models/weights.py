@@ -180,3 +180,16 @@ def start_of(model: nn.Module) -> MakeStart | None:
     """The maker of a model with start values, of a model on the meta device that names one."""
     found: MakeStart | None = getattr(model, "make_start", None)
     return found
+
+
+def wholly_on_meta(model: nn.Module) -> nn.Module:
+    """Some families make parameters by calls that take no default device; their values come with
+    the others, when the model makes its start or its weights are read.
+    """
+    moved: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, param in module.named_parameters(recurse=False):
+            if not param.is_meta:
+                on_meta = nn.Parameter(param.detach().to("meta"), param.requires_grad)
+                module._parameters[name] = moved.setdefault(id(param), on_meta)
+    return model

