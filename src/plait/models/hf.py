@@ -262,7 +262,7 @@ def roles_for(model: HuggingFace) -> dict[str, str]:
     elif not own:
         raise ModelError(
             f"transformers has no tensor-parallel plan for {inner.config.model_type}, so "
-            f"{_a_layer(model)} has no role; give a table, [model] roles = {{pattern: role}} or "
+            f"{hf_experts.a_layer(model)} has no role; give a table, [model] roles = {{pattern: role}} or "
             "Options(roles=...), or split this model by dp and pp, which need no roles"
         )
     else:
@@ -296,14 +296,6 @@ def roles_for(model: HuggingFace) -> dict[str, str]:
         elif "Norm" in type(module).__name__:
             table.setdefault(pattern, "norm")
     return table
-
-
-def _a_layer(model: nn.Module) -> str:
-    """The first layer of the first block that mixes features, with its class."""
-    for name, module in model.named_modules():
-        if re.search(r"\.\d+\.\w+$", name) and "Norm" not in type(module).__name__:
-            return f"'{name}' ({type(module).__name__})"
-    return type(model).__name__
 
 
 def _refuse_dropped_attention(config: Any) -> None:

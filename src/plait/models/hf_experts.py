@@ -9,6 +9,7 @@ must give what this one gives, else it is left as it is.
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -156,3 +157,11 @@ def _normalises(kind: type, config: Any) -> bool | None:
     except (AttributeError, TypeError, ValueError, RuntimeError):
         return None
     return None
+
+
+def a_layer(model: nn.Module) -> str:
+    """The first layer of the first block that mixes features, with its class."""
+    for name, module in model.named_modules():
+        if re.search(r"\.\d+\.\w+$", name) and "Norm" not in type(module).__name__:
+            return f"'{name}' ({type(module).__name__})"
+    return type(model).__name__
