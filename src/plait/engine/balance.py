@@ -21,7 +21,7 @@ from plait.engine.stages.contexts import MicroBatchContext
 from plait.errors import ModelError
 from plait.models.experts import MixtureOfExperts, mixtures
 from plait.models.routing import Router
-from plait.parallel.expert import Choice, Placer, RankRouterContext, SequenceCut, product
+from plait.parallel.expert import Placer, ProductChoice, RankRouterContext, SequenceCut, product
 from plait.products import Products
 
 
@@ -44,7 +44,7 @@ class Load:
     by_rank: tuple[float, ...]
     dropped: float
     busiest: float
-    products: Mapping[str, Choice] = field(default_factory=dict)
+    products: Mapping[str, ProductChoice] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """As `metrics.jsonl` has it."""
@@ -189,7 +189,7 @@ class Balance(MicroBatchContext):
         if self.placer is not None:
             self.placer.after_step({name: load[:-2] for name, load in loads.items()})
 
-    def _measure(self, found: Sequence[Tensor | None]) -> dict[str, Choice]:
+    def _measure(self, found: Sequence[Tensor | None]) -> dict[str, ProductChoice]:
         """Choose the products of the layers here, once, on as many rows as each expert had in a
         mean micro-batch.
         """

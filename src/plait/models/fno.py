@@ -77,7 +77,7 @@ class SpectralConvolution(nn.Module):
         return torch.fft.irfft2(whole, s=(height, width), dim=(1, 2), norm="ortho").to(x.dtype)
 
 
-class Block(nn.Module):
+class FNOBlock(nn.Module):
     """Mix over space, then over features: [B, H, W, D] -> the same."""
 
     def __init__(self, hidden_size: int, modes: int) -> None:
@@ -121,7 +121,7 @@ class FNO(nn.Module):
         check_positive(in_channels=in_channels, out_channels=out_channels)
         super().__init__()
         self.lift = Lift(in_channels, hidden_size)
-        self.blocks = nn.ModuleList(Block(hidden_size, modes) for _ in range(num_hidden_layers))
+        self.blocks = nn.ModuleList(FNOBlock(hidden_size, modes) for _ in range(num_hidden_layers))
         self.project = Project(hidden_size, out_channels)
 
     def forward(self, x: Tensor) -> Tensor:

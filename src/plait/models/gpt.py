@@ -53,7 +53,7 @@ class Positions(Embedding):
         return hidden + self.weight[:length]
 
 
-class Attention(nn.Module):
+class GPTAttention(nn.Module):
     """Multi-head causal self-attention, [B, S, D] -> [B, S, D]."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Attention(nn.Module):
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
 
-class MLP(nn.Module):
+class GPTMLP(nn.Module):
     """GELU between two linear layers, [B, S, D] -> [B, S, D]."""
 
     def __init__(
@@ -92,11 +92,11 @@ class MLP(nn.Module):
         return self.down(F.gelu(self.up(x), approximate="tanh"))
 
 
-class Block(nn.Module):
+class GPTBlock(nn.Module):
     """Attention, then the MLP, each behind its norm and added to the residual stream."""
 
     def __init__(
-        self, attention: Attention, mlp: MLP, hidden_size: int, *, eps: float, dropout: float
+        self, attention: GPTAttention, mlp: GPTMLP, hidden_size: int, *, eps: float, dropout: float
     ) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(hidden_size, eps=eps)
@@ -144,16 +144,16 @@ class GPT(nn.Module):
             2 * num_hidden_layers
         )  # each block adds two parts to the residual stream
 
-        def block() -> Block:
-            attention = Attention(
+        def block() -> GPTBlock:
+            attention = GPTAttention(
                 hidden_size,
                 num_attention_heads,
                 dropout=dropout,
                 std=std,
                 std_residual=std_residual,
             )
-            mlp = MLP(hidden_size, intermediate_size, std=std, std_residual=std_residual)
-            return Block(attention, mlp, hidden_size, eps=layer_norm_epsilon, dropout=dropout)
+            mlp = GPTMLP(hidden_size, intermediate_size, std=std, std_residual=std_residual)
+            return GPTBlock(attention, mlp, hidden_size, eps=layer_norm_epsilon, dropout=dropout)
 
         self.embed = Embedding(vocab_size, hidden_size, std=std)
         self.position = Positions(max_position_embeddings, hidden_size, std=std)

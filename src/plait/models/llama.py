@@ -85,7 +85,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
-class Attention(nn.Module):
+class LlamaAttention(nn.Module):
     """Causal self-attention with G <= H key-value heads, [B, S, D] -> [B, S, D]."""
 
     def __init__(
@@ -120,7 +120,7 @@ class Attention(nn.Module):
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
 
-class MLP(nn.Module):
+class GatedMLP(nn.Module):
     """down(silu(gate(x)) * up(x)), [B, S, D] -> [B, S, D] (Shazeer, "GLU Variants Improve
     Transformer").
     """
@@ -167,7 +167,7 @@ def mixture(
     as Hugging Face's.
     """
     if num_local_experts is None or index < first_k_dense_replace:
-        return MLP(hidden_size, intermediate_size, std=std, std_residual=std_residual)
+        return GatedMLP(hidden_size, intermediate_size, std=std, std_residual=std_residual)
     inner = moe_intermediate_size or intermediate_size
     settings = RouterSettings(
         num_experts=num_local_experts,
@@ -186,7 +186,7 @@ def mixture(
         bias_speed=router_bias_update_speed,
     )
     shared = (
-        MLP(hidden_size, inner * num_shared_experts, std=std, std_residual=std_residual)
+        GatedMLP(hidden_size, inner * num_shared_experts, std=std, std_residual=std_residual)
         if num_shared_experts
         else None
     )
@@ -194,11 +194,17 @@ def mixture(
     return MixtureOfExperts(Router(hidden_size, settings, std=std), experts, shared)
 
 
-class Block(nn.Module):
+class LlamaBlock(nn.Module):
     """Attention, then the MLP, each behind its norm and added to the residual stream."""
 
     def __init__(
-        self, attention: Attention, mlp: nn.Module, hidden_size: int, *, eps: float, dropout: float
+        self,
+        attention: LlamaAttention,
+        mlp: nn.Module,
+        hidden_size: int,
+        *,
+        eps: float,
+        dropout: float,
     ) -> None:
         super().__init__()
         self.norm1 = nn.RMSNorm(hidden_size, eps=eps)
@@ -287,8 +293,8 @@ class Llama(nn.Module):
                 **widths,
             )
 
-        def block(index: int) -> Block:
-            attention = Attention(
+        def block(index: int) -> LlamaBlock:
+            attention = LlamaAttention(
                 hidden_size,
                 num_attention_heads,
                 num_key_value_heads,
@@ -298,7 +304,7 @@ class Llama(nn.Module):
                 std=std,
                 std_residual=std_residual,
             )
-            return Block(attention, mlp(index), hidden_size, eps=rms_norm_eps, dropout=dropout)
+            return LlamaBlock(attention, mlp(index), hidden_size, eps=rms_norm_eps, dropout=dropout)
 
         self.max_position_embeddings = max_position_embeddings
         self.embed = Embedding(vocab_size, hidden_size, std=std)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from plait.parallel.expert.dispatch import ExpertExchange
 from plait.parallel.expert.placement import ExpertPlacement
-from plait.parallel.expert.product import Choice
+from plait.parallel.expert.product import ProductChoice
 from plait.parallel.expert.replace import Placer, Placing, put
 from plait.parallel.expert.route import AllToAllGroups
 from plait.parallel.expert.router_context import RankRouterContext, SequenceCut
@@ -14,12 +14,12 @@ from plait.parallel.expert.split import ExpertSplit, apply
 
 __all__ = [
     "AllToAllGroups",
-    "Choice",
     "ExpertExchange",
     "ExpertPlacement",
     "ExpertSplit",
     "Placer",
     "Placing",
+    "ProductChoice",
     "RankRouterContext",
     "SequenceCut",
     "apply",

@@ -25,7 +25,7 @@ MEASURE = "measure"
 
 
 @dataclass(frozen=True)
-class Choice:
+class ProductChoice:
     """The method of one layer, and what was measured: seconds forward and backward of the experts,
     by method.
     """
@@ -61,7 +61,7 @@ def fix(layers: Sequence[MixtureOfExperts], how: str) -> None:
         layer.experts.method = how
 
 
-def choose(layer: MixtureOfExperts, rows: Sequence[float]) -> Choice:
+def choose(layer: MixtureOfExperts, rows: Sequence[float]) -> ProductChoice:
     """Measure on random rows, and let the layer use the fastest method from now on.
 
     `rows` [experts, on all ranks]: how many a forward of one rank has for each. An expert here
@@ -75,8 +75,8 @@ def choose(layer: MixtureOfExperts, rows: Sequence[float]) -> Choice:
         rows = [number * axis.size for number in rows[axis.rank * each :][:each]]
     counts = [round(number) for number in rows]
     if not sum(counts):
-        return Choice(layer.experts.method or default_method(weight), {})
+        return ProductChoice(layer.experts.method or default_method(weight), {})
     like = torch.randn(len(counts), *weight.shape[1:], dtype=weight.dtype, device=weight.device)
     seconds = measure(like, counts, products=layer.experts.products)
     layer.experts.method = min(seconds, key=seconds.__getitem__)
-    return Choice(layer.experts.method, seconds)
+    return ProductChoice(layer.experts.method, seconds)

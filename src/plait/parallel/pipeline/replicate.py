@@ -19,7 +19,7 @@ from plait.parallel.pipeline.partition import LayerProfile
 
 
 @dataclass(frozen=True)
-class Replicated:
+class ReplicatedPipeline:
     """Stage s holds layers `bounds[s]` to `bounds[s + 1]` on `replicas[s]` devices.
 
     `seconds` is the time from one micro-batch of a stage to its next, by stage, `link_seconds` that
@@ -84,7 +84,7 @@ class _Model:
 
 def replicated(
     layers: Sequence[LayerProfile], num_devices: int, bytes_per_second: float = math.inf
-) -> Replicated:
+) -> ReplicatedPipeline:
     """The stages and replicas whose slowest stage or link is fastest; of equal ones that with
     fewer, larger stages first.
 
@@ -123,7 +123,7 @@ def laid_out(
     layers: Sequence[LayerProfile],
     stages: Sequence[tuple[int, int]],
     bytes_per_second: float = math.inf,
-) -> Replicated:
+) -> ReplicatedPipeline:
     """The costs of stages that begin at given layers with given replicas."""
     model = _Model.of(layers, bytes_per_second)
     bounds = (*(start for start, _ in stages), len(layers))
@@ -134,4 +134,4 @@ def laid_out(
     ]
     seconds = tuple(model.stage(*span) for span in spans)
     links = tuple(model.links(*span) for span in spans)
-    return Replicated(bounds, replicas, seconds, links)
+    return ReplicatedPipeline(bounds, replicas, seconds, links)

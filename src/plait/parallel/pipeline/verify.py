@@ -22,7 +22,7 @@ BACKWARDS = (frozenset({Kind.BACKWARD}), frozenset({Kind.INPUT_GRAD, Kind.WEIGHT
 
 
 @dataclass(frozen=True)
-class Problem:
+class ScheduleFault:
     """A fault of a schedule, and its place in a rank's list.
 
     `index` is None where an action is missing.
@@ -51,7 +51,7 @@ def verify(schedule: Schedule) -> None:
             raise ScheduleError(describe(schedule, problems))
 
 
-def describe(schedule: Schedule, problems: list[Problem]) -> str:
+def describe(schedule: Schedule, problems: list[ScheduleFault]) -> str:
     """Up to five problems, and the grid with the first of them that has a place marked."""
     first = next((problem for problem in problems if problem.index is not None), None)
     lines = [f"schedule {schedule.name}: {problem.message}" for problem in problems[:5]]
@@ -74,33 +74,33 @@ def _placed(schedule: Schedule) -> Iterator[tuple[int, int, Action]]:
     )
 
 
-def misplaced(schedule: Schedule) -> Iterator[Problem]:
+def misplaced(schedule: Schedule) -> Iterator[ScheduleFault]:
     """Every action is of a stage of its rank and of a micro-batch that exists; computing and
     transfers happen once.
     """
     seen: set[Action] = set()
     for rank, index, action in _placed(schedule):
         if action.stage >= schedule.num_stages:
-            yield Problem(
+            yield ScheduleFault(
                 rank, index, f"{action} is of stage {action.stage}; there are {schedule.num_stages}"
             )
         elif schedule.placement[action.stage] != rank:
-            yield Problem(
+            yield ScheduleFault(
                 rank,
                 index,
                 f"{action} is on rank {rank}; rank {schedule.placement[action.stage]} holds the "
                 "stage",
             )
         elif action.micro_batch is not None and action.micro_batch >= schedule.num_micro_batches:
-            yield Problem(
+            yield ScheduleFault(
                 rank, index, f"{action} is beyond the {schedule.num_micro_batches} micro-batches"
             )
         elif action in seen and action.kind in COMPUTE | TRANSFER:
-            yield Problem(rank, index, f"{action} happens twice")
+            yield ScheduleFault(rank, index, f"{action} happens twice")
         seen.add(action)
 
 
-def incomplete(schedule: Schedule) -> Iterator[Problem]:
+def incomplete(schedule: Schedule) -> Iterator[ScheduleFault]:
     """Each micro-batch goes forward and backward once through every stage; the backward is B, or I
     and W.
     """
@@ -112,12 +112,12 @@ def incomplete(schedule: Schedule) -> Iterator[Problem]:
         for micro_batch in range(schedule.num_micro_batches):
             have = kinds.get((stage, micro_batch), set())
             if Kind.FORWARD not in have:
-                yield Problem(rank, None, f"{stage}F{micro_batch} is missing")
+                yield ScheduleFault(rank, None, f"{stage}F{micro_batch} is missing")
             if have - {Kind.FORWARD} not in BACKWARDS:
                 found = (
                     " and ".join(sorted(kind.value for kind in have - {Kind.FORWARD})) or "nothing"
                 )
-                yield Problem(
+                yield ScheduleFault(
                     rank,
                     None,
                     f"stage {stage}, micro-batch {micro_batch}: backward is B, or I and W; found "
@@ -125,7 +125,7 @@ def incomplete(schedule: Schedule) -> Iterator[Problem]:
                 )
 
 
-def disordered(schedule: Schedule) -> Iterator[Problem]:
+def disordered(schedule: Schedule) -> Iterator[ScheduleFault]:
     """On its rank, everything comes after what it is made from, and a rank that updates does so
     after the last gradient.
     """
@@ -134,7 +134,7 @@ def disordered(schedule: Schedule) -> Iterator[Problem]:
         for index, action in enumerate(actions):
             for need in producers(action, schedule.num_stages):
                 if schedule.placement[need.stage] == rank and need not in done:
-                    yield Problem(rank, index, f"{action} comes before {need}")
+                    yield ScheduleFault(rank, index, f"{action} comes before {need}")
             done.add(
                 Action(Kind.INPUT_GRAD, action.stage, action.micro_batch)
                 if action.kind is Kind.BACKWARD
@@ -166,7 +166,7 @@ MADE_BY = {Kind.SEND_F: (Kind.FORWARD,), Kind.SEND_B: (Kind.BACKWARD, Kind.INPUT
 USED_BY = {Kind.RECV_F: (Kind.FORWARD,), Kind.RECV_B: (Kind.BACKWARD, Kind.INPUT_GRAD)}
 
 
-def stray_transfers(schedule: Schedule) -> Iterator[Problem]:
+def stray_transfers(schedule: Schedule) -> Iterator[ScheduleFault]:
     """Where there are transfers: each send has its receive, after what it sends and before who uses
     it; none is left over.
     """
@@ -177,17 +177,17 @@ def stray_transfers(schedule: Schedule) -> Iterator[Problem]:
     needed = list(_transfers(schedule))
     for action in chain.from_iterable((send, receive) for send, receive, _ in needed):
         if action not in present:
-            yield Problem(schedule.placement[action.stage], None, f"{action} is missing")
+            yield ScheduleFault(schedule.placement[action.stage], None, f"{action} is missing")
     for action in present - set(
         chain.from_iterable((send, receive) for send, receive, _ in needed)
     ):
-        yield Problem(*place[action], f"{action} has no counterpart: nothing travels there")
+        yield ScheduleFault(*place[action], f"{action} has no counterpart: nothing travels there")
     for action in present:
         rank, index = place[action]
         for kind in MADE_BY.get(action.kind, ()):
             made = place.get(Action(kind, action.stage, action.micro_batch))
             if made is not None and made[1] > index:
-                yield Problem(
+                yield ScheduleFault(
                     rank,
                     index,
                     f"{action} comes before {action.stage}{kind.value}{action.micro_batch}",
@@ -195,27 +195,27 @@ def stray_transfers(schedule: Schedule) -> Iterator[Problem]:
         for kind in USED_BY.get(action.kind, ()):
             used = place.get(Action(kind, action.stage, action.micro_batch))
             if used is not None and used[1] < index:
-                yield Problem(
+                yield ScheduleFault(
                     rank,
                     index,
                     f"{action} comes after {action.stage}{kind.value}{action.micro_batch}",
                 )
 
 
-def deadlock(schedule: Schedule) -> Iterator[Problem]:
+def deadlock(schedule: Schedule) -> Iterator[ScheduleFault]:
     """The lists run to their ends when sends do not block."""
     for rank, stopped in enumerate(walk(schedule).stopped):
         if stopped < len(schedule.ranks[rank]):
             action = schedule.ranks[rank][stopped]
             needs = ", ".join(str(need) for need in producers(action, schedule.num_stages))
-            yield Problem(
+            yield ScheduleFault(
                 rank,
                 stopped,
                 f"deadlock: rank {rank} waits at {action} for {needs}, which never comes",
             )
 
 
-def blocked_transfers(schedule: Schedule) -> Iterator[Problem]:
+def blocked_transfers(schedule: Schedule) -> Iterator[ScheduleFault]:
     """The transfers between any two ranks are in the same order on both and complete even when each
     blocks for the other.
     """
@@ -236,7 +236,7 @@ def blocked_transfers(schedule: Schedule) -> Iterator[Problem]:
     for rank, transfers in enumerate(lists):
         if heads[rank] < len(transfers):
             index, action = transfers[heads[rank]]
-            yield Problem(
+            yield ScheduleFault(
                 rank,
                 index,
                 f"deadlock where transfers block: rank {rank} is at {action}, no rank at "
@@ -244,7 +244,7 @@ def blocked_transfers(schedule: Schedule) -> Iterator[Problem]:
             )
 
 
-def wrong_versions(schedule: Schedule) -> Iterator[Problem]:
+def wrong_versions(schedule: Schedule) -> Iterator[ScheduleFault]:
     """Updates are as declared: every gradient is in one, and a delayed forward finds its version
     there already.
     """
@@ -259,26 +259,26 @@ def wrong_versions(schedule: Schedule) -> Iterator[Problem]:
                 newest += action == Action(Kind.UPDATE, stage)
             elif action.kind is Kind.FORWARD and weights[stage].seen[action.micro_batch] > newest:
                 version = weights[stage].seen[action.micro_batch]
-                yield Problem(
+                yield ScheduleFault(
                     rank, index, f"{action} needs weights {version}, of which {newest} are made"
                 )
             elif (
                 action.kind in (Kind.BACKWARD, Kind.WEIGHT_GRAD)
                 and weights[stage].applied[action.micro_batch] >= counts[stage]
             ):
-                yield Problem(rank, index, f"no update of stage {stage} follows {action}")
+                yield ScheduleFault(rank, index, f"no update of stage {stage} follows {action}")
             elif (
                 not schedule.asynchronous
                 and action.kind is Kind.FORWARD
                 and weights[stage].applied[action.micro_batch] > newest
             ):
-                yield Problem(
+                yield ScheduleFault(
                     rank,
                     index,
                     f"an update of stage {stage} stands between {action} and its backward",
                 )
         groups = weights[0].applied, weights[stage].applied
         if schedule.delay is not None and groups[0] != groups[1]:
-            yield Problem(
+            yield ScheduleFault(
                 rank, None, f"stages 0 and {stage} gather different micro-batches for an update"
             )

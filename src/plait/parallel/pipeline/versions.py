@@ -14,7 +14,7 @@ from typing import Protocol
 from torch import Tensor
 
 
-class Weights(Protocol):
+class FlatWeights(Protocol):
     """Whole weights in flat buffers, which can be put elsewhere."""
 
     @property
@@ -33,7 +33,7 @@ class Weights(Protocol):
 class WeightVersions:
     """The versions that live. `num_micro_batches` go into one update."""
 
-    def __init__(self, weights: Weights, num_micro_batches: int, delay: int | None) -> None:
+    def __init__(self, weights: FlatWeights, num_micro_batches: int, delay: int | None) -> None:
         self._weights = weights
         self._per_update = num_micro_batches
         self._delay = delay

@@ -122,7 +122,7 @@ class _Progress:
 
 
 @dataclass
-class _Rank:
+class _RankState:
     """The passes that one rank has still to do, and the activations that it holds."""
 
     block: BuildingBlock
@@ -209,7 +209,9 @@ def compact(
         tuple(s for s, holder in enumerate(block.placement) if holder == rank)
         for rank in range(block.num_ranks)
     ]
-    ranks = [_Rank(block, stages, num_micro_batches, limit, eager, progress) for stages in mine]
+    ranks = [
+        _RankState(block, stages, num_micro_batches, limit, eager, progress) for stages in mine
+    ]
     left = 3 * num_micro_batches * count
     while left:
         chosen = [rank.choose() for rank in ranks]
