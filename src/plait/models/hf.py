@@ -201,7 +201,7 @@ def _replace_own(model: nn.Module) -> None:
                 offset = _offset(module, float(eps))
                 if offset is not None:
                     split_norm = RMSNorm(module.weight, float(eps), offset)  # type: ignore[arg-type]
-            setattr(parent, name, split_norm)
+                    setattr(parent, name, split_norm)
             scale = getattr(module, "scalar_embed_scale", None)
             if (
                 type(module).__name__.endswith("ScaledWordEmbedding")
