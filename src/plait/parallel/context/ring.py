@@ -95,11 +95,14 @@ class _Ring(torch.autograd.Function):
             del dk, dv
             returned = _GradientReturn(axis, total)
             for step in schedule.steps():
-                grads_of_step = [
-                    _add(dq, block, _gradients(block, saved, pair))
-                    for block, pair in step.attend_to(arriving)
-                ]
-                returned.send(step, grads_of_step)
+                # No name is given to these gradients: it would keep them through the next step.
+                returned.send(
+                    step,
+                    [
+                        _add(dq, block, _gradients(block, saved, pair))
+                        for block, pair in step.attend_to(arriving)
+                    ],
+                )
             returned.wait()
         return dq, total[0], total[1], None, None
 
