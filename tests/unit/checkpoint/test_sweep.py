@@ -12,7 +12,7 @@ import torch
 
 from plait.checkpoint.folder import sweep
 from plait.checkpoint.write import save
-from plait.cli import common, train
+from plait.cli import train
 from plait.engine.runlock import held
 from plait.mesh import Shard
 
@@ -92,7 +92,7 @@ def test_the_next_start_sweeps_and_says_so(
     keys |= {"overrides": [], "steps": None, "out": run, "resume": run, "json": False}
     monkeypatch.setattr(train, "launched", lambda task, size: {})
     monkeypatch.setattr(train, "view", lambda result: "")
-    monkeypatch.setattr(common, "say", print)
+    monkeypatch.setattr(train, "say", print)
     train.run(argparse.Namespace(**keys))
     said = capsys.readouterr().out
     assert "removed what killed saves left: step-00000002.old-9f9f9f, step-00000004.tmp" in said
