@@ -82,7 +82,10 @@ def batch_norm_explained(model: nn.Module) -> Iterator[None]:
         kind = "batch norm" if not name else type(model.get_submodule(name)).__name__
         shape = str(error).partition("torch.Size(")[2].rstrip(")")
         raise ModelError(
-            f"{named(name)} ({kind}) gets one value a channel, inputs of shape {shape}, and a batch norm takes its "
-            "statistics over the samples of a slice (a micro-batch of a data rank): give each slice 2 samples or more, by a "
-            "larger global_batch, a smaller mb or dp, or a larger example; or take a norm of single samples (group, layer)"
+            f"{named(name)} ({kind}) gets one value a channel, inputs of shape {shape}, and a "
+            "batch norm takes its "
+            "statistics over the samples of a slice (a micro-batch of a data rank): give each "
+            "slice 2 samples or more, by a "
+            "larger global_batch, a smaller mb or dp, or a larger example; or take a norm of "
+            "single samples (group, layer)"
         ) from error

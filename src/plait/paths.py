@@ -1,4 +1,5 @@
-"""The ways that a run may take to the same numbers, by the size of what is at hand, and those it took.
+"""The ways that a run may take to the same numbers, by the size of what is at hand, and those it
+took.
 
 Small tensors are summed by every rank, large ones range by range; short sequences are met at once,
 long ones part by part. The code asks `beyond` at each such place. A proof passes other limits, so
@@ -42,8 +43,8 @@ class Paths:
 def not_walked(ranks: Iterable[Mapping[str, Iterable[bool]]]) -> list[str]:
     """The ways that no rank took at a place where some rank had the choice, as `name: above`.
 
-    >>> not_walked([{"sums.block_bytes": (False,)}, {"sums.block_bytes": (False,), "x": (False, True)}])
-    ['sums.block_bytes: above']
+    >>> not_walked([{"sums.block_bytes": (False,)}, {"sums.block_bytes": (False,), "x": (False,
+    True)}]) ['sums.block_bytes: above']
     """
     ways: dict[str, set[bool]] = {}
     for taken in ranks:

@@ -120,7 +120,8 @@ class FileWriter:
         name, dtype, shape = self._expected[self._next]
         if tensor.dtype != dtype or tensor.numel() != torch.Size(shape).numel():
             raise CheckpointError(
-                f"'{name}' was declared as {dtype} {shape} and is {tensor.dtype} {tuple(tensor.shape)}"
+                f"'{name}' was declared as {dtype} {shape} and is {tensor.dtype} "
+                f"{tuple(tensor.shape)}"
             )
         self._next += 1
         flat = tensor.detach().reshape(-1)
@@ -269,6 +270,7 @@ class FileReader:
                 != self._blocks[block]
             ):
                 raise CheckpointError(
-                    f"{self.path} is damaged: the checksum of its bytes {self._base + first} to {self._base + last} is wrong"
+                    f"{self.path} is damaged: the checksum of its bytes {self._base + first} to "
+                    f"{self._base + last} is wrong"
                 )
             self._checked[block] = 1

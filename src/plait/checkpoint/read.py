@@ -147,7 +147,8 @@ class Checkpoint:
         for name in sorted(asked & saved):
             if self.global_shape(name) != tuple(wanted[name]):
                 faults.append(
-                    f"'{name}' has shape {self.global_shape(name)} there and {tuple(wanted[name])} here"
+                    f"'{name}' has shape {self.global_shape(name)} there and {tuple(wanted[name])} "
+                    "here"
                 )
         if faults:
             raise CheckpointError(f"{self.directory} is of another model; " + "; ".join(faults))
@@ -213,7 +214,8 @@ class Checkpoint:
         dtype = self.dtype(shard.name)
         if shape != tuple(shard.global_shape):
             raise CheckpointError(
-                f"'{shard.name}' has shape {shape} in {self.directory} and {tuple(shard.global_shape)} here"
+                f"'{shard.name}' has shape {shape} in {self.directory} and "
+                f"{tuple(shard.global_shape)} here"
             )
         if dtype == shard.values.dtype:
             return
@@ -243,8 +245,10 @@ class Checkpoint:
         last = tuple(end - 1 for end in first.end)
         num_elements = sum(box.numel for box in boxes)
         raise CheckpointError(
-            f"'{shard.name}' {tuple(shard.global_shape)}: elements {first.offset} to {last} are in no file of "
-            f"{self.directory} ({num_elements:,} of {shard.numel:,} are missing){cure(self.directory)}"
+            f"'{shard.name}' {tuple(shard.global_shape)}: elements {first.offset} to {last} are in "
+            "no file of "
+            f"{self.directory} ({num_elements:,} of {shard.numel:,} are "
+            f"missing){cure(self.directory)}"
         )
 
     def _saved(self, name: str) -> Iterator[_Saved]:

@@ -183,7 +183,8 @@ def _agree(entries: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
         numel = math.prod(known["shape"])
         if there < numel:
             raise CheckpointError(
-                f"'{name}' has {numel} elements and the shards of all ranks hold {there}: one is missing"
+                f"'{name}' has {numel} elements and the shards of all ranks hold {there}: one is "
+                "missing"
             )
     return tensors
 

@@ -183,7 +183,8 @@ def best(config: Config, cluster: Cluster, num_ranks: int | None) -> Plan:
         if is_runnable(plan):
             return plan
     raise PlanError(
-        f"of the plans that fit on {cluster.num_devices} x {cluster.device.name} none runs in this version yet"
+        f"of the plans that fit on {cluster.num_devices} x {cluster.device.name} none runs in this "
+        "version yet"
     )
 
 

@@ -110,7 +110,9 @@ def _print(answer: Answer, json_to: TextIO | None) -> None:
 
 
 def show(view: RenderableType, console: Console) -> None:
-    """Print the view of an answer: running text between words, and `Text`, a file's own, as it is."""
+    """Print the view of an answer: running text between words, and `Text`, a file's own, as it
+    is.
+    """
     from rich.text import Text
 
     from plait.cli.layout import Prose

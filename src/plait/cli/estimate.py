@@ -85,7 +85,8 @@ def notes(model: Model, plan: Plan, runs: Framework | None = None) -> list[str]:
         isinstance(op, Attention) for block, _ in model.runs for op in block.operations
     ):
         return [
-            f"plait train would refuse this: {plan.cp} splits attention, and {model.name} has none; leave it out"
+            f"plait train would refuse this: {plan.cp} splits attention, and {model.name} has "
+            "none; leave it out"
         ]
     return []
 
@@ -115,10 +116,13 @@ def lines(data: Json) -> list[str]:
     verdict = "fits" if data["fits"] else "DOES NOT FIT"
     return [
         f"plan       {data['plan']}",
-        f"step       {data['step_seconds']:.4g} s predicted, {data['tokens_per_second']:,.0f} tokens/s, "
-        f"{data['tflops_per_device']:.1f} TFLOP/s a device (MFU {data['mfu']:.1%}), bubble {data['bubble_fraction']:.1%}",
+        f"step       {data['step_seconds']:.4g} s predicted, {data['tokens_per_second']:,.0f} "
+        "tokens/s, "
+        f"{data['tflops_per_device']:.1f} TFLOP/s a device (MFU {data['mfu']:.1%}), bubble "
+        f"{data['bubble_fraction']:.1%}",
         f"spent on   {spent}",
-        f"memory     {size(memory['total'])} of {size(limit)} on the fullest rank ({verdict}): {parts}",
+        f"memory     {size(memory['total'])} of {size(limit)} on the fullest rank ({verdict}): "
+        f"{parts}",
         f"traffic    {sent}  sent by a rank in a step",
         f"price      {data['cost_per_million_tokens']:.4g} USD for a million tokens",
     ]

@@ -60,7 +60,8 @@ def run(arguments: argparse.Namespace) -> Answer:
     if arguments.what != "plan":
         if arguments.source is not None:
             raise UsageError(
-                f"'{arguments.what}' cannot be exported; write plait export plan ... or plait export checkpoint ..."
+                f"'{arguments.what}' cannot be exported; write plait export plan ... or plait "
+                "export checkpoint ..."
             )
         arguments.source = arguments.what
     return _plan(arguments)
@@ -107,7 +108,8 @@ def _plan_and_batch(arguments: argparse.Namespace) -> tuple[Any, int | None]:
         text = source
     elif text is None:
         raise UsageError(
-            "say which plan: plait export plan 'tp2:1d,sp dp4:zero1' --to megatron-lm, or a CONFIG with [plan]"
+            "say which plan: plait export plan 'tp2:1d,sp dp4:zero1' --to megatron-lm, or a CONFIG "
+            "with [plan]"
         )
     if batch is not None and batch < 1:
         raise UsageError(f"--global-batch is {batch}; a step has one sample or more")
@@ -122,7 +124,8 @@ def _checkpoint(arguments: argparse.Namespace) -> Answer:
     for option in ("plan", "global_batch"):
         if getattr(arguments, option) is not None:
             raise UsageError(
-                f"--{option.replace('_', '-')} belongs to a plan; a checkpoint is whole whatever its plan was"
+                f"--{option.replace('_', '-')} belongs to a plan; a checkpoint is whole whatever "
+                "its plan was"
             )
     if arguments.source is None or arguments.out is None:
         raise UsageError("say what and where: plait export checkpoint RUN_DIR --out DIR")

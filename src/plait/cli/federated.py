@@ -83,7 +83,8 @@ def run(arguments: argparse.Namespace) -> Answer:
         common.check_writable(arguments.out)
     section = config.federated
     say(
-        f"plait federated: {section.strategy}, {section.clients} clients ({section.partition}), {section.rounds} rounds, each "
+        f"plait federated: {section.strategy}, {section.clients} clients ({section.partition}), "
+        f"{section.rounds} rounds, each "
         f"client {plan}"
     )
     result = launch(simulated, config, nproc=plan.world_size)[0]
@@ -99,7 +100,8 @@ def be_client(config: Config, arguments: argparse.Namespace, num_ranks: int) -> 
     end_with_parent(arguments.serve)
     if not 0 <= arguments.client < config.federated.clients:
         raise ConfigError(
-            f"--client {arguments.client}: the config has clients 0 to {config.federated.clients - 1}"
+            f"--client {arguments.client}: the config has clients 0 to "
+            f"{config.federated.clients - 1}"
         )
     words = (
         config,
@@ -147,7 +149,8 @@ def view(result: Json) -> str:
         f"rounds        {len(result['rounds'])}",
         f"accuracy      {result['accuracy']:.4f} on samples that the server holds out",
         f"worst client  {result['client_accuracy_worst']:.4f} on samples of its own",
-        f"traffic       {result['sent_bytes'] / 1e6:.2f} MB to clients, {result['received_bytes'] / 1e6:.2f} MB from them",
+        f"traffic       {result['sent_bytes'] / 1e6:.2f} MB to clients, "
+        f"{result['received_bytes'] / 1e6:.2f} MB from them",
     ]
     if result["epsilon"] is not None:
         lines.append(f"privacy       epsilon {result['epsilon']:.2f}")

@@ -125,8 +125,10 @@ def _view(data: Json) -> RenderableType:
     searched = data["searched"]
     below = [
         "",
-        f"predicted for {data['cluster']}; {searched['plans']} plans of {searched['combinations']} ways to split "
-        f"{data['num_devices']} devices were looked at, {searched['too_large']} of these ways do not fit",
+        f"predicted for {data['cluster']}; {searched['plans']} plans of {searched['combinations']} "
+        "ways to split "
+        f"{data['num_devices']} devices were looked at, {searched['too_large']} of these ways do "
+        "not fit",
         *data.get("explanation", []),
         *(f"note: {note}" for note in data["notes"]),
     ]

@@ -63,7 +63,8 @@ def view(result: Json, out: Path) -> RenderableType:
         for name, rate in result["peak_flops"].items()
     ]
     lines.append(
-        f"memory          {result['memory_bandwidth'] / 1e9:,.1f} GB/s, {result['memory_bytes'] / 1e9:,.1f} GB"
+        f"memory          {result['memory_bandwidth'] / 1e9:,.1f} GB/s, "
+        f"{result['memory_bytes'] / 1e9:,.1f} GB"
     )
     table = Table("operation", box=None, pad_edge=False)
     for name in ("latency", "rate"):

@@ -75,7 +75,9 @@ def run(arguments: argparse.Namespace) -> Answer:
 
 
 def _schedules(arguments: argparse.Namespace) -> tuple[Schedule, Schedule]:
-    """Two schedules: one step, which is drawn, and some steps, where they overlap, for the numbers."""
+    """Two schedules: one step, which is drawn, and some steps, where they overlap, for the
+    numbers.
+    """
     name, _, suffix = arguments.name.partition(",v")
     if name not in SCHEDULES and is_file(arguments.name):
         given = [
@@ -157,7 +159,8 @@ def _view(schedule: Schedule, result: Simulation) -> RenderableType:
     ]
     if schedule.num_stages > schedule.num_ranks:
         lines.append(
-            f"                     {_list(result.peak_activations_per_rank)}   of a rank's whole share, by rank"
+            f"                     {_list(result.peak_activations_per_rank)}   of a rank's whole "
+            "share, by rank"
         )
     lines += [
         f"weight versions      {_list(result.weight_versions)}   by stage",

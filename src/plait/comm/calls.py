@@ -218,7 +218,8 @@ class Connection:
             kind, numbers, num_bytes = _receive_header(self._socket)
             if num_bytes != _num_bytes(into):
                 raise RankFailed(
-                    f"{num_bytes} bytes came from {self._where} where {_num_bytes(into)} were expected"
+                    f"{num_bytes} bytes came from {self._where} where {_num_bytes(into)} were "
+                    "expected"
                 )
             if into is not None:
                 _receive_into(self._socket, into)

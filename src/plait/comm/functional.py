@@ -141,6 +141,7 @@ def _part_length(tensor: Tensor, axis: Axis, dim: int) -> int:
     length, rest = divmod(tensor.shape[dim], axis.size)
     if rest:
         raise PlanError(
-            f"dimension {dim} of shape {tuple(tensor.shape)} does not divide by the {axis.size} ranks of axis {axis.name}"
+            f"dimension {dim} of shape {tuple(tensor.shape)} does not divide by the {axis.size} "
+            f"ranks of axis {axis.name}"
         )
     return length

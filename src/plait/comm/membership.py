@@ -2,8 +2,8 @@
 group of exactly those.
 
 Such a world begins apart: every rank builds what it has by itself. When it meets the others
-(`Membership.together`), the world's axes become those of the ranks that met, on a new process group;
-where that breaks it is dropped, and they meet again. Only strategies whose ranks do not step
+(`Membership.together`), the world's axes become those of the ranks that met, on a new process
+group; where that breaks it is dropped, and they meet again. Only strategies whose ranks do not step
 together can live so. Who starts the ranks keeps the roster and a store (`launch(..., restarts=K)`),
 and tells each rank where they are in variables, as torchrun does.
 """

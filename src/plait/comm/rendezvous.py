@@ -199,8 +199,8 @@ class RendezvousClient:
         self._line.answer()
 
     def meet(self, opens: bool = True) -> RendezvousRound:
-        """See `RendezvousState.meet`. Raises `RankFailed` when nobody is left who knows how far the run
-        is.
+        """See `RendezvousState.meet`. Raises `RankFailed` when nobody is left who knows how far the
+        run is.
         """
         self._line.ask(CallMessage(MEET, (float(opens),)))
         seats = torch.zeros(self._num_seats, dtype=torch.int8)

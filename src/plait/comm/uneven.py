@@ -78,5 +78,6 @@ class _Wait(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         exchange = ctx.exchange
         exchange.gradient = exchange._issue(grads[0], exchange.received, exchange.sent)
-        # A gradient of the shape that autograd expects; `_Start` puts the received one in its place.
+        # A gradient of the shape that autograd expects; `_Start` puts the received one in its
+        # place.
         return grads[0], None

@@ -75,7 +75,8 @@ class naming_failure:  # noqa: N801 - a class because a generator takes longer, 
                 str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             )
             raise RankFailed(
-                f"{place}: {label.op} on axis {label.axis} failed; of its ranks {list(label.ranks)} one died, "
+                f"{place}: {label.op} on axis {label.axis} failed; of its ranks "
+                f"{list(label.ranks)} one died, "
                 f"stopped answering or called another operation ({reason})"
             ) from error
 

@@ -106,7 +106,8 @@ class World:
             text = name if isinstance(name, str) else "*".join(name)
             if list(line) != sorted(line):
                 raise PlanError(
-                    f"the product {text} is not in mesh order; write the outer axis first (pp, dp, cp, tp)"
+                    f"the product {text} is not in mesh order; write the outer axis first (pp, dp, "
+                    "cp, tp)"
                 )
             backend = None
             if len(line) > 1:
@@ -242,7 +243,8 @@ def init(
         torch.cuda.set_device(device)
     if device.type != "cpu" and backend in {"gloo", "shared"}:
         raise PlanError(
-            f"backend {backend!r} moves CPU memory and the device is {device}; use 'auto' or 'native'"
+            f"backend {backend!r} moves CPU memory and the device is {device}; use 'auto' or "
+            "'native'"
         )
     if mesh.ep > 1 and not mesh.node:
         mesh = replace(mesh, node=_ranks_a_node())
@@ -331,7 +333,8 @@ class _Links:
         )
         if shared is None and self._backend == "shared":
             raise PlanError(
-                f"the ranks of axis {name} cannot read each other's memory (other hosts?); use backend 'auto'"
+                f"the ranks of axis {name} cannot read each other's memory (other hosts?); use "
+                "backend 'auto'"
             )
         return shared or gloo
 
@@ -352,7 +355,8 @@ def _make_group(
         except ValueError as error:  # nobody has started a world here
             if mesh.size > 1:
                 raise WorldSizeError(
-                    f"the plan needs {mesh.size} ranks and this process is alone; start it with plait.launch(main, "
+                    f"the plan needs {mesh.size} ranks and this process is alone; start it with "
+                    "plait.launch(main, "
                     f"nproc={mesh.size}) or torchrun --nproc-per-node {mesh.size}"
                 ) from error
             dist.init_process_group(kind, store=HashStore(), rank=0, world_size=1, timeout=timeout)

@@ -117,7 +117,8 @@ def _overridden(
             continue
         if keys[0] not in read.SECTIONS:
             faults.append(
-                f"override '{override}': unknown section '{keys[0]}'; {nearest(keys[0], read.SECTIONS)}"
+                f"override '{override}': unknown section '{keys[0]}'; "
+                f"{nearest(keys[0], read.SECTIONS)}"
             )
             continue
         inner = result

@@ -139,7 +139,8 @@ def _model_type(family: str, keys: dict[str, Any]) -> list[str]:
     if MODEL_TYPES.get(model_type) != family:
         known = [name for name, of in MODEL_TYPES.items() if of == family]
         return [
-            f"model.model_type {model_type!r} is not what model '{family}' computes ({', '.join(known)} are); "
+            f"model.model_type {model_type!r} is not what model '{family}' computes "
+            f"({', '.join(known)} are); "
             'write name = "hf" with config = {model_type = ...} to train it as it is'
         ]
     if model_type == "gpt2":
@@ -157,7 +158,8 @@ def _dropouts(family: str, keys: dict[str, Any]) -> list[str]:
     if len(set(map(repr, rates.values()))) > 1:
         spelled = ", ".join(f"{name} {rate}" for name, rate in rates.items())
         return [
-            f"model.dropout is one rate for attention, embedding and residual, but {spelled} differ; make them equal"
+            f"model.dropout is one rate for attention, embedding and residual, but {spelled} "
+            "differ; make them equal"
         ]
     for rate in rates.values():
         keys.setdefault("dropout", rate)
@@ -176,7 +178,8 @@ def _rope(family: str, keys: dict[str, Any]) -> list[str]:
         kind = table.get("rope_type", table.get("type", "default"))
         if kind != "default":
             faults.append(
-                f"model.{name} of type {kind!r} is not implemented, only unscaled rotary positions; leave it out"
+                f"model.{name} of type {kind!r} is not implemented, only unscaled rotary "
+                "positions; leave it out"
             )
         elif "rope_theta" in table:
             keys.setdefault("rope_theta", table["rope_theta"])
@@ -218,7 +221,8 @@ def _aliases(family: str, keys: dict[str, Any]) -> list[str]:
         value = keys.pop(alias)
         if keys.setdefault(name, value) != value:
             faults.append(
-                f"model.{alias} = {value!r} and model.{name} = {keys[name]!r} are one thing; keep one"
+                f"model.{alias} = {value!r} and model.{name} = {keys[name]!r} are one thing; keep "
+                "one"
             )
     return faults
 
@@ -232,5 +236,6 @@ def unknown_model_type(model_type: object) -> str:
     """The refusal of a pasted config whose family plait does not have."""
     return (
         f"model.name is missing, and model_type {model_type!r} is none that is written here; "
-        f'{nearest(str(model_type), MODEL_TYPES)} (name = "hf" with config = ... trains any of transformers)'
+        f'{nearest(str(model_type), MODEL_TYPES)} (name = "hf" with config = ... trains any of '
+        "transformers)"
     )

@@ -149,7 +149,10 @@ def unknown_section(name: str) -> str:
     """The refusal of a table that is no section, or of a key that stands before all of them."""
     if name in Train.model_fields:
         return f"unknown section [{name}]; it is a key of [train]"
-    return f"unknown section [{name}]; {ELSEWHERE[name] if name in ELSEWHERE else nearest(name, SECTIONS)}"
+    return (
+        f"unknown section [{name}]; "
+        f"{ELSEWHERE[name] if name in ELSEWHERE else nearest(name, SECTIONS)}"
+    )
 
 
 def _sentence(

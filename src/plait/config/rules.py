@@ -44,12 +44,14 @@ def heads_divide_the_hidden_size(config: Sections) -> Iterator[str]:
         return
     if model.hidden_size % model.num_attention_heads:
         yield (
-            f"model.hidden_size {model.hidden_size} must be a multiple of num_attention_heads {model.num_attention_heads}; "
+            f"model.hidden_size {model.hidden_size} must be a multiple of num_attention_heads "
+            f"{model.num_attention_heads}; "
             f"{_near(model.hidden_size, model.num_attention_heads)}"
         )
     elif isinstance(model, Llama) and (model.hidden_size // model.num_attention_heads) % 2:
         yield (
-            f"model.hidden_size {model.hidden_size} over num_attention_heads {model.num_attention_heads} is an odd size of a "
+            f"model.hidden_size {model.hidden_size} over num_attention_heads "
+            f"{model.num_attention_heads} is an odd size of a "
             "head; rotary positions turn pairs"
         )
 
@@ -70,8 +72,10 @@ def key_value_heads_divide_the_heads(config: Sections) -> Iterator[str]:
         and model.num_attention_heads % model.num_key_value_heads
     ):
         yield (
-            f"model.num_attention_heads {model.num_attention_heads} must be a multiple of num_key_value_heads "
-            f"{model.num_key_value_heads}; {_near(model.num_attention_heads, model.num_key_value_heads)}"
+            f"model.num_attention_heads {model.num_attention_heads} must be a multiple of "
+            "num_key_value_heads "
+            f"{model.num_key_value_heads}; "
+            f"{_near(model.num_attention_heads, model.num_key_value_heads)}"
         )
 
 
@@ -85,12 +89,18 @@ def expert_keys_go_together(config: Sections) -> Iterator[str]:
     if model.num_local_experts is None:
         for key in EXPERT_KEYS:
             if getattr(model, key):
-                yield f"model.{key} {getattr(model, key)} needs num_local_experts, the number of experts"
+                yield (
+                    f"model.{key} {getattr(model, key)} needs num_local_experts, the number of "
+                    "experts"
+                )
     elif (
         model.num_experts_per_tok is not None
         and model.num_experts_per_tok > model.num_local_experts
     ):
-        yield f"model.num_experts_per_tok {model.num_experts_per_tok} is more than num_local_experts {model.num_local_experts}"
+        yield (
+            f"model.num_experts_per_tok {model.num_experts_per_tok} is more than num_local_experts "
+            f"{model.num_local_experts}"
+        )
 
 
 def router_keys_go_together(config: Sections) -> Iterator[str]:
@@ -104,18 +114,25 @@ def router_keys_go_together(config: Sections) -> Iterator[str]:
     groups = model.n_group or 1
     chosen_groups = model.topk_group or 1
     if experts % groups:
-        yield f"model.num_local_experts {experts} must be a multiple of n_group {groups}; {_near(experts, groups)}"
+        yield (
+            f"model.num_local_experts {experts} must be a multiple of n_group {groups}; "
+            f"{_near(experts, groups)}"
+        )
     elif chosen_groups > groups:
         yield f"model.topk_group {chosen_groups} is more than n_group {groups}"
     elif groups > 1 and (model.num_experts_per_tok or 2) > chosen_groups * (experts // groups):
         yield (
-            f"model.topk_group {chosen_groups} groups hold {chosen_groups * (experts // groups)} experts, fewer than "
+            f"model.topk_group {chosen_groups} groups hold {chosen_groups * (experts // groups)} "
+            "experts, fewer than "
             f"num_experts_per_tok {model.num_experts_per_tok or 2}"
         )
     if model.topk_method == "expert_choice" and (
         model.router_aux_loss_coef or model.router_bias_update_speed
     ):
-        yield "model.topk_method 'expert_choice' is balanced by itself; leave router_aux_loss_coef and the bias's speed out"
+        yield (
+            "model.topk_method 'expert_choice' is balanced by itself; leave router_aux_loss_coef "
+            "and the bias's speed out"
+        )
 
 
 def hf_config_has_a_type(config: Sections) -> Iterator[str]:
@@ -126,14 +143,19 @@ def hf_config_has_a_type(config: Sections) -> Iterator[str]:
         and isinstance(model.config, dict)
         and "model_type" not in model.config
     ):
-        yield "model.config needs model_type when it is a table, as in config = {model_type = 'gpt2'}"
+        yield (
+            "model.config needs model_type when it is a table, as in config = {model_type = 'gpt2'}"
+        )
 
 
 def data_has_one_source(config: Sections) -> Iterator[str]:
     """A name or a function."""
     data = config.data
     if data.name is None and data.python is None:
-        yield "data.name is missing; known: stdlib, text, digits, random (or python = 'module:function')"
+        yield (
+            "data.name is missing; known: stdlib, text, digits, random (or python = "
+            "'module:function')"
+        )
     if data.name is not None and data.python is not None:
         yield f"data.name '{data.name}' and data.python '{data.python}' are two sources; keep one"
     if data.name == "text" and not data.files:
@@ -149,28 +171,40 @@ def text_needs_a_language_model(config: Sections) -> Iterator[str]:
     if data.name not in ("stdlib", "text"):
         return
     if isinstance(model, (MLP, ResNet, FNO)):
-        yield f"data '{data.name}' is text, and model '{model.name}' takes none; use a model of {', '.join(LANGUAGE_MODELS)}"
+        yield (
+            f"data '{data.name}' is text, and model '{model.name}' takes none; use a model of "
+            f"{', '.join(LANGUAGE_MODELS)}"
+        )
     vocab_size: Any = getattr(model, "vocab_size", None)
     if isinstance(model, HuggingFace):
         vocab_size = written_vocabulary(model.config)
     if isinstance(vocab_size, int) and vocab_size < BYTES:
-        yield f"model.vocab_size {vocab_size} is too small: data '{data.name}' is bytes and needs vocab_size {BYTES} or more"
+        yield (
+            f"model.vocab_size {vocab_size} is too small: data '{data.name}' is bytes and needs "
+            f"vocab_size {BYTES} or more"
+        )
     elif isinstance(model, HuggingFace) and vocab_size is not None and data.tokenizer is None:
         yield from foreign_alphabet(vocab_size, data.name)
 
 
 def foreign_alphabet(vocab_size: int, name: str) -> Iterator[str]:
-    """A Hugging Face config comes with the vocabulary of its tokenizer, whose numbers are no bytes."""
+    """A Hugging Face config comes with the vocabulary of its tokenizer, whose numbers are no
+    bytes.
+    """
     if vocab_size != BYTES:
         yield (
-            f"model.config has vocab_size {vocab_size}, and data '{name}' is the {BYTES} bytes of raw text, which are not "
-            f"the tokens of that vocabulary; set vocab_size = {BYTES} in model.config, give tokens by data.python, or say "
+            f"model.config has vocab_size {vocab_size}, and data '{name}' is the {BYTES} bytes of "
+            "raw text, which are not "
+            f"the tokens of that vocabulary; set vocab_size = {BYTES} in model.config, give tokens "
+            "by data.python, or say "
             "data.tokenizer = 'bytes' to train on bytes all the same"
         )
 
 
 def written_vocabulary(config: Any) -> int | None:
-    """The `vocab_size` that a Hugging Face config says, a table or a file; None where it says none."""
+    """The `vocab_size` that a Hugging Face config says, a table or a file; None where it says
+    none.
+    """
     table = config
     if not isinstance(config, dict):
         path = Path(config)
@@ -195,19 +229,31 @@ def digits_need_an_image_model(config: Sections) -> Iterator[str]:
     if isinstance(model, (GPT, Llama, HuggingFace, FNO)):
         yield f"data 'digits' is images, and model '{model.name}' takes none; use mlp or resnet"
     if isinstance(model, MLP) and model.in_features != DIGIT_FEATURES:
-        yield f"model.in_features {model.in_features}: data 'digits' needs in_features {DIGIT_FEATURES}"
+        yield (
+            f"model.in_features {model.in_features}: data 'digits' needs in_features "
+            f"{DIGIT_FEATURES}"
+        )
     if isinstance(model, MLP) and model.out_features < DIGIT_CLASSES:
-        yield f"model.out_features {model.out_features}: data 'digits' needs out_features {DIGIT_CLASSES} or more"
+        yield (
+            f"model.out_features {model.out_features}: data 'digits' needs out_features "
+            f"{DIGIT_CLASSES} or more"
+        )
     if isinstance(model, ResNet) and model.in_channels != 1:
         yield f"model.in_channels {model.in_channels}: data 'digits' needs in_channels 1"
     if isinstance(model, ResNet) and model.num_classes < DIGIT_CLASSES:
-        yield f"model.num_classes {model.num_classes}: data 'digits' needs num_classes {DIGIT_CLASSES} or more"
+        yield (
+            f"model.num_classes {model.num_classes}: data 'digits' needs num_classes "
+            f"{DIGIT_CLASSES} or more"
+        )
 
 
 def random_data_needs_known_shapes(config: Sections) -> Iterator[str]:
     """A user's own model does not say what it takes."""
     if config.data.name == "random" and isinstance(config.model, Python):
-        yield "data.name 'random' needs a model by name, whose shapes it knows; give data.python = 'module:function'"
+        yield (
+            "data.name 'random' needs a model by name, whose shapes it knows; give data.python = "
+            "'module:function'"
+        )
 
 
 def sequences_fit_the_positions(config: Sections) -> Iterator[str]:
@@ -215,7 +261,8 @@ def sequences_fit_the_positions(config: Sections) -> Iterator[str]:
     longest = longest_sequence(config.model)
     if config.data.seq_len is not None and longest is not None and config.data.seq_len > longest:
         yield (
-            f"data.seq_len {config.data.seq_len} is longer than model.max_position_embeddings {longest}; "
+            f"data.seq_len {config.data.seq_len} is longer than model.max_position_embeddings "
+            f"{longest}; "
             "shorten the one or raise the other"
         )
 
@@ -238,12 +285,14 @@ def federations_have_enough_clients(config: Sections) -> Iterator[str]:
     share = f"federated.clients {federated.clients} with fraction {federated.fraction:g}"
     if federated.secure and asked < LEAST_SECRET:
         yield (
-            f"{share} asks {asked} a round, and federated.secure hides nothing in the sum of one client; "
+            f"{share} asks {asked} a round, and federated.secure hides nothing in the sum of one "
+            "client; "
             f"ask {LEAST_SECRET} or more"
         )
     if federated.strategy == "krum" and asked < federated.num_bad + KRUM_NEIGHBOURS:
         yield (
-            f"{share} asks {asked} a round, too few for krum with num_bad {federated.num_bad}: it needs "
+            f"{share} asks {asked} a round, too few for krum with num_bad {federated.num_bad}: it "
+            "needs "
             f"num_bad + {KRUM_NEIGHBOURS} = {federated.num_bad + KRUM_NEIGHBOURS} or more"
         )
 

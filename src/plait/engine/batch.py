@@ -151,7 +151,8 @@ def _num_samples(leaves: list[Any]) -> int:
     sizes = {leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 0}
     if len(sizes) != 1:
         raise DataError(
-            f"the tensors of a batch must agree in their first dim, the samples; they have {sorted(sizes)}"
+            "the tensors of a batch must agree in their first dim, the samples; they have "
+            f"{sorted(sizes)}"
         )
     return int(sizes.pop())
 

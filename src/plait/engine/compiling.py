@@ -54,14 +54,16 @@ def apply(
     on_cpu = device is None or device.type == "cpu"
     if backend == "inductor" and on_cpu and not any(shutil.which(name) for name in COMPILERS):
         raise NotAvailable(
-            f"compile on the CPU needs a C++ compiler, and none of {', '.join(COMPILERS)} is here; leave it out"
+            f"compile on the CPU needs a C++ compiler, and none of {', '.join(COMPILERS)} is here; "
+            "leave it out"
         )
     for name in blocks:
         block = model.get_submodule(name)
         alone = [inner for inner, module in block.named_modules() if as_one and _is_alone(module)]
         if alone:
             raise ModelError(
-                f"compile takes remat:selective as part of one graph, and '{name}.{alone[0]}' cannot be in a graph (it draws "
+                f"compile takes remat:selective as part of one graph, and '{name}.{alone[0]}' "
+                "cannot be in a graph (it draws "
                 "or chooses by values); take remat:full, or leave compile out"
             )
         forward: Any = torch.compile(block.forward, backend=backend)

@@ -16,24 +16,29 @@ def check_composition(plan: Plan) -> None:
     facts = STRATEGIES[plan.dp.strategy]
     if plan.ep > 1 and not STRATEGIES[plan.dp.strategy].synchronous:
         raise NotAvailable(
-            f"'{plan}': experts on other ranks need these to step together, and those of dp:{plan.dp.strategy} do not; use "
+            f"'{plan}': experts on other ranks need these to step together, and those of "
+            f"dp:{plan.dp.strategy} do not; use "
             "allreduce, ring, server or zero1..3"
         )
     others = plan.world_size // plan.dp.size
     if others > 1 and plan.dp.size > 1 and not STRATEGIES[plan.dp.strategy].synchronous:
         raise NotAvailable(
-            f"'{plan}': {plan.dp.strategy} does not run with other axes yet, whose ranks would have to agree on when one "
+            f"'{plan}': {plan.dp.strategy} does not run with other axes yet, whose ranks would "
+            "have to agree on when one "
             f"of them is out of step; take dp{plan.dp.size} with them, or {plan.dp} alone"
         )
     if plan.pp.size > 1 and plan.dp.size > 1 and not facts.through_stages:
         raise NotAvailable(
-            f"'{plan}': a parameter server places whole parameters by weight, for each stage otherwise, so copies of a tied "
-            f"parameter would lie on different servers; take dp{plan.dp.size} or dp{plan.dp.size}:zero1 with pipelines"
+            f"'{plan}': a parameter server places whole parameters by weight, for each stage "
+            "otherwise, so copies of a tied "
+            f"parameter would lie on different servers; take dp{plan.dp.size} or "
+            f"dp{plan.dp.size}:zero1 with pipelines"
         )
 
     if SCHEDULES[plan.pp.schedule].asynchronous and not facts.keeps_versions:
         raise NotAvailable(
-            f"'{plan}': {plan.pp.schedule} keeps several versions of whole weights, so it goes with dpN and dpN:ring alone; "
+            f"'{plan}': {plan.pp.schedule} keeps several versions of whole weights, so it goes "
+            "with dpN and dpN:ring alone; "
             "take one of these, or a schedule that flushes (1f1b)"
         )
 
@@ -44,14 +49,17 @@ def check_delayed(schedule: Schedule, stages: Cut, *, experts: bool, clips: bool
         return
     if experts:
         raise NotAvailable(
-            f"{schedule.name} has no step that all experts share, so their balance is undefined; take 1f1b for these"
+            f"{schedule.name} has no step that all experts share, so their balance is undefined; "
+            "take 1f1b for these"
         )
     if stages.tied:
         raise ModelError(
-            f"{schedule.name} updates each stage by itself, and {', '.join(stages.tied)} is on several stages; do not tie it, "
+            f"{schedule.name} updates each stage by itself, and {', '.join(stages.tied)} is on "
+            "several stages; do not tie it, "
             "or take a schedule that flushes (1f1b)"
         )
     if clips:
         raise PlanError(
-            f"{schedule.name} updates each stage by itself, so there is no global norm to clip by; leave clip_grad_norm out"
+            f"{schedule.name} updates each stage by itself, so there is no global norm to clip by; "
+            "leave clip_grad_norm out"
         )

@@ -49,7 +49,8 @@ class LossTotals:
         """
         if self.count == 0:
             raise DataError(
-                f"step {step}: every target of the batch is masked; a mean over nothing is undefined"
+                f"step {step}: every target of the batch is masked; a mean over nothing is "
+                "undefined"
             )
         if self.num_graphs == 0:
             raise no_gradient(step)
@@ -59,16 +60,20 @@ class LossTotals:
         ):
             if not math.isfinite(value):
                 raise NonFiniteLoss(
-                    f"step {step}: the {what} is {value}; the parameters are still those of step {step - 1}. "
-                    "Try a lower lr, clip_grad_norm or more warmup_steps, or look at the batch of this step"
+                    f"step {step}: the {what} is {value}; the parameters are still those of step "
+                    f"{step - 1}. "
+                    "Try a lower lr, clip_grad_norm or more warmup_steps, or look at the batch of "
+                    "this step"
                 )
 
 
 def no_gradient(step: int) -> ModelError:
     """What is wrong with a loss that no parameter can be trained by."""
     return ModelError(
-        f"step {step}: the loss has no gradient (its requires_grad is False), so no parameter can be trained. "
-        "Return the loss as it is computed from the model's output, without detach(), item(), torch.tensor() or "
+        f"step {step}: the loss has no gradient (its requires_grad is False), so no parameter can "
+        "be trained. "
+        "Return the loss as it is computed from the model's output, without detach(), item(), "
+        "torch.tensor() or "
         "no_grad(); and let at least one parameter that the output depends on require a gradient"
     )
 

@@ -29,7 +29,8 @@ def like(optimizer: torch.optim.Optimizer, model: nn.Module) -> Callable[[Parame
         )
     if any("initial_lr" in group for group in optimizer.param_groups):
         raise OptimizerError(
-            f"the {kind.__name__} has a schedule of learning rates, which would move nothing; leave "
+            f"the {kind.__name__} has a schedule of learning rates, which would move nothing; "
+            "leave "
             "it out and give options=plait.Options(learning_rate=factor_of_step)"
         )
     groups = [_settings(kind, group) for group in optimizer.param_groups]

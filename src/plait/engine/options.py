@@ -1,4 +1,6 @@
-"""What a build is told beside the plan. Every part has a default, so that most scripts need none."""
+"""What a build is told beside the plan. Every part has a default, so that most scripts need
+none.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,8 @@ class Options:
         grouped_product: of experts: `rule`, `measure` (after the first step), or one of
         `models.grouped.METHODS`. schedule: of the pipeline, in place of the plan's.
         linear_product: of layers and experts: `measured` (the quicker of torch's libraries here),
-        `rule`, `torch`, or a table; `compile`d are torch's. weight_grad_group: of a schedule that splits backwards: the
-        micro-batches whose weight gradients are made at once,
+        `rule`, `torch`, or a table; `compile`d are torch's. weight_grad_group: of a schedule that
+        splits backwards: the micro-batches whose weight gradients are made at once,
             which is quicker, and keeps what they are made from for longer.
     """
 

@@ -53,11 +53,20 @@ class Precision:
 
 def _no_scale(plan: Plan) -> str | None:
     if plan.precision != "float32":
-        return f"keeps its masters in float32, and the plan says precision:{plan.precision}; leave that out"
+        return (
+            f"keeps its masters in float32, and the plan says precision:{plan.precision}; leave "
+            "that out"
+        )
     if plan.dp.size > 1 and not STRATEGIES[plan.dp.strategy].synchronous:
-        return f"needs ranks that agree on every step's scale, and those of {plan.dp} do not step together; use bf16"
+        return (
+            f"needs ranks that agree on every step's scale, and those of {plan.dp} do not step "
+            "together; use bf16"
+        )
     if plan.pp.size > 1 and SCHEDULES[plan.pp.schedule].asynchronous:
-        return f"needs steps that can be dropped as a whole, and {plan.pp.schedule} updates each stage by itself; use bf16"
+        return (
+            f"needs steps that can be dropped as a whole, and {plan.pp.schedule} updates each "
+            "stage by itself; use bf16"
+        )
     return None
 
 
@@ -132,7 +141,9 @@ class LossScale:
         return [self.value, float(self._good)]
 
     def load(self, state: list[float]) -> None:
-        """Go on from the numbers that `state` returned. Errors: `CheckpointError` for numbers that are no scale."""
+        """Go on from the numbers that `state` returned. Errors: `CheckpointError` for numbers that
+        are no scale.
+        """
         sound = isinstance(state, list) and len(state) == 2
         if not sound or not all(isinstance(x, float) and math.isfinite(x) for x in state):
             raise CheckpointError(f"meta.loss_scale is {state!r}, and must be two finite numbers")

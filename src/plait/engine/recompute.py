@@ -48,7 +48,8 @@ def apply(model: nn.Module, blocks: Sequence[str], policy: str) -> None:
         return
     if not blocks:
         raise ModelError(
-            f"remat:{policy} recomputes block by block, and this model names none; pass blocks='layers.*'"
+            f"remat:{policy} recomputes block by block, and this model names none; pass "
+            "blocks='layers.*'"
         )
     contexts: Contexts = _no_contexts
     if policy == "selective":

@@ -17,7 +17,8 @@ class StepResult:
     Attributes:
         loss: the mean over the global number of unmasked tokens (or samples); equal on all ranks.
         grad_norm: the global norm of its gradient, before clipping; equal on all ranks.
-        tokens: of the global batch: the unmasked ones where the loss counts them, else all positions
+        tokens: of the global batch: the unmasked ones where the loss counts them, else all
+        positions
             of its sequences (its samples, where it has no sequences of integers).
         seconds: the time of the step on this rank.
         timeline: its actions and collectives.

@@ -181,6 +181,7 @@ def make(
     optimizer = make_optimizer(Parameters(named))
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise OptimizerError(
-            f"optimizer= must be a function that returns a torch.optim.Optimizer; it returned a {type(optimizer).__name__}"
+            "optimizer= must be a function that returns a torch.optim.Optimizer; it returned a "
+            f"{type(optimizer).__name__}"
         )
     return optimizer

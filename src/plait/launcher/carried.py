@@ -43,7 +43,8 @@ def carried(main: Callable[..., object], args: tuple[object, ...]) -> Carried:
         return Carried(cloudpickle.dumps((main, args)))
     except Exception as error:  # each kind of object has its own
         raise PlaitError(
-            f"'{getattr(main, '__qualname__', main)}' or something that it uses cannot be sent to a "
+            f"'{getattr(main, '__qualname__', main)}' or something that it uses cannot be sent to "
+            "a "
             f"new process ({error}); make that inside the function, or put the function into a file"
         ) from error
 

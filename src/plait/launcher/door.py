@@ -74,18 +74,21 @@ def launch(
     if world is not None:
         if nproc is not None and nproc != world.world_size:
             raise WorldSizeError(
-                f"{nproc} ranks are asked for, but this process is rank {world.rank} of a world of {world.world_size}; "
+                f"{nproc} ranks are asked for, but this process is rank {world.rank} of a world of "
+                f"{world.world_size}; "
                 f"start it with torchrun --nproc-per-node so that the world has {nproc} ranks"
             )
         keep_freed_memory()
         return [main(*args)]
     if nproc is None or nproc < 1:
         raise WorldSizeError(
-            f"launch needs the number of ranks to start, 1 or more: launch(main, nproc=2), not {nproc}"
+            "launch needs the number of ranks to start, 1 or more: launch(main, nproc=2), not "
+            f"{nproc}"
         )
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise PlaitError(
-            "plait.launch was called while a rank imports the main script; put the call under `if __name__ == '__main__':`"
+            "plait.launch was called while a rank imports the main script; put the call under `if "
+            "__name__ == '__main__':`"
         )
     from plait.launcher.carried import carried, lacks_file, main_hidden, opened
 
@@ -121,6 +124,7 @@ def _check_can_travel(main: Callable[..., object], args: tuple[object, ...]) -> 
         ForkingPickler.dumps((main, args))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise PlaitError(
-            f"'{getattr(main, '__qualname__', main)}' and its arguments cannot be sent to a new process ({error}); "
+            f"'{getattr(main, '__qualname__', main)}' and its arguments cannot be sent to a new "
+            f"process ({error}); "
             "launch a function defined at the top level of a module, with plain arguments"
         ) from error

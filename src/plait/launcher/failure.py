@@ -66,7 +66,8 @@ def died_silently(rank: int, exit_code: int) -> RankFailed:
     """The error for a rank that left no word: a signal, or an exit from native code."""
     if exit_code >= 0:
         return RankFailed(
-            f"rank {rank} ended with exit code {exit_code} and left no error; the other ranks were stopped"
+            f"rank {rank} ended with exit code {exit_code} and left no error; the other ranks were "
+            "stopped"
         )
     try:
         name = signal.Signals(-exit_code).name

@@ -8,7 +8,9 @@ from plait.launcher.door import joined_world
 
 
 def speaks() -> bool:
-    """Whether this process prints for all: the only one, or rank 0 of a world that torchrun started."""
+    """Whether this process prints for all: the only one, or rank 0 of a world that torchrun
+    started.
+    """
     world = joined_world()
     return world is None or world.rank == 0
 

@@ -2,8 +2,8 @@
 which ends them all.
 
 torch's agent restarts the whole group when one of its ranks dies: the group is broken. Here the
-ranks need no group to live (`plait.comm.membership`), so each is a process of its own, and this process
-keeps what outlives any of them: the roster of who is in, and a store.
+ranks need no group to live (`plait.comm.membership`), so each is a process of its own, and this
+process keeps what outlives any of them: the roster of who is in, and a store.
 """
 
 from __future__ import annotations

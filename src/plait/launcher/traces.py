@@ -1,5 +1,5 @@
-"""What a launch leaves on the machine, by names that tell whose it is: a folder for temporary files,
-and semaphores of Python's queues.
+"""What a launch leaves on the machine, by names that tell whose it is: a folder for temporary
+files, and semaphores of Python's queues.
 
 A launch that ends takes both away, however its ranks end. A group of processes that is killed as a
 whole cannot; the next launch sweeps what belongs to processes that are gone.

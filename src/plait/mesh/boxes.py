@@ -105,7 +105,8 @@ class FlatRange:
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.stop <= self.box.numel:
             raise ValueError(
-                f"[{self.start}, {self.stop}) is no range of the {self.box.numel} elements of {self.box}"
+                f"[{self.start}, {self.stop}) is no range of the {self.box.numel} elements of "
+                f"{self.box}"
             )
 
     @property

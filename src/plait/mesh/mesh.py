@@ -55,11 +55,13 @@ class Mesh:
                 )
         if self.dp % self.dp_replicate:
             raise PlanError(
-                f"dp{self.dp} cannot be cut into {self.dp_replicate} replicas; replicate must divide {self.dp}"
+                f"dp{self.dp} cannot be cut into {self.dp_replicate} replicas; replicate must "
+                f"divide {self.dp}"
             )
         if (self.dp * self.cp) % self.ep:
             raise PlanError(
-                f"ep{self.ep} must divide dp x cp = {self.dp * self.cp}, from which it borrows its ranks"
+                f"ep{self.ep} must divide dp x cp = {self.dp * self.cp}, from which it borrows its "
+                "ranks"
             )
         if self.tp_parts and math.prod(size for _, size in self.tp_parts) != self.tp:
             parts = " x ".join(f"{name}{size}" for name, size in self.tp_parts)
@@ -194,7 +196,8 @@ def _line(mesh: Mesh, rank: int, axis: AxisName) -> tuple[int, ...]:
         )
         if len(set(line)) < len(line):
             raise PlanError(
-                f"the axes {' x '.join(axis)} overlap; a product takes each direction of the mesh once"
+                f"the axes {' x '.join(axis)} overlap; a product takes each direction of the mesh "
+                "once"
             )
         return line
     if axis == "world":

@@ -71,8 +71,8 @@ class Int8Sum:
             self._begin(self._kept()[: self._numel])
 
     def flush(self) -> Tensor:
-        """The rounding errors kept back on all ranks, summed exactly; nothing is kept back from here
-        on. Collective.
+        """The rounding errors kept back on all ranks, summed exactly; nothing is kept back from
+        here on. Collective.
         """
         kept = self._kept()
         self._axis.all_reduce(kept).wait()

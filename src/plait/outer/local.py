@@ -160,7 +160,9 @@ class LocalDriver(Driver):
         self.restart()
 
     def _differences(self) -> list[Tensor]:
-        """The weighted difference of every bucket; the round's loss and tokens are summed with it."""
+        """The weighted difference of every bucket; the round's loss and tokens are summed with
+        it.
+        """
         axis, (loss_sum, count) = self._group.axis, self._last
         own = [self._tokens_in_round, loss_sum, count, self._unreported + count]
         scalars = torch.tensor(own, dtype=torch.float64, device=self._group.device)

@@ -33,7 +33,8 @@ def check_world(plan: Plan, world_size: int) -> None:
     else:
         cure += f" or choose a plan for {world_size}"
     raise WorldSizeError(
-        f"plan '{plan}' needs {need} ranks ({world_text(plan)}) but {world_size} were started; {cure}"
+        f"plan '{plan}' needs {need} ranks ({world_text(plan)}) but {world_size} were started; "
+        f"{cure}"
     )
 
 
@@ -44,9 +45,15 @@ def check_restarts(plan: Plan, num_servers: int | None = None) -> None:
         dp.strategy == "async-server" and dp.stale and (num_servers or dp.size) < dp.size
     ):
         return
-    cure = f"take dp{dp.size}:local,everyH or dp{dp.size}:async-server,staleK with K above 0, or no restarts"
+    cure = (
+        f"take dp{dp.size}:local,everyH or dp{dp.size}:async-server,staleK with K above 0, or no "
+        "restarts"
+    )
     if dp.strategy == "async-server" and dp.stale:
-        cure = f"a server that is lost takes its keys with it; with num_servers below {dp.size} the others can come back"
+        cure = (
+            f"a server that is lost takes its keys with it; with num_servers below {dp.size} the "
+            "others can come back"
+        )
     raise PlanError(f"plan '{plan}': no rank that is lost can be started again; {cure}")
 
 
@@ -93,7 +100,8 @@ def check_batch(plan: Plan, global_batch: int) -> None:
     if global_batch >= plan.dp.size:
         cure += f", or mb{global_batch // plan.dp.size} or fewer"
     raise PlanError(
-        f"plan '{plan}': global_batch {global_batch} leaves some of its dp{plan.dp.size} x mb{plan.micro_batches} = {shares} "
+        f"plan '{plan}': global_batch {global_batch} leaves some of its dp{plan.dp.size} x "
+        f"mb{plan.micro_batches} = {shares} "
         f"micro-batches without a sample; {cure}"
     )
 
@@ -165,7 +173,10 @@ def _tensor_splits(plan: Plan, sizes: Mapping[str, int | None]) -> Iterator[str]
             # 1d keeps the hidden dim whole; only heads, intermediate and vocabulary are split
             continue
         if size is not None and size % parts:
-            yield f"{tp}: {name} {size} must be a multiple of {parts} ({side}); {_multiples(name, size, parts)}"
+            yield (
+                f"{tp}: {name} {size} must be a multiple of {parts} ({side}); "
+                f"{_multiples(name, size, parts)}"
+            )
 
 
 def _sequence_splits(
@@ -179,7 +190,10 @@ def _sequence_splits(
             [f"cp{cp.size}"] * (cp.size > 1)
             + [f"tp{tp.size}"] * (tp.sequence_parallel and tp.size > 1)
         )
-        yield f"{who}: seq_len {seq_len} must be a multiple of {parts}; {_multiples('seq_len', seq_len, parts)}"
+        yield (
+            f"{who}: seq_len {seq_len} must be a multiple of {parts}; "
+            f"{_multiples('seq_len', seq_len, parts)}"
+        )
     heads = num_attention_heads
     if (
         cp.strategy != "ulysses"
@@ -192,7 +206,8 @@ def _sequence_splits(
     local = heads // tp.size
     if local % cp.size:
         yield (
-            f"{cp}: ulysses splits the heads, and {local} heads (num_attention_heads {heads} over tp{tp.size}) "
+            f"{cp}: ulysses splits the heads, and {local} heads (num_attention_heads {heads} over "
+            f"tp{tp.size}) "
             f"are no multiple of {cp.size}; write cp{cp.size}:ring or choose a divisor of {local}"
         )
 
@@ -201,7 +216,8 @@ def _stages(plan: Plan, num_layers: int | None) -> Iterator[str]:
     if num_layers is None or plan.pp.num_stages <= num_layers + 2:
         return
     yield (
-        f"{plan.pp}: cuts the model into {plan.pp.num_stages} stages, but its {num_layers} layers with the input and the "
+        f"{plan.pp}: cuts the model into {plan.pp.num_stages} stages, but its {num_layers} layers "
+        "with the input and the "
         f"output layer are only {num_layers + 2} pieces; lower pp or v"
     )
 
@@ -211,7 +227,10 @@ def _experts(plan: Plan, num_local_experts: int | None) -> Iterator[str]:
         return
     if not num_local_experts:
         if num_local_experts == 0:
-            yield f"ep{plan.ep}: the model has no experts to split (num_local_experts 0); leave ep{plan.ep} out"
+            yield (
+                f"ep{plan.ep}: the model has no experts to split (num_local_experts 0); leave "
+                f"ep{plan.ep} out"
+            )
         return
     if num_local_experts % plan.ep:
         yield (

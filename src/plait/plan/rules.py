@@ -70,7 +70,10 @@ def stale_only_with_async_server(dp: DataAxis) -> str | None:
     """`staleK` bounds the asynchronous server alone."""
     if dp.stale is None or _takes(dp, "stale"):
         return None
-    return f"{dp}: stale{dp.stale} belongs to async-server; write dp{dp.size}:async-server,stale{dp.stale} or leave it out"
+    return (
+        f"{dp}: stale{dp.stale} belongs to async-server; write "
+        f"dp{dp.size}:async-server,stale{dp.stale} or leave it out"
+    )
 
 
 def async_server_needs_stale(dp: DataAxis) -> str | None:
@@ -78,7 +81,8 @@ def async_server_needs_stale(dp: DataAxis) -> str | None:
     if not _takes(dp, "stale") or (dp.stale is not None and dp.stale >= 0):
         return None
     return (
-        f"{dp}: async-server needs staleK, the most updates that a worker may lag behind (0 or more); "
+        f"{dp}: async-server needs staleK, the most updates that a worker may lag behind (0 or "
+        "more); "
         f"write for example dp{dp.size}:async-server,stale2"
     )
 
@@ -87,14 +91,20 @@ def every_only_with_local(dp: DataAxis) -> str | None:
     """`everyH` is the period of local SGD alone."""
     if dp.every is None or _takes(dp, "every"):
         return None
-    return f"{dp}: every{dp.every} belongs to local; write dp{dp.size}:local,every{dp.every} or leave it out"
+    return (
+        f"{dp}: every{dp.every} belongs to local; write dp{dp.size}:local,every{dp.every} or leave "
+        "it out"
+    )
 
 
 def local_needs_every(dp: DataAxis) -> str | None:
     """Local SGD without a period would never average."""
     if not _takes(dp, "every") or (dp.every is not None and dp.every >= 1):
         return None
-    return f"{dp}: local needs everyH, the steps between two averagings (1 or more); write for example dp{dp.size}:local,every8"
+    return (
+        f"{dp}: local needs everyH, the steps between two averagings (1 or more); write for "
+        f"example dp{dp.size}:local,every8"
+    )
 
 
 def replicate_only_with_zero(dp: DataAxis) -> str | None:
@@ -102,7 +112,8 @@ def replicate_only_with_zero(dp: DataAxis) -> str | None:
     if dp.replicate == 1 or _takes(dp, "replicate"):
         return None
     return (
-        f"{dp}: replicate{dp.replicate} belongs to zero1, zero2 and zero3, because {dp.strategy} replicates everything; "
+        f"{dp}: replicate{dp.replicate} belongs to zero1, zero2 and zero3, because {dp.strategy} "
+        "replicates everything; "
         f"write dp{dp.size}:zero3,replicate{dp.replicate} or leave it out"
     )
 
@@ -111,21 +122,30 @@ def offload_only_with_zero(dp: DataAxis) -> str | None:
     """Offloading moves the sharded optimizer state to the host."""
     if not dp.offload or _takes(dp, "offload"):
         return None
-    return f"{dp}: offload belongs to zero1, zero2 and zero3; write dp{dp.size}:zero1,offload or leave it out"
+    return (
+        f"{dp}: offload belongs to zero1, zero2 and zero3; write dp{dp.size}:zero1,offload or "
+        "leave it out"
+    )
 
 
 def sequence_parallel_only_with_1d(tp: TensorAxis) -> str | None:
     """The other modes shard the activations between layers already."""
     if not tp.sequence_parallel or tp.mode == "1d":
         return None
-    return f"{tp}: sp belongs to 1d, because {tp.mode} shards these activations already; write tp{tp.size}:{tp.mode}"
+    return (
+        f"{tp}: sp belongs to 1d, because {tp.mode} shards these activations already; write "
+        f"tp{tp.size}:{tp.mode}"
+    )
 
 
 def depth_only_with_2_5d(tp: TensorAxis) -> str | None:
     """`depthD` is the third side of the 2.5d grid."""
     if tp.depth == 1 or tp.mode == "2.5d":
         return None
-    return f"{tp}: depth{tp.depth} belongs to 2.5d; write tp{tp.size}:2.5d,depth{tp.depth} or leave it out"
+    return (
+        f"{tp}: depth{tp.depth} belongs to 2.5d; write tp{tp.size}:2.5d,depth{tp.depth} or leave "
+        "it out"
+    )
 
 
 def virtual_only_with_interleaved(pp: PipelineAxis) -> str | None:
@@ -134,7 +154,8 @@ def virtual_only_with_interleaved(pp: PipelineAxis) -> str | None:
     if fixed in (None, pp.virtual):
         return None
     return (
-        f"{pp}: v{pp.virtual} belongs to interleaved, because {pp.schedule} always has {fixed} to a rank; "
+        f"{pp}: v{pp.virtual} belongs to interleaved, because {pp.schedule} always has {fixed} to "
+        "a rank; "
         f"write pp{pp.size}:interleaved,v{max(2, pp.virtual)} or pp{pp.size}:{pp.schedule}"
     )
 
@@ -156,7 +177,10 @@ def replicate_divides_dp(dp: DataAxis) -> str | None:
     """The replicas share the ranks of dp evenly."""
     if dp.size % dp.replicate == 0:
         return None
-    return f"{dp}: replicate{dp.replicate} does not divide dp{dp.size}; {_divisor('replicate', dp.replicate, dp.size)}"
+    return (
+        f"{dp}: replicate{dp.replicate} does not divide dp{dp.size}; "
+        f"{_divisor('replicate', dp.replicate, dp.size)}"
+    )
 
 
 def tensor_2d_is_square(tp: TensorAxis) -> str | None:
@@ -164,7 +188,10 @@ def tensor_2d_is_square(tp: TensorAxis) -> str | None:
     q = isqrt(tp.size)
     if tp.mode != "2d" or q * q == tp.size:
         return None
-    return f"tp{tp.size}:2d needs a square number of ranks; the nearest are tp{q * q}:2d and tp{(q + 1) ** 2}:2d"
+    return (
+        f"tp{tp.size}:2d needs a square number of ranks; the nearest are tp{q * q}:2d and "
+        f"tp{(q + 1) ** 2}:2d"
+    )
 
 
 def tensor_2_5d_is_square_times_depth(tp: TensorAxis) -> str | None:
@@ -189,7 +216,10 @@ def tensor_3d_is_cube(tp: TensorAxis) -> str | None:
     q = cube_root(tp.size)
     if tp.mode != "3d" or q**3 == tp.size:
         return None
-    return f"tp{tp.size}:3d needs a cubic number of ranks; the nearest are tp{q**3}:3d and tp{(q + 1) ** 3}:3d"
+    return (
+        f"tp{tp.size}:3d needs a cubic number of ranks; the nearest are tp{q**3}:3d and "
+        f"tp{(q + 1) ** 3}:3d"
+    )
 
 
 def schedule_has_the_shape(plan: Terms) -> str | None:
@@ -208,7 +238,8 @@ def experts_borrow_existing_ranks(plan: Terms) -> str | None:
     if lenders % plan.ep == 0:
         return None
     return (
-        f"ep{plan.ep} borrows its ranks from dp{plan.dp.size} x cp{plan.cp.size} = {lenders}, which it does not divide; "
+        f"ep{plan.ep} borrows its ranks from dp{plan.dp.size} x cp{plan.cp.size} = {lenders}, "
+        "which it does not divide; "
         f"{_divisor('ep', plan.ep, lenders)}, or dp{plan.ep}"
     )
 

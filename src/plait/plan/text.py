@@ -173,7 +173,8 @@ def _count(name: str, digits: str, *, least: int, example: str) -> int:
         raise _BadTermError(f"{name} needs a number, as in {example}")
     if len(digits.lstrip("0")) > _MAX_DIGITS:
         raise _BadTermError(
-            f"{name} has a number of {len(digits)} digits; the largest that is read has {_MAX_DIGITS}"
+            f"{name} has a number of {len(digits)} digits; the largest that is read has "
+            f"{_MAX_DIGITS}"
         )
     number = int(digits)
     if number < least:
@@ -184,7 +185,10 @@ def _count(name: str, digits: str, *, least: int, example: str) -> int:
 def _hint(term: str) -> str:
     """The term that was probably meant: with its axis, in lower case, or the nearest one."""
     if term == "auto":
-        return "'auto' asks the planner, which needs a model and a cluster; a plan itself names axes, as in dp2:zero3"
+        return (
+            "'auto' asks the planner, which needs a model and a cluster; a plan itself names axes, "
+            "as in dp2:zero3"
+        )
     head = re.split("[:,]", term)[0]
     for axis, (kind, words) in _WORDS.items():
         if head in words:

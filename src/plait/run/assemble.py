@@ -70,7 +70,8 @@ def assemble(
 ) -> Training:
     """Build what a config names, under a plan, on this rank. Collective.
 
-    `products` is the table of the run, else the config's. Errors: those of `build`, and `DataError`.
+    `products` is the table of the run, else the config's. Errors: those of `build`, and
+    `DataError`.
     """
     check_batch(plan, config.train.global_batch)
     options = make_options(config, plan)
@@ -196,7 +197,9 @@ def make_loader(config: Source, rank: int = 0, size: int = 1) -> Loader:
 
 
 def _check_alphabet(config: Source) -> None:
-    """A Hugging Face config that says no vocabulary has that of its family's tokenizer: no bytes."""
+    """A Hugging Face config that says no vocabulary has that of its family's tokenizer: no
+    bytes.
+    """
     keys = model_keys(config)
     data = config.data
     said = datasets.key(data, "tokenizer") is not None
@@ -206,7 +209,9 @@ def _check_alphabet(config: Source) -> None:
     bytes_ = datasets.VOCAB_SIZE
     if size is not None and size != bytes_:
         raise DataError(
-            f"the model's vocabulary has {size} tokens, and data {datasets.key(data, 'name')!r} is {bytes_} bytes; set "
-            f"vocab_size = {bytes_} in model.config, give tokens by data.python, or say data.tokenizer = 'bytes' to train "
+            f"the model's vocabulary has {size} tokens, and data {datasets.key(data, 'name')!r} is "
+            f"{bytes_} bytes; set "
+            f"vocab_size = {bytes_} in model.config, give tokens by data.python, or say "
+            "data.tokenizer = 'bytes' to train "
             "on bytes all the same"
         )

@@ -64,8 +64,10 @@ def _summary(data: RunData) -> Section:
         parts.append(f"No prediction of the cost model: {data.why_no_prediction}")
     loss = summary.get("final_loss")
     parts.append(
-        f"{summary.get('steps')} steps on {data.plan.world_size} ranks, final loss {'-' if loss is None else f'{loss:.4f}'}, "
-        f"{summary.get('tokens_per_second') or 0:,.0f} tokens/s by the clock, data loading included."
+        f"{summary.get('steps')} steps on {data.plan.world_size} ranks, final loss "
+        f"{'-' if loss is None else f'{loss:.4f}'}, "
+        f"{summary.get('tokens_per_second') or 0:,.0f} tokens/s by the clock, data loading "
+        "included."
     )
     return Section("The step in numbers", parts)
 
@@ -104,11 +106,13 @@ def _timelines(data: RunData) -> Section:
     parts.append(_picture(timeline_lanes(measured), length, f"measured: {which}"))
     if asynchronous:
         parts.append(
-            "The schedule never drains: the simulated stretch begins with an empty pipeline, the measured one inside."
+            "The schedule never drains: the simulated stretch begins with an empty pipeline, the "
+            "measured one inside."
         )
     if len(line) < data.plan.world_size:
         parts.append(
-            f"Predicted and simulated are one pipeline line, ranks {', '.join(map(str, line))}; the others do alike."
+            f"Predicted and simulated are one pipeline line, ranks {', '.join(map(str, line))}; "
+            "the others do alike."
         )
     return Section("Timelines", parts)
 
@@ -149,7 +153,8 @@ def _memory(data: RunData) -> Section:
         )
     peaks = data.summary.get("peak_memory") or []
     said = (
-        f"Measured between steps: state alone. At its peak the fullest process held {max(peaks) / 1e6:,.0f} MB."
+        "Measured between steps: state alone. At its peak the fullest process held "
+        f"{max(peaks) / 1e6:,.0f} MB."
         if peaks
         else ""
     )

@@ -102,7 +102,8 @@ def new_run(out: Path | None, name: str, root: Path = Path("runs")) -> RunFolder
     path = out if out is not None else _unused(root / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
     if path.is_dir() and any(one.name != LOCK for one in path.iterdir()):
         raise ConfigError(
-            f"{path} is not empty; choose another --out, or continue what is there with --resume {path}"
+            f"{path} is not empty; choose another --out, or continue what is there with --resume "
+            f"{path}"
         )
     _make_writable(path)
     return RunFolder(path)
@@ -122,7 +123,8 @@ def resumed_run(
     read = source or out or _latest(root, name)
     if read is None:
         raise CheckpointError(
-            f"there is no run of '{name}' with a checkpoint in {root}/; name its folder: --resume DIR"
+            f"there is no run of '{name}' with a checkpoint in {root}/; name its folder: --resume "
+            "DIR"
         )
     checkpoint = resolve(read) if source is not None else newest_whole(read)
     if source is not None and out is not None and out.resolve() != read.resolve():

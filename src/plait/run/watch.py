@@ -71,18 +71,21 @@ class Watch(Hook):
         unused = [name for name in sorted(names - touched) if not _is_idle_expert(name, touched)]
         if self._num_steps and self._num_still == self._num_steps:
             self._say(
-                f"the gradient of every parameter was exactly 0 in each of the first {self._num_steps} steps, "
+                "the gradient of every parameter was exactly 0 in each of the first "
+                f"{self._num_steps} steps, "
                 "so nothing is trained: look at what the loss is computed from"
             )
         if unused:
             self._say(
-                f"no gradient has reached {listed(unused)}: no rank used them in these steps, or their output is detached "
+                f"no gradient has reached {listed(unused)}: no rank used them in these steps, or "
+                "their output is detached "
                 "before the loss; if that is meant, freeze them by requires_grad_(False)"
             )
         still = sorted(touched - moved)
         if self._num_steps == STEPS and still and self._num_still < self._num_steps:
             self._say(
-                f"the first {STEPS} steps did not move {listed(still)}: their gradients are 0, or lr is too small "
+                f"the first {STEPS} steps did not move {listed(still)}: their gradients are 0, or "
+                "lr is too small "
                 "for the precision of the weights"
             )
 

@@ -48,7 +48,10 @@ def page(title: str, sections: Sequence[Section]) -> str:
     """The whole file."""
     body = "\n".join(_section(section) for section in sections)
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
-    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body><h1>{escape(title)}</h1>\n{body}\n</body></html>\n'
+    return (
+        "<!DOCTYPE html>\n<html "
+        f'lang="en"><head>{head}</head>\n<body><h1>{escape(title)}</h1>\n{body}\n</body></html>\n'
+    )
 
 
 def _section(section: Section) -> str:

@@ -123,19 +123,31 @@ def _box(box: Box, x: float, top: float, width: float, height: float) -> Iterato
         height = 4
     opacity = "" if box.opacity >= 1 else f' fill-opacity="{box.opacity:.2f}"'
     hint = f"<title>{escape(box.hint)}</title>" if box.hint else ""
-    yield f'<rect x="{x:.2f}" y="{top:g}" width="{width:.2f}" height="{height:g}" fill="{box.colour}"{opacity}>{hint}</rect>'
+    yield (
+        f'<rect x="{x:.2f}" y="{top:g}" width="{width:.2f}" height="{height:g}" '
+        f'fill="{box.colour}"{opacity}>{hint}</rect>'
+    )
     if box.label and not box.slim and len(box.label) * _CHARACTER <= width:
         yield _text(x + width / 2, top + height * 0.65, box.label, "in")
     if box.edge:
-        yield f'<rect x="{x + width - 2:.2f}" y="{top:g}" width="3" height="{height:g}" fill="#b00020"/>'
+        yield (
+            f'<rect x="{x + width - 2:.2f}" y="{top:g}" width="3" height="{height:g}" '
+            'fill="#b00020"/>'
+        )
 
 
 def _axis(end: float, unit: str, margin: float, scale: float, y: float) -> Iterator[str]:
     step = _nice(end / 8)
-    yield f'<rect x="{margin:.2f}" y="{y:g}" width="{end * scale:.2f}" height="1" fill="currentColor" fill-opacity="0.4"/>'
+    yield (
+        f'<rect x="{margin:.2f}" y="{y:g}" width="{end * scale:.2f}" height="1" '
+        'fill="currentColor" fill-opacity="0.4"/>'
+    )
     for index in range(int(end / step + 1e-9) + 1):
         x = margin + index * step * scale
-        yield f'<rect x="{x:.2f}" y="{y:g}" width="1" height="4" fill="currentColor" fill-opacity="0.4"/>'
+        yield (
+            f'<rect x="{x:.2f}" y="{y:g}" width="1" height="4" fill="currentColor" '
+            'fill-opacity="0.4"/>'
+        )
         yield _text(x, y + 16, f"{index * step:g}{'' if index else f' {unit}'}", "tick")
 
 
@@ -177,7 +189,10 @@ def _of_span(span: Span, origin: float, per_second: float) -> Box:
 
 def _of_wait(comm: CommEvent, origin: float, per_second: float) -> Box:
     start = (comm.stop_seconds - comm.exposed_seconds - origin) * per_second
-    hint = f"waited {comm.exposed_seconds * 1e3:.3f} ms for {comm.op} on {comm.axis}, {comm.bytes} bytes"
+    hint = (
+        f"waited {comm.exposed_seconds * 1e3:.3f} ms for {comm.op} on {comm.axis}, {comm.bytes} "
+        "bytes"
+    )
     return Box(start, comm.exposed_seconds * per_second, COLOURS["wait"], "", hint, slim=True)
 
 

@@ -144,14 +144,17 @@ def drift(problem: Problem, plan: Plan, steps: int) -> DriftReport:
     plan = replace(plan, precision="bf16").check()
     if is_asynchronous(plan):
         raise PlanError(
-            f"{plan.pp}: its updates are delayed, so what it drifts is not rounding; measure pp{plan.pp.size}:1f1b"
+            f"{plan.pp}: its updates are delayed, so what it drifts is not rounding; measure "
+            f"pp{plan.pp.size}:1f1b"
         )
     report: DriftReport = in_new_world(in_world, DriftTask(problem, str(plan), steps))
     return report
 
 
 def in_world(world: World, task: DriftTask) -> DriftReport:
-    """The drift of a plan on the ranks of `world`; every rank returns an equal report. Collective."""
+    """The drift of a plan on the ranks of `world`; every rank returns an equal report.
+    Collective.
+    """
     records = world.axis("world").gather_objects(observe(world, task))
     taken = world.axis("world").gather_objects(world.paths.taken())
     report: DriftReport | None = None

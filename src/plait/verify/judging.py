@@ -1,8 +1,8 @@
 """The verdict on what the ranks of one probe have recorded: one device does the same, and the two
 are compared.
 
-Where they differ, one device is asked again: with its low-precision parts moved in their last place,
-with its weights one bit aside, and with what every slice of the batch adds to the gradient.
+Where they differ, one device is asked again: with its low-precision parts moved in their last
+place, with its weights one bit aside, and with what every slice of the batch adds to the gradient.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ from plait.verify.report import Report
 
 @dataclass(frozen=True)
 class Asked:
-    """A question for the evaluation: a problem under a plan. `tolerance` None: the precision's own."""
+    """A question for the evaluation: a problem under a plan. `tolerance` None: the precision's
+    own.
+    """
 
     problem: Problem
     plan: Plan
@@ -89,7 +91,10 @@ def judge_stream(asked: Asked, records: Sequence[RankRecord]) -> Report:
         return reference_stream(asked.problem, asked.plan, model, batches, records)
 
     report, _ = asked.judge_lowered(join_stream(records), run(), run)
-    note = f"compared with one device that applies the same delayed gradients ({asked.plan.pp.schedule}), after the flush"
+    note = (
+        "compared with one device that applies the same delayed gradients "
+        f"({asked.plan.pp.schedule}), after the flush"
+    )
     return replace(report, notes=[note, *report.notes])
 
 
@@ -163,7 +168,8 @@ def _rounding(report: Report, moved: Record, reference: Record) -> list[Finding]
         return []
     worst = max(drift.values())
     text = (
-        f"rounding alone explains it: one device against itself, started one bit aside, drifts as far (up to {worst:.1e}); "
+        "rounding alone explains it: one device against itself, started one bit aside, drifts as "
+        f"far (up to {worst:.1e}); "
         "this training is ill-conditioned, choose a lower lr, a larger batch or fewer steps"
     )
     return [Finding("rounding", "", text, 0.99)]

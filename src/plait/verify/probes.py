@@ -75,7 +75,10 @@ def _no_mask(problem: Problem) -> str | None:
         model = problem.make_whole_model(torch.float32)
         with torch.no_grad():
             if not isinstance(problem.loss(model(inputs[:2]), targets[:2]), tuple):
-                return "its loss returns a mean over samples; one that returns (sum, count) may mask targets"
+                return (
+                    "its loss returns a mean over samples; one that returns (sum, count) may mask "
+                    "targets"
+                )
     return None
 
 

@@ -129,7 +129,8 @@ class Report:
             ("parameters", PARAM_KINDS),
         ):
             lines.append(
-                f"  {label:<11} relative error {self.error(*kinds):.1e}   (passes up to {self.passes(*kinds):.0e})"
+                f"  {label:<11} relative error {self.error(*kinds):.1e}   (passes up to "
+                f"{self.passes(*kinds):.0e})"
             )
         if not self.ok and (worst := self.worst):
             where = "" if worst.rank is None else f" on rank {worst.rank}"

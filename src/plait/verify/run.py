@@ -42,7 +42,9 @@ PRECISIONS = ("float64", "float32")
 
 @dataclass(frozen=True)
 class Task:
-    """The task of the ranks: one plan, one problem, some probes. No probe changes a `final` plan."""
+    """The task of the ranks: one plan, one problem, some probes. No probe changes a `final`
+    plan.
+    """
 
     problem: Problem
     plan: str
@@ -121,7 +123,8 @@ def _check_steps_together(plan: Plan) -> None:
         and not (dp.strategy == "async-server" and dp.stale == 0)
     ):
         raise PlanError(
-            f"{dp}: its ranks do not step together, so what they train is not what one device trains, and there is nothing "
+            f"{dp}: its ranks do not step together, so what they train is not what one device "
+            "trains, and there is nothing "
             f"to prove it equal to; write dp{dp.size} for a plan that is"
         )
 

@@ -1,9 +1,10 @@
 """The update and the precision that training will use, beside the proof in float64.
 
-A proof in float64 takes other kernels than training: fused updates of float32 with the scale inside,
-masters in float32 under weights in bf16. So the plan also runs as it will train. Its gradients are
-held against one device in float32, and its parameters against a plain optimizer in float64 that is
-given the gradients which the plan's own optimizer saw: what is left is the rounding of one update.
+A proof in float64 takes other kernels than training: fused updates of float32 with the scale
+inside, masters in float32 under weights in bf16. So the plan also runs as it will train. Its
+gradients are held against one device in float32, and its parameters against a plain optimizer in
+float64 that is given the gradients which the plan's own optimizer saw: what is left is the rounding
+of one update.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ GRADIENTS = ("loss", "count", "grad", "grad_norm")
 
 
 def prove(world: World, problem: Problem, plan: Plan, steps: int) -> Report:
-    """The report of a plan in its own precision, float32 or bf16; alike on every rank. Collective."""
+    """The report of a plan in its own precision, float32 or bf16; alike on every rank.
+    Collective.
+    """
     problem = with_optimizer(problem, problem.train.optimizer)
     found: list[Difference] = []
     for hurried in (False, True):

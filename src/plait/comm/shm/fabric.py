@@ -68,12 +68,16 @@ class Header(NamedTuple):
         theirs = (other.number, other.op, other.dtype)
         if mine != theirs or (same_numel and self.numel != other.numel):
             raise RunError(
-                f"the ranks of one axis called different operations: this rank {self._text()}, coordinate {peer} "
+                f"the ranks of one axis called different operations: this rank {self._text()}, "
+                f"coordinate {peer} "
                 f"{other._text()}; all ranks of an axis call the same operations in the same order"
             )
 
     def _text(self) -> str:
-        return f"{self.op} of {self.numel} {str(self.dtype).removeprefix('torch.')} (its operation {self.number})"
+        return (
+            f"{self.op} of {self.numel} {str(self.dtype).removeprefix('torch.')} (its operation "
+            f"{self.number})"
+        )
 
 
 class Staged(ABC):

@@ -36,7 +36,8 @@ class Receive(Handle):
         data = message.data
         if (flat.numel(), flat.dtype) != (data.numel(), data.dtype):
             raise RunError(
-                f"coordinate {self.source} sent {data.numel()} {data.dtype} and {flat.numel()} {flat.dtype} were expected"
+                f"coordinate {self.source} sent {data.numel()} {data.dtype} and {flat.numel()} "
+                f"{flat.dtype} were expected"
             )
         flat.copy_(data)
         message.release()

@@ -128,7 +128,8 @@ class ThreadFabric(Fabric):
                 raise RankFailed(f"rank {self._hub.failed} failed")
             if time.monotonic() > deadline:
                 raise RankFailed(
-                    f"coordinate {source} of the axis was silent for {self._hub.timeout_seconds:g} s"
+                    f"coordinate {source} of the axis was silent for {self._hub.timeout_seconds:g} "
+                    "s"
                 )
 
     def publish(self, notice: Header, data: Tensor | None) -> None:

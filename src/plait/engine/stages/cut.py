@@ -213,7 +213,8 @@ def _weighed(model: nn.Module, names: Sequence[str], cutting: Cutting) -> list[L
         layers = profile_layers(model, units, lambda: call(model, accepted(model, example)))
     if [layer.name for layer in layers] != list(names):
         raise ModelError(
-            "the layers to be measured are not called in their order by the model's forward; leave measure out"
+            "the layers to be measured are not called in their order by the model's forward; leave "
+            "measure out"
         )
     return layers
 
@@ -223,8 +224,10 @@ def _example_of(model: nn.Module) -> Any:
     if _takes_tokens(model):
         return torch.zeros(1, 4, dtype=torch.int64)
     raise ModelError(
-        f"to cut a {type(model).__name__} into stages its forward is run once on an example; give inputs of one sample as "
-        "Options(cutting=Cutting(example=...)), or name a chain of modules that compose to the forward"
+        f"to cut a {type(model).__name__} into stages its forward is run once on an example; give "
+        "inputs of one sample as "
+        "Options(cutting=Cutting(example=...)), or name a chain of modules that compose to the "
+        "forward"
     )
 
 

@@ -36,7 +36,8 @@ def is_meta(model: nn.Module) -> bool:
     if any(metas.values()) and not all(metas.values()):
         values = [name for name, meta in metas.items() if not meta]
         raise ModelError(
-            f"{listed(values)} of a model on the meta device have values, and {len(metas) - len(values)} "
+            f"{listed(values)} of a model on the meta device have values, and "
+            f"{len(metas) - len(values)} "
             "tensors have none; make the model wholly on the CPU, or move those parts there with "
             'module.to("meta")'
         )
@@ -189,7 +190,8 @@ class Initializer:
         if reset is None:
             raise ModelError(
                 f"module '{name or type(module).__name__}' ({type(module).__name__}) owns "
-                f"{', '.join([*params, *buffers])} but has no reset_parameters(), so it cannot be initialised from the "
+                f"{', '.join([*params, *buffers])} but has no reset_parameters(), so it cannot be "
+                "initialised from the "
                 "meta device; add that method, or pass the model with its values"
             )
         dtype = torch.float64 if self._dtype == torch.float64 else torch.float32
@@ -239,8 +241,10 @@ def _check_written(name: str, module: nn.Module, values: Mapping[str, Tensor]) -
     ]
     if unwritten:
         raise ModelError(
-            f"reset_parameters() of module '{name or type(module).__name__}' ({type(module).__name__}) leaves "
-            f"{', '.join(unwritten)} without values; write all of them there, or pass the model with its values"
+            f"reset_parameters() of module '{name or type(module).__name__}' "
+            f"({type(module).__name__}) leaves "
+            f"{', '.join(unwritten)} without values; write all of them there, or pass the model "
+            "with its values"
         )
 
 

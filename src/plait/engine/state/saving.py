@@ -139,7 +139,8 @@ def _check(state: TrainingState, checkpoint: Checkpoint) -> None:
     there = checkpoint.meta.get("optimizer")
     if there != here:
         raise CheckpointError(
-            f"{checkpoint.directory} was saved with {there} and this run updates with {here}; use {there}"
+            f"{checkpoint.directory} was saved with {there} and this run updates with {here}; use "
+            f"{there}"
         )
     wanted = dict(state.holding.shapes)
     for name in checkpoint.names():
@@ -186,7 +187,8 @@ def _saved_optimizer(state: TrainingState) -> Iterator[Shard]:
                     yield Shard.whole(name, tensor.detach().contiguous())
             else:
                 raise CheckpointError(
-                    f"the optimizer keeps '{key}' of shape {tuple(tensor.shape)} for {piece.numel} elements of '{piece.name}'; "
+                    f"the optimizer keeps '{key}' of shape {tuple(tensor.shape)} for {piece.numel} "
+                    f"elements of '{piece.name}'; "
                     "it is not known which elements those are, so it cannot be saved"
                 )
 

@@ -29,7 +29,8 @@ def make_start(make: MakeStart, seed: int) -> dict[str, Tensor]:
 
 
 def make_whole(make: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """A model with its values, as plain PyTorch makes it on the CPU after `torch.manual_seed(seed)`.
+    """A model with its values, as plain PyTorch makes it on the CPU after
+    `torch.manual_seed(seed)`.
 
     Raises `ModelError` for parameters that nobody gave values: fresh memory is NaN meanwhile.
     """
@@ -47,7 +48,8 @@ def make_whole(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     ]
     if unwritten:
         raise ModelError(
-            f"{type(model).__name__} leaves {listed(unwritten)} without values: that memory is never written; "
+            f"{type(model).__name__} leaves {listed(unwritten)} without values: that memory is "
+            "never written; "
             "initialise it where the model is made"
         )
     return model
@@ -67,7 +69,9 @@ def listed(names: list[str]) -> str:
 def told_start(
     make: MakeStart, seed: int, axis: Axis, device: torch.device
 ) -> Iterator[tuple[str, Tensor]]:
-    """(name, value) of every parameter and buffer, made by the first rank of the axis. Collective."""
+    """(name, value) of every parameter and buffer, made by the first rank of the axis.
+    Collective.
+    """
     tensors = make_start(make, seed) if axis.rank == 0 else {}
     forms = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()]
     for name, shape, dtype in axis.gather_objects(forms)[0]:

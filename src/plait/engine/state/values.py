@@ -102,7 +102,8 @@ class Values:
         for rank, names in enumerate(self._axis.gather_objects(self._differing)):
             if names and self._axis.rank == 0:
                 warnings.warn(
-                    f"rank {rank} brought other initial values than rank 0, whose values all ranks train: "
+                    f"rank {rank} brought other initial values than rank 0, whose values all ranks "
+                    "train: "
                     f"{listed(names)}; seed every rank alike before the model is made",
                     stacklevel=2,
                 )

@@ -162,13 +162,15 @@ def check_address(host: str, port: int, num_clients: int) -> None:
     """
     if not HOST.fullmatch(host):
         raise ConfigError(
-            f"--host {host!r} is no name or address of a machine: letters, digits, dots and hyphens, "
+            f"--host {host!r} is no name or address of a machine: letters, digits, dots and "
+            "hyphens, "
             "as in server.example.org or 192.0.2.7"
         )
     last = port + FIRST_CLIENT_PORT + num_clients - 1
     if port < 1 or last > LAST_PORT:
         raise ConfigError(
-            f"--port {port} is wrong: it and the ports of {num_clients} clients, up to {last}, must lie "
+            f"--port {port} is wrong: it and the ports of {num_clients} clients, up to {last}, "
+            "must lie "
             f"between 1 and {LAST_PORT}"
         )
 
@@ -183,7 +185,8 @@ def _client(folder: Path, config: Config, address: str, number_and_port: tuple[i
     client_key(folder)
     _script(
         folder / "client.sh",
-        f"Client {number}: its samples and its engine, and Flower's node that carries its messages.",
+        f"Client {number}: its samples and its engine, and Flower's node that carries its "
+        "messages.",
         CLIENT_BODY.format(
             number=number,
             address=shlex.quote(address),
@@ -205,8 +208,10 @@ def _server(folder: Path, host: str, port: int) -> None:
     _script(
         folder / "server.sh",
         "The server: Flower's SuperLink, over TLS, for registered clients only.",
-        f"heeding flower-superlink --host {shlex.quote(host)} --port {port} --enable-supernode-auth \\\n"
-        '  --ssl-ca-certfile "$here/ca.crt" --ssl-certfile "$here/server.pem" --ssl-keyfile "$here/server.key" \\\n'
+        f"heeding flower-superlink --host {shlex.quote(host)} --port {port} "
+        "--enable-supernode-auth \\\n"
+        '  --ssl-ca-certfile "$here/ca.crt" --ssl-certfile "$here/server.pem" --ssl-keyfile '
+        '"$here/server.key" \\\n'
         '  --disable-runtime-dependency-installation "$@"\n',
     )
     _script(

@@ -250,7 +250,8 @@ def server_app(config: str | Path, out: str | Path | None = None) -> ServerApp:
         for done in server.run(fleet):
             rounds.append(done.as_dict())
             print(
-                f"plait round {done.number} accuracy {done.accuracy:.4f} answered {list(done.answered)}",
+                f"plait round {done.number} accuracy {done.accuracy:.4f} answered "
+                f"{list(done.answered)}",
                 flush=True,
             )
             if out is not None:

@@ -60,7 +60,8 @@ def check_reply(reply: Reply, numel: int) -> Reply:
     for name, vector in {"change": reply.change, **reply.extra}.items():
         if vector.dim() != 1 or vector.numel() != numel:
             raise RunError(
-                f"client {reply.client} sent '{name}' of shape {tuple(vector.shape)}; only ({numel},) may travel"
+                f"client {reply.client} sent '{name}' of shape {tuple(vector.shape)}; only "
+                f"({numel},) may travel"
             )
         if vector.is_floating_point() and not bool(torch.isfinite(vector).all()):
             raise RunError(
@@ -69,6 +70,7 @@ def check_reply(reply: Reply, numel: int) -> Reply:
     unknown = set(reply.metrics) - METRICS
     if unknown or not all(math.isfinite(value) for value in reply.metrics.values()):
         raise RunError(
-            f"client {reply.client} sent metrics {dict(reply.metrics)}; allowed are finite {sorted(METRICS)}"
+            f"client {reply.client} sent metrics {dict(reply.metrics)}; allowed are finite "
+            f"{sorted(METRICS)}"
         )
     return reply

@@ -240,14 +240,15 @@ class Server:
         )
         if len(answered) < needed or (asked and not answered):
             raise RunError(
-                f"round {task.number}: {len(answered)} of {len(asked)} clients answered, and {needed} are needed"
-                + "".join(f"; {why}" for why in refused.values())
+                f"round {task.number}: {len(answered)} of {len(asked)} clients answered, and "
+                f"{needed} are needed" + "".join(f"; {why}" for why in refused.values())
             )
 
     def _check(self) -> None:
         if self.rules.secure and not self.strategy.linear:
             raise RunError(
-                "secure aggregation gives the server the mean alone; this strategy looks at single changes"
+                "secure aggregation gives the server the mean alone; this strategy looks at single "
+                "changes"
             )
         if self.rules.noise and self.rules.clip is None:
             raise RunError(
@@ -255,7 +256,8 @@ class Server:
             )
         if self.rules.clip is not None and not self.strategy.linear:
             raise RunError(
-                "privacy is counted for the mean of clipped changes; this strategy looks at single ones"
+                "privacy is counted for the mean of clipped changes; this strategy looks at single "
+                "ones"
             )
 
     def _accepted(self, replies: list[Reply]) -> tuple[list[Reply], dict[int, str]]:

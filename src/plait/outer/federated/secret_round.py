@@ -71,7 +71,8 @@ class Desk:
         number, secrets = self._clients.get(client, (None, None))
         if secrets is None or number != int(said[0]["number"]):
             raise RunError(
-                f"client {client} has no secrets of round {said[0]['number']}: it began after the round did"
+                f"client {client} has no secrets of round {said[0]['number']}: it began after the "
+                "round did"
             )
         return secrets
 
@@ -141,7 +142,8 @@ def _is_masked(said: Said, numel: int) -> bool:
 def _enough(left: Mapping[int, object], threshold: int) -> None:
     if len(left) < threshold:
         raise RunError(
-            f"{len(left)} clients are left of the {threshold} that secure aggregation needs; the round is void"
+            f"{len(left)} clients are left of the {threshold} that secure aggregation needs; the "
+            "round is void"
         )
 
 

@@ -138,7 +138,8 @@ class SecureClient:
         """Step 2: for every client that advertised, this one included."""
         if len(keys) < threshold:
             raise RunError(
-                f"{len(keys)} clients are fewer than the threshold {threshold} of secure aggregation"
+                f"{len(keys)} clients are fewer than the threshold {threshold} of secure "
+                "aggregation"
             )
         self._keys = dict(keys)
         of_key, of_seed = (
@@ -191,7 +192,8 @@ class SecureClient:
             sealed.tag, hmac.digest(key, _route(other, self.client) + sealed.body, "sha256")
         ):
             raise RunError(
-                f"the shares that client {other} sent to client {self.client} were changed on their way"
+                f"the shares that client {other} sent to client {self.client} were changed on "
+                "their way"
             )
         return _xor(sealed.body, key + _route(other, self.client))
 
@@ -216,7 +218,8 @@ def unmask_sum(
     given = dict(zip(holders, answers, strict=True))
     if len(given) < threshold:
         raise RunError(
-            f"{len(given)} clients are left of the {threshold} that secure aggregation needs; the round is void"
+            f"{len(given)} clients are left of the {threshold} that secure aggregation needs; the "
+            "round is void"
         )
     total = torch.stack(list(masked.values())).sum(dim=0)
     numel = total.numel()

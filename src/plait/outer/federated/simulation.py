@@ -309,11 +309,13 @@ def simulate(
     workers = config.federated.workers
     if workers > 1 and plan.world_size > 1:
         raise RunError(
-            f"federated.workers = {workers} needs clients of one rank, and the plan '{plan}' has {plan.world_size}"
+            f"federated.workers = {workers} needs clients of one rank, and the plan '{plan}' has "
+            f"{plan.world_size}"
         )
     if config.federated.partition == "own":
         raise RunError(
-            "federated.partition = 'own' is for --deploy, where each client's [data] is on its own machine"
+            "federated.partition = 'own' is for --deploy, where each client's [data] is on its own "
+            "machine"
         )
     fleet = (
         PoolFleet(config, plan, world, workers)

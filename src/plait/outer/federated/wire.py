@@ -31,7 +31,8 @@ def pack(head: Mapping[str, Any], vectors: Mapping[str, NDArray[Any]]) -> bytes:
     for name, vector in vectors.items():
         if vector.ndim != 1 or str(vector.dtype) not in DTYPES:
             raise ValueError(
-                f"'{name}' is {vector.dtype} of {vector.ndim} dimensions; vectors of {', '.join(DTYPES)} travel"
+                f"'{name}' is {vector.dtype} of {vector.ndim} dimensions; vectors of "
+                f"{', '.join(DTYPES)} travel"
             )
         listed.append([name, str(vector.dtype), vector.size])
     text = json.dumps({"head": dict(head), "vectors": listed}, allow_nan=False).encode()

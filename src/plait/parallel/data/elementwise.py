@@ -45,8 +45,10 @@ def require_elementwise(make_optimizer: MakeOptimizer, plan_text: str) -> None:
             on_halves.step()
     except Exception as error:
         raise OptimizerError(
-            f"{plan_text} updates shards, which are one-dimensional ranges of elements, and {name} does not take them: "
-            f"{error}. Use an elementwise optimizer (SGD, Adam, AdamW, ...), or dpN:allreduce, ring or server"
+            f"{plan_text} updates shards, which are one-dimensional ranges of elements, and {name} "
+            "does not take them: "
+            f"{error}. Use an elementwise optimizer (SGD, Adam, AdamW, ...), or dpN:allreduce, "
+            "ring or server"
         ) from error
     if not torch.allclose(
         whole.detach().reshape(-1),
@@ -55,8 +57,10 @@ def require_elementwise(make_optimizer: MakeOptimizer, plan_text: str) -> None:
         atol=1e-7,
     ):
         raise OptimizerError(
-            f"{plan_text} updates shards, which are ranges of elements, and {name} is not elementwise: it updates a matrix "
-            f"otherwise than the two halves of its elements. Use an elementwise optimizer (SGD, Adam, AdamW, ...), or "
+            f"{plan_text} updates shards, which are ranges of elements, and {name} is not "
+            "elementwise: it updates a matrix "
+            "otherwise than the two halves of its elements. Use an elementwise optimizer (SGD, "
+            "Adam, AdamW, ...), or "
             f"dpN:allreduce, ring or server"
         )
 

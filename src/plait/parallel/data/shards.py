@@ -1,4 +1,6 @@
-"""Master values of this rank's shards, and gradients reduced into shards: shared by the ZeRO stages."""
+"""Master values of this rank's shards, and gradients reduced into shards: shared by the ZeRO
+stages.
+"""
 
 from __future__ import annotations
 

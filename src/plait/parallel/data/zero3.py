@@ -123,7 +123,7 @@ class Zero3(DataStrategy):
         self._install_hooks()
 
     # -- layout
-    # ---------------------------------------------------------------------------------------------------
+    # ------------------------------------------------------------------------------------------
 
     def _make_units(self, units: Sequence[Unit]) -> list[ShardedUnit]:
         by_name = {unit.name: ShardedUnit(unit, index) for index, unit in enumerate(units)}

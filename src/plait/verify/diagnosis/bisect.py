@@ -38,7 +38,10 @@ class Blame:
             for axis in self.ingredients
         ]
         blamed = " with ".join(named)
-        return f"the smallest plan that fails is '{self.smallest}': to blame is {blamed} ({len(self.tried)} plans tried)"
+        return (
+            f"the smallest plan that fails is '{self.smallest}': to blame is {blamed} "
+            f"({len(self.tried)} plans tried)"
+        )
 
     def _strategy(self, axis: str) -> str:
         return {

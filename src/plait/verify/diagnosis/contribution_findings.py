@@ -68,7 +68,10 @@ def contribution_findings(
     }
     fitted = {rank: weights for rank, weights in by_rank.items() if weights is not None}
     if len(fitted) > 1 and all(_own_alone(weights, rank) for rank, weights in fitted.items()):
-        text = "each rank's shard holds the gradient of its own part of the batch: a reduction over dp is missing"
+        text = (
+            "each rank's shard holds the gradient of its own part of the batch: a reduction over "
+            "dp is missing"
+        )
         return [Finding("missing-reduction", "dp", text, 0.97)]
     found = [
         replace(one, text=f"{one.text} (in the shard of rank {rank})")
@@ -240,7 +243,10 @@ def _mean_of_means(weights: Weights, facts: Facts) -> list[Finding] | None:
         if len({round(count(part), 9) for part, _ in every}) > 1 and max(products) - min(
             products
         ) <= 1e-3 * abs(max(products)):
-            text = f"a mean of means: the {parts} hold unequal numbers of unmasked targets and each is divided by its own"
+            text = (
+                f"a mean of means: the {parts} hold unequal numbers of unmasked targets and each "
+                "is divided by its own"
+            )
             return [Finding("mean-of-means", axis, text, 0.96)]
     return None
 

@@ -21,9 +21,9 @@ from plait.verify.record.observation import Gradients
 
 @dataclass(frozen=True)
 class Finding:
-    """One explanation of an error. `cause` is a stable word, `axis` a mesh axis (dp, tp, pp, cp, ep,
-    mb) or an option (init, clip, optimizer, lr, data, loss), several joined by `+`; `confidence` in
-    (0, 1]; `names` the parameters concerned.
+    """One explanation of an error. `cause` is a stable word, `axis` a mesh axis (dp, tp, pp, cp,
+    ep, mb) or an option (init, clip, optimizer, lr, data, loss), several joined by `+`;
+    `confidence` in (0, 1]; `names` the parameters concerned.
     """
 
     cause: str

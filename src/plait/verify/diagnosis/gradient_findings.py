@@ -175,7 +175,10 @@ def unsynchronised_copies(view: View) -> list[Finding]:
                     tied.append(name)
     if not 0 < len(tied) <= MOST_TIED:
         return []
-    text = f"the sum of the two copies of {list_names(tied)} is the right gradient: the tied weights are not synchronised"
+    text = (
+        f"the sum of the two copies of {list_names(tied)} is the right gradient: the tied weights "
+        "are not synchronised"
+    )
     return [
         Finding(
             "tied", "pp" if view.facts.sizes.get("pp", 1) > 1 else "tied", text, 0.98, tuple(tied)
@@ -197,7 +200,10 @@ def kept_from_before(view: View) -> list[Finding]:
             "the gradient is that of the step before: it was not computed anew, or reduced too late"
         )
     else:
-        text = "the gradient of the step before is added to this one: gradients are not set to zero between steps"
+        text = (
+            "the gradient of the step before is added to this one: gradients are not set to zero "
+            "between steps"
+        )
     return [
         Finding(
             "gradient-kept",
@@ -213,7 +219,10 @@ def stale_weights(view: View) -> list[Finding]:
     fit = fit_scale(view.mine.grads, view.truth.stale_grads)
     if not view.truth.stale_grads or not fit.holds(view.slack) or abs(fit.scale - 1) > view.slack:
         return []
-    text = "the gradient is that of the weights before the last update: stale parameters were used in the forward"
+    text = (
+        "the gradient is that of the weights before the last update: stale parameters were used in "
+        "the forward"
+    )
     return [Finding("stale-weights", "dp", text, 0.97)]
 
 

@@ -18,7 +18,10 @@ def norm_alone(view: View, kinds: set[str]) -> list[Finding]:
         return []
     axis, clause = view.facts.explain(ratio**2)
     if ":" in clause and abs(ratio**2 - 1) > 1e-3:
-        text = f"the square of the gradient norm is {clause}: parts of it are counted more than once, or left out"
+        text = (
+            f"the square of the gradient norm is {clause}: parts of it are counted more than once, "
+            "or left out"
+        )
         return [Finding("norm", axis, text, 0.85)]
     other = _norm_of_one_parameter(view)
     if other:
@@ -45,7 +48,10 @@ def norm_of_one_rank(view: View, kinds: set[str]) -> list[Finding]:
         }
         norm = dot(part, part) ** 0.5 * view.truth.grad_norm / total
         if relative_number(view.mine.grad_norm, norm) <= view.slack:
-            text = f"the gradient norm is that of rank {rank}'s shard alone: its sum over dp is missing"
+            text = (
+                f"the gradient norm is that of rank {rank}'s shard alone: its sum over dp is "
+                "missing"
+            )
             return [Finding("norm", "dp", text, 0.96)]
     return []
 
@@ -134,7 +140,8 @@ def clipped(view: View) -> list[Finding]:
         Finding(
             "clip",
             "clip",
-            f"the gradient norm is right and the clipped gradient is {fit.scale:.6f} times too large",
+            f"the gradient norm is right and the clipped gradient is {fit.scale:.6f} times too "
+            "large",
             0.96,
         )
     ]

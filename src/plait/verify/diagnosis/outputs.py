@@ -98,7 +98,10 @@ def locate(world: World, problem: Problem, plan: Plan) -> Finding | None:
 
 
 def _text(first: str, since: list[str], roles: dict[str, str]) -> str:
-    text = f"the first module whose output differs from one device's is '{first}' ({roles[first]}): look at its role"
+    text = (
+        f"the first module whose output differs from one device's is '{first}' ({roles[first]}): "
+        "look at its role"
+    )
     named = [f"'{name}' ({roles.get(name, 'no role')})" for name in since]
     return text + (
         f", and at those of what ran just before it: {list_names(named, 6)}" if named else ""

@@ -52,7 +52,10 @@ def start_findings(parallel: Record, reference: Record, wrong: Sequence[str]) ->
     ]
     repeated = [name for name in wrong if _repeats(mine[name]) and not _repeats(truth[name])]
     if repeated:
-        text = f"the halves of {list_names(repeated)} start equal: each rank fills its shard from the same seed"
+        text = (
+            f"the halves of {list_names(repeated)} start equal: each rank fills its shard from the "
+            "same seed"
+        )
         found.append(Finding("init-shards", "init+tp", text, 0.95, tuple(repeated)))
     return found
 
@@ -78,7 +81,10 @@ def replica_findings(view: View, wrong: Sequence[Difference]) -> list[Finding]:
         for axis, lines in view.facts.lines.items()
         if any(len(odd & set(line)) and set(line) - odd for line in lines)
     ]
-    text = f"replicas of {list_names(names)} differ on ranks {', '.join(map(str, ranks))} after the update"
+    text = (
+        f"replicas of {list_names(names)} differ on ranks {', '.join(map(str, ranks))} after the "
+        "update"
+    )
     return [Finding("replicas", axes[0] if axes else "dp", text, 0.85, tuple(names))]
 
 
@@ -124,10 +130,16 @@ def update_findings(
         found += _scaled(view, mine, truth) or _decayed(view, mine, truth, truth_before, wrong)
         found += _range_of(view, mine, truth, wrong)
     if not found and step > 0:
-        text = f"step {step} updates wrongly from right gradients, the steps before do not: the state of the optimizer is wrong"
+        text = (
+            f"step {step} updates wrongly from right gradients, the steps before do not: the state "
+            "of the optimizer is wrong"
+        )
         found.append(Finding("optimizer-state", "optimizer", text, 0.7, tuple(wrong)))
     if not found:
-        text = f"right gradients in step {step} and a wrong update of {list_names(wrong)}: the rule or its options differ"
+        text = (
+            f"right gradients in step {step} and a wrong update of {list_names(wrong)}: the rule "
+            "or its options differ"
+        )
         found.append(Finding("update", "optimizer", text, 0.6, tuple(wrong)))
     return found
 
@@ -237,7 +249,8 @@ def _range_of(view: View, mine: Tensors, truth: Tensors, wrong: Sequence[str]) -
             Finding(
                 "shard",
                 "dp",
-                f"only a flat range is updated wrongly: {list_names(part, 2)}{more}: one rank's shard",
+                f"only a flat range is updated wrongly: {list_names(part, 2)}{more}: one rank's "
+                "shard",
                 0.8,
                 tuple(wrong),
             )
@@ -247,7 +260,8 @@ def _range_of(view: View, mine: Tensors, truth: Tensors, wrong: Sequence[str]) -
             Finding(
                 "shard",
                 "dp",
-                f"the update of {list_names(whole)} is wrong, of the others right: a bucket or a shard",
+                f"the update of {list_names(whole)} is wrong, of the others right: a bucket or a "
+                "shard",
                 0.72,
                 tuple(whole),
             )

@@ -35,8 +35,9 @@ Key = tuple[int, str, str]
 
 @dataclass(frozen=True)
 class Difference:
-    """One comparison. `kind`: start, loss, count, grad, grad_norm, param, update, buffer or replica;
-    `rank` None: the agreed value. `limit`: the largest error that passes; None for the report's.
+    """One comparison. `kind`: start, loss, count, grad, grad_norm, param, update, buffer or
+    replica; `rank` None: the agreed value. `limit`: the largest error that passes; None for the
+    report's.
     """
 
     step: int
@@ -194,7 +195,8 @@ def refusals(parallel: Record, reference: Record) -> list[str]:
         return ["no step was observed"]
     if len(reference.steps) != len(parallel.steps):
         return [
-            f"the reference has {len(reference.steps)} steps and the parallel run {len(parallel.steps)}"
+            f"the reference has {len(reference.steps)} steps and the parallel run "
+            f"{len(parallel.steps)}"
         ]
     found = []
     for label, record in (("reference", reference), ("parallel run", parallel)):
@@ -210,7 +212,8 @@ def refusals(parallel: Record, reference: Record) -> list[str]:
             ):
                 if names:
                     found.append(
-                        f"NaN or infinity in step {step} of the {label}: {kind} of {', '.join(names[:3])} ({len(names)} in all)"
+                        f"NaN or infinity in step {step} of the {label}: {kind} of "
+                        f"{', '.join(names[:3])} ({len(names)} in all)"
                     )
     return found + _shared(parallel, reference)
 
@@ -222,7 +225,8 @@ def _empty(label: str, record: Record) -> list[str]:
     dead = [step for step, seen in enumerate(record.steps) if largest(seen.grads) == 0.0]
     if dead:
         found.append(
-            f"every gradient of the {label} is zero or absent in step {dead[0]}: two dead models agree"
+            f"every gradient of the {label} is zero or absent in step {dead[0]}: two dead models "
+            "agree"
         )
     for step, seen in enumerate(record.steps):
         before = record.before(step)
@@ -241,7 +245,8 @@ def _aliased(label: str, record: Record) -> list[str]:
         for name, value in seen.params.items():
             if before is not None and name in before and same_memory(value, before[name]):
                 return [
-                    f"the {label} shows the same memory for {name} before and after step {step}: observe clones"
+                    f"the {label} shows the same memory for {name} before and after step {step}: "
+                    "observe clones"
                 ]
     return []
 
@@ -257,6 +262,7 @@ def _shared(parallel: Record, reference: Record) -> list[str]:
                 other = theirs[name]
                 if one is not None and other is not None and same_memory(one, other):
                     return [
-                        f"the {kind} of {name} in step {step} is compared with itself (the same memory)"
+                        f"the {kind} of {name} in step {step} is compared with itself (the same "
+                        "memory)"
                     ]
     return []

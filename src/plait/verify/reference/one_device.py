@@ -314,7 +314,8 @@ def slicing_reasons(model: nn.Module, batch: Batch) -> list[str]:
         torch.manual_seed(2)
         if not torch.equal(first, _output(trial, batch[0])):
             return [
-                "its output is random (dropout), so the reference runs the same slices with the same seeds"
+                "its output is random (dropout), so the reference runs the same slices with the "
+                "same seeds"
             ]
         moved = any(
             not torch.equal(buffer, before[name])
@@ -325,11 +326,13 @@ def slicing_reasons(model: nn.Module, batch: Batch) -> list[str]:
         if samples > 1 and first.shape[:1] == (samples,) and not _close(part, first[:half], slack):
             return [
                 "a sample's output depends on the others in its slice (batch-norm): "
-                "the reference runs the same slices, statistics are those of a micro-batch on a rank"
+                "the reference runs the same slices, statistics are those of a micro-batch on a "
+                "rank"
             ]
         if moved:
             return [
-                "its buffers change with every forward, so the reference runs the same slices, each rank's with its own"
+                "its buffers change with every forward, so the reference runs the same slices, "
+                "each rank's with its own"
             ]
     return []
 
@@ -345,7 +348,8 @@ def pooled_losses(model: nn.Module) -> list[str]:
     if not pooled:
         return []
     return [
-        "its balance loss is that of a micro-batch over all ranks, so the reference runs micro-batch by micro-batch"
+        "its balance loss is that of a micro-batch over all ranks, so the reference runs "
+        "micro-batch by micro-batch"
     ]
 
 

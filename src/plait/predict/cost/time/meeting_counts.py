@@ -16,8 +16,9 @@ from plait.predict.cost.time.synchronization import COLLECTS, meeting, ring_step
 def meetings_of_step(job: Job, plan: Plan, machine: Processor) -> float:
     """Synchronisations of a rank in a step of a plan that has one axis.
 
-    The units are those of `plait.predict.cost.time.synchronization.meeting_seconds`: micro-batches handed
-    over, parameters in collectives of the data axis, steps of a ring, or messages inside blocks.
+    The units are those of `plait.predict.cost.time.synchronization.meeting_seconds`: micro-batches
+    handed over, parameters in collectives of the data axis, steps of a ring, or messages inside
+    blocks.
     """
     layout = lay_out(job, plan)
     times = plan.micro_batches
