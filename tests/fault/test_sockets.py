@@ -62,7 +62,6 @@ RUNS = {
     "verify": (*PLAIT, "verify", "tiny.toml", "--plan", "dp2", "--steps", "1"),
     "compare": (*PLAIT, "compare", "tiny.toml", "--plans", "dp1", "dp2", "--steps", "1"),
     "federated": (*PLAIT, "federated", "federation.toml", "--set", "federated.workers=2"),
-    "probe": (*PLAIT, "probe", "--quick", "--nproc", "2", "--out", "probe.json"),
     "launch": ("-m", "tests.fault.jobs", "sum"),
     "a rank that is started again": ("-m", "tests.fault.jobs", "restart"),
     "alone": ("-c", ALONE),
