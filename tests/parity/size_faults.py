@@ -38,7 +38,7 @@ def met_one_by_one() -> list[Any]:
     def make(original: Any) -> Any:
         def gather(self: Any, parts: Tensor, grads: Any) -> None:
             original(self, parts, grads)
-            if len(parts) == 1 and 1 in self.steps:
+            if len(parts) == 1 and 1 in self.shifts:
                 parts.zero_()
 
         return gather
