@@ -79,7 +79,7 @@ def _pipeline_bytes(
         plan.pp.schedule
     ].asynchronous:  # each gradient says of how many tokens it is, and a step's loss is told to all
         sent += plan.micro_batches * backward * COUNT_BYTES + bytes_sent(
-            "broadcast", 2 * COUNT_BYTES, plan.pp.size
+            "broadcast", 3 * COUNT_BYTES, plan.pp.size
         )
     tied = job.model.tied_parameters
     if tied and (0 in mine or last in mine) and placement[0] != placement[last]:
