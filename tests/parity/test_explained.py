@@ -51,8 +51,11 @@ class Normed(nn.Module):
 def step(
     world: World, make: Callable[[], nn.Module], plan: str, inputs: Tensor, options: Options
 ) -> float:
+    model = make()
+    for param in model.parameters():  # ranks on threads share one generator: their values differ
+        torch.nn.init.constant_(param, 0.1)
     engine = build(
-        make(),
+        model,
         plan,
         loss=cross_entropy,
         optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
