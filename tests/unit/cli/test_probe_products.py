@@ -65,6 +65,6 @@ def test_a_table_that_is_measured_after_a_busy_probe_is_the_one_that_counts(
 
 
 def _table_of(probe: dict[str, Any]) -> ProductTable:
-    found = Cluster.local(probe).host
+    found = Cluster.local(probe).profile
     assert found is not None
     return found.products

@@ -50,6 +50,7 @@ def test_another_mapping_sees_the_same_bytes():
 
 def test_memory_is_freed_with_the_last_tensor_on_it():
     memory = Memory()
+    gc.collect()  # files that other tests have left are closed before they are counted
     before = _num_descriptors()
     large = memory.empty(ARENA_BYTES, torch.uint8)
     part = large[5:10]
@@ -66,6 +67,7 @@ def test_memory_is_freed_with_the_last_tensor_on_it():
 
 def test_many_small_pieces_need_few_descriptors():
     memory = Memory()
+    gc.collect()  # files that other tests have left are closed before they are counted
     before = _num_descriptors()
     kept = [memory.empty(1000, torch.float32) for _ in range(900)]
     assert _num_descriptors() <= before + DESCRIPTORS_PER_SEGMENT
