@@ -20,7 +20,7 @@ from plait import models
 from plait.comm import World
 from plait.engine.build import Options, build
 from plait.engine.stages.cut import Cutting
-from plait.errors import ModelError, NotAvailable, RankFailed, ScheduleError
+from plait.errors import ModelError, NotAvailable, PlanError, RankFailed, ScheduleError
 from plait.models.losses import cross_entropy
 from plait.parallel.pipeline.actions import Kind
 from plait.parallel.pipeline.schedules import SCHEDULES, make
@@ -175,15 +175,15 @@ class Branch(nn.Module):
 
 
 def refused(world: World, what: str) -> str:
-    with pytest.raises((ModelError, ScheduleError)) as caught:
+    with pytest.raises((ModelError, PlanError, ScheduleError)) as caught:
         if what == "layers":
             make_engine(world, "pp2:interleaved,v7 mb4")
         elif what == "counts":
-            make_engine(world, "pp2 mb2", cutting=Cutting(counts=(3, 4)))
+            make_engine(world, "pp2 mb2", cutting=Cutting(counts=(3, 6)))
         elif what == "splits":
             make_engine(world, "pp2 mb2", cutting=Cutting(splits=("blocks.9",)))
         elif what == "example":
-            make_engine(world, "pp2 mb2", nn.TransformerEncoderLayer(8, 2))
+            make_engine(world, "pp2 mb2", nn.TransformerEncoderLayer(8, 2)).local_parameters()
         elif what == "micro-batches":
             make_engine(world, "pp2:dualpipev mb2")
         else:
@@ -209,8 +209,8 @@ def test_a_parameter_server_with_a_pipeline_is_refused_with_the_reason(ranks: Ru
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("layers", "14 stages need as many layers, the model has 8"),
-        ("counts", "sum to 7; the model has 8 layers"),
+        ("layers", r"14 stages \(7 on each of 2 ranks\) need as many layers, the model has 8"),
+        ("counts", "sum to 9; the model has 7 blocks, and 8 layers"),
         ("splits", "no layer is called 'blocks.9'"),
         ("example", r"Cutting\(example="),
         ("micro-batches", "needs at least 4 micro-batches"),
