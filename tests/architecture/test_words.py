@@ -9,23 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.source import files, module, room, tree
+from tests.architecture.source import files, module, tree
 
 # A docstring that opens so leans on a sentence that the reader does not see.
 LEANING = re.compile(
     r"(The same|The inverse|Of|That of|What|As|Those|These|It|Its|They|Their|Nobody|Who|Whom|Whose"
     r"|Here|There|And|But|Also|Until|Likewise|Again|Anew)\b"
 )
-
-# Rooms whose docstrings still lean.
-NOT_YET = {
-    "checkpoint",
-    "comm",
-    "engine",
-    "launcher",
-    "parallel.pipeline",
-    "products",
-}
 
 
 def docstrings(root: ast.Module) -> Iterator[tuple[int, str]]:
@@ -48,8 +38,6 @@ def _text_of(statement: ast.stmt) -> str:
 
 @pytest.mark.parametrize("path", files(), ids=module)
 def test_a_docstring_stands_alone(path: Path) -> None:
-    if room(module(path)) in NOT_YET:
-        return
     leaning = [
         f"{line}: {text[:60]}" for line, text in docstrings(tree(path)) if LEANING.match(text)
     ]

@@ -1,8 +1,8 @@
 """Checkpoints by slices: saved under any plan, loaded under any plan, without pickle.
 
-Every rank writes what it holds as (name, global shape, box, flat range); loading intersects what is
-wanted with what was written. `folder` knows no torch, so the launcher can find a
-checkpoint before any rank exists; the names that need torch are imported when they are first used.
+Every rank writes what it holds as (name, global shape, box, flat range). Loading intersects what is
+wanted with what was written. `folder` knows no torch, so the launcher can find a checkpoint before
+any rank exists. Names that need torch are imported when they are first used.
 """
 
 from __future__ import annotations

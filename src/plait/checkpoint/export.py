@@ -1,8 +1,8 @@
 """Export: a checkpoint's tensors, whole, in plain safetensors files as Hugging Face libraries read
 them.
 
-One tensor at a time goes through memory, so the host needs room for the largest tensor and not for
-the model.
+One tensor at a time goes through memory. So the host needs room for the largest tensor, not for the
+model.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def export_safetensors(
 ) -> list[Path]:
     """Write full tensors; returns the files written, the index last.
 
-    `out` that ends in `.safetensors` becomes one file of any size; anything else a folder with
-    `model.safetensors`, or with shards of at most `max_shard_bytes` of data (a larger tensor alone
-    in its shard) and their index. `names` maps names of the checkpoint to names of the export, and
-    selects; without it all but random states are written under their names. `dtype` converts
+    `out` that ends in `.safetensors` becomes one file of any size. Anything else becomes a folder
+    with `model.safetensors`, or with shards of at most `max_shard_bytes` and their index. A larger
+    tensor is alone in its shard. `names` maps names of the checkpoint to names of the export, and
+    selects. Without it all but random states are written under their names. `dtype` converts
     floating tensors.
 
     Raises:

@@ -1,9 +1,9 @@
 """One safetensors file, written as a stream and read as a map of memory, with a checksum of every
 block.
 
-The library's own writer takes all tensors at once (those of a device are copied to the host
-together) and gives neither a checksum nor an fsync; the format is simple, so it is written here,
-one tensor at a time, and any safetensors reader opens it. The checksums are the last tensor of the
+The library's own writer copies all tensors of a device to the host together, and gives neither
+checksum nor fsync. The format is simple, so it is written here, one tensor at a time. Any
+safetensors reader opens it. The checksums are the last tensor of the
 file: the CRC-32 of each block of the data before it. A reader checks the blocks that it touches and
 no others.
 
@@ -64,8 +64,8 @@ class FileWriter:
     """Writes the tensors that `declared` names, in `file_order`, with or without checksums. Use as
     a context manager.
 
-    On leaving without an error the file is complete and durable; `size_bytes` and `checksum` (of
-    the header, which no block holds) say what a whole file must have.
+    On leaving without an error the file is complete and durable. `size_bytes` and `checksum` say
+    what a whole file must have; the checksum covers the header, which no block holds.
     """
 
     def __init__(

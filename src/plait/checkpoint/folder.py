@@ -150,8 +150,8 @@ def resolve(path: str | Path) -> Path:
     """The checkpoint that is meant by a run's folder, by its `checkpoints` folder, or by the
     checkpoint itself.
 
-    Contents are judged by `Checkpoint.open`: a damaged latest is an error to see, not a reason to
-    train on from an older one.
+    Contents are judged by `Checkpoint.open`. A damaged latest checkpoint is an error to see, not a
+    reason to train on from an older one.
 
     Raises:
         CheckpointError: there is none.
@@ -190,8 +190,8 @@ def _latest_name(path: Path) -> str:
 def newest_whole(path: str | Path) -> Path:
     """The newest checkpoint whose files are all there, of a run's folder.
 
-    It is the one that `resolve` finds, unless a copy or a killed machine left that one in parts:
-    then the one before it. Errors: `CheckpointError` where there is none.
+    The result is that of `resolve`, unless a copy or a killed machine left that one in parts. Then
+    it is the one before. Errors: `CheckpointError` where there is none.
     """
     newest = resolve(path)
     if is_whole(newest):
@@ -203,8 +203,8 @@ def newest_whole(path: str | Path) -> Path:
 
 
 def _set_aside(directory: Path) -> Path | None:
-    """The old checkpoint of this name, if a save was killed in the moment between moving it away
-    and taking its place.
+    """The old checkpoint of this name, if a save was killed between moving it away and taking its
+    place.
     """
     if directory.exists():
         return None

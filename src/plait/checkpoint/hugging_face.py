@@ -1,9 +1,9 @@
 """A checkpoint's weights under the names of Hugging Face: what `from_pretrained` of the same
 architecture reads.
 
-plait keeps query, key and value apart and turns halves against halves as that library's Llama does,
-so a dense Llama is a matter of names. Other models keep the names they have. A model that came from
-the library has its names and its config in the checkpoint, under `META`.
+plait keeps query, key and value apart and turns halves against halves, as that library's Llama
+does. So a dense Llama is a matter of names. Other models keep the names they have. A model that
+came from the library has its names and its config in the checkpoint, under `META`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 NOT_WEIGHTS = ("optimizer/", "strategy/", RANDOM_PREFIX)
 META = "huggingface"
-"""The key of the meta data that holds the files of a library's model, by name: `config.json`, and
-`generation_config.json` where there is one.
+"""The key of the meta data that holds the files of a library's model, by name. They are
+`config.json`, and `generation_config.json` where there is one.
 """
 CONFIG = "config.json"
 WRAPPER = "model."
@@ -52,9 +52,9 @@ def export_model(
     """Write the weights of a run or checkpoint; returns the files and the name that each weight
     got.
 
-    A model of the library also gets its `config.json`, so that `from_pretrained` takes the folder:
-    from the checkpoint, or from `tables` (file name -> content) where the checkpoint has none.
-    Raises `CheckpointError` where there is no checkpoint, and as `export_safetensors`.
+    A model of the library also gets its `config.json`, so that `from_pretrained` takes the folder.
+    It comes from the checkpoint, or from `tables` (file name -> content) where the checkpoint has
+    none. Raises `CheckpointError` where there is no checkpoint, and as `export_safetensors`.
     """
     opened = Checkpoint.open(source)
     weights = [name for name in opened.names() if not name.startswith(NOT_WEIGHTS)]
@@ -78,8 +78,8 @@ def write_tables(folder: Path, tables: Mapping[str, Any], dtype: str) -> list[Pa
 
 
 def exported_names(names: list[str], *, is_wrapped: bool = False) -> dict[str, str]:
-    """The name of each weight in the export: without the wrapper for a model of the library, a
-    dense Llama's if all of them are one's, else unchanged.
+    """The name of each weight in the export. A model of the library loses its wrapper, a dense
+    Llama gets that library's names, and others stay unchanged.
 
     >>> exported_names(["blocks.0.attention.q.weight", "norm.weight"])["norm.weight"]
     'model.norm.weight'

@@ -58,9 +58,9 @@ class Checkpoint:
         their sizes.
 
         Raises:
-            CheckpointError: none found; wrong format version; damaged `checkpoint.json`; a file
-                missing or truncated, with its name, both sizes, and the checkpoint to load
-                instead; files of two saves.
+            CheckpointError: none found; wrong format version; damaged `checkpoint.json`; files of
+            two saves; or a missing or truncated file. The last names the file, both sizes, and the
+            checkpoint to load instead.
         """
         directory = resolve(path)
         checkpoint = Checkpoint(directory, read_index(directory))

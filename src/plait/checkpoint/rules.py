@@ -1,7 +1,7 @@
-"""What the values of an index must be. Its checksum finds accidents; these rules find the rest.
+"""Rules for the values of an index. Its checksum finds accidents; these rules find the rest.
 
-Each rule yields sentences about what is wrong. A step below 0, a shape that no file can hold or a
-name that leads out of the folder must not reach an engine, whoever wrote them.
+Each rule yields sentences about what is wrong. A step below 0, an impossible shape or a name that
+leads out of the folder must not reach an engine.
 """
 
 from __future__ import annotations

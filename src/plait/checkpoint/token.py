@@ -2,8 +2,8 @@
 
     token = <random> - <digest of the meta data, the tensors, and the pieces of every file>
 
-The random part tells saves apart; the digest ties the index to the files, so that an index that was
-edited no longer fits them. Checkpoints from before the token have none in any of their files.
+The random part tells saves apart. The digest ties the index to the files, so that an edited index
+no longer fits them. Checkpoints from before the token have none in any of their files.
 """
 
 from __future__ import annotations

@@ -48,17 +48,16 @@ def save(
     """Save the shards of all ranks as the checkpoint `directory`. A collective call; returns the
     directory.
 
-    Every element of every tensor named must be in some rank's shards; of elements in several, one
-    is loaded (the ranks are taken to agree), so replicas need not pass theirs. `meta` is JSON
-    (step, plan text, config, loader and scheduler state, seeds); rank 0's is kept. `gather` is
+    Every element of every tensor named must be in some rank's shards. Of elements in several shards
+    one is loaded, since replicas agree; so replicas need not pass theirs. `meta` is JSON (step,
+    plan text, config, loader and scheduler state, seeds); rank 0's is kept. `gather` is
     `Axis.gather_objects` of the world; one rank needs none. A directory named `step-N` becomes the
     folder's `latest`.
 
     Raises:
         CheckpointError: on every rank alike: shards that disagree or do not cover a tensor, a
-        `meta` that is not JSON.
-        SaveFailed: on every rank alike: a rank that could not write (a full disk, a missing
-            folder), with the rank and its reason.
+        `meta` that is not JSON. SaveFailed: on every rank alike, when one could not write (a full
+        disk, a missing folder). The message names the rank and its reason.
     """
     gather = gather or (lambda item: [item])
     final = Path(directory).absolute()
@@ -106,7 +105,7 @@ class _Failure:
 
 @dataclass(frozen=True)
 class _Hold:
-    """What a rank tells the others before anything is written."""
+    """The report of one rank before anything is written."""
 
     token: str
     entries: list[dict[str, Any]]

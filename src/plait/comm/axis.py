@@ -2,7 +2,7 @@
 axes.
 
 It checks what callers can get wrong, counts bytes by the formulae of `transitions`, times, and
-names failures; a backend moves the bytes. On an axis of size one every operation is its local
+names failures. A backend moves the bytes. On an axis of size one every operation is its local
 meaning, and nothing is counted.
 """
 
@@ -93,9 +93,9 @@ class Axis:
     def reduce_scatter(self, out: Tensor, full: Tensor, *, padding: int = 0) -> Work:
         """Sum `full` over the axis and keep the own part of the sum, in `out`.
 
-        `full` is (size * n,) and contiguous for n elements of `out`, which may be the own part of
-        `full`; or (size, *out.shape) of any strides. Until the wait, `full` is in use; after it,
-        the contents of `full` are undefined.
+        `full` is (size * n,) and contiguous for n elements of `out`, or (size, *out.shape) of any
+        strides. In the first form `out` may be this rank's part of `full`. Until the wait, `full`
+        is in use; after it, the contents of `full` are undefined.
         """
         if self._is_strided(full, out):
             return self._reduce_scatter_strided(out, full, padding)
@@ -118,8 +118,8 @@ class Axis:
     def all_gather(self, out: Tensor, shard: Tensor, *, padding: int = 0) -> Work:
         """Gather the shards of all ranks into `out`, by coordinate.
 
-        `out` is (size * n,) and contiguous for a shard of n elements, which may be the own part of
-        `out`; or (size, *shard.shape) of any strides.
+        `out` is (size * n,) and contiguous for a shard of n elements, or (size, *shard.shape) of
+        any strides. In the first form `shard` may be this rank's part of `out`.
         """
         if self._is_strided(out, shard):
             return self._all_gather_strided(out, shard, padding)
@@ -312,8 +312,8 @@ class Axis:
         """Uninitialised memory (numel,) on which operations are fastest: shared memory where the
         backend has it.
 
-        A local call; the memory is freed with the last tensor on it, but peers that read it keep it
-        mapped until they close.
+        The call is local. The memory is freed with the last tensor on it. Peers that read it keep
+        it mapped until they close.
         """
         if self._backend is None:
             return torch.empty(numel, dtype=dtype, device=device)

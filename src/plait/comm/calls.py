@@ -1,12 +1,12 @@
-"""Calls between ranks that are not in step: one rank asks when it likes, another answers from a
+"""Calls between ranks that are not in step. One rank asks when it likes; another answers from a
 thread of its own.
 
-Collectives and matched sends need both sides to agree on an order; a server that waits for whoever
-comes first has none. So these are plain TCP connections beside the process group, one for each
-pair, with a header of numbers and one flat tensor; nothing is pickled. A caller proves by a secret,
-which the ranks share through the process group, that it is one of them. A connection that breaks is
-a caller that is lost; it may come back by a new one, which is answered when the old one is done
-with.
+Collectives and matched sends need both sides to agree on an order. A server that serves the first
+caller has none. So these are plain TCP connections beside the process group, one for each pair. A
+message is a header of numbers and one flat tensor; nothing is pickled. A caller proves by a secret,
+which the ranks share through the process group, that it is one of them. A broken connection means
+that its caller is lost. The caller may come back by a new one, which is answered when the old one
+is done with.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class Address:
     secret: bytes
 
     def as_text(self) -> str:
-        """As one word."""
+        """The address as one word."""
         return f"{self.host}:{self.port}:{self.secret.hex()}"
 
     @staticmethod
     def of_text(text: str) -> Address:
-        """The inverse."""
+        """The address that `str` wrote as one word."""
         host, port, secret = text.rsplit(":", 2)
         return Address(host, int(port), bytes.fromhex(secret))
 
@@ -81,9 +81,9 @@ class Service:
     """Answers calls, each caller in a thread of its own. `lost(caller)` is told when a connection
     ends.
 
-    A caller that calls anew is lost first: `lost` must have a handler that still waits for that
-    caller's sake return or raise `ConnectionError`. So nothing of the old connection happens after
-    the first question of the new one.
+    A caller that connects again is lost first. `lost` must have a handler that still waits for that
+    caller return or raise `ConnectionError`. So nothing of the old connection happens after the
+    first question of the new one.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """`transition`: the one differentiable function of the library that communicates.
 
-One `autograd.Function` for all rows of the table (`comm.transitions`): its forward runs the row of
-(source, target), its backward is `transition` again, with the pair (target*, source*). So gradients
-of gradients work too.
+One `autograd.Function` serves all rows of the table (`comm.transitions`). Its forward runs the row
+of (source, target). Its backward is `transition` again, with the pair (target*, source*). So
+gradients of gradients work too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from plait.mesh.layouts import Layout, Sharded
 
 
 def transition(tensor: Tensor, axis: Axis, source: Layout, target: Layout) -> Tensor:
-    """What the ranks of `axis` hold as `source`, as `target`; differentiable.
+    """The tensor of all ranks of `axis`, moved from layout `source` to `target`; differentiable.
 
     Args:
         tensor: the own part: the whole shape under R, I and P; 1/size of dimension d under S(d).

@@ -1,7 +1,7 @@
 """The ledger: how often and how many bytes this rank sent, by axis and operation.
 
-Counted by the same formulae that predict them (`transitions.bytes_sent`), so prediction and count
-can be compared exactly, and independent of how a backend moves the bytes.
+Bytes are counted by the formulae that predict them (`transitions.bytes_sent`). So prediction and
+count can be compared exactly, however a backend moves the bytes.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class Ledger:
     def by_axis(self) -> dict[str, int]:
         """Bytes sent on each axis, without padding and without the few scalars of control.
 
-        A sub-axis counts for its axis: `dp_shard` and `dp_replicate` are `dp`. So do the ranks
-        between which the gradients of the data axis go when other axes take part (`dp*cp`), and
-        those that hold copies of the same experts (`edp`).
+        A sub-axis counts for its axis: `dp_shard` and `dp_replicate` are `dp`. `dp*cp`, the ranks
+        that share gradients with context parallelism, counts for the data axis. So does `edp`, the
+        ranks that hold copies of the same experts.
         """
         totals: dict[str, int] = {}
         for (axis, op), count in sorted(self.counts.items()):
@@ -78,7 +78,7 @@ class Ledger:
         return Ledger(self.counts)
 
     def since(self, earlier: Ledger) -> Ledger:
-        """What was counted after `earlier`, a copy of this ledger, was taken."""
+        """The counts made after `earlier`, a copy of this ledger, was taken."""
         gone = {key: count - earlier.counts.get(key, Count()) for key, count in self.counts.items()}
         return Ledger({key: count for key, count in gone.items() if count.num})
 

@@ -1,11 +1,10 @@
-"""The ranks of a world that come and go, as one of them sees them: who is in now, and a process
-group of exactly those.
+"""One rank's view of a world whose ranks come and go: the present members and their process group.
 
-Such a world begins apart: every rank builds what it has by itself. When it meets the others
-(`Membership.together`), the world's axes become those of the ranks that met, on a new process
-group; where that breaks it is dropped, and they meet again. Only strategies whose ranks do not step
-together can live so. Who starts the ranks keeps the roster and a store (`launch(..., restarts=K)`),
-and tells each rank where they are in variables, as torchrun does.
+Such a world begins apart: every rank builds what it has by itself. `Membership.together` meets the
+others and puts the world's axes on a new process group of those that met. Where that breaks it is
+dropped, and they meet again. Only strategies whose ranks do not step together can live so. The
+launcher (`launch(..., restarts=K)`) keeps the rendezvous and a store. It tells each rank their
+addresses in variables, as torchrun does.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class RendezvousPlace:
     store: tuple[str, int]
 
     def as_variables(self) -> dict[str, str]:
-        """As a new process is told."""
+        """The variables by which a new process finds the others."""
         return {
             "RANK": str(self.seat),
             "LOCAL_RANK": str(self.seat),
@@ -49,7 +48,7 @@ class RendezvousPlace:
 
     @staticmethod
     def told(variables: Mapping[str, str] | None = None) -> RendezvousPlace | None:
-        """The inverse; None in a world whose ranks are fixed."""
+        """The place that `variables` tell of; None in a world whose ranks are fixed."""
         told = os.environ if variables is None else variables
         if VARIABLE not in told:
             return None

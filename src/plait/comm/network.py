@@ -1,9 +1,9 @@
-"""The network interface that a process listens on: loopback for a run on one machine, else the one
-that the user names.
+"""The network interface that a process listens on: loopback on one machine, else the one that the
+user names.
 
 Neither torch's stores nor its process groups ask who connects, so whoever reaches their ports is
-trusted. A store of torch listens on all interfaces unless it is handed a socket, and a process
-group listens where the machine's name leads unless a variable names an interface.
+trusted. A store of torch listens on all interfaces unless it is handed a socket. A process group
+listens where the machine's name leads unless a variable names an interface.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def variables_of(interface: str | None) -> dict[str, str]:
 
 
 def on_one_machine(variables: Mapping[str, str]) -> bool:
-    """Whether all ranks of the world that the variables of torchrun tell of are on this machine; a
+    """Whether all ranks of the world that torchrun's variables describe are on this machine. A
     process that belongs to no world is.
     """
     size = variables.get("WORLD_SIZE", "1")
@@ -81,8 +81,8 @@ def on_one_machine(variables: Mapping[str, str]) -> bool:
 
 
 def listen_on(interface: str | None) -> None:
-    """Have the process groups that this process makes from here on listen on one interface alone:
-    loopback where the run is on one machine, whatever is given; else the given one.
+    """Make the process groups of this process listen on one interface from here on. A run on one
+    machine listens on loopback, whatever is given; other runs on the given interface.
 
     Raises:
         ConfigError: this machine has no such interface, or it has no address.
@@ -95,7 +95,7 @@ def listen_on(interface: str | None) -> None:
 
 
 def own_host(same_host: bool) -> str:
-    """The address at which this process can be called: loopback where all ranks share the host,
+    """The address at which this process can be called. Loopback where all ranks share the host,
     else that of the interface it listens on.
     """
     if same_host:

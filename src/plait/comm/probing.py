@@ -24,12 +24,12 @@ from plait.mesh import AxisName
 SIZES_BYTES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 23)
 ROW_BYTES = 24 << 20
 MOST_COPIES = 16
-"""Of different buffers that an operation goes over in turn, as a step does not come back to one
-while it is in a cache.
+"""Different buffers that an operation takes in turn, since a step seldom finds its buffer in a
+cache.
 """
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "send")
 STAGED = ("staged_all_reduce", "staged_all_gather", "staged_reduce_scatter")
-"""The same with tensors that peers cannot read where they lie: as inside a block."""
+"""Operations on tensors that peers cannot read in place, as inside a block."""
 
 
 def probe(world: World, axes: Iterable[AxisName] = ("world",)) -> dict[str, Any]:

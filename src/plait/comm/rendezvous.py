@@ -1,18 +1,17 @@
-"""Who is in, where ranks come and go: a barrier of those that are there, and the same list of them
-for all.
+"""A rendezvous for ranks that come and go: a barrier of those present, and one list of them for
+all.
 
-A process group has no such thing: its ranks are fixed when it is made, and one that dies breaks it.
+A process group has no such thing. Its ranks are fixed when it is made, and one that dies breaks it.
 So the list is kept outside, by whoever started the ranks, over connections that end with their
 rank. A rank has a *seat*, its number among all that may ever come. Two questions are answered:
 
-    meet     wait until everybody who is awaited has come; then who that is, and who of them is new
-    to the others
+    meet     wait until every awaited rank has come; the answer lists all of them, and the newcomers
     agree    wait until everybody of the last meeting has said how it went; then whether it went
     well for all
 
-Awaited are all seats at first, then those that were at the last meeting or have said that they are
-here. Who is lost is not awaited any more, nor who comes later than `patience_seconds` after
-somebody of the last meeting.
+All ids are awaited at first. Later the members of the last meeting are, and those that have said
+that they are here. Who is lost is not awaited any more, nor who comes later than `patience_seconds`
+after somebody of the last meeting.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ class RendezvousRound:
 
 
 class RendezvousState:
-    """What the keeper of the roster knows. Its methods are called from one thread for each seat,
-    and block it.
+    """The state of a rendezvous. Its methods are called from one thread for each seat, and block
+    it.
     """
 
     def __init__(self, num_seats: int, patience_seconds: float = 120.0) -> None:
@@ -69,7 +68,7 @@ class RendezvousState:
             self._awaited.add(seat)
 
     def lost(self, seat: int) -> None:
-        """Nobody need wait for the seat."""
+        """Whether the rendezvous has stopped waiting for this rank."""
         with self._changed:
             for known in (self._come, self._said, self._meetings, self._verdicts):
                 known.pop(seat, None)

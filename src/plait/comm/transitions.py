@@ -2,7 +2,7 @@
 these formulae.
 
 One law gives every backward: that of `a -> b` is `b* -> a*`. So the table needs only the forward
-operation of each pair of letters; the first group of rows communicates, the second is local.
+operation of each pair of letters. The first group of rows communicates, the second is local.
 
     P -> I, P -> R   all_reduce        I -> R, a -> a   none
     S -> R, S -> I   all_gather        I -> S, R -> S   slice  (its own part)

@@ -1,8 +1,8 @@
 """The differentiable all-to-all of rows with uneven splits, in two halves.
 
 `start` issues the collective and returns memory that is not filled yet; `wait` waits for it. The
-backward of `wait` issues the inverse exchange, the backward of `start` waits for it: work between
-the two halves has its backward between them too.
+backward of `wait` issues the inverse exchange; the backward of `start` waits for it. So work
+between the two halves has its backward between them too.
 """
 
 from __future__ import annotations

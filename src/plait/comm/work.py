@@ -1,6 +1,6 @@
 """A `Work` is a communication under way: `wait` it, or `wait_all` of many at once.
 
-It carries the name of its axis and operation so that a failure names them, and closes its event in
+It carries the name of its axis and operation, so that a failure names them. It closes its event in
 the timeline.
 """
 
@@ -21,7 +21,7 @@ from plait.trace import CommEvent, Timeline
 
 @dataclass
 class Recorder:
-    """Where the axes of one rank count and time: shared by all of them, so that a new timeline
+    """The counters and the timeline of one rank. All its axes share them, so that a new timeline
     reaches all.
     """
 
@@ -33,7 +33,7 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Label:
-    """What an operation is called in errors and events."""
+    """The name of an operation in errors and events."""
 
     axis: str
     op: str
@@ -45,8 +45,8 @@ class naming_failure:  # noqa: N801 - a class because a generator takes longer, 
     """Add axis, operation and peers to the bare fact that a backend raised; torch's RuntimeError
     becomes `RankFailed`.
 
-    What a backend does is hidden from torch's dispatch modes: how many operations a collective
-    takes depends on when the peers come, and selective recomputation counts them.
+    A backend's work is hidden from torch's dispatch modes. Its number of operations depends on when
+    the peers come, and selective recomputation counts them.
     """
 
     __slots__ = ("_label", "_modes", "_rank")
@@ -82,7 +82,7 @@ class naming_failure:  # noqa: N801 - a class because a generator takes longer, 
 
 
 class Waitable(Protocol):
-    """What `wait_all` takes: a `Work`, or an algorithm made of several."""
+    """The argument of `wait_all`: a `Work`, or an algorithm made of several."""
 
     def advance(self) -> None:
         """Do the part that needs no further answer of the peers."""
@@ -141,7 +141,7 @@ class Work:
 
 
 def wait_all(works: Iterable[Waitable]) -> None:
-    """Wait for many: all do their first phase before any does its last, which is faster than one
+    """Wait for many. All do their first phase before any does its last, which is faster than one
     after the other.
     """
     pending = list(works)

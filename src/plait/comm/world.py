@@ -1,7 +1,7 @@
 """The world of one rank: its mesh, its axes, its ledger. `init` joins or makes the process group.
 
 Passed along explicitly; there is no global world. Axes are made at their first use, which is a
-collective call: all ranks ask for their axes in the same order.
+collective call. All ranks must ask for their axes in the same order.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class World:
 
     @property
     def ledger(self) -> Ledger:
-        """What this rank sent, by axis and operation."""
+        """The bytes that this rank sent, by axis and operation."""
         return self.recorder.ledger
 
     @property
@@ -168,8 +168,8 @@ class World:
     def close(self, together: bool = True) -> None:
         """Give back the axes, and destroy the process group if `init` made it. Safe to call twice.
 
-        `together` waits for all ranks first, because a Gloo rank that leaves early breaks the last
-        operation of its peers; after a failure, pass False.
+        `together` waits for all ranks first, because a Gloo rank that leaves early breaks its
+        peers' last operation. Pass False after a failure.
         """
         closings = self._closings
         self._closings = []
@@ -210,8 +210,8 @@ def init(
         store: where ranks meet; without it, torchrun's environment (`env://`) is used.
         timeout_seconds: after which a silent peer counts as failed.
         backend: `auto` (NCCL on CUDA; shared memory or Gloo on CPU), `native` (torch's operations
-        as they are),
-            `gloo`, or `shared` (memory of one host; `auto` uses it where it can).
+        as they are), `gloo`, or `shared`. The last is the memory of one host, which `auto` uses
+        where it can.
         device: of the tensors; default the CUDA device of this local rank if there is one, else the
         CPU.
         measurements: the folder of this machine's measurements; without one, ranks make no
@@ -292,8 +292,8 @@ def _apart(
 
 
 def _ranks_a_node() -> int:
-    """How many ranks each host has; 0 if they are all on one, or not as many on each, one host
-    after the other.
+    """The number of ranks on each host. The result is 0 if they are all on one host, or not evenly
+    in order over hosts.
     """
     hosts: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(hosts, socket.gethostname())

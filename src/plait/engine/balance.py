@@ -1,8 +1,8 @@
 """The routers of a rank's model during a step: what they must be told, and what they have to say.
 
-Before the first forward all ranks agree on what the loss will be divided by and on the samples of
-every micro-batch, as the auxiliary losses are weighed by both; after the update the load of every
-expert is summed, for balancing by bias and for whoever watches.
+Before the first forward all ranks agree on the loss's divisor and the samples of every micro-batch.
+Auxiliary losses are weighed by both. After the update the load of every expert is summed, for
+balancing by bias and for reports.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Load:
     products: Mapping[str, ProductChoice] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """As `metrics.jsonl` has it."""
+        """The load as `metrics.jsonl` has it."""
         layers = [[round(number) for number in layer] for layer in self.by_layer]
         told = {
             "busiest": self.busiest,
@@ -98,7 +98,7 @@ class Balance(MicroBatchContext):
     ) -> None:
         """Take over the routers of a model.
 
-        `axes` are the ranks with other tokens, and the stages of the pipeline; `sequence` is how
+        `axes` are the ranks with other tokens, and the stages of the pipeline. `sequence` is how
         the positions of a sequence are cut over ranks.
         """
         self.routers = routers_of(model)

@@ -1,7 +1,7 @@
 """A batch and its micro-batches.
 
 A batch is `(inputs, targets)`; either may be any nesting of tensors whose first dim counts samples.
-A mapping is taken too: the keys that the model's forward accepts are its inputs, and the loss sees
+A mapping is taken too. The keys that the model's forward accepts are its inputs, and the loss sees
 the whole mapping.
 """
 
@@ -21,8 +21,8 @@ from plait.errors import DataError
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one forward sees. `num_samples` is 0 for a placeholder that keeps this rank in step with
-    the others.
+    """The inputs, targets and sizes of one forward. `num_samples` is 0 for a placeholder that keeps
+    this rank in step with the others.
 
     `num_rows`: of the inputs of all ranks of a tensor axis together; 0 without one.
     """
@@ -34,7 +34,7 @@ class MicroBatch:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of the tensors among its inputs."""
+        """Shapes of the tensors among its inputs."""
         return tuple(
             tuple(leaf.shape) for leaf in tree_leaves(self.inputs) if isinstance(leaf, Tensor)
         )
@@ -63,8 +63,8 @@ class BatchSplitter:
     ) -> None:
         """Split the batches of `model`.
 
-        `cut` takes this rank's part of the sequences of a batch, and `share` what this rank of the
-        tensor axis takes of a micro-batch.
+        `cut` takes this rank's part of the sequences of a batch. `share` takes this rank's part of
+        a micro-batch on the tensor axis.
         """
         self.num_micro_batches = num_micro_batches
         self._dtype = dtype

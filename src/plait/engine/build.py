@@ -58,14 +58,14 @@ def build(
 ) -> Engine:
     """Make this rank's engine. Collective: every rank calls it with an equal model and plan.
 
-    `model` may be on the meta device: then its parameters are initialised by name, and no rank
+    `model` may be on the meta device. Then its parameters are initialised by name, and no rank
     holds more of them than the plan gives it. `loss(output, targets)` returns `(sum, count)`, or
     the mean over the samples. `optimizer(params)` makes the optimizer of the parameters that this
-    rank owns; an optimizer of the whole model is made anew for them. `world` is the ranks' own if
+    rank owns. An optimizer of the whole model is rebuilt for them. `world` is the ranks' own if
     they have one, else torchrun's.
 
-    Where only a batch shows how to cut the model into stages, that is done by `engine.prepare` or
-    the first step, and so are the checks that follow the cut.
+    Where only a batch shows how to cut the model, `engine.prepare` or the first step cuts it into
+    stages. The checks that follow the cut come then, too.
 
     Errors: `PlanError`, `WorldSizeError`, `ModelError`, `OptimizerError`, all before anything is
     allocated.

@@ -70,8 +70,8 @@ def settled(options: Options, plan: Plan, world: World) -> Options:
 
 
 def table_here(folder: Path, *, may_measure: bool = True, anew: bool = False) -> ProductTable:
-    """This machine's table: kept (unless it is to be made `anew`), else measured and kept; torch's
-    own where the machine was busy.
+    """This machine's table: the saved one unless `anew`, else a measured one, which is saved. A
+    busy machine gets torch's own products.
 
     Ranks that come and go begin one by one beside others at work, so they do not measure.
     """

@@ -1,10 +1,9 @@
 """`compile`: torch.compile of each repeated block, and of nothing around it.
 
-A block is what repeats, so one graph serves all of them; what the engine hangs around a block
-(gathering its parameters, recomputing it) stays outside of the graph. Inside a block, a graph must
-be a pure function of tensors. Modules that are none run as they are, between two graphs: those that
-talk to other ranks, that draw random numbers, that choose by the values they see, and products
-whose weight gradients are left for later.
+A block repeats, so one graph serves all blocks. The engine's work around a block (gathering its
+parameters, recomputing it) stays outside of the graph. Inside a block, a graph must be a pure
+function of tensors. Modules that are no such function run as they are, between two graphs. They
+talk to other ranks, draw random numbers, choose by values, or leave weight gradients for later.
 """
 
 from __future__ import annotations
@@ -78,8 +77,8 @@ def _is_alone(module: nn.Module) -> bool:
 
 
 def _drops(module: nn.Module) -> bool:
-    """Whether a module is a dropout, or has a rate for the function that its attention calls, as a
-    number or in a dropout.
+    """Whether a module is a dropout, or has a dropout rate for the function that its attention
+    calls.
     """
     if isinstance(module, nn.Dropout | layers.Dropout):
         return module.p > 0
@@ -93,8 +92,8 @@ def _drops(module: nn.Module) -> bool:
 
 
 def leave_out(model: nn.Module, blocks: Sequence[str]) -> None:
-    """Keep out of the graphs what is no function of tensors: to be called when every module is what
-    it will be.
+    """Keep modules that are no function of tensors out of the graphs. Call this when every module
+    is final.
     """
     for name in blocks:
         for inner, module in model.get_submodule(name).named_modules():
@@ -105,8 +104,8 @@ def leave_out(model: nn.Module, blocks: Sequence[str]) -> None:
 
 
 def _run_alone(module: nn.Module) -> None:
-    """The compiler is told by the class, which all blocks share: by the module, every block would
-    be a graph of its own.
+    """The compiler is told by the class, which all blocks share. Told by the module, it would make
+    a graph for every block.
     """
     own = vars(module).pop("forward", None)
     if own is not None:
@@ -126,7 +125,7 @@ def _alone(kind: Any, own: bool) -> Any:
 
 
 def _hooks_alone(module: nn.Module) -> None:
-    """What hangs on a module (a gathering of the sequence, positions) is not traced either."""
+    """Keep the hooks of a module (a gathering of the sequence, positions) out of the graphs too."""
     for hooks in (module._forward_pre_hooks, module._forward_hooks):
         for key, hook in hooks.items():
             hooks[key] = _untraced(hook)

@@ -286,11 +286,11 @@ class Engine:
         return live_bytes(self, self._timing)
 
     def local_parameters(self) -> list[Shard]:
-        """What this rank holds of each parameter, in master precision."""
+        """This rank's shard of each parameter, in master precision."""
         return parameter_shards([self.strategy], self.holding)
 
     def local_gradients(self) -> list[Shard]:
-        """What this rank holds of each gradient of the mean loss, before clipping; for use in
+        """This rank's shard of each gradient of the mean loss, before clipping; for use in
         `before_update`.
         """
         return gradient_shards(self.strategy, self._divisor(), self.holding)
@@ -305,8 +305,8 @@ class Engine:
 
     @property
     def gradient_divisor(self) -> float:
-        """What the gradients that `before_update` sees will be divided by: the global count, times
-        the scale of float16.
+        """The divisor of the gradients that `before_update` sees: the global count, times the scale
+        of float16.
         """
         return self._divisor()
 
@@ -385,7 +385,7 @@ class Engine:
 
 @contextmanager
 def _own_random_state(device: torch.device) -> Iterator[None]:
-    """Leave the user's random state as it was: a step has its own, so that dropout is the same
+    """Leave the user's random state unchanged. A step has its own, so that dropout is the same
     under every plan.
     """
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

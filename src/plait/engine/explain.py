@@ -1,7 +1,7 @@
 """torch's errors in the words of a user: which token, which target, how much memory.
 
 Nothing is checked before a step, which would cost every step. When torch has refused, the batch is
-looked at, and what it finds is said; an error that it cannot explain stays as it is.
+inspected and the finding is said. An error that it cannot explain stays unchanged.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def explained(
 
 
 def fault_of(model: nn.Module, batches: Iterable[tuple[Any, Any]], what: str) -> str | None:
-    """What is wrong with the tokens of (inputs, targets) for a model that looks tokens up; None
-    where nothing is found.
+    """The fault in the tokens of (inputs, targets) for a model that looks tokens up. None where
+    there is none.
     """
     tables = (one for one in model.modules() if isinstance(one, nn.Embedding))
     table = next(tables, None)  # tokens come before positions

@@ -1,9 +1,9 @@
 """The one place where the loss, and with it every gradient, is normalised.
 
-The loss of a step is the mean over the *global* number of unmasked tokens (or samples): the sum of
-all losses, over all ranks and micro-batches, divided once by the sum of all counts. A mean of means
-would be wrong as soon as two micro-batches count differently. Backward runs on the sums; the
-division is folded into the factor that the update applies to gradients.
+The loss of a step is the mean over the *global* number of unmasked tokens (or samples). It is the
+sum of all losses, divided once by the sum of all counts, over all ranks and micro-batches. A mean
+of means would be wrong as soon as two micro-batches count differently. Backward runs on the sums;
+the division is folded into the factor that the update applies to gradients.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class LossTotals:
 
 
 def no_gradient(step: int) -> ModelError:
-    """What is wrong with a loss that no parameter can be trained by."""
+    """The fault of a loss that no parameter can be trained by."""
     return ModelError(
         f"step {step}: the loss has no gradient (its requires_grad is False), so no parameter can "
         "be trained. "
@@ -133,8 +133,8 @@ class LossSum:
         return total
 
     def add_auxiliary(self, total: Tensor) -> None:
-        """Take this rank's part of losses that are no function of the output; their gradients have
-        a way of their own.
+        """Take this rank's part of losses that are no function of the output. Their gradients have
+        a path of their own.
         """
         self.loss_sum += total.to(self.loss_sum.device)
 

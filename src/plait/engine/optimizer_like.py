@@ -1,7 +1,7 @@
 """A function that makes optimizers like one that the user made for the whole model.
 
-The parameters of a rank are parts of the model's, so the optimizer is made anew for them, of its
-class and with the settings of its groups.
+A rank's parameters are parts of the model's. So the optimizer is rebuilt for them, of its class and
+with the settings of its groups.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""What a build is told beside the plan. Every part has a default, so that most scripts need
-none.
-"""
+"""Settings of a build beside the plan. Every part has a default, so that most scripts need none."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from plait.products import MEASURED
 
 @dataclass(frozen=True)
 class Options:
-    """What a plan does not say.
+    """The settings that a plan does not have.
 
     Attributes:
         seed: of the initial values (by name) and of dropout (by step and micro-batch).
@@ -28,9 +26,9 @@ class Options:
         learning_rate: factor on the optimizer's lr by step, from 0.
         num_servers: ranks that serve under `dpN:server`; None means all.
         asynchrony: of `local` and `async-server`, beside the plan's everyH and staleK: outer step,
-        compression, rates. aggregate: what servers make of the workers' gradients: `sum` (the
-        global mean loss) or `mean` (the mean of the
-            workers' means; the same where every worker counts as many tokens).
+        compression, rates. aggregate: how servers join the workers' gradients: `sum` (the global
+        mean loss) or `mean` (the mean of the workers' means). Both are the same where every worker
+        counts as many tokens.
         cutting: where a pipeline cuts the model; balanced by estimated cost where it says nothing.
         compile_backend: of torch.compile, where the plan says compile.
         float16: compute in float16 where the plan says float32, with a dynamic scale of the loss.
@@ -38,9 +36,9 @@ class Options:
         grouped_product: of experts: `rule`, `measure` (after the first step), or one of
         `models.grouped.METHODS`. schedule: of the pipeline, in place of the plan's.
         linear_product: of layers and experts: `measured` (the quicker of torch's libraries here),
-        `rule`, `torch`, or a table; `compile`d are torch's. weight_grad_group: of a schedule that
-        splits backwards: the micro-batches whose weight gradients are made at once,
-            which is quicker, and keeps what they are made from for longer.
+        `rule`, `torch`, or a table. Compiled products are torch's. weight_grad_group: of a schedule
+        that splits backwards: the micro-batches whose weight gradients are made at once. More are
+        quicker, and keep their factors for longer.
     """
 
     seed: int = 0

@@ -2,9 +2,9 @@
 
 bf16 has the range of float32, so master weights and sums in float32 are all it needs. float16 has
 not: small gradients would vanish, so backward starts from a multiple of the loss (P. Micikevicius
-et al., Mixed Precision Training, 2018, section 3.2). The multiple is found by trying: a step whose
-gradient overflows is dropped and the scale halved, many good steps double it. What it looks at is
-the global norm, one number that all ranks have, so they agree without asking each other.
+et al., Mixed Precision Training, 2018, section 3.2). The scale is found by trying. A step whose
+gradient overflows is dropped and the scale halved; many good steps double it. The decision follows
+the global norm, one number that all ranks have. So they agree without asking each other.
 """
 
 from __future__ import annotations

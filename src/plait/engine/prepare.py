@@ -1,7 +1,7 @@
 """The share of a rank in the batches of a loader, and the example that a model is cut by.
 
-The batches stay those of one device: a rank takes its contiguous part of each, so that the ranks'
-parts join to what the loader would have given alone.
+The batches stay those of one device. A rank takes its contiguous part of each, so the ranks' parts
+join to the loader's batch.
 """
 
 from __future__ import annotations

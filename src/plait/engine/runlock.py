@@ -1,7 +1,7 @@
 """One run at a time in a folder: a lock that dies with the process that holds it.
 
-The lock is the kernel's (flock) on a file in the folder, so that a run which was killed leaves no
-lock behind, whatever is left of its files. A file system without such locks is used without.
+The lock is the kernel's (flock) on a file in the folder. So a killed run leaves no lock behind,
+whatever is left of its files. A file system without such locks is used without.
 """
 
 from __future__ import annotations

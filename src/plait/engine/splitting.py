@@ -1,7 +1,7 @@
 """A model's modules replaced by forms that several ranks share: sequences, experts, then layers.
 
-The order matters: context parallelism replaces attention functions inside modules that tensor
-parallelism replaces later, and experts are split before the layers around them.
+The order matters. Context parallelism replaces attention functions inside modules that tensor
+parallelism replaces later. Experts are split before the layers around them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from plait.products import Products
 
 @dataclass(frozen=True)
 class SplitModel:
-    """What was split over ranks, each None where the plan does not split it."""
+    """The parts that were split over ranks, each None where the plan does not split it."""
 
     sequence: ContextGroup | None
     experts: ExpertSplit | None

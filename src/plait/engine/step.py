@@ -1,4 +1,4 @@
-"""What a step gives back."""
+"""The result of a step."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ class StepResult:
         loss: the mean over the global number of unmasked tokens (or samples); equal on all ranks.
         grad_norm: the global norm of its gradient, before clipping; equal on all ranks.
         tokens: of the global batch: the unmasked ones where the loss counts them, else all
-        positions
-            of its sequences (its samples, where it has no sequences of integers).
+        positions of its sequences. Without sequences of integers, its samples.
         seconds: the time of the step on this rank.
         timeline: its actions and collectives.
         ledger: what this rank sent, by axis and operation.
@@ -28,9 +27,8 @@ class StepResult:
         loss_scale: what the loss was multiplied by in backward, where float16 needs that.
         skipped: whether that was too much, so that nothing was updated.
 
-    Under `local` and `async-server`, whose ranks do not step together, loss and norm are this
-    rank's own; where it hears of the others (an outer step, an answer of the server), loss and
-    tokens are of all that it had not heard of.
+    Under `local` and `async-server` ranks do not step together, and loss and norm are this rank's
+    own. At an outer step or a server's answer, loss and tokens cover all that it had not heard of.
     """
 
     loss: float

@@ -1,8 +1,8 @@
 """The update: one sum of scalars over the ranks, one factor on the gradients, one step of the
 optimizer.
 
-The factor is clip / count: the global mean and the clipping by the global norm in one pass, or in
-none where the optimizer's fused kernel takes a scale.
+The factor is clip / count: the global mean and the clipping by the global norm in one pass. There
+is no pass where the optimizer's fused kernel takes a scale.
 """
 
 from __future__ import annotations

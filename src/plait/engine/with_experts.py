@@ -1,6 +1,6 @@
 """Dense parameters and experts of one stage: two data strategies over different ranks.
 
-Dense gradients are summed over dp x cp; an expert lives on few of those ranks, and is summed over
+Dense gradients are summed over dp x cp. An expert lives on few of those ranks, and is summed over
 these alone (edp).
 """
 
@@ -57,7 +57,7 @@ def expert_groups(world: World) -> AllToAllGroups:
 
 
 def make_placer(model: nn.Module, world: World, placing: Placing) -> Placer:
-    """What places the experts of a split model anew."""
+    """The planner that moves the experts of a split model."""
     mesh = world.mesh
     num_nodes = mesh.axis_size("ep_nodes") if mesh.experts_span_nodes else 1
     return Placer(mixtures(model), world.axis("ep").size, num_nodes, placing)
@@ -79,8 +79,8 @@ def expert_group(dense: DataGroup, world: World) -> DataGroup:
 
 
 def placements(experts: ExpertSplit | None, layers: TensorSplit | None) -> dict[str, Placement]:
-    """Where the parameters of this rank lie in the whole ones: in the box of the expert axis, that
-    of the tensor axis.
+    """The place of this rank's parameters in the whole ones: the tensor axis's box within the
+    expert axis's box.
     """
     found = {} if layers is None else dict(layers.placements)
     if experts is None:

@@ -1,8 +1,8 @@
 """torch's elastic agent, set up for ranks of one machine that start fast and end together.
 
-Ranks are forked from a server that has torch loaded: with torch 2.13 on two cores a second launch
-takes 0.2 s that way against 2.1 s by spawn. The server is asked to load while this process loads
-the agent itself.
+Ranks are forked from a server that has torch loaded. With torch 2.13 on two cores a second launch
+takes 0.2 s, against 2.1 s by spawn. The server is asked to load while this process loads the agent
+itself.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _first_error(error: Any, failures: Path) -> BaseException:
 
 
 def free_environment() -> dict[str, str]:
-    """This process's variables, without those by which the agent tells each rank who it is; ranks
+    """This process's variables, without those by which the agent tells each rank who it is. Ranks
     of one machine listen on loopback alone.
     """
     kept = {

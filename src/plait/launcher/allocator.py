@@ -1,9 +1,9 @@
 """Let a rank keep the memory that it frees.
 
-A training step takes and frees the same hundreds of megabytes each time. The C library gives what
-lies at the end of its heap back to the system, and gets it again page by page, each zeroed in a
-fault of its own: 3 to 35 % of a step on a processor. The peak is the same: what is kept was needed,
-and is taken again.
+A training step takes and frees the same hundreds of megabytes each time. The C library returns the
+end of its heap to the system and gets it again page by page. Each page is zeroed in a fault of its
+own: 3 to 35 % of a step on a processor. The peak is the same: what is kept was needed, and is taken
+again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A function that no new process can import travels by value: one typed into an interpreter or a
-notebook, or given by `python -c` or on stdin.
+"""A function that no new process can import travels by value. Such a function was typed into an
+interpreter or a notebook, or given by `python -c` or on stdin.
 
 Pickle names a function's module, and such a `__main__` has no file to be imported from. cloudpickle
-takes the code itself, and what of its module the code uses. Results come back the same way.
+takes the code itself, and what it uses of its module. Results come back the same way.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Carried:
     call: bytes
 
     def __call__(self) -> bytes:
-        """Its result, as bytes."""
+        """The function's result, as bytes."""
         main, args = cloudpickle.loads(self.call)
         return bytes(cloudpickle.dumps(main(*args)))
 
@@ -50,7 +50,7 @@ def carried(main: Callable[..., object], args: tuple[object, ...]) -> Carried:
 
 
 def opened(results: list[Any]) -> list[Any]:
-    """What the ranks returned."""
+    """The results of the ranks."""
     return [cloudpickle.loads(result) for result in results]
 
 

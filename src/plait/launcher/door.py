@@ -54,21 +54,21 @@ def launch(
 ) -> list[T]:
     """Run `main(*args)` in `nproc` local ranks and return their results, rank by rank.
 
-    `main` and `args` travel by pickle, so `main` is a function at the top level of a module; where
+    `main` and `args` travel by pickle, so `main` is a function at the top level of a module. Where
     the main module has no file (an interpreter, a notebook, `python -c`) they travel by value. Each
     rank finds torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR ...) and computes with cores //
-    nproc threads unless OMP_NUM_THREADS is set. Inside a world that is already running (torchrun,
-    or a rank of `launch`) nothing is started: `main(*args)` runs here, and the list holds this
-    rank's own result.
+    nproc threads unless OMP_NUM_THREADS is set. Inside a running world (torchrun, or a rank of
+    `launch`) nothing is started. `main(*args)` runs here, and the list holds this rank's own
+    result.
 
     With `restarts` a rank that dies (a signal, a lost connection) is started again while the others
-    go on, that many times in all, for plans whose ranks need not be there together (`local`,
-    `async-server`); a rank that is lost for good has no result.
+    go on. There are that many restarts in all, for plans of loosely coupled ranks (`local`,
+    `async-server`). A rank that is lost for good has no result.
 
     Errors: the first rank to fail ends the run; the others are stopped within seconds. A
-    `PlaitError` is raised here as the same class with the same message; anything else becomes
-    `RankFailed` with the rank, its signal or exit code, and the end of its traceback.
-    `WorldSizeError` when `nproc` does not fit the world that is there.
+    `PlaitError` is raised here as the same class with the same message. Anything else becomes
+    `RankFailed` with the rank, its signal or exit code, and its traceback's end. `WorldSizeError`
+    when `nproc` does not fit the world that is there.
     """
     world = joined_world()
     if world is not None:

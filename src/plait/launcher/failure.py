@@ -21,7 +21,7 @@ TRACEBACK_LINES = 12
 
 @dataclass(frozen=True)
 class Failure:
-    """What one rank said when it failed; `seconds` is the wall clock, to find which came first."""
+    """The report of a rank that failed; `seconds` is the wall clock, to find which came first."""
 
     rank: int
     kind: str
@@ -43,8 +43,8 @@ class Failure:
         part.replace(path)
 
     def as_error(self) -> PlaitError:
-        """The same class and message when it is a `PlaitError`, else `RankFailed` with the end of
-        the traceback.
+        """The exception to raise: a `PlaitError` keeps class and message, others become
+        `RankFailed` with their traceback's end.
         """
         known = getattr(errors, self.kind, None)
         if not (isinstance(known, type) and issubclass(known, PlaitError)):

@@ -45,14 +45,14 @@ class LocalRendezvous(RendezvousHandler):
         return RendezvousInfo(PrefixStore(self._run_id, self._store), 0, 1, told)
 
     def is_closed(self) -> bool:
-        """It never is: the group has one agent and no restarts."""
+        """Whether the group is closed: never, with one agent and no restarts."""
         return False
 
     def set_closed(self) -> None:
-        """Nobody else could come."""
+        """Close the group: no effect, since no other node could come."""
 
     def num_nodes_waiting(self) -> int:
-        """Nobody."""
+        """The number of waiting nodes: always zero."""
         return 0
 
     def get_run_id(self) -> str:

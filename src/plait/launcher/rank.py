@@ -1,8 +1,8 @@
-"""What surrounds `main` inside one rank.
+"""The surroundings of `main` inside one rank.
 
-A rank must end whatever happens: it dies with its launcher, it writes its error to a file before it
-goes, and it leaves by `os._exit`, since the interpreter's own farewell may wait for a collective
-that nobody else will ever join.
+A rank must end whatever happens. It dies with its launcher and writes its error to a file before it
+goes. It leaves by `os._exit`, since the interpreter's own end may wait for a collective that nobody
+joins.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ AFTERMATH_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class RankSettings:
-    """What the launcher tells each rank: where to write its failure, with how many threads to
-    compute, its environment.
+    """The launcher's orders to each rank: where to write its failure, its number of threads, its
+    environment.
     """
 
     failures: Path
@@ -76,8 +76,8 @@ def _leave(settings: RankSettings, error: BaseException) -> NoReturn:
 
 
 def die_with_parent() -> None:
-    """End this process when the one that asked for it is gone, even by SIGKILL: a fork server would
-    keep it alive.
+    """End this process when its requester is gone, even by SIGKILL. A fork server would keep it
+    alive.
     """
     launcher = multiprocessing.parent_process()
     if launcher is None:

@@ -1,9 +1,9 @@
 """Ranks that are started again when they die, while the others go on; the counterpart of `agent`,
 which ends them all.
 
-torch's agent restarts the whole group when one of its ranks dies: the group is broken. Here the
-ranks need no group to live (`plait.comm.membership`), so each is a process of its own, and this
-process keeps what outlives any of them: the roster of who is in, and a store.
+torch's agent restarts the whole group when one of its ranks dies: the group is broken. The ranks
+need no group to live here (`plait.comm.membership`), so each is a process of its own. This process
+keeps what outlives any of them: the rendezvous and a store.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class _Rank:
 def supervise(
     main: Callable[..., T], args: tuple[object, ...], nproc: int, restarts: int
 ) -> dict[int, T]:
-    """Results of the ranks that came to an end, by rank; raises what cannot be cured by starting a
-    rank again.
+    """Results of the ranks that came to an end, by rank. Failures that no restart can cure are
+    raised.
     """
     context: Any = multiprocessing.get_context(start_server())
     roster = RendezvousServer(nproc, host=LOOPBACK)
@@ -117,7 +117,7 @@ class _Signals:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """What is inside is not interrupted; a signal that arrives meanwhile counts at its end."""
+        """A block that is not interrupted; a signal that arrives meanwhile counts at its end."""
         was_held = self._is_held
         self._is_held = True
         yield
@@ -187,7 +187,7 @@ def _result(rank: _Rank) -> tuple[tuple[Any] | None, int]:
 
 
 def _error(failures: Path, rank: int, code: int) -> PlaitError:
-    """What the rank has said, or how it died."""
+    """The failure that a rank reported, or how it died."""
     told = [failure for failure in read_failures(failures) if failure.rank == rank]
     if not told:
         return died_silently(rank, code)

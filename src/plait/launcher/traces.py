@@ -1,8 +1,8 @@
-"""What a launch leaves on the machine, by names that tell whose it is: a folder for temporary
-files, and semaphores of Python's queues.
+"""Files that a launch leaves on the machine, named after it: a temporary folder and semaphores of
+Python's queues.
 
 A launch that ends takes both away, however its ranks end. A group of processes that is killed as a
-whole cannot; the next launch sweeps what belongs to processes that are gone.
+whole cannot. The next launch sweeps what belongs to processes that are gone.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 torch multiplies float32 matrices with MKL; oneDNN is its other library. Which of them is quicker
 depends on the processor and on the size, so a measured table decides (`plait.cluster.products`).
-oneDNN also compiles a kernel for each shape that it meets, and keeps up to 1,024 of them, half a
-megabyte each: shapes that never come again are better not given to it (`models/gated.py`).
+oneDNN also compiles a kernel for each shape that it meets, and keeps up to 1,024 of them. Each
+takes half a megabyte, so shapes that never come again are better not given to it
+(`models/gated.py`).
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class Products:
         return has_both and bool(self.table.onednn)
 
     def gains(self, x: Tensor, num_outputs: int, kind: str | None = None) -> bool:
-        """Whether oneDNN is the quicker for x (.., K) times (K, num_outputs), a product of such a
-        kind; without one, for any product of a layer with that forward.
+        """Whether oneDNN is the quicker for x (.., K) times (K, num_outputs) in a product of this
+        kind. Without a kind, for any product of a layer with that forward.
 
         Lower limits of a proof's `paths` count as if what is at hand were larger by as much.
         """

@@ -1,9 +1,9 @@
 """Which of torch's two libraries multiplies quicker on this processor: measured, class by class.
 
 Both take turns on the same matrices, round by round. oneDNN gets a class only where it is clearly
-quicker in both shapes that stand for the class, of which the first lies at its lower edge, where
-oneDNN's longer start weighs most. A tie is torch's. So is everything where repeats of one product
-differ too much: the machine is busy then, and what was found is not to be kept.
+quicker in both shapes that stand for the class. The first of them lies at the class's lower edge,
+where oneDNN's longer start weighs most. A tie is torch's. Where repeats of one product differ too
+much, torch gets the class. The machine is busy then, and the result is not to be saved.
 """
 
 from __future__ import annotations

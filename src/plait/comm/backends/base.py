@@ -1,4 +1,5 @@
-"""What a backend gives to an axis: the operations of one line of ranks, unchecked and uncounted.
+"""The interface of a backend to an axis: the operations of one line of ranks, unchecked and
+uncounted.
 
 The door (`comm.axis.Axis`) checks, counts and times; a backend only moves bytes. All tensors are
 contiguous, all ranks are coordinates on the line, and the size is at least two.

@@ -1,6 +1,6 @@
 """Gloo on CPUs, with the operations composed that it runs slowly itself.
 
-A reduce-scatter is one all-to-all and a local sum; an all-gather is an all-to-all of copies, or
+A reduce-scatter is one all-to-all and a local sum. An all-gather is an all-to-all of copies, or
 direct sends and receives where copies would cost memory. Both send the same bytes as Gloo's rings
 but in one step instead of N-1 (the numbers: benchmarks/collectives). A small all-reduce is an
 all-to-all of copies and a sum: more bytes, but what it waits for is latency. Local sums run in the

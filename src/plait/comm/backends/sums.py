@@ -1,8 +1,8 @@
 """Sums of the same range in several memories, in one order and with one rounding, wherever they are
 computed.
 
-In blocks that stay in the cache: the running sum is then never read from or written to memory but
-once. Halves are accumulated in float32 and rounded once.
+They work in blocks that stay in the cache, so the running sum passes through memory only once.
+Halves are accumulated in float32 and rounded once.
 """
 
 from __future__ import annotations

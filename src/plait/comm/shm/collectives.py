@@ -1,16 +1,16 @@
 """Collectives of ranks that read each other's memory: nothing is sent, everyone takes what it
 needs.
 
-In a reduce-scatter each rank sums its own range over the memory of all; in an all-gather it copies
-the others' shards; an all-reduce is the first, then the second, in place. Sums run in the order of
-coordinates with the same rounding on every path, and each element is summed by one rank (or by all
+In a reduce-scatter each rank sums its own range over the memory of all. In an all-gather it copies
+the others' shards. An all-reduce is the first, then the second, in place. Sums run in the order of
+coordinates with the same rounding on every path. Each element is summed by one rank (or by all
 alike), so all ranks get equal bits.
 
-Why the in-place forms do not race: between two signals a rank writes only its own range of its own
-memory, and the others read only other ranges of it. reduce_scatter with `out` in `full`: my slice
-of my `full` is read by nobody but me. all_gather with `shard` in `full`: others read my slice, I
-write the rest. all_reduce: in the first phase others read all but my range and I write my range; in
-the second they read my range and I write the rest.
+Why the in-place forms do not race: between two signals a rank writes only its own range of its
+memory. The others read only other ranges of it. For reduce_scatter with `out` in `full`, nobody but
+this rank reads its slice of its `full`. For all_gather with `shard` in `full`, others read this
+rank's slice and it writes the rest. For all_reduce, the phases swap: first others read all but its
+range, which it writes. Then they read its range, and it writes the rest.
 
 Tensors outside readable memory are copied into borrowed memory first; then nobody waits for the
 readers.
@@ -52,7 +52,7 @@ class Direct(Backend):
         self._endpoint = Endpoint(fabric, ProgressEngine(fabric), self._others)
 
     def follow(self, paths: Paths) -> None:
-        """As its memory does."""
+        """Follow other paths, as the memory of this axis does."""
         super().follow(paths)
         self.fabric.follow(paths)
 
@@ -227,8 +227,8 @@ class Direct(Backend):
 
     @property
     def can_expose(self) -> bool:
-        """Not to more ranks than half of the operations that may be under way: readers may issue
-        one a rank meanwhile.
+        """Whether ranks may read each other's tensors in place. There may be at most half as many
+        as operations under way; readers may issue one a rank meanwhile.
         """
         return self.size <= RING // 2
 

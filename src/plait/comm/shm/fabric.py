@@ -1,10 +1,10 @@
-"""What ranks need that can read each other's memory: notices, signals, and views of what a notice
-names.
+"""The interface of ranks that can read each other's memory: notices, signals, and views of noticed
+tensors.
 
-A signal is a counter for each (kind, from, to): posting adds one, taking waits for one and removes
-it; both are full memory barriers, so what was written before a post is seen after the take.
-`collectives.Direct` runs on this; processes of one host implement it (`processes`), and
-so do threads of one process (`threads`).
+A signal is a counter for each (kind, from, to). Posting adds one; taking waits for one and removes
+it. Both are full memory barriers, so a write before a post is seen after the take.
+`collectives.Direct` runs on this; processes of one host implement it (`processes`), and so do
+threads of one process (`threads`).
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Signal(IntEnum):
 
 
 class Header(NamedTuple):
-    """What a rank says of its side of operation `number`; `offsets` are elements (all_to_all: where
-    each part begins).
+    """The announcement of one rank's side of operation `number`. `offsets` are elements; in an
+    all_to_all they say where each part begins.
     """
 
     number: int
@@ -101,7 +101,7 @@ class InboundMessage(ABC):
 
     @abstractmethod
     def release(self) -> None:
-        """It has been copied."""
+        """Free the memory of this message, which has been copied."""
 
 
 class Fabric(ABC):
@@ -139,8 +139,8 @@ class Fabric(ABC):
 
     @abstractmethod
     def data(self, peer: int, notice: Header) -> Tensor:
-        """The flat data of a peer's notice, as memory of its own: to be read until EXIT is posted
-        to it.
+        """The flat data of a peer's notice, as memory of its own. It may be read until EXIT is
+        posted to it.
         """
 
     @abstractmethod
@@ -157,8 +157,8 @@ class Fabric(ABC):
 
     @abstractmethod
     def send_message(self, to: int, tag: int, flat: Tensor) -> None:
-        """Put a copy into the box of (self, to); blocks only when the box is full of messages not
-        yet taken.
+        """Put a copy into the box of (self, to). The call blocks only when the box is full of
+        messages not yet taken.
         """
 
     @abstractmethod

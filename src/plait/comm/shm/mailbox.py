@@ -1,9 +1,9 @@
 """Point-to-point on a fabric: buffered sends, and receives matched in order of posting for each
 pair and tag.
 
-A send copies its tensor into borrowed memory and is done: pipelines then cannot deadlock on the
-order of sends and receives. A message waits in the sender's memory until the receiver copies it,
-once, into place.
+A send copies its tensor into borrowed memory and is done. So pipelines cannot deadlock on the order
+of sends and receives. A message waits in the sender's memory until the receiver copies it, once,
+into place.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Mailbox:
         """Copied and done.
 
         A box that is full waits for its reader. Two ranks that both send would wait for each other,
-        so what has come is taken first: whoever waits last has made room for the others.
+        so messages that have come are taken first. The last to wait has made room for the others.
         """
         for source, _ in [key for key, posted in self._posted.items() if posted]:
             while self.look(source, block=False):

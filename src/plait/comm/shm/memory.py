@@ -1,9 +1,9 @@
 """Memory that the ranks of one host read from each other: anonymous files (memfd), mapped by all
 who need them.
 
-Anonymous files rather than names in /dev/shm: they vanish with the last process that maps them,
-however it ends, and the size limit that containers put on /dev/shm does not bind them. A peer opens
-one as /proc/PID/fd/N at first sight.
+Files are anonymous rather than named in /dev/shm. They vanish with the last process that maps them,
+and the size limit of containers on /dev/shm does not bind them. A peer opens one as /proc/PID/fd/N
+at first sight.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class _Arena:
 
 
 class Memory:
-    """The readable memory of one rank, and its view of that of its peers; one for all axes of a
-    world.
+    """The readable memory of one rank, and its view of that of its peers. All axes of a world share
+    it.
     """
 
     def __init__(self) -> None:
@@ -168,8 +168,8 @@ class _Block(Staged):
 
 
 class Staging:
-    """Readable memory to borrow: blocks of powers of two, the last returned lent first, because it
-    is still in the cache.
+    """Readable memory to borrow, in blocks of powers of two. The last returned is lent first,
+    because it is still in the cache.
 
     Blocks are kept: what one step needed the next will need again, and peers have them mapped.
     """

@@ -1,5 +1,5 @@
-"""One rank in one operation: it exposes a header and data, looks at those of its peers, and says
-in signals when it may be read and when it has read.
+"""One rank in one operation. It exposes a header and data and looks at those of its peers. Signals
+say when it may be read and when it has read.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ on it.
 
 Sums, means, gathers and broadcasts go through shared memory. All other operations go through Gloo,
 and so does everything where the ranks are on several hosts. An operation that hands out a future is
-complete when it does so, because ranks move their own bytes and no thread moves them meanwhile.
+complete when it does so. Ranks move their own bytes, and no thread moves them meanwhile.
 """
 
 # torch writes each method down in several forms, and calls one of them

@@ -1,9 +1,8 @@
 """The fabric of processes on one host: notices and semaphores in one shared control segment, data
 in each rank's memory.
 
-The control segment is made by the first rank of the line. A rank that waits looks every half second
-whether the peer still lives or has left, so a death is noticed at once and nobody waits for the
-dead.
+The control segment is made by the first rank of the line. A waiting rank looks every half second
+whether the peer still lives. So a death is noticed at once and nobody waits for the dead.
 
     control: [ semaphores: signal x from x to | notices: rank x RING x words | boxes: from x to x
     RING x words | left: rank | waits: rank ]
@@ -60,7 +59,7 @@ class Identity:
 
     @staticmethod
     def own() -> Identity:
-        """Of this process."""
+        """The identity of this process."""
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = str(Path("/proc/self/ns/pid").readlink())
         return Identity(
@@ -120,8 +119,8 @@ class Control:
         return control
 
     def awaited(self, source: int) -> int:
-        """The coordinate at the end of the chain of those that wait for one another; `source`
-        itself where that is a circle.
+        """The coordinate at the end of the chain of those that wait for one another. In a circle it
+        is `source` itself.
         """
         end = source
         for _ in range(self.size):
@@ -345,8 +344,8 @@ class ObjectExchange(Protocol):
 def connect(
     exchange: ObjectExchange, memory: Memory, timeout_seconds: float, ranks: Sequence[int]
 ) -> Direct | None:
-    """Shared memory for the ranks of an axis, or None where they cannot read each other's memory;
-    alike on every rank.
+    """Shared memory for the ranks of an axis, or None where they cannot read each other's memory.
+    The answer is alike on every rank.
 
     `ranks` are those of the world, by coordinate: errors name them.
     """

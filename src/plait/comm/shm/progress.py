@@ -2,13 +2,13 @@
 before its signals came.
 
 A step waits for one kind of signal from some peers, acts, then posts. Nothing runs in the
-background: steps are done inside the calls of issue, `advance` and `wait`, so ranks that outnumber
+background: steps are done inside the calls of issue, `advance` and `wait`. So ranks that outnumber
 the cores do not fight for them.
 
 Why it cannot deadlock, whatever the ranks wait for first: signals of one kind are taken in order of
-issue, and a rank blocks only on its earliest operation that is not ready. Take the smallest such
-operation over all ranks: every other rank has issued it (or is not blocked) and is at that step of
-it or later, so it has posted what is waited for.
+issue. A rank blocks only on its earliest operation that is not ready. Take the smallest such
+operation over all ranks. Every other rank has issued it (or is not blocked) and is at that step of
+it or later. So it has posted the signal that is waited for.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Operation(Handle):
 
     @property
     def signal(self) -> Signal:
-        """What the next step waits for."""
+        """The signal that the next step waits for."""
         return self._steps[0].signal
 
     def wait(self) -> None:

@@ -23,8 +23,8 @@ LOOK_SECONDS = 0.1
 
 
 class Hub:
-    """What the threads share. `failed` names the rank that raised first; whoever waits then fails
-    too.
+    """The state that the threads share. `failed` names the rank that raised first; whoever waits
+    then fails too.
     """
 
     def __init__(self, timeout_seconds: float) -> None:

@@ -1,8 +1,8 @@
 """Modules that are not functions of their inputs alone, and what they are told of a micro-batch.
 
-A router weighs auxiliary losses by the samples of a micro-batch; a tensor-parallel layer must know
-how many rows the batch of all its ranks has. Both learn it before each forward, and before each
-backward, which may run parts of the forward again.
+A router weighs auxiliary losses by the samples of a micro-batch. A tensor-parallel layer must know
+the rows of all its ranks' batch. Both learn it before each forward, and before each backward, which
+may run parts of the forward again.
 """
 
 from __future__ import annotations

@@ -44,15 +44,14 @@ class Cutting:
     """How a user wants the model cut.
 
     Attributes:
-        counts: links of each stage, or its blocks, where they sum to the number of blocks: then
-        what stands before and behind the blocks goes with the first and the last stage.
+        counts: links of each stage, or its blocks, where they sum to the number of blocks. Modules
+        before and behind the blocks then go with the first and the last stage.
         splits: the first link of each stage but the first; instead of counts.
         chain: patterns of the modules that compose to the forward, where the model's file has no
         `CHAIN`. example: inputs of the model, of any batch size.
-        measure: balance by the time that each layer takes on the example, not by its estimated
-        work. memory_bytes: of a stage, for its weights, gradients and optimizer state (as Adam has
-        it), and its live micro-batches
-            of activations, if layers are measured: of the size of the example.
+        measure: balance by each layer's time on the example, not by its estimated work.
+        memory_bytes: limit of a stage, if layers are measured. It covers weights, gradients, Adam's
+        state and its live micro-batches of activations, of the size of the example.
     """
 
     counts: tuple[int, ...] | None = None
@@ -245,7 +244,7 @@ def partition_layers(
     live: Sequence[float] = (),
     blocks: Sequence[str] = (),
 ) -> Partition:
-    """As the user says, else balanced."""
+    """The partition that the user gives, else a balanced one."""
     if cutting.counts is not None and cutting.splits is not None:
         raise ModelError("counts and splits both say where the model is cut; give one of them")
     if cutting.counts is not None:

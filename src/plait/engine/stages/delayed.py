@@ -1,10 +1,10 @@
 """Asynchronous pipelines: steps of a stream that never drains, and updates from gradients of older
 weights.
 
-A step is a window of m micro-batches of the stream: all its forwards are done when it ends, some of
+A step is a window of m micro-batches of the stream. All its forwards are done when it ends; some of
 its backwards belong to the next. Each stage updates by itself, so there is no global norm. The
-number of tokens that a gradient is divided by is known where the loss is; it travels backward with
-the gradients. `flush` drains the pipeline, and the stream begins anew.
+number of tokens that divides a gradient is known where the loss is. It travels backward with the
+gradients. `flush` drains the pipeline, and the stream begins anew.
 """
 
 from __future__ import annotations

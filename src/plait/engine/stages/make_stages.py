@@ -1,5 +1,5 @@
-"""From a cut to the stages of one rank: their modules, the units of their parameters, copies of
-what is tied.
+"""The stages of one rank, made from a cut: their modules, their parameters' units, copies of tied
+parameters.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Parameters that several stages share: each has a copy, and the gradients of all copies are summed
 before the update.
 
-A tied parameter has a bucket of its own on each of its stages, so that a shard is the same elements
+A tied parameter has a bucket of its own on each of its stages. So a shard is the same elements
 everywhere. All copies start alike, see the same gradient, and so stay alike.
 """
 

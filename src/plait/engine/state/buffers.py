@@ -1,5 +1,5 @@
-"""Buffers under recomputation: the forward that runs again finds them as the first run did, and
-leaves them as they were.
+"""Buffers under recomputation. The forward that runs again finds them as the first run did, and
+leaves them unchanged.
 
 A batch norm moves its running statistics in every forward, a spectral norm its singular vectors, a
 codebook its means. The second forward, which only backward needs, must not move them once more.
@@ -23,8 +23,8 @@ class Buffers:
     """The buffers of one block, and which of them its forward changes.
 
     Small ones are always taken to change: torch's batch norm changes its statistics without
-    counting a version. Large ones (masks, rotary tables) are copied by the first forward, and then
-    only if a forward has been seen to change them.
+    counting a version. The first forward copies large ones (masks, rotary tables). Later forwards
+    do so only if one has been seen to change them.
     """
 
     def __init__(self, block: nn.Module, *, small_bytes: int = SMALL_BYTES) -> None:

@@ -1,6 +1,6 @@
-"""What this rank holds of the model: with a pipeline, the modules of its stages; else everything.
+"""The part of the model that this rank holds: the modules of its stages, or all without a pipeline.
 
-The module tree stays whole on every rank, so that names are the model's own; parameters of other
+The module tree stays whole on every rank, so that names are the model's own. Parameters of other
 stages take no memory.
 """
 
@@ -27,8 +27,8 @@ class Holding:
         buffer_names: the persistent buffers held here.
         secondary: names that an earlier stage holds too, and saves.
         copies: of frozen parameters that several stages of this rank use, those beside the one in
-        `params`. placements: where in the whole parameters those of this rank lie, by name; empty
-        when layers are not split.
+        `params`. placements: where in the whole parameters those of this rank lie, by name. It is
+        empty when layers are not split.
     """
 
     model: nn.Module

@@ -1,9 +1,9 @@
 """Parameters by name: the same start under every plan.
 
-A parameter's values come from a generator seeded by the *name* of the module that owns it, whatever
-the order, the rank or the stage in which it is made. They are made one module at a time and cut at
-once, so no rank ever holds the whole model. A model that knows where its values are saved
-(`models.weights`) gets those instead, and one that can make them itself (`make_start`) its own.
+A parameter's values come from a generator seeded by the *name* of the module that owns it. Neither
+order nor rank nor stage matters. They are made one module at a time and cut at once, so no rank
+ever holds the whole model. A model that knows its saved values (`models.weights`) gets those
+instead. One that can make them itself (`make_start`) gets its own.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Initializer:
         return value.to(torch.float64 if self._dtype == torch.float64 else torch.float32)
 
     def make(self, take: TakeValue) -> None:
-        """The same for the parameters whose values are not saved."""
+        """Initialise the parameters whose values are not saved."""
         taken = {
             param
             for param, name in self._names.items()

@@ -1,9 +1,9 @@
 """An engine's parameters as safetensors files that others read: a Hugging Face model comes back
 with `from_pretrained`.
 
-Every rank writes its slices beside the target, then rank 0 puts them together tensor by tensor: no
-rank ever holds the model, nothing but names is sent, and what it needs is the folder that all ranks
-see, as for any checkpoint.
+Every rank writes its slices beside the target, then rank 0 puts them together tensor by tensor. No
+rank ever holds the model, and only names are sent. As for any checkpoint, all ranks must see the
+folder.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""An engine's state as shards of named global tensors, so that any plan can go on from what any
-plan has saved.
+"""An engine's state as shards of named global tensors, so that any plan can continue from any
+other's checkpoint.
 
     <name>                     a parameter in master precision, or a buffer
     optimizer/<key>/<name>     what the optimizer keeps of it: `exp_avg`, `exp_avg_sq`, `step` ...
     strategy/<key>/<name>      what the data strategy keeps of it: the momentum of an outer step
 
-Learning rate, dropout and the order of the data are functions of the step, the seed and the
-loader's position, which are in the meta data: there is no other random state to keep.
+Learning rate, dropout and data order are functions of the step, the seed and the loader's position.
+Those are in the meta data, so there is no other random state to keep.
 """
 
 from __future__ import annotations

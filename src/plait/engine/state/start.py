@@ -1,8 +1,7 @@
-"""The start of a model that can make its whole values by itself, as a Hugging Face model of a
-config does.
+"""The start of a model that can make its whole values, as a Hugging Face model of a config does.
 
-One rank makes them and tells them to the others, tensor by tensor, so that no other rank holds the
-model and all have equal values, whatever their processors draw.
+One rank makes them and sends them to the others, tensor by tensor. So no other rank holds the
+model, and all have equal values, whatever their processors draw.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The values of a model: made by name, read from files, or brought along; each goes to wherever
-this rank keeps it.
+"""The values of a model: made by name, read from files, or brought along. Each goes to its place on
+this rank.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Values:
         self._tell_differences()
 
     def _agreed(self, name: str, value: Tensor) -> Tensor:
-        """That of the first rank. Collective."""
+        """The value of the first rank. Collective."""
         if self._axis.size == 1:
             return value
         agreed = value.clone()
@@ -151,8 +151,8 @@ class Whole:
 
     @staticmethod
     def of(model: nn.Module, world: World) -> Whole:
-        """Those of a model that has them, with the buffers of the first rank; none of one on the
-        meta device. Collective.
+        """The values of a model that has them, with the buffers of the first rank; none of a meta
+        model. Collective.
         """
         if is_meta(model):
             return Whole()

@@ -1,8 +1,8 @@
 """A schedule is data: for each rank an ordered list of actions, and which rank holds which stage.
 
-Everything that must be ordered with computing is an action, the optimizer update included, so that
-one list can be verified, simulated, drawn and executed, and so that the weights a forward sees
-follow from the order alone.
+Everything that must be ordered with computing is an action, the optimizer update included. So one
+list can be verified, simulated, drawn and executed. The weights that a forward sees follow from the
+order alone.
 """
 
 from __future__ import annotations
@@ -112,9 +112,9 @@ class Schedule:
     of equally many.
 
     `placement[stage]` is the rank (coordinate on the pp axis) that holds the stage. `delay` says
-    which weights a forward sees: None, the newest on its stage; d, those from which its own update
-    (the first after its backward) is d updates away, 0 being the weights that this update changes
-    (2BW: 1). `asynchronous`: steps overlap, nothing drains between them.
+    which weights a forward sees. None means the newest on its stage. An integer d means the weights
+    that are d updates away from its own update, the first after its backward. 0 is the weights that
+    this update changes; 2BW has 1. `asynchronous`: steps overlap, nothing drains between them.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """When every action of a schedule starts and ends, each as early as its order and its inputs allow.
 
-One rule says what must have run before a pass (`needs`), and one loop runs the lists of all ranks
+One rule says what must have run before a pass (`needs`). One loop runs the lists of all ranks
 against each other (`run_lists`). Lowering (order of transfers), verifying (deadlock), simulating
 (times), the schedules that are squeezed and the cost model share them.
 """
@@ -52,7 +52,7 @@ def no_latency(action: Action) -> float:
 
 @cache
 def needs(kind: Kind, stage: int, num_stages: int) -> tuple[tuple[Kind, int], ...]:
-    """Passes (kind, stage) of one micro-batch that must have run before a pass of it; a whole
+    """Passes (kind, stage) of one micro-batch that must have run before a pass of it. A whole
     backward counts as its input gradient.
     """
     if kind is Kind.FORWARD:
@@ -79,8 +79,8 @@ Item = TypeVar("Item")
 def run_lists(
     lists: Sequence[Sequence[Item]], advance: Callable[[int, int, Item], bool]
 ) -> tuple[int, ...]:
-    """Run the lists of all ranks against each other, and say where each stopped: its length, unless
-    there is a deadlock.
+    """Run the lists of all ranks against each other, and say where each stopped. Without a deadlock
+    that is its length.
 
     `advance(rank, index, item)` runs the next item of a rank; False when it must wait.
     """
@@ -98,7 +98,7 @@ def run_lists(
 
 
 def key(action: Action) -> Action:
-    """What `producers` calls the result: a whole backward gives the input gradient too."""
+    """The name of a result in `producers`: a whole backward gives the input gradient too."""
     return (
         Action(Kind.INPUT_GRAD, action.stage, action.micro_batch)
         if action.kind is Kind.BACKWARD

@@ -2,10 +2,10 @@
 
 One run of the forward finds it.
 
-A model is glue (its own Python code: masks, positions, rotary tables, residuals) around *units*:
-its blocks and the other modules that have parameters. The forward runs on a small example, whole,
-with one unit at a time in memory; every tensor that the glue makes remembers which units' results
-it is made from. Nothing is rewritten: stages run this forward.
+A model is glue around *units*. Units are its blocks and the other modules that have parameters.
+Glue is its own Python code: masks, positions, rotary tables, residuals. The forward runs on a small
+example, with one unit at a time in memory. Every tensor that the glue makes remembers the units'
+results behind it. Nothing is rewritten: stages run this forward.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Flow:
     """The calls of a forward by the names of their modules; a module may be called more than once.
 
     `needs[k]` are the results that reach call k through glue alone, `weights[k]` the parameters
-    that do; the last entry of both is for the output of the model. `written` are the results that
+    that do. The last entry of both is for the output of the model. `written` are the results that
     glue may write into: each stage that runs this glue needs a copy of its own.
     """
 

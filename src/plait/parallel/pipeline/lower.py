@@ -104,10 +104,10 @@ def add_reduce(schedule: Schedule) -> Schedule:
 def add_send_recv(schedule: Schedule) -> Schedule:
     """Insert the transfers between stages on different ranks.
 
-    A send follows its computing at once. All transfers of the pipeline are put in one order (that
-    of their results in time), every rank keeps that order, and within it a receive is posted as
-    early as possible. Hence no deadlock even where a send blocks until its receive: whatever
-    precedes the earliest unfinished transfer is finished on both sides.
+    A send follows its computing at once. All transfers of the pipeline are put in one order, that
+    of their results in time. Every rank keeps that order, and within it posts each receive as early
+    as possible. Hence no deadlock even where a send blocks until its receive. Whatever precedes the
+    earliest unfinished transfer is finished on both sides.
     """
     before: list[dict[int, list[Action]]] = [{} for _ in schedule.ranks]
     after: list[dict[int, list[Action]]] = [{} for _ in schedule.ranks]

@@ -1,6 +1,6 @@
 """The times of a run's actions, its bubble, and its schedule simulated with such times.
 
-The bridge between the two timelines of one schedule: costs come out of a measured one, a simulated
+The bridge between the two timelines of one schedule. Costs come out of a measured one, a simulated
 one comes out of costs. Time that an action spends waiting for a message is not its cost: the
 simulator makes the waits itself.
 """
@@ -78,8 +78,8 @@ def observed_bubble(step: Timeline) -> float:
 
 
 def observed_action_costs(steps: Iterable[Timeline]) -> dict[Action, float]:
-    """The median time of each single action over steps of one schedule: what its place in the order
-    makes of it, too.
+    """The median time of each single action over steps of one schedule. It includes effects of the
+    action's place in the order.
     """
     times: dict[Action, list[float]] = defaultdict(list)
     for step in steps:
@@ -90,8 +90,8 @@ def observed_action_costs(steps: Iterable[Timeline]) -> dict[Action, float]:
 
 @dataclass(frozen=True)
 class Messages:
-    """Seconds of what passes between ranks: under way, when neither is busy, and while it is taken,
-    for which the taker waits, also if it has long been there.
+    """Seconds of transfers between ranks. A transfer is under way while neither rank is busy, and
+    then it is taken. The taker waits for the second part always.
     """
 
     transfer_seconds: float = 0.0

@@ -1,9 +1,9 @@
 """Cut a list of layers into stages: balanced by cost within memory, at named layers, or by counts.
 
-The slowest stage sets the pace of a pipeline, so its time is minimised first (dynamic programming
-over all cuts, as in Narayanan et al., PipeDream, arXiv 1806.03377, section 3.1, without
-replication); of the best cuts the most even is taken. Every layer is in exactly one stage: 30
-layers on 4 stages are 30 layers.
+The slowest stage sets the pace of a pipeline, so its time is minimised first. Of the best cuts the
+most even is taken. This is dynamic programming over all cuts (Narayanan et al., PipeDream, arXiv
+1806.03377, section 3.1, without replication). Every layer is in exactly one stage: 30 layers on 4
+stages are 30 layers.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from plait.errors import ModelError
 class LayerProfile:
     """The profile of one layer, for the partitioner; embeddings and heads are layers too.
 
-    `seconds`: forward and backward of one micro-batch (or any unit of cost); `state_bytes`:
-    weights, gradients, optimizer; `activation_bytes`: what one live micro-batch keeps;
-    `output_bytes`: what is sent on if the next stage starts behind it.
+    `seconds`: forward and backward of one micro-batch (or any unit of cost). `state_bytes`:
+    weights, gradients, optimizer. `activation_bytes`: of one live micro-batch. `output_bytes`: sent
+    on if the next stage starts behind it.
     """
 
     name: str
@@ -38,8 +38,8 @@ class Limits:
 
     The schedule gives `live` for each stage.
 
-    With `bytes_per_second` a link between stages that is slower than every stage sets the pace too:
-    an output and its gradient pass it for each micro-batch.
+    With `bytes_per_second` a link that is slower than every stage sets the pace too. An output and
+    its gradient pass it for each micro-batch.
     """
 
     memory_bytes: float = math.inf
@@ -136,8 +136,9 @@ def by_counts(
 ) -> Partition:
     """Stages of so many layers each, as (2, 3, 2), or of so many `blocks`, by name.
 
-    Counts that sum to all layers count layers. Counts that sum to the blocks count these: what
-    stands before the first block is the first stage's, and what follows a block is its stage's.
+    Counts that sum to all layers count layers. Counts that sum to the number of blocks count
+    blocks. Links before the first block are the first stage's, and links behind a block its
+    stage's.
     """
     _check(layers, len(counts))
     places = [place for place, layer in enumerate(layers) if layer.name in blocks]

@@ -1,8 +1,7 @@
 """The profile of a model's layers: forward and backward of each on an example, measured.
 
-One layer at a time is in memory.
-The model's own forward runs, so a layer meets the inputs that it will have; what it computes on are
-zeros where its values are still on the meta device, which take as long.
+One layer at a time is in memory. The model's own forward runs, so a layer meets the inputs that it
+will have. Values that are still on the meta device become zeros, which take as long.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A schedule as a picture: plain text for errors, commits and tests, a coloured grid for the
-terminal, SVG for a page.
+"""A schedule as a picture: plain text for errors, commits and tests, a coloured grid, SVG for a
+page.
 
-All draw the same cells, ranks down and time across; with equal times of F, I and W a cell is one
+All draw the same cells, ranks down and time across. With equal times of F, I and W a cell is one
 unit wide.
 """
 
@@ -78,7 +78,7 @@ def _updated(actions: tuple[Action, ...], index: int) -> bool:
 
 
 def grid(schedule: Schedule, mark: tuple[int, int] | None = None) -> str:
-    """Ranks down, time across. `mark` is a (rank, position in its list): then every action is
+    """Ranks down, time across. `mark` is a (rank, position in its list). With it every action is
     drawn, one slot each, and the marked one stands between > and <.
     """
     drawn = rows(schedule, unit if mark is None else lambda action: 1.0)

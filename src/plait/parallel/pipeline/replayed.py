@@ -1,10 +1,10 @@
 """Replayed stages, for a model that is no chain: each runs the model's own forward.
 
-Only the stage's own units compute.
-The units of earlier stages return what was received for those results that are needed here or
-later, and for the others placeholders of the right shape. At the first unit of a later stage the
-forward ends. So every stage computes the glue (masks, positions, rotary tables). Results of a unit
-for several later ones (position biases, encoder states, skips) are carried along.
+Only the stage's own units compute. The units of earlier stages return the received results that are
+needed here or later. For other results they return placeholders of the right shape. At the first
+unit of a later stage the forward ends. So every stage computes the glue (masks, positions, rotary
+tables). Results of a unit for several later ones (position biases, encoder states, skips) are
+carried along.
 """
 
 from __future__ import annotations

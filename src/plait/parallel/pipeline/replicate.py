@@ -1,10 +1,10 @@
 """Stages with a number of devices each: PipeDream's own partition, for pipelines whose slow stages
 are replicated.
 
-Narayanan et al., PipeDream (arXiv 1806.03377), section 3.1: a stage on r devices takes its
-micro-batches in turn and sums its gradients over them; the best partition of the first layers on so
-many devices is found from better ones of fewer layers. It answers how a model would best be laid
-out; a plan of plait replicates all stages alike (ppP dpN).
+Narayanan et al., PipeDream (arXiv 1806.03377), section 3.1. A stage on r devices takes its
+micro-batches in turn and sums its gradients over them. The best partition of some layers is built
+from better ones of fewer layers. It answers how a model would best be laid out; a plan of plait
+replicates all stages alike (ppP dpN).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Obey a schedule: one rank's list of actions against a table from kind to handler.
 
 There is nothing to decide here: order is the schedule's, meaning is the handlers'. So the same loop
-runs one stage or many, synchronous or not, and a test can run it with handlers that only write down
-what they were asked.
+runs one stage or many, synchronous or not. A test can run it with handlers that only write down
+their calls.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Runtime:
     one before ended.
 
     `current` names the action under way, and after an exception the one that raised it. Kinds in
-    `optional` may lack a handler: they are left out of the list (a rank without sharded weights has
-    nothing to unshard).
+    `optional` may lack a handler and are then left out of the list. A rank without sharded weights
+    has nothing to unshard.
     """
 
     def __init__(

@@ -25,8 +25,8 @@ class Costs:
     literature's equal times.
 
     `backward_seconds` None means input gradient plus weight gradient. `transfer_seconds` is the
-    time from a result's end on one rank until it can be used on another, during which both may
-    compute; `others_seconds` keeps the rank busy (updates, posts).
+    time from a result's end on one rank until it can be used on another. Both may compute
+    meanwhile. `others_seconds` keeps the rank busy (updates, posts).
     """
 
     forward_seconds: PerStage = 1.0
@@ -60,15 +60,15 @@ def _of(costs: PerStage, stage: int) -> float:
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a schedule will take, hold and waste.
+    """The makespan, memory and bubbles of a simulated schedule.
 
     `makespan_seconds`: from the first start to the last end. `period_seconds`: from one step to the
-    next when steps follow each other with no barrier between, which is the longest time that a rank
-    is occupied by a step; the literature's bubbles are of this time. `bubble_fraction` is idle time
-    in the period, `barrier_bubble_fraction` in the makespan (clipping by the global norm is such a
-    barrier); asynchronous schedules have theirs in the steady state, from a rank's first backward
-    to its last forward. Activations are counted in micro-batches: of a stage, and of the whole
-    share of a rank.
+    next when steps follow each other with no barrier between. It is the longest time that a step
+    occupies a rank; the literature's bubbles are of this time. `bubble_fraction` is idle time in
+    the period, `barrier_bubble_fraction` in the makespan. Clipping by the global norm is such a
+    barrier. Asynchronous schedules have their fractions in the steady state, from a rank's first
+    backward to its last forward. Activations are counted in micro-batches: of a stage, and of the
+    whole share of a rank.
     """
 
     timeline: Timeline
@@ -122,8 +122,8 @@ def _idle(busy: float, total: float) -> float:
 
 
 def _steady_bubble(by_rank: Sequence[Sequence[Event]]) -> float | None:
-    """Idle share from every rank's first backward to its last forward; None when a stretch is too
-    short to have one.
+    """Idle share from every rank's first backward to its last forward; None when a stretch has no
+    such part.
     """
     busy = total = 0.0
     for events in by_rank:
@@ -176,7 +176,9 @@ def peak_activations(schedule: Schedule) -> tuple[int, ...]:
 
 
 def peak_activations_per_rank(schedule: Schedule) -> tuple[float, ...]:
-    """The same for all stages of a rank together, in micro-batches of the rank's whole share."""
+    """The peak of live activations over all stages of a rank, in micro-batches of the rank's whole
+    share.
+    """
     peaks = []
     for rank, actions in enumerate(schedule.ranks):
         live = peak = 0

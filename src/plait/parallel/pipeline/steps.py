@@ -2,8 +2,8 @@
 steps.
 
 A rank's part of a step ends where the first forward of the next step's batch would begin. Whatever
-such a part needs is in the parts up to it, because transfers keep one order and everything of the
-next batch follows from its forwards.
+such a part needs is in the parts up to it. Transfers keep one order, and everything of the next
+batch follows from its forwards.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """An endless asynchronous schedule, one step at a time: fill, steady step and drain.
 
-The steps of a stream are cut as in `steps`; from some step on each is the one before it, m
+The steps of a stream are cut as in `steps`. From some step on each is the one before it, m
 micro-batches later.
 """
 

@@ -2,7 +2,7 @@
 for until needed.
 
 What a stage sends depends on the shapes of the micro-batch's inputs, which every stage knows. So
-sender and receiver agree on a form the first time that they meet those shapes, and later send
+sender and receiver agree on a form the first time that they meet those shapes. Later they send
 nothing but tensors. A gradient has the form of its tensor.
 """
 
@@ -82,8 +82,8 @@ class Transport:
     def begin(self, shapes: Callable[[int], Shapes], *, recording: bool = True) -> None:
         """A step begins: `shapes(micro_batch)` are those of its inputs.
 
-        `recording`: for a backward. An evaluation has forms of its own: nothing wants a gradient,
-        no random state travels, and a model may return something else.
+        `recording`: for a backward. An evaluation has forms of its own. It needs no gradient, sends
+        no random state, and its model may return something else.
         """
         self._shapes = shapes
         self._recording = recording

@@ -126,9 +126,7 @@ def incomplete(schedule: Schedule) -> Iterator[ScheduleFault]:
 
 
 def disordered(schedule: Schedule) -> Iterator[ScheduleFault]:
-    """On its rank, everything comes after what it is made from, and a rank that updates does so
-    after the last gradient.
-    """
+    """On its rank, everything comes after its inputs, and an update after the last gradient."""
     for rank, actions in enumerate(schedule.ranks):
         done: set[Action] = set()
         for index, action in enumerate(actions):
@@ -167,9 +165,7 @@ USED_BY = {Kind.RECV_F: (Kind.FORWARD,), Kind.RECV_B: (Kind.BACKWARD, Kind.INPUT
 
 
 def stray_transfers(schedule: Schedule) -> Iterator[ScheduleFault]:
-    """Where there are transfers: each send has its receive, after what it sends and before who uses
-    it; none is left over.
-    """
+    """Each send has its receive, after its result and before its use; none is left over."""
     place = {action: (rank, index) for rank, index, action in _placed(schedule)}
     present = {action for action in place if action.kind in TRANSFER}
     if not present:
@@ -216,8 +212,8 @@ def deadlock(schedule: Schedule) -> Iterator[ScheduleFault]:
 
 
 def blocked_transfers(schedule: Schedule) -> Iterator[ScheduleFault]:
-    """The transfers between any two ranks are in the same order on both and complete even when each
-    blocks for the other.
+    """The transfers between any two ranks are in the same order on both. They complete even when
+    each blocks for the other.
     """
     partner = {send: receive for send, receive, _ in _transfers(schedule)}
     partner |= {receive: send for send, receive in partner.items()}

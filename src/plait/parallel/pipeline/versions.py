@@ -1,10 +1,10 @@
 """Weight versions of one stage under an asynchronous schedule.
 
 A backward finds the weights that its forward saw. An update never writes into weights that are
-still wanted: it makes the next version in other
-memory. PipeDream's forward takes the newest version of its stage (Narayanan et al., arXiv
-1806.03377, section 3.3, weight stashing); 2BW's the one that is `delay` updates before its own
-(arXiv 2006.09503, section 3.1). `weights.stage_weights` says the same on paper.
+still wanted: it makes the next version in other memory. PipeDream's forward takes the newest
+version of its stage (Narayanan et al., arXiv 1806.03377, section 3.3, weight stashing). 2BW's takes
+the one that is `delay` updates before its own (arXiv 2006.09503, section 3.1).
+`weights.stage_weights` says the same on paper.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Split a backward: the gradient of a layer's input now, the gradient of its weight later.
 
 Qi et al., Zero Bubble Pipeline Parallelism (arXiv 2401.10241), section 2. Layers that are a product
-with a weight (linear, convolution) run as a function whose backward may store the factors of the
-weight's gradient instead of multiplying them. Other layers with parameters (norms, embeddings)
-compute all gradients at once: these cost little.
+with a weight (linear, convolution) run as a function of their own. Its backward may store the
+factors of the weight's gradient instead of multiplying them. Other layers with parameters (norms,
+embeddings) compute all gradients at once: these cost little.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every schedule by its name in the plan grammar, each written once as a short generator.
 
 `make` is the entry. A user's own schedule is a `Family` in the table that `make` is given, or a
-text file (see `plait.parallel.pipeline.text`); such a schedule is verified before it is returned.
+text file (`plait.parallel.pipeline.text`). It is verified before it is returned.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def make(
     num_steps: int = 1,
     known: Mapping[str, Family] = SCHEDULES,
 ) -> Schedule:
-    """The schedule of that name for p ranks, m micro-batches a step, `virtual` stages a rank (0,
-    and 1 for a V: as many as the schedule means by itself) and some steps in a row.
+    """The schedule of that name for p ranks, m micro-batches a step, `virtual` stages a rank and
+    some steps. `virtual` 0, and 1 for a V, mean as many as the schedule has by itself.
 
     A family that is not plait's own is verified. Raises ScheduleError: an unknown name, a number
     below 1, too few micro-batches, a number of stages that does not fit.
@@ -114,8 +114,8 @@ def check_shape(
 def adopt(schedule: Schedule, num_ranks: int, num_micro_batches: int) -> Schedule:
     """A schedule from outside, verified, for a run of p ranks and m micro-batches a step.
 
-    Raises ScheduleError: it is wrong, of another shape, several steps long, or its weights are not
-    updated at the end alone.
+    Raises ScheduleError where it is wrong, of another shape, several steps long, or updates weights
+    before the end.
     """
     verify(schedule)
     p = schedule.num_ranks

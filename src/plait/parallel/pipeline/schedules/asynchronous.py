@@ -1,12 +1,12 @@
 """PipeDream and PipeDream-2BW: 1F1B that never drains; an update is an action, so versions follow
 from the order.
 
-A list is a stretch of the endless stream: `num_steps` steps of m micro-batches with one warm-up
-before and one drain after. PipeDream updates a stage after each of its backwards: a forward sees
-the newest weights of its stage, its backward the same (stashed), so stage s keeps p - s versions
-(Narayanan et al., arXiv 1806.03377, section 3.3: w(t-n+1) .. w(t)). 2BW gathers m >= p
-micro-batches for an update, and every stage uses for them the weights before the newest (arXiv
-2006.09503, section 3.1: W(t+1) = W(t) - lr * gradient at W(t-1)): two versions everywhere.
+A list is a stretch of the endless stream. It has `num_steps` steps of m micro-batches with one
+warm-up before and one drain after. PipeDream updates a stage after each of its backwards. A forward
+sees the newest weights of its stage, and its backward the same (stashed). So stage s keeps p - s
+versions (Narayanan et al., arXiv 1806.03377, section 3.3: w(t-n+1) .. w(t)). 2BW gathers m >= p
+micro-batches for an update. Every stage uses for them the weights before the newest, so two
+versions everywhere (arXiv 2006.09503, section 3.1: W(t+1) = W(t) - lr * gradient at W(t-1)).
 """
 
 from __future__ import annotations

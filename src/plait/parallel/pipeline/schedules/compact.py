@@ -1,10 +1,10 @@
 """Building blocks: one rule that makes the zero-bubble and the controllable-memory schedules.
 
-Qi et al., Pipeline Parallelism with Controllable Memory (arXiv 2405.15362), section 3: a schedule
+Qi et al., Pipeline Parallelism with Controllable Memory (arXiv 2405.15362), section 3. A schedule
 is the path of one micro-batch (its *building block*), repeated at the interval of a rank's work.
-How long a micro-batch stays on a rank is how much memory the rank needs, so memory is chosen by
-choosing the path. The block fixes the order of forwards and input gradients; weight gradients wait
-for nobody and fill what would be idle (Qi et al., Zero Bubble, arXiv 2401.10241, section 2).
+The time of a micro-batch on a rank is the memory that the rank needs. So memory is chosen by
+choosing the path. The block fixes the order of forwards and input gradients. Weight gradients have
+no dependants and fill idle time (Qi et al., Zero Bubble, arXiv 2401.10241, section 2).
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def vee_block(num_ranks: int, first: tuple[int, int], second: tuple[int, int]) -
     """Two stages a rank, on the way down (`first`) and up (`second`); each is (units a rank of
     forward, of input gradient).
 
-    The three turns of the path (last rank, loss, last rank) take as few units as let the repeated
-    pattern fit.
+    The three turns of the path are at the last rank, the loss, and the last rank. They take as few
+    units as let the repeated pattern fit.
     """
     best = sorted(product(range(1, 7), repeat=3), key=lambda turns: (sum(turns), turns))
     blocks = (_vee_block(num_ranks, first, second, turns) for turns in best)
@@ -157,8 +157,8 @@ class _RankState:
         return self.next_passes
 
     def choose(self) -> tuple[Kind, int] | None:
-        """The next pass of the block; else a weight gradient; else a later pass that is ready (a
-        forward only if eager).
+        """The next pass of the block, else a weight gradient, else a later pass that is ready.
+        Forwards come only if eager.
         """
         passes = self.passes()
         is_ready = self.progress.is_ready

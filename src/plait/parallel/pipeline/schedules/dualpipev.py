@@ -2,7 +2,7 @@
 there.
 
 DeepSeek-V3 (arXiv 2412.19437), section 3.2.1, and "DualPipe could be better without the Dual" (the
-V of half the ranks). The pairs are neighbours in the list: a runtime may overlap the communication
+V of half the ranks). The pairs are neighbours in the list. A runtime may overlap the communication
 of one with the computing of the other.
 """
 

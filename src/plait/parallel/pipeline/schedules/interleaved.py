@@ -2,7 +2,7 @@
 
 Narayanan et al., Megatron-LM (arXiv 2104.04473), section 2.2, figure 4, bottom. Micro-batches
 advance through a rank's v stages in groups of p. Where p does not divide m the groups are as even
-as can be and at least p, so any m works.
+as can be and at least p. So any m works.
 """
 
 from __future__ import annotations

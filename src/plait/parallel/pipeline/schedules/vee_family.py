@@ -1,11 +1,9 @@
-"""ZBV, V-Half and V-Min: two stages a rank in the shape of a V, and a path whose length is the
-memory.
+"""ZBV, V-Half and V-Min: two stages a rank in a V, and a path whose length is the memory.
 
 Qi et al., Pipeline Parallelism with Controllable Memory (arXiv 2405.15362), section 3.3 and table
-1. On the rank that is first and last a micro-batch is near its end when it returns, so every rank
-  holds the same: down and up together stay
-2(p-1)x units of a pattern of 6, x being the units a rank of forward and input gradient: 6 (all of
-1F1B's memory), 3, 2.
+1. On the rank that is first and last a micro-batch is near its end when it returns. So every rank
+holds the same. Down and up together stay 2(p-1)x units of a pattern of 6. Here x is the units a
+rank of forward and input gradient: 6 (all of 1F1B's memory), 3, 2.
 """
 
 from __future__ import annotations
