@@ -297,6 +297,36 @@ def federations_have_enough_clients(config: Sections) -> Iterator[str]:
         )
 
 
+def restarts_are_of_one_kind(config: Sections) -> Iterator[str]:
+    """Ranks that go on by themselves, and ranks that go back together, are two ways to recover."""
+    asynchronous = config.train.restarts
+    together = config.recovery.restarts
+    if asynchronous and together:
+        yield (
+            f"train.restarts {asynchronous} and recovery.restarts {together} exclude each other; "
+            "keep train.restarts for 'local' and 'async-server', recovery.restarts for other plans"
+        )
+
+
+def new_plans_are_named(config: Sections) -> Iterator[str]:
+    """A word that is not known is a plan outside of a list, or a slip of the pen."""
+    replan = config.recovery.replan
+    if replan in ("auto", "never") or (replan and not isinstance(replan, str)):
+        return
+    yield (
+        f"recovery.replan {replan!r} is neither 'auto' nor 'never' nor a list of plans, as in "
+        "replan = ['dp2', 'dp1']"
+    )
+
+
+def not_yet(config: Sections) -> Iterator[str]:
+    """Keys whose other values are still to come."""
+    if config.recovery.on_nan != "stop":
+        yield f"recovery.on_nan '{config.recovery.on_nan}' does not exist yet; use 'stop'"
+    if config.train.fixed_order:
+        yield "train.fixed_order does not exist yet; leave it out"
+
+
 RULES: Final[tuple[Callable[[Sections], Iterator[str]], ...]] = (
     heads_divide_the_hidden_size,
     head_dim_is_even,
@@ -311,6 +341,9 @@ RULES: Final[tuple[Callable[[Sections], Iterator[str]], ...]] = (
     sequences_fit_the_positions,
     optimizer_keys_go_together,
     federations_have_enough_clients,
+    restarts_are_of_one_kind,
+    new_plans_are_named,
+    not_yet,
 )
 
 

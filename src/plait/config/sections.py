@@ -20,6 +20,7 @@ def _as_tuple(value: Any) -> Any:
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Betas = Annotated[tuple[Beta, Beta], BeforeValidator(_as_tuple)]
+Plans = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
 Files = Annotated[tuple[PathText, ...], BeforeValidator(_as_tuple)]
 
 
@@ -105,6 +106,8 @@ class Train(Section):
     """Products of experts: by rule, by measurement after the first step, or by name."""
     linear_product: Literal["measured", "rule", "torch"] = "measured"
     """float32 products on CPUs: the library measured as faster, by rule, or torch's."""
+    fixed_order: bool = False
+    """Whether sums over samples and ranks follow one fixed tree, for equal bits under dp 1 to 8."""
 
 
 class PlanSection(Section):
@@ -140,10 +143,36 @@ class ClusterSection(Section):
 
 
 class Recovery(Section):
-    """The treatment of ranks that fail."""
+    """The treatment of ranks that fail, of signals that end a run, and of its checkpoints."""
 
+    restarts: Annotated[int, Field(ge=0)] = 0
+    """Lost ranks that are started again, in all, under any plan whose ranks step together."""
+    snapshot_every: Annotated[int, Field(ge=0)] | None = None
+    """Steps between snapshots in memory; by default 1 where lost ranks are made up for, else 0."""
+    wait_seconds: NonNegative = 10.0
+    """Seconds that a lost rank has to come back before its seat counts as lost."""
+    replan: str | Plans = "never"
+    """A plan for the ranks that are left: `auto` (the planner's), `never`, or a list in order."""
     hang_seconds: Positive = 300.0
     """Seconds that a rank may be silent while others wait for it."""
+    on_nan: Literal["stop", "skip", "back"] = "stop"
+    """The answer to a loss or gradient that is no finite number."""
+    deadline_seconds: Positive = 60.0
+    """Seconds to save after SIGTERM, SIGUSR1 or SIGINT."""
+    keep: Annotated[int, Field(ge=0)] = 0
+    """The newest checkpoints that are kept; 0 keeps all."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the run goes on without a rank that is lost."""
+        return self.restarts > 0 or self.replan != "never"
+
+    @property
+    def steps_between_snapshots(self) -> int:
+        """The steps between two snapshots; 0 for none."""
+        if self.snapshot_every is None:
+            return int(self.goes_on)
+        return self.snapshot_every
 
 
 class Federated(Section):

@@ -52,6 +52,14 @@ def without(table: dict[str, Any], key: str) -> dict[str, Any]:
             "unknown section [precision]; the plan says it: [plan] text = 'dp1 precision:bf16'",
         ),
         (
+            {"model": GPT, "train": {"restarts": 1}, "recovery": {"restarts": 2}},
+            "train.restarts 1 and recovery.restarts 2 exclude each other",
+        ),
+        (
+            {"model": GPT, "recovery": {"replan": "atuo"}},
+            "recovery.replan 'atuo' is neither 'auto' nor 'never' nor a list of plans",
+        ),
+        (
             {"model": {}},
             "model.name is missing; known: mlp, gpt, llama, resnet, fno, hf (or python = 'module:function')",
         ),
