@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import linecache
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -68,24 +67,22 @@ def _frames(error: BaseException) -> Iterator[TracebackType]:
         frame = frame.tb_next
 
 
-@contextmanager
-def batch_norm_explained(model: nn.Module) -> Iterator[None]:
-    """A batch norm that gets one value a channel, whose variance is undefined: an error that names
-    it, and the cure.
+def batch_norm_error(model: nn.Module) -> Callable[[Exception], ModelError | None]:
+    """Explains the error of a batch norm that gets one value a channel, whose variance is
+    undefined.
     """
-    try:
-        yield
-    except ValueError as error:
-        if not str(error).startswith(ONE_VALUE):
-            raise
+
+    def explain(error: Exception) -> ModelError | None:
+        if not (isinstance(error, ValueError) and str(error).startswith(ONE_VALUE)):
+            return None
         name = module_of(model, error)
         kind = "batch norm" if not name else type(model.get_submodule(name)).__name__
         shape = str(error).partition("torch.Size(")[2].rstrip(")")
-        raise ModelError(
+        return ModelError(
             f"{named(name)} ({kind}) gets one value a channel, inputs of shape {shape}, and a "
-            "batch norm takes its "
-            "statistics over the samples of a slice (a micro-batch of a data rank): give each "
-            "slice 2 samples or more, by a "
-            "larger global_batch, a smaller mb or dp, or a larger example; or take a norm of "
-            "single samples (group, layer)"
-        ) from error
+            "batch norm takes its statistics over the samples of a slice (a micro-batch of a data "
+            "rank): give each slice 2 samples or more, by a larger global_batch, a smaller mb or "
+            "dp, or a larger example; or take a norm of single samples (group, layer)"
+        )
+
+    return explain

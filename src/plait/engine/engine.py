@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from plait.comm import World
 from plait.engine.axes import within_stage
 from plait.engine.balance import Balance, Load
 from plait.engine.batch import BatchSplitter
-from plait.engine.explain import explained, fault_of
+from plait.engine.explain import Explainer, explained, memory_error, token_error
 from plait.engine.loss import LossTotals
 from plait.engine.precision import LossScale, NoLossScale
 from plait.engine.prepare import example_of, first_batch, share
@@ -37,11 +37,11 @@ from plait.engine.step import StepResult
 from plait.engine.update import Update
 from plait.errors import ModelError
 from plait.mesh import Shard
-from plait.origin import batch_norm_explained
+from plait.origin import batch_norm_error
 from plait.outer import Driver
 from plait.parallel.data import DataStrategy
 from plait.parallel.pipeline.actions import Action, Kind
-from plait.parallel.pipeline.runtime import Runtime
+from plait.parallel.pipeline.runtime import execute
 from plait.parallel.tensor import TensorSplit
 from plait.plan import Plan
 from plait.trace import Timeline
@@ -137,10 +137,10 @@ class Engine:
         }
         self._handlers = self._timing.handlers(table)
         self._metrics = [parts.driver.metrics]
-        self._explained: Callable[[], AbstractContextManager[None]] = nullcontext
+        self._explainers: list[Explainer] = [batch_norm_error(parts.model)]
         if parts.split is not None:
             self._metrics.append(parts.split.details)
-            self._explained = partial(parts.split.explained, parts.model)
+            self._explainers.append(partial(parts.split.explain, parts.model))
         self._after_update: list[Callable[[], None]] = []
         self._load: Callable[[], Load | None] = lambda: None
         balance = parts.balance
@@ -197,12 +197,12 @@ class Engine:
         self.driver.before_step()
         self._pipeline.begin(step)
         name = f"step {self.step_index + 1}"
-        with (
-            explained(world.rank, name, lambda: fault_of(self.model, step.pairs(), name)),
-            self._running(),
+        with explained(
+            memory_error(world.rank, name),
+            *self._explainers,
+            token_error(self.model, step.pairs(), name),
         ):
-            self._runtime(actions, timeline).run()
-            self._pipeline.end()
+            self._execute(actions, timeline)
         self._totals = self._timing.totals(self._totals)
         report = self.driver.report(self._totals.loss_sum, self._totals.count)
         self.step_index += 1
@@ -230,9 +230,8 @@ class Engine:
         `save` and the end of `fit` do it; it changes nothing under a synchronous schedule.
         """
         actions = self._timing.drain()
-        with self._running():
-            self._runtime(actions, Timeline(self.world.rank, enabled=False)).run()
-            self._pipeline.end()
+        with explained(memory_error(self.world.rank, "the flush"), *self._explainers):
+            self._execute(actions, Timeline(self.world.rank, enabled=False))
         self._timing.end_drain()
 
     @torch.no_grad()
@@ -334,19 +333,11 @@ class Engine:
     def _seed_of(self, slice_index: int) -> int:
         return derive_seed(self._seed, "step", self.step_index, slice_index)
 
-    def _runtime(self, actions: Sequence[Action], timeline: Timeline) -> Runtime:
+    def _execute(self, actions: Sequence[Action], timeline: Timeline) -> None:
         self._updates_left = sum(action.kind is Kind.UPDATE for action in actions)
-        return Runtime(actions, self._handlers, timeline, optional=frozenset({Kind.RESHARD}))
-
-    @contextmanager
-    def _running(self) -> Iterator[None]:
-        """Random numbers of its own, and errors in the words of the plan."""
-        with (
-            _own_random_state(self.world.device),
-            self._explained(),
-            batch_norm_explained(self.model),
-        ):
-            yield
+        with _own_random_state(self.world.device):
+            execute(actions, self._handlers, timeline, optional=frozenset({Kind.RESHARD}))
+            self._pipeline.end()
 
     def _reduce(self, action: Action) -> None:
         weight = (

@@ -1,7 +1,7 @@
 """torch's errors in the words of a user: which token, which target, how much memory.
 
-Nothing is checked before a step, which would cost every step. When torch has refused, the batch is
-inspected and the finding is said. An error that it cannot explain stays unchanged.
+Nothing is checked before a step, which would cost every step. When torch has refused, explainers
+look at the error, the model and the batch; an error that none of them explains stays as it is.
 """
 
 from __future__ import annotations
@@ -24,30 +24,56 @@ _CURE = (
 )
 
 
+Explainer = Callable[[Exception], PlaitError | None]
+"""Makes a better error of a torch error; None where it cannot."""
+
+
 @contextmanager
-def explained(
-    rank: int, what: str, find: Callable[[], str | None] = lambda: None
-) -> Iterator[None]:
-    """Raise torch's errors as plait's: `OutOfMemory`, and `DataError` with what `find` finds."""
+def explained(*explainers: Explainer) -> Iterator[None]:
+    """Raise the first error that an explainer makes of torch's; without one, torch's own."""
     try:
         yield
     except PlaitError:
         raise
-    except torch.OutOfMemoryError as error:
-        first = str(error).split(". ")[0]
-        raise OutOfMemory(f"rank {rank} is out of memory in {what}: {first}; {_CURE}") from error
-    except MemoryError as error:
-        raise OutOfMemory(f"rank {rank} is out of memory in {what}; {_CURE}") from error
-    except (IndexError, RuntimeError, ValueError) as error:
-        if match := _CPU_MEMORY.search(str(error)):
-            size = f"{int(match[1]) / 1e9:,.1f} GB more than there is"
-            raise OutOfMemory(f"rank {rank} asked in {what} for {size}; {_CURE}") from error
-        if (found := find()) is not None:
-            raise DataError(found) from error
+    except Exception as error:
+        for explain in explainers:
+            better = explain(error)
+            if better is not None:
+                raise better from error
         raise
 
 
-def fault_of(model: nn.Module, batches: Iterable[tuple[Any, Any]], what: str) -> str | None:
+def memory_error(rank: int, what: str) -> Explainer:
+    """Explains an allocation that failed on a rank, in a work of that name."""
+
+    def explain(error: Exception) -> OutOfMemory | None:
+        if isinstance(error, torch.OutOfMemoryError):
+            first = str(error).split(". ")[0]
+            return OutOfMemory(f"rank {rank} is out of memory in {what}: {first}; {_CURE}")
+        if isinstance(error, MemoryError):
+            return OutOfMemory(f"rank {rank} is out of memory in {what}; {_CURE}")
+        match = _CPU_MEMORY.search(str(error))
+        if match is None:
+            return None
+        size = f"{int(match[1]) / 1e9:,.1f} GB more than there is"
+        return OutOfMemory(f"rank {rank} asked in {what} for {size}; {_CURE}")
+
+    return explain
+
+
+def token_error(model: nn.Module, batches: Iterable[tuple[Any, Any]], what: str) -> Explainer:
+    """Explains tokens of (inputs, targets) that the model has no row of a table for."""
+
+    def explain(error: Exception) -> DataError | None:
+        if not isinstance(error, IndexError | RuntimeError | ValueError):
+            return None
+        fault = _fault_of(model, batches, what)
+        return None if fault is None else DataError(fault)
+
+    return explain
+
+
+def _fault_of(model: nn.Module, batches: Iterable[tuple[Any, Any]], what: str) -> str | None:
     """The fault in the tokens of (inputs, targets) for a model that looks tokens up. None where
     there is none.
     """

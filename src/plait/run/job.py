@@ -47,7 +47,7 @@ class Job:
 def run(job: Job) -> dict[str, Any]:
     """Train, and return the numbers of `plait train --json`, the same on every rank. Collective."""
     from plait.engine.build import join_world
-    from plait.engine.explain import explained
+    from plait.engine.explain import explained, memory_error
     from plait.plan import Plan
     from plait.run.assemble import assemble
     from plait.run.loop import fit
@@ -59,7 +59,7 @@ def run(job: Job) -> dict[str, Any]:
     world = join_world(plan, job.config.recovery.hang_seconds)
     folder = _agreed_folder(world, job)
     table = _table(world, job, folder, plan)
-    with explained(world.rank, "building the model"):
+    with explained(memory_error(world.rank, "building the model")):
         training = assemble(job.config, plan, world, table)
     if world.rank == 0 and plan.dp.offload and world.device.type == "cpu":
         print(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from plait.comm import World
 from plait.engine.build import Options, build
-from plait.engine.explain import explained
+from plait.engine.explain import explained, memory_error
 from plait.errors import DataError, ModelError, OutOfMemory
 from plait.models import losses, make
 from plait.plan import Plan
@@ -83,17 +83,17 @@ def test_a_loss_of_none_is_named() -> None:
 def test_memory_that_is_not_there_is_named() -> None:
     with (
         pytest.raises(OutOfMemory, match=r"rank 3 asked in step 7 for [\d,.]+ GB .*remat:full"),
-        explained(3, "step 7"),
+        explained(memory_error(3, "step 7")),
     ):
         torch.empty(1 << 58)
     with (
         pytest.raises(OutOfMemory, match="rank 0 is out of memory in step 1: CUDA out of memory"),
-        explained(0, "step 1"),
+        explained(memory_error(0, "step 1")),
     ):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
     assert OutOfMemory.exit_code == 1
 
 
 def test_other_errors_stay_themselves() -> None:
-    with pytest.raises(RuntimeError, match="mat1 and mat2"), explained(0, "step 1"):
+    with pytest.raises(RuntimeError, match="mat1 and mat2"), explained(memory_error(0, "step 1")):
         nn.Linear(3, 4)(torch.zeros(2, 5))

@@ -21,9 +21,10 @@ from plait import models
 from plait.comm import World
 from plait.engine.axes import within_stage
 from plait.engine.batch import accepted, call
+from plait.engine.explain import explained
 from plait.engine.state.buffers import unmoved
 from plait.errors import ModelError
-from plait.origin import batch_norm_explained
+from plait.origin import batch_norm_error
 from plait.parallel.pipeline.actions import Schedule
 from plait.parallel.pipeline.dataflow import Flow, discover
 from plait.parallel.pipeline.partition import (
@@ -172,7 +173,7 @@ def _cut_by_flow(
     them.
     """
     example = cutting.example if cutting.example is not None else _example_of(model)
-    with unmoved(model), batch_norm_explained(model):
+    with unmoved(model), explained(batch_norm_error(model)):
         flow = discover(model, blocks, lambda: call(model, accepted(model, example)))
     check_depth(len(flow.calls), num_stages, per_rank)
     layers = (
@@ -208,7 +209,7 @@ def _weighed(model: nn.Module, names: Sequence[str], cutting: Cutting) -> list[L
     """By what their calls take on the example."""
     example = cutting.example if cutting.example is not None else _example_of(model)
     units = tuple(dict.fromkeys(names))
-    with unmoved(model), batch_norm_explained(model):
+    with unmoved(model), explained(batch_norm_error(model)):
         layers = profile_layers(model, units, lambda: call(model, accepted(model, example)))
     if [layer.name for layer in layers] != list(names):
         raise ModelError(

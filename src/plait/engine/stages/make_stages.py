@@ -20,9 +20,8 @@ from plait.engine.state.holding import Holding, shapes_of
 from plait.parallel import data
 from plait.parallel.data import DataStrategy, Unit
 from plait.parallel.pipeline.actions import Kind, Schedule
-from plait.parallel.pipeline.chain import ChainStage, WholeModel
 from plait.parallel.pipeline.replayed import ParameterSwap, Replay, ReplayedStage
-from plait.parallel.pipeline.stage import Stage, StageModule
+from plait.parallel.pipeline.stage import ChainStage, Stage, StageModule, WholeModel
 from plait.parallel.pipeline.weight_grad_store import GradAccumulator, WeightGradStore
 from plait.parallel.tensor import Placement
 from plait.plan import Plan

@@ -17,8 +17,7 @@ from plait.engine.loss import LossFunction, LossSum
 from plait.engine.stages.contexts import MicroBatchContext
 from plait.parallel.data import DataStrategy
 from plait.parallel.pipeline.actions import Action, Kind
-from plait.parallel.pipeline.payload import Payload
-from plait.parallel.pipeline.random import RandomState
+from plait.parallel.pipeline.payload import Payload, RandomState
 from plait.parallel.pipeline.runtime import Handler
 from plait.parallel.pipeline.stage import Stage
 from plait.parallel.pipeline.transport import Transport

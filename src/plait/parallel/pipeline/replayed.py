@@ -19,8 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from plait.errors import ModelError
 from plait.parallel.pipeline.dataflow import Flow, Result
-from plait.parallel.pipeline.payload import Payload, TensorForm, check_sendable
-from plait.parallel.pipeline.random import get_state
+from plait.parallel.pipeline.payload import Payload, TensorForm, check_sendable, get_state
 from plait.parallel.pipeline.stage import StageModule
 
 

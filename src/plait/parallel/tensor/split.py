@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,28 +132,23 @@ class TensorSplit:
                 "and the last layer of a model that ends in parts has the role head"
             )
 
-    @contextmanager
-    def explained(self, model: nn.Module) -> Iterator[None]:
-        """Turn a misfit of shapes inside the split model into an error that names the module.
-
-        The error names the roles there, too.
+    def explain(self, model: nn.Module, error: Exception) -> ModelError | None:
+        """An error for a misfit of shapes inside the split model, with the module and the roles
+        there; None for any other.
         """
-        try:
-            yield
-        except (RuntimeError, IndexError, ValueError) as error:
-            name = None if isinstance(error, torch.OutOfMemoryError) else module_of(model, error)
-            if name is None:
-                raise
-            line = line_of(error)
-            where = f"{named(name)} fails" if line is None else f"{named(name)} fails at {line}"
-            fixed = None if line is None else self._fixed_number(line, error)
-            if fixed is not None:
-                raise ModelError(f"under {self.group} {where}, {fixed}") from error
-            if not name:
-                raise
-            raise ModelError(
-                f"under {self.group} {where}: {error}; {self._suspects(name)}"
-            ) from error
+        if not isinstance(error, RuntimeError | IndexError | ValueError):
+            return None
+        name = module_of(model, error)
+        if name is None:
+            return None
+        line = line_of(error)
+        where = f"{named(name)} fails" if line is None else f"{named(name)} fails at {line}"
+        fixed = None if line is None else self._fixed_number(line, error)
+        if fixed is not None:
+            return ModelError(f"under {self.group} {where}, {fixed}")
+        if not name:
+            return None
+        return ModelError(f"under {self.group} {where}: {error}; {self._suspects(name)}")
 
     def _fixed_number(self, line: Line, error: BaseException) -> str | None:
         """The cure of a view with the model's whole number of heads written in it.

@@ -7,7 +7,7 @@ import pytest
 from plait.errors import ScheduleError
 from plait.parallel.pipeline.actions import Action, Kind
 from plait.parallel.pipeline.lower import lower
-from plait.parallel.pipeline.runtime import Runtime
+from plait.parallel.pipeline.runtime import execute
 from plait.parallel.pipeline.schedules import make
 from plait.trace import Timeline
 
@@ -21,33 +21,38 @@ def one_stage() -> list[Action]:
 def test_executes_in_order_and_times_every_action() -> None:
     seen: list[str] = []
     timeline = Timeline()
-    runtime = Runtime(
-        one_stage(), dict.fromkeys(Kind, lambda action: seen.append(str(action))), timeline
-    )
-    runtime.run()
+    handlers = dict.fromkeys(Kind, lambda action: seen.append(str(action)))
+    execute(one_stage(), handlers, timeline)
     assert seen == ONE_STAGE == [span.name for span in timeline.spans]
-    assert runtime.current is None
-    runtime.run()
+    execute(one_stage(), handlers, Timeline(enabled=False))
     assert seen == ONE_STAGE * 2
 
 
 def test_a_missing_handler_is_an_error_before_anything_runs_unless_it_is_optional() -> None:
-    handlers = dict.fromkeys((Kind.FORWARD, Kind.BACKWARD, Kind.UPDATE), lambda action: None)
+    seen: list[str] = []
+    kinds = (Kind.FORWARD, Kind.BACKWARD, Kind.UPDATE)
+    handlers = dict.fromkeys(kinds, lambda action: seen.append(str(action)))
     with pytest.raises(ScheduleError, match="no handler for REDUCE, UNSHARD"):
-        Runtime(one_stage(), handlers)
-    lean = Runtime(one_stage(), handlers, optional=frozenset({Kind.UNSHARD, Kind.REDUCE}))
-    assert [str(action) for action in lean.actions] == ["0F0", "0B0", "0F1", "0B1", "0U"]
+        execute(one_stage(), handlers, Timeline())
+    assert not seen
+    execute(
+        one_stage(),
+        handlers,
+        Timeline(),
+        optional=frozenset({Kind.UNSHARD, Kind.REDUCE, Kind.UPDATE}),
+    )
+    assert seen == ["0F0", "0B0", "0F1", "0B1", "0U"]
 
 
-def test_an_exception_passes_through_and_current_says_where() -> None:
+def test_an_exception_passes_through_and_the_last_span_says_where() -> None:
     def fail(action: Action) -> None:
         if action.micro_batch == 1:
             raise ValueError("boom")
 
-    runtime = Runtime(one_stage(), dict.fromkeys(Kind, fail))
+    timeline = Timeline()
     with pytest.raises(ValueError, match="boom"):
-        runtime.run()
-    assert str(runtime.current) == "0F1"
+        execute(one_stage(), dict.fromkeys(Kind, fail), timeline)
+    assert timeline.spans[-1].name == "0F1"
 
 
 def test_the_lowered_one_stage_schedule_is_the_only_engine_path() -> None:
