@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from plait.comm import World
-from plait.comm.fused import compute_and_reduce
+from plait.comm.functional import compute_and_reduce
 from plait.mesh.layouts import REPLICATED, Layout, Sharded
 from tests.helpers.threaded import threaded
 

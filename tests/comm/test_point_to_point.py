@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 
-from plait.comm.fused import compute_and_shift
+from plait.comm.functional import compute_and_shift
 from plait.errors import PlanError, RunError
 from plait.mesh import Mesh
 from tests.helpers.threaded import threaded

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from plait.comm.backends.base import Backend, Exposed, Handle
 from plait.comm.checks import check_peer, check_shapes, contiguous, flat, splits_of
-from plait.comm.ledger import CONTROL, Ledger
-from plait.comm.payload import Payload, num_bytes
+from plait.comm.ledger import CONTROL, Ledger, MessageSize, num_bytes
 from plait.comm.transitions import bytes_sent
 from plait.comm.work import Label, Recorder, Work, naming_failure
 from plait.errors import PlanError
@@ -76,7 +75,7 @@ class Axis:
         if out is not None:
             return self._all_reduce_into(out, tensor)
         tensor = contiguous(self, tensor)
-        size = Payload.of(tensor, padding=padding, control=control)
+        size = MessageSize.of(tensor, padding=padding, control=control)
         return self._issue("all_reduce", size, lambda b: b.all_reduce(tensor))
 
     def _all_reduce_into(self, out: Tensor, source: Tensor) -> Work:
@@ -85,7 +84,7 @@ class Axis:
         check_shapes(self, "all_reduce", out.shape, source.shape)
         return self._issue(
             "all_reduce",
-            Payload.of(out),
+            MessageSize.of(out),
             lambda b: b.all_reduce_into(out, source),
             lambda: out.copy_(source),
         )
@@ -100,7 +99,7 @@ class Axis:
         if self._is_strided(full, out):
             return self._reduce_scatter_strided(out, full, padding)
         out, full = flat(self, "reduce_scatter", out, full)
-        size = Payload.of(full, padding=padding)
+        size = MessageSize.of(full, padding=padding)
         return self._issue(
             "reduce_scatter", size, lambda b: b.reduce_scatter(out, full), lambda: _copy(out, full)
         )
@@ -110,7 +109,7 @@ class Axis:
         parts = parts.detach()
         return self._issue(
             "reduce_scatter",
-            Payload.of(parts, padding=padding),
+            MessageSize.of(parts, padding=padding),
             lambda b: b.reduce_scatter_strided(out, parts),
             lambda: out.copy_(parts[0]),
         )
@@ -124,7 +123,7 @@ class Axis:
         if self._is_strided(out, shard):
             return self._all_gather_strided(out, shard, padding)
         shard, full = flat(self, "all_gather", shard, out)
-        size = Payload.of(full, padding=padding)
+        size = MessageSize.of(full, padding=padding)
         return self._issue(
             "all_gather", size, lambda b: b.all_gather(full, shard), lambda: _copy(full, shard)
         )
@@ -134,7 +133,7 @@ class Axis:
         shard = shard.detach()
         return self._issue(
             "all_gather",
-            Payload.of(parts, padding=padding),
+            MessageSize.of(parts, padding=padding),
             lambda b: b.all_gather_strided(parts, shard),
             lambda: parts[0].copy_(shard),
         )
@@ -163,7 +162,7 @@ class Axis:
         row_bytes = num_bytes(source) // source.shape[0] if source.shape[0] else 0
         return self._issue(
             "all_to_all",
-            Payload(row_bytes * (sum(given) - given[self.rank])),
+            MessageSize(row_bytes * (sum(given) - given[self.rank])),
             lambda b: b.all_to_all(out, source, taken, given),
             lambda: _copy(out, source),
             exact=True,
@@ -173,13 +172,13 @@ class Axis:
         """The tensor of coordinate `root`, everywhere, in place."""
         tensor = contiguous(self, tensor)
         check_peer(self, root)
-        return self._issue("broadcast", Payload.of(tensor), lambda b: b.broadcast(tensor, root))
+        return self._issue("broadcast", MessageSize.of(tensor), lambda b: b.broadcast(tensor, root))
 
     def reduce(self, tensor: Tensor, root: int) -> Work:
         """The sum, at coordinate `root`, in place; what the other ranks then hold is undefined."""
         tensor = contiguous(self, tensor)
         check_peer(self, root)
-        return self._issue("reduce", Payload.of(tensor), lambda b: b.reduce(tensor, root))
+        return self._issue("reduce", MessageSize.of(tensor), lambda b: b.reduce(tensor, root))
 
     def send(self, tensor: Tensor, to: int, tag: int = 0, *, padding: int = 0) -> Work:
         """To coordinate `to`. Sends and receives of a pair match in order of issue, for each tag
@@ -188,7 +187,7 @@ class Axis:
         tensor = contiguous(self, tensor)
         check_peer(self, to, other=True)
         return self._issue(
-            "send", Payload.of(tensor, padding=padding), lambda b: b.send(tensor, to, tag)
+            "send", MessageSize.of(tensor, padding=padding), lambda b: b.send(tensor, to, tag)
         )
 
     def receive(self, tensor: Tensor, source: int, tag: int = 0) -> Work:
@@ -196,7 +195,7 @@ class Axis:
         tensor = contiguous(self, tensor)
         check_peer(self, source, other=True)
         return self._issue(
-            "receive", Payload(0), lambda b: b.receive(tensor, source, tag), exact=True
+            "receive", MessageSize(0), lambda b: b.receive(tensor, source, tag), exact=True
         )
 
     def shift(self, out: Tensor, tensor: Tensor, by: int = 1) -> Work:
@@ -210,7 +209,7 @@ class Axis:
         to = (self.rank + by) % self.size
         source = (self.rank - by) % self.size
         return self._issue(
-            "shift", Payload.of(tensor), lambda b: b.exchange(out, tensor, to, source)
+            "shift", MessageSize.of(tensor), lambda b: b.exchange(out, tensor, to, source)
         )
 
     def _shift_and_add(self, out: Tensor, parts: Tensor, by: Sequence[int]) -> Work:
@@ -234,7 +233,10 @@ class Axis:
             source = (self.rank - distance) % self.size
             peers.append((to, source))
         return self._issue(
-            "shift", Payload.of(parts), lambda b: b.exchange_and_add(out, parts, peers), exact=True
+            "shift",
+            MessageSize.of(parts),
+            lambda b: b.exchange_and_add(out, parts, peers),
+            exact=True,
         )
 
     def rotate(self, *tensors: Tensor) -> Generator[Tensor]:
@@ -277,7 +279,7 @@ class Axis:
             exposed.append(backend.expose(tensor))
             return exposed[0]
 
-        size = Payload(num_bytes(tensor) * (self.size - 1))
+        size = MessageSize(num_bytes(tensor) * (self.size - 1))
         return self._issue("shift", size, start, exact=True), exposed[0]
 
     def _pass_on(self, tensor: Tensor) -> Generator[Tensor]:
@@ -356,7 +358,7 @@ class Axis:
     def _issue(
         self,
         op: str,
-        payload: Payload,
+        size: MessageSize,
         start: Callable[[Backend], Handle],
         alone: Callable[[], object] | None = None,
         exact: bool = False,
@@ -364,17 +366,13 @@ class Axis:
         """Count, start and wrap one operation; `alone` is its meaning on one rank."""
         if self._backend is None:
             return self._local(op, alone)
-        sent_bytes = payload.bytes if exact else bytes_sent(op, payload.bytes, self.size)
+        sent_bytes = size.bytes if exact else bytes_sent(op, size.bytes, self.size)
         padding_bytes = 0
-        if payload.padding_bytes:
-            padding_bytes = (
-                bytes_sent(op, payload.bytes + payload.padding_bytes, self.size) - sent_bytes
-            )
+        if size.padding_bytes:
+            padding_bytes = bytes_sent(op, size.bytes + size.padding_bytes, self.size) - sent_bytes
         label = self._label(op, sent_bytes)
         if op != "receive":
-            self.ledger.add(
-                self.name, CONTROL if payload.control else op, sent_bytes, padding_bytes
-            )
+            self.ledger.add(self.name, CONTROL if size.control else op, sent_bytes, padding_bytes)
         with naming_failure(label, self._recorder.rank):
             handle = start(self._backend)
         return Work(handle, label, self._recorder)

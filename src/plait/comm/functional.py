@@ -3,10 +3,15 @@
 One `autograd.Function` serves all rows of the table (`comm.transitions`). Its forward runs the row
 of (source, target). Its backward is `transition` again, with the pair (target*, source*). So
 gradients of gradients work too.
+
+Two operations are fused with the computation of their operand, which is written into a borrowed
+send buffer: where ranks can read each other's memory, it is then sent without a copy. They are not
+differentiable.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,8 +19,12 @@ from torch import Tensor
 
 from plait.comm.axis import Axis
 from plait.comm.transitions import backward, operation
+from plait.comm.work import Work
 from plait.errors import PlanError
 from plait.mesh.layouts import Layout, Sharded
+
+Compute = Callable[[Tensor], object]
+"""Writes the operand into a contiguous tensor."""
 
 
 def transition(tensor: Tensor, axis: Axis, source: Layout, target: Layout) -> Tensor:
@@ -145,3 +154,34 @@ def _part_length(tensor: Tensor, axis: Axis, dim: int) -> int:
             f"ranks of axis {axis.name}"
         )
     return length
+
+
+def compute_and_reduce(
+    axis: Axis, target: Layout, shape: Sequence[int], like: Tensor, compute: Compute
+) -> Tensor:
+    """The sum over the axis of the operand that `compute` writes on each rank.
+
+    Args:
+        axis: the ranks that add up.
+        target: R or I for the whole sum, S(d) for the own shard of it.
+        shape: of the operand.
+        like: a tensor of the type and device of the operand.
+        compute: writes the operand.
+    """
+    buffer = axis._borrow(shape, like)
+    compute(buffer)
+    return reduced(buffer, axis, target)
+
+
+def compute_and_shift(axis: Axis, out: Tensor, by: Sequence[int], compute: Compute) -> Work:
+    """Send parts round the ring, part i to coordinate `rank + by[i]`, and add those that come to
+    `out`.
+
+    `compute` writes the parts, (len(by), *out.shape); `by` is alike on all ranks.
+
+    Raises:
+        PlanError: a distance that leads back to this rank.
+    """
+    buffer = axis._borrow((len(by), *out.shape), out)
+    compute(buffer)
+    return axis._shift_and_add(out, buffer, by)

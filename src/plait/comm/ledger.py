@@ -8,7 +8,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 CONTROL = "control"  # the operation under which a step's scalars are counted: loss, counts, norm
+
+
+@dataclass(frozen=True)
+class MessageSize:
+    """The size of one operation on an axis: the bytes it is for, and those that pad the buffer."""
+
+    bytes: int
+    padding_bytes: int = 0
+    control: bool = False
+
+    @classmethod
+    def of(cls, tensor: Tensor, *, padding: int = 0, control: bool = False) -> MessageSize:
+        """The size of a tensor whose last `padding` elements fill the buffer."""
+        padding_bytes = padding * tensor.element_size()
+        return cls(num_bytes(tensor) - padding_bytes, padding_bytes, control)
+
+
+def num_bytes(tensor: Tensor) -> int:
+    """The bytes of the elements of `tensor`."""
+    return tensor.numel() * tensor.element_size()
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.comm import Axis, Work
-from plait.comm.fused import compute_and_shift
+from plait.comm.functional import compute_and_shift
 from plait.parallel.context.block import attend, attend_backward, merge
 from plait.parallel.context.group import ContextGroup
 from plait.parallel.context.ring_schedule import AttentionBlock, RingSchedule, RingStep

@@ -20,8 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from plait.comm import Axis
-from plait.comm.functional import reduced, transition
-from plait.comm.fused import compute_and_reduce
+from plait.comm.functional import compute_and_reduce, reduced, transition
 from plait.mesh.layouts import REPLICATED, Layout, Sharded
 from plait.parallel.tensor.group import ForwardContext, MatmulPlan
 from plait.products import Products
