@@ -7,8 +7,10 @@ count can be compared exactly, however a backend moves the bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CONTROL = "control"  # the operation under which a step's scalars are counted: loss, counts, norm
 
