@@ -243,6 +243,57 @@ def test_verify_says_no_with_exit_code_1(tmp_path: Path) -> None:
     assert done.json()["ok"] is False
 
 
+@pytest.mark.slow
+def test_verify_walks_a_cover_until_its_time_is_used_up(tmp_path: Path) -> None:
+    write_config(tmp_path)
+    words = ("verify", "tiny.toml", "--all", "--steps", "1", "--budget", "0.1", "--json")
+    done = plait(*words, cwd=tmp_path)
+    assert done.code == 0, done.err
+    result = done.json()
+    assert result["ok"] is True
+    assert [row["plan"] for row in result["rows"]] == ["dp2:zero1 precision:float64"]
+    assert "probe adamw" in result["rows"][0]["paths_not_walked"]
+    assert {"dp2 mb2", "tp2:1d,sp", "pp2", "cp2"} <= set(result["plans_not_walked"])
+    assert "predicted from one step" in done.err
+
+
+@pytest.mark.slow
+def test_verify_goes_on_after_a_resume_under_the_plan_of_the_config(tmp_path: Path) -> None:
+    write_config(tmp_path)
+    words = ("verify", "tiny.toml", "--steps", "2", "--steps-after-resume", "1", "--json")
+    done = plait(*words, cwd=tmp_path)
+    assert done.code == 0, done.err
+    result = done.json()
+    names = [probe["name"] for probe in result["probes"]]
+    assert names[-2:] == [
+        "resume under dp2:zero1 precision:float64",
+        "resume under precision:float64",
+    ]
+    assert "probe adamw (2 of 12" in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--budget", "-1"), "a number of seconds above 0"),
+        (("--steps-after-resume", "-1"), "0 or more"),
+        (("--resume-plan", "dp1"), "needs --steps-after-resume"),
+        (("--all", "--plan", "dp1"), "not allowed with"),
+    ],
+)
+def test_verify_refuses_options_that_mean_nothing(
+    tmp_path: Path, words: tuple[str, ...], sentence: str
+) -> None:
+    from plait.cli.parser import Parser, UsageError
+    from plait.cli.verify import add_arguments, run
+
+    write_config(tmp_path)
+    parser = Parser("plait verify", "")
+    add_arguments(parser)
+    with pytest.raises(UsageError, match=sentence):
+        run(parser.parse([str(tmp_path / "tiny.toml"), *words]))
+
+
 def test_probe_measures_and_plans_can_be_estimated_on_it(tmp_path: Path) -> None:
     done = plait("probe", "--quick", "--out", "probe.json", "--json", cwd=tmp_path)
     assert done.code == 0, done.err

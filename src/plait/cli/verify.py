@@ -5,20 +5,53 @@ not.
 from __future__ import annotations
 
 import argparse
+import math
+from typing import TYPE_CHECKING
 
 from plait.cli import common
 from plait.cli.answer import Answer
+from plait.cli.parser import UsageError
+from plait.cli.verify_all import resume_plans_of, run_all
 from plait.launcher.speaking import say, speaks
+
+if TYPE_CHECKING:
+    from plait.verify.progress import Clock
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `plait verify`."""
     common.add_config(parser)
-    parser.add_argument(
-        "--plan", required=True, metavar="TEXT", help="the plan to prove, as 'dp2:zero3 mb2'"
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--plan", metavar="TEXT", help="the plan to prove (default: [plan] of the config)"
+    )
+    which.add_argument(
+        "--all",
+        action="store_true",
+        help="prove plans that together use every axis that the model allows",
     )
     parser.add_argument(
         "--steps", type=int, default=3, metavar="K", help="updates that are compared (default: 3)"
+    )
+    parser.add_argument(
+        "--steps-after-resume",
+        type=int,
+        default=0,
+        metavar="N",
+        help="save after the steps, load, and compare N more",
+    )
+    parser.add_argument(
+        "--resume-plan",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="load under this plan (default: the same plan, and dp1)",
+    )
+    parser.add_argument(
+        "--budget",
+        type=float,
+        metavar="SECONDS",
+        help="begin nothing more after so long; the exit code is of what was walked",
     )
     parser.add_argument(
         "--dtype",
@@ -36,16 +69,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Answer:
     """The report of `plait.verify.run`; its errors, and those of the config and the plan."""
+    _check(arguments)
+    if arguments.all:
+        return run_all(arguments, clock_of(arguments))
     config = common.read_config(arguments, with_steps=False)
     plan = common.plan_of(config, arguments.plan)
+    resume_plans = resume_plans_of(arguments, plan)
+    for text in resume_plans:
+        common.plan_of(config, text)
     say(f"plait verify: {plan} on {common.ranks(plan)}, against one device")
     from plait.verify.run import run as verify
 
     report = verify(
-        config, plan, steps=arguments.steps, dtype=arguments.dtype, tolerance=arguments.tolerance
+        config,
+        plan,
+        steps=arguments.steps,
+        dtype=arguments.dtype,
+        tolerance=arguments.tolerance,
+        steps_after_resume=arguments.steps_after_resume,
+        resume_plans=resume_plans,
+        clock=clock_of(arguments),
     )
     return (
         Answer(report.as_dict(), report.text(), ok=report.ok)
         if speaks()
         else Answer(None, ok=report.ok)
     )
+
+
+def clock_of(arguments: argparse.Namespace) -> Clock:
+    """The clock of this command, which starts now."""
+    from plait.verify.progress import Clock
+
+    return Clock.of(arguments.budget, speaks=speaks())
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    budget = arguments.budget
+    if budget is not None and not (math.isfinite(budget) and budget > 0):
+        raise UsageError(f"--budget {budget:g}: a number of seconds above 0 is needed")
+    if arguments.steps_after_resume < 0:
+        raise UsageError(f"--steps-after-resume {arguments.steps_after_resume}: 0 or more")
+    if arguments.resume_plan and not arguments.steps_after_resume:
+        raise UsageError("--resume-plan needs --steps-after-resume N: how many steps follow it")
+    if arguments.steps_after_resume and arguments.dtype == "bf16":
+        raise UsageError("--steps-after-resume needs --dtype float64 or float32")

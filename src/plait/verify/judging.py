@@ -26,6 +26,7 @@ from plait.verify.record.observation import Record
 from plait.verify.record.observe import RankRecord, join
 from plait.verify.reference import lowered
 from plait.verify.reference.one_device import (
+    Batch,
     Slice,
     pooled_losses,
     run_reference,
@@ -100,11 +101,17 @@ def judge_stream(asked: Asked, records: Sequence[RankRecord]) -> Report:
 
 def judge_steps(asked: Asked, records: Sequence[RankRecord]) -> Report:
     """The report on steps that end before the next begins."""
+    return judge_record(asked, join(records), asked.problem.slices(asked.plan))
+
+
+def judge_record(
+    asked: Asked, parallel: Record, slices: Callable[[int, Batch], Sequence[Slice]]
+) -> Report:
+    """The report on one record; `slices` is how the run should cut each global batch."""
     problem = asked.problem
     plan = asked.plan
     model = problem.make_whole_model(asked.dtype)
     batches = problem.batches(asked.steps, asked.dtype)
-    slices = problem.slices(plan)
     notes = slicing_reasons(model, batches[0])
     pooled = pooled_losses(model) if plan.micro_batches > 1 and not notes else []
     how = {"by_slice": bool(notes), "by_micro_batch": bool(pooled)}
@@ -112,7 +119,6 @@ def judge_steps(asked: Asked, records: Sequence[RankRecord]) -> Report:
     def run(start: nn.Module = model, **more: bool) -> Record:
         return run_reference(start, batches, problem.recipe(), slices, **how, **more)
 
-    parallel = join(records)
     reference = run()
     report, limits = asked.judge_lowered(parallel, reference, run)
     notes = [*notes, *pooled, *report.notes]

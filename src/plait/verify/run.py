@@ -9,8 +9,9 @@ axis that is to blame.
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,12 @@ from plait.verify.drift import DriftReport, drift
 from plait.verify.judging import Asked, judge_steps, judge_stream
 from plait.verify.probes import PROBES
 from plait.verify.problem import Problem, plan_dtype
+from plait.verify.progress import Clock, predicted_seconds, step_seconds
 from plait.verify.ranks import in_new_world, make_engine
 from plait.verify.record.compare import TOLERANCE
 from plait.verify.record.observe import record_rank
 from plait.verify.report import Report
+from plait.verify.resumed import resumed
 from plait.verify.training import prove
 from plait.verify.walks import SCALED
 
@@ -53,6 +56,7 @@ class Task:
     probes: tuple[str, ...]
     final: bool = False
     training: str = ""  # the precision that training will use; empty for none beside the plan's
+    clock: Clock = field(default_factory=Clock)
 
 
 Runner = Callable[[Task], Report]
@@ -66,6 +70,9 @@ def run(
     dtype: str = "float64",
     tolerance: float | None = None,
     probes: Sequence[str] | None = None,
+    steps_after_resume: int = 0,
+    resume_plans: Sequence[str] = (),
+    clock: Clock | None = None,
 ) -> Report | DriftReport:
     """Prove that `plan` trains what `config` describes as one device does.
 
@@ -76,7 +83,12 @@ def run(
     error but a report whose `ok` is false. With `dtype` bf16 no equality is asked for: the answer
     is how far the plan gets from float32, as a distribution beside that of one device in bf16 (see
     `drift`).
+
+    With `steps_after_resume` the run is also saved, loaded under each of `resume_plans` (the same
+    plan where none is named) and goes on. `clock` bounds the time: what was not begun in it is
+    named in `paths_not_walked`, and the verdict is of what was.
     """
+    clock = clock or Clock()
     names = chosen(probes)
     if dtype not in (*PRECISIONS, "bf16"):
         raise PlanError(
@@ -90,25 +102,40 @@ def run(
     check_runnable(parsed)
     _check_steps_together(parsed)
     config = load(config)
-    keys = assemble.model_keys(config)
-    roles = assemble.roles_of(config)
-    problem = Problem(
-        keys if roles is None else {**keys, "roles": roles},
-        config.data,
-        config.train,
-        plan=config.plan,
-    )
+    problem = problem_of(config)
     own = assemble.make_schedule(config) if parsed.pp.size > 1 else None
     if own is not None:
         adopt(own, parsed.pp.size, parsed.micro_batches)
     if dtype == "bf16":
         return drift(problem, parsed, steps)
     training = wanted if dtype == "float64" and wanted != dtype and probes is None else ""
-    report = verify(Task(problem, str(parsed), steps, tolerance, names, training=training))
+    if clock.speaks:
+        seconds = predicted_seconds(
+            step_seconds(problem), parsed, steps, len(names) + 2 * bool(training)
+        )
+        clock.say(f"about {seconds:.0f} s, predicted from one step of one device")
+    task = Task(problem, str(parsed), steps, tolerance, names, training=training, clock=clock)
+    report = verify(task)
+    if steps_after_resume and report.ok:
+        plans = tuple(resume_plans) or (str(parsed),)
+        both = (steps, steps_after_resume)
+        report = resumed(report, problem, parsed, plans, steps=both, clock=clock)
     if wanted in ("float32", dtype):
         return report
     return replace(
         report, notes=[*report.notes, f"compared in {dtype}; the plan's own precision is {wanted}"]
+    )
+
+
+def problem_of(config: Config) -> Problem:
+    """The problem that a config describes."""
+    keys = assemble.model_keys(config)
+    roles = assemble.roles_of(config)
+    return Problem(
+        keys if roles is None else {**keys, "roles": roles},
+        config.data,
+        config.train,
+        plan=config.plan,
     )
 
 
@@ -140,6 +167,9 @@ def verify(task: Task, runner: Runner | None = None, *, blame: bool = True) -> R
     report = runner(task)
     if report.ok or not blame or report.refusals:
         return report
+    if task.clock.is_over:
+        note = "smaller plans were not tried: the time budget is used up"
+        return replace(report, notes=[*report.notes, note])
     if alone:
         return replace(
             report,
@@ -160,6 +190,7 @@ def _with_blame(report: Report, task: Task, probe: str, runner: Runner) -> Repor
     """
 
     def fails(plan: Plan) -> bool:
+        task.clock.say(f"looking for the axis: {plan}")
         try:
             return not runner(replace(task, plan=str(plan), probes=(probe,), final=True)).ok
         except PlanError:
@@ -182,7 +213,14 @@ def in_world(world: World, task: Task) -> Report:
     plan = Plan.parse(task.plan)
     skipped = []
     parts: list[Report] = []
-    for name in task.probes:
+    left: list[str] = []
+    clock = replace(task.clock, speaks=task.clock.speaks and world.rank == 0, begun=time.time())
+    count = len(task.probes) + bool(task.training)
+    for number, name in enumerate(task.probes, start=1):
+        if parts and clock.is_over_for_all(world):
+            left.append(f"probe {name}")
+            continue
+        clock.tell(number, count, f"probe {name}")
         changed = PROBES[name].apply(task.problem, plan, task.steps)
         if is_asynchronous(plan) and name in SKIPPED:
             changed = SKIPPED[name]
@@ -196,7 +234,10 @@ def in_world(world: World, task: Task) -> Report:
                 where = locate(world, changed[0], changed[1])
                 part = replace(part, findings=[*([where] if where else []), *part.findings])
             parts.append(part)
-    if task.training and not is_asynchronous(plan):
+    if task.training and parts and clock.is_over_for_all(world):
+        left.append(f"training in {task.training}")
+    elif task.training and not is_asynchronous(plan):
+        clock.tell(count, count, f"training in {task.training}")
         as_trained = replace(plan, precision=task.training).check()  # type: ignore[arg-type]
         parts.append(prove(world, task.problem, as_trained, task.steps))
     refused = [] if parts else ["no probe applies to this model: nothing was compared"]
@@ -213,7 +254,7 @@ def in_world(world: World, task: Task) -> Report:
         world.size,
         notes=skipped,
         parts=tuple(parts),
-        paths_not_walked=not_walked(taken),
+        paths_not_walked=[*left, *not_walked(taken)],
     )
 
 
