@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "origin": {"errors", "torch_internals"},  # the module and line that an error came from
     "cluster": {"errors", "toml"},
     "config": {"errors", "toml", "plan", "cluster", "reference"},
+    "interop": {"errors", "toml", "plan"},  # configs of other frameworks
     "mesh": {"errors", "plan"},
     "trace": {"errors", "plan", "mesh"},
     "comm": LOWER - {"products", "origin"},
@@ -55,7 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "predict.cost": {*PLANNING, "models", "datasets", "reference", "products"},
     "predict.planner": {*PLANNING, "predict.cost"},
     "predict.probe": {*RUN, "run", "predict.cost"},
-    "cli": {"", "toml", *RUN, "run", "verify", "outer.federated"}
+    "cli": {"", "toml", "interop", *RUN, "run", "verify", "outer.federated"}
     | {"predict.cost", "predict.planner", "predict.probe"},
     # old addresses of two rooms
     "context": {"parallel.context"},
@@ -78,6 +79,7 @@ NEEDS_NO_TORCH = [
     "plait.parallel.pipeline",
     "plait.predict.cost",
     "plait.predict.planner",
+    "plait.interop",
     "plait.cli",
     *(
         f"plait.cli.{verb}"

@@ -1,4 +1,4 @@
-"""Verb -> what it does. The module of a verb is `plait.cli.<verb>`, imported only when the verb is
+"""Verb -> what it does. The module of a verb is `plait.cli.<verb>` or that of `MODULES`, imported only when the verb is
 called.
 
 Such a module has `add_arguments(parser)` and `run(arguments) -> Answer`.
@@ -24,9 +24,14 @@ VERBS = {
     "probe": "measure this machine: matrix rate, memory, links",
     "report": "turn the folder of a run into one page",
     "export": "write a plan or a checkpoint for other frameworks",
+    "import": "turn the config of another framework into a plan and a config",
     "federated": "train over clients that keep their data",
     "config": "list every key of a config, or print its JSON schema",
 }
+
+
+MODULES = {"import": "imported"}
+"""The modules of verbs whose name is no name of a module."""
 
 
 class Verb(Protocol):
@@ -43,4 +48,4 @@ def load(verb: str) -> Verb:
     """The verb's module. Errors: `UsageError` for a word that is no verb."""
     if verb not in VERBS:
         raise UsageError(f"'{verb}' is not a verb of plait; {nearest(verb, VERBS)}")
-    return cast(Verb, importlib.import_module(f"plait.cli.{verb}"))
+    return cast(Verb, importlib.import_module(f"plait.cli.{MODULES.get(verb, verb)}"))

@@ -103,7 +103,8 @@ def to_megatron(plan: Plan, global_batch: int) -> Exported:
         out.missing.append("precision:float64: Megatron-LM trains in float32, fp16, bf16 or fp8")
     if plan.compile:
         out.missing.append("compile: Megatron-LM fuses by its own kernels")
-    out.text = " ".join(str(word) for word in words)
+    # torchrun gives the number of ranks by this variable; the options do not say it.
+    out.text = f"# WORLD_SIZE={plan.world_size}\n{' '.join(str(word) for word in words)}"
     return out
 
 

@@ -1,0 +1,77 @@
+"""`plait import`: the config of another framework as a plan and a config, with a word on every key."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from plait.cli.answer import Answer
+from plait.cli.parser import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from plait.interop import Imported
+
+FRAMEWORK_NAMES = "deepspeed|megatron-lm|torchtitan|accelerate|axolotl|nanotron"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `plait import`."""
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        help="their config (JSON, YAML, TOML), or a script with Megatron-LM's command line",
+    )
+    parser.add_argument(
+        "--from",
+        dest="framework",
+        metavar="NAME",
+        help=f"{FRAMEWORK_NAMES} (default: told by the file's keys)",
+    )
+    parser.add_argument(
+        "--gpus",
+        type=int,
+        metavar="N",
+        help="ranks in all, for files that leave their number to the launcher",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE.toml", help="write the config there (default: stdout)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> Answer:
+    """Import. Errors: `ConfigError` for a file that cannot be read or contradicts itself."""
+    from plait.interop import import_file
+    from plait.toml import write_toml
+
+    if arguments.gpus is not None and arguments.gpus < 1:
+        raise UsageError(f"--gpus is {arguments.gpus}; a run has one rank or more")
+    imported = import_file(arguments.file, arguments.framework, arguments.gpus)
+    text = write_toml(imported.config)
+    if arguments.out is not None:
+        _write(arguments.out, text)
+    data = imported.as_dict()
+    data["out"] = None if arguments.out is None else str(arguments.out)
+    return Answer(data, view(imported, text, arguments.out))
+
+
+def view(imported: Imported, text: str, out: Path | None) -> RenderableType:
+    """The config as TOML, and each unmapped key as a comment below it."""
+    from rich.text import Text
+
+    lines = [f"# from {imported.framework}: {len(imported.mapped)} keys mapped"]
+    lines += [text.rstrip("\n")] if out is None else [f"# written to {out}"]
+    lines += [f"# plan: {imported.plan}"]
+    for item in imported.unmapped:
+        lines.append(f"# {item.kind}: {item.key} = {item.value!r}: {item.reason}")
+    return Text("\n".join(lines))
+
+
+def _write(out: Path, text: str) -> None:
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{out} cannot be written: {error.strerror or error}") from None

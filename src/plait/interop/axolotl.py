@@ -1,0 +1,259 @@
+"""axolotl's YAML. Keys as in axolotl's `utils/schemas/config.py`."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from plait.interop.draft import ZERO_STRATEGIES, Draft
+from plait.interop.optimizers import adopt_course, adopt_name
+from plait.interop.source import Imported, Kind, Source
+
+LOG: Final = "output of axolotl's own logging; plait writes metrics.jsonl and trace.json"
+FILES: Final = "axolotl's own folders; plait writes into --out"
+KERNEL: Final = "a kernel of axolotl; results do not depend on it"
+DATA: Final = "axolotl's own reading of data; see [data] files, tokenizer and packing"
+OTHER: Final = "another kind of training than plait's"
+
+NOTES: Final[tuple[tuple[str, Kind, str], ...]] = (
+    *((name, "ignored", LOG) for name in ("wandb_*", "mlflow_*", "comet_*", "use_*", "logging_*")),
+    *(
+        (name, "ignored", LOG)
+        for name in ("debug", "profiler_*", "include_tokens_per_second", "tensorboard*")
+    ),
+    *((name, "ignored", FILES) for name in ("output_dir", "save_*", "hub_*", "push_*", "resume_*")),
+    *(
+        (name, "ignored", FILES)
+        for name in ("auto_resume_*", "dataset_prepared_path", "load_best_model_at_end")
+    ),
+    *(
+        (name, "ignored", KERNEL)
+        for name in ("*_attention", "xformers*", "*_kernel", "*_fused_*", "liger*")
+    ),
+    *(
+        (name, "ignored", KERNEL)
+        for name in ("torch_compile_*", "plugins*", "cut_cross_entropy", "tf32", "unsloth*")
+    ),
+    *(
+        (name, "ignored", KERNEL)
+        for name in ("flash_attn*", "attn_implementation", "gc_steps", "device_map")
+    ),
+    *(
+        (name, "ignored", DATA)
+        for name in ("dataset*", "test_datasets*", "val_set_size", "shuffle*", "chat_template*")
+    ),
+    *(
+        (name, "ignored", DATA)
+        for name in ("train_on_inputs", "group_by_length", "pad_*", "special_tokens*", "tokens*")
+    ),
+    *(
+        (name, "ignored", DATA)
+        for name in ("tokenizer_*", "*_sequence_len", "dataloader_*", "eval_sample_packing")
+    ),
+    *(
+        (name, "ignored", DATA)
+        for name in (
+            "excess_length_strategy",
+            "streaming*",
+            "pretraining_dataset*",
+            "roles_to_train",
+        )
+    ),
+    *(
+        (name, "ignored", DATA)
+        for name in (
+            "sample_packing_*",
+            "multipack_*",
+            "added_tokens_overrides*",
+            "remove_unused_columns",
+        )
+    ),
+    *(
+        (name, "ignored", "see [eval]")
+        for name in ("eval*", "early_stopping_patience", "do_*", "metric_*")
+    ),
+    *(
+        (name, "different", OTHER)
+        for name in ("rl", "rl_*", "trl.*", "dpo_*", "kto_*", "orpo_*", "grpo*", "reward_model")
+    ),
+    *(
+        (name, "different", OTHER)
+        for name in ("process_reward_model", "vllm.*", "relora*", "galore*", "neftune_noise_alpha")
+    ),
+    *((name, "ignored", LOG) for name in ("trackio_*", "swanlab_*", "project_name", "num_labels")),
+    *(
+        (name, "ignored", FILES)
+        for name in ("saves_per_epoch", "skip_prepare_dataset", "torchdistx_path")
+    ),
+    *(
+        (name, "ignored", FILES)
+        for name in ("hf_use_auth_token", "secrets", "gpu", "gpu_count", "local_rank")
+    ),
+    *(
+        (name, "ignored", DATA)
+        for name in ("eot_tokens", "min_sample_len", "resize_token_embeddings*", "image_*")
+    ),
+    *(
+        (name, "ignored", KERNEL)
+        for name in ("activation_offloading", "experimental_*", "*_experts*", "tiled_mlp*")
+    ),
+    *(
+        (name, "ignored", KERNEL)
+        for name in ("*attn_*", "flash_optimum", "experts_implementation", "accelerator_config.*")
+    ),
+    *(
+        (name, "different", OTHER)
+        for name in ("ebft.*", "diffusion*", "distill*", "kd_*", "opd*", "chunked_*")
+    ),
+    *(
+        (name, "different", "weights are rounded there")
+        for name in ("gptq*", "bnb_*", "quantize_*", "*_fp4_*")
+    ),
+    ("model_quantization_config*", "different", "weights are rounded there"),
+    ("loss_watchdog_*", "ignored", "see recovery.on_nan"),
+    ("freeze_*", "different", "plait trains all parameters, or adapters alone"),
+    ("quantization.*", "different", "weights are rounded there"),
+    ("qat.*", "different", "weights are rounded while training there"),
+    ("is_*", "ignored", "the config says the family"),
+    ("*_type", "ignored", "the config says the family"),
+    ("*model_config*", "ignored", "a place of files; model.config names the config"),
+    ("trust_remote_code", "ignored", "plait runs no code from a model's folder"),
+    ("strict", "ignored", "plait's configs are always strict"),
+    ("optim_args*", "ignored", "settings of that optimizer's implementation"),
+    ("lr_*", "ignored", "plait's courses are constant, linear and cosine"),
+    ("cosine_*", "ignored", "plait's cosine ends at train.min_lr"),
+    ("lora_*", "ignored", "a setting of adapters with no word here"),
+    ("peft*", "ignored", "a setting of adapters with no word here"),
+    ("adapter_*", "ignored", "a setting of adapters with no word here"),
+    ("fsdp_config.*", "ignored", "a setting of FSDP's implementation"),
+    ("fsdp*", "ignored", "a setting of FSDP's implementation"),
+    ("deepspeed*", "ignored", "import that file as well"),
+    ("gradient_checkpointing_kwargs*", "ignored", KERNEL),
+    ("gpu_memory_limit", "ignored", "plait estimate predicts memory"),
+    ("ddp_*", "ignored", KERNEL),
+    ("context_parallel_*", "ignored", KERNEL),
+    ("heads_k_stride", "ignored", KERNEL),
+    ("ring_attn_func", "ignored", KERNEL),
+    ("max_memory*", "ignored", KERNEL),
+    ("unfrozen_parameters*", "different", "plait trains all parameters, or adapters alone"),
+)
+
+
+def read(source: Source) -> Imported:
+    """The plan and the config of an axolotl YAML. Errors: `ConfigError`."""
+    draft = Draft(source)
+    draft.micro_batch_size = source.count("micro_batch_size")
+    draft.micro_batches = source.count("gradient_accumulation_steps") or 1
+    draft.global_batch = source.count("batch_size")
+    _axes(source, draft)
+    _precision(source, draft)
+    _training(source, draft)
+    _adapter(source, draft)
+    base = source.take("base_model")
+    if base is not None:
+        draft.put("model", name="hf", config=str(base), weights=str(base))
+    draft.put("data", seq_len=source.count("sequence_len"))
+    if source.flag("sample_packing"):
+        draft.put("data", packing=True)
+    source.note_all(NOTES)
+    return draft.finish({"global": "batch_size", "micro": "micro_batch_size"})
+
+
+def _axes(source: Source, draft: Draft) -> None:
+    draft.tp = source.size("tensor_parallel_size")
+    draft.cp = source.size("context_parallel_size", "sequence_parallel_degree")
+    draft.ep = source.size("expert_parallel_size")
+    replicate = source.count("dp_replicate_size")
+    shard = source.count("dp_shard_size")
+    file = source.take("deepspeed")
+    version = source.take("fsdp_version")
+    has_fsdp = source.under("fsdp_config") or source.values.get("fsdp") not in (None, [], "")
+    if file is not None:
+        stage = next((number for number in (3, 2, 1) if f"zero{number}" in str(file)), None)
+        if stage is not None:
+            draft.strategy = ZERO_STRATEGIES[stage]
+        source.note(
+            "deepspeed",
+            "ignored",
+            f"import that file as well: plait import {file} --from deepspeed",
+        )
+    elif has_fsdp or version is not None or (shard or 1) > 1:
+        draft.strategy = "zero3"
+        reshard = source.take("fsdp_config.reshard_after_forward")
+        if reshard is not None and not reshard:
+            draft.strategy = "zero2"
+        draft.offload = source.flag("fsdp_config.offload_params", "fsdp_config.fsdp_offload_params")
+        if source.flag("fsdp_config.activation_checkpointing"):
+            draft.remat = "full"
+    if replicate is not None or shard is not None:
+        draft.dp = (replicate or 1) * (shard or 1)
+        draft.replicate = (replicate or 1) if draft.strategy != "allreduce" else 1
+
+
+def _precision(source: Source, draft: Draft) -> None:
+    bf16 = source.values.get("bf16")
+    if source.flag("bf16", "bfloat16") or bf16 == "auto":
+        draft.precision = "bf16"
+        source.flag("fp16", "float16")
+    elif source.flag("fp16", "float16"):
+        draft.put("train", float16=True)
+    if source.flag("fp8"):
+        source.note("fp8", "different", "products in 8 bits round there")
+    if source.flag("gradient_checkpointing"):
+        draft.remat = "full"
+    draft.compile = source.flag("torch_compile")
+
+
+def _training(source: Source, draft: Draft) -> None:
+    adopt_name(source, draft, "optimizer", source.take("optimizer"))
+    adopt_course(source, draft, "lr_scheduler", source.take("lr_scheduler"))
+    beta1 = source.number("adam_beta1")
+    beta2 = source.number("adam_beta2")
+    if beta1 is not None or beta2 is not None:
+        draft.put("train", betas=[beta1 or 0.9, beta2 or 0.999])
+    draft.put(
+        "train",
+        lr=source.number("learning_rate"),
+        eps=source.number("adam_epsilon", "adam_eps"),
+        weight_decay=source.number("weight_decay"),
+        clip_grad_norm=source.number("max_grad_norm"),
+        seed=source.count("seed"),
+        min_lr=source.number("eta_min"),
+        steps=source.count("max_steps"),
+    )
+    warmup = source.number("warmup_steps")
+    if warmup is not None and warmup == int(warmup):
+        draft.put("train", warmup_steps=int(warmup))
+    ratio = source.number("warmup_ratio")
+    steps = draft.sections["train"].get("steps")
+    if ratio is not None and steps:
+        draft.put("train", warmup_steps=round(ratio * steps))
+    elif ratio is not None:
+        source.note("warmup_ratio", "ignored", "write train.warmup_steps once steps are known")
+    if "num_epochs" in source:
+        source.note("num_epochs", "ignored", "plait counts steps: write train.steps")
+
+
+def _adapter(source: Source, draft: Draft) -> None:
+    kind = source.take("adapter")
+    for key in ("load_in_8bit", "load_in_4bit"):
+        if source.flag(key):
+            source.note(key, "different", "the base is rounded there; plait keeps it in bf16")
+    if kind is None or kind == "":
+        return
+    if str(kind).lower() == "qlora":
+        source.note("adapter", "different", "QLoRA rounds the base to 4 bits; lora is taken")
+    elif str(kind).lower() != "lora":
+        source.note("adapter", "ignored", "plait has lora and dora")
+        return
+    targets: Any = source.take("lora_target_modules")
+    targets = [targets] if isinstance(targets, str) else targets
+    if source.flag("lora_target_linear") and not targets:
+        source.note("lora_target_linear", "different", "name the layers in adapter.targets")
+    draft.put(
+        "adapter",
+        kind="dora" if source.flag("peft_use_dora", "lora_use_dora") else "lora",
+        rank=source.count("lora_r"),
+        alpha=source.number("lora_alpha"),
+        dropout=source.number("lora_dropout"),
+        targets=list(targets) if targets else None,
+    )

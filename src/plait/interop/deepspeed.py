@@ -1,0 +1,153 @@
+"""DeepSpeed's JSON configuration.
+
+Keys as in deepspeed's `runtime/constants.py`, `runtime/zero/config.py` and its page
+"DeepSpeed Configuration JSON".
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from plait.interop.draft import ZERO_STRATEGIES, Draft
+from plait.interop.optimizers import adopt_optimizer, adopt_schedule
+from plait.interop.source import Imported, Kind, Source
+
+KNOB: Final = "a setting of DeepSpeed's own implementation; results do not depend on it"
+LOG: Final = "output of DeepSpeed's own logging; plait writes metrics.jsonl and trace.json"
+
+NOTES: Final[tuple[tuple[str, Kind, str], ...]] = (
+    ("zero_optimization.offload_param.*", "ignored", "plait keeps parameters on the device"),
+    ("zero_optimization.offload_optimizer.*", "ignored", KNOB),
+    (
+        "zero_optimization.zero_quantized_*",
+        "different",
+        "ZeRO++ sends rounded values there; plait sends them whole",
+    ),
+    ("zero_optimization.zeropp_*", "different", "ZeRO++ sends rounded values there"),
+    ("zero_optimization.*", "ignored", KNOB),
+    ("fp16.*", "ignored", "the dynamic loss scale of plait has its own first value and rhythm"),
+    ("bf16.*", "ignored", KNOB),
+    ("amp.*", "ignored", "apex's mixed precision; use precision:bf16 or train.float16"),
+    ("data_types.*", "ignored", "plait adds up gradients in float32"),
+    ("communication_data_type", "different", "DeepSpeed reduces in this type; plait in float32"),
+    ("prescale_gradients", "ignored", KNOB),
+    ("gradient_predivide_factor", "ignored", KNOB),
+    ("sparse_gradients", "ignored", KNOB),
+    ("activation_checkpointing.*", "different", "the model's code decides there; use remat:full"),
+    ("activation_checkpointing", "different", "the model's code decides there; use remat:full"),
+    ("compile.*", "ignored", "compilation starts in code there; here the plan says compile"),
+    ("pipeline.*", "ignored", KNOB),
+    ("curriculum_learning.*", "different", "the order of data is another there"),
+    ("data_efficiency.*", "different", "the order of data is another there"),
+    ("progressive_layer_drop.*", "different", "layers are left out at random there"),
+    ("eigenvalue.*", "ignored", LOG),
+    ("quantize_training.*", "different", "weights are rounded while training there"),
+    ("compression_training.*", "different", "weights are rounded or pruned there"),
+    ("sparse_attention.*", "different", "attention leaves out blocks there"),
+    ("elasticity.*", "ignored", "the batch follows the world there; here [train] says it"),
+    ("autotuning.*", "ignored", "plait plan chooses without trial runs"),
+    ("tensor_parallel.*", "ignored", KNOB),
+    ("hybrid_engine.*", "ignored", KNOB),
+    ("aio.*", "ignored", KNOB),
+    ("checkpoint.*", "ignored", "plait's checkpoints load under every plan"),
+    ("nebula.*", "ignored", "plait has its own checkpoints"),
+    ("zero_allow_untested_optimizer", "ignored", KNOB),
+    ("zero_force_ds_cpu_optimizer", "ignored", KNOB),
+    ("graph_harvesting", "ignored", KNOB),
+    ("timers.*", "ignored", LOG),
+    ("use_data_before_expert_parallelism", "ignored", KNOB),
+    ("dataloader_drop_last", "ignored", "plait's steps always have the whole global batch"),
+    *(
+        (name, "ignored", LOG)
+        for name in (
+            "steps_per_print",
+            "wall_clock_breakdown",
+            "dump_state",
+            "memory_breakdown",
+            "flops_profiler.*",
+            "tensorboard.*",
+            "wandb.*",
+            "comet.*",
+            "csv_monitor.*",
+            "monitor_config.*",
+            "comms_logger.*",
+            "disable_allgather",
+        )
+    ),
+)
+
+
+def read(source: Source) -> Imported:
+    """The plan and the config of a DeepSpeed configuration. Errors: `ConfigError`."""
+    draft = Draft(source)
+    draft.global_batch = source.count("train_batch_size")
+    draft.micro_batch_size = source.count("train_micro_batch_size_per_gpu")
+    draft.micro_batches = source.count("gradient_accumulation_steps")
+    if draft.micro_batches is not None and draft.micro_batches > 1:
+        source.note(
+            "gradient_accumulation_steps",
+            "different",
+            "mapped to mb; DeepSpeed takes the mean of micro-batches' means, plait the mean over "
+            "all tokens: with padding the losses differ",
+        )
+    _zero(source, draft)
+    _precision(source, draft)
+    draft.tp = source.size("tensor_parallel.autotp_size", "tensor_parallel.tp_size")
+    draft.cp = source.size("sequence_parallel_size")
+    draft.context = "ulysses"
+    draft.pp = source.size("pipeline.stages") if "pipeline.stages" in source else 1
+    clip = source.number("gradient_clipping")
+    draft.put("train", clip_grad_norm=clip or None, seed=source.count("seed"))
+    adopt_optimizer(source, draft, "optimizer.type", "optimizer.params")
+    adopt_schedule(source, draft, "scheduler.type", "scheduler.params")
+    source.note_all(NOTES)
+    return draft.finish(
+        {"global": "train_batch_size", "micro": "train_micro_batch_size_per_gpu"},
+    )
+
+
+def _zero(source: Source, draft: Draft) -> None:
+    stage = source.count("zero_optimization.stage") or 0
+    if not 0 <= stage < len(ZERO_STRATEGIES):
+        source.note("zero_optimization.stage", "contradictory", "a ZeRO stage is 0, 1, 2 or 3")
+        stage = 0
+    draft.strategy = ZERO_STRATEGIES[stage]
+    device = source.take("zero_optimization.offload_optimizer.device")
+    if device == "nvme":
+        source.note(
+            "zero_optimization.offload_optimizer.device",
+            "different",
+            "plait offloads to host memory, not to a disk",
+        )
+    draft.offload = device in ("cpu", "nvme") and stage > 0
+    if device in ("cpu", "nvme") and stage == 0:
+        source.note(
+            "zero_optimization.offload_optimizer.device",
+            "contradictory",
+            "offload needs a ZeRO stage of 1 or more",
+        )
+    shard = source.count("zero_optimization.zero_hpz_partition_size")
+    if shard is not None and shard > 1:
+        source.note(
+            "zero_optimization.zero_hpz_partition_size",
+            "different",
+            "hpZ keeps weights a second time; in plait, replicateM shards inside a group instead",
+        )
+    mics = source.count("zero_optimization.mics_shard_size")
+    if mics is not None and mics > 0:
+        source.note(
+            "zero_optimization.mics_shard_size",
+            "different",
+            "write dpN:zero3,replicateM with M = data ranks / this size",
+        )
+
+
+def _precision(source: Source, draft: Draft) -> None:
+    bf16 = source.flag("bf16.enabled", "bfloat16.enabled")
+    fp16 = source.flag("fp16.enabled")
+    if bf16 and fp16:
+        source.note("fp16.enabled", "contradictory", "bf16 is enabled beside it; bf16 is taken")
+    if bf16:
+        draft.precision = "bf16"
+    elif fp16:
+        draft.put("train", float16=True)

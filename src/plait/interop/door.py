@@ -1,0 +1,109 @@
+"""`import_file` and `import_text`: the framework is found by the keys where nobody says it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from plait.errors import ConfigError, nearest
+from plait.interop import accelerate, axolotl, deepspeed, files, megatron, nanotron, torchtitan
+from plait.interop.source import Imported, Source
+
+FRAMEWORKS: Final[dict[str, Callable[[Source], Imported]]] = {
+    "deepspeed": deepspeed.read,
+    "megatron-lm": megatron.read,
+    "torchtitan": torchtitan.read,
+    "accelerate": accelerate.read,
+    "axolotl": axolotl.read,
+    "nanotron": nanotron.read,
+}
+
+SIGNS: Final[dict[str, tuple[str, ...]]] = {
+    "nanotron": ("parallelism.dp", "tokens.micro_batch_size", "checkpoints.checkpoints_path"),
+    "torchtitan": (
+        "parallelism.data_parallel_shard_degree",
+        "parallelism.tensor_parallel_degree",
+        "training.local_batch_size",
+        "training.seq_len",
+        "model.flavor",
+    ),
+    "accelerate": ("distributed_type", "compute_environment", "num_machines"),
+    "axolotl": ("base_model", "micro_batch_size", "sequence_len", "datasets"),
+    "deepspeed": (
+        "train_micro_batch_size_per_gpu",
+        "train_batch_size",
+        "zero_optimization.stage",
+        "bf16.enabled",
+        "fp16.enabled",
+        "gradient_accumulation_steps",
+    ),
+    "megatron-lm": ("tensor-model-parallel-size", "micro-batch-size", "num-layers"),
+}
+"""Keys by which a file of each framework is known."""
+
+
+def import_file(
+    path: str | Path, framework: str | None = None, world_size: int | None = None
+) -> Imported:
+    """The plan and the config that a file of another framework means.
+
+    `framework` is a key of `FRAMEWORKS`; None asks the file's own keys. `world_size` is the number
+    of ranks, for files that leave it to the launcher.
+
+    Errors: `ConfigError` for a file that cannot be read, or whose numbers cannot all be true.
+    """
+    path = Path(path)
+    text = files.read_text(path)
+    return import_text(text, files.form_of(path, text), framework, world_size, str(path))
+
+
+def import_text(
+    text: str,
+    form: str,
+    framework: str | None = None,
+    world_size: int | None = None,
+    name: str = "the text",
+) -> Imported:
+    """`import_file` for a text in one form: `json`, `yaml`, `toml` or `shell`."""
+    known = _name_of(framework)
+    if known == "megatron-lm" and form not in ("yaml", "json"):
+        form = "shell"
+    try:
+        table = files.parse(text, form)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    if known == "megatron-lm" or "MODEL_ARGS" in table:
+        known = "megatron-lm"
+        table = megatron.options_of(table)
+    source = Source.of(known or "", table, world_size)
+    if not source.values:
+        raise ConfigError(f"{name}: there is no key in it")
+    source.framework = known or _guess(source.values, name)
+    return FRAMEWORKS[source.framework](source)
+
+
+def _name_of(framework: str | None) -> str | None:
+    if framework is None:
+        return None
+    word = framework.strip().lower().replace("_", "-")
+    word = {"megatron": "megatron-lm", "megatron-core": "megatron-lm"}.get(word, word)
+    if word not in FRAMEWORKS:
+        raise ConfigError(f"nothing is imported from {framework!r}; {nearest(word, FRAMEWORKS)}")
+    return word
+
+
+def _guess(values: Mapping[str, Any], name: str) -> str:
+    votes = {
+        framework: sum(_has(values, sign) for sign in signs) for framework, signs in SIGNS.items()
+    }
+    best = max(votes, key=lambda framework: votes[framework])
+    if not votes[best]:
+        raise ConfigError(
+            f"{name}: no key tells whose config it is; say --from {', '.join(FRAMEWORKS)}"
+        )
+    return best
+
+
+def _has(values: Mapping[str, Any], sign: str) -> bool:
+    return sign in values or any(key.startswith(f"{sign}.") for key in values)

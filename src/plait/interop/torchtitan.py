@@ -1,0 +1,231 @@
+"""torchtitan's TOML job configuration.
+
+Keys as in torchtitan's `config/job_config.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from plait.errors import ConfigError
+from plait.interop.draft import Draft
+from plait.interop.optimizers import adopt_name
+from plait.interop.source import Imported, Kind, Source
+
+SCHEDULES: Final = {
+    "1f1b": "1f1b",
+    "gpipe": "gpipe",
+    "interleaved1f1b": "interleaved",
+    "interleavedzerobubble": "zb-h1",
+    "zbvzerobubble": "zbv",
+    "dualpipev": "dualpipev",
+}
+LLAMA3: Final[dict[str, dict[str, Any]]] = {
+    "debugmodel": {
+        "hidden_size": 256,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 16,
+        "intermediate_size": 768,
+    },
+    "8B": {
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+    },
+    "70B": {
+        "hidden_size": 8192,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "intermediate_size": 28672,
+    },
+    "405B": {
+        "hidden_size": 16384,
+        "num_hidden_layers": 126,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 8,
+        "intermediate_size": 53248,
+    },
+}
+"""The sizes of torchtitan's Llama 3 flavors (`models/llama3`)."""
+
+LOG: Final = "output of torchtitan's own logging; plait writes metrics.jsonl and trace.json"
+KNOB: Final = "a setting of torchtitan's own implementation; results do not depend on it"
+LOW: Final = "products in 8 bits or fewer round there; plait computes in the plan's precision"
+
+NOTES: Final[tuple[tuple[str, Kind, str], ...]] = (
+    ("job.*", "ignored", "names and folders of torchtitan's own output"),
+    ("profiling.*", "ignored", LOG),
+    ("metrics.*", "ignored", LOG),
+    ("checkpoint.*", "ignored", "plait's checkpoints load under every plan; see checkpoint_every"),
+    ("comm.*", "ignored", KNOB),
+    ("memory_estimation.*", "ignored", "plait estimate predicts memory"),
+    ("float8.*", "different", LOW),
+    ("mx.*", "different", LOW),
+    ("quantize.*", "different", LOW),
+    ("model.converters", "different", LOW),
+    ("fault_tolerance.*", "ignored", "see [recovery]"),
+    ("experimental.*", "ignored", KNOB),
+    ("validation.*", "ignored", "see [eval]"),
+    ("debug.*", "ignored", KNOB),
+    ("model.*", "ignored", "the model's code and files in torchtitan's tree"),
+    ("compile.*", "ignored", KNOB),
+    ("activation_checkpoint.*", "ignored", KNOB),
+    ("training.dataset*", "ignored", "data comes by [data]"),
+    ("training.mixed_precision_reduce", "ignored", "plait adds up gradients in float32"),
+    ("training.gc_*", "ignored", KNOB),
+    ("training.*", "ignored", KNOB),
+    ("optimizer.*", "ignored", KNOB),
+    ("lr_scheduler.*", "ignored", "plait's courses are constant, linear and cosine"),
+    ("parallelism.fsdp_reshard_after_forward", "ignored", KNOB),
+    ("parallelism.enable_async_tensor_parallel", "ignored", KNOB),
+    ("parallelism.expert_tensor_parallel_degree", "ignored", "tp cuts experts by their roles"),
+    ("parallelism.*", "ignored", KNOB),
+    ("encoder.*", "different", "a model of images, which [model] does not name"),
+    ("inference.*", "ignored", "plait trains"),
+    ("data.*", "ignored", "data comes by [data]"),
+)
+
+
+def read(source: Source) -> Imported:
+    """The plan and the config of a torchtitan TOML. Errors: `ConfigError`."""
+    draft = Draft(source)
+    _axes(source, draft)
+    _batch(source, draft)
+    _training(source, draft)
+    _model(source, draft)
+    source.note_all(NOTES)
+    return draft.finish(
+        {"global": "training.global_batch_size", "micro": "the samples of a micro-batch"}
+    )
+
+
+def _axes(source: Source, draft: Draft) -> None:
+    draft.tp = source.size("parallelism.tensor_parallel_degree")
+    draft.sequence_parallel = draft.tp > 1  # torchtitan's tensor parallel always has it
+    if source.flag("parallelism.disable_loss_parallel"):
+        source.note("parallelism.disable_loss_parallel", "ignored", KNOB)
+    draft.pp = source.size(
+        "parallelism.pipeline_parallel_degree", "experimental.pipeline_parallel_degree"
+    )
+    draft.cp = source.size(
+        "parallelism.context_parallel_degree", "experimental.context_parallel_degree"
+    )
+    draft.ep = source.size("parallelism.expert_parallel_degree")
+    _data_axis(source, draft)
+    name = source.take("parallelism.pipeline_parallel_schedule")
+    if name is not None and draft.pp > 1:
+        schedule = SCHEDULES.get(str(name).lower())
+        if schedule is None:
+            source.note(
+                "parallelism.pipeline_parallel_schedule",
+                "ignored",
+                "no schedule of plait by that name; 1f1b is taken",
+            )
+        draft.schedule = schedule or "1f1b"
+        draft.virtual = 2 if schedule == "interleaved" else None
+
+
+def _data_axis(source: Source, draft: Draft) -> None:
+    replicate = source.size("parallelism.data_parallel_replicate_degree")
+    shard = source.count("parallelism.data_parallel_shard_degree")
+    shard = -1 if shard is None else shard
+    if shard == -1:
+        world = source.world_size
+        others = draft.tp * draft.pp * draft.cp * replicate
+        if world is not None and world % others == 0:
+            shard = world // others
+        else:
+            source.note(
+                "parallelism.data_parallel_shard_degree",
+                "different",
+                "-1 takes all ranks that are left; say how many there are with --gpus N",
+            )
+            shard = max(1, draft.ep // replicate)
+    if shard < 1:
+        raise ConfigError(f"torchtitan: parallelism.data_parallel_shard_degree = {shard}")
+    draft.dp = replicate * shard
+    if shard > 1:
+        draft.strategy = "zero3"
+        draft.replicate = replicate
+    draft.offload = source.flag("training.enable_cpu_offload") and shard > 1
+
+
+def _batch(source: Source, draft: Draft) -> None:
+    local = source.count("training.local_batch_size", "training.batch_size")
+    whole = source.count("training.global_batch_size")
+    part = source.count(
+        "parallelism.pipeline_parallel_microbatch_size",
+        "parallelism.pipeline_parallel_microbatches",
+    )
+    assert draft.dp is not None
+    draft.global_batch = whole if whole is not None and whole > 0 else None
+    if local is None:
+        return
+    draft.micro_batch_size = (part or 1) if draft.pp > 1 else local
+    if draft.global_batch is None:
+        draft.global_batch = local * draft.dp
+
+
+def _training(source: Source, draft: Draft) -> None:
+    steps = source.count("training.steps")
+    draft.put(
+        "train",
+        steps=steps,
+        lr=source.number("optimizer.lr"),
+        eps=source.number("optimizer.eps"),
+        weight_decay=source.number("optimizer.weight_decay"),
+        clip_grad_norm=source.number("training.max_norm"),
+        seed=source.count("training.seed", "debug.seed"),
+        warmup_steps=source.count("lr_scheduler.warmup_steps", "training.warmup_steps"),
+    )
+    first = source.number("optimizer.beta1")
+    second = source.number("optimizer.beta2")
+    if first is not None or second is not None:
+        draft.put("train", betas=[0.9 if first is None else first, second or 0.95])
+    adopt_name(source, draft, "optimizer.name", source.take("optimizer.name"))
+    course = source.take("lr_scheduler.decay_type")
+    if course in ("linear", "cosine"):
+        draft.put("train", schedule=course)
+    elif course is not None:
+        source.note("lr_scheduler.decay_type", "ignored", "plait has linear and cosine decay")
+    draft.put("data", seq_len=source.count("training.seq_len"))
+    if source.take("training.mixed_precision_param") == "bfloat16":
+        draft.precision = "bf16"
+    if source.take("training.dtype") == "bfloat16":
+        source.note(
+            "training.dtype",
+            "different",
+            "weights are bf16 there; plait's bf16 has float32 masters",
+        )
+    mode = source.take("activation_checkpoint.mode")
+    if mode in ("full", "selective"):
+        draft.remat = mode
+    elif mode not in (None, "none"):
+        source.note("activation_checkpoint.mode", "ignored", "plait has none, selective and full")
+    option = source.take("activation_checkpoint.selective_ac_option")
+    if option is not None and mode == "selective" and option != "op":
+        source.note(
+            "activation_checkpoint.selective_ac_option",
+            "different",
+            "whole layers are recomputed there; remat:selective keeps the products of each",
+        )
+    draft.compile = source.flag("compile.enable", "training.compile")
+
+
+def _model(source: Source, draft: Draft) -> None:
+    name = source.take("model.name")
+    flavor = source.take("model.flavor")
+    if name is None and flavor is None:
+        return
+    sizes = LLAMA3.get(str(flavor)) if str(name) == "llama3" else None
+    if sizes is None:
+        source.note("model.flavor", "ignored", f"the sizes of {name} {flavor} are code there")
+        source.note("model.name", "ignored", "write [model] with the sizes of that model")
+        return
+    draft.put("model", name="llama", vocab_size=128256, rope_theta=500000.0, **sizes)
+    draft.put("model", rms_norm_eps=1e-5, max_position_embeddings=131072)
+    if flavor == "debugmodel":
+        draft.put("model", vocab_size=2048, max_position_embeddings=2048)

@@ -1,0 +1,44 @@
+"""`plait import` answers with a plan, a config and a word on every other key."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from plait.cli import main
+from plait.config import Config
+
+CONFIGS = Path(__file__).parent.parent / "unit" / "interop" / "configs"
+
+
+def test_import_answers_plan_config_and_unmapped(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["import", str(CONFIGS / "deepspeed.json"), "--from", "deepspeed", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["plan"] == "dp8:zero2,offload mb4 precision:bf16"
+    assert answer["config"]["train"]["global_batch"] == 64
+    assert all(item["key"] and item["reason"] for item in answer["unmapped"])
+
+
+def test_the_written_config_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "deep" / "mine.toml"
+    assert main(["import", str(CONFIGS / "nanotron.yaml"), "--out", str(out)]) == 0
+    assert "# ignored: " in capsys.readouterr().out
+    assert Config.load(out).plan.text == "pp2 tp2:1d,sp dp2:zero1 mb4 precision:bf16"
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["nowhere.json"], "there is no such file"),
+        (["deepspeed.json", "--from", "deepspede"], "did you mean 'deepspeed'"),
+        (["deepspeed.json", "--gpus", "0"], "one rank or more"),
+    ],
+)
+def test_bad_input_exits_2(
+    words: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = CONFIGS / words[0]
+    assert main(["import", str(path), *words[1:]]) == 2
+    assert error in capsys.readouterr().err

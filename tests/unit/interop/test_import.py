@@ -1,0 +1,151 @@
+"""Configs of other frameworks become plans, and no key is dropped without a word."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from plait.config import Config
+from plait.errors import ConfigError
+from plait.interop import import_file, import_text
+from plait.interop.source import Source
+from plait.plan import Plan
+from plait.predict.planner.export import EXPORTERS, export_plan
+
+CONFIGS = Path(__file__).parent / "configs"
+PLANS = {
+    "deepspeed.json": ("deepspeed", "dp8:zero2,offload mb4 precision:bf16"),
+    "megatron.sh": ("megatron-lm", "pp2:1f1b tp4:1d,sp dp4:zero1 mb32 precision:bf16"),
+    "torchtitan.toml": (
+        "torchtitan",
+        "pp2:interleaved,v2 tp2:1d,sp dp8:zero3,replicate2 mb8 remat:selective precision:bf16 "
+        "compile",
+    ),
+    "accelerate.yaml": ("accelerate", "dp8:zero3 remat:full precision:bf16"),
+    "axolotl.yaml": ("axolotl", "tp2 dp4:zero3 mb4 remat:full precision:bf16"),
+    "nanotron.yaml": ("nanotron", "pp2:1f1b tp2:1d,sp dp2:zero1 mb4 precision:bf16"),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("told", [True, False])
+def test_a_config_becomes_its_plan(name: str, told: bool) -> None:
+    framework, plan = PLANS[name]
+    imported = import_file(CONFIGS / name, framework if told else None)
+    assert imported.framework == framework
+    assert imported.plan == str(Plan.parse(plan))
+    assert imported.config["plan"]["text"] == imported.plan
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_key_is_mapped_or_named(name: str) -> None:
+    imported = import_file(CONFIGS / name)
+    named = {item.key for item in imported.unmapped}
+    assert all(item.reason for item in imported.unmapped)
+    if name.endswith(".json"):
+        keys = Source.of("", json.loads((CONFIGS / name).read_text())).values
+        assert set(keys) == named | set(imported.mapped)
+    unknown = [item.key for item in imported.unmapped if item.kind == "unknown"]
+    assert unknown == (["made-up-option"] if name == "megatron.sh" else [])
+
+
+def test_values_of_training_and_model_are_carried_over() -> None:
+    config = import_file(CONFIGS / "nanotron.yaml").config
+    read = Config.load(config)
+    assert read.train.lr == 0.0003
+    assert read.train.betas == (0.9, 0.95)
+    assert read.train.global_batch == 16
+    assert config["model"]["num_key_value_heads"] == 2
+    config = import_file(CONFIGS / "megatron.sh").config
+    assert Config.load(config).train.weight_decay == 0.1
+    assert config["model"]["name"] == "llama"
+    assert config["train"]["warmup_steps"] == 5
+    assert Config.load(import_file(CONFIGS / "torchtitan.toml").config).train.steps == 1000
+
+
+def test_what_differs_there_is_said() -> None:
+    def kinds(name: str) -> dict[str, str]:
+        return {item.key: item.kind for item in import_file(CONFIGS / name).unmapped}
+
+    assert kinds("deepspeed.json")["gradient_accumulation_steps"] == "different"
+    assert kinds("deepspeed.json")["communication_data_type"] == "different"
+    assert kinds("megatron.sh")["weight-decay"] == "different"
+    assert kinds("torchtitan.toml")["model.converters"] == "different"
+    assert kinds("axolotl.yaml")["load_in_4bit"] == "different"
+    assert kinds("axolotl.yaml")["num_epochs"] == "ignored"
+
+
+ROUND_TRIPS = [
+    "dp1",
+    "dp4",
+    "dp8:zero1 mb2",
+    "dp8:zero2 mb4 precision:bf16",
+    "dp8:zero3 mb2",
+    "dp4:zero1,offload",
+    "tp4:1d,sp dp2:zero1 mb4",
+    "tp2 dp2:zero1",
+    "pp2:1f1b tp2:1d,sp dp2:zero1 mb8",
+    "pp4:interleaved,v2 dp2 mb8 precision:bf16",
+    "pp4:1f1b dp2:zero3 mb8",
+    "cp2:ring dp2:zero1 mb2",
+    "cp4:ulysses dp2:zero1",
+    "tp2:1d,sp dp4:zero3 ep2 mb2",
+    "dp8:zero3,replicate2 mb2",
+    "pp2:gpipe dp2:zero3 mb4",
+    "pp2:zbv dp4:zero3 mb8 compile",
+    "dp4:zero3 remat:full precision:bf16 compile",
+]
+
+
+@pytest.mark.parametrize("framework", EXPORTERS)
+@pytest.mark.parametrize("text", ROUND_TRIPS)
+def test_export_then_import_is_the_identity_where_the_export_is_complete(
+    text: str, framework: str
+) -> None:
+    plan = Plan.parse(text)
+    exported = export_plan(plan, framework, global_batch=64)
+    if exported.missing:
+        return
+    form = {"deepspeed": "json", "torchtitan": "toml", "megatron-lm": "shell"}[framework]
+    assert import_text(exported.text, form, framework).plan == str(plan)
+
+
+def test_most_of_the_round_trips_are_complete() -> None:
+    complete = sum(
+        not export_plan(Plan.parse(text), framework, 64).missing
+        for text in ROUND_TRIPS
+        for framework in EXPORTERS
+    )
+    assert complete >= 28
+
+
+def test_the_number_of_ranks_fills_what_a_file_leaves_open() -> None:
+    text = "[parallelism]\ntensor_parallel_degree = 2\n[training]\nlocal_batch_size = 1\n"
+    imported = import_text(text, "toml", "torchtitan", world_size=8)
+    assert imported.plan == "tp2:1d,sp dp4:zero3"
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "framework", "words"),
+    [
+        ("{", "json", "deepspeed", "not valid JSON"),
+        ("[1]", "json", "deepspeed", "not a table of keys"),
+        ("{}", "json", "deepspeed", "no key in it"),
+        ("a: [", "yaml", "axolotl", "not valid YAML"),
+        ('{"hello": 1}', "json", None, "no key tells whose config it is"),
+        ('{"train_batch_size": "x"}', "json", "deepspeed", "is no number"),
+        (
+            '{"train_batch_size": 7, "train_micro_batch_size_per_gpu": 2}',
+            "json",
+            "deepspeed",
+            "does not",
+        ),
+        ("parallelism:\n  dp: 0\n", "yaml", "nanotron", "one rank or more"),
+        ("--tensor-model-parallel-size 2", "shell", "colossal", "nothing is imported from"),
+    ],
+)
+def test_bad_input_is_one_sentence(text: str, form: str, framework: str | None, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        import_text(text, form, framework)
