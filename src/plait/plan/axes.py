@@ -14,6 +14,7 @@ from typing import Final, Literal, get_args
 
 from plait.plan.facts import (
     DATA_STRATEGIES,
+    DEFAULT_SCHEDULE,
     PIPELINE_SCHEDULES,
     SCHEDULES,
     DataStrategy,
@@ -127,7 +128,7 @@ class PipelineAxis:
     """
 
     size: int = 1
-    schedule: PipelineSchedule = "1f1b"
+    schedule: PipelineSchedule = DEFAULT_SCHEDULE
     virtual: int = 0
 
     def __post_init__(self) -> None:
@@ -143,9 +144,8 @@ class PipelineAxis:
         default = default_virtual(self.schedule)
         needed = self.schedule in SCHEDULES and SCHEDULES[self.schedule].needs_virtual
         written = needed or self.virtual != default
-        return _term(
-            f"pp{self.size}", self.schedule, "1f1b", [f"v{self.virtual}"] if written else []
-        )
+        options = [f"v{self.virtual}"] if written else []
+        return _term(f"pp{self.size}", self.schedule, DEFAULT_SCHEDULE, options)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,9 @@ PipelineSchedule = Literal[
 ]
 DATA_STRATEGIES: Final[tuple[DataStrategy, ...]] = get_args(DataStrategy)
 PIPELINE_SCHEDULES: Final[tuple[PipelineSchedule, ...]] = get_args(PipelineSchedule)
+DEFAULT_SCHEDULE: Final[PipelineSchedule] = "1f1b"
+PLAIN_SCHEDULE: Final[PipelineSchedule] = "gpipe"
+"""The simplest schedule with several micro-batches: every forward, then every backward."""
 
 
 class Place(NamedTuple):
@@ -55,7 +58,9 @@ class ScheduleFacts:
     many micro-batches for each rank. `asynchronous`: updates without a flush, on stale weights.
     `splits_backward`: input and weight gradients are separate actions. `bubble`: over that of 1F1B,
     (p-1)(F+B); None where one rank works at a time. `live`: micro-batches that a stage holds at the
-    peak of its rank, of m or fewer.
+    peak of its rank, of m or fewer. `searched`: the planner tries it where it fits, beside the
+    default. `elsewhere`: other frameworks that have it. `torch_name`: its name in torch's
+    pipelining. `torch_interleaves`: torch's schedule of that name needs two stages a rank.
     """
 
     stages_per_rank: int | None = 1
@@ -64,6 +69,10 @@ class ScheduleFacts:
     splits_backward: bool = False
     bubble: float | None = 1.0
     live: Callable[[Place], int] = lambda at: at.p - at.rank
+    searched: bool = False
+    elsewhere: frozenset[str] = frozenset()
+    torch_name: str | None = None
+    torch_interleaves: bool = False
 
     @property
     def is_vee(self) -> bool:
@@ -107,30 +116,74 @@ def _vee(at: Place) -> int:
 SCHEDULES: Final[Mapping[str, ScheduleFacts]] = MappingProxyType(
     {
         "naive": ScheduleFacts(bubble=None, live=lambda at: 1),
-        "gpipe": ScheduleFacts(live=_every_micro_batch),
-        "1f1b": ScheduleFacts(),
-        "interleaved": ScheduleFacts(stages_per_rank=None, live=_interleaved),
-        "zb-h1": ScheduleFacts(splits_backward=True, bubble=1 / 3),
+        "gpipe": ScheduleFacts(
+            live=_every_micro_batch,
+            elsewhere=frozenset({"nanotron", "torchtitan"}),
+            torch_name="GPipe",
+        ),
+        "1f1b": ScheduleFacts(
+            elsewhere=frozenset({"megatron-lm", "deepspeed", "nanotron", "torchtitan"}),
+            torch_name="1F1B",
+        ),
+        "interleaved": ScheduleFacts(
+            stages_per_rank=None,
+            live=_interleaved,
+            searched=True,
+            elsewhere=frozenset({"megatron-lm", "torchtitan"}),
+            torch_name="Interleaved1F1B",
+        ),
+        "zb-h1": ScheduleFacts(
+            splits_backward=True,
+            bubble=1 / 3,
+            searched=True,
+            torch_name="InterleavedZeroBubble",
+            torch_interleaves=True,
+        ),
         "zb-h2": ScheduleFacts(
             splits_backward=True, bubble=0.0, live=lambda at: 2 * at.p - 2 * at.rank - 1
         ),
-        "zbv": ScheduleFacts(stages_per_rank=2, splits_backward=True, bubble=0.0, live=_vee),
+        "zbv": ScheduleFacts(
+            stages_per_rank=2,
+            splits_backward=True,
+            bubble=0.0,
+            live=_vee,
+            searched=True,
+            elsewhere=frozenset({"torchtitan"}),
+            torch_name="ZBVZeroBubble",
+        ),
         "v-half": ScheduleFacts(
             stages_per_rank=2,
             splits_backward=True,
             bubble=0.5,
             live=lambda at: (at.p + 1) // 2 + 1,
+            searched=True,
         ),
         "v-min": ScheduleFacts(
-            stages_per_rank=2, splits_backward=True, bubble=2 / 3, live=lambda at: at.p // 3 + 2
+            stages_per_rank=2,
+            splits_backward=True,
+            bubble=2 / 3,
+            live=lambda at: at.p // 3 + 2,
+            searched=True,
         ),
         "dualpipev": ScheduleFacts(
-            stages_per_rank=2, least_per_rank=2, splits_backward=True, bubble=1 / 3, live=_vee
+            stages_per_rank=2,
+            least_per_rank=2,
+            splits_backward=True,
+            bubble=1 / 3,
+            live=_vee,
+            searched=True,
+            elsewhere=frozenset({"torchtitan"}),
+            torch_name="DualPipeV",
         ),
         "pipedream": ScheduleFacts(asynchronous=True),
         "2bw": ScheduleFacts(asynchronous=True, least_per_rank=1),
     }
 )
+
+
+def schedules_of(framework: str) -> tuple[PipelineSchedule, ...]:
+    """The schedules that another framework has too, in the order of the grammar."""
+    return tuple(name for name in PIPELINE_SCHEDULES if framework in SCHEDULES[name].elsewhere)
 
 
 def broken_shape(name: str, facts: ScheduleFacts, sizes: tuple[int, int, int]) -> str | None:
@@ -206,6 +259,12 @@ STRATEGIES: Final[Mapping[str, StrategyFacts]] = MappingProxyType(
         "local": StrategyFacts(options=frozenset({"every"}), synchronous=False),
     }
 )
+
+
+ZERO: Final[Mapping[int, DataStrategy]] = MappingProxyType(
+    {STRATEGIES[name].zero_stage: name for name in DATA_STRATEGIES if STRATEGIES[name].zero_stage}
+)
+"""The data strategy of each ZeRO stage: 1, 2 and 3."""
 
 
 def strategies_with(option: str) -> tuple[DataStrategy, ...]:

@@ -13,6 +13,7 @@ from typing import Any
 from plait.errors import ConfigError, nearest
 from plait.plan import Plan
 from plait.plan.axes import CONTEXT_STRATEGIES, DATA_STRATEGIES, TENSOR_MODES
+from plait.plan.facts import ZERO, schedules_of
 from plait.predict.cost.records import Runtime
 
 LATE = 0.15e-3
@@ -80,7 +81,7 @@ MEGATRON_LM = Framework(
         fused_kernels=True,
     ),
     attention="eager",
-    schedules=("1f1b", "interleaved"),
+    schedules=schedules_of("megatron-lm"),
     tensor_modes=("1d",),
     sequence_parallel=False,
     data=("allreduce",),
@@ -95,7 +96,7 @@ MEGATRON_2022 = replace(
     name="megatron-lm-2022",
     runtime=replace(MEGATRON_LM.runtime, fused_accumulation=True),
     sequence_parallel=True,
-    data=("allreduce", "zero1"),
+    data=("allreduce", ZERO[1]),
 )
 """Megatron-LM with sequence parallelism (Korthikanti et al. 2022), gradients added up inside the
 products that make them, and a distributed optimizer.
@@ -104,8 +105,8 @@ MEGATRON_DEEPSPEED = replace(
     MEGATRON_LM,
     name="megatron-deepspeed",
     runtime=replace(MEGATRON_LM.runtime, reduces_whole=True, late_seconds=LATE),
-    schedules=("1f1b",),
-    data=("allreduce", "zero1"),
+    schedules=schedules_of("deepspeed"),
+    data=("allreduce", ZERO[1]),
 )
 """DeepSpeed's optimizer for bf16 under pipelines: float32 gradients are all-reduced whole, weights
 gathered. Its pipeline sends each rank's part of what a tensor group holds (`PartitionedTensor`) and
@@ -117,9 +118,9 @@ MEGATRON_CORE = Framework(
         2.0, balanced_stages=False, overlap_tensor=0.8, fused_accumulation=True, fused_kernels=True
     ),
     attention="cudnn",
-    schedules=("1f1b", "interleaved"),
+    schedules=schedules_of("megatron-lm"),
     tensor_modes=("1d",),
-    data=("allreduce", "zero1"),
+    data=("allreduce", ZERO[1]),
 )
 """Transformer Engine: fused attention and norms; tensor-parallel collectives split and overlapped
 with their products; gradients added up inside the products that make them.
@@ -127,18 +128,18 @@ with their products; gradients added up inside the products that make them.
 NANOTRON = Framework(
     "nanotron",
     behaviour(4.0, overlap_sends=False, keep_gathered=True, skew_seconds=SKEW),
-    schedules=("1f1b", "gpipe"),
+    schedules=schedules_of("nanotron"),
     tensor_modes=("1d",),
-    data=("allreduce", "zero1"),
+    data=("allreduce", ZERO[1]),
     contexts=(),
     experts=False,
 )
 TORCHTITAN = Framework(
     "torchtitan",
     behaviour(2.0),
-    schedules=("1f1b", "gpipe", "interleaved", "zbv", "dualpipev"),
+    schedules=schedules_of("torchtitan"),
     tensor_modes=("1d",),
-    data=("zero3",),
+    data=(ZERO[3],),
     contexts=("ring",),
 )
 """Fully sharded, or sharded inside groups and replicated across: its plain data parallelism goes
@@ -149,7 +150,7 @@ FSDP = Framework(
     behaviour(2.0),
     schedules=(),
     tensor_modes=(),
-    data=("allreduce", "zero2", "zero3"),
+    data=("allreduce", ZERO[2], ZERO[3]),
     contexts=(),
     experts=False,
 )

@@ -14,7 +14,7 @@ from typing import Any
 
 from plait.errors import PlanError, nearest
 from plait.plan import Plan
-from plait.plan.facts import STRATEGIES
+from plait.plan.facts import DEFAULT_SCHEDULE, SCHEDULES, STRATEGIES
 
 
 @dataclass
@@ -62,9 +62,9 @@ def to_megatron(plan: Plan, global_batch: int) -> Exported:
         words += ["--sequence-parallel"] if plan.tp.sequence_parallel else []
     words += ["--pipeline-model-parallel-size", plan.pp.size]
     if plan.pp.size > 1:
-        if plan.pp.schedule == "interleaved":
+        if SCHEDULES[plan.pp.schedule].needs_virtual:
             words += ["--num-virtual-stages-per-pipeline-rank", plan.pp.virtual]
-        elif plan.pp.schedule != "1f1b":
+        elif plan.pp.schedule != DEFAULT_SCHEDULE:
             out.missing.append(
                 f"{plan.pp}: Megatron-LM runs 1f1b and interleaved; exported as 1f1b"
             )
@@ -224,14 +224,7 @@ def to_torchtitan(plan: Plan, global_batch: int) -> Exported:
     facts = STRATEGIES[plan.dp.strategy]
     shard = plan.dp.shard if facts.shards_parameters else 1
     replicate = plan.dp.size // shard
-    schedules = {
-        "1f1b": "1F1B",
-        "gpipe": "GPipe",
-        "interleaved": "Interleaved1F1B",
-        "zb-h1": "InterleavedZeroBubble",
-        "zbv": "ZBVZeroBubble",
-        "dualpipev": "DualPipeV",
-    }
+    schedule = SCHEDULES[plan.pp.schedule]
     lines = [
         "[training]",
         # Without a pipeline torchtitan adds up gradients until the global batch is reached.
@@ -250,16 +243,17 @@ def to_torchtitan(plan: Plan, global_batch: int) -> Exported:
         f"expert_parallel_degree = {plan.ep}",
     ]
     if plan.pp.size > 1:
-        lines.append(f'pipeline_parallel_schedule = "{schedules.get(plan.pp.schedule, "1F1B")}"')
+        torch_name = schedule.torch_name or SCHEDULES[DEFAULT_SCHEDULE].torch_name
+        lines.append(f'pipeline_parallel_schedule = "{torch_name}"')
         lines.append(f"pipeline_parallel_microbatch_size = {_samples(plan, global_batch, out)}")
-        if plan.pp.schedule not in schedules:
+        if schedule.torch_name is None:
             out.missing.append(f"{plan.pp}: torchtitan has no {plan.pp.schedule}; exported as 1F1B")
-        if plan.pp.schedule == "interleaved" and plan.pp.virtual != 2:
+        if schedule.needs_virtual and plan.pp.virtual != 2:
             lines.append(
                 "# two stages a rank without pipeline_parallel_layers_per_stage = layers / "
                 f"{plan.pp.num_stages}"
             )
-        if plan.pp.schedule == "zb-h1":
+        if schedule.torch_interleaves:
             out.missing.append(
                 f"{plan.pp}: torch's zero bubble is interleaved, with two stages a rank"
             )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from plait.errors import PlanError
 from plait.plan import ContextAxis, DataAxis, PipelineAxis, Plan, TensorAxis, check_config
-from plait.plan.facts import PIPELINE_SCHEDULES, SCHEDULES
+from plait.plan.facts import PIPELINE_SCHEDULES, SCHEDULES, ZERO
 from plait.predict.cost.model.operations import Model
 
 MAX_TENSOR = 64
@@ -130,19 +130,21 @@ def micro_batch_counts(global_batch: int, dp: int, pp: int, seq_len: int = MAX_T
 
 
 def schedules(model: Model, pp: int, micro_batches: int) -> Iterator[PipelineAxis]:
-    """Schedules beyond 1F1B that are worth a look, interleaved over the divisors of a stage's
-    layers.
+    """Schedules beyond the default that are worth a look, interleaved over the divisors of a
+    stage's layers.
     """
     layers = model.num_repeated // pp
-    for virtual in (2, 3, 4, 6, 8, 12, 16):
-        if micro_batches % pp == 0 and virtual <= layers and virtual * pp <= model.num_repeated:
-            yield PipelineAxis(pp, "interleaved", virtual)
-    yield PipelineAxis(pp, "zb-h1")
-    if 2 * pp <= model.num_blocks:
-        for name in PIPELINE_SCHEDULES:
-            facts = SCHEDULES[name]
-            if facts.is_vee and micro_batches >= facts.least_micro_batches(pp):
-                yield PipelineAxis(pp, name)
+    for name in PIPELINE_SCHEDULES:
+        facts = SCHEDULES[name]
+        if not facts.searched or micro_batches < facts.least_micro_batches(pp):
+            continue
+        if facts.needs_virtual:
+            for virtual in (2, 3, 4, 6, 8, 12, 16):
+                divides_evenly = micro_batches % pp == 0 and virtual <= layers
+                if divides_evenly and virtual * pp <= model.num_repeated:
+                    yield PipelineAxis(pp, name, virtual)
+        elif facts.default_virtual * pp <= model.num_blocks:
+            yield PipelineAxis(pp, name)
 
 
 def data_axes(
@@ -152,18 +154,17 @@ def data_axes(
     those before it do not fit. The ranks of a context axis hold the same weights and share them as
     those of the data axis do.
     """
-    axes = (
-        [DataAxis(dp)] if dp == 1 or "zero1" not in offered else []
-    )  # ZeRO-1 sends as much and holds less
+    # ZeRO-1 sends as much as an all-reduce, and holds less.
+    axes = [DataAxis(dp)] if dp == 1 or ZERO[1] not in offered else []
     if dp * cp > 1:
-        axes += [DataAxis(dp, "zero1"), DataAxis(dp, "zero2")]
+        axes += [DataAxis(dp, ZERO[1]), DataAxis(dp, ZERO[2])]
         if 1 < node_ranks < dp and dp % node_ranks == 0:
-            axes.append(DataAxis(dp, "zero3", replicate=dp // node_ranks))
-        axes.append(DataAxis(dp, "zero3"))
+            axes.append(DataAxis(dp, ZERO[3], replicate=dp // node_ranks))
+        axes.append(DataAxis(dp, ZERO[3]))
     if offloads:
-        axes.append(DataAxis(dp, "zero1", offload=True))
+        axes.append(DataAxis(dp, ZERO[1], offload=True))
     if offloads and dp * cp > 1:
-        axes += [DataAxis(dp, "zero2", offload=True), DataAxis(dp, "zero3", offload=True)]
+        axes += [DataAxis(dp, ZERO[2], offload=True), DataAxis(dp, ZERO[3], offload=True)]
     yield from (axis for axis in axes if axis.strategy in offered or axis == DataAxis(1))
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from plait.errors import PlanError
 from plait.plan import ContextAxis, DataAxis, PipelineAxis, Plan, TensorAxis
+from plait.plan.facts import PLAIN_SCHEDULE
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ REMOVE: dict[str, Callable[[Plan], Plan]] = {
 PLAIN: dict[str, Callable[[Plan], Plan]] = {
     "dp": lambda plan: replace(plan, dp=DataAxis(plan.dp.size)),
     "tp": lambda plan: replace(plan, tp=TensorAxis(plan.tp.size)),
-    "pp": lambda plan: replace(plan, pp=PipelineAxis(plan.pp.size, "gpipe")),
+    "pp": lambda plan: replace(plan, pp=PipelineAxis(plan.pp.size, PLAIN_SCHEDULE)),
 }
 
 
