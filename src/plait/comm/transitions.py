@@ -16,6 +16,8 @@ partial sum.
 
 from __future__ import annotations
 
+from functools import cache
+
 from plait.errors import PlanError
 from plait.mesh.layouts import Layout, Sharded
 
@@ -50,6 +52,7 @@ COLLECTIVES = (
 LOCAL = ("none", "slice", "pad", "keep")
 
 
+@cache
 def operation(source: Layout, target: Layout) -> str:
     """The operation that turns `source` into `target`: one of the collectives, or a local one."""
     if isinstance(source, Sharded) and isinstance(target, Sharded):
@@ -62,6 +65,7 @@ def operation(source: Layout, target: Layout) -> str:
         ) from None
 
 
+@cache
 def backward(source: Layout, target: Layout) -> tuple[Layout, Layout]:
     """The pair that the gradient takes when the value takes `source -> target`: (target*,
     source*).

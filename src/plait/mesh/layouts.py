@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 from plait.errors import PlanError
 
@@ -19,10 +20,8 @@ from plait.errors import PlanError
 class Layout(ABC):
     """The part of a tensor that each rank of one axis holds. Written `R`, `I`, `S(dim)`, `P`."""
 
-    @property
-    @abstractmethod
-    def letter(self) -> str:
-        """One of `R I S P`: the row of the transition table, whatever the dimension."""
+    letter: ClassVar[str]
+    """One of `R I S P`: the row of the transition table, whatever the dimension."""
 
     @abstractmethod
     def dual(self) -> Layout:
@@ -50,10 +49,7 @@ class Layout(ABC):
 class Replicated(Layout):
     """One value on every rank, used differently: the gradients are partial sums."""
 
-    @property
-    def letter(self) -> str:
-        """`R`."""
-        return "R"
+    letter: ClassVar[str] = "R"
 
     def dual(self) -> Layout:
         """`P`."""
@@ -64,10 +60,7 @@ class Replicated(Layout):
 class Invariant(Layout):
     """One value and one use on every rank: the gradients agree too."""
 
-    @property
-    def letter(self) -> str:
-        """`I`."""
-        return "I"
+    letter: ClassVar[str] = "I"
 
     def dual(self) -> Layout:
         """`I`."""
@@ -82,10 +75,7 @@ class Sharded(Layout):
 
     dim: int
 
-    @property
-    def letter(self) -> str:
-        """`S`."""
-        return "S"
+    letter: ClassVar[str] = "S"
 
     def dual(self) -> Layout:
         """`S(dim)` itself."""
@@ -99,10 +89,7 @@ class Sharded(Layout):
 class Partial(Layout):
     """The value is the sum of what the ranks hold."""
 
-    @property
-    def letter(self) -> str:
-        """`P`."""
-        return "P"
+    letter: ClassVar[str] = "P"
 
     def dual(self) -> Layout:
         """`R`."""

@@ -101,6 +101,10 @@ class MainGrad:
         return True
 
 
+Release = Callable[[BucketState, bool], None]
+"""Takes a bucket, and whether it is released for the first time in a step."""
+
+
 class GradientStore(ABC):
     """Where gradients lie between the moment they are computed and the moment they are reduced."""
 
@@ -178,12 +182,15 @@ class PooledGradients(GradientStore):
     every_backward = True
     num_buffers = 2
 
-    def __init__(self, states: Sequence[BucketState], axis: Axis, dtype: torch.dtype) -> None:
+    def __init__(
+        self, states: Sequence[BucketState], axis: Axis, dtype: torch.dtype, release: Release
+    ) -> None:
+        """`release` finishes the reduction of a bucket, whose buffer is wanted for another."""
         numel = max((state.bucket.padded_numel for state in states), default=0)
         self.buffers = [
             axis.empty(numel, dtype).zero_() for _ in range(min(self.num_buffers, len(states)))
         ]
-        self.release: Callable[[BucketState, bool], None] = lambda state, is_first: None
+        self._finish = release
         self._released: set[int] = set()  # buckets that have been reduced in this step
         self._user: list[BucketState | None] = [None] * len(self.buffers)
 
@@ -219,7 +226,7 @@ class PooledGradients(GradientStore):
     def _release(self, state: BucketState) -> None:
         is_first = state.index not in self._released
         self._released.add(state.index)
-        self.release(state, is_first)
+        self._finish(state, is_first)
 
 
 class Reducer:

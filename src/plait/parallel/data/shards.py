@@ -10,7 +10,12 @@ import torch
 from torch import Tensor
 
 from plait.comm import Work, wait_all
-from plait.parallel.data.gradients import BucketState, GradientStore, PooledGradients
+from plait.parallel.data.gradients import (
+    BucketState,
+    GradientStore,
+    PersistentGradients,
+    PooledGradients,
+)
 from plait.parallel.data.strategy import DataGroup, OptimizerShard, Replicas, make_optimizer_shard
 
 
@@ -71,24 +76,29 @@ class ShardedGradients:
 
     A persistent store is reduced in place, once a step. A pooled one is reduced in every backward
     and adds up here, in shards that are all that stays of the gradients.
+
+    Attributes:
+        store: where gradients lie before they are reduced.
+        shards: this rank's reduced gradients, one a bucket.
     """
 
-    def __init__(
-        self, states: Sequence[BucketState], store: GradientStore, group: DataGroup
-    ) -> None:
+    def __init__(self, states: Sequence[BucketState], group: DataGroup, *, pooled: bool) -> None:
         self._states = states
-        self._store = store
         self._group = group
         self._works: dict[int, Work] = {}
         axis = group.shard
         dtype = group.master_dtype
-        if isinstance(store, PooledGradients):
-            store.release = self._release
+        self.store: GradientStore
+        self._pool: PooledGradients | None = None
+        if pooled:
+            self._pool = PooledGradients(states, axis, dtype, self._release)
+            self.store = self._pool
             self.shards = [
                 torch.zeros(state.bucket.shard_numel, dtype=dtype, device=group.device)
                 for state in states
             ]
         else:
+            self.store = PersistentGradients(states, axis, dtype)
             self.shards = [state.bucket.shard(self._full(state), axis.rank) for state in states]
 
     @staticmethod
@@ -127,6 +137,6 @@ class ShardedGradients:
 
     def live_tensors(self) -> dict[str, list[Tensor]]:
         """Gradients and buffers that live between steps."""
-        if isinstance(self._store, PooledGradients):
-            return {"gradients": list(self.shards), "buffers": list(self._store.buffers)}
+        if self._pool is not None:
+            return {"gradients": list(self.shards), "buffers": list(self._pool.buffers)}
         return {"gradients": [self._full(state) for state in self._states]}

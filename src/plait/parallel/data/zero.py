@@ -18,9 +18,6 @@ from torch import Tensor
 from plait.comm import Work, wait_all
 from plait.parallel.data.gradients import (
     BucketState,
-    GradientStore,
-    PersistentGradients,
-    PooledGradients,
     Reducer,
 )
 from plait.parallel.data.shards import MasterShards, ShardedGradients
@@ -44,13 +41,10 @@ class ShardedUpdate(DataStrategy):
         ]
         self._masters = MasterShards(self.states, own, group)
         self.pieces = self._masters.pieces
-        store: GradientStore
-        if shard_gradients:
-            store = PooledGradients(self.states, axis, group.master_dtype)
-        else:
-            store = PersistentGradients(self.states, axis, group.master_dtype)
-        self._gradients = ShardedGradients(self.states, store, group)
-        self.reducer = Reducer(self.states, store, self._gradients.launch, eager=group.eager)
+        self._gradients = ShardedGradients(self.states, group, pooled=shard_gradients)
+        self.reducer = Reducer(
+            self.states, self._gradients.store, self._gradients.launch, eager=group.eager
+        )
 
     def _allocate(self, state: BucketState) -> Tensor:
         flat = self.group.shard.empty(state.bucket.padded_numel, self.group.param_dtype).zero_()

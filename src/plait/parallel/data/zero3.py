@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from plait.comm import Work
 from plait.mesh import Shard
 from plait.parallel.data.bucket import Bucket
-from plait.parallel.data.gradients import BucketState, PooledGradients, Reducer
+from plait.parallel.data.gradients import BucketState, Reducer
 from plait.parallel.data.shards import MasterShards, ShardedGradients
 from plait.parallel.data.strategy import (
     DataGroup,
@@ -112,9 +112,8 @@ class Zero3(DataStrategy):
         self._gathered_frozen = [GatheredBucket(state.bucket, group) for state in frozen]
         self._masters = MasterShards(trainable, [bucket.shard for bucket in self._gathered], group)
         self.pieces = self._masters.pieces
-        store = PooledGradients(trainable, group.shard, group.master_dtype)
-        self._gradients = ShardedGradients(trainable, store, group)
-        self.reducer = Reducer(trainable, store, self._launch, eager=group.eager)
+        self._gradients = ShardedGradients(trainable, group, pooled=True)
+        self.reducer = Reducer(trainable, self._gradients.store, self._launch, eager=group.eager)
         self._units = self._make_units(units)
         self._unit_of_bucket = {id(b.bucket): unit for unit in self._units for b in unit.buckets}
         self._backward = False
