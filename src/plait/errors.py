@@ -1,8 +1,8 @@
 """The tree of errors.
 
-Every error that a user can cause is a `PlaitError`: its message names the thing, the numbers and
-the cure, and its `exit_code` is what the command line returns (2: the input is bad; 1: the run or
-the proof failed).
+Every error that a user can cause is a `PlaitError`. Its message names the thing, the numbers and
+the cure. Its `exit_code` is what the command line returns (2: the input is bad; 1: the run or the
+proof failed).
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Line:
 
 def module_of(model: nn.Module, error: BaseException) -> str | None:
     """The innermost module of the model whose code an error has come through ("" is the model
-    itself); None if it came through none.
+    itself), or None.
     """
     names = {id(module): name for name, module in model.named_modules()}
     found = None

@@ -1,7 +1,6 @@
-"""The ways that a run may take to the same numbers, by the size of what is at hand, and those it
-took.
+"""The paths of a run to equal numbers, chosen by size, and those that it took.
 
-Small tensors are summed by every rank, large ones range by range; short sequences are met at once,
+Small tensors are summed by every rank, large ones range by range. Short sequences meet at once,
 long ones part by part. The code asks `beyond` at each such place. A proof passes other limits, so
 that a small model takes every way that a large one takes.
 """

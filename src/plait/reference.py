@@ -1,8 +1,8 @@
 """The meaning of `python = "module:function"`, for models, data and losses alike.
 
 A module is looked for beside the config file, then in the working folder, then among what is
-installed. The folders stay on `sys.path`: the user's module may import its neighbours only when it
-is called, and ranks take the path over from the process that starts them.
+installed. The folders stay on `sys.path`. The user's module may import its neighbours only when it
+is called. Ranks inherit the path from their parent process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """TOML files, single TOML values and JSON texts, read with errors that name the file and the line.
 
-Beside `errors` because both the cluster and the config room read such files; it is the one place
-that knows which reader a Python version has.
+It stands beside `errors` because both the cluster and the config room read such files. It is the
+one place that knows which reader a Python version has.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def is_file(text: str) -> bool:
 
 
 def parse_value(text: str) -> Any:
-    """The TOML value that a text spells, or the text itself when it spells none (so that quotes may
-    be left out).
+    """The TOML value that a text spells, or the text itself when it spells none. So quotes may be
+    left out.
 
     >>> parse_value("1e-3"), parse_value("[1, 2]"), parse_value("adamw"), parse_value("'7'")
     (0.001, [1, 2], 'adamw', '7')

@@ -1,4 +1,7 @@
-"""Docstrings that stand alone: an editor shows one without the sentence before it."""
+"""Docstrings that stand alone, in sentences that are understood at first reading.
+
+An editor shows a docstring without the one before it. A sentence has at most 20 words.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,21 @@ LEANING = re.compile(
     r"(The same|The inverse|Of|That of|What|As|Those|These|It|Its|They|Their|Nobody|Who|Whom|Whose"
     r"|Here|There|And|But|Also|Until|Likewise|Again|Anew)\b"
 )
+
+MOST_WORDS = 20
+# Code, and the year or section of a citation, are not read as words.
+CODE = re.compile(r"`[^`]*`|\([^()]*(?:\b\d{4}\b|\bsection\b|\barXiv\b)[^()]*\)")
+WORD = re.compile(r"[(\"'*]*[A-Za-z][A-Za-z'-]*[)\"'*]*[.,:;!?]*[)\"'*]*")
+# The end of a sentence: not that of "e.g.", "et al.", an initial or a range.
+END = re.compile(
+    r"(?<=[.!?])(?<!\be\.g\.)(?<!\bi\.e\.)(?<!\bal\.)(?<!\b[A-Z]\.)(?<!\.\.)[\"')]*\s+"
+)
+# A line that begins an entry of a list: a dash, a number, a name and a colon, a term and a gap.
+ENTRY = re.compile(
+    r"[-*] |\d+[.)] |(?:[a-z_]\w*|[A-Z]\w*Error|[A-Z]\w*Failed|Raises|Shapes)(?:, \w+)*: "
+    r"|\S.*?\S  +\S"
+)
+FIGURE = "|"  # a line of a table or a drawing
 
 
 def docstrings(root: ast.Module) -> Iterator[tuple[int, str]]:
@@ -36,9 +54,59 @@ def _text_of(statement: ast.stmt) -> str:
     return ""
 
 
+def sentences(text: str) -> Iterator[str]:
+    """The sentences of a docstring, and the entries of its lists."""
+    for paragraph in re.split(r"\n\s*\n", text):
+        parts: list[str] = []
+        for line in map(str.strip, paragraph.splitlines()):
+            if FIGURE in line or not line:
+                continue
+            if ENTRY.match(line) and parts:
+                yield from END.split(" ".join(parts))
+                parts = []
+            parts.append(line)
+        if parts:
+            yield from END.split(" ".join(parts))
+
+
+def count_words(sentence: str) -> int:
+    """The words of a sentence; code, numbers and formulae are none."""
+    return sum(1 for word in CODE.sub(" ", sentence).split() if WORD.fullmatch(word))
+
+
 @pytest.mark.parametrize("path", files(), ids=module)
 def test_a_docstring_stands_alone(path: Path) -> None:
     leaning = [
         f"{line}: {text[:60]}" for line, text in docstrings(tree(path)) if LEANING.match(text)
     ]
     assert not leaning, f"{path.name}: name the subject first:\n" + "\n".join(leaning)
+
+
+@pytest.mark.parametrize("path", files(), ids=module)
+def test_a_sentence_is_short(path: Path) -> None:
+    long = [
+        f"{line}: {count_words(sentence)} words: {sentence}"
+        for line, text in docstrings(tree(path))
+        for sentence in sentences(text)
+        if count_words(sentence) > MOST_WORDS
+    ]
+    assert not long, f"{path.name}: at most {MOST_WORDS} words a sentence:\n" + "\n".join(long)
+
+
+def test_sentences_end_where_a_reader_pauses() -> None:
+    text = """One of J. Dean et al. is one sentence. Two (2012, section 3).
+
+    seed: of the values.
+    meet     wait for all; `a b c` is
+    no word
+    - a dash
+    | a | table |
+    """
+    assert list(sentences(text)) == [
+        "One of J. Dean et al. is one sentence.",
+        "Two (2012, section 3).",
+        "seed: of the values.",
+        "meet     wait for all; `a b c` is no word",
+        "- a dash",
+    ]
+    assert [count_words(sentence) for sentence in sentences(text)] == [9, 1, 4, 7, 2]

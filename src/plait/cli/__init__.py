@@ -1,8 +1,8 @@
 """The command line: one file a verb, one door for all.
 
 A verb computes an `Answer`; only `main` prints, chooses the exit code and turns errors into
-messages, so that `--json`, `--debug` and the exit codes mean the same everywhere. Nothing here
-imports torch before a verb needs it.
+messages. So `--json`, `--debug` and the exit codes mean the same everywhere. Nothing here imports
+torch before a verb needs it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The parts that verbs share: the config with its overrides, the plan that is meant, and the
-checks that need no rank.
+"""The parts that verbs share: the config with its overrides, the plan, and the checks that need no
+rank.
 
-Everything that can be refused is refused here, before a process exists, so that bad input costs
-milliseconds and is said once instead of once a rank.
+Everything that can be refused is refused here, before a process exists. So bad input costs
+milliseconds and is said once, not once a rank.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ def check_folder(path: Path) -> None:
 
 
 def choose(config: Config, num_ranks: int | None) -> Plan:
-    """The planner's first choice among the plans that this version runs; a machine that nobody has
-    measured is measured first, in seconds and once. Errors: `PlanError` when there is none.
+    """The planner's first choice among the plans that this version runs. An unknown machine is
+    measured first, in seconds and once. Errors: `PlanError` when there is none.
     """
     from plait.cluster import Cluster
 

@@ -1,9 +1,9 @@
 """`main`, the one entry: words in, exit code out. The only place of the command line that prints a
 result or an error.
 
-Exit codes: 0 done, 1 the answer is no or the run failed, 2 bad input, 130 stopped by Ctrl-C. With
-`--json` there is one object on stdout, `{"error": ..., "kind": ...}` when it failed, and everything
-else goes to stderr.
+Exit codes: 0 done, 1 the answer is no or the run failed, 2 bad input, 130 interrupted by a user.
+With `--json` there is one object on stdout, and everything else goes to stderr. The object is
+`{"error": ..., "kind": ...}` after a failure.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def _answered(words: list[str], json_to: TextIO | None) -> int:
 
 @contextlib.contextmanager
 def _own_stdout() -> Iterator[TextIO]:
-    """The real stdout for the one object; whatever else is written to it, also by ranks and native
-    code, goes to stderr.
+    """The real stdout for the one object. Everything else that is written to it, also by ranks and
+    native code, goes to stderr.
     """
     try:
         is_real = sys.stdout.fileno() == 1

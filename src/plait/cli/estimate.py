@@ -64,8 +64,9 @@ def run(arguments: argparse.Namespace) -> Answer:
 
 
 def notes(model: Model, plan: Plan, runs: Framework | None = None) -> list[str]:
-    """Why `plait train` would refuse the plan for this model: others fill up what does not divide,
-    so it has a price here. Of another framework, that it has no such plan.
+    """The reason for which `plait train` would refuse the plan for this model. Others pad sizes
+    that do not divide, so the plan has a price here. Of another framework, that it has no such
+    plan.
     """
     if runs is not None and runs.name != "plait":
         return (

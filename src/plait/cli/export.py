@@ -1,8 +1,8 @@
 """`plait export`: a plan in the words of another framework, or a checkpoint as Hugging Face
 safetensors.
 
-What another framework cannot say is listed and never left out in silence; the exit code is 1 when
-what is left is no longer the plan (its ranks would be other ones).
+Settings that another framework cannot express are listed, never left out in silence. The exit code
+is 1 when the rest is no longer the plan, since its ranks would be other ones.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """From quoted numbers to hardware: vendors' units into SI, after every number was looked at.
 
-Presets and cluster files meet here as one table of settings, so that a file overrides any number of
-a preset and the same bounds guard both. The bounds only catch slips (a unit, a sign, a zero too
+Presets and cluster files meet here as one table of settings. So a file overrides any number of a
+preset, and the same bounds guard both. The bounds only catch slips (a unit, a sign, a zero too
 many), not unusual machines.
 """
 

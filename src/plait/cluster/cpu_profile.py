@@ -1,9 +1,9 @@
 """A processor as `plait probe` measured it: seconds of operations, of the engine itself, and of
 collectives by number of ranks.
 
-Accelerators are described by a data sheet and a few efficiencies; a processor is slow in ways of
-its own (activations that leave the caches, Python between small products, ranks that share its
-cores), so each of them is measured.
+A data sheet and a few efficiencies describe an accelerator. A processor is slow in ways of its own,
+so each is measured. Its activations leave the caches, Python runs between small products, and its
+ranks share cores.
 """
 
 from __future__ import annotations
@@ -67,17 +67,16 @@ _COUNT = Bounds(0, 1e15, "")
 class CpuProfile:
     """Seconds that a rank takes of its core.
 
-    `seconds`: for each number, flop, weight, or score of attention's whole square; a `product` is
-    one that oneDNN makes, by the table of `products`, others are `plain`. `engine`: seconds that
-    the engine takes where there is nothing to compute, of a step, a micro-batch, a chunk of an
-    expert; `stretch` is how many times as long a step takes as the sum of its parts, `idle` how
-    many times as long ranks that share cores take as their work needs. `meetings`: what is lost
-    beside the work when ranks meet, by kind and number of ranks (see
+    `seconds`: for each number, flop, weight, or score of attention's whole square. A `product` is
+    one that oneDNN makes, by the table of `products`; others are `plain`. `engine`: seconds of the
+    engine itself, of a step, a micro-batch, a chunk of an expert. `stretch` is the ratio of a step
+    to the sum of its parts. `idle` is the ratio of the time of ranks that share cores to their
+    work. `meetings`: what is lost beside the work when ranks meet, by kind and number of ranks (see
     `plait.predict.probe.meetings`). `blocks`: what the engine takes for a block forward and
     backward, by family and recomputation. `memory_bytes`: of a rank that holds no model. `links`:
-    by number of ranks, by operation, (seconds of a small message, bytes/s sent), of tensors that
-    peers read where they lie and of others (`staged`). `met_at_once`: keys of a ring that attention
-    meets at once; one rank's at a time where it is not said.
+    by number of ranks, by operation, (seconds of a small message, bytes/s sent). They are of
+    tensors that peers read in place and of others (`staged`). `met_at_once`: keys of a ring that
+    attention meets at once; one rank's at a time where it is not said.
     """
 
     seconds: Mapping[str, float]

@@ -19,10 +19,9 @@ from plait.errors import ClusterError
 class Device:
     """One accelerator, or one processor core that holds a rank.
 
-    `flops`: peak flop/s by precision (`float32`, `bf16`, `float64`), dense; `memory_bandwidth`:
-    bytes/s; `matmul_efficiency`: the share of the bf16 peak that large matrix products were
-    measured to reach, None if unknown; `price_per_hour`: US dollars, only a default to compare
-    plans by.
+    `flops`: peak flop/s by precision (`float32`, `bf16`, `float64`), dense. `memory_bandwidth`:
+    bytes/s. `matmul_efficiency`: the measured share of the bf16 peak in large matrix products, None
+    if unknown. `price_per_hour`: US dollars, only a default to compare plans by.
     """
 
     name: str

@@ -1,9 +1,9 @@
 """Cluster texts: `h100`, `h100x64`, the path of a TOML file, `local`.
 
 A preset without a count is one of its usual nodes. A file starts from `[device] preset` when it
-names one and overrides any number, so that two lines describe a machine that differs in one thing.
-Numbers are in the units in which they are quoted: bandwidth of memory and node in gigabytes a
-second, of the network in gigabits.
+names one and overrides any number. So two lines describe a machine that differs in one number.
+Numbers are in their usual units: bandwidth of memory and node in gigabytes a second, of the network
+in gigabits.
 """
 
 from __future__ import annotations

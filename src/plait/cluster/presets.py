@@ -1,8 +1,9 @@
 """The machines that people rent, as data: one row a preset, with where each number is from.
 
-Tensor-core peaks, memory and links: the accelerator and network tables of stas00/ml-engineering, the GPU configs of
-cli99/llm-analysis, zhebrak/llm-cluster-simulator docs/HARDWARE.md; latencies: DeepSeek-V3 (ISCA 2025), table 5;
-float32 and float64: the vendors' data sheets. Prices are rough public on-demand figures of 2025, only a default.
+Tensor-core peaks, memory and links: the accelerator and network tables of stas00/ml-engineering,
+the GPU configs of cli99/llm-analysis, zhebrak/llm-cluster-simulator docs/HARDWARE.md. Latencies:
+DeepSeek-V3 (ISCA 2025), table 5. float32 and float64: the vendors' data sheets. Prices are rough
+public on-demand figures of 2025, only a default.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ PCIE_LATENCY_US: Final = 5.0  # through the host; an order of magnitude, no sour
 class Preset:
     """One device in its usual node, in the units in which vendors quote them.
 
-    `bf16`, `float32`, `float64`: dense TFLOP/s, float32 without TF32, as PyTorch multiplies by default;
-    `memory_gb`: as on the box, which is 2^30 bytes; `memory_bandwidth`, `node_bandwidth`: GB/s (the latter per direction);
-    `network`: Gb/s per device; `achieved_bf16`: TFLOP/s of the best measured matrix product (0: none known);
-    `price`: US dollars an hour.
+    `bf16`, `float32`, `float64`: dense TFLOP/s, float32 without TF32, as PyTorch multiplies by
+    default. `memory_gb`: as on the box, which is 2^30 bytes. `memory_bandwidth`, `node_bandwidth`:
+    GB/s (the latter per direction); `network`: Gb/s per device. `achieved_bf16`: TFLOP/s of the
+    best measured matrix product (0: none known). `price`: US dollars an hour.
     """
 
     bf16: float

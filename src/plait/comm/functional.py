@@ -5,7 +5,7 @@ of (source, target). Its backward is `transition` again, with the pair (target*,
 gradients of gradients work too.
 
 Two operations are fused with the computation of their operand, which is written into a borrowed
-send buffer: where ranks can read each other's memory, it is then sent without a copy. They are not
+send buffer. Where ranks can read each other's memory, it is then sent without a copy. They are not
 differentiable.
 """
 

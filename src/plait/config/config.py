@@ -1,8 +1,8 @@
 """The config of a run: six frozen sections, read from TOML or a mapping with overrides laid over
 it.
 
-Reading is strict and complete: an unknown key is an error, and all errors are said at once, because
-a run that starts with a default instead of what was meant costs more than a message.
+Reading is strict and complete: an unknown key is an error, and all errors are said at once. A run
+with an unintended default costs more than a message.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Config(Sections):
         overrides.
 
         Override values are TOML, or plain strings where they are not. Raises `ConfigError` listing
-        every unknown key with the nearest known one, every value of the wrong kind, and every pair
-        of keys that do not fit.
+        every unknown key with the nearest known one, every value of a wrong kind, and every
+        conflicting pair.
         """
         if isinstance(source, Config):
             source = source.as_dict()

@@ -1,8 +1,8 @@
 """A pasted Hugging Face config.json, for the families that are written here: gpt and llama.
 
-Three kinds of keys beside the sizes: those without effect on the mathematics of training, which are
-dropped; those that have another name here; and those that would change the mathematics, which must
-have the one value that is implemented.
+There are three kinds of keys beside the sizes. Those without effect on the mathematics of training
+are dropped. Others have another name here. Those that would change the mathematics must have the
+one value that is implemented.
 """
 
 from __future__ import annotations

@@ -132,8 +132,8 @@ class PlanSection(Section):
 class ClusterSection(Section):
     """`PRESETxCOUNT`, the path of a cluster file, or `local`.
 
-    `interface`: the network interface that ranks of several machines listen on, and no other
-    (None: the one that the machine's name leads to); ranks of one machine listen on loopback alone.
+    `interface`: the only network interface that ranks of several machines listen on. None is the
+    one that the machine's name leads to. Ranks of one machine listen on loopback alone.
     """
 
     name: str = "local"

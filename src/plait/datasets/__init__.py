@@ -1,6 +1,6 @@
 """Data that needs no download, and the loader that gives each rank its part of it.
 
-A data set has a length and a pair (input, target) at each index; those made here also have
+A data set has a length and a pair (input, target) at each index. Those made here also have
 `batch(indices)`, the pairs stacked, in a few tensor operations. `make` fits the data to the model:
 what it predicts, its vocabulary, its shapes.
 """
@@ -31,8 +31,8 @@ IMAGE_SIZE = 32
 def make(data: Any, model: Any = None, seed: int = 0) -> Dataset[Any]:
     """The data set of a `[data]` section, fitted to a `[model]` section.
 
-    Each is a mapping or an object with attributes: `data` has name or python, seq_len, files, seed
-    (which `seed` stands in for), and num_samples and image_size where the data is random. Raises
+    Each is a mapping or an object with attributes. `data` has name or python, seq_len, files, seed
+    (`seed` replaces a missing one). Random data also has num_samples and image_size. Raises
     `DataError` when data and model do not fit.
     """
     if key(data, "python") is not None:

@@ -1,7 +1,7 @@
 """Random numbers as a pure function of (seed, index), many at once.
 
-A generator has to be seeded anew for each sample and hands out one sample at a time; a hash of the
-index gives a whole batch in a few tensor operations and does not care for the order of asking.
+A generator must be seeded for each sample and hands out one sample at a time. A hash of the index
+gives a whole batch in a few tensor operations, in any order of asking.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The loader: an endless stream of global batches, of which each data coordinate takes its slice.
 
-The order is a function of (seed, epoch) and the place in it a number of samples, neither of which
-knows how many ranks there are. So a run resumes exactly under any plan, and the ranks' slices
-always join to the same global batch.
+The order is a function of (seed, epoch) and the place in it a number of samples. Neither knows how
+many ranks there are. So a run resumes exactly under any plan, and the ranks' slices always join to
+the same global batch.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ MAX_EPOCHS = 1 << 53
 class Loader:
     """Yields `(inputs, targets)`, this coordinate's contiguous part of each global batch.
 
-    The last batch of an epoch is as short as what is left. Parts differ by one sample at most, so
-    where there are fewer samples than ranks some parts have none: tensors of the right shape with a
-    first dim of 0.
+    The last batch of an epoch is as short as what is left. Parts differ by one sample at most. With
+    fewer samples than ranks some parts have none: tensors of the right shape with a first dim of 0.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""Masks for probes: padding that differs from sample to sample, as real data has it and means of
-means get wrong.
+"""Masks for probes: padding that differs between samples, as real data has it and means of means
+get wrong.
 """
 
 from __future__ import annotations

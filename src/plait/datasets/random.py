@@ -1,6 +1,6 @@
 """Random data for any model family: what to measure and to verify with, when no meaning is needed.
 
-Sample i is a function of (seed, i) alone, so every rank, plan and order of asking sees the same
+Sample i is a function of (seed, i) alone. So every rank, plan and order of asking sees the same
 one.
 """
 
@@ -76,7 +76,7 @@ class RandomClasses(Seeded):
 class RandomFields(Seeded):
     """(a smooth periodic field [in, N, N]; what the heat equation makes of it [out, N, N]).
 
-    Channel o of the second is channel o mod in of the first, a unit of time later: every mode k of
+    Channel o of the second is channel o mod in of the first, a unit of time later. Every mode k of
     the unit square decays by exp(-(2 pi k)^2 D) with D = 0.002.
     """
 

@@ -2,7 +2,7 @@
 has.
 
 The vocabulary is the 256 bytes, so nothing has to be learnt, downloaded or stored. A sample is a
-window of seq_len + 1 bytes; windows stand side by side, a last one that is not full is left out.
+window of seq_len + 1 bytes. Windows stand side by side, and an incomplete last one is left out.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Windows(Dataset[tuple[Any, Tensor]]):
 class Packed(Windows):
     """((input_ids [S], documents [S]), labels [S]): windows that know which file each byte is from.
 
-    Files are packed without padding. No byte is to see, or to be guessed from, another file: the
-    label of a file's last byte counts for nothing.
+    Files are packed without padding. No byte sees, or is guessed from, another file. The label of a
+    file's last byte counts for nothing.
     """
 
     def __init__(self, corpus: Tensor, seq_len: int, lengths: Sequence[int]) -> None:

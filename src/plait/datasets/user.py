@@ -13,7 +13,7 @@ from plait.reference import load
 
 
 def make(python: str) -> Dataset[Any]:
-    """Call the function; it returns a `Dataset` or a sequence, which has a length and a pair
+    """Call the function. It returns a `Dataset` or a sequence, which has a length and a pair
     (input, target) at each index.
     """
     function = load(python, DataError)

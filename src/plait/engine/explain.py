@@ -1,7 +1,7 @@
 """torch's errors in the words of a user: which token, which target, how much memory.
 
 Nothing is checked before a step, which would cost every step. When torch has refused, explainers
-look at the error, the model and the batch; an error that none of them explains stays as it is.
+look at the error, the model and the batch. An error that none of them explains stays unchanged.
 """
 
 from __future__ import annotations

@@ -99,8 +99,8 @@ _MAX_EXPANSIONS: Final = 8
 def command_line(text: str) -> dict[str, Any]:
     """The options of a shell script or a command line: `--name value ...` as {name: value}.
 
-    Variables that the script sets are put in. An option without a value is True, several values
-    are a list, and an option given twice keeps its last value, as argparse does.
+    Variables that the script sets are put in. An option without a value is True, several values are
+    a list. An option given twice keeps its last value, as argparse does.
     """
     lines = text.replace("\\\r\n", " ").replace("\\\n", " ").splitlines()
     variables: dict[str, str] = {}

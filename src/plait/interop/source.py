@@ -20,9 +20,9 @@ AUTO: Final = "auto"
 class Unmapped:
     """One key that has no place in the result, or means something else there.
 
-    `kind`: `ignored` changes no mathematics here; `different` means something else in the other
-    framework; `contradictory` cannot be true beside another key; `unknown` is no key that plait
-    has heard of.
+    `kind`: `ignored` changes no mathematics here. `different` means something else in the other
+    framework. `contradictory` cannot be true beside another key. `unknown` is no key that plait
+    knows.
     """
 
     key: str

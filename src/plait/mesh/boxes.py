@@ -1,8 +1,8 @@
 """Which elements of a global tensor: boxes, and ranges of the elements of a box in row-major order.
 
 A tensor axis gives a rank a box of the tensor; ZeRO gives it a flat range of that box. A flat range
-is a handful of rectangles (a ragged head, whole rows, a ragged tail, in every dim), and rectangles
-can be intersected and subtracted. That is all that resharding needs. Pure: no torch.
+is a handful of rectangles (a ragged head, whole rows, a ragged tail, in every dim). Rectangles can
+be intersected and subtracted. That is all that resharding needs. Pure: no torch.
 
     box of extent (4, 5), range [3, 13)      . . . h h      3 rectangles = 2 * ndim - 1
                                              m m m m m

@@ -1,8 +1,8 @@
 """Process groups for axes: the one place where torch groups are made.
 
-`new_group` is collective over the whole world, so all lines of an axis are made at once, in the
-order of the mesh, by every rank, at the first request; axes with the same lines (dp and dp x cp
-when cp is 1) share one group.
+`new_group` is collective over the whole world. So every rank makes all lines of an axis at once, in
+the mesh's order, at the first request. Axes with the same lines (dp and dp x cp when cp is 1) share
+one group.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Four letters: what the ranks of one mesh axis hold of one tensor.
 
-`R` replicated (the same value, used differently by each rank, so its gradients are partial), `I`
-invariant (the same value, the same use), `S(dim)` sharded along a tensor dimension, `P` a partial
-sum. The dual of a layout is the layout of its gradient; with it one law gives every backward: the
+`R` replicated: the same value, used differently by each rank, so its gradients are partial. `I`
+invariant: the same value, the same use. `S(dim)` sharded along a tensor dimension, `P` a partial
+sum. The dual of a layout is the layout of its gradient. With it one law gives every backward: the
 backward of `a -> b` is `b* -> a*`.
 """
 

@@ -1,9 +1,9 @@
 """The mesh: ranks 0..n-1 named by their coordinates on the axes pp, dp, cp, tp.
 
 The tensor axis is innermost, because it sends most often and neighbours in rank are neighbours in
-hardware. The expert axis `ep` owns no ranks: it borrows the inner part of the dp x cp line, and
-`edp` is what remains of that line. Where the ranks of several nodes meet on it, `ep_local` is the
-part of it inside a node, and `ep_nodes` goes from node to node.
+hardware. The expert axis `ep` owns no ranks. It borrows the inner part of the dp x cp line, and
+`edp` is what remains of that line. Where the ranks of several nodes meet on it, `ep_local` is its
+part inside a node. `ep_nodes` goes from node to node.
 
          pp outermost            a rank = ((pp * DP + dp) * CP + cp) * TP + tp
         /  dp (dp_replicate, dp_shard)
@@ -69,8 +69,8 @@ class Mesh:
 
     @staticmethod
     def of(plan: Any) -> Mesh:
-        """The mesh of a `Plan`, or of any object with the attributes dp, tp, pp, cp (each with a
-        size) and ep.
+        """The mesh of a `Plan`, or of any object with ep and with dp, tp, pp, cp that have
+        a size.
         """
         tp = plan.tp
         parts = tuple[tuple[str, int], ...]()

@@ -1,8 +1,8 @@
 """A shard: the elements of a named tensor that one rank holds, and their values.
 
 Saving, loading, initial values and proofs all speak of shards. A shard says where its elements lie
-in the *global* tensor and nothing about ranks or strategies: a checkpoint made of shards does not
-depend on the plan that wrote it. Values are torch tensors; importing this file needs no torch.
+in the *global* tensor, and nothing about ranks or strategies. So a checkpoint made of shards does
+not depend on the plan that wrote it. Values are torch tensors; importing this file needs no torch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Balanced ranges: which part of `numel` things belongs to rank `index` of `size`.
 
-Balanced (sizes differ by at most one, larger ones first) rather than padded, so that no rank stores
-or sends what is not there, and so that every rank can compute every other rank's range without
-asking.
+Parts are balanced (sizes differ by at most one, larger ones first) rather than padded. So no rank
+stores or sends padding. Every rank can compute every other rank's range without asking.
 """
 
 from __future__ import annotations

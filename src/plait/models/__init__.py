@@ -1,10 +1,10 @@
 """Models as plain single-device PyTorch, and what strategies must know of them, as data beside the
 code.
 
-Each file has a `BLOCKS` pattern (the repeated blocks, what pipelines and ZeRO count in), a `CHAIN`
-(the patterns of the modules whose composition is the forward, one tensor from each to the next, so
-that a model can be cut between any two links) and `ROLES`, from module pattern to role. In a
-pattern `*` stands for one name between dots.
+Each file has `BLOCKS`, `CHAIN` and `ROLES`. `BLOCKS` is the pattern of the repeated blocks, which
+pipelines and ZeRO count in. `CHAIN` has the patterns of the modules whose composition is the
+forward, one tensor from each to the next. So a model can be cut between any two links. `ROLES` maps
+a module pattern to a role. In a pattern `*` stands for one name between dots.
 
 | role | the module |
 |---|---|

@@ -3,9 +3,9 @@ token shares.
 
 Shazeer et al., "Outrageously Large Neural Networks" (2017); shared and fine-grained experts: Dai et
 al., "DeepSeekMoE" (2024), section 3. Between permuting the tokens and computing them stands an
-`Exchange`, which on one device does nothing: where experts live on other ranks, a strategy puts its
-own there, and the shared experts compute while tokens travel. Shapes: B samples, S positions, N = B
-S tokens, R routed rows, D hidden size, I inner size, E experts (here: of this rank).
+`Exchange`, which does nothing on one device. Where experts live on other ranks, a strategy puts its
+own there. The shared experts compute while tokens travel. Shapes: B samples, S positions, N = B S
+tokens, R routed rows, D hidden size, I inner size. E is the number of this rank's experts.
 """
 
 from __future__ import annotations

@@ -43,9 +43,9 @@ class Lift(nn.Module):
 class SpectralConvolution(nn.Module):
     """A convolution with a kernel as wide as the field: [B, H, W, D] -> the same.
 
-    Of the H x (W / 2 + 1) modes of a real field the `modes` lowest along W, and the `modes` lowest
-    of either sign along H, are each multiplied by a D x D matrix; the others are dropped. `weight`
-    [2 modes, modes, D, D, 2] has real and imaginary parts.
+    A real field has H x (W / 2 + 1) modes. The `modes` lowest along W, and the `modes` lowest of
+    either sign along H, meet a D x D matrix each. Others are dropped. `weight` [2 modes, modes, D,
+    D, 2] has real and imaginary parts.
     """
 
     def __init__(self, hidden_size: int, modes: int) -> None:

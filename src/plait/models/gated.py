@@ -1,11 +1,11 @@
 """Gated MLPs of many experts, down(silu(gate(x)) * up(x)), in one function of their rows.
 
-The plain way is three grouped products with elementwise steps between, each over all rows at once:
-what is between goes to memory and back, and most of it stays for backward. `_ByChunk` takes the
-rows of one expert a few hundred at a time, so that what lies between the products stays in cache,
-and keeps the outputs of gate and up alone, 2 of the 5 tensors [R, I]: silu and the products with it
-are computed again, without a matrix product. It multiplies with the quicker library
-(`plait.products`). Shapes: R rows sorted by expert, D features, I inner features, E experts.
+The plain way is three grouped products with elementwise steps between, each over all rows at once.
+Intermediate results go to memory and back, and most of them stay for backward. `_ByChunk` takes the
+rows of one expert a few hundred at a time, so intermediate results stay in cache. It keeps the
+outputs of gate and up alone, 2 of the 5 tensors [R, I]. silu and the products with it are computed
+again, without a matrix product. It multiplies with the quicker library (`plait.products`). Shapes:
+R rows sorted by expert, D features, I inner features, E experts.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def gated_experts(
     """rows [R, D], weights gate and up [E, I, D] and down [E, D, I], counts (E numbers that sum to
     R) -> [R, D].
 
-    `method`: of the grouped product (see `grouped`). `loop` goes chunk by chunk, but for half
-    precision, in which sums over chunks would be rounded between them, and multiplies by
-    `products`; by rule where that is None.
+    `method`: of the grouped product (see `grouped`). `loop` goes chunk by chunk and multiplies by
+    `products`, or by rule where that is None. Half precision is not chunked, since sums over chunks
+    would be rounded between them.
     """
     gate, up, down = weights
     if method == "loop" and rows.element_size() >= 4:
@@ -166,9 +166,9 @@ class _Sums:
 def _chunks(counts: Sequence[int], products: Products) -> Iterator[tuple[int, slice, Products]]:
     """(expert, its next rows, who multiplies them), over all rows.
 
-    A library that compiles a kernel for each shape keeps half a megabyte of it, and routing makes
-    other counts at every step. So `products` get multiples of `STEP_ROWS`, and what is left of an
-    expert is torch's.
+    A library that compiles a kernel for each shape keeps half a megabyte of it. Routing makes other
+    counts at every step. So `products` get multiples of `STEP_ROWS`, and what is left of an expert
+    is torch's.
     """
     paths = products.paths
     most = paths.limit("expert_chunk_rows", CHUNK_ROWS)

@@ -1,7 +1,7 @@
 """GPT-2: a decoder with learned positions, layer norms before each part, and a GELU MLP.
 
 Radford et al., "Language Models are Unsupervised Multitask Learners", section 2.3. The four
-projections of attention are separate, and heads are counted from the tensors at hand, so a shard of
+projections of attention are separate, and heads are counted from the tensors at hand. So a shard of
 the heads runs through the same code. Shapes: B samples, S positions, D hidden size, H heads, K head
 size, V vocabulary.
 """

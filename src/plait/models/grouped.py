@@ -1,9 +1,8 @@
 """The grouped matrix product: rows that are sorted by group, each group times a matrix of its own.
 
-Three ways to the same numbers: torch's own kernel, a loop over the groups, and one batched product
-over groups padded to the longest. Which is fastest depends on device, dtype, sizes and skew;
-`default_method` is a rule of thumb, and whoever wants to know measures (`gated.measure`) and sets
-it. Shapes: R rows, I inputs, O outputs, E groups.
+Three ways to equal numbers: torch's own kernel, a loop over groups, one batched product over padded
+groups. The fastest depends on device, dtype, sizes and skew. `default_method` is a rule of thumb;
+`gated.measure` measures. Shapes: R rows, I inputs, O outputs, E groups.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def grouped_product(
 
 
 def default_method(weight: Tensor) -> str:
-    """The kernel where to start a product costs more than a small one takes; the loop elsewhere,
+    """The kernel where starting a product costs more than a small one takes. Elsewhere the loop,
     which gated experts chunk.
     """
     return "kernel" if weight.device.type == "cuda" and kernel_takes(weight) else "loop"

@@ -1,9 +1,9 @@
 """Causal language models of Hugging Face `transformers`, as they are, on the meta device.
 
-Only their edges are changed: the forward takes token numbers and gives logits, without caches or
-wrappers around them; and every module that owns tensors gets a `reset_parameters`, their library's
-own initialisation of that one module (so without what it does to grandchildren, such as GPT-2's
-smaller residual projections).
+Only their edges are changed. The forward takes token numbers and gives logits, without caches or
+wrappers around them. Every module that owns tensors gets a `reset_parameters`, their library's own
+initialisation of that one module. It leaves out work on grandchildren, such as GPT-2's smaller
+residual projections.
 """
 
 from __future__ import annotations
@@ -123,9 +123,9 @@ def make(config: str | Path | Mapping[str, Any], weights: str | Path | None = No
     """The causal model of a config: the path of a `config.json` (or of its directory), or its table
     with `model_type`.
 
-    On the meta device. With `weights`, a directory of safetensors files, it knows where its start
-    values are: each rank of an engine reads those that it keeps. Raises `ModelError` without
-    `transformers`, and for a config or weights that do not fit.
+    On the meta device. With `weights`, a directory of safetensors files, it knows its start values.
+    Each rank of an engine reads those that it keeps. Raises `ModelError` without `transformers`,
+    and for a config or weights that do not fit.
     """
     transformers = library()
     table = read_config(config)
@@ -184,8 +184,8 @@ def _make_whole(settings: Any) -> HuggingFace:
 
 
 def _replace_own(model: nn.Module) -> None:
-    """Put modules of this project where the library has its own of the same meaning, so that
-    strategies know what they do.
+    """Put modules of this project in place of the library's own of equal meaning. Strategies know
+    what they do.
 
     RMS norms then compute in float64 where the library's always round to float32; embeddings that
     scale say by how much.
@@ -314,7 +314,7 @@ def find_weights(model: HuggingFace, directory: Path) -> Weights:
     """Where the safetensors files of a directory hold the parameters of a meta model, by their
     names in it.
 
-    Raises `ModelError` for files that cannot be read or do not fit: a tensor that is missing,
+    Raises `ModelError` for files that cannot be read or do not fit. A tensor may be missing,
     unexpected or of another shape.
     """
     inner: Any = model.model

@@ -2,8 +2,8 @@
 the same parameters.
 
 So that experts can be split over ranks and their load be seen. Names and shapes of parameters stay
-the library's. Whether a block is understood is found by trying: a small one of its class and config
-must give what this one gives, else it is left as it is.
+the library's. Trying decides whether a block is understood. A small one of its class and config
+must give equal results, else the block stays unchanged.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The layers that the language models share, and the checks of their sizes.
 
-`Linear` and `Embedding` differ from torch's own in one thing: `reset_parameters` draws from a
-normal distribution of a given width, so that an engine can give each module its values alone, in
-any order, from a seed of its own. Attention without its projections is a module, so that a strategy
-that splits the sequence can put its own in that place.
+`Linear` and `Embedding` differ from torch's own in `reset_parameters`, which draws from a normal
+distribution of a given width. So an engine can give each module its values alone, in any order,
+from a seed of its own. Attention without its projections is a module. A strategy that splits the
+sequence can put its own in that place.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Rotary(nn.Module):
     """Turns each pair of a head's features by an angle proportional to the position: [B, H, S, K]
     -> [B, H, S, K].
 
-    Su et al., "RoFormer", section 3.4.2. The angles are computed when used: they cost S K / 2
+    Su et al., "RoFormer", section 3.4.2. The angles are computed when used. They cost S K / 2
     cosines, and a table would be a buffer to place, to slice and to keep in float32.
     """
 

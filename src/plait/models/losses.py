@@ -1,7 +1,7 @@
 """Losses as (sum, count): only the engine, which knows the count over all ranks and micro-batches,
 may divide.
 
-A mean of means is wrong as soon as two parts hold unequal numbers of unmasked targets, so no loss
+A mean of means is wrong as soon as two parts hold unequal numbers of unmasked targets. So no loss
 here takes a mean.
 """
 

@@ -1,7 +1,7 @@
 """A multi-layer perceptron: the smallest model that every strategy can split.
 
-Hidden layers are named `up` and `down` in turn, because a tensor-parallel pair is column, then row:
-a name says which half a layer is. The last of an odd number has no partner and is named `linear`.
+Hidden layers are named `up` and `down` in turn, because a tensor-parallel pair is column, then row.
+A name says which half a layer is. The last of an odd number has no partner and is named `linear`.
 """
 
 from __future__ import annotations

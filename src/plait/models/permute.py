@@ -1,9 +1,10 @@
 """Rows in another order, and tokens as rows: gathers whose backward is a gather too.
 
 Autograd's own backward of an index adds up row by row, as an index may name a row twice. Here it is
-known how often each is named: once in a permutation, k times where each token goes to k experts. So
-backward reads where it would have to add. Shapes: N tokens, R = N k rows, D features. `order` [R]:
-which pair of a token and its j-th expert, n k + j, is in each row; `back` [R] is its inverse.
+known how often each is named. That is once in a permutation, k times where each token goes to k
+experts. So backward reads where it would have to add. Shapes: N tokens, R = N k rows, D features.
+`order` [R]: which pair of a token and its j-th expert, n k + j, is in each row; `back` [R] is its
+inverse.
 """
 
 from __future__ import annotations

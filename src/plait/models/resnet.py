@@ -1,8 +1,8 @@
 """ResNet: basic blocks for depth 18 and 34, bottlenecks from 50 on.
 
 He et al., "Deep Residual Learning for Image Recognition", table 1. The norm is by groups of 16
-channels (Wu and He, "Group Normalization", table 3), not by batch: it has the same parameters, but
-a sample's output does not depend on its neighbours, so any split of the batch computes what one
+channels (Wu and He, "Group Normalization", table 3), not by batch. It has the same parameters, but
+a sample's output does not depend on its neighbours. So any split of the batch computes what one
 device computes. `norm = "batch"` gives the original.
 """
 

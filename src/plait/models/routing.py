@@ -1,10 +1,10 @@
-"""The router of a mixture of experts: which tokens go to which experts, with which weights, and
-what keeps them balanced.
+"""The router of a mixture of experts: each token's experts and weights, and the means that keep
+experts balanced.
 
-Everything that looks at more than one token looks at a *sequence* (capacity, the choice of the
-experts) or at all tokens of a micro-batch (the balance loss); `RouterContext` says what of these
-lies on other ranks. So no decision depends on how many ranks there are. Shapes: B samples, S
-positions, N = B S tokens, D hidden size, E experts, k experts a token.
+Capacity and the choice of the experts look at a *sequence*, the balance loss at all tokens of a
+micro-batch. `RouterContext` says which parts of these lie on other ranks. So no decision depends on
+how many ranks there are. Shapes: B samples, S positions, N = B S tokens, D hidden size, E experts,
+k experts a token.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ class RouterContext:
 class Router(nn.Module):
     """Scores tokens and chooses experts, in float32 at least: [B, S, D] -> Routing.
 
-    After a forward in training, `auxiliary` is this rank's part of the auxiliary loss (it has a
-    gradient), and `load` [E + 2] has grown by the tokens of each expert (as chosen), the pairs that
-    were dropped, and all pairs.
+    After a forward in training, `auxiliary` is this rank's part of the auxiliary loss, and has a
+    gradient. `load` [E + 2] has grown by the tokens of each expert (as chosen), the dropped pairs,
+    and all pairs.
     """
 
     WIDE_BUFFERS = ("bias",)  # a thousandth is added to it: nothing that bf16 could hold
@@ -298,10 +298,10 @@ def best_first(scores: Tensor) -> Tensor:
     """[B, L, ...] -> the indices along L, best score first; of scores that differ by rounding
     alone, the first in order.
 
-    Tokens that have seen the same (a sequence that begins with one token twice) score alike in
-    exact arithmetic, and which of them comes out above by the last bit depends on how the work was
-    split. So the upper half of the digits decides (Dekker, A floating-point technique for extending
-    the available precision, 1971, section 4), and then the position.
+    Tokens with equal pasts score alike in exact arithmetic, as in a sequence that begins with one
+    token twice. The last bit, and so their order, depends on how the work was split. So the upper
+    half of the digits decides (Dekker, A floating-point technique for extending the available
+    precision, 1971, section 4). Then the position decides.
     """
     digits = 1 - round(math.log2(torch.finfo(scores.dtype).eps))
     scaled = scores * (2.0 ** (digits - digits // 2) + 1)

@@ -38,7 +38,7 @@ def make(python: str, arguments: Mapping[str, Any] | None = None) -> nn.Module:
 def initialises_by_name(python: str) -> bool:
     """Whether the module of the function says `INITIALISE_BY_NAME = True`.
 
-    Its models are then made on the meta device, and every module is initialised by its
-    `reset_parameters` from the seed of its name, so that no rank holds the whole model.
+    Its models are then made on the meta device. Every module is initialised by its
+    `reset_parameters` from the seed of its name, so no rank holds the whole model.
     """
     return bool(getattr(inspect.getmodule(load(python, ModelError)), "INITIALISE_BY_NAME", False))

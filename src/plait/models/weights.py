@@ -1,7 +1,7 @@
 """The start values of a model that others have saved: safetensors files, read by slices.
 
-Only headers are read when they are opened, so that a misfit is an error before anything runs; then
-every rank reads the elements that it keeps, and no rank holds the model.
+Only headers are read at opening, so a misfit is an error before anything runs. Then every rank
+reads the elements that it keeps, and no rank holds the model.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ class Reader:
 
 
 def open_folder(directory: Path) -> dict[str, Stored]:
-    """Every tensor in the safetensors files of a directory, by its name there: those of the index
-    if there is one.
+    """Every tensor in the safetensors files of a directory, by its name there. An index, if there
+    is one, names the files.
 
     Raises:
-        ModelError: no files, a file that is missing or cannot be read, a name in two files, values
-        that are no floats.
+        ModelError: no files; a missing or unreadable file; a name in two files; values other than
+        floats.
     """
     found: dict[str, Stored] = {}
     for path in _files(directory):
@@ -183,7 +183,7 @@ def start_of(model: nn.Module) -> MakeStart | None:
 
 
 def wholly_on_meta(model: nn.Module) -> nn.Module:
-    """Some families make parameters by calls that take no default device; their values come with
+    """Some families make parameters by calls that take no default device. Their values come with
     the others, when the model makes its start or its weights are read.
     """
     moved: dict[int, nn.Parameter] = {}

@@ -1,10 +1,10 @@
 """Eight-bit sums: an all-reduce whose both halves send one byte an element, with the rounding fed
 back.
 
-    1. worker: what it wants to send plus what rounding kept back last time; rounded to int8, shard
-      k sent to rank k
-    2. rank k: the sum of all parts of shard k plus what rounding kept back there; rounded to int8,
-      gathered by all
+    1. worker: its contribution plus the rounding error of last time; rounded to int8, shard k sent
+    to rank k
+    2. rank k: the sum of all parts of shard k plus its rounding error there; rounded to int8,
+    gathered by all
 
 Both errors are remembered and added to the next sum, so that nothing is lost for good (error
 feedback: H. Tang et al., 1-bit Adam, ICML 2021, section 3; F. Seide et al., Interspeech 2014).
@@ -47,8 +47,8 @@ def _blocks(values: Tensor) -> Tensor:
 class Int8Sum:
     """Sums one flat buffer of `numel` elements over the axis, again and again.
 
-    What it keeps is replaced, never written into: a copy of this object is a way back to where it
-    was.
+    Its errors are replaced, never written into. So a copy of this object is a way back to its
+    state.
     """
 
     def __init__(self, axis: Axis, numel: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -64,8 +64,8 @@ class Int8Sum:
         self.shard_error = self.worker_error.new_zeros(self.worker_error.numel() // self._size)
 
     def regroup(self) -> None:
-        """The axis has become one of other ranks: what this one kept back of its shard becomes its
-        own error again.
+        """The axis has become one of other ranks. This rank's rounding error of its shard becomes
+        its own error again.
         """
         if (self._size, self._rank) != (self._axis.size, self._axis.rank):
             self._begin(self._kept()[: self._numel])

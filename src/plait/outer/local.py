@@ -13,10 +13,10 @@ S. Stich, Local SGD Converges Fast and Communicates Little (ICLR 2019); A. Douil
 With lr 1 and no momentum the outer step is the average, and with `every` 1 and plain SGD inside,
 all-reduce SGD. Between two outer steps nothing is sent: no gradient, no loss.
 
-Where ranks come and go (`comm.crew`) they meet anew for every outer step: one that has left or died
-is simply missing from the sum, one that comes is given anchor, momentum and step by one that was
-there, and begins with the next round. Where one dies in the outer step itself, the others make it
-again. Elsewhere ranks are fixed, and come and go through a checkpoint.
+Where ranks come and go (`comm.membership`) they meet again for every outer step. One that has left
+or died is missing from the sum. One that comes is given anchor, momentum and step by a member, and
+begins with the next round. Where one dies in the outer step itself, the others make it again.
+Elsewhere ranks are fixed, and come and go through a checkpoint.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class LocalDriver(Driver):
             self._outer_step()
 
     def report(self, loss_sum: float, count: float) -> StepReport:
-        """This rank's loss inside a round; at its end that of all ranks, with the tokens of the
-        round that were not reported yet.
+        """This rank's loss inside a round. At its end it is that of all ranks, with the tokens of
+        the round that were not reported yet.
         """
         if self._ends_round:
             self._unreported = 0.0
@@ -128,7 +128,7 @@ class LocalDriver(Driver):
         """End the round early, and send the rounding errors that eight bits have kept back.
 
         The saved state is then one model and nothing beside it. Ranks must have done equally many
-        steps; no rank joins here, as it could not know that the round has ended early.
+        steps. No rank joins here, as it could not know that the round has ended early.
         """
         if self._steps_in_round:
             self._outer_step(opens=False)

@@ -1,8 +1,8 @@
 """Declare *what*: the Plan, its text form and its checks. Pure and frozen; imports no torch.
 
-`Plan.parse` reads, `Plan.check` asks the rules of the plan alone, `check_world`, `check_batch` and
-`check_model` ask whether it fits, `check_runnable` asks for the one pair of words that no rank can
-run.
+`Plan.parse` reads, and `Plan.check` asks the rules of the plan alone. `check_world`, `check_batch`
+and `check_model` ask whether it fits. `check_runnable` asks for the one pair of words that no rank
+can run.
 """
 
 from plait.plan.axes import ContextAxis, DataAxis, PipelineAxis, TensorAxis

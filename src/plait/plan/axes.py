@@ -66,9 +66,9 @@ class DataAxis:
     """Split the batch over `size` ranks; `strategy` says how gradients and optimizer state are
     kept.
 
-    `stale` (async-server): the most updates by which a worker's weights may lag; `every` (local):
-    the steps between two averagings; `replicate` (ZeRO): the number of groups that each hold one
-    whole sharded copy; `offload` (ZeRO): the optimizer state stays in host memory.
+    `stale` (async-server): the most updates by which a worker's weights may lag. `every` (local):
+    the steps between two averagings. `replicate` (ZeRO): the number of groups that each hold one
+    whole sharded copy. `offload` (ZeRO): the optimizer state stays in host memory.
     """
 
     size: int = 1

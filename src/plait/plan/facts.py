@@ -1,7 +1,7 @@
 """The facts of every pipeline schedule and every data strategy: one row each.
 
 Parser, rules, generators, cost, planner and exporters read these rows. A new schedule is its
-generator and a row here; a new data strategy is its file in `data/` and a row here.
+generator and a row here. A new data strategy is its file in `data/` and a row here.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Whether a plan fits a world, a batch and a model: the checks that need more than the plan, over
-plain numbers.
+"""Checks that a plan fits a world, a batch and a model. They need more than the plan, as plain
+numbers.
 
-They take integers rather than a config or a module, so that the planner asks them thousands of
-times a second and the engine asks the same questions of a live model. Each check reports all of its
-failures at once.
+They take integers rather than a config or a module. So the planner asks them thousands of times a
+second, and the engine asks the same of a live model. Each check reports all of its failures at
+once.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def check_restarts(plan: Plan, num_servers: int | None = None) -> None:
 
 
 def check_runnable(plan: Plan) -> None:
-    """Raises `NotAvailable` for a plan that can be said and not be run: torch.compile takes
+    """Raises `NotAvailable` for a plan that can be written and not be run. torch.compile takes
     selective recomputation as part of one graph, and these blocks are several.
     """
     if not plan.compile or plan.remat != "selective":

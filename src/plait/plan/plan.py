@@ -1,8 +1,8 @@
 """The Plan: how a model, a batch and a sequence are split over ranks. Frozen, and read by nobody
 after build.
 
-It only declares. Its text is the contract with users (`Plan.parse`, `str`), and everything that can
-be said about it without a model is said by `check`.
+It only declares. Its text is the contract with users (`Plan.parse`, `str`). Everything that can be
+said about it without a model is said by `check`.
 """
 
 from __future__ import annotations

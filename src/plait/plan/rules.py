@@ -1,7 +1,7 @@
 """The rules that a plan must keep by itself, before any model, batch or machine is known.
 
-Each rule is one small function that returns None or one message naming the thing, the numbers and
-the cure, so that `broken_rules` can report every failure at once. A rule about one axis takes the
+Each rule is one small function. It returns None or one message naming the thing, the numbers and
+the cure. So `broken_rules` can report every failure at once. A rule about one axis takes the
 axis: the parser asks those too.
 """
 

@@ -1,6 +1,6 @@
 """The text form of a plan: `parse_terms` and `plan_text`, a pair of inverses.
 
-Parsing is syntax alone: it says which terms cannot be read, all of them at once, and leaves to
+Parsing is syntax alone. It says which terms cannot be read, all of them at once, and leaves to
 `rules` whether the numbers fit. Printing is canonical: equal plans have equal text, and what is
 default is not written.
 """

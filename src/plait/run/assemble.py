@@ -109,8 +109,8 @@ def roles_of(config: Source) -> Mapping[str, str] | None:
 def make_model(keys: Mapping[str, Any], seed: int = 0) -> nn.Module:
     """The model on the meta device; a user's own with the values that its code gives it.
 
-    Those are what plain PyTorch gives on the CPU with `torch.manual_seed(seed)` right before the
-    user's function, so the model is whole on every rank while it is built. A module that says
+    Those are the values of plain PyTorch on the CPU with `torch.manual_seed(seed)` right before the
+    user's function. So the model is whole on every rank while it is built. A module that says
     `INITIALISE_BY_NAME = True` beside the function leaves its models on the meta device.
     """
     arguments = {key: value for key, value in keys.items() if key != "roles"}

@@ -1,6 +1,6 @@
 """Hooks: what happens beside training, at three moments of a run.
 
-The loop calls them in the order of the list, on every rank. A hook that stops the run raises; it
+The loop calls them in the order of the list, on every rank. A hook that stops the run raises. It
 must do so alike on every rank, from values that are equal on all of them.
 """
 

@@ -137,8 +137,8 @@ def _describe(folder: RunFolder, job: Job, table: ProductTable) -> None:
 
 
 def _has_news(tally: Tally, path: Path) -> bool:
-    """Whether a file of the run's end is to be written: a run that had no step left to do keeps
-    those that are there.
+    """Whether a file of the run's end is to be written. A run that had no step left to do keeps the
+    existing ones.
     """
     return bool(tally.seconds) or not path.exists()
 

@@ -1,6 +1,4 @@
-"""The numbers of a run: a line a step while it goes, and what one rank can say of the whole when it
-ends.
-"""
+"""The numbers of a run: a line a step while it goes, and one rank's summary when it ends."""
 
 from __future__ import annotations
 
@@ -174,8 +172,8 @@ def summary(
 
 
 def peak_memory_bytes() -> int:
-    """The most memory that this rank has held: of its GPU where it computes on one, else of the
-    process (resident).
+    """The most memory that this rank has held: of its GPU, or of the process (resident) where there
+    is none.
     """
     import torch
 
@@ -192,7 +190,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def _keep_before(path: Path, first_step: int) -> None:
-    """Drop the lines of steps that a resumed run is going to do again, so that every step stands
+    """Drop the lines of steps that a resumed run is going to repeat, so that every step stands
     there once.
     """
     if not path.exists():

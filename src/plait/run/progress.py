@@ -22,7 +22,7 @@ def progress(stream: TextIO) -> Hook:
 
 
 class Pace:
-    """Tokens a second and the time left, from the steps so far; the first, which warms up, counts
+    """Tokens a second and the time left, from the steps so far. The first, which warms up, counts
     only when alone.
     """
 

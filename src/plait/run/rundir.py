@@ -114,7 +114,7 @@ def resumed_run(
 ) -> tuple[RunFolder, Path]:
     """The folder to continue in and the checkpoint to start from.
 
-    `source` is a run's folder or one of its checkpoints; None and `latest` mean `out`, or the
+    `source` is a run's folder or one of its checkpoints. None and `latest` mean `out`, or the
     latest run of this name that has a checkpoint. With both, `source` is read and `out`, a new
     folder, is written. Errors: `CheckpointError` when there is nothing to resume from.
     """
@@ -135,7 +135,7 @@ def resumed_run(
 
 
 def auto_source(out: Path | None, name: str, root: Path = Path("runs")) -> Path | None:
-    """The run that `--resume auto` continues: `out`, or the latest of this name; None where it has
+    """The run that `--resume auto` continues: `out`, or the latest of this name. None where it has
     no whole checkpoint, which means a fresh start.
     """
     read = out or _latest(root, name)
@@ -174,8 +174,8 @@ def _latest(root: Path, name: str) -> Path | None:
 
 
 def _written_at(run: Path) -> float:
-    """When a run was last written to: its newest file, as the folder itself only says when a name
-    was added.
+    """The time of a run's last writing. It is that of the newest file, as the folder only tells
+    when a name was added.
     """
     folder = RunFolder(run)
     times = [one.stat().st_mtime for one in (folder.metrics, folder.plan, run) if one.exists()]

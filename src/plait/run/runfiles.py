@@ -1,7 +1,7 @@
 """The files of a run's folder, each held to its schema before anything is computed from it.
 
-A run that was killed, a full disk or an editor leave files that are whole JSON and not what they
-were: whoever reads them later gets a sentence with the file, the line and the key.
+A killed run, a full disk or an editor may leave files that are whole JSON and no longer right. A
+later reader gets a sentence with the file, the line and the key.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The first steps of a run, watched: parameters that get no gradient, and weights that do not move.
 
-Neither stops a run, and both are mostly an error of the model or of the loss, so that they are said
-once, by name. What may well be so says nothing: frozen parameters are not watched, experts without
-tokens have siblings that got some, and steps of a warm-up do not count until the rate is large.
+Neither stops a run. Both are mostly an error of the model or of the loss, so they are said once, by
+name. Harmless cases say nothing. Frozen parameters are not watched, and experts without tokens have
+siblings that got some. Steps of a warm-up do not count until the rate is large.
 """
 
 from __future__ import annotations

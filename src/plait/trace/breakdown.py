@@ -1,7 +1,7 @@
 """Where the time of a step goes on one rank: computing, waiting for each axis, and what is neither.
 
-Waiting is what a rank stood still for a message (`exposed_seconds`), also inside an action; so the
-parts add up to the step.
+Waiting is the time in which a rank stood still for a message (`exposed_seconds`), also inside an
+action. So the parts add up to the step.
 """
 
 from __future__ import annotations

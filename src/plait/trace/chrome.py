@@ -1,8 +1,8 @@
 """Records as a trace for Perfetto and chrome://tracing (the "Trace Event Format": JSON, times in
 microseconds).
 
-A process for each rank, and in it one lane for computing and one for communication; communications
-that overlap are async events, because the format wants the slices of one lane nested.
+A process for each rank has one lane for computing and one for communication. Communications that
+overlap are async events, because the format wants the slices of one lane nested.
 """
 
 from __future__ import annotations

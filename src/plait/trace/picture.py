@@ -1,7 +1,7 @@
 """Pictures as SVG text: lanes of boxes along time (schedules, timelines), and bars side by side
 (times, bytes).
 
-Plain strings, because they then need no library, no network and no script, and fit into a file, a
+Pictures are plain strings. They need no library, no network and no script, and fit into a file, a
 page or a test. All pictures of time share `lanes`, so that what was promised and what was measured
 are drawn alike.
 """
@@ -158,7 +158,7 @@ def _nice(least: float) -> float:
 
 
 def timeline_lanes(timeline: Timeline, per_second: float = 1e3) -> list[Lane]:
-    """A lane a rank, by default in milliseconds from the first start on; waits for messages are
+    """A lane a rank, by default in milliseconds from the first start on. Waits for messages are
     slim boxes at its foot.
     """
     records: list[Span | CommEvent] = [*timeline.spans, *timeline.comms]
@@ -206,8 +206,8 @@ class Bar:
 
 
 def bars(rows: Sequence[Bar], unit: str = "", width: float = 560.0) -> str:
-    """One self-contained `<svg>`: a bar a row, its parts one after the other, all on one scale; a
-    legend where parts differ.
+    """One self-contained `<svg>`: a bar a row, its parts one after the other, on one scale. A
+    legend follows where parts differ.
     """
     labels = list(dict.fromkeys(label for row in rows for label, _ in row.parts))
     colour = dict(zip(labels, PALETTE * (len(labels) // len(PALETTE) + 1), strict=False))

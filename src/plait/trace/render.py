@@ -1,4 +1,4 @@
-"""A timeline as text: one line for each rank, one letter for what it did most in each slot of time.
+"""A timeline as text: one line for each rank, one letter for its main action in each slot of time.
 
 Text, because it shows in a terminal, in a test's failure and in a commit, where a picture does not.
 """
@@ -10,7 +10,7 @@ from plait.trace.timeline import Timeline
 
 
 def render(timeline: Timeline, width: int = 100) -> str:
-    """The lanes of the ranks, `width` slots wide; a slot shows the first letter of the kind that
+    """The lanes of the ranks, `width` slots wide. A slot shows the first letter of the kind that
     filled most of it, or `.`.
 
     A legend and the length of the whole in milliseconds follow.

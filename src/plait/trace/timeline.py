@@ -1,8 +1,8 @@
 """The timeline: collects records of one rank (or of all, once merged).
 
 Disabled it costs one attribute test for each record, so that the same code runs measured and
-unmeasured. The clock is `perf_counter`, which all processes of a host share: timelines of ranks on
-one host need only one common origin.
+unmeasured. The clock is `perf_counter`, which all processes of a host share. So timelines of ranks
+on one host need only one common origin.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Timeline:
         return other
 
     def by_label(self, name: str) -> dict[Any, Timeline]:
-        """A timeline for each value of a span argument, in order; a communication goes with the
+        """A timeline for each value of a span argument, in order. A communication goes with the
         span in which it ended.
 
         Spans without it are left out, and so are communications outside all spans.

@@ -1,8 +1,8 @@
 """Proof that a parallel run computes what one device computes, and a diagnosis when it does not.
 
 `differential` checks anybody's training step; `run` checks a plan of this library. Both compare
-loss, every gradient and every parameter, because a loss curve hides most gradient errors and Adam
-hides every constant factor.
+loss, every gradient and every parameter. A loss curve hides most gradient errors, and Adam hides
+every constant factor.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Both sides of the proof of an asynchronous pipeline. A run is one observation: between steps its
 stages are not in step.
 
-What is compared: the mean of the steps' losses, the parameters after the flush, and as gradient the
-whole change of each parameter. The reference is `delayed`.
+The comparison is of the mean of the steps' losses and the parameters after the flush. The whole
+change of each parameter stands for its gradient. The reference is `delayed`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How far a plan in bf16 gets from float32, as a distribution: rounding has no single right answer,
-so none is asked for.
+"""The distance of a plan in bf16 from float32, as a distribution. Rounding has no single right
+answer, so none is asked for.
 
 Three runs start alike: one device in float32, one device in bf16, and the plan in bf16. The drift
-of a tensor is the 2-norm of its difference from float32's, relative to float32's. What one device
-drifts is the yardstick: a plan rounds in other places, but not more often, so its distribution must
+of a tensor is the 2-norm of its difference from float32's, relative to float32's. One device's
+drift is the yardstick. A plan rounds in other places, but not more often, so its distribution must
 not lie far above. A wrong factor or a missing sum does.
 """
 

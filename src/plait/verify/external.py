@@ -1,9 +1,8 @@
 """Check somebody else's parallel training step: torch DDP, FSDP2, torch's pipelining, DeepSpeed, or
 a loop of one's own.
 
-Nothing is known of the framework. Each of the two functions does one training step and returns what
-it left behind; how far apart the two are, and what that looks like, is the same question as for a
-plan of this library.
+Nothing is known of the framework. Each of the two functions does one training step and returns its
+results. Their distance, and its pattern, is the same question as for a plan of this library.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ class Parallel:
     """Facts about the parallel step; all are optional and make the findings sharper.
 
     `facts` are axis sizes and other numbers that a wrong factor may be. `gather(object) -> list`
-    collects one object from every rank in rank order (for instance by
-    `torch.distributed.all_gather_object`): with it replicas are compared, stages of a pipeline are
+    collects one object from every rank in rank order, for instance by
+    `torch.distributed.all_gather_object`. With it replicas are compared, stages of a pipeline are
     put together, and every rank returns the same report. `aliases` names copies of one parameter
     (tied weights on two stages), `{copy: name}`. `start` gives the parameters before the first
     step.
@@ -51,13 +50,13 @@ def differential(
 ) -> Report:
     """Run both steps `steps` times and compare loss, every gradient and every parameter.
 
-    Each function takes the number of the step, does it, and returns `loss`, `grads` and `params`
-    (mappings of name to whole tensor, see `gradients_of` and `parameters_of`; own copies) as an
-    `Observation` or a mapping; a loss that a rank does not know is NaN. `start` are the reference's
-    parameters before the first step: with them, weights that do not move are noticed from the first
-    step. `tolerance` is the largest relative error that passes; by default it follows the dtype.
-    The reference runs alike on every rank. Nothing is raised for a difference: see `Report.ok`,
-    `Report.text()`.
+    Each function takes the number of the step, does it, and returns `loss`, `grads` and `params`.
+    The result is an `Observation` or a mapping. The last two map a name to a whole tensor, and are
+    copies (see `gradients_of` and `parameters_of`). A loss that a rank does not know is NaN.
+    `start` are the reference's parameters before the first step. With them, weights that do not
+    move are noticed from the first step. `tolerance` is the largest relative error that passes; by
+    default it follows the dtype. The reference runs alike on every rank. Nothing is raised for a
+    difference: see `Report.ok`, `Report.text()`.
     """
     about = parallel or Parallel()
     begun = about.start() if about.start is not None else None

@@ -1,8 +1,8 @@
-"""The verdict on what the ranks of one probe have recorded: one device does the same, and the two
-are compared.
+"""The verdict on the records of one probe's ranks: one device does the same, and the two are
+compared.
 
-Where they differ, one device is asked again: with its low-precision parts moved in their last
-place, with its weights one bit aside, and with what every slice of the batch adds to the gradient.
+Where they differ, one device is asked again. Its low-precision parts are moved in their last place,
+its weights one bit aside, and every slice's gradient is recorded.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Asked:
     def judge_lowered(
         self, parallel: Record, reference: Record, rerun: Callable[[], Record]
     ) -> tuple[Report, dict[Key, float]]:
-        """The report, and the limits of numbers that parts compute in a lower precision; these are
-        looked for only where something differs.
+        """The report, and the limits of numbers that parts compute in a lower precision. These are
+        computed only where something differs.
         """
         report = self.judge(parallel, reference)
         if not report.failed or report.refusals or self.tolerance is not None:

@@ -1,7 +1,7 @@
 """The standard probes: the cases in which real frameworks are silently wrong, as one table.
 
-Each probe changes the problem or the plan and says why. A probe that has no meaning for a model (no
-token to mask, no weights to tie) says so and is left out; it never counts as passed.
+Each probe changes the problem or the plan and says why. A probe without a meaning for a model (no
+token, no tied weights) says so and is left out. It never counts as passed.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def with_optimizer(problem: Problem, optimizer: str) -> Problem:
     """The problem trained by `sgd` with momentum, or by `adamw`; both with weight decay, and rates
     that show.
 
-    AdamW gets an eps above rounding: it would turn a gradient that is zero but for rounding noise
-    into a step of full length.
+    AdamW gets an eps above rounding. Otherwise it would turn a gradient of rounding noise into a
+    step of full length.
     """
     eps = max(problem.train.eps, 1e-5)
     keys = {"optimizer": optimizer, "weight_decay": problem.train.weight_decay or 0.1, "eps": eps}

@@ -36,11 +36,11 @@ from plait.verify.reference.start import plain_start, start_by_name
 class Problem:
     """One training problem: sections of a config, with what a probe changes.
 
-    `masked` pads targets unevenly; `frozen` names parameters, or modules with all of theirs, that
-    do not train; `idle` adds a parameter that no forward uses; `num_samples` keeps only the first
-    samples of the data; `hurried` shortens what happens every few steps, and gives every product
-    that may choose its library to oneDNN. `plan`: the section of a config that says where a
-    pipeline cuts the model and what schedule it runs.
+    `masked` pads targets unevenly. `frozen` names parameters, or modules with all of theirs, that
+    do not train. `idle` adds a parameter that no forward uses. `num_samples` keeps only the first
+    samples of the data. `hurried` shortens periods of every few steps, and gives oneDNN every
+    product that may choose its library. `plan`: the section of a config that says where a pipeline
+    cuts the model and what schedule it runs.
     """
 
     model: Mapping[str, Any]

@@ -1,8 +1,8 @@
 """A run that is saved, loaded and goes on, against one device that never stopped.
 
-The checkpoint may be loaded under another plan. Weights, the optimizer's state, the step of the
-schedule and the place in the data all have to come back: an error in one of them shows in the
-steps after the load.
+The checkpoint may be loaded under another plan. Weights, optimizer state, the schedule's step and
+the place in the data all have to come back. An error in one of them shows in the steps after the
+load.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 everything after every step.
 
 The standard probes run one after the other in one world. When one fails, the reference is run again
-with the contribution of every slice, for the diagnosis, and smaller plans are tried, to name the
-axis that is to blame.
+with the contribution of every slice, for the diagnosis. Smaller plans are tried, to name the axis
+that is to blame.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def run(
     started here, or those of torchrun are joined. `dtype` (float64 or float32) stands in for the
     plan's precision; the `tolerance` is by default 1e-10 or 1e-4. `probes` are names of `PROBES`;
     all by default. Errors: `PlanError`, `ConfigError` and what `build` raises; a difference is no
-    error but a report whose `ok` is false. With `dtype` bf16 no equality is asked for: the answer
-    is how far the plan gets from float32, as a distribution beside that of one device in bf16 (see
+    error but a report whose `ok` is false. With `dtype` bf16 no equality is asked for. The answer
+    is the plan's distance from float32, as a distribution beside that of one device in bf16 (see
     `drift`).
 
     With `steps_after_resume` the run is also saved, loaded under each of `resume_plans` (the same

@@ -2,9 +2,8 @@
 
 A proof in float64 takes other kernels than training: fused updates of float32 with the scale
 inside, masters in float32 under weights in bf16. So the plan also runs as it will train. Its
-gradients are held against one device in float32, and its parameters against a plain optimizer in
-float64 that is given the gradients which the plan's own optimizer saw: what is left is the rounding
-of one update.
+gradients are held against one device in float32. Its parameters are held against a plain optimizer
+in float64 that is given the plan's own gradients. The remainder is the rounding of one update.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Limits under which a small model takes the ways of a large one.
 
-By the code's own limits a proof walks the ways of small tensors, by these those of large ones: as
-many ranks, as many panels, as many rounds, but of a few numbers each.
+The code's own limits make a proof walk the paths of small tensors, these the paths of large ones.
+There are as many ranks, panels and rounds, but of a few numbers each.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The worker's side of the asynchronous parameter server: push gradients, fetch weights.
 
-Every rank is a worker; the first `num_servers` of them (all, by default) also serve, each from
-threads of its own, so that a server answers while its own worker computes. Keys are spread over the
+Every rank is a worker. The first `num_servers` of them (all, by default) also serve, each from
+threads of its own. So a server answers while its own worker computes. Keys are spread over the
 servers by bytes, as under `server`. A step of a worker sends its gradients to every server and gets
-the weights back; each server decides by itself when (`staleness`, `key_server`), so the weights of
+the weights back. Each server decides by itself when (`staleness`, `key_server`). So the weights of
 a step may be of different versions on different servers, none of them too old.
 
 A worker sends the keys of all servers but itself, a server its keys to each other worker that

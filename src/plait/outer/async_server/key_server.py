@@ -40,8 +40,8 @@ class Push:
 class Receipt:
     """An answer to a worker, beside the new weights.
 
-    `staleness` is that of its own gradient, -1 when it was too late and not used; `loss_sum` and
-    `tokens` are those of all updates so far; `steps` is how many the furthest worker has made.
+    `staleness` is that of its own gradient, -1 when it was too late and not used. `loss_sum` and
+    `tokens` are those of all updates so far. `steps` is the count of the furthest worker.
     """
 
     version: int
@@ -54,8 +54,8 @@ class Receipt:
 class KeyServer:
     """The keys of one server: their sum of gradients, their version, and whoever waits.
 
-    `grad` is the flat buffer that the optimizer's pieces see; `apply` has the optimizer update the
-    weights from it; the functions `weights` give the weights as the workers hold them.
+    `grad` is the flat buffer that the optimizer's pieces see. `apply` has the optimizer update the
+    weights from it. The functions `weights` give the weights as the workers hold them.
     """
 
     def __init__(self, num_workers: int, own: int, options: Asynchrony, grad: Tensor) -> None:
@@ -99,8 +99,8 @@ class KeyServer:
         """Wait until the worker's gradient is applied; then what is told, and the weights of now:
         `weights()`, under the lock.
 
-        Others may have been faster to the lock, so the version is taken here: what the worker holds
-        is what is recorded.
+        Others may have been faster to the lock, so the version is taken here. The record is of the
+        worker's own version.
         """
         with self._changed:
             deadline = time.monotonic() + self._options.patience_seconds
@@ -129,8 +129,8 @@ class KeyServer:
             self._dealt_with.pop(worker, None)
 
     def _forget(self, worker: int) -> None:
-        """Take a worker out; a gradient of it that waits here is not used, and who waits for that
-        is told so.
+        """Take a worker out. Its gradient that waits here is not used, and those who wait for it
+        are told so.
         """
         if self._pushes.pop(worker, None) is not None:
             self._dealt_with[worker] = REFUSED
@@ -145,8 +145,8 @@ class KeyServer:
         """Make the update that has become possible: the mean over the tokens of all gradients in
         it.
 
-        The rate is that of the synchronous step times the share of the workers in the update, so
-        that the updates of one round of all workers add up to one synchronous step.
+        The rate is that of the synchronous step times the workers' share in the update. So the
+        updates of one round of all workers add up to one synchronous step.
         """
         if applied is None:
             return

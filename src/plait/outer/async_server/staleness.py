@@ -2,21 +2,21 @@
 thread, no tensor.
 
 The version of the weights is the number of updates made. A worker holds the version that it got
-last. The bound K says that no gradient is ever older than K updates when it is applied: a gradient
+last. The bound K says that no gradient is ever older than K updates when it is applied. A gradient
 that was computed on version v may be part of the updates to v + 1 ... v + K + 1, no later. Hence
 one rule:
 
-    what waits is applied at once, as one update, as soon as no worker that still computes would be
-    left behind by it.
+    waiting gradients are applied at once, as one update, as soon as that leaves no computing worker
+    behind.
 
 With K = 0 that is when all have come, and their sum is one update: the synchronous server. With K
 at least the largest lag that ever occurs, every gradient is applied alone and nobody waits. In
 between the fast wait for the slowest, and what has waited together is applied together. There is no
 deadlock: whoever holds up the others is computing.
 
-J. Dean et al., Large Scale Distributed Deep Networks (NIPS 2012); Q. Ho et al., More Effective
-Distributed ML via a Stale Synchronous Parallel Parameter Server (NIPS 2013), where the bound is on
-clocks of workers: here it is on the weights.
+J. Dean et al., Large Scale Distributed Deep Networks (NIPS 2012). Q. Ho et al., More Effective
+Distributed ML via a Stale Synchronous Parallel Parameter Server (NIPS 2013). Their bound is on
+clocks of workers; here it is on the weights.
 """
 
 from __future__ import annotations

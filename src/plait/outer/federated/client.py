@@ -1,8 +1,8 @@
 """A client: an engine, the samples that never leave it, and what one round asks of them.
 
-The engine may be parallel: every rank of its world calls the same methods, and the whole vectors
-are the same on all of them. One engine serves many simulated clients in turn, because a client is
-its samples and its small state (`Samples`), not a model: a thousand clients take the memory of one.
+The engine may be parallel. Every rank of its world calls the same methods, and the whole vectors
+are equal on all of them. One engine serves many simulated clients in turn. A client is its samples
+and its small state (`Samples`), not a model. So a thousand clients take the memory of one.
 """
 
 from __future__ import annotations

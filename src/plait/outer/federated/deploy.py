@@ -1,9 +1,9 @@
-"""Write what a real deployment on Flower needs: one folder for the server, one for each client, and
-the scripts in them.
+"""Files of a real deployment on Flower: one folder for the server, one for each client, and their
+scripts.
 
-The certificates are a private authority's own, made here with OpenSSL's command: the server proves
-itself to clients by TLS, and each client to the server by a key that is registered there. Nothing
-in the scripts speaks to anybody else.
+The certificates are a private authority's own, made here with OpenSSL's command. The server proves
+itself to clients by TLS. Each client proves itself to the server by a registered key. Nothing in
+the scripts speaks to anybody else.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ def write(config: Config, folder: Path, host: str, port: int) -> dict[str, Any]:
 
 
 def check_address(host: str, port: int, num_clients: int) -> None:
-    """Raise `ConfigError` unless the host is a name or an address and all ports are ports: the
-    server's, and those of the clients' nodes, which follow it.
+    """Raise `ConfigError` unless the host is a name or an address and all ports are ports. The
+    clients' nodes have the ports that follow the server's.
     """
     if not HOST.fullmatch(host):
         raise ConfigError(

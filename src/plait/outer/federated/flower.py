@@ -1,9 +1,9 @@
 """Server and clients behind Flower: `server_app` for its SuperLink, `client_app` for SuperNodes.
 
-Flower moves the messages (TLS, node authentication, retries); what is in them are the statements of
+Flower moves the messages (TLS, node authentication, retries). Their content is statements of
 `wire`: one string of JSON, and vectors without pickle. What is made of them is `rounds.Server`. A
-node's app only carries a message to the client that is resident on its machine (`resident`), so
-that it loads neither torch nor data.
+node's app only carries a message to the client that is resident on its machine (`resident`). So it
+loads neither torch nor data.
 """
 
 from __future__ import annotations

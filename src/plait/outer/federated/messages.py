@@ -1,9 +1,9 @@
 """Everything that travels between the server and a client, and nothing else: this file is what
 privacy is judged by.
 
-Both records hold numbers and flat vectors over the parameters; a sample or a label has no field
-that it could travel in. `check_reply` is asked of every reply, so that this stays true of what is
-sent and not only of what is declared.
+Both records hold numbers and flat vectors over the parameters. A sample or a label has no field
+that it could travel in. `check_reply` is asked of every reply, so this is true of every sent
+message and not only of the declaration.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Partitions of a data set over clients, even and skewed: pure functions of labels and a seed.
 
 T. Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual
-Classification (2019) for Dirichlet; B. McMahan et al., Communication-Efficient Learning of Deep
+Classification (2019) for Dirichlet. B. McMahan et al., Communication-Efficient Learning of Deep
 Networks from Decentralized Data (AISTATS 2017) for shards.
 """
 
@@ -89,7 +89,7 @@ def partition(
 
 
 def _nobody_empty(parts: Parts) -> Parts:
-    """A client without a sample gets one of the largest part: it can then take part, and weighs
+    """A client without a sample gets one of the largest part. It can then take part, and weighs
     next to nothing.
     """
     for part in parts:

@@ -1,8 +1,8 @@
 """Differential privacy of clients: clip, add Gaussian noise, and count what it has cost.
 
 Each change is clipped to norm C; the sum of all gets noise of standard deviation z C, once. One
-client's part in a round is then a subsampled Gaussian mechanism with rate q and noise multiplier z,
-whose Renyi divergence of integer order a is (I. Mironov, K. Talwar, L. Zhang, Renyi Differential
+client's part in a round is then a subsampled Gaussian mechanism with rate q and noise multiplier z.
+Its Renyi divergence of integer order a is (I. Mironov, K. Talwar, L. Zhang, Renyi Differential
 Privacy of the Sampled Gaussian Mechanism, 2019, section 3.3)
 
     log( sum_k C(a, k) (1-q)^(a-k) q^k exp((k^2 - k) / (2 z^2)) ) / (a - 1)

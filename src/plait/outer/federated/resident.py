@@ -1,10 +1,10 @@
-"""A client that stays: its engine and its data live in one process (or in the ranks of its plan),
-whoever carries its messages.
+"""A client that stays. Its engine and data live in one process or its plan's ranks, whoever carries
+its messages.
 
 Flower starts a process for every message. Such a process need not load torch, build an engine and
-read the data again: it hands the message to the resident over a socket of this machine (see `wire`)
-and hands the answer back. The resident also keeps what must outlive a message: SCAFFOLD's control,
-on disk, and the secrets of a round of secure aggregation, in memory only.
+read the data again. It hands the message to the resident over a local socket (see `wire`) and hands
+the answer back. The resident also keeps state that outlives a message. SCAFFOLD's control is on
+disk, and the secrets of a round of secure aggregation are in memory only.
 """
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ def _listen(path: Path) -> socket.socket:
 def _next(
     listener: socket.socket | None,
 ) -> tuple[socket.socket | None, tuple[wire.Head, wire.Vectors] | None]:
-    """The next question and the line that it came on; neither when nobody asked for a while, or on
-    ranks that do not listen.
+    """The next question and its connection. Neither when nobody asked for a while, or on ranks that
+    do not listen.
     """
     if listener is None:
         return None, None

@@ -50,8 +50,8 @@ class Rules:
     `fraction` of the clients are asked; fewer than `min_replies` void the round. `secure` sums in
     secret (linear strategies). `clip` and `noise` make rounds differentially private: the norm of a
     change, and the noise's deviation over it. With noise every client is drawn by itself with
-    probability `fraction` (Poisson sampling), from a seed that nobody knows: that is what epsilon
-    is computed for. Every `evaluate_every` rounds, and after the last, clients judge the weights.
+    probability `fraction` (Poisson sampling), from a secret seed. Epsilon is computed for exactly
+    that. Every `evaluate_every` rounds, and after the last, clients judge the weights.
     """
 
     rounds: int = 10
@@ -219,7 +219,7 @@ class Server:
         number of clients.
 
         H. B. McMahan et al., Learning Differentially Private Recurrent Language Models (ICLR 2018),
-        algorithm 1: the number that happened to be drawn must not show.
+        algorithm 1. The number that happened to be drawn must not show.
         """
         rules = self.rules
         assert rules.clip is not None

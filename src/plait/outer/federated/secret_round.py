@@ -3,7 +3,7 @@ clients and their answers.
 
 `Desk` is the clients' side, `secret_sum` the server's; between them travel statements (see `wire`),
 whoever carries them. A client weighs its change by its examples *before* masking and appends their
-number, so the server learns the two sums only.
+number. So the server learns the two sums only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Clients in this process, or in a pool of processes: a federation on one machine, without any
 other software.
 
-A worker has one engine and serves its clients in turn, so memory grows with the workers and not
+A worker has one engine and serves its clients in turn. So memory grows with the workers and not
 with the clients.
 """
 
@@ -89,8 +89,8 @@ def _label(dataset: Any, index: int) -> int:
 
 
 class Bench:
-    """The samples of a config, dealt out, and the judge of weights on them: all that a server has,
-    and it needs no engine.
+    """The samples of a config, dealt out, and the evaluator of weights on them. A server has
+    nothing else, and needs no engine.
     """
 
     def __init__(self, config: Config) -> None:

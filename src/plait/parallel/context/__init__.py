@@ -1,8 +1,8 @@
 """Split a sequence: ring attention and Ulysses; split space: strips with a halo.
 
-`apply` puts a parallel form in the place of every module of role `attention`, tells those of role
-`position` where this rank's tokens stand, and gives what cuts a batch. Everything else of a model
-sees each token alone and stays as it is.
+`apply` puts a parallel form in the place of every module of role `attention`. It tells modules of
+role `position` where this rank's tokens stand, and gives a function that cuts a batch. Everything
+else of a model sees each token alone and stays as it is.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Which positions of a sequence a rank of the context axis holds.
 
 For ring attention the sequence is cut into 2 n chunks, and rank r of n holds chunks r and 2n-1-r
-("zig-zag"): an early token attends to few others and a late one to many, so each rank has as much
-to do as any other in every step of the ring.
+("zig-zag"). An early token attends to few others and a late one to many. So each rank has equal
+work in every step of the ring.
 
     n = 2, 8 positions      rank 0: 0 1 . . . . 6 7      rank 1: . . 2 3 4 5 . .
 

@@ -3,7 +3,7 @@ reaches over.
 
 `with_halo` lengthens a strip by `width` rows on both sides. Its backward sends the gradients of
 these rows to their owners and adds them there. A convolution on strips then has the gradients of
-one on the whole field. A convolution's weights are used on every strip: their gradients are summed
+one on the whole field. A convolution's weights are used on every strip. Their gradients are summed
 over the axis, as over any axis whose ranks have other data. Shapes: fields [B, C, H, W]; H is cut.
 """
 

@@ -2,13 +2,13 @@
 
 Liu, Zaharia, Abbeel, "Ring Attention with Blockwise Transformers" (2023), section 3. The zig-zag
 order is that of `group`, the steps are those of `ring_schedule`. While a rank attends, the keys and
-values of the next step are sent; a rank that can read its peers' memory reads them there. Every
+values of the next step are sent. A rank that can read its peers' memory reads them there. Every
 step but the first is half of a square.
 
 Backward goes round the ring again. In the paper the gradients of keys and values travel with them.
-Here the gradients of a step return to their owners at once: the same bytes, and no rank waits for
-the sum of the rank before. Sent by a rank, in units of its keys and values: n-1 forward, 2 (n-1)
-backward.
+Here the gradients of a step return to their owners at once. The bytes are equal, and no rank waits
+for the sum of the rank before. Sent by a rank, in units of its keys and values: n-1 forward, 2
+(n-1) backward.
 """
 
 from __future__ import annotations

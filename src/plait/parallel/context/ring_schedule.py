@@ -8,7 +8,7 @@ the chunks do (`group`):
     j > r    the second half of the queries sees everything of j, the first half nothing
 
 Few keys at a time cost more in starting kernels, adding up and waiting than in attention. So short
-parts of the sequence are taken together: a step has as many shifts as give it `KEYS_PER_STEP` keys,
+parts of the sequence are taken together. A step has as many shifts as give it `KEYS_PER_STEP` keys,
 and its keys of one kind are one block. Longer parts are taken one by one, where they lie. Shapes: B
 samples, G key-value heads, J keys, K head size.
 """

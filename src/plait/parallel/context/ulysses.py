@@ -1,7 +1,7 @@
 """Ulysses: between the projections and attention, sequences are exchanged for heads.
 
 Jacobs et al., "DeepSpeed Ulysses" (2023), section 3. One all-to-all turns [B, H, S / n, K] into [B,
-H / n, S, K], attention runs on whole sequences as on one device, and one all-to-all turns back.
+H / n, S, K]. Attention runs on whole sequences as on one device, and one all-to-all turns back.
 Where there are fewer key-value heads than ranks, each is sent to every rank that needs it. Sent by
 a rank: (n-1)/n of its q, k, v and output, forward and backward.
 """

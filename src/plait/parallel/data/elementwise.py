@@ -2,8 +2,8 @@
 entry in a list.
 
 A ZeRO shard is a range of elements that begins and ends inside parameters. An optimizer that looks
-at a whole tensor (a norm, a matrix, a factored second moment) would compute something else on it,
-silently; so it is refused before it does.
+at a whole tensor (a norm, a factored second moment) would silently compute something else. So it is
+refused before it does.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """From `param.grad` to flat buffers: when a bucket's gradients are complete, and where they lie.
 
-The reducer knows *when* (every parameter of a bucket has its gradient, and all buckets before it
-have gone), a store knows *where*. Buckets go in one fixed order on every rank, also when a
-parameter gets no gradient on some of them: collectives that are issued in different orders hang.
+The reducer knows *when*: every parameter of a bucket has its gradient, and all buckets before it
+have gone. A store knows *where*. Buckets go in one fixed order on every rank, also when a parameter
+gets no gradient on some of them. Collectives in different orders would hang.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ class GradientStore(ABC):
         """Whether buckets are reduced in every backward, not only in the last one of a step."""
 
     def main_grad(self, state: BucketState, index: int) -> MainGrad | None:
-        """Where the gradient of a slot may be written at any moment of a step; None where there is
-        no such place.
+        """The place where a slot's gradient may be written at any moment of a step. None where
+        there is no such place.
         """
         return None
 

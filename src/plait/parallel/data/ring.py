@@ -78,8 +78,8 @@ class RingAllReduce:
 
 
 class _Exchange:
-    """One step of the ring: a chunk out to the next rank, another in from the previous one, segment
-    by segment.
+    """One step of the ring, segment by segment: one chunk goes to the next rank, another comes from
+    the previous.
     """
 
     def __init__(self, axis: Axis, outgoing: Tensor, incoming: Tensor, padding: int) -> None:

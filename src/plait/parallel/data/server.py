@@ -1,10 +1,10 @@
 """A synchronous parameter server: workers push gradients to server ranks, which update and send the
 parameters back.
 
-M. Li et al., Scaling Distributed Machine Learning with the Parameter Server (OSDI 2014): keys
+M. Li et al., Scaling Distributed Machine Learning with the Parameter Server (OSDI 2014). Keys
 (whole parameters) are spread over the servers by bytes. Every rank is a worker; the first
-`num_servers` of them (all, by default) also serve. A server sums what the workers push; with the
-mean as aggregate, each worker weighs its own loss instead, so that here too nothing is divided.
+`num_servers` of them (all, by default) also serve. A server sums the workers' pushes. With the mean
+as aggregate, each worker weighs its own loss instead, so that here too nothing is divided.
 
 A worker sends the keys of all servers but itself; a server sends its keys to all workers but
 itself: B - B_own + (N-1) B_own bytes, which is 2(N-1)/N B where the keys divide evenly over all

@@ -22,8 +22,8 @@ from plait.parallel.data.strategy import DataGroup, OptimizerShard, Replicas, ma
 class MasterShards:
     """This rank's shard of every bucket in master precision, cut into the optimizer's pieces.
 
-    `shards` are the shards in the parameters' precision. The master is that very memory where the
-    precision is the same, and memory of its own (on the host, with `offload`) where it is not.
+    `shards` are the shards in the parameters' precision. Where the precision is the same, the
+    master is that very memory. Otherwise it is memory of its own (on the host, with `offload`).
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class ShardedGradients:
     """Reduce-scatters each bucket's gradients into this rank's shard.
 
     A persistent store is reduced in place, once a step. A pooled one is reduced in every backward
-    and adds up here, in shards that are all that stays of the gradients.
+    and adds up here. Shards are all that stays of the gradients.
 
     Attributes:
         store: where gradients lie before they are reduced.

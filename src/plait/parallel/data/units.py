@@ -1,8 +1,8 @@
 """A unit: the part of a model whose parameters are used together and travel together.
 
 Each repeated block is a unit; what stands before the blocks is one, and what stands after them
-another. So the head's gradients are reduced while the blocks still run backward, and under ZeRO-3
-only a block or two are ever whole.
+another. So the head's gradients are reduced while the blocks still run backward. Under ZeRO-3 only
+a block or two are ever whole.
 """
 
 from __future__ import annotations

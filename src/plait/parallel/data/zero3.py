@@ -1,14 +1,14 @@
 """ZeRO-3: parameters, gradients and optimizer state all in shards; a unit is whole only while it is
 used.
 
-S. Rajbhandari et al., ZeRO (SC 2020), section 5.3 (P_os+g+p): 3(N-1)/N of the parameters a step, an
-all-gather before forward, another before backward, and a reduce-scatter.
+S. Rajbhandari et al., ZeRO (SC 2020), section 5.3 (P_os+g+p), 3(N-1)/N of the parameters a step.
+They are an all-gather before forward, another before backward, and a reduce-scatter.
 
     forward     gather u0 | gather u1, F u0, free u0 | gather u2, F u1, free u1 | ...
     backward    gather un | gather un-1, B un, reduce and free un | ...
 
-A freed unit keeps its tensor objects: only the storage shrinks to nothing, as autograd still refers
-to the parameters that it saved, and finds them again once the storage has been filled.
+A freed unit keeps its tensor objects and only its storage shrinks to nothing. Autograd still refers
+to its saved parameters, and finds them again once the storage has been filled.
 """
 
 from __future__ import annotations

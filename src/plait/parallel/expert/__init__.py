@@ -1,5 +1,5 @@
-"""Split the experts: where tokens go, how they get there and back, and how the load is kept even
-and visible.
+"""Split the experts: where tokens go, how they travel, and how the load is kept even and
+visible.
 """
 
 from __future__ import annotations

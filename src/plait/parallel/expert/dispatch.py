@@ -1,17 +1,17 @@
 """Dispatch and combine: rows go to the ranks that hold their experts, and come back.
 
-Lepikhin et al., "GShard" (2020), section 3.2, without padding: the all-to-all has uneven splits, so
-nothing is sent that is not there and nothing is dropped because a buffer is full. Rows leave sorted
-by expert, hence by rank; they wait sorted by sender and are sorted by expert, once, on the way
-into the grouped product. Sent by a rank: each way the rows whose expert is elsewhere, forward and
-backward, and forward the counts of all experts.
+Lepikhin et al., "GShard" (2020), section 3.2, without padding. The all-to-all has uneven splits, so
+nothing is sent needlessly and nothing is dropped because a buffer is full. Rows leave sorted by
+expert, hence by rank. They wait sorted by sender and are sorted by expert, once, on the way into
+the grouped product. A rank sends, each way, the rows whose expert is elsewhere, forward and
+backward. Forward it also sends the counts of all experts.
 
     rank 0: e0 e0 e1 e3          -> rank 0 (e0 e1): e0 e0 e1 | e1          -> e0 e0 e1 e1 ->
     computed -> back
     rank 1: e1 e2 e2 e3          -> rank 1 (e2 e3): e3 | e2 e2 e3          -> e2 e2 e3 e3
 
-Where experts have been placed anew (`place`), the rows of an expert are shared by its copies, and
-leave sorted by slot.
+Where experts have copies (`place`), the rows of an expert are shared by them. Rows then leave
+sorted by slot.
 """
 
 from __future__ import annotations

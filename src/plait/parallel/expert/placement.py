@@ -1,11 +1,10 @@
-"""Where experts should compute: replicate the hot ones, and pack all so that every rank has as much
-to do as any other.
+"""The placement of experts: copy the hot ones, and pack all so that every rank has equal work.
 
-The greedy steps of DeepSeek's load balancer (EPLB; DeepSeek-V3 technical report, section 3.4): each
-spare slot goes to the expert whose copies are the busiest, then slots go, the busiest first, to the
-least loaded rank with room. With `num_nodes`, hierarchical: groups of experts are first packed onto
-nodes, whole, so that tokens which are limited to a group stay inside a node. Pure: from loads to a
-placement, alike on every rank.
+The greedy steps of DeepSeek's load balancer (EPLB; DeepSeek-V3 technical report, section 3.4). Each
+spare slot goes to the expert whose copies are the busiest. Then slots go, the busiest first, to the
+least loaded rank with room. With `num_nodes`, packing is hierarchical. Groups of experts are first
+packed onto nodes, whole. So tokens which are limited to a group stay inside a node. Pure: from
+loads to a placement, alike on every rank.
 """
 
 from __future__ import annotations
@@ -71,9 +70,8 @@ def place(
     stay on one node.
 
     Raises:
-        PlanError: slots that do not divide by the ranks or are fewer than the experts; ranks or
-        groups that do not divide by
-            the nodes, or experts by the groups.
+        PlanError: slots that do not divide by the ranks or are fewer than the experts. Also ranks
+        or groups that do not divide by the nodes, or experts by the groups.
     """
     num_experts = len(load)
     slots = num_experts if num_slots is None else num_slots

@@ -1,9 +1,7 @@
-"""Which grouped product the experts of a rank use: one for all, or for each layer what was fastest
-on rows like its own.
+"""The grouped product of a rank's experts: one for all, or for each layer the fastest on its rows.
 
-A choice by the clock may fall otherwise the next time, and the methods differ in the last bits, so
-it is not the default: without it `models.grouped.default_method` is the rule, the same on every
-run.
+A choice by the clock may differ the next time, and the methods differ in the last bits. So it is
+not the default. Without it `models.grouped.default_method` is the rule, the same on every run.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""How rows get from ranks to ranks and back: in one hop, or where the ranks are on several nodes in
-two.
+"""The travel of rows between ranks and back: in one hop, or in two where ranks are on several
+nodes.
 
-Two hops, inside the node first (Rajbhandari et al., "DeepSpeed-MoE" (2022), section 5.2): rank l of
-a node gathers from its neighbours what goes to rank l of any node, and sends it on. Each rank then
-speaks to one rank of every other node instead of all, in messages as many times larger as a node
-has ranks. In both cases rows leave sorted by the rank they go to and wait sorted by the rank they
-come from. With N nodes of L ranks, and blocks of rows named by the coordinate that varies:
+Two hops, inside the node first (Rajbhandari et al., "DeepSpeed-MoE" (2022), section 5.2). Rank l of
+a node gathers from its neighbours the rows for any node's rank l, and sends them on. Each rank then
+speaks to one rank of every other node instead of all. Messages are as many times larger as a node
+has ranks. In both cases rows leave sorted by receiving rank and wait sorted by sending rank. With N
+nodes of L ranks, and blocks of rows named by the coordinate that varies:
 
     sent  [N to, L to] -> [L to, N to] -- inside --> [L from, N to] -> [N to, L from] -- across
     --> [N from, L from]

@@ -3,8 +3,8 @@
 With it no number depends on how many ranks there are. The balance loss is that of all tokens of a
 micro-batch, over all ranks. The loss is linear in the scores, so that the counts alone are summed.
 Capacity is that of a whole sequence, so where sequences are cut, scores are gathered. An auxiliary
-loss rides on the layer's output: its gradient starts when backward passes there, so it needs no
-place in the loss function, works on every pipeline stage and under recomputation.
+loss rides on the layer's output: its gradient starts when backward passes there. So it needs no
+place in the loss function, and works on every pipeline stage and under recomputation.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Shadowed experts: an expert computes where `ExpertPlacement` has put it.
 
 Shadowing as in He et al., "FasterMoE" (PPoPP 2022), section 4.2, made general. Each rank owns an
-equal, contiguous part of the experts: its optimizer state, its shard and its place in a checkpoint
-never move. In a forward the weights of an expert travel from its owner to the ranks that have a
-slot for it. In the backward their gradients travel back and are added up. So a placement, or a
-change of it between two steps, is no part of the mathematics. The cost of each forward is the
-weights of the experts that are not at home, and as much again backward.
+equal, contiguous part of the experts. Its optimizer state, its shard and its place in a checkpoint
+never move. In a forward the weights of an expert travel from its owner to the ranks with its slots.
+In the backward their gradients travel back and are added up. So a placement, or a change of it
+between two steps, is no part of the mathematics. The cost of each forward is the weights of experts
+away from home. Backward costs as much again.
 """
 
 from __future__ import annotations

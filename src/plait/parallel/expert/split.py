@@ -18,8 +18,8 @@ from plait.parallel.expert.route import AllToAllGroups
 
 @dataclass(frozen=True)
 class ExpertSplit:
-    """By name: the box of each parameter that is here, its whole shape, and the modules of experts
-    as they were.
+    """By name: the box of each parameter on this rank, its whole shape, and the original modules of
+    experts.
     """
 
     boxes: dict[str, Box]

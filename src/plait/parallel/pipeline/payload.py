@@ -1,8 +1,8 @@
 """The payload from one stage to the next: tensors, and a note that says how to assemble them.
 
 The note and the shapes are sent once and remembered; see `transport`. Random numbers of a
-micro-batch go on in each stage where the stage before stopped, so dropout is the same under every
-plan; their state travels only if a stage has drawn from it.
+micro-batch go on in each stage where the stage before stopped. So dropout is the same under every
+plan. Their state travels only if a stage has drawn from it.
 """
 
 from __future__ import annotations

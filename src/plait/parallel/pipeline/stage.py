@@ -62,7 +62,7 @@ class WholeModel(StageModule):
 class ChainStage(StageModule):
     """A run of links. `call(link, inputs)` runs the first link of the model on the model's inputs.
 
-    Inputs that the first link does not take go to every link with such a parameter, as documents of
+    Inputs that the first link does not take go to every link that does, as documents of
     packed sequences. They do not travel: each stage has the inputs of its micro-batches.
     """
 

@@ -1,8 +1,8 @@
 """`apply`: a table of roles, a model and a grid of ranks -> the model with parallel modules.
 
-Modules are replaced in place and under the same names, so that units, checkpoints and proofs see
-the parameters they know. It works on meta models: the new parameters have local shapes and no
-memory; values are cut from whole ones by `Placement.cut`.
+Modules are replaced in place under their names. So units, checkpoints and proofs see the parameters
+that they know. It works on meta models. The new parameters have local shapes and no memory; values
+are cut from whole ones by `Placement.cut`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def apply(model: nn.Module, roles: Mapping[str, str], group: TensorGroup) -> Ten
     """Split `model` in place. Collective: it makes the axes of the mode.
 
     Raises:
-        ModelError: the table does not fit the model, or the sizes do not divide by the grid;
-        nothing is changed then.
+        ModelError: the table does not fit the model, or the sizes do not divide by the grid.
+        Nothing is changed then.
     """
     role_by_name = match(model, roles)
     mode = _mode(group, role_by_name)

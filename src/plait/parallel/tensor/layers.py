@@ -175,7 +175,7 @@ class ReplicatedLinear(nn.Linear):
 class Dropout(nn.Module):
     """Dropout with the mask of one device: each rank draws the whole tensor's mask and cuts it.
 
-    The price is a whole mask on each rank (bytes of the unsharded activation, for a moment); it
+    The price is a whole mask on each rank (bytes of the unsharded activation, for a moment). It
     makes a run with dropout provable. Ranks that hold the same activations drop the same elements.
     """
 
@@ -194,8 +194,7 @@ class Dropout(nn.Module):
 def mask_like(x: Tensor, p: float, context: ForwardContext, feature_dim: int = -1) -> Tensor:
     """This rank's part of the mask that one device would draw for the whole tensor.
 
-    Nothing is drawn for the rows that fill a micro-batch up: the next mask would otherwise differ
-    from that of one device.
+    Nothing is drawn for padding rows. Otherwise the next mask would differ from that of one device.
     """
     filled, *others = context.layout.global_shape(x.shape, feature_dim)
     real = min(context.num_rows or filled, filled)

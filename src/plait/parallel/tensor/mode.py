@@ -1,8 +1,8 @@
 """A mode as data: what each role means on a grid of ranks. `one_d`, `two_d`, `two_and_half_d` and
 `three_d` each make one.
 
-Between layers activations have one of two layouts: `residual` (between a `row` and the next
-`column`) and `inner` (between a `column` and its `row`: the heads, or the intermediate features).
+Between layers activations have one of two layouts. `residual` is between a `row` and the next
+`column`. `inner` is between a `column` and its `row`: the heads, or the intermediate features.
 """
 
 from __future__ import annotations

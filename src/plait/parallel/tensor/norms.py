@@ -1,7 +1,7 @@
 """Layer norm and RMS norm of features that are cut over an axis.
 
 The statistics of a layer norm are merged from each rank's own mean and sum of squared deviations
-(T. Chan et al., Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979):
+(T. Chan et al., Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979).
 E[x^2] - E[x]^2 would cancel where the mean is large. One collective of two numbers a token forward,
 one backward; RMS norm needs one number.
 """

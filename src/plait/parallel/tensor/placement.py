@@ -1,8 +1,8 @@
-"""Which part of a parameter a rank holds: a box of the global tensor, and on how many ranks the
-same elements live.
+"""A rank's part of a parameter: a box of the global tensor, and how many ranks have the same
+elements.
 
 A fused matrix (q, k and v side by side) is cut inside each of its parts. As a tensor with one more
-dimension it is cut into boxes again: `view` is that shape, with the same elements in the same
+dimension it is cut into boxes again. `view` is that shape, with the same elements in the same
 order.
 """
 

@@ -42,8 +42,8 @@ class Move:
 class Gathered:
     """y = scatter(gather(x) gather(w)^T); a move that is None is not made.
 
-    `x` is gathered once for all layers that take it one after the other (q, k and v), and so is the
-    sum of its gradients scattered once.
+    `x` is gathered once for all layers that take it one after the other (q, k and v). The sum of
+    its gradients is scattered once, too.
     """
 
     x: Move | None = None

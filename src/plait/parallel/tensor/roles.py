@@ -41,8 +41,8 @@ def match(model: nn.Module, roles: Mapping[str, str]) -> dict[str, str]:
     """The role of each module that has one, by name, in the order of the model.
 
     Raises:
-        ModelError: an unknown role, a pattern that no module matches, a module whose parameters no
-            role covers, or a table under which nothing would be split.
+        ModelError: an unknown role, a pattern that no module matches, or a module whose parameters
+        no role covers. Also a table under which nothing would be split.
     """
     for pattern, role in roles.items():
         if role not in ROLES:

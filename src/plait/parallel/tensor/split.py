@@ -133,8 +133,8 @@ class TensorSplit:
             )
 
     def explain(self, model: nn.Module, error: Exception) -> ModelError | None:
-        """An error for a misfit of shapes inside the split model, with the module and the roles
-        there; None for any other.
+        """An error for a misfit of shapes inside the split model, with its module and roles. None
+        for any other.
         """
         if not isinstance(error, RuntimeError | IndexError | ValueError):
             return None
@@ -201,8 +201,8 @@ class TensorSplit:
     def sum_partial(self, gradients: Sequence[tuple[str, Tensor]]) -> None:
         """Sum, in place, the gradients of parameters whose copies saw other tokens. Collective.
 
-        `gradients` are contiguous, by name. Called once a step, after the data axis has reduced:
-        with micro-batches or ZeRO that is less to sum than in each backward.
+        `gradients` are contiguous, by name. Called once a step, after the data axis has reduced.
+        With micro-batches or ZeRO that is less to sum than in each backward.
         """
         by_axes: dict[tuple[str, ...], tuple[tuple[Axis, ...], list[Tensor]]] = {}
         for name, gradient in gradients:

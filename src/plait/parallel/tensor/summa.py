@@ -12,7 +12,7 @@ section 3.
 
 While panels t multiply, panels t + 1 travel: at most two of each are in memory. Both ways send the
 same bytes. Gathering is one large product and two collectives instead of q of each, and holds q
-panels; it is chosen up to `limit_bytes` of them.
+panels. It is chosen up to `limit_bytes` of them.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ of which this rank keeps the i-th part.
     X_il = gather X_ijl over j,  A_lj = gather A_lji over i,  Y_ij = sum over l of X_il A_lj,
     scattered over l: Y_ijl
 
-Y has its samples cut by i, then l, its features by j: the next layer does the same with j and l
-exchanged, and then the residual stream is as it was. Parts of a block are ranges of its first
-dimension, which gather without a copy; those of a fused matrix are ranges of its inputs.
+Y has its samples cut by i, then l, its features by j. The next layer swaps j and l, and then the
+residual stream has its first layout again. Parts of a block are ranges of its first dimension,
+which gather without a copy. Those of a fused matrix are ranges of its inputs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """2.5D: B. Wang et al., Tesseract: Parallelize the Tensor Parallelism Efficiently, section 3.
 
 d layers of q x q ranks. X is cut into (d q) x q blocks, so each layer multiplies its own samples as
-in 2D; A is cut into q x q blocks that every layer holds. Each layer's dA comes from its own
+in 2D. A is cut into q x q blocks that every layer holds. Each layer's dA comes from its own
 samples: the gradient is their sum over depth.
 """
 

@@ -1,17 +1,17 @@
 """2D: Q. Xu et al., An Efficient 2D Method for Training Super-Large Deep Learning Models (Optimus),
 section 3.
 
-q x q ranks; X and Y in blocks [samples over the rows, features over the columns], A in q x q
+q x q ranks. X and Y are in blocks [samples over the rows, features over the columns], A in q x q
 blocks. A SUMMA product moves two of its three matrices. Which two is ours to choose:
 
     column   Y_rc = sum over t of X_rt A_tc       X moves along its row, A along its column
     row      Y_rt = sum over c of X_rc A_ct       A moves along its column, Y is summed along its
     row
 
-so that the narrow side of a pair moves, never the intermediate features; the same bytes where a
-layer is square. A weight [out, in] lies as [column of the grid, row] for `column`. It lies as [row,
-column] for `row`, `head` and the embedding, so a tied table is one block. 2.5D takes this mode for
-every layer of its depth.
+so that the narrow side of a pair moves, never the intermediate features. The bytes are equal where
+a layer is square. A weight [out, in] lies as [column of the grid, row] for `column`. It lies as
+[row, column] for `row`, `head` and the embedding, so a tied table is one block. 2.5D takes this
+mode for every layer of its depth.
 """
 
 from __future__ import annotations

@@ -34,9 +34,9 @@ def estimate(
     [cluster] where `plan` or `cluster` are left out). `framework` says who runs the plan; `runtime`
     and `efficiency` replace how it runs and how well devices do.
 
-    Raises `PlanError` for a plan that cannot be, `WorldSizeError` for one larger than the cluster,
-    `ModelError` for a model that cannot be described, `ClusterError` for an unknown cluster,
-    `ConfigError` for an unknown framework.
+    Raises `PlanError` for an impossible plan, `WorldSizeError` for one larger than the cluster, and
+    `ModelError` for a model without a description. `ClusterError` and `ConfigError` name an unknown
+    cluster and an unknown framework.
     """
     tables = config_tables(config)
     runs = framework_of(framework)
@@ -116,8 +116,8 @@ def job_of(
 
 
 def described(tables: Mapping[str, Any], runs: Framework = PLAIT) -> Any:
-    """The description of the config's model, for samples of its length; attention as the framework
-    computes it, unless the config says.
+    """The description of the config's model, for samples of its length. Attention is as the
+    framework computes it, unless the config says.
     """
     model = tables.get("model")
     if (

@@ -60,7 +60,7 @@ class Framework:
 
 
 def behaviour(gradient_bytes: float, **habits: Any) -> Runtime:
-    """A framework that is not plait: what sequence parallelism gathered is gathered again, and
+    """A framework other than plait. It gathers again what sequence parallelism gathered, and its
     selective recomputation only repeats the attention itself.
     """
     return Runtime(
@@ -123,7 +123,7 @@ MEGATRON_CORE = Framework(
     data=("allreduce", ZERO[1]),
 )
 """Transformer Engine: fused attention and norms; tensor-parallel collectives split and overlapped
-with their products; gradients added up inside the products that make them.
+with their products. Gradients are added up inside the products that make them.
 """
 NANOTRON = Framework(
     "nanotron",

@@ -1,5 +1,5 @@
-"""The layout of a plan over a model: the stages, who holds them, and what each rank holds: weights,
-state, messages on the data axis, and memory at its peak.
+"""The layout of a plan over a model: the stages and their ranks. Each rank has weights, state,
+messages on the data axis, and memory at its peak.
 """
 
 from __future__ import annotations

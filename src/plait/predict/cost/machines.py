@@ -99,8 +99,8 @@ def _memory(cluster: Cluster, profile: CpuProfile | None) -> MemoryRules:
 
 
 def sustained_fraction(device: Device) -> float:
-    """Part of the peak rate that long runs of large matrix products hold: measured, or derived
-    from the best single product.
+    """Part of the peak rate that long runs of large matrix products hold. It is measured, or
+    derived from the best single product.
     """
     if device.is_cpu:
         return 1.0

@@ -158,8 +158,8 @@ def rank_memory(
 
 
 def work_floor(question: Question, work: float) -> float:
-    """The least seconds of a step in which one pipeline's ranks work so many seconds in all, where
-    ranks share cores; 0 where they do not.
+    """The least seconds of a step of one pipeline's ranks with so much work, where ranks share
+    cores. The result is 0 where they do not.
     """
     plan = question.plan
     pipelines = plan.world_size // plan.pp.size

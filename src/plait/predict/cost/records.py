@@ -28,15 +28,15 @@ class Runtime:
     """A stage computes on while it sends to its neighbour."""
     scatters_sends: bool = False
     """Activations between stages are sent in parts, one a rank of the tensor group, and gathered
-    there (Narayanan et al., Megatron-LM 2021, section 4.1).
+    there. This is Narayanan et al., Megatron-LM 2021, section 4.1.
     """
     keep_gathered: bool = False
     """Sequence parallelism keeps what it gathered, instead of gathering again in backward."""
     selective_sends: bool = True
     """Selective recomputation repeats the communication between the products that it keeps."""
     fused_rows: bool = True
-    """The product of a row and its sum over the ranks are one step, which recomputation repeats as
-    a whole, at the end of a block too.
+    """The product of a row and its sum over the ranks are one step. Recomputation repeats it as a
+    whole, at the end of a block too.
     """
     balanced_stages: bool = True
     """Stages are cut by cost, not by equal numbers of layers."""
@@ -45,9 +45,9 @@ class Runtime:
     more.
     """
     expert_traffic: float = 1.0
-    """Part of the bytes of a token that is sent to each of its experts: less where routing is
-    limited to a few nodes, to each of which a token goes once (DeepSeek-V3, section 2.1.2), or
-    where tokens travel in eight bits.
+    """Part of a token's bytes that is sent to each of its experts. It is below 1 where tokens
+    travel in eight bits. With routing limited to a few nodes, a token goes to each node once
+    (DeepSeek-V3, section 2.1.2).
     """
     reduces_whole: bool = False
     """ZeRO-1 all-reduces gradients, although each rank needs only a part of them."""
@@ -56,13 +56,13 @@ class Runtime:
     fused_accumulation: bool = False
     """The product that makes a weight's gradient adds it to what earlier micro-batches left."""
     skew_seconds: float = 0.0
-    """Seconds that each rank of a tensor group adds to the start of a collective of the group where
-    stages on several nodes exchange by blocking sends: hosts that waited for a send go on out of
+    """Seconds that each rank adds to the start of its tensor group's collective. They arise where
+    stages on several nodes exchange by blocking sends. Hosts that waited for a send go on out of
     step, and a collective waits for the last of them.
     """
     late_seconds: float = 0.0
-    """Seconds that each rank is late by where each send is followed by waiting for the device:
-    then they are exposed, however much work is queued.
+    """Seconds that each rank is late by where each send is followed by waiting for the device. They
+    are then exposed, however much work is queued.
     """
     overlap_tensor: float = 0.0
     """The part of tensor-parallel communication that is split and hidden behind its own matrix

@@ -1,5 +1,5 @@
-"""Rough estimate of a plan in tens of microseconds: the estimate of `step`, over the kinds of ranks
-instead of over the ranks.
+"""Rough estimate of a plan in tens of microseconds: that of `step`, over kinds of ranks instead of
+ranks.
 
 Most ranks of a pipeline hold equal blocks. Equal ranks are computed once, by the formulas of
 `ranks`; schedules are their closed forms; traffic is left out. It ranks plans; a report is always
@@ -109,7 +109,7 @@ def rough_estimate(job: Job, plan: Plan, machine: Machine) -> Guess:
 
 @lru_cache(maxsize=65536)
 def _inner(*key: Any) -> Plan:
-    """A plan of what the state of a rank depends on, so that plans which differ in the rest share
+    """A plan reduced to what the state of a rank depends on. Plans that differ in the rest share
     it.
     """
     dp, tp, cp, pp, ep, precision = key

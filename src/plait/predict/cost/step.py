@@ -1,7 +1,7 @@
 """Predict one plan: passes of the stages, the pipeline over them, the data axis and the update.
 
-Everything that two ranks or two plans have in common is computed once: the pieces are cached by
-what they depend on.
+Everything that two ranks or two plans have in common is computed once. The pieces are cached by
+their arguments.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class PredictedStep:
 
     @cached_property
     def _crowded(self) -> float:
-        """Seconds that the cores need for the work of all ranks, where ranks share them; each
+        """Seconds that the cores need for the work of all ranks, where ranks share them. Each
         pipeline has its share of the cores.
         """
         plan = self.question.plan

@@ -1,5 +1,5 @@
-"""Bytes that a rank sends in a step, by axis: the same messages that time prices, counted with the
-ledger's formula.
+"""Bytes that a rank sends in a step, by axis. They are the messages that time prices, counted with
+the ledger's formula.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def traffic(
     stages: tuple[Stage, ...],
     ranks: Sequence[tuple[tuple[int, ...], DataMessages]],
 ) -> dict[str, float]:
-    """The largest over the pipeline's ranks, axis by axis; each rank is its stages and its messages
+    """The largest over the pipeline's ranks, axis by axis. Each rank is its stages and its messages
     on the data axis.
     """
     totals = dict.fromkeys(AXES, 0.0)
@@ -65,7 +65,7 @@ def _pipeline_bytes(
     job: Job, plan: Plan, shard: Sharding, own: tuple[int, ...], placement: dict[int, int]
 ) -> float:
     """Activations forward and gradients backward over each border between stages of different
-    ranks, and the gradients of weights that the first and the last stage share.
+    ranks. Gradients of weights that the first and the last stage share are included.
     """
     if plan.pp.size == 1:
         return 0.0

@@ -23,7 +23,7 @@ LARGEST_CLUSTER = 1 << 20
 
 
 class NothingFits(PlanError):
-    """No plan fits the memory of the cluster; the message says how far off it is and from how many
+    """No plan fits the memory of the cluster. The message says how far off it is and from how many
     devices on it fits.
     """
 
@@ -51,8 +51,8 @@ def choose(
 ) -> list[Estimate]:
     """The best plans, best first; `config` as in `plait.estimate`.
 
-    `objective` is "time" (seconds of a step), "cost" (price of a token, which may leave devices
-    idle) or "memory" (the fullest rank). `runnable` leaves out plans that this version of plait
+    `objective` is "time" (seconds of a step), "cost" (price of a token) or "memory" (the fullest
+    rank). "cost" may leave devices idle. `runnable` leaves out plans that this version of plait
     cannot run yet. `framework` is who will run them: the choice is among what it offers, predicted
     as it runs. Raises `NothingFits` when no plan fits.
     """
@@ -164,9 +164,7 @@ def _why_nothing_fits(
 def _from_where(
     job: Job, machine: Machine, num_devices: int, settings: Settings
 ) -> tuple[int, int]:
-    """The fewest devices, of those that are looked at, and the samples a step with which the model
-    fits; zeros if none.
-    """
+    """The fewest devices tried with which the model fits, and the samples a step; zeros if none."""
     size = num_devices
     while size < LARGEST_CLUSTER:
         size *= 2

@@ -1,6 +1,4 @@
-"""Why the winner won: for each other way to split the ranks, the cause of most of its loss, in a
-sentence.
-"""
+"""Reasons for the winner: for each other way to split the ranks, the cause of most of its loss."""
 
 from __future__ import annotations
 
@@ -29,9 +27,7 @@ CAUSES = {
 
 @dataclass(frozen=True)
 class Loss:
-    """How a plan loses against the best: by how much in all, and to what, each cause with its own
-    part of the best's step.
-    """
+    """The loss of a plan against the best: the whole, and each cause's part of the best's step."""
 
     plan: str
     slower: float

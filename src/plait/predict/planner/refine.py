@@ -1,7 +1,7 @@
 """Climb from the best plans of a search to better ones, one change at a time, until none is left.
 
-The search looks at few micro-batches, schedules and data strategies of many ways to split; here
-every one of them is tried beside a winner, and each factor of one axis is moved to another.
+The search tries few micro-batches, schedules and data strategies of many ways to split. Here every
+one of them is tried beside a winner, and each factor of one axis is moved to another.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Find the best plans: bound every combination of degrees, open the promising ones, replay the
 winners' schedules.
 
-A bound that no plan of some degrees can beat (compute without bubbles, exposed communication inside
-layers, the largest micro-batch) orders the search, so that it can stop as soon as the bounds pass
-the plans already found.
+A bound that no plan of some degrees can beat orders the search. It has compute without bubbles,
+exposed communication inside layers, the largest micro-batch. So the search can stop as soon as the
+bounds pass the plans already found.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ def replay_work(plan: Plan) -> int:
 def _replayed(
     job: Job, machine: Machine, guesses: list[Guess], settings: Settings
 ) -> Iterator[Estimate]:
-    """The full estimates of the best guesses, and of more where a guess was too good: until the
-    next one promises less than the best that was replayed.
+    """The full estimates of the best guesses, and of more where a guess was too good. It ends when
+    the next one promises less than the best that was replayed.
     """
     best = float("inf")
     count = 0
@@ -204,7 +204,7 @@ def time_floor(
 
 def states_floor(job: Job, combination: Degrees, settings: Settings) -> float:
     """Bytes of weights, gradients and (where it cannot be offloaded) optimizer state when all are
-    sharded as far as they go.
+    sharded as far as possible.
     """
     width = 2 * BYTES[settings.precision]
     if not settings.offloads:

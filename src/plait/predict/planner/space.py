@@ -1,7 +1,7 @@
 """Every plan that could be: degrees of the axes first, then what can vary within them.
 
-Degrees decide which ranks exist and are few; the options within them (micro-batch, schedule, ZeRO
-stage, recomputation) are many and are only opened for degrees that can still win.
+Degrees decide which ranks exist, and are few. The options within them are many, and are only opened
+for degrees that can still win. Options are micro-batch, schedule, ZeRO stage and recomputation.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def schedules(model: Model, pp: int, micro_batches: int) -> Iterator[PipelineAxi
 def data_axes(
     dp: int, cp: int, offered: Container[str], node_ranks: int, *, offloads: bool
 ) -> Iterator[DataAxis]:
-    """The data strategies that are offered, in the order of their cost: each is tried only when
+    """The data strategies that are offered, in the order of their cost. Each is tried only when
     those before it do not fit. The ranks of a context axis hold the same weights and share them as
     those of the data axis do.
     """

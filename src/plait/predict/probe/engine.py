@@ -1,9 +1,9 @@
 """Cost of the engine itself on this machine: processor seconds of a step, a micro-batch, a block
 that compute nothing.
 
-Tiny models are trained for some steps; the differences between few and many blocks, and between few
-and many micro-batches, are what Python, autograd and the engine take, and so are those between a
-block and one that recomputes. Also the memory of a rank that holds almost no model.
+Tiny models are trained for some steps. The differences between few and many blocks or micro-batches
+are the time of Python, autograd and the engine. So are those between a block and one that
+recomputes. Also the memory of a rank that holds almost no model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from plait.mesh import Mesh
 STEPS = 9
 FEWEST_STEPS = 6
 SPREAD = 1.04
-"""Spread of the shortest steps of a model: fewer steps are enough where the shortest came three
+"""Spread of the shortest steps of a model. Fewer steps are enough where the shortest came three
 times, within so much.
 """
 SIZES = {
@@ -39,7 +39,7 @@ MANY = 5
 
 @dataclass(frozen=True)
 class Tiny:
-    """A model of few or many blocks: the name, the key that says how many, those numbers, and the
+    """A model of few or many blocks: its name, the key that counts blocks, those counts, and the
     other keys.
     """
 

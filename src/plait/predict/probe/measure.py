@@ -1,7 +1,7 @@
 """The measuring of this machine, by ranks that run at once, and the file that keeps the numbers.
 
 A world of torchrun is measured by its own ranks. Otherwise ranks are started for it, also more than
-there are cores, as a processor's cost model has to know how ranks share these.
+there are cores. A processor's cost model must know how ranks share these.
 """
 
 from __future__ import annotations
@@ -212,8 +212,8 @@ def num_devices() -> int:
 def summary(measured: dict[str, Any]) -> dict[str, Any]:
     """The numbers that make a cluster (SI units, for each device), with the raw ones in `measured`.
 
-    The link's rate is that of an all-reduce, its latency that of a small message; a single device
-    has no link, and gets what its memory does.
+    The link's rate is that of an all-reduce, its latency that of a small message. A single device
+    has no link, and gets its memory's rate.
     """
     device = measured["device"]
     links = [axis["ops"] for axis in measured["axes"].values()]

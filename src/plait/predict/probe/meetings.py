@@ -1,10 +1,10 @@
-"""Synchronisation overhead of a rank, beside the work and the bytes: measured in steps of a
+"""Synchronisation overhead of a rank, beside the work and the bytes. It is measured in steps of a
 real model under small plans.
 
 Ranks that wait lose their caches, and what the engine does round a collective is more than the
-collective. So a model of two blocks is trained under a plan of each kind, among as many ranks as
-cores and more; what its steps take beyond what the cost model makes of all that was measured before
-is shared out among the meetings that the cost model counts.
+collective. So a model of two blocks is trained under a plan of each kind, among few and many ranks.
+The cost model predicts its steps from all that was measured before. The remainder is shared out
+among the meetings that it counts.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ PLANS = {
     "turn": ("cp2:ulysses",),
     "hand": ("pp2:1f1b",),
 }
-"""For each kind of meeting plans of so many ranks: collectives of a line, of a grid, parameters in
-collectives of a data axis (and in those of ZeRO-3, which come between the blocks), steps of ring
-attention, all-to-alls round attention, micro-batches handed to the next stage. What was found of
-the earlier is known to the later: ranks of a ring also sum gradients.
+"""Plans of so many ranks for each kind of meeting. The kinds are collectives of a line, a grid, a
+data axis, steps of ring attention, all-to-alls and transfers. ZeRO-3's collectives come between the
+blocks and are a kind too. What was found of the earlier is known to the later: ranks of a ring also
+sum gradients.
 """
 MODEL: dict[str, Any] = {
     "name": "gpt",
@@ -96,16 +96,15 @@ def shortest_step(text: str, table: ProductTable) -> Step:
 
 
 def stretch(alone: list[float], machine: Machine) -> float:
-    """How many times as long a step takes as the parts of it that the `machine` knows, each of
-    which was measured in a row by itself; `alone` are the seconds of some ranks, each with a step
-    to itself.
+    """The ratio of a step to the sum of its parts that the `machine` knows, each measured by
+    itself. `alone` are the seconds of some ranks, each with a step to itself.
     """
     return min(max(statistics.median(alone) / _work(ALONE, machine), 1.0), MOST_STRETCH)
 
 
 def idle(steps: dict[str, list[Step]], num_cores: int) -> float:
-    """How many times as long ranks that share the cores take as their work needs: at times fewer
-    can go on than cores are.
+    """The ratio of the time of ranks that share cores to their work. At times fewer ranks can go on
+    than there are cores.
     """
     times = [
         max(step.passed for step in ranks) * num_cores / sum(step.work for step in ranks)

@@ -1,9 +1,9 @@
-"""Seconds of a processor core for the operations of a model: seconds for each number, flop or
-weight, as training meets them.
+"""Seconds of a processor core for the operations of a model: for each number, flop or weight, as in
+training.
 
 Training comes back to a tensor when it has left the caches long ago. So each operation runs over a
-row of different tensors that are more than the caches hold, and keeps its results. What Python
-takes to start it is measured with almost no numbers and taken off: it is counted by itself
+row of different tensors that are more than the caches hold. It keeps its results. What Python takes
+to start it is measured with almost no numbers and taken off: it is counted by itself
 (`plait.predict.probe.engine`). All seconds are the processor's, which other processes do not
 lengthen.
 """
@@ -30,13 +30,13 @@ FEWEST_COPIES = 6
 REPEATS = 4
 FEWEST_REPEATS = 2
 SPREAD = 1.04
-"""Different tensors in a row; how often, of which the first does not count: fewer are enough where
+"""Different tensors in a row; how often, of which the first does not count. Fewer are enough where
 all came within so much.
 """
 SOME_CACHE_BYTES = 32 << 20
 MOST_BYTES = 64 << 20
-"""A row is three quarters of the last cache, which ranks share; that is so large where the system
-does not say, and the row no larger.
+"""A row is three quarters of the last cache, which ranks share. A cache of unknown size is taken to
+be so large, and the row is no larger.
 """
 TOKENS = 1024
 WIDTH = 512
@@ -107,8 +107,7 @@ def elementwise_seconds() -> dict[str, float]:
 
 def attention_seconds() -> dict[str, float]:
     """Causal attention, for each flop (of the whole square) and for each score, which takes an
-    exponential; from and to features that are not cut into heads, as the layers beside it have
-    them.
+    exponential. Its features are not cut into heads, as in the layers beside it.
     """
     found = {}
     scores = SAMPLES * HEADS * LENGTH**2
@@ -132,8 +131,8 @@ def attention_seconds() -> dict[str, float]:
 
 
 def product_seconds() -> dict[str, float]:
-    """Matrix products of a linear layer, its forward and the two of its backward, made by rule: to
-    begin, for each flop, and for each number of the three matrices.
+    """Matrix products of a linear layer, its forward and the two of its backward, made by rule. The
+    parts are the start, each flop, and each number of the three matrices.
     """
     found = _fit([((1.0, *sizes), spent) for sizes, spent in _product_rows(PRODUCTS, Products())])
     return dict(zip(("product_start", "product_flop", "product_number"), found, strict=True))
@@ -210,7 +209,7 @@ def update_seconds() -> dict[str, float]:
 
 
 def fresh_seconds() -> float:
-    """Memory that is freed and taken again, for each byte: where the process does not keep it, the
+    """Memory that is freed and taken again, for each byte. Where the process does not keep it, the
     system zeroes it page by page.
     """
     times = []
@@ -226,8 +225,8 @@ def fresh_seconds() -> float:
 
 
 def _tensor(shape: tuple[int, ...]) -> Tensor:
-    """Numbers that no operation is quicker or slower with than with others; to draw some takes
-    longer than to use them.
+    """Numbers that make no operation quicker or slower than others. Drawing random ones would take
+    longer than using them.
     """
     return torch.full(shape, 0.5)
 

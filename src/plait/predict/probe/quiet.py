@@ -1,8 +1,8 @@
 """Whether the machine was quiet while it was measured: what other processes took of its cores.
 
-Figures of a busy machine are wrong by as much as it was busy, and every later prediction with
-them. The kernel's own counts say it (`/proc/stat`: what all cores did, and what a hypervisor took
-from them), less what this process and its children did.
+Figures of a busy machine are wrong by as much as it was busy, and every later prediction with them.
+The kernel's own counts say it (`/proc/stat`: the work of all cores, and a hypervisor's share of
+them). This process and its children are subtracted.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Read = Callable[[], "Moment | None"]
 
 @dataclass(frozen=True)
 class Moment:
-    """Counts in seconds: of the clock, of the work of all cores, and of this process and children
-    that have ended.
+    """Counts in seconds: of the clock, of the work of all cores, and of this process with its ended
+    children.
     """
 
     clock: float
@@ -62,7 +62,7 @@ def quietest(
     measure: Callable[[], T], say: Callable[[str], None], read: Read = now
 ) -> tuple[T, float | None]:
     """The result of the quietest of at most `ATTEMPTS` measurements, and the part of the cores that
-    others took meanwhile (None: unknown). A busy one is said, and made again.
+    others took meanwhile. None means unknown. A busy one is said, and made again.
     """
     best: tuple[T, float] | None = None
     for attempt in range(1, ATTEMPTS + 1):

@@ -2,7 +2,7 @@
 
 A plan is taken as its ingredients (an axis, micro-batches, an option). Delta debugging (ddmin, in
 Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", 2002) keeps a failing
-set of them from which none can be removed; then each strategy left is replaced by the plain one of
+set of them from which none can be removed. Then each strategy left is replaced by the plain one of
 its axis, which tells an axis from its strategy. Pure: it only calls `fails`.
 """
 
@@ -20,9 +20,9 @@ from plait.plan.facts import PLAIN_SCHEDULE
 class Blame:
     """The outcome. `smallest` fails, and nothing can be taken from it.
 
-    `ingredients` are its axes and options (`dp`, `mb`, `remat`); `strategies` are those axes whose
-    plain strategy passes, so that the strategy and not the axis is to blame. `tried` are the plans
-    that were run, with whether they failed.
+    `ingredients` are its axes and options (`dp`, `mb`, `remat`). `strategies` are those axes whose
+    plain strategy passes, so the strategy is to blame and not the axis. `tried` are the plans that
+    were run, with whether they failed.
     """
 
     smallest: Plan

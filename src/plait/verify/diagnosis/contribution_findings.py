@@ -1,9 +1,9 @@
 """The wrong gradient as a sum of what each slice of the batch contributes: which slices count how
 often.
 
-With contributions g(d, m) of data rank d and micro-batch m, whose plain sum is the right gradient,
-least squares gives c(d, m) in `gradient = sum c(d, m) g(d, m)`. The pattern of c is the diagnosis;
-no other measurement tells a mean of means from a lost micro-batch.
+Let g(d, m) be the contributions of data rank d and micro-batch m, whose plain sum is the right
+gradient. Least squares gives c(d, m) in `gradient = sum c(d, m) g(d, m)`. The pattern of c is the
+diagnosis; no other measurement tells a mean of means from a lost micro-batch.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def _mean_of_means(weights: Weights, facts: Facts) -> list[Finding] | None:
     """A mean was taken per part, and then over the parts: each part's weight is inverse to its
     count.
 
-    The parts may be slices, ranks or micro-batches; with counts n of the parts, c * n is one number
+    The parts may be slices, ranks or micro-batches. With counts n of the parts, c * n is one number
     for all of them.
     """
     every = weights.known()

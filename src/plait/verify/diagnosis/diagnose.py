@@ -1,8 +1,8 @@
 """From two records and the numbers of a run to findings, surest first.
 
-Later steps inherit the errors of earlier ones, so only the first step that is wrong is looked at,
-and within it the first moment: start, then loss and gradients, then the update. Each question is
-one small function in the files beside this one.
+Later steps inherit the errors of earlier ones, so only the first wrong step is examined. Within it
+the first wrong moment counts: start, then loss and gradients, then the update. Each question is one
+small function in the files beside this one.
 """
 
 from __future__ import annotations

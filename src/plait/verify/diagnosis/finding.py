@@ -1,8 +1,7 @@
 """A finding: one sentence about what an error looks like, and the axis or option that it points to.
 
-Beside it the numbers of the run that a wrong factor may be, and the small fits (a scale, a sum of
-contributions) by which findings are made. Everything here is arithmetic on tensors that were
-observed.
+Beside it are the numbers of the run that a wrong factor may be. The small fits (a scale, a sum of
+contributions) make findings. Everything here is arithmetic on tensors that were observed.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from plait.verify.record.observation import Gradients
 
 @dataclass(frozen=True)
 class Finding:
-    """One explanation of an error. `cause` is a stable word, `axis` a mesh axis (dp, tp, pp, cp,
-    ep, mb) or an option (init, clip, optimizer, lr, data, loss), several joined by `+`;
-    `confidence` in (0, 1]; `names` the parameters concerned.
+    """One explanation of an error. `cause` is a stable word. `axis` is a mesh axis (dp, tp, pp, cp,
+    ep, mb) or an option, several joined by `+`. Options are init, clip, optimizer, lr, data, loss.
+    `confidence` is in (0, 1]; `names` are the parameters concerned.
     """
 
     cause: str

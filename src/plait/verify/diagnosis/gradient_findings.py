@@ -1,9 +1,8 @@
 """Findings about a wrong gradient, one question a function.
 
-The strongest question needs the contributions of the slices (data rank d, micro-batch m): the wrong
-gradient is then written as a sum of them by least squares. Coefficients of 1 are right; the pattern
-of the others names dropped and doubled parts, means of means, and factors that belong to one axis
-only.
+The strongest question needs the contributions of the slices (data rank d, micro-batch m). The wrong
+gradient is then written as a sum of them by least squares. Coefficients of 1 are right. The pattern
+of the others names dropped and doubled parts, means of means, and factors of one axis.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Findings about a wrong number of the step: the loss, the count that divides it, the norm of the
-gradient, clipping.
+"""Findings about a wrong number of the step: the loss, its divisor, the norm of the gradient,
+clipping.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 computes there.
 
 A table that is wrong and does not stop the model changes the outputs from some module on. So one
-forward is watched, module by module; each rank compares its part of an output with that part of one
-device's, and the first that differs is named, with what ran since the last that was right.
+forward is watched, module by module. Each rank compares its part of an output with that part of one
+device's. The first that differs is named, with the modules that ran since the last right one.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ def _text(first: str, since: list[str], roles: dict[str, str]) -> str:
 
 
 def is_part(seen: Seen, whole: Tensor, roles: dict[str, str]) -> bool | None:
-    """Whether an output is this rank's part of what one device has; None for a module that does not
-    say which part is its.
+    """Whether an output is this rank's part of one device's. None for a module that does not say
+    which part it has.
     """
     role = roles.get(seen.name)
     if role not in IN_A_STREAM:

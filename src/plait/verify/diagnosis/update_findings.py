@@ -1,8 +1,8 @@
 """Findings about a wrong start, a wrong update or drifted replicas, where the gradients are right.
 
-The update u = (parameters after) - (parameters before) is compared with the reference's update; the
-*place* of what is wrong (a flat range) tells a shard from a parameter, its *shape* (a multiple of
-the update, of the weights) tells the option.
+The update u = (parameters after) - (parameters before) is compared with the reference's update. The
+*place* of an error (a flat range) tells a shard from a parameter. Its *shape* (a multiple of the
+update, of the weights) tells the option.
 """
 
 from __future__ import annotations

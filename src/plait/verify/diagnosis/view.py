@@ -11,8 +11,8 @@ from plait.verify.record.observation import Gradients, Observation
 
 @dataclass(frozen=True)
 class View:
-    """The first wrong step: both observations, those of the step before, the numbers of the run,
-    how well a fit must fit.
+    """The first wrong step: its observations and those of the step before, the run's numbers, the
+    limits of a fit.
     """
 
     mine: Observation

@@ -1,9 +1,9 @@
 """Numbers for "the same": how far one run is from another, and whether the question was a real one.
 
 Relative error of a tensor: max |a - b| / max(max |b|, 1e-4 times the largest |b| of that kind in
-the model). The second term keeps a gradient that is zero in exact arithmetic (the bias of attention
-keys) from being judged by its rounding noise; for the same reason a parameter's error is never
-taken relative to less than the largest update of the step. A comparison of nothing with nothing
+the model). The second term is for a gradient that is zero in exact arithmetic (the bias of
+attention keys). It is not judged by its rounding noise. For the same reason a parameter's error is
+never relative to less than the largest update of the step. A comparison of nothing with nothing
 passes every tolerance, so `refusals` comes first.
 """
 

@@ -1,7 +1,7 @@
 """Records of one training step, and of a run of several steps.
 
-A comparison is worth what was observed: so an observation owns its tensors (clones, never views of
-live parameters), keeps what every single rank held beside the agreed value, and may keep the
+A comparison is worth as much as its observations. So an observation owns its tensors (clones, never
+views of live parameters). It keeps every rank's own values beside the agreed one. It may keep the
 contributions that a gradient is the sum of.
 """
 
@@ -32,7 +32,7 @@ class RankView:
 
 @dataclass(frozen=True)
 class Contribution:
-    """The part of the summed loss' gradient that one slice of the batch contributes; those of a
+    """The part of the summed loss' gradient that one slice of the batch contributes. Those of a
     step add up to its gradient.
 
     `rank` is the coordinate on the data axis, `micro_batch` the index within the rank, `count` its
@@ -50,8 +50,8 @@ class Observation:
     """One step: the loss, the gradients as the optimizer saw them (after clipping), the parameters
     after the update.
 
-    `grad_norm` is the global norm before clipping, `lr` the rate that the update used, `buffers`
-    the persistent ones after the step (those that ranks keep apart: their mean). All tensors
+    `grad_norm` is the global norm before clipping, `lr` the rate that the update used. `buffers`
+    are the persistent ones after the step; of those that ranks keep apart, the mean. All tensors
     have their global shape. `shards` says, where gradients are sharded, which flat range [start,
     stop) of each came from which rank. `count` are the unmasked tokens or samples; `stale_grads`
     what the gradient would be with the weights of one update ago.
@@ -96,8 +96,8 @@ class Record:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """An own copy of the global value on the host: a DTensor is gathered (a collective: call it
-    alike on all its ranks).
+    """A copy of the global value on the host. A DTensor is gathered by a collective: call it alike
+    on all its ranks.
     """
     value = tensor.detach()
     gather = getattr(value, "full_tensor", None)
@@ -133,7 +133,7 @@ def _plain(name: str) -> str:
 
 
 def merge(views: Iterable[Observation], aliases: Mapping[str, str] | None = None) -> Observation:
-    """One observation from those of all ranks (in rank order), each with what it holds; all copies
+    """One observation from those of all ranks (in rank order), each with its own shards. All copies
     are kept as rank views.
 
     `aliases` names copies of one parameter, as tied weights on two pipeline stages:

@@ -1,8 +1,8 @@
 """Records of an engine's ranks: each rank records its shards, and the shards of all are joined.
 
-Gradients are taken at the door of the optimizer, by a hook on `optimizer.step` itself, so that
-whatever the engine does to them before (sum, divide, clip) has happened. Parts that several ranks
-hold must agree to the last bit; where they do not, the views of all ranks are kept.
+Gradients are taken at the door of the optimizer, by a hook on `optimizer.step` itself. So the
+engine's changes before it (sum, divide, clip) are included. Parts that several ranks hold must
+agree to the last bit. Where they do not, the views of all ranks are kept.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from plait.verify.record.observation import Observation, RankView, Record, Shard
 
 @dataclass(frozen=True)
 class RankStep:
-    """One step on one rank. `tokens` is what the loss was divided by; `replicas` are the parameters
-    of its next forward, `published` those that it keeps in another precision than their masters;
+    """One step on one rank. `tokens` is the divisor of the loss. `replicas` are the parameters of
+    its next forward, and `published` those that it keeps in another precision than their masters.
     `buffers` are whole.
     """
 
@@ -213,8 +213,8 @@ def _assemble(ranks: Sequence[Sequence[Shard]]) -> dict[str, Tensor]:
 
 
 def _views(ranks: Sequence[Sequence[Shard]], agreed: Tensors) -> dict[int, dict[str, Tensor]]:
-    """For the names on which ranks do not agree, what every rank that holds something of it sees;
-    nothing where all agree.
+    """The values of every rank for the names on which ranks do not agree. The result is empty where
+    all agree.
     """
     odd = {
         shard.name

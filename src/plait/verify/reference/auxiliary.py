@@ -1,9 +1,9 @@
-"""Losses that modules add to the mean loss (balance of experts), on one device: plain sums and a
-backward of their own.
+"""Losses that modules add to the mean loss (balance of experts), on one device, with plain sums and
+backward.
 
 A module that has such a loss gives it by `auxiliary_loss()` after a forward: a mean over what that
 forward saw. The mean over a step weighs the forwards by their samples. A balance loss is one of a
-whole micro-batch: where its slices run one after the other, `Together` tells routers of the others.
+whole micro-batch. Where its slices run one after the other, `Together` tells routers of the others.
 """
 
 from __future__ import annotations

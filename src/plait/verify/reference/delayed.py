@@ -1,10 +1,10 @@
 """The reference of asynchronous pipelines: one device that applies the same rule of delayed
 gradients.
 
-No pipeline, no ranks: for each micro-batch of the stream the weights of every stage are put to the
-version that the rule gives its forward, one forward and backward of the whole model runs, and each
-stage's gradient goes into the update that the rule says. PipeDream (arXiv 1806.03377, section 3.3)
-and PipeDream-2BW (arXiv 2006.09503, section 3.1).
+There is no pipeline and no rank. For each micro-batch of the stream every stage's weights are put
+to the version that the rule gives its forward. One forward and backward of the whole model runs.
+Each stage's gradient goes into the update that the rule says. PipeDream (arXiv 1806.03377, section
+3.3) and PipeDream-2BW (arXiv 2006.09503, section 3.1).
 """
 
 from __future__ import annotations

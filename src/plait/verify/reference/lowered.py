@@ -1,10 +1,10 @@
 """Effects of parts in less than the run's precision, on every number that they reach.
 
 A loss that says `.float()` in a run in float64 rounds to float32, and a plan rounds in other places
-than one device. So one device is run again, with each result of such an operation moved by one unit
-in its last place, up, down, or not at all (J. Vignes, A stochastic arithmetic for reliable
-scientific computation, 1993, section 4). A number that moves may differ as far; one that does not
-has nothing to do with the part, and keeps the tolerance of the run.
+than one device. So one device is run again. Each such result is moved by one unit in its last
+place, up, down or not (J. Vignes, A stochastic arithmetic for reliable scientific computation,
+1993, section 4). A number that moves may differ as far. One that does not move is independent of
+the part, and keeps the run's tolerance.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def bounds(
 ) -> dict[Key, float]:
     """How far each number may be from the reference's, where parts compute in less than `dtype`.
 
-    `rerun` trains the reference once more. Empty where every operation keeps to `dtype`; no bound
+    `rerun` trains the reference once more. Empty where every operation keeps to `dtype`. No bound
     is above `most`, by default the tolerance of the coarsest precision that was seen.
     """
     furthest: dict[Key, float] = {}

@@ -1,10 +1,10 @@
 """The run that everything is compared with: one device, plain PyTorch, nothing of the engine.
 
-By default a step takes the whole global batch at once, so it knows no ranks, no micro-batches and
-no slicing that could be wrong in the same way as the parallel run. Two kinds of model have no such
-meaning: where a sample's output depends on its neighbours (batch-norm) or on chance (dropout), the
-statistics and the random numbers are those of a slice by definition. They run slice by slice here,
-and the report says so.
+By default a step takes the whole global batch at once. It knows no ranks, no micro-batches and no
+slicing that could repeat an error of the parallel run. Two kinds of model have no such meaning. A
+sample's output may depend on its neighbours (batch-norm) or on chance (dropout). Their statistics
+and random numbers are those of a slice by definition. They run slice by slice here, and the report
+says so.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ def run_reference(
 ) -> Record:
     """Train a copy of `model` on the global batches, one step each.
 
-    `slices(step, batch)` says what the parallel run makes of a batch; it is used only with
-    `by_slice` (compute slice by slice) with `by_micro_batch` (compute together what all ranks have
-    of a micro-batch, for losses that are of a micro-batch by definition) and with `contributions`
-    (record what each slice adds to the gradient, for the diagnosis).
+    `slices(step, batch)` gives the parallel run's slices of a batch. They are used only in three
+    cases. With `by_slice` they are computed one by one. With `by_micro_batch` all ranks' slices of
+    a micro-batch are computed together, for losses of a whole micro-batch. With `contributions`
+    each slice's gradient is recorded, for the diagnosis.
     """
     old = copy.deepcopy(model) if contributions else None
     model = copy.deepcopy(model)
@@ -127,7 +127,7 @@ def run_reference(
 
 
 def _at(old: nn.Module, params: Tensors, model: nn.Module) -> nn.Module:
-    """`old` with those parameters, and the buffers of `model`: a module that has run may hold a
+    """`old` with those parameters, and the buffers of `model`. A module that has run may hold a
     graph, and then no copy of it can be made.
     """
     with torch.no_grad():
@@ -338,8 +338,8 @@ def slicing_reasons(model: nn.Module, batch: Batch) -> list[str]:
 
 
 def pooled_losses(model: nn.Module) -> list[str]:
-    """Why the slices of a micro-batch belong together: a loss that is by definition one of all
-    their tokens; empty if none.
+    """The reason why slices of a micro-batch belong together: a loss of all their tokens by
+    definition. Empty if there is none.
     """
     pooled = any(
         getattr(getattr(module, "settings", None), "balance_coef", 0.0)

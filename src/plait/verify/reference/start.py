@@ -1,7 +1,7 @@
 """The start that a proof expects: what plain PyTorch gives a model, with nothing of the engine.
 
-A model of the user's own is made by the user's function, and a Hugging Face model of a config by
-its library, each right after `torch.manual_seed`. What has no such code is started by name.
+A model of the user's own is made by the user's function, a Hugging Face model by its library. Each
+is made right after `torch.manual_seed`. What has no such code is started by name.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Local sizes of each parameter under a tensor axis, in the order of the model, and the gradients
-that ranks share.
+"""Local sizes of each parameter under a tensor axis, in the model's order, and the gradients that
+ranks share.
 
-A parameter whose copies saw other tokens (norms, biases and positions where tokens are cut; every
-weight of 2.5D over its depth) has its gradient summed over the tensor axis once a step, on what
-ZeRO has left of it: see `plait.parallel.tensor.split`.
+Copies of a parameter may see different tokens: norms, biases and positions where tokens are cut. So
+may every weight of 2.5D over its depth. Its gradient is then summed over the tensor axis once a
+step, on what ZeRO has left of it (`plait.parallel.tensor.split`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from plait.predict.cost.time.messages import Message
 
 @dataclass(frozen=True)
 class Held:
-    """One parameter on one rank: its numbers, whether an expert axis divides it, and over how many
-    ranks of the tensor axis (`stride` apart) its gradient is a partial sum; 1 for none.
+    """One parameter on one rank: its numbers, and whether an expert axis divides it. Its gradient
+    is a partial sum over so many ranks of the tensor axis (`stride` apart); 1 for none.
     """
 
     numbers: float
@@ -30,8 +30,8 @@ class Held:
 
 
 def ring_padding(runs: tuple[tuple[Block, int], ...], shard: Sharding, size: int) -> float:
-    """Numbers that a ring of `size` ranks sends beyond 2(N-1)/N of the weights: each block is cut
-    into N chunks, the last one shorter; of 2(N-1) steps the busiest rank meets the short chunk
+    """Numbers that a ring of `size` ranks sends beyond 2(N-1)/N of the weights. Each block is cut
+    into N chunks, the last one shorter. Of 2(N-1) steps the busiest rank meets the short chunk
     once.
     """
     numbers = [(sum(one.numbers for one in held(block, shard)), count) for block, count in runs]
@@ -102,8 +102,8 @@ def _groups(shard: Sharding) -> tuple[tuple[int, int], tuple[int, int], tuple[in
 def shared_sums(
     blocks: tuple[tuple[Block, int], ...], shard: Sharding, parts: int, width: float
 ) -> tuple[Message, ...]:
-    """The all-reduces of partial gradients once a step, of the rank that has most of them when
-    `parts` ranks divide each block's parameters end to end; `width` bytes a number.
+    """The all-reduces of partial gradients once a step, of the rank that has most of them. `parts`
+    ranks divide each block's parameters end to end; `width` bytes a number.
     """
     if shard.tp == 1 or not any(
         one.partial > 1 for block, _ in blocks for one in held(block, shard)
@@ -128,7 +128,7 @@ def shared_sums(
 def _shared_by_rank(
     block: Block, shard: Sharding, parts: int
 ) -> tuple[tuple[int, tuple[int, int], float], ...]:
-    """(rank, group, numbers) of the shared gradients that each part of a block has; experts are in
+    """(rank, group, numbers) of the shared gradients that each part of a block has. Experts are in
     buckets of their own.
     """
     own = [one for one in held(block, shard) if not one.expert]
@@ -151,7 +151,7 @@ def _shared_by_rank(
 
 
 def least_keys(blocks: tuple[tuple[Block, int], ...], shard: Sharding, num_servers: int) -> float:
-    """The numbers of the parameter server that owns fewest: keys go, largest first, to the server
+    """The numbers of the parameter server that owns fewest. Keys go, largest first, to the server
     with the least so far.
     """
     keys = sorted(

@@ -1,8 +1,8 @@
 """Optimizer state that lives on the host: what a node has room for, and what a step pays.
 
-Gradients go down the device's own link, Adam runs on the node's processors (which all its devices
-share), weights come back; nothing of it overlaps, as the update is the last thing of a step (Ren et
-al., "ZeRO-Offload", section 4, without its delayed update).
+Gradients go down the device's own link, Adam runs on the node's processors, and weights come back.
+All devices of a node share its processors. Nothing of it overlaps, as the update is the last thing
+of a step. This is Ren et al., "ZeRO-Offload", section 4, without its delayed update.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ HOST_STREAM = 200e9
 source.
 """
 HOST_PASSES = 3.0
-"""How often an Adam that is not fused passes over what one that is would read and write; an order
-of magnitude, no source.
+"""How often an unfused Adam passes over what a fused one reads and writes. It is an order of
+magnitude, without a source.
 """
 HOST_BYTES = 2e12
 """Memory of a node's host, as the systems of eight accelerators have it."""

@@ -1,7 +1,7 @@
 """Bytes of one rank, by part: parameters, gradients, optimizer state, activations, buffers.
 
 Model states follow Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
-Parameter Models" (section 5); activations follow Korthikanti et al. (section 4), with as many live
+Parameter Models" (section 5). Activations follow Korthikanti et al. (section 4), with as many live
 micro-batches as the schedule itself keeps.
 """
 
@@ -98,7 +98,7 @@ def block_activations(
     compiled, recomputation).
 
     `full` keeps the block's input. `selective` keeps the outputs of matrix products and repeats the
-    rest; where attention is not fused it is Korthikanti's: everything but the scores.
+    rest. Where attention is not fused it is Korthikanti's, which keeps everything but the scores.
     """
     precision, compiled, remat = numerics
     width = BYTES[precision]
@@ -179,9 +179,9 @@ def stage_activations(
 
 @lru_cache(maxsize=4096)
 def products_kept(block: Block, *, experts: bool) -> tuple[float, float]:
-    """Numbers for each token of the outputs of a block's matrix products, in the sequence region
-    and in the tensor region. Those of `experts` are products like others on a processor; elsewhere
-    they are one grouped product, which is not kept.
+    """Numbers for each token of a block's matrix products' outputs, in the sequence region and in
+    the tensor region. Those of `experts` are products like others on a processor; elsewhere they
+    are one grouped product, which is not kept.
     """
     sequence = tensor = 0.0
     for op in block.operations:

@@ -1,7 +1,7 @@
 """Rules of memory: an accelerator's own memory, or that of a process on a processor.
 
-On a processor the peak of the whole process is what is measured, so more counts there: the process
-itself, gradients of the block at work, and products of experts, which are products like others.
+On a processor the peak of the whole process is measured, so more counts there. The process itself
+counts, gradients of the block at work, and products of experts, which are products like others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PROCESS_BYTES = 1.5e9
 """Context, kernels and library workspaces of a process on an accelerator, outside the allocator."""
 
 PROCESS_BYTES_CPU = 325e6
-"""Resident memory of a process with torch loaded: a processor has no other memory to look at, so it
+"""Resident memory of a process with torch loaded. A processor has no other memory to measure, so it
 is part of the peak.
 """
 

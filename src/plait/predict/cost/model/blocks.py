@@ -1,8 +1,7 @@
-"""A description as a table, a row for each kind of block: what a person asks of a model before any
-plan.
+"""A description as a table, a row for each kind of block: a person's first question about a model.
 
-The numbers are those that time, memory and traffic use, for one sample on one device, and the
-messages of one tensor axis.
+The numbers are those that time, memory and traffic use. They are for one sample on one device, with
+the messages of one tensor axis.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ again.
 
 @dataclass(frozen=True)
 class BlockRow:
-    """One kind of block: `count` of them; flops and bytes of one sample; `messages` by tensor mode,
+    """One kind of block: `count` of them; flops and bytes of one sample. `messages` by tensor mode:
     (operation, payload bytes, how many) of forward and backward.
     """
 
@@ -68,7 +67,7 @@ def _row(block: Block, count: int, seq_len: int, precision: str) -> BlockRow:
 
 
 def flops(block: Block, seq_len: int) -> tuple[float, float]:
-    """Forward and backward of one sample: a product has two of its size in backward, or one where
+    """Forward and backward of one sample. A product has two of its size in backward, or one where
     its input is data.
     """
     forward = backward = 0.0

@@ -1,5 +1,5 @@
-"""A model description from the keys of a config: plait's own names, a pasted Hugging Face
-config.json, or a module on the meta device.
+"""A model description from a config's keys: plait's own names, a pasted Hugging Face config.json,
+or a meta module.
 
 Describing allocates nothing, so a trillion parameters take as long as a thousand. One table maps
 what families call things.
@@ -313,9 +313,10 @@ def _need(model: Mapping[str, Any], key: str, family: str) -> Any:
 def describe_module(module: Any, seq_len: int = 1, roles: Mapping[str, str] | None = None) -> Model:
     """The description of a torch module, usually on the meta device.
 
-    A Hugging Face model of a known family is described by its own config, any other from a forward
-    on the meta device (`plait.predict.cost.model.modules`), and one that cannot run there, because
-    what it does depends on values, from its layers alone (`plait.predict.cost.model.from_leaves`).
+    A Hugging Face model of a known family is described by its own config. Any other is described
+    from a forward on the meta device (`plait.predict.cost.model.modules`). One that cannot run
+    there, because it depends on values, is described from its layers alone
+    (`plait.predict.cost.model.from_leaves`).
     """
     table = _own_config(module)
     if table is not None and is_known(str(table["name"])) and not table.get("is_encoder_decoder"):

@@ -1,9 +1,9 @@
 """Differences of the transformer families of Hugging Face beside their sizes: norms, biases, gates,
 positions, tied tables.
 
-One row a family, so that a pasted config.json counts its weights exactly (tests hold each row
-against the family's own code). What is not in a row is Llama's: RMS norms, gated feed-forward
-networks, rotary positions, no biases, an own output table.
+One row a family, so that a pasted config.json counts its weights exactly. Tests hold each row
+against the family's own code. A feature that is not in a row is Llama's. Those are RMS norms, gated
+feed-forward networks, rotary positions, no biases, an own output table.
 """
 
 from __future__ import annotations

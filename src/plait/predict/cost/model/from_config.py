@@ -1,5 +1,5 @@
-"""The description of a model that a config makes by code: made on the meta device, and run there on
-a sample of its data.
+"""The description of a model that a config makes by code. It is made on the meta device, and run
+there on a sample of its data.
 
 That is a user's own function (`python = "module:function"`), and what plait has no formulae for.
 Everything here loads torch, and only when it is asked for.
@@ -45,8 +45,8 @@ def describe_made(model: Mapping[str, Any], data: Mapping[str, Any], seq_len: in
 
 
 def _sample(data: Mapping[str, Any], model: Mapping[str, Any]) -> Any:
-    """The inputs of the first sample, as a batch of `SAMPLES` on the meta device; None where there
-    are no data to ask.
+    """The inputs of the first sample, as a batch of `SAMPLES` on the meta device. None where there
+    are no data.
     """
     import torch
 

@@ -3,8 +3,8 @@ nothing allocated.
 
 Blocks are the children of the largest list of modules. Each kind of block runs once more under
 watch (`watching`). Where roles are known (`ROLES` beside the class, or given), they say how a
-tensor axis splits a block, hence its messages and which of the saved numbers it divides. What
-stands outside of blocks and of layers is not seen.
+tensor axis splits a block. Its messages follow, and which of the saved numbers the axis divides.
+What stands outside of blocks and of layers is not seen.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def describe_by_running(
     a sequence).
 
     `example`: what it takes, a batch of `SAMPLES`; without one, what its first layer may take. A
-    block that cannot run on the meta device, because what it does depends on values, is run with
-    values on a few tokens, or described by its layers. Raises `ModelError` when the module runs
-    with no input that its first layer takes.
+    block whose forward depends on values cannot run on the meta device. It is run with values on a
+    few tokens, or described by its layers. Raises `ModelError` when the module runs with no input
+    that its first layer takes.
     """
     import torch
 
@@ -140,9 +140,7 @@ def _first_run(
 
 @contextlib.contextmanager
 def _lenient(blocks: list[Any]) -> Iterator[None]:
-    """While it lasts, a block whose forward needs values that the meta device does not have gives
-    back something like its first input.
-    """
+    """While it lasts, a block whose forward needs values returns something like its first input."""
     import torch
 
     def wrapped(forward: Any) -> Any:
@@ -171,8 +169,8 @@ def _lenient(blocks: list[Any]) -> Iterator[None]:
 
 
 def _inputs(module: Any, seq_len: int) -> Iterator[Any]:
-    """Inputs that a model may take, by the first layer with a weight: tokens, images, features with
-    and without a sequence.
+    """Inputs that a model may take, by the first layer with a weight. They are tokens, images,
+    features with and without a sequence.
     """
     import torch
 
@@ -218,8 +216,8 @@ def _known(
 
 
 def _with_values(unit: Any, call: Call, tokens: int, roles: Mapping[int, str]) -> Block:
-    """A block that does not run on the meta device, run on a few tokens with values; else by its
-    layers.
+    """A block that does not run on the meta device, run on a few tokens with values. Where that
+    fails, its layers.
     """
     import torch
 

@@ -1,8 +1,7 @@
 """The words of a model description: operations inside blocks inside a model.
 
-An operation carries what every later question needs (sizes, weights, what it must keep for
-backward) and how a tensor axis may split it, so flops, memory, traffic and time are four readings
-of one description.
+An operation carries sizes, weights, its saved tensors for backward, and how a tensor axis may split
+it. So flops, memory, traffic and time are four readings of one description.
 """
 
 from __future__ import annotations
@@ -101,8 +100,8 @@ class Elementwise:
     split: Split = "sequence"
     parameters: int = 0
     statistics: int = 0
-    """Numbers a token that a norm over features exchanges where features are cut: 2 of a layer
-    norm, 1 of an RMS norm.
+    """Numbers a token that a norm over features exchanges where features are cut. A layer norm has
+    2, an RMS norm 1.
     """
 
 
@@ -162,8 +161,8 @@ class Block:
     operations: tuple[Operation, ...]
     saved: Saved
     width: int
-    """Numbers for each token at the border of the block: what a stage sends to the next, and what
-    full recomputation keeps.
+    """Numbers for each token at the border of the block. A stage sends them to the next, and full
+    recomputation keeps them.
     """
     num_experts: int = 0
     top_k: int = 0

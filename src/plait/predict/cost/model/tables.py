@@ -1,9 +1,9 @@
-"""The question of an estimate: the tables of a config, read and looked at as a whole before any
-number is computed.
+"""The question of an estimate: the tables of a config, read and checked as a whole before any
+computing.
 
 The sections are those of `plait.config` and are refused alike. A [model] may say more here than
-`plait train` can run: names that other families give their keys, and a pasted config.json of a
-family that has no code here.
+`plait train` can run. Other families' names of keys are read, and a pasted config.json of a family
+without code here.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ def check_tables(tables: Mapping[str, Any]) -> None:
 
 
 def _check_model(table: Mapping[str, Any], faults: list[str]) -> None:
-    """A model that has code here is held to its schema; what only a description reads, to the names
-    of its keys.
+    """A model that has code here is held to its schema. One that only a description reads is held
+    to the names of its keys.
     """
     from plait.config import MODELS, read
 
@@ -182,7 +182,7 @@ def _known_keys(own: set[str]) -> set[str]:
 
 
 def global_batch(tables: Mapping[str, Any], num_devices: int, plan: Plan | None = None) -> int:
-    """Samples of a step: the config's, else some for each device, and one at least for each
+    """Samples of a step: the config's, else some for each device. There is one at least for each
     micro-batch of a plan.
     """
     given = tables.get("train", {}).get("global_batch")

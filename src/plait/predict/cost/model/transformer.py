@@ -1,9 +1,9 @@
 """Transformers as blocks: GPT and Llama families, grouped-query and latent attention, mixtures of
 experts.
 
-What is kept for backward follows Korthikanti et al., "Reducing Activation Recomputation in Large
-Transformer Models" (section 4.1), generalised to gated layers, fewer key-value heads and experts;
-the numbers are per token.
+Saved tensors follow Korthikanti et al., "Reducing Activation Recomputation in Large Transformer
+Models" (section 4.1). They are generalised to gated layers, fewer key-value heads and experts; the
+numbers are per token.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ def embedding_block(shape: Transformer) -> Block:
 
 
 def head_block(shape: Transformer) -> Block:
-    """Final norm, projection to the vocabulary, and the loss, whose logits live once in the working
-    width and (where it is not fused) once in float32.
+    """Final norm, projection to the vocabulary, and the loss. Its logits live once in the working
+    width and, where it is not fused, once in float32.
     """
     width = shape.hidden_size
     vocab = shape.vocab_size

@@ -1,9 +1,9 @@
-"""Operations of one module in a forward, in order and usually on the meta device, and the tensors
-that autograd saves.
+"""Operations of one module in a forward, in order, and the tensors that autograd saves; usually on
+the meta device.
 
-Layers with weights are counted as a whole by hooks; attention by its function; other matrix
-products and everything elementwise by their operators. Between a column and its row a tensor axis
-divides what is there: that region is "heads".
+Layers with weights are counted as a whole by hooks, attention by its function. Other matrix
+products and everything elementwise are counted by their operators. Between a column and its row a
+tensor axis divides what is there: that region is "heads".
 """
 
 from __future__ import annotations

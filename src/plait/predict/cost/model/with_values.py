@@ -1,9 +1,9 @@
-"""Values where the meta device has none: for modules whose forward depends on them, as routers do
-that count their tokens.
+"""Values where the meta device has none. Some modules' forwards depend on them, as routers do that
+count their tokens.
 
-Weights and inputs are noise, which spreads tokens over experts as a fresh router does; what is
-counted (which operators, over how many rows) then follows. Little is made real: a few hundred
-tokens, and of a large weight one number.
+Weights and inputs are noise, which spreads tokens over experts as a fresh router does. The counts
+(which operators, over how many rows) then follow. Little is made real: a few hundred tokens, and of
+a large weight one number.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def state_of(module: Any, *, real: bool) -> dict[str, Any]:
 
 
 def value_of(x: Any, *, weight: bool = False) -> Any:
-    """A meta tensor with values: noise, ones for a weight of one dim (a norm's), zeros for indices;
-    anything else as it is.
+    """A meta tensor with values: noise, ones for a weight of one dim (a norm's), zeros for indices.
+    Anything else stays unchanged.
     """
     import torch
 

@@ -2,10 +2,9 @@
 thousands of plans.
 
 Bubbles (of `plan.facts`) are in units of 1F1B's, (p-1)(F+B). They and the live micro-batches are
-those of the papers:
-Narayanan et al. 2021 (interleaved), Qi et al. 2023 (ZB-H1, ZB-H2), Qi et al. 2024 (ZBV, V-Half,
-V-Min), Harlap et al. 2018 and Narayanan et al. 2021b (asynchronous). The estimate itself replays
-the schedule; these only decide which plans are worth a replay.
+those of the papers: Narayanan et al. 2021 (interleaved), Qi et al. 2023 (ZB-H1, ZB-H2), 2024 (V).
+Asynchronous schedules are from Harlap et al. 2018 and Narayanan et al. 2021b. The estimate itself
+replays the schedule; these only decide which plans are worth a replay.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ def rank_of_stage(name: str, num_ranks: int, virtual: int) -> tuple[int, ...]:
 def closed_seconds(
     name: str, sizes: tuple[int, int, int], slowest: float, total: float, send: float
 ) -> float:
-    """The step of a schedule: `sizes` is (ranks, stages of a rank, micro-batches), `slowest` and
-    `total` are seconds of one micro-batch on the slowest rank and on all ranks, `send` of one
+    """The step of a schedule. `sizes` is (ranks, stages of a rank, micro-batches). `slowest` and
+    `total` are seconds of one micro-batch on the slowest rank and on all ranks; `send` is one
     transfer.
     """
     num_ranks, virtual, micro_batches = sizes

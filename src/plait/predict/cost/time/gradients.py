@@ -1,9 +1,9 @@
-"""The data axis: what a step sends to agree on gradients and weights, and how much of it backward
-cannot hide.
+"""The data axis: messages of a step for gradients and weights, and how much of them backward cannot
+hide.
 
 With B bytes of weights on N ranks and M micro-batches, a rank sends 2(N-1)/N B for all-reduce, ring
-and ZeRO-1, (M+1)(N-1)/N B for ZeRO-2, which scatters after every micro-batch, and 3M(N-1)/N B for
-ZeRO-3, which also gathers for forward and for backward.
+and ZeRO-1. ZeRO-2 scatters after every micro-batch: (M+1)(N-1)/N B. ZeRO-3 also gathers for forward
+and for backward: 3M(N-1)/N B.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def buckets_of(runs: Sequence[tuple[Block, int]]) -> Buckets:
 
 @dataclass(frozen=True)
 class DataMessages:
-    """The collectives of the data axis on one rank: for each micro-batch in forward and backward,
-    and once for a step.
+    """The collectives of the data axis on one rank. Some are for each micro-batch in forward and
+    backward, others once for a step.
     """
 
     forward: tuple[Message, ...] = ()

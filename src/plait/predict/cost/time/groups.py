@@ -1,6 +1,6 @@
 """Ranks of a collective, as far as its time depends on them: how many, and how many in a node.
 
-Every rank owns a network port, so a ring through nodes that hold g ranks of the group can use g
+Every rank owns a network port. So a ring through nodes that hold g ranks of the group can use g
 ports (Thakur et al., 2005; NCCL's rings).
 """
 

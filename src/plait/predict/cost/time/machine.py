@@ -1,7 +1,7 @@
-"""The machine of an estimate: the rates that a cluster reaches in practice, and the questions that
-the cost model asks of it.
+"""The machine of an estimate: the rates that a cluster reaches in practice, for the questions of
+the cost model.
 
-Data-sheet numbers times a few named efficiencies: every constant that was fitted stands in
+They are data-sheet numbers times a few named efficiencies. Every fitted constant stands in
 `Efficiency`, once for all devices, models and plans. A cluster may carry measured rates of its own
 (a probe), which then replace these. An `Accelerator` and a `Processor` answer the questions.
 """
@@ -32,7 +32,7 @@ class Efficiency:
     products.
     """
     matmul_depth: float = 32.0
-    """Extra depth, in elements, that the start and end of a tile cost: a product of depth k runs at
+    """Extra depth, in elements, that the start and end of a tile cost. A product of depth k runs at
     k / (k + this).
     """
     matmul_rows: float = 96.0

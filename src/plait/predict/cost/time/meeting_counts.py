@@ -1,5 +1,5 @@
-"""How often the ranks of a plan meet in a step: what a probe divides by that measures what they
-lose when they do.
+"""How often the ranks of a plan meet in a step. A probe divides by these counts to find the loss of
+one meeting.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from plait.predict.cost.time.synchronization import COLLECTS, meeting, ring_step
 def meetings_of_step(job: Job, plan: Plan, machine: Processor) -> float:
     """Synchronisations of a rank in a step of a plan that has one axis.
 
-    The units are those of `plait.predict.cost.time.synchronization.meeting_seconds`: micro-batches
-    handed over, parameters in collectives of the data axis, steps of a ring, or messages inside
-    blocks.
+    The units are those of `plait.predict.cost.time.synchronization.meeting_seconds`. They are
+    transfers of micro-batches, parameters in collectives of the data axis, steps of a ring, or
+    messages inside blocks.
     """
     layout = lay_out(job, plan)
     times = plan.micro_batches

@@ -1,8 +1,8 @@
 """Every collective of a step as data: which axis, which operation, how many bytes, how often, and
 when.
 
-Traffic counts this list and time prices it, so the bytes that are predicted are the bytes whose
-time is predicted; the formula of each operation is the one that the ledger counts with.
+Traffic counts this list and time prices it, so predicted time belongs to the predicted bytes. The
+formula of each operation is the ledger's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Message:
     stride: int
     count: float = 1.0
     repeats: bool = True
-    """A forward that is computed again sends it again; the sum at the very end of a block is not
+    """A forward that is computed again sends it again. The sum at the very end of a block is not
     needed twice.
     """
 

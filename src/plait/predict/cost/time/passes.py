@@ -1,9 +1,9 @@
-"""Seconds of a step: compute and exposed communication of each stage, the pipeline over them, then
-the data axis and the update.
+"""Seconds of a step. Compute and exposed communication of each stage come first, then the pipeline
+over them, the data axis and the update.
 
-What overlaps is modelled: the data axis hides behind backward as far as there is backward, tensor
-and expert axes stand in the way of the next operation and are exposed, ring attention hides behind
-its own compute.
+Overlap is modelled. The data axis hides behind backward as far as there is backward. Tensor and
+expert axes stand in the way of the next operation and are exposed. Ring attention hides behind its
+own compute.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class PassSeconds:
         return max(0.0, self.host_forward - forward), max(0.0, self.host_backward - backward)
 
     def shown(self, tensor: float, expert: float) -> tuple[float, float]:
-        """Communication forward and backward where these parts of what the tensor and the expert
-        axis send are hidden, as far as there is compute to hide it.
+        """Communication forward and backward, with these parts of the tensor and the expert axis
+        hidden as far as compute can.
         """
         backward = self.input_grad + self.weight_grad + self.recompute
         hidden_forward = min(

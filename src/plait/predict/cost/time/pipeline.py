@@ -1,8 +1,8 @@
 """The pipeline of a plan in time and in live activations, from the very schedule that would run.
 
-The action lists are translated once into integers in an order that respects every dependency, and
-then replayed with the costs at hand. A schedule is periodic between filling and draining, so many
-micro-batches are replayed as few plus whole periods.
+The action lists are translated once into integers, in an order that respects every dependency. Then
+they are replayed with the costs at hand. A schedule is periodic between filling and draining, so
+many micro-batches are replayed as few plus whole periods.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Replay:
 
 @dataclass(frozen=True)
 class PipelineTime:
-    """The step of a pipeline: when the last rank ends, when each rank ends, and how much of each
-    rank's time is work.
+    """The step of a pipeline: when the last rank ends, when each rank ends, and each rank's share
+    of work.
     """
 
     seconds: float
@@ -155,7 +155,7 @@ def _run(
 def crowded_seconds(
     name: str, num_ranks: int, micro_batches: int, stages: Sequence[StageSeconds], cores: int
 ) -> float:
-    """The step of a schedule whose ranks share fewer `cores`: one that could go on waits for a
+    """The step of a schedule whose ranks share fewer `cores`. A rank that could go on waits for a
     core, the earliest first.
     """
     replay = compiled(name, num_ranks, micro_batches, len(stages) // num_ranks)

@@ -1,10 +1,10 @@
 """Seconds of a block on a processor core, from what the probe measured there
 (`plait.cluster.CpuProfile`).
 
-No roofline: each kind of operation has its own measured seconds for a number, forward and backward,
-and what Python and autograd take is in the way, as nothing runs beside it. Ranks share the cores:
-what one rank takes here is on a core of its own, and `step` sees to it that no more work is done at
-once than there are cores.
+There is no roofline here. Each kind of operation has its own measured seconds for a number, forward
+and backward. The time of Python and autograd adds to it, as nothing runs beside it. Ranks share the
+cores. The times here are of a rank with a core of its own, and `step` limits simultaneous work to
+the cores.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def product(
     profile: CpuProfile, kind: str, sizes: tuple[float, float, float], *, by_rule: bool = True
 ) -> float:
     """One `m x k @ k x n` of `sizes` (m, n, k), by the library that the machine's table names for
-    its kind; without `by_rule` as torch itself makes it.
+    its kind. Without `by_rule` torch chooses.
     """
     m, n, k = sizes
     flops = 2.0 * m * n * k
@@ -251,8 +251,8 @@ def experts(block: Block, shard: Sharding, profile: CpuProfile) -> float:
 
 
 def expert_chunks(rows: float) -> float:
-    """In how many products an expert takes its rows, as `plait.models.gated` does: so many rows at
-    once, and what does not fit a step by itself.
+    """The number of products in which an expert takes its rows, as `plait.models.gated` does. A
+    step has so many rows, and the remainder is one by itself.
     """
     whole, rest = divmod(rows, CHUNK_ROWS)
     return whole + (rest >= STEP_ROWS) + 1.0

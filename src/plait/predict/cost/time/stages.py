@@ -1,7 +1,7 @@
 """Which blocks each pipeline stage holds.
 
-Balanced by the cost of each block, so that a stage with a large head holds fewer layers; or dealt
-out evenly, as frameworks do whose stages must be equal, where embedding and head count as a layer
+Balanced by the cost of each block, so that a stage with a large head holds fewer layers. Frameworks
+whose stages must be equal deal them out evenly instead; embedding and head then count as a layer
 each.
 """
 
@@ -78,8 +78,8 @@ def layer_shares(num_layers: int, num_stages: int) -> tuple[int, ...]:
 
 
 def _balanced_ends(costs: list[float], num_stages: int) -> list[int]:
-    """Where each stage ends so that the dearest stage is as cheap as can be, and the others near
-    the mean.
+    """The end of each stage, so that the dearest is as cheap as possible, and the others near the
+    mean.
     """
     capacity = _least_capacity(costs, num_stages)
     needed = _stages_needed(costs, capacity)

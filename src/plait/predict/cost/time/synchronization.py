@@ -1,8 +1,8 @@
 """Synchronisation overhead of ranks on the cores of a processor, from the measurements of a probe.
 
 A core that computes communicates itself, so nothing is hidden, and all is the work of a rank. A
-collective has a latency and a rate; round it, in the engine, a rank does more (hooks, copies,
-caches that are cold when it goes on). That is a loss for each meeting, of a few kinds: see
+collective has a latency and a rate. In the engine a rank does more around it (hooks, copies, caches
+that are cold when it goes on). That is a loss for each meeting, of a few kinds: see
 `plait.predict.probe.meetings`.
 """
 
@@ -66,13 +66,13 @@ def ring(block: Block, shard: Sharding, machine: Measured) -> float:
 
 @lru_cache(maxsize=256)
 def ring_steps(size: int, seq_len: int, met_at_once: float) -> float:
-    """How often a rank of a ring of `size`, on average, attends to what others have or waits for
-    them, forward and backward.
+    """How often a rank of a ring of `size`, on average, attends to others' keys or waits for them,
+    both ways.
 
-    The rounds are those of `plait.parallel.context.ring_schedule`: as many steps as bring
-    `met_at_once` keys, in each at
-    most one visit to the ranks before and one to those after. Forward waits once, for all to show
-    what they have; backward does, and once a round, for gradients to come home.
+    The rounds are those of `plait.parallel.context.ring_schedule`. There are as many steps as bring
+    `met_at_once` keys. In each is at most one visit to the ranks before and one to those after.
+    Forward waits once, for all to expose their keys. Backward waits once, too, and once a round for
+    gradients to come home.
     """
     steps = max(1, int(met_at_once // max(1, seq_len // size)))
     firsts = range(1, size, steps)
@@ -154,9 +154,9 @@ def meeting_seconds(machine: Measured, name: str, size: int, ranks: int) -> floa
     """Synchronisation overhead of one rank among `size`, beside the work, where so many `ranks`
     share the cores.
 
-    It grows in straight lines: where each rank has a core with how many meet, and where ranks share
-    cores with how many they are, as one that waits comes back when the others have had its core and
-    its caches. What was measured with one number only grows as a collective on a line does.
+    It grows linearly. Where each rank has a core it grows with the ranks that meet. Where ranks
+    share cores it grows with the ranks that share, since a waiting rank comes back to foreign
+    caches. What was measured with one number only grows as a collective on a line does.
     """
     profile = machine.profile
     crowded = ranks > machine.cores

@@ -6,8 +6,8 @@
     move (SUMMA)
     3d         Bian et al.: X and A are gathered and Y is scattered, on three lines of q ranks
 
-A column moves X and A, a row moves A and Y; each gather's backward is the reduce-scatter of the
-same line, and what backward multiplies again is gathered again. `plait.parallel.tensor.products`
+A column moves X and A, a row A and Y, in 2d. A gather's backward is the reduce-scatter of its
+line. Factors that backward multiplies again are gathered again. `plait.parallel.tensor.products`
 runs the same list.
 """
 
