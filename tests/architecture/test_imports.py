@@ -38,6 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cluster": {"errors", "toml"},
     "config": {"errors", "toml", "plan", "cluster", "reference"},
     "interop": {"errors", "toml", "plan"},  # configs of other frameworks
+    "jobs": {"errors"},  # scripts for queues and clusters
     "mesh": {"errors", "plan"},
     "trace": {"errors", "plan", "mesh"},
     "comm": LOWER - {"products", "origin"},
@@ -56,7 +57,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "predict.cost": {*PLANNING, "models", "datasets", "reference", "products"},
     "predict.planner": {*PLANNING, "predict.cost"},
     "predict.probe": {*RUN, "run", "predict.cost"},
-    "cli": {"", "toml", "interop", *RUN, "run", "verify", "outer.federated"}
+    "cli": {"", "toml", "interop", "jobs", *RUN, "run", "verify", "outer.federated"}
     | {"predict.cost", "predict.planner", "predict.probe"},
     # old addresses of two rooms
     "context": {"parallel.context"},

@@ -25,6 +25,7 @@ VERBS = {
     "report": "turn the folder of a run into one page",
     "export": "write a plan or a checkpoint for other frameworks",
     "import": "turn the config of another framework into a plan and a config",
+    "launch": "write the script that starts a config on a cluster",
     "federated": "train over clients that keep their data",
     "config": "list every key of a config, or print its JSON schema",
 }

@@ -1,0 +1,31 @@
+"""`script_for`: the script of one target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from plait.errors import ConfigError, nearest
+from plait.jobs import kubernetes, ray, skypilot, slurm, torchrun
+from plait.jobs.job import JobScript, TrainJob
+
+TARGETS: Final[dict[str, Callable[[TrainJob], JobScript]]] = {
+    "slurm": slurm.script,
+    "kubernetes": kubernetes.script,
+    "torchrun": torchrun.script,
+    "skypilot": skypilot.script,
+    "ray": ray.script,
+}
+
+
+def script_for(target: str, job: TrainJob, config_text: str = "") -> JobScript:
+    """The script of a job for one of `TARGETS`; `config_text` goes into manifests that carry it.
+
+    Errors: `ConfigError` for another name.
+    """
+    name = {"k8s": "kubernetes", "sky": "skypilot"}.get(target.lower(), target.lower())
+    if name not in TARGETS:
+        raise ConfigError(f"no script for {target!r}; {nearest(name, TARGETS)}")
+    if name == "kubernetes":
+        return kubernetes.script(job, config_text)
+    return TARGETS[name](job)

@@ -1,0 +1,121 @@
+"""The run that a script starts, and the text of a script."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+PORT: Final = 29500
+"""The port of rank 0's store, where nobody names another one."""
+NAME_LENGTH: Final = 40
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """One run of `plait train` on `nodes` machines with `ranks_per_node` ranks each.
+
+    Attributes:
+        plan: the text of the plan; None leaves it to the config.
+        gpus: whether a rank needs a GPU.
+        deadline_seconds: the time to save after the signal that ends a job.
+        image: the container image, where containers are used.
+    """
+
+    config: str
+    out: str
+    nodes: int
+    ranks_per_node: int
+    plan: str | None = None
+    overrides: Sequence[str] = ()
+    gpus: bool = True
+    deadline_seconds: int = 60
+    image: str = "YOUR_REGISTRY/plait:latest"
+    hours: int = 24
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def name(self) -> str:
+        """A name that every queue takes: small letters, digits and dashes."""
+        stem = re.sub(r"\.[a-z]+$", "", self.config.replace("\\", "/").rsplit("/", 1)[-1].lower())
+        words = re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:NAME_LENGTH].strip("-")
+        return f"plait-{words}" if words else "plait"
+
+    def train_words(self, config: str | None = None, out: str | None = None) -> list[str]:
+        """The words of `plait train`. `--resume auto` makes the job safe to be started again."""
+        words = ["train", config or self.config, "--out", out or self.out, "--resume", "auto"]
+        if self.plan is not None:
+            words += ["--plan", self.plan]
+        if self.overrides:
+            words += ["--set", *self.overrides]
+        return words
+
+    def train_line(self, config: str | None = None, out: str | None = None) -> str:
+        """`train_words` for a shell, quoted."""
+        return " ".join(shlex.quote(word) for word in self.train_words(config, out))
+
+
+@dataclass(frozen=True)
+class JobScript:
+    """The text of one script, and how it is handed in."""
+
+    target: str
+    text: str
+    file: str
+    """The usual name of the file."""
+    submit: str
+    """The command that hands it in."""
+    world_size: int
+    notes: list[str] = field(default_factory=list)
+    """Things that only the user knows, which the script leaves open."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields as plain data, for `--json`."""
+        data = asdict(self)
+        data["for"] = data.pop("target")
+        return data
+
+
+def yaml_text(value: Any, indent: int = 0) -> str:
+    """Plain data as YAML with comments kept out: mappings, lists, text, numbers.
+
+    Text is quoted as JSON, which is YAML too; text of several lines is a literal block.
+    """
+    import json
+
+    pad = "  " * indent
+    if isinstance(value, Mapping):
+        lines: list[str] = []
+        for key, inner in value.items():
+            lines.append(f"{pad}{key}:{_inner(inner, indent)}")
+        return "\n".join(lines)
+    if isinstance(value, list):
+        lines = []
+        for item in value:
+            if isinstance(item, (Mapping, list)):
+                block = yaml_text(item, indent + 1)
+                lines.append(f"{pad}- {block.lstrip()}")
+            else:
+                lines.append(f"{pad}- {json.dumps(item)}")
+        return "\n".join(lines)
+    return f"{pad}{json.dumps(value)}"
+
+
+def _inner(value: Any, indent: int) -> str:
+    import json
+
+    if isinstance(value, (Mapping, list)) and value:
+        return f"\n{yaml_text(value, indent + 1)}"
+    if isinstance(value, (Mapping, list)):
+        return " {}" if isinstance(value, Mapping) else " []"
+    if isinstance(value, str) and "\n" in value:
+        pad = "  " * (indent + 1)
+        body = "\n".join(f"{pad}{line}" if line else "" for line in value.rstrip("\n").split("\n"))
+        return f" |\n{body}"
+    return f" {json.dumps(value)}"

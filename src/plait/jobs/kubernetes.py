@@ -1,0 +1,128 @@
+"""An indexed Job for Kubernetes, with the service by which its pods find the first one.
+
+Fields as in the Kubernetes API, `batch/v1` Job and `v1` Service, ConfigMap and
+PersistentVolumeClaim.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from plait.jobs.job import PORT, JobScript, TrainJob, yaml_text
+
+GRACE_SECONDS = 30
+"""Seconds between the deadline of a save and the end of a pod."""
+CONFIG_FOLDER = "/config"
+RUNS_FOLDER = "/runs"
+
+
+def script(job: TrainJob, config_text: str = "") -> JobScript:
+    """The manifests: config, volume, service and Job, in one file."""
+    parts = [_config_map(job, config_text), _volume(job), _service(job), _job(job)]
+    head = [
+        f"# {job.world_size} ranks: {job.nodes} pods with {job.ranks_per_node} ranks each.",
+        "# A pod that is evicted or preempted gets SIGTERM, saves within the grace period, and is",
+        "# started again without being counted as a failure; --resume auto goes on.",
+    ]
+    text = "\n".join(head) + "\n" + "\n---\n".join(yaml_text(part) for part in parts) + "\n"
+    file = f"{job.name}.yaml"
+    notes = ["the image is yours: plait and your code in it", "the volume must be ReadWriteMany"]
+    submit = f"kubectl apply -f {shlex.quote(file)}"
+    return JobScript("kubernetes", text, file, submit, job.world_size, notes)
+
+
+def _config_map(job: TrainJob, config_text: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": f"{job.name}-config"},
+        "data": {"config.toml": config_text or "# put your config here\n# or mount your own\n"},
+    }
+
+
+def _volume(job: TrainJob) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": f"{job.name}-runs"},
+        "spec": {
+            "accessModes": ["ReadWriteMany"],
+            "resources": {"requests": {"storage": "500Gi"}},
+        },
+    }
+
+
+def _service(job: TrainJob) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": job.name},
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {"job-name": job.name},
+            "ports": [{"name": "store", "port": PORT}],
+        },
+    }
+
+
+def _job(job: TrainJob) -> dict[str, Any]:
+    out = f"{RUNS_FOLDER}/{job.name}"
+    command = " ".join(
+        [
+            "exec torchrun",
+            f"--nnodes={job.nodes}",
+            f"--nproc-per-node={job.ranks_per_node}",
+            '--node-rank="$JOB_COMPLETION_INDEX"',
+            f"--master-addr={job.name}-0.{job.name}",
+            f"--master-port={PORT}",
+            "--max-restarts=3",
+            "-m plait",
+            job.train_line(f"{CONFIG_FOLDER}/config.toml", out),
+        ]
+    )
+    container: dict[str, Any] = {
+        "name": "plait",
+        "image": job.image,
+        "command": ["/bin/bash", "-c", command],
+        "volumeMounts": [
+            {"name": "config", "mountPath": CONFIG_FOLDER},
+            {"name": "runs", "mountPath": RUNS_FOLDER},
+            {"name": "shm", "mountPath": "/dev/shm"},
+        ],
+    }
+    if job.gpus:
+        container["resources"] = {"limits": {"nvidia.com/gpu": job.ranks_per_node}}
+    ignored = {
+        "action": "Ignore",
+        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": job.name},
+        "spec": {
+            "completions": job.nodes,
+            "parallelism": job.nodes,
+            "completionMode": "Indexed",
+            "backoffLimit": 3 * job.nodes,
+            "podFailurePolicy": {"rules": [ignored]},
+            "template": {
+                "spec": {
+                    "subdomain": job.name,
+                    "restartPolicy": "Never",
+                    "terminationGracePeriodSeconds": job.deadline_seconds + GRACE_SECONDS,
+                    "containers": [container],
+                    "volumes": [
+                        {"name": "config", "configMap": {"name": f"{job.name}-config"}},
+                        {
+                            "name": "runs",
+                            "persistentVolumeClaim": {"claimName": f"{job.name}-runs"},
+                        },
+                        {"name": "shm", "emptyDir": {"medium": "Memory"}},
+                    ],
+                }
+            },
+        },
+    }

@@ -1,0 +1,46 @@
+"""A task for SkyPilot. Fields as in SkyPilot's page "SkyPilot YAML"."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from plait.jobs.job import PORT, JobScript, TrainJob, yaml_text
+
+CHECKPOINTS = "/checkpoints"
+
+
+def script(job: TrainJob) -> JobScript:
+    """The task. A managed job that loses its machines starts again and goes on."""
+    run = "\n".join(
+        [
+            "source .venv/bin/activate",
+            'HEAD=$(echo "$SKYPILOT_NODE_IPS" | head -n 1)',
+            "exec torchrun --nnodes=$SKYPILOT_NUM_NODES \\",
+            f"  --nproc-per-node={job.ranks_per_node} \\",
+            "  --node-rank=$SKYPILOT_NODE_RANK \\",
+            f"  --master-addr=$HEAD --master-port={PORT} --max-restarts=3 \\",
+            f"  -m plait {job.train_line(out=f'{CHECKPOINTS}/{job.name}')}",
+        ]
+    )
+    resources: dict[str, Any] = {"use_spot": True}
+    if job.gpus:
+        resources = {"accelerators": f"H100:{job.ranks_per_node}", **resources}
+    task: dict[str, Any] = {
+        "name": job.name,
+        "num_nodes": job.nodes,
+        "resources": resources,
+        "workdir": ".",
+        "file_mounts": {CHECKPOINTS: {"name": "YOUR-BUCKET", "mode": "MOUNT"}},
+        "setup": "python3 -m venv .venv\nsource .venv/bin/activate\npip install plait\n",
+        "run": run,
+    }
+    head = [
+        f"# {job.world_size} ranks: {job.nodes} nodes with {job.ranks_per_node} ranks each.",
+        "# Checkpoints lie in a bucket, so that a spot machine may be taken away at any time.",
+    ]
+    text = "\n".join([*head, yaml_text(task), ""])
+    file = f"{job.name}.sky.yaml"
+    notes = ["the accelerator and the bucket are yours to fill in"]
+    submit = f"sky jobs launch {shlex.quote(file)}"
+    return JobScript("skypilot", text, file, submit, job.world_size, notes)

@@ -1,0 +1,95 @@
+"""Job scripts: shells read them, YAML parses them, and hostile names stay names."""
+
+from __future__ import annotations
+
+import ast
+import shlex
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from plait.errors import ConfigError
+from plait.jobs import TARGETS, TrainJob, script_for
+
+JOB = TrainJob(
+    "runs of mine/it's $HOME.toml", "runs/x", nodes=2, ranks_per_node=4, plan="dp8:zero3"
+)
+CONFIG_TEXT = '[model]\nname = "mlp"\n\n[data]\nname = "random"\n'
+
+
+def read_by_a_shell(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "script.sh"
+    path.write_text(text)
+    done = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("target", ["slurm", "torchrun"])
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_shells_read_the_scripts(target: str, nodes: int, tmp_path: Path) -> None:
+    script = script_for(target, replace(JOB, nodes=nodes))
+    read_by_a_shell(script.text, tmp_path)
+    assert "--resume auto" in script.text
+    assert shlex.quote(JOB.config) in script.text
+
+
+def test_slurm_asks_for_a_warning_and_queues_again() -> None:
+    text = script_for("slurm", replace(JOB, deadline_seconds=100)).text
+    assert "#SBATCH --signal=USR1@130" in text
+    assert "#SBATCH --requeue" in text
+    assert "scontrol requeue" in text
+    assert "--ntasks-per-node=4" in text
+
+
+def test_kubernetes_manifests_hold_the_config_and_the_right_numbers(tmp_path: Path) -> None:
+    script = script_for("kubernetes", JOB, CONFIG_TEXT)
+    config, volume, service, job = yaml.safe_load_all(script.text)
+    assert config["data"]["config.toml"] == CONFIG_TEXT
+    assert volume["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert service["metadata"]["name"] == job["spec"]["template"]["spec"]["subdomain"]
+    assert job["spec"]["completions"] == job["spec"]["parallelism"] == 2
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 4}
+    read_by_a_shell(container["command"][2], tmp_path)
+
+
+def test_skypilot_tasks_parse(tmp_path: Path) -> None:
+    task = yaml.safe_load(script_for("skypilot", JOB).text)
+    assert task["num_nodes"] == 2
+    assert task["resources"]["accelerators"] == "H100:4"
+    read_by_a_shell(task["run"], tmp_path)
+
+
+def test_ray_scripts_are_python() -> None:
+    tree = ast.parse(script_for("ray", JOB).text)
+    values = {
+        node.targets[0].id: ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and node.targets[0].id.isupper()
+    }
+    assert values["NODES"] == 2
+    assert values["TRAIN"][:2] == ["train", JOB.config]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_processors_ask_for_no_gpu(target: str) -> None:
+    text = script_for(target, replace(JOB, gpus=False)).text
+    assert "gpus-per-node" not in text
+    assert "nvidia.com" not in text
+    assert "H100" not in text
+    assert "NUM_GPUS = 4" not in text
+
+
+def test_names_are_taken_by_every_queue() -> None:
+    assert JOB.name == "plait-it-s-home"
+    assert replace(JOB, config="..toml").name == "plait"
+
+
+def test_an_unknown_target_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'slurm'"):
+        script_for("slrum", JOB)
