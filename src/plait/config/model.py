@@ -217,6 +217,8 @@ class HuggingFace(ModelSection):
     """The path of a config.json, or a table with `model_type`."""
     weights: PathText | None = None
     """A folder of safetensors to start from."""
+    task: Literal["causal", "masked", "seq2seq", "image"] | None = None
+    """The head of the model: causal (the default), masked, seq2seq or image classes."""
 
 
 class Python(ModelSection):

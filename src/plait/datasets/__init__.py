@@ -85,15 +85,18 @@ def _seq_len(data: Any, model: Any) -> int:
 
 
 def _vocab_size(model: Any, default: int | None = None) -> int:
-    inner = key(model, "config")
-    size = key(
-        model,
-        "vocab_size",
-        key(inner, "vocab_size", default) if isinstance(inner, Mapping) else default,
-    )
+    size = key(model, "vocab_size", _vocab_of_config(key(model, "config")) or default)
     if size is None:
         raise DataError(f"random data for model {key(model, 'name')!r} needs its vocab_size")
     return int(size)
+
+
+def _vocab_of_config(config: Any) -> int | None:
+    """The vocabulary of a Hugging Face table, or of the language model inside it."""
+    if not isinstance(config, Mapping):
+        return None
+    inner: int | None = key(config, "vocab_size", _vocab_of_config(config.get("text_config")))
+    return inner
 
 
 def _digits(model: Any) -> Dataset[Any]:
@@ -128,9 +131,21 @@ def _random(data: Any, model: Any, seed: int) -> Dataset[Any]:
     if family == "fno":
         channels = (key(model, "in_channels", 1), key(model, "out_channels", 1))
         return RandomFields(channels, key(data, "image_size", IMAGE_SIZE), seed=seed, **size)
+    if family == "hf" and key(model, "task") == "image":
+        return _random_pictures(data, model, seed, size)
     if family in LANGUAGE:
         return RandomTokens(_seq_len(data, model), _vocab_size(model), seed=seed, **size)
     raise DataError(
         "random data needs a model by name, whose shapes it knows; a model by python needs data "
         "by python"
     )
+
+
+def _random_pictures(data: Any, model: Any, seed: int, size: Mapping[str, int]) -> Dataset[Any]:
+    """Pictures for a Hugging Face model of images: of its config's channels, classes and size."""
+    config = key(model, "config")
+    table = config if isinstance(config, Mapping) else {}
+    side = key(data, "image_size", key(table, "image_size", IMAGE_SIZE))
+    shape = (key(table, "num_channels", 3), side, side)
+    classes = key(table, "num_labels", len(key(table, "id2label", "ab")))
+    return RandomClasses(shape, classes, seed=seed, **size)

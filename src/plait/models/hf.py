@@ -1,9 +1,9 @@
-"""Causal language models of Hugging Face `transformers`, as they are, on the meta device.
+"""Models of Hugging Face `transformers`, as they are, on the meta device.
 
-Only their edges are changed. The forward takes token numbers and gives logits, without caches or
-wrappers around them. Every module that owns tensors gets a `reset_parameters`, their library's own
-initialisation of that one module. It leaves out work on grandchildren, such as GPT-2's smaller
-residual projections.
+Only their edges are changed. The forward takes token numbers or pictures and gives logits, without
+caches or wrappers around them. Every module that owns tensors gets a `reset_parameters`, their
+library's own initialisation of that one module. It leaves out work on grandchildren, such as
+GPT-2's smaller residual projections.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from plait.errors import ModelError, nearest
 from plait.models import hf_experts
+from plait.models.hf_roles import roles_for
 from plait.models.layers import RMSNorm, ScaledEmbedding
 from plait.models.routing import Router
 from plait.models.weights import MakeStart, Weights, fit, open_folder, wholly_on_meta
-from plait.patterns import matches
 
 OWN = (
     RMSNorm,
@@ -38,7 +38,18 @@ OLD_BUFFERS = (
 )  # that earlier versions of the library saved
 
 
+__all__ = ["HuggingFace", "files_of", "library", "make", "roles_for", "vocabulary"]
+
 GENERATION = "generation_config.json"
+
+
+TASKS = {
+    "causal": "AutoModelForCausalLM",
+    "masked": "AutoModelForMaskedLM",
+    "seq2seq": "AutoModelForSeq2SeqLM",
+    "image": "AutoModelForImageClassification",
+}
+"""The library's door for each task."""
 
 
 class HuggingFace(nn.Module):
@@ -66,9 +77,16 @@ class HuggingFace(nn.Module):
             None
         ]  # said, as embeddings may be in parts
         masks = self._windows(input_ids, positions)
-        logits: Tensor = self.model(
+        return self._logits(
             input_ids=input_ids, position_ids=positions, attention_mask=masks, use_cache=False
-        ).logits
+        )
+
+    def _logits(self, **inputs: Any) -> Tensor:
+        """The logits of the library's model; inputs that its forward does not know are left out."""
+        known = inspect.signature(self.model.forward).parameters
+        if not any(one.kind is one.VAR_KEYWORD for one in known.values()):
+            inputs = {key: value for key, value in inputs.items() if key in known}
+        logits: Tensor = self.model(**inputs).logits
         return logits
 
     def _windows(self, input_ids: Tensor, positions: Tensor) -> Any:
@@ -105,6 +123,39 @@ class HuggingFace(nn.Module):
         }
 
 
+class EncoderDecoder(HuggingFace):
+    """Token numbers [B, S] of the source, and [B, T] of the target -> logits [B, T, V]."""
+
+    def forward(self, input_ids: Tensor, decoder_input_ids: Tensor | None = None) -> Tensor:
+        """Without a target, the decoder reads the source."""
+        target = input_ids if decoder_input_ids is None else decoder_input_ids
+        return self._logits(input_ids=input_ids, decoder_input_ids=target, use_cache=False)
+
+
+class Encoder(HuggingFace):
+    """Token numbers [B, S] -> logits [B, S, V] of a masked language model."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """Every position sees every other: nothing is padded."""
+        return self._logits(input_ids=input_ids)
+
+
+class Pictures(HuggingFace):
+    """Pictures [B, channels, height, width] -> logits [B, classes]."""
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """The library's model, without the wrapper around its logits."""
+        return self._logits(pixel_values=pixel_values)
+
+
+WRAPPERS = {
+    "causal": HuggingFace,
+    "masked": Encoder,
+    "seq2seq": EncoderDecoder,
+    "image": Pictures,
+}
+
+
 def _let_experts_take_float64(model: nn.Module) -> None:
     """The library multiplies experts by torch's grouped product, which has no float64; its loop
     over experts has.
@@ -119,14 +170,21 @@ def _let_experts_take_float64(model: nn.Module) -> None:
             module.register_forward_pre_hook(choose)
 
 
-def make(config: str | Path | Mapping[str, Any], weights: str | Path | None = None) -> HuggingFace:
-    """The causal model of a config: the path of a `config.json` (or of its directory), or its table
-    with `model_type`.
+def make(
+    config: str | Path | Mapping[str, Any],
+    weights: str | Path | None = None,
+    task: str = "causal",
+) -> HuggingFace:
+    """The model of a config: the path of a `config.json` (or of its directory), or its table with
+    `model_type`.
 
-    On the meta device. With `weights`, a directory of safetensors files, it knows its start values.
-    Each rank of an engine reads those that it keeps. Raises `ModelError` without `transformers`,
-    and for a config or weights that do not fit.
+    On the meta device. `task` is one of `TASKS`, by default a causal language model. With
+    `weights`, a directory of safetensors files, it knows its start values. Each rank of an engine
+    reads those that it keeps. Raises `ModelError` without `transformers`, and for a config or
+    weights that do not fit.
     """
+    if task not in TASKS:
+        raise ModelError(f"task = {task!r} is none of a model 'hf'; {nearest(task, TASKS)}")
     transformers = library()
     table = read_config(config)
     model_type = table.pop("model_type", None)
@@ -139,15 +197,15 @@ def make(config: str | Path | Mapping[str, Any], weights: str | Path | None = No
     try:
         with torch.device("meta"):
             settings = transformers.AutoConfig.for_model(model_type, **table)
-            model = wholly_on_meta(transformers.AutoModelForCausalLM.from_config(settings))
+            model = wholly_on_meta(getattr(transformers, TASKS[task]).from_config(settings))
     except Exception as failure:
         raise ModelError(
-            f"transformers cannot make a causal model of model_type {model_type!r}: {failure}"
+            f"transformers cannot make a {task} model of model_type {model_type!r}: {failure}"
         ) from failure
-    made = HuggingFace(model.train())
+    made = WRAPPERS[task](model.train())
     _adopt_generation(made, [folder for folder in (config, weights) if is_path(folder)])
     if weights is None:
-        made.make_start = functools.partial(_make_whole, settings)
+        made.make_start = functools.partial(_make_whole, settings, task)
     else:
         made.weights = find_weights(made, Path(weights))
     return made
@@ -177,10 +235,10 @@ def files_of(made: HuggingFace) -> dict[str, Any]:
     return files
 
 
-def _make_whole(settings: Any) -> HuggingFace:
+def _make_whole(settings: Any, task: str) -> HuggingFace:
     """The model of a config with the values that the library gives it."""
-    made = library().AutoModelForCausalLM.from_config(copy.deepcopy(settings))
-    return HuggingFace(made.train())
+    made = getattr(library(), TASKS[task]).from_config(copy.deepcopy(settings))
+    return WRAPPERS[task](made.train())
 
 
 def _replace_own(model: nn.Module) -> None:
@@ -234,80 +292,6 @@ def _offset(module: nn.Module, eps: float) -> float | None:
             if torch.allclose(tried(x), RMSNorm(weight, eps, offset)(x), rtol=1e-5, atol=1e-6):
                 return offset
     return None
-
-
-STYLES = {"colwise": "column", "rowwise": "row", "replicated_with_grad_allreduce": "head_norm"}
-GPT2_ROLES = {
-    "h.*.attn": "region",
-    "h.*.attn.c_attn": "qkv",
-    "h.*.attn.c_proj": "row",
-    "h.*.mlp.c_fc": "column",
-    "h.*.mlp.c_proj": "row",
-    "wpe": "position",
-    "ln_f": "last_norm",
-}
-
-
-def roles_for(model: HuggingFace) -> dict[str, str]:
-    """The table of roles: from the config's own plan for tensor parallelism, or from structure for
-    GPT-2.
-
-    Raises `ModelError` for a model that has neither, or a plan with a word that is not understood.
-    """
-    inner: Any = model.model
-    prefix = f"model.{inner.base_model_prefix}."
-    own = getattr(inner.config, "base_model_tp_plan", None) or {}
-    if inner.config.model_type == "gpt2":
-        table = {f"{prefix}{pattern}": role for pattern, role in GPT2_ROLES.items()}
-    elif not own:
-        raise ModelError(
-            f"transformers has no tensor-parallel plan for {inner.config.model_type}, so "
-            f"{hf_experts.a_layer(model)} has no role; give a table, [model] roles = {{pattern: role}} or "
-            "Options(roles=...), or split this model by dp and pp, which need no roles"
-        )
-    else:
-        names = [name.removeprefix(prefix) for name, _ in model.named_modules()]
-        own = {
-            pattern: style
-            for pattern, style in own.items()
-            if ".mlp.experts" not in pattern  # see `hf_experts.roles`
-            and any(matches(pattern, name) for name in names)
-        }
-        unknown = sorted(set(own.values()) - STYLES.keys())
-        if unknown:
-            raise ModelError(
-                f"the tensor-parallel plan of {inner.config.model_type} says "
-                f"{', '.join(unknown)}; give roles = {{...}}"
-            )
-        table = {f"{prefix}{pattern}": STYLES[style] for pattern, style in own.items()}
-        doors = {pattern.rpartition(".")[0] for pattern, role in table.items() if role == "column"}
-        table |= {door: "region" for door in doors if "attention" in door or "attn" in door}
-        table |= {
-            re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name): role
-            for name, role in hf_experts.roles(model).items()
-        }
-    _refuse_dropped_attention(inner.config)
-    for name, module in model.named_modules():
-        pattern = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
-        if module is inner.get_input_embeddings():
-            table[pattern] = "embedding"
-        elif module is inner.get_output_embeddings():
-            table[pattern] = "head"
-        elif "Norm" in type(module).__name__:
-            table.setdefault(pattern, "norm")
-    return table
-
-
-def _refuse_dropped_attention(config: Any) -> None:
-    """The library's attention draws its own mask, which would be alike on ranks that hold different
-    heads.
-    """
-    for key in ("attn_pdrop", "attention_dropout"):
-        if getattr(config, key, None):
-            raise ModelError(
-                f"{key} = {getattr(config, key)} drops inside the library's attention, which is "
-                "split here; set it to 0"
-            )
 
 
 def find_weights(model: HuggingFace, directory: Path) -> Weights:

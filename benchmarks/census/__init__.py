@@ -1,0 +1,1 @@
+"""Every class that `transformers` registers for four tasks, from a tiny config, under every plan."""

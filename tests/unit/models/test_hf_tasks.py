@@ -1,0 +1,46 @@
+"""Hugging Face models of other tasks than causal: their inputs and the shape of their logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from plait import datasets, models
+from plait.config import Data
+from plait.errors import ModelError
+
+pytest.importorskip("transformers")
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+BERT = {"model_type": "bert", "intermediate_size": 24, "vocab_size": 29, **SMALL}
+VIT = {"model_type": "vit", "intermediate_size": 24, "image_size": 32, "num_labels": 3, **SMALL}
+T5 = {"model_type": "t5", "d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 1, "num_heads": 4}
+T5 |= {"vocab_size": 29, "decoder_start_token_id": 0}
+
+
+@pytest.mark.parametrize(
+    ("task", "config", "shape"),
+    [("masked", BERT, (2, 8, 29)), ("seq2seq", T5, (2, 8, 29)), ("image", VIT, (2, 3))],
+)
+def test_random_data_fits_the_head_of_a_task(
+    task: str, config: dict[str, Any], shape: tuple[int, ...]
+) -> None:
+    keys = {"name": "hf", "task": task, "config": config}
+    data = datasets.make(Data(name="random", seq_len=8), keys)
+    model = models.make(**keys)
+    inputs = torch.stack([data[index][0] for index in range(2)])
+    logits = model.make_start()(inputs)  # type: ignore[operator]
+    assert tuple(logits.shape) == shape
+
+
+def test_a_task_that_is_none_is_named() -> None:
+    with pytest.raises(ModelError, match="did you mean 'masked'"):
+        models.make("hf", config=BERT, task="maskd")
+
+
+def test_random_tokens_come_from_the_vocabulary_of_a_nested_config() -> None:
+    config = {"model_type": "gemma3", "text_config": {"vocab_size": 7}}
+    data = datasets.make(Data(name="random", seq_len=8), {"name": "hf", "config": config})
+    assert int(data[0][0].max()) < 7
