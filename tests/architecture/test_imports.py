@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "parallel.expert": {*LOWER, "comm", "models"},  # it fills the seams that a router leaves open
     "models": {"errors", "products", "reference", "patterns", "torch_internals"},
     "datasets": {"errors", "reference"},
-    "launcher": {"errors", "comm"},  # of comm, the roster of ranks that come and go
+    "launcher": {"errors", "comm"},  # of comm, the rendezvous of ranks that come and go
     "outer": {*LOWER, "comm", "parallel.data"},
     "engine": ENGINE,
     "run": {*RUN, "toml", "predict.cost"},  # a report sets predictions beside measurements

@@ -93,31 +93,31 @@ def local(plan: str, folder: str, options: dict[str, Any], in_outer_step: bool =
     takes does not matter.
     """
     world = join_world(Plan.parse(plan))
-    crew = world.crew
-    assert crew is not None
+    membership = world.membership
+    assert membership is not None
     if (Path(folder) / "died").exists():
-        crew.here()
-        crew.tell("alive", "")
+        membership.announce()
+        membership.set_word("alive", "")
     engine = engine_of(world, plan, Options(seed=SEED, **options))
-    seat, size = world.seat
-    if seat == DIES and in_outer_step:
+    worker, size = world.worker
+    if worker == DIES and in_outer_step:
         assert isinstance(engine.driver, LocalDriver)
         dies_in_outer_step(engine.driver, folder)
-    batches = Batches(seat, size)
+    batches = Batches(worker, size)
     first = engine.step_index
     changes = []
     last = LIMIT
     if first:
         last = first + AFTERWARDS
     while engine.step_index < last:
-        if seat == DIES and engine.step_index == AT_STEP and not in_outer_step:
+        if worker == DIES and engine.step_index == AT_STEP and not in_outer_step:
             dies_once(folder)
         before = world.size
         engine.step(batches[engine.step_index], trace=False)
         if world.size != before:
             changes.append((engine.step_index, world.size))
         if world.size < before:
-            crew.learn("alive")
+            membership.wait_for_word("alive")
         if world.size > before:
             last = engine.step_index + AFTERWARDS
     engine.driver.synchronize()
@@ -133,16 +133,16 @@ def saving(plan: str, folder: str) -> Any:
     from plait.checkpoint import write
 
     world = join_world(Plan.parse(plan))
-    assert world.crew is not None
-    crew = world.crew
+    assert world.membership is not None
+    membership = world.membership
     is_back = (Path(folder) / "died").exists()
     if is_back:
-        crew.here()
-        crew.tell("alive", "")
+        membership.announce()
+        membership.set_word("alive", "")
     engine = engine_of(world, plan, Options(seed=SEED))
-    seat, size = world.seat
-    batches = Batches(seat, size)
-    if seat == DIES and not is_back:
+    worker, size = world.worker
+    batches = Batches(worker, size)
+    if worker == DIES and not is_back:
         complete = write._write_file
 
         def die_after_writing(*args: Any) -> Any:
@@ -154,10 +154,10 @@ def saving(plan: str, folder: str) -> Any:
         engine.step(batches[engine.step_index], trace=False)
         if engine.step_index == AT_STEP:
             engine.save(Path(folder) / f"step-{AT_STEP:08d}")
-            if seat != DIES:
-                crew.learn("alive")
+            if worker != DIES:
+                membership.wait_for_word("alive")
     world.together(world.barrier)
-    found = (seat, is_back, world.size)
+    found = (worker, is_back, world.size)
     world.close()
     return found
 
@@ -167,28 +167,28 @@ def served(plan: str, folder: str) -> Any:
     until the lost one is back.
     """
     world = join_world(Plan.parse(plan))
-    crew = world.crew
-    assert crew is not None
+    membership = world.membership
+    assert membership is not None
     engine = engine_of(world, plan, Options(seed=SEED, num_servers=1))
     driver = engine.driver
     assert isinstance(driver, AsyncServerDriver)
     if driver.server is not None:
         driver.server.log = []
-        crew.tell("recording", "")
-    crew.learn("recording")
-    batches = Batches(*world.seat)
+        membership.set_word("recording", "")
+    membership.wait_for_word("recording")
+    batches = Batches(*world.worker)
     steps = []
     last = LIMIT
     if engine.step_index:
-        crew.tell("back", "")
+        membership.set_word("back", "")
     while engine.step_index < last:
-        if crew.seat == DIES and engine.step_index == AT_STEP:
+        if membership.worker == DIES and engine.step_index == AT_STEP:
             dies_once(folder)
         steps.append(engine.step_index)
         engine.step(batches[engine.step_index], trace=False)
-        if last == LIMIT and crew.knows("back"):
+        if last == LIMIT and membership.has_word("back"):
             last = engine.step_index + AFTERWARDS
-        elif last == LIMIT and crew.seat != DIES:
+        elif last == LIMIT and membership.worker != DIES:
             time.sleep(PAUSE_SECONDS)  # so that there is less to be replayed
     driver.synchronize()
     record = None

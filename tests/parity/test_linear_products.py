@@ -66,7 +66,7 @@ def step(world: World, text: str, linear_product: str) -> tuple[float, float, bo
         world=world,
     )
     tokens = torch.randint(0, 64, (SAMPLES, LENGTH + 1), generator=torch.Generator().manual_seed(1))
-    own = tokens.chunk(Plan.parse(text).dp.size)[world.seat[0]]
+    own = tokens.chunk(Plan.parse(text).dp.size)[world.worker[0]]
     with Seen() as seen:
         result = engine.step((own[:, :-1], own[:, 1:]))
     assert result.grad_norm is not None

@@ -23,46 +23,46 @@ from plait.comm.rendezvous import RendezvousClient, RendezvousRound
 from plait.errors import RankFailed
 
 T = TypeVar("T")
-VARIABLE = "PLAIT_ROSTER"
+VARIABLE = "PLAIT_RENDEZVOUS"
 
 
 @dataclass(frozen=True)
 class RendezvousPlace:
-    """Where a rank finds the others: its seat among `num_seats`, the roster, and a store."""
+    """Where a rank finds the others: its id among `num_workers`, the rendezvous, and a store."""
 
-    seat: int
-    num_seats: int
-    roster: Address
+    worker: int
+    num_workers: int
+    rendezvous: Address
     store: tuple[str, int]
 
     def as_variables(self) -> dict[str, str]:
         """The variables by which a new process finds the others."""
         return {
-            "RANK": str(self.seat),
-            "LOCAL_RANK": str(self.seat),
-            "WORLD_SIZE": str(self.num_seats),
+            "RANK": str(self.worker),
+            "LOCAL_RANK": str(self.worker),
+            "WORLD_SIZE": str(self.num_workers),
             "MASTER_ADDR": self.store[0],
             "MASTER_PORT": str(self.store[1]),
-            VARIABLE: self.roster.as_text(),
+            VARIABLE: self.rendezvous.as_text(),
         }
 
     @staticmethod
-    def told(variables: Mapping[str, str] | None = None) -> RendezvousPlace | None:
+    def from_variables(variables: Mapping[str, str] | None = None) -> RendezvousPlace | None:
         """The place that `variables` tell of; None in a world whose ranks are fixed."""
-        told = os.environ if variables is None else variables
-        if VARIABLE not in told:
+        variables = os.environ if variables is None else variables
+        if VARIABLE not in variables:
             return None
-        address = Address.of_text(told[VARIABLE])
+        address = Address.of_text(variables[VARIABLE])
         return RendezvousPlace(
-            int(told["RANK"]),
-            int(told["WORLD_SIZE"]),
+            int(variables["RANK"]),
+            int(variables["WORLD_SIZE"]),
             address,
-            (told["MASTER_ADDR"], int(told["MASTER_PORT"])),
+            (variables["MASTER_ADDR"], int(variables["MASTER_PORT"])),
         )
 
 
 class Membership:
-    """This rank's seat, and whom it has met."""
+    """This rank's worker id, and whom it has met."""
 
     def __init__(
         self,
@@ -70,8 +70,8 @@ class Membership:
         timeout_seconds: float,
         regroup: Callable[[tuple[int, ...]], None],
     ) -> None:
-        self.seat = place.seat
-        self.num_seats = place.num_seats
+        self.worker = place.worker
+        self.num_workers = place.num_workers
         self._place, self._timeout, self._regroup = (
             place,
             timedelta(seconds=timeout_seconds),
@@ -82,9 +82,9 @@ class Membership:
         self._members: tuple[int, ...] = ()
         self._is_in = False
 
-    def here(self) -> None:
+    def announce(self) -> None:
         """Have others wait for this rank when they meet."""
-        self._known().here()
+        self._known().announce()
 
     def together(
         self,
@@ -96,15 +96,15 @@ class Membership:
         that are lost in it.
 
         While `act` runs the world's axes are those of the ranks that met, and they stay so. Not
-        `opens` lets nobody in who was not at the meeting before. Raises `RankFailed` when this rank
+        `opens` lets nobody in who was not at the round before. Raises `RankFailed` when this rank
         is too late. Collective of those that are there.
         """
         while True:
-            meeting = self._meet(opens)
+            round_ = self._meet(opens)
             done = []
             try:
-                self._join(meeting)
-                done.append(act(meeting))
+                self._join(round_)
+                done.append(act(round_))
             except RankFailed:
                 # whoever still waits in the group for a rank that is gone is set free by that
                 self._leave()
@@ -114,15 +114,15 @@ class Membership:
                 return done[0]
             undo()
 
-    def tell(self, name: str, text: str) -> None:
+    def set_word(self, name: str, text: str) -> None:
         """Leave a word that every rank finds."""
         self._store().set(f"word/{name}", text)
 
-    def knows(self, name: str) -> bool:
+    def has_word(self, name: str) -> bool:
         """Whether the word has been left."""
         return bool(self._store().check([f"word/{name}"]))
 
-    def learn(self, name: str) -> str:
+    def wait_for_word(self, name: str) -> str:
         """The word, as soon as somebody has left it."""
         return str(self._store().get(f"word/{name}").decode())
 
@@ -134,7 +134,7 @@ class Membership:
 
     def _known(self) -> RendezvousClient:
         if self._member is None:
-            self._member = RendezvousClient(self._place.roster, self.seat, self.num_seats)
+            self._member = RendezvousClient(self._place.rendezvous, self.worker, self.num_workers)
         return self._member
 
     def _store(self) -> Store:
@@ -144,25 +144,27 @@ class Membership:
         return self._kept
 
     def _meet(self, opens: bool) -> RendezvousRound:
-        meeting = self._known().meet(opens)
-        if self._is_in and self.seat in meeting.newcomers:
-            raise RankFailed(f"rank {self.seat} came too late; the others have gone on without it")
-        return meeting
+        round_ = self._known().meet(opens)
+        if self._is_in and self.worker in round_.newcomers:
+            raise RankFailed(
+                f"rank {self.worker} came too late; the others have gone on without it"
+            )
+        return round_
 
-    def _join(self, meeting: RendezvousRound) -> None:
-        if self._members == meeting.members and not meeting.newcomers:
+    def _join(self, round_: RendezvousRound) -> None:
+        if self._members == round_.members and not round_.newcomers:
             return
         self._leave()
-        self._connect(meeting)
-        self._members = meeting.members
-        self._regroup(meeting.members)
+        self._connect(round_)
+        self._members = round_.members
+        self._regroup(round_.members)
 
-    def _connect(self, meeting: RendezvousRound) -> None:
-        members = meeting.members
+    def _connect(self, round_: RendezvousRound) -> None:
+        members = round_.members
         if len(members) == 1:
             return
-        store = PrefixStore(f"meeting/{meeting.number}", self._store())
-        rank = members.index(self.seat)
+        store = PrefixStore(f"round/{round_.number}", self._store())
+        rank = members.index(self.worker)
         try:
             dist.init_process_group(
                 "gloo", store=store, rank=rank, world_size=len(members), timeout=self._timeout

@@ -3,15 +3,15 @@ all.
 
 A process group has no such thing. Its ranks are fixed when it is made, and one that dies breaks it.
 So the list is kept outside, by whoever started the ranks, over connections that end with their
-rank. A rank has a *seat*, its number among all that may ever come. Two questions are answered:
+rank. A rank has a *worker id*, its number among all that may ever come. Two questions are answered:
 
     meet     wait until every awaited rank has come; the answer lists all of them, and the newcomers
-    agree    wait until everybody of the last meeting has said how it went; then whether it went
+    agree    wait until everybody of the last round has said how it went; then whether it went
     well for all
 
-All ids are awaited at first. Later the members of the last meeting are, and those that have said
+All ids are awaited at first. Later the members of the last round are, and those that have said
 that they are here. Who is lost is not awaited any more, nor who comes later than `patience_seconds`
-after somebody of the last meeting.
+after somebody of the last round.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 from plait.comm.calls import Address, CallMessage, Connection, Service
 from plait.errors import RankFailed
 
-HERE, MEET, AGREE = range(3)
+ANNOUNCE, MEET, AGREE = range(3)
 ABSENT, NEW, OLD = range(3)
 LOOK_SECONDS = 0.5
 FOREVER_SECONDS = 24 * 3600.0
@@ -33,7 +33,7 @@ FOREVER_SECONDS = 24 * 3600.0
 
 @dataclass(frozen=True)
 class RendezvousRound:
-    """The seats that met, ascending, and those of them that were not at the meeting before."""
+    """The ids that met, ascending, and those of them that were not at the round before."""
 
     number: int
     members: tuple[int, ...]
@@ -41,124 +41,124 @@ class RendezvousRound:
 
 
 class RendezvousState:
-    """The state of a rendezvous. Its methods are called from one thread for each seat, and block
+    """The state of a rendezvous. Its methods are called from one thread for each worker, and block
     it.
     """
 
-    def __init__(self, num_seats: int, patience_seconds: float = 120.0) -> None:
+    def __init__(self, num_workers: int, patience_seconds: float = 120.0) -> None:
         self._patience_seconds = patience_seconds
         self._number = 0
         self._members: set[int] = set()
         self._newcomers: frozenset[int] = frozenset()
-        self._awaited = set(range(num_seats))
+        self._awaited = set(range(num_workers))
         self._come: dict[int, bool] = {}  # and whether newcomers may be let in
         self._said: dict[int, bool] = {}
-        self._meetings: dict[
+        self._answers: dict[
             int, RendezvousRound | None
-        ] = {}  # answers that their seats have not taken yet
+        ] = {}  # answers that their workers have not taken yet
         self._verdicts: dict[int, bool] = {}
         self._lives = (
-            [0] * num_seats
-        )  # how often each seat was lost: who waits for one of an earlier life waits no more
+            [0] * num_workers
+        )  # how often each worker was lost: who waits for one of an earlier life waits no more
         self._changed = threading.Condition()
 
-    def here(self, seat: int) -> None:
-        """The seat will come to the next meeting."""
+    def announce(self, worker: int) -> None:
+        """The worker will come to the next round."""
         with self._changed:
-            self._awaited.add(seat)
+            self._awaited.add(worker)
 
-    def lost(self, seat: int) -> None:
+    def lost(self, worker: int) -> None:
         """Whether the rendezvous has stopped waiting for this rank."""
         with self._changed:
-            for known in (self._come, self._said, self._meetings, self._verdicts):
-                known.pop(seat, None)
-            self._awaited.discard(seat)
-            self._members.discard(seat)
-            self._lives[seat] += 1
+            for known in (self._come, self._said, self._answers, self._verdicts):
+                known.pop(worker, None)
+            self._awaited.discard(worker)
+            self._members.discard(worker)
+            self._lives[worker] += 1
             self._look()
 
-    def meet(self, seat: int, opens: bool = True) -> RendezvousRound | None:
-        """Wait for the others. Where one of the last meeting says not `opens`, newcomers wait for
+    def meet(self, worker: int, opens: bool = True) -> RendezvousRound | None:
+        """Wait for the others. Where one of the last round says not `opens`, newcomers wait for
         the next one.
 
-        None when nobody of the last meeting is left: what they knew is lost. Raises
-        `ConnectionError` when the seat is lost.
+        None when nobody of the last round is left: what they knew is lost. Raises
+        `ConnectionError` when the worker is lost.
         """
         with self._changed:
-            life = self._lives[seat]
-            self._awaited.add(seat)
-            self._come[seat] = opens
+            life = self._lives[worker]
+            self._awaited.add(worker)
+            self._come[worker] = opens
             deadline = time.monotonic() + self._patience_seconds
             self._look()
-            while seat not in self._meetings:
-                self._wait(seat, life)
-                if time.monotonic() > deadline and (seat in self._members or not self._number):
+            while worker not in self._answers:
+                self._wait(worker, life)
+                if time.monotonic() > deadline and (worker in self._members or not self._number):
                     self._awaited &= self._come.keys()
                     self._look()
-            return self._meetings.pop(seat)
+            return self._answers.pop(worker)
 
-    def agree(self, seat: int, well: bool) -> bool:
-        """Wait for the others of the last meeting; whether all of those that are left say that it
+    def agree(self, worker: int, well: bool) -> bool:
+        """Wait for the others of the last round; whether all of those that are left say that it
         went well.
 
-        Raises `ConnectionError` when the seat is lost.
+        Raises `ConnectionError` when the worker is lost.
         """
         with self._changed:
-            life = self._lives[seat]
-            self._said[seat] = well
+            life = self._lives[worker]
+            self._said[worker] = well
             self._look()
-            while seat not in self._verdicts:
-                self._wait(seat, life)
-            return self._verdicts.pop(seat)
+            while worker not in self._verdicts:
+                self._wait(worker, life)
+            return self._verdicts.pop(worker)
 
-    def _wait(self, seat: int, life: int) -> None:
+    def _wait(self, worker: int, life: int) -> None:
         self._changed.wait(LOOK_SECONDS)
-        if self._lives[seat] != life:
-            raise ConnectionError(f"seat {seat} is lost")
+        if self._lives[worker] != life:
+            raise ConnectionError(f"worker {worker} is lost")
 
     def _look(self) -> None:
         """Answer whom one can."""
-        elders = self._members & self._awaited
-        if self._said and elders <= self._said.keys():
-            verdict = all(self._said[seat] for seat in elders)
+        incumbents = self._members & self._awaited
+        if self._said and incumbents <= self._said.keys():
+            verdict = all(self._said[worker] for worker in incumbents)
             if (
                 not verdict and self._members != self._newcomers
             ):  # what these were to be told they may not have heard
                 self._members -= self._newcomers
             self._verdicts.update(dict.fromkeys(self._said, verdict))
             self._said.clear()
-        if self._number and not elders:
-            self._meetings.update(dict.fromkeys(self._come))
+        if self._number and not incumbents:
+            self._answers.update(dict.fromkeys(self._come))
             self._come.clear()
-        elif self._come and elders <= self._come.keys():
-            opens = all(self._come[seat] for seat in elders)
+        elif self._come and incumbents <= self._come.keys():
+            opens = all(self._come[worker] for worker in incumbents)
             if not opens:
-                self._hold(elders)
+                self._hold(incumbents)
             elif self._awaited <= self._come.keys():
                 self._hold(set(self._come))
         self._changed.notify_all()
 
-    def _hold(self, seats: set[int]) -> None:
+    def _hold(self, workers: set[int]) -> None:
         self._number += 1
-        meeting = RendezvousRound(
-            self._number, tuple(sorted(seats)), frozenset(seats - self._members)
+        round_ = RendezvousRound(
+            self._number, tuple(sorted(workers)), frozenset(workers - self._members)
         )
-        self._members = seats
-        self._newcomers = meeting.newcomers
-        for seat in seats:
-            del self._come[seat]
-            self._meetings[seat] = meeting
+        self._members = workers
+        self._newcomers = round_.newcomers
+        for worker in workers:
+            del self._come[worker]
+            self._answers[worker] = round_
 
 
 class RendezvousServer:
     """Keeps the list for ranks that call from other processes; see `RendezvousClient`."""
 
     def __init__(
-        self, num_seats: int, patience_seconds: float = 120.0, host: str = "127.0.0.1"
+        self, num_workers: int, patience_seconds: float = 120.0, host: str = "127.0.0.1"
     ) -> None:
-        self._num_seats = num_seats
-        self.attendance = RendezvousState(num_seats, patience_seconds)
-        self._service = Service(self._answer, self.attendance.lost, host)
+        self._num_seats = num_workers
+        self.state = RendezvousState(num_workers, patience_seconds)
+        self._service = Service(self._answer, self.state.lost, host)
 
     @property
     def address(self) -> Address:
@@ -169,54 +169,52 @@ class RendezvousServer:
         """End every connection."""
         self._service.close()
 
-    def _answer(self, seat: int, question: CallMessage) -> CallMessage:
-        if question.kind == HERE:
-            self.attendance.here(seat)
-            return CallMessage(HERE)
+    def _answer(self, worker: int, question: CallMessage) -> CallMessage:
+        if question.kind == ANNOUNCE:
+            self.state.announce(worker)
+            return CallMessage(ANNOUNCE)
         if question.kind == AGREE:
-            return CallMessage(
-                AGREE, (float(self.attendance.agree(seat, bool(question.numbers[0]))),)
-            )
-        meeting = self.attendance.meet(seat, bool(question.numbers[0]))
-        seats = torch.full((self._num_seats,), ABSENT, dtype=torch.int8)
-        if meeting is not None:
-            for member in meeting.members:
-                seats[member] = NEW if member in meeting.newcomers else OLD
-        return CallMessage(MEET, (0.0 if meeting is None else float(meeting.number),), seats)
+            return CallMessage(AGREE, (float(self.state.agree(worker, bool(question.numbers[0]))),))
+        round_ = self.state.meet(worker, bool(question.numbers[0]))
+        workers = torch.full((self._num_seats,), ABSENT, dtype=torch.int8)
+        if round_ is not None:
+            for member in round_.members:
+                workers[member] = NEW if member in round_.newcomers else OLD
+        return CallMessage(MEET, (0.0 if round_ is None else float(round_.number),), workers)
 
 
 class RendezvousClient:
-    """One rank's connection to the roster; when it ends, the rank is lost."""
+    """One rank's connection to the rendezvous; when it ends, the rank is lost."""
 
-    def __init__(self, address: Address, seat: int, num_seats: int) -> None:
-        self._num_seats = num_seats
-        self._line = Connection(address, seat, FOREVER_SECONDS)
+    def __init__(self, address: Address, worker: int, num_workers: int) -> None:
+        self._num_seats = num_workers
+        self._connection = Connection(address, worker, FOREVER_SECONDS)
 
-    def here(self) -> None:
-        """Have others wait for this rank at their next meeting."""
-        self._line.ask(CallMessage(HERE))
-        self._line.answer()
+    def announce(self) -> None:
+        """Have others wait for this rank at their next round."""
+        self._connection.ask(CallMessage(ANNOUNCE))
+        self._connection.answer()
 
     def meet(self, opens: bool = True) -> RendezvousRound:
         """See `RendezvousState.meet`. Raises `RankFailed` when nobody is left who knows how far the
         run is.
         """
-        self._line.ask(CallMessage(MEET, (float(opens),)))
-        seats = torch.zeros(self._num_seats, dtype=torch.int8)
-        number = int(self._line.answer(seats).numbers[0])
+        self._connection.ask(CallMessage(MEET, (float(opens),)))
+        workers = torch.zeros(self._num_seats, dtype=torch.int8)
+        number = int(self._connection.answer(workers).numbers[0])
         if not number:
             raise RankFailed("the ranks that this one was to join have ended")
-        kinds = seats.tolist()
-        present = tuple(seat for seat, kind in enumerate(kinds) if kind != ABSENT)
+        kinds = workers.tolist()
+        present = tuple(worker for worker, kind in enumerate(kinds) if kind != ABSENT)
         return RendezvousRound(
-            number, present, frozenset(seat for seat in present if kinds[seat] == NEW)
+            number, present, frozenset(worker for worker in present if kinds[worker] == NEW)
         )
 
     def agree(self, well: bool) -> bool:
         """See `RendezvousState.agree`."""
-        self._line.ask(CallMessage(AGREE, (float(well),)))
-        return bool(self._line.answer().numbers[0])
+        self._connection.ask(CallMessage(AGREE, (float(well),)))
+        return bool(self._connection.answer().numbers[0])
 
     def close(self) -> None:
         """Leave."""
-        self._line.close()
+        self._connection.close()

@@ -67,7 +67,7 @@ class World:
         self._connect = connect
         self._leave = leave
         self._axes: dict[AxisName, Axis] = {}
-        self.crew: Membership | None = None  # where ranks come and go
+        self.membership: Membership | None = None  # where ranks come and go
         self._closings: list[tuple[Callable[[], None], Callable[[], None]]] = []
 
     @property
@@ -119,18 +119,18 @@ class World:
         return self._axes[name]
 
     @property
-    def seat(self) -> tuple[int, int]:
-        """(own, of how many) places on the data axis, whoever is there: which samples are this
-        rank's.
+    def worker(self) -> tuple[int, int]:
+        """(id, number) of workers on the data axis, present or not; they say which samples are
+        this rank's.
         """
-        if self.crew is not None:
-            return self.crew.seat, self.crew.num_seats
+        if self.membership is not None:
+            return self.membership.worker, self.membership.num_workers
         axis = self.axis("dp")
         return axis.rank, axis.size
 
     @property
     def _rank_in_mesh(self) -> int:
-        """The own rank; 0 in a mesh of one, whose rank has met nobody yet and goes by its seat."""
+        """This rank's place in the mesh; 0 in a mesh of one, before it has met anybody."""
         return min(self.rank, self.mesh.size - 1)
 
     def regroup(self, mesh: Mesh, rank: int, connect: Callable[[AxisName], Backend]) -> None:
@@ -153,9 +153,9 @@ class World:
         """Do something collective; where ranks come and go, again without those that are lost in
         it. Collective.
         """
-        if self.crew is None:
+        if self.membership is None:
             return act()
-        return self.crew.together(lambda meeting: act(), opens=False)
+        return self.membership.together(lambda round_: act(), opens=False)
 
     def barrier(self) -> None:
         """Return when every rank of the world has called it."""
@@ -223,7 +223,7 @@ def init(
     """
     if backend not in BACKENDS:
         raise PlanError(f"no backend {backend!r}; {nearest(backend, BACKENDS)}")
-    place = RendezvousPlace.told() if store is None else None
+    place = RendezvousPlace.from_variables() if store is None else None
     if place is not None:
         return _apart(mesh, place, timeout_seconds, torch.device(device or "cpu"), measurements)
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -270,24 +270,25 @@ def _apart(
     measurements: Path | None,
 ) -> World:
     """A world whose ranks come and go: each begins by itself (see `membership`)."""
-    if mesh.size != mesh.dp or mesh.size != place.num_seats:
+    if mesh.size != mesh.dp or mesh.size != place.num_workers:
         raise WorldSizeError(
-            f"ranks come and go on the data axis alone: {place.num_seats} seats do not fit {mesh}"
+            f"ranks come and go on the data axis alone: {place.num_workers} workers do not fit "
+            f"{mesh}"
         )
 
     def alone(name: AxisName) -> Backend:
         raise PlanError(f"axis {name}: this rank has met nobody yet")
 
     def regroup(members: tuple[int, ...]) -> None:
-        rank = members.index(place.seat)
+        rank = members.index(place.worker)
         met = Mesh(dp=len(members))
         world.regroup(
             met, rank, _Links(Groups(met, rank, timeout_seconds), "gloo", timeout_seconds).connect
         )
 
-    crew = Membership(place, timeout_seconds, regroup)
-    world = World(Mesh(), place.seat, device, alone, crew.close, measurements=measurements)
-    world.crew = crew
+    membership = Membership(place, timeout_seconds, regroup)
+    world = World(Mesh(), place.worker, device, alone, membership.close, measurements=measurements)
+    world.membership = membership
     return world
 
 

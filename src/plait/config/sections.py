@@ -150,7 +150,7 @@ class Recovery(Section):
     snapshot_every: Annotated[int, Field(ge=0)] | None = None
     """Steps between snapshots in memory; by default 1 where lost ranks are made up for, else 0."""
     wait_seconds: NonNegative = 10.0
-    """Seconds that a lost rank has to come back before its seat counts as lost."""
+    """Seconds that a lost rank has to come back before its worker counts as lost."""
     replan: str | Plans = "never"
     """A plan for the ranks that are left: `auto` (the planner's), `never`, or a list in order."""
     hang_seconds: Positive = 300.0

@@ -80,7 +80,7 @@ def build(
 
     world = world or join_world(plan)
     options = choosing.settled(options, plan, world)
-    if world.crew is not None:
+    if world.membership is not None:
         check_restarts(plan, options.num_servers)
     make = partial(compose, model, plan, loss=loss, optimizer=optimizer, world=world)
     if plan.pp.size > 1 and needs_example(model, options.cutting):

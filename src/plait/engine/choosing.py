@@ -57,7 +57,7 @@ def agreed_table(
     if axis.rank == 0:
         own = _table_of_run(run_file) if run_file is not None else None
         if own is None:
-            own = table_here(world.measurements, may_measure=world.crew is None)
+            own = table_here(world.measurements, may_measure=world.membership is None)
     table: ProductTable = axis.gather_objects(own)[0]
     return table
 

@@ -323,7 +323,7 @@ class Engine:
 
     def _step_of(self, batch: Any) -> Step:
         micro_batches = self.splitter.split(batch)
-        first = self.world.seat[0] * len(micro_batches)
+        first = self.world.worker[0] * len(micro_batches)
         return Step(
             dict(enumerate(micro_batches)),
             lambda index: self._seed_of(first + index),

@@ -54,7 +54,7 @@ def _is_indexed(loader: DataLoader[Any]) -> bool:
 
 def share(loader: Iterable[Any], world: World) -> Iterable[Any]:
     """The batches of a loader, of each this rank's part: `loader` yields whole global batches."""
-    rank, size = world.seat
+    rank, size = world.worker
     if isinstance(loader, Loader):
         if loader.dp_size != 1:
             return loader
@@ -81,7 +81,7 @@ class _BatchShare:
 
     def __iter__(self) -> Iterator[Any]:
         _agree_on_order(self._world)
-        rank, size = self._world.seat
+        rank, size = self._world.worker
         for batch in self._loader:
             yield tree_map_only(Tensor, lambda tensor: _part(tensor, rank, size), batch)
 
@@ -93,7 +93,7 @@ class _IndexShare:
 
     def __init__(self, loader: DataLoader[Any], world: World) -> None:
         self._world = world
-        self._sampler = _SharedSampler(loader.batch_sampler, *world.seat)
+        self._sampler = _SharedSampler(loader.batch_sampler, *world.worker)
         self._loader: DataLoader[Any] = DataLoader(
             loader.dataset,
             batch_sampler=self._sampler,
@@ -159,7 +159,7 @@ def _agree_on_order(world: World) -> None:
     """Begin an epoch from the random state of the first rank, by which samplers shuffle.
     Collective.
     """
-    if world.crew is not None or world.size == 1:
+    if world.membership is not None or world.size == 1:
         return
     own = torch.get_rng_state()
     first = world.axis("world").gather_objects(own.numpy().tobytes())[0]

@@ -68,7 +68,7 @@ def strategy_maker(
         offload=plan.dp.offload,
         num_servers=options.num_servers,
         eager=not splits_backward,
-        crew=world.crew,
+        membership=world.membership,
     )
     return StrategyMaker(plan, group, asynchrony_of(plan, options), experts, world)
 

@@ -49,9 +49,9 @@ def supervise(
     raised.
     """
     context: Any = multiprocessing.get_context(start_server())
-    roster = RendezvousServer(nproc, host=LOOPBACK)
+    rendezvous = RendezvousServer(nproc, host=LOOPBACK)
     store = listening_store()
-    place = RendezvousPlace(0, nproc, roster.address, (LOOPBACK, store.port))
+    place = RendezvousPlace(0, nproc, rendezvous.address, (LOOPBACK, store.port))
     ranks: dict[int, _Rank] = {}
     results: dict[int, T] = {}
     with traces() as failures, _ended_by_signals() as signals:
@@ -61,9 +61,9 @@ def supervise(
                 begin(rank)
 
         def begin(rank: int) -> None:
-            told = {**free_environment(), **replace(place, seat=rank).as_variables()}
+            variables = {**free_environment(), **replace(place, worker=rank).as_variables()}
             ours, theirs = context.Pipe(duplex=False)
-            settings = RankSettings(failures, num_threads(nproc), told)
+            settings = RankSettings(failures, num_threads(nproc), variables)
             process = context.Process(
                 target=_live, args=(theirs, settings, main, args), name=f"rank {rank}"
             )
@@ -83,7 +83,7 @@ def supervise(
                         continue
                     if code in (-signal.SIGINT, -signal.SIGTERM):
                         _end_if_told(-code)
-                    roster.attendance.lost(rank)
+                    rendezvous.state.lost(rank)
                     error = _error(failures, rank, code)
                     if not isinstance(error, RankFailed) or (not results and not ranks):
                         raise error
@@ -96,7 +96,7 @@ def supervise(
                     one.process.kill()
                 for one in ranks.values():
                     _result(one)
-                roster.close()
+                rendezvous.close()
     return results
 
 
@@ -188,8 +188,8 @@ def _result(rank: _Rank) -> tuple[tuple[Any] | None, int]:
 
 def _error(failures: Path, rank: int, code: int) -> PlaitError:
     """The failure that a rank reported, or how it died."""
-    told = [failure for failure in read_failures(failures) if failure.rank == rank]
-    if not told:
+    reported = [failure for failure in read_failures(failures) if failure.rank == rank]
+    if not reported:
         return died_silently(rank, code)
     (failures / f"rank{rank}.json").unlink()
-    return told[0].as_error()
+    return reported[0].as_error()

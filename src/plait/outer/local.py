@@ -62,7 +62,7 @@ class LocalDriver(Driver):
         self._momenta = [torch.zeros_like(m) for m in self._masters] if has_momentum else []
         group = self._group
         self._sums: list[Int8Sum] = []
-        if asynchrony.compress == "int8" and (group.axis.size > 1 or group.crew is not None):
+        if asynchrony.compress == "int8" and (group.axis.size > 1 or group.membership is not None):
             self._sums = [Int8Sum(group.axis, m.numel(), m.dtype, m.device) for m in self._masters]
         self._steps_in_round = 0
         self._tokens_in_round = 0.0
@@ -70,7 +70,7 @@ class LocalDriver(Driver):
         self._unreported = 0.0
         self._report = StepReport(0.0, 0.0, 0)
         self._ends_round = False
-        if group.crew is not None:
+        if group.membership is not None:
             self._outer_step()
 
     def before_step(self) -> None:
@@ -132,7 +132,7 @@ class LocalDriver(Driver):
         """
         if self._steps_in_round:
             self._outer_step(opens=False)
-        if self._sums or self._group.crew is not None:
+        if self._sums or self._group.membership is not None:
             self._flush()
         self._unreported = 0.0
 
@@ -213,36 +213,36 @@ class LocalDriver(Driver):
 
         Ranks that are lost in it are left out, and it is made again. Empty where all ranks begin.
         """
-        crew = self._group.crew
-        if crew is None:
+        membership = self._group.membership
+        if membership is None:
             return exchange()
         before = [copy(compressed) for compressed in self._sums]
 
         def undo() -> None:
             self._sums = [copy(compressed) for compressed in before]
 
-        return crew.together(
-            lambda meeting: exchange() if self._bring_in(meeting) else [], opens, undo
+        return membership.together(
+            lambda round_: exchange() if self._bring_in(round_) else [], opens, undo
         )
 
-    def _bring_in(self, meeting: RendezvousRound) -> bool:
+    def _bring_in(self, round_: RendezvousRound) -> bool:
         """Give newcomers the state of a rank that was present.
 
         False where all ranks are new, and alike by their seed.
         """
-        elders = [seat for seat in meeting.members if seat not in meeting.newcomers]
+        incumbents = [worker for worker in round_.members if worker not in round_.newcomers]
         for compressed in self._sums:
             compressed.regroup()
-        if not elders or not meeting.newcomers:
-            return bool(elders)
+        if not incumbents or not round_.newcomers:
+            return bool(incumbents)
         axis = self._group.axis
-        root = meeting.members.index(elders[0])
+        root = round_.members.index(incumbents[0])
         steps = torch.tensor([float(self.first_step)], dtype=torch.float64)
         wait_all(
             [axis.broadcast(tensor, root) for tensor in (steps, *self._anchors, *self._momenta)]
         )
         self.first_step = int(steps)
-        if axis.rank != root and meeting.members[axis.rank] in meeting.newcomers:
+        if axis.rank != root and round_.members[axis.rank] in round_.newcomers:
             for anchor, master in zip(self._anchors, self._masters, strict=True):
                 master.copy_(anchor)
         return True

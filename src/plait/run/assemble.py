@@ -85,7 +85,7 @@ def assemble(
         options=options,
         world=world,
     )
-    loader = make_loader(config, *world.seat)
+    loader = make_loader(config, *world.worker)
     loader.skip(engine.step_index)
     return Training(engine, loader)
 

@@ -43,7 +43,7 @@ class Watch(Hook):
         self._num_steps = 0
         self._num_still = 0
         self._touched: set[str] = set()
-        together = engine.driver.is_synchronous and engine.world.crew is None
+        together = engine.driver.is_synchronous and engine.world.membership is None
         self._done = not together or start.first_step > start.last_step
         if not self._done:
             self._before = _marks(engine)

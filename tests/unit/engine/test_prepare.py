@@ -65,7 +65,7 @@ def world_of(size: int, rank: int) -> World:
     def axis(name: str) -> Any:
         return SimpleNamespace(gather_objects=lambda item: [item])
 
-    return SimpleNamespace(seat=(rank, size), size=size, crew=None, axis=axis)  # type: ignore[return-value]
+    return SimpleNamespace(worker=(rank, size), size=size, membership=None, axis=axis)  # type: ignore[return-value]
 
 
 class Stream(IterableDataset[Tensor]):

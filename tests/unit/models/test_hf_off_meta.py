@@ -46,8 +46,8 @@ def loss_of_a_step(world: World, model: nn.Module, plan: str) -> float:
         world=world,
     )
     tokens = torch.randint(0, 32, (4, 9), generator=torch.Generator().manual_seed(0))
-    seat, size = world.seat
-    own = tokens.tensor_split(size)[seat]
+    worker, size = world.worker
+    own = tokens.tensor_split(size)[worker]
     return float(engine.step((own[:, :-1], own[:, 1:]), trace=False).loss)
 
 

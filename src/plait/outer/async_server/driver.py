@@ -69,8 +69,8 @@ class AsyncServerDriver(Driver):
                 make_update(change)
 
             self.server.apply = update
-        if self._group.crew is not None:
-            self._join(self._group.crew)
+        if self._group.membership is not None:
+            self._join(self._group.membership)
         else:
             self._connect_all()
 
@@ -90,30 +90,30 @@ class AsyncServerDriver(Driver):
         if self.server is not None:
             self._service = Service(self._answer, self.server.leave, host)
 
-    def _join(self, crew: Membership) -> None:
+    def _join(self, membership: Membership) -> None:
         """Exchange addresses through words that every rank finds.
 
         A worker that returns begins where the others are now.
         """
         came = f"rank {self._worker} came"
         address_of = "server {}"
-        if crew.knows(came) and self.server is not None:
+        if membership.has_word(came) and self.server is not None:
             raise RunError(
                 f"rank {self._worker} served keys, which were lost with it; go on from a checkpoint"
             )
         self._serve(own_host(same_host=True))
         if self._service is not None:
-            crew.tell(address_of.format(self._worker), self._service.address.as_text())
+            membership.set_word(address_of.format(self._worker), self._service.address.as_text())
         self._addresses = [
-            Address.of_text(crew.learn(address_of.format(rank)))
+            Address.of_text(membership.wait_for_word(address_of.format(rank)))
             for rank in self._weights.server_ranks
         ]
-        crew.here()
+        membership.announce()
         self._connect()
-        if crew.knows(came):
+        if membership.has_word(came):
             self._ask_all(CallMessage(JOIN))
             self.first_step = max(receipt.steps for receipt in self._receipts)
-        crew.tell(came, "")
+        membership.set_word(came, "")
 
     def _answer(self, worker: int, question: CallMessage) -> CallMessage:
         """Answer a worker. Called in threads of the service."""
@@ -248,7 +248,7 @@ class AsyncServerDriver(Driver):
 
     def restart(self) -> None:
         """Where ranks join and leave, the next step begins by fetching the weights."""
-        self._is_away = self._is_away or self._group.crew is not None
+        self._is_away = self._is_away or self._group.membership is not None
 
     def leave(self) -> None:
         """No rank waits for this worker; its next step begins by fetching the weights.
@@ -271,8 +271,8 @@ class AsyncServerDriver(Driver):
     def synchronize(self) -> None:
         """Leave, and wait until all workers have. Collective."""
         self.leave()
-        if self._group.crew is not None:
-            self._group.crew.together(lambda meeting: None)
+        if self._group.membership is not None:
+            self._group.membership.together(lambda round_: None)
         else:
             self._group.axis.barrier()
 

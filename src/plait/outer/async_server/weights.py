@@ -99,7 +99,7 @@ class KeyedWeights(DataStrategy):
         for rank, flat in zip(self.server_ranks, self.flats, strict=True):
             if rank == self.group.worker and self.master is not None:
                 flat.copy_(self.master)
-            if self.group.crew is None:
+            if self.group.membership is None:
                 works.append(self.group.axis.broadcast(flat, rank))
         for work in works:
             work.wait()

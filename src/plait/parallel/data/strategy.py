@@ -48,7 +48,7 @@ class DataGroup:
         eager: buckets are reduced during a backward. False where a schedule mixes parts of several
             backwards: then they are reduced at its end.
         tied_copies: parameters that an earlier pipeline stage holds too, and counts.
-        crew: membership, where ranks join and leave.
+        membership: membership, where ranks join and leave.
     """
 
     axis: Axis
@@ -61,17 +61,17 @@ class DataGroup:
     num_servers: int | None = None
     eager: bool = True
     tied_copies: frozenset[str] = frozenset()
-    crew: Membership | None = None
+    membership: Membership | None = None
 
     @property
     def worker(self) -> int:
         """This rank's number among the workers, present or not."""
-        return self.axis.rank if self.crew is None else self.crew.seat
+        return self.axis.rank if self.membership is None else self.membership.worker
 
     @property
     def num_workers(self) -> int:
         """The number of workers, present or not."""
-        return self.axis.size if self.crew is None else self.crew.num_seats
+        return self.axis.size if self.membership is None else self.membership.num_workers
 
 
 @dataclass(frozen=True)
