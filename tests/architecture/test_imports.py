@@ -10,7 +10,7 @@ import pytest
 
 from tests.architecture.source import PACKAGE, files, imports, module, room
 
-WORDS = {"errors", "plan", "cluster", "config", "mesh", "trace"}
+WORDS = {"errors", "plan", "cluster", "config", "mesh", "trace", "doctor"}
 SPLITS = {f"parallel.{name}" for name in ("data", "tensor", "context", "expert", "pipeline")}
 STRATEGIES = {*SPLITS, "checkpoint"}
 FLOOR = {*WORDS, "paths", "products", "origin", "reference", "patterns", "torch_internals"}
@@ -41,13 +41,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "jobs": {"errors"},  # scripts for queues and clusters
     "mesh": {"errors", "plan"},
     "trace": {"errors", "plan", "mesh"},
+    "doctor": {"errors"},  # what ranks do, read from outside; knows no torch
     "comm": LOWER - {"products", "origin"},
     "products": LOWER - {"config", "trace", "mesh", "origin"},  # which library multiplies
     **{name: {*LOWER, "comm"} for name in STRATEGIES},
     "parallel.expert": {*LOWER, "comm", "models"},  # it fills the seams that a router leaves open
     "models": {"errors", "products", "reference", "patterns", "torch_internals"},
     "datasets": {"errors", "reference"},
-    "launcher": {"errors", "comm"},  # of comm, the rendezvous of ranks that come and go
+    "launcher": {"errors", "comm", "doctor"},  # of comm, the rendezvous of ranks that come and go
     "outer": {*LOWER, "comm", "parallel.data"},
     "engine": ENGINE,
     "run": {*RUN, "toml", "predict.cost"},  # a report sets predictions beside measurements

@@ -38,13 +38,15 @@ def inodes(pid: int) -> set[str]:
     return found
 
 
-def watch(process: subprocess.Popen[str], *, is_own: bool = True) -> set[str]:
+def watch(
+    process: subprocess.Popen[str], *, is_own: bool = True, limit_seconds: float = LIMIT_SECONDS
+) -> set[str]:
     """The addresses that the process (where it `is_own`) and its children listened on until it
     ended.
     """
     seen: set[str] = set()
     first = [process.pid] if is_own else []
-    end = time.monotonic() + LIMIT_SECONDS
+    end = time.monotonic() + limit_seconds
     while process.poll() is None and time.monotonic() < end:
         known = listening()
         for pid in [*first, *children(process.pid)]:

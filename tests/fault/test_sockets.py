@@ -18,7 +18,7 @@ from plait.comm import network
 from plait.errors import ConfigError
 from tests.cli.command import CONFIG
 from tests.fault import jobs
-from tests.fault.sockets import beyond_loopback, watch
+from tests.fault.sockets import LIMIT_SECONDS, beyond_loopback, watch
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sockets are read from /proc")
 
@@ -77,17 +77,29 @@ RUNS = {
 def test_every_socket_of_a_run_on_one_machine_is_on_loopback(
     words: tuple[str, ...], tmp_path: Path
 ) -> None:
-    (tmp_path / "tiny.toml").write_text(CONFIG)
-    (tmp_path / "federation.toml").write_text(FEDERATION)
+    _check_sockets(words, tmp_path)
+
+
+@pytest.mark.long
+def test_every_socket_of_a_measurement_of_the_machine_is_on_loopback(tmp_path: Path) -> None:
+    _check_sockets((*PLAIT, "probe", "--out", "probe.json"), tmp_path, limit_seconds=600)
+
+
+def _check_sockets(
+    words: tuple[str, ...], folder: Path, limit_seconds: float = LIMIT_SECONDS
+) -> None:
+    (folder / "tiny.toml").write_text(CONFIG)
+    (folder / "federation.toml").write_text(FEDERATION)
     root = Path(__file__).parents[2]
     variables = {**os.environ, "OMP_NUM_THREADS": "1"}
     variables["PYTHONPATH"] = os.pathsep.join([str(root), variables.get("PYTHONPATH", "")])
-    with (tmp_path / "out").open("w+") as out:
+    with (folder / "out").open("w+") as out:
         process = subprocess.Popen(
-            [sys.executable, *words], cwd=tmp_path, stdout=out, stderr=out, text=True, env=variables
+            [sys.executable, *words], cwd=folder, stdout=out, stderr=out, text=True, env=variables
         )
-        seen = watch(process, is_own="torch.distributed.run" not in words)
-    assert process.returncode == 0, (tmp_path / "out").read_text()
+        is_own = "torch.distributed.run" not in words
+        seen = watch(process, is_own=is_own, limit_seconds=limit_seconds)
+    assert process.returncode == 0, (folder / "out").read_text()
     assert seen
     assert not beyond_loopback(seen)
 

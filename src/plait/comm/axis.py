@@ -19,7 +19,7 @@ from plait.comm.backends.base import Backend, Exposed, Handle
 from plait.comm.checks import check_peer, check_shapes, contiguous, flat, splits_of
 from plait.comm.ledger import CONTROL, Ledger, MessageSize, num_bytes
 from plait.comm.transitions import bytes_sent
-from plait.comm.work import Label, Recorder, Work, naming_failure
+from plait.comm.work import Label, Recorder, Work, naming_failure, recorded
 from plait.errors import PlanError
 from plait.paths import Paths
 from plait.torch_internals import no_dispatch_modes
@@ -186,17 +186,15 @@ class Axis:
         """
         tensor = contiguous(self, tensor)
         check_peer(self, to, other=True)
-        return self._issue(
-            "send", MessageSize.of(tensor, padding=padding), lambda b: b.send(tensor, to, tag)
-        )
+        size = MessageSize.of(tensor, padding=padding)
+        return self._issue("send", size, lambda b: b.send(tensor, to, tag), peer=to)
 
     def receive(self, tensor: Tensor, source: int, tag: int = 0) -> Work:
         """From coordinate `source`, into `tensor`. The sender counts the bytes."""
         tensor = contiguous(self, tensor)
         check_peer(self, source, other=True)
-        return self._issue(
-            "receive", MessageSize(0), lambda b: b.receive(tensor, source, tag), exact=True
-        )
+        start = lambda b: b.receive(tensor, source, tag)  # noqa: E731
+        return self._issue("receive", MessageSize(0), start, exact=True, peer=source)
 
     def shift(self, out: Tensor, tensor: Tensor, by: int = 1) -> Work:
         """Round the ring: send `tensor` to coordinate `rank + by`, receive `out` from `rank - by`
@@ -298,7 +296,7 @@ class Axis:
     def barrier(self) -> None:
         """Return when every rank of the axis has called it."""
         if self._backend is not None:
-            with naming_failure(self._label("barrier", 0), self._recorder.rank):
+            with recorded(self._label("barrier", 0), self._recorder):
                 self._backend.barrier()
 
     def gather_objects(self, item: object) -> list[Any]:
@@ -307,7 +305,7 @@ class Axis:
         """
         if self._backend is None:
             return [item]
-        with naming_failure(self._label("gather_objects", 0), self._recorder.rank):
+        with recorded(self._label("gather_objects", 0), self._recorder):
             return self._backend.gather_objects(item)
 
     def empty(self, numel: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
@@ -341,11 +339,17 @@ class Axis:
         self.rank = rank
         self.size = len(ranks)
         self._backend = backend
+        self._recorder.flight.forget_axes()
 
     def close(self) -> None:
         """Give back what the backend owns; the axis is not used afterwards."""
         if self._backend is not None:
             self._backend.close()
+
+    @property
+    def says_waits(self) -> bool:
+        """Whether its transport tells by itself that it waits for long."""
+        return self._backend is not None and self._backend.says_waits
 
     def _label(self, op: str, sent_bytes: int) -> Label:
         return Label(self.name, op, sent_bytes, self.ranks)
@@ -361,7 +365,9 @@ class Axis:
         size: MessageSize,
         start: Callable[[Backend], Handle],
         alone: Callable[[], object] | None = None,
+        *,
         exact: bool = False,
+        peer: int = -1,
     ) -> Work:
         """Count, start and wrap one operation; `alone` is its meaning on one rank."""
         if self._backend is None:
@@ -373,9 +379,12 @@ class Axis:
         label = self._label(op, sent_bytes)
         if op != "receive":
             self.ledger.add(self.name, CONTROL if size.control else op, sent_bytes, padding_bytes)
+        flight = self._recorder.flight
+        entry = flight.issue(self.name, op, self.ranks, sent_bytes, peer)
         with naming_failure(label, self._recorder.rank):
             handle = start(self._backend)
-        return Work(handle, label, self._recorder)
+        flight.started(entry)
+        return Work(handle, label, self._recorder, entry)
 
 
 def _copy(out: Tensor, source: Tensor) -> None:

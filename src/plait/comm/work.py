@@ -6,13 +6,15 @@ the timeline.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol
 
 from plait.comm.backends.base import Handle
 from plait.comm.ledger import Ledger
+from plait.doctor.flight import FlightRecorder
 from plait.errors import RankFailed, RunError
 from plait.paths import Paths
 from plait.torch_internals import no_dispatch_modes
@@ -26,6 +28,7 @@ class Recorder:
     """
 
     rank: int
+    flight: FlightRecorder
     ledger: Ledger = field(default_factory=Ledger)
     timeline: Timeline = field(default_factory=lambda: Timeline(enabled=False))
     paths: Paths = field(default_factory=Paths)
@@ -96,9 +99,12 @@ class Work:
     complete earlier ones.
     """
 
-    __slots__ = ("_handle", "_label", "_recorder", "_start")
+    __slots__ = ("_entry", "_handle", "_label", "_recorder", "_start")
 
-    def __init__(self, handle: Handle | None, label: Label, recorder: Recorder) -> None:
+    def __init__(
+        self, handle: Handle | None, label: Label, recorder: Recorder, entry: int = -1
+    ) -> None:
+        self._entry = entry
         self._handle = handle
         self._label = label
         self._recorder = recorder
@@ -123,8 +129,11 @@ class Work:
         timeline = self._recorder.timeline
         label = self._label
         began = timeline.now() if timeline.enabled else 0.0
+        flight = self._recorder.flight
+        waiting = flight.wait(self._entry)
         with naming_failure(label, self._recorder.rank):
             handle.wait()
+        flight.ended(self._entry, waiting)
         if timeline.enabled:
             now = timeline.now()
             start = min(self._start, began)
@@ -138,6 +147,17 @@ class Work:
                 now - began,
             )
             timeline.add(event)
+
+
+@contextmanager
+def recorded(label: Label, recorder: Recorder) -> Iterator[None]:
+    """Record and name an operation that is complete at the end of its call."""
+    flight = recorder.flight
+    entry = flight.issue(label.axis, label.op, label.ranks, label.bytes)
+    began = flight.wait(entry)
+    with naming_failure(label, recorder.rank):
+        yield
+    flight.ended(entry, began)
 
 
 def wait_all(works: Iterable[Waitable]) -> None:

@@ -22,14 +22,14 @@ from torch._C._distributed_c10d import HashStore
 
 from plait.comm.axis import Axis
 from plait.comm.backends.base import Backend
-from plait.comm.backends.gloo import Gloo
-from plait.comm.backends.native import Native
 from plait.comm.ledger import Ledger
+from plait.comm.links import Links
 from plait.comm.membership import Membership, RendezvousPlace
 from plait.comm.network import listen_on, store_of_world
-from plait.comm.shm.memory import Memory
-from plait.comm.shm.processes import connect as connect_shared
 from plait.comm.work import Label, Recorder, naming_failure
+from plait.doctor.flight import FlightRecorder
+from plait.doctor.lines import answer_signals
+from plait.doctor.pulse import Pulse
 from plait.errors import PlanError, RankFailed, WorldSizeError, nearest
 from plait.mesh import AxisName, Mesh
 from plait.mesh.groups import Groups
@@ -63,7 +63,8 @@ class World:
         self.rank = rank
         self.device = device
         self.measurements = measurements
-        self.recorder = Recorder(rank)
+        self.recorder = Recorder(rank, FlightRecorder(rank, mesh.size))
+        self._pulse = Pulse(lambda: self.recorder.flight, self._speaks)
         self._connect = connect
         self._leave = leave
         self._axes: dict[AxisName, Axis] = {}
@@ -165,6 +166,21 @@ class World:
         """Have `before` called when this rank begins to close, and `after` when all ranks have."""
         self._closings.append((before, after))
 
+    def record_into(self, folder: Path) -> None:
+        """Keep this rank's flight record in a folder from here on, and answer who asks for its
+        line. Before any axis but that of the world is used.
+        """
+        line = self.mesh.line(self._rank_in_mesh, "dp")
+        self.recorder.flight = FlightRecorder(self.rank, self.mesh.size, folder, line)
+        answer_signals(folder, self.rank)
+
+    def watch(self) -> None:
+        """Have a thread say whom this rank waits for, when it does so for long."""
+        self._pulse.start()
+
+    def _speaks(self, axis: str) -> bool:
+        return any(one.name == axis and one.says_waits for one in list(self._axes.values()))
+
     def close(self, together: bool = True) -> None:
         """Give back the axes, and destroy the process group if `init` made it. Safe to call twice.
 
@@ -189,6 +205,8 @@ class World:
         leave = self._leave
         self._leave = lambda: None
         leave()
+        self._pulse.stop()
+        self.recorder.flight.close()
 
 
 def init(
@@ -248,7 +266,7 @@ def init(
         )
     if mesh.ep > 1 and not mesh.node:
         mesh = replace(mesh, node=_ranks_a_node())
-    links = _Links(
+    links = Links(
         Groups(mesh, own, timeout_seconds),
         "native" if device.type != "cpu" else backend,
         timeout_seconds,
@@ -259,7 +277,9 @@ def init(
         if made and dist.is_initialized():
             dist.destroy_process_group()
 
-    return World(mesh, own, device, links.connect, leave, measurements=measurements)
+    world = World(mesh, own, device, links.connect, leave, measurements=measurements)
+    world.watch()
+    return world
 
 
 def _apart(
@@ -283,12 +303,13 @@ def _apart(
         rank = members.index(place.worker)
         met = Mesh(dp=len(members))
         world.regroup(
-            met, rank, _Links(Groups(met, rank, timeout_seconds), "gloo", timeout_seconds).connect
+            met, rank, Links(Groups(met, rank, timeout_seconds), "gloo", timeout_seconds).connect
         )
 
     membership = Membership(place, timeout_seconds, regroup)
     world = World(Mesh(), place.worker, device, alone, membership.close, measurements=measurements)
     world.membership = membership
+    world.watch()
     return world
 
 
@@ -311,37 +332,6 @@ def ranks_a_node(hosts: Sequence[object]) -> int:
     blocks = [len(list(block)) for _, block in itertools.groupby(hosts)]
     regular = len(blocks) == len(set(hosts)) > 1 and len(set(blocks)) == 1
     return blocks[0] if regular else 0
-
-
-class _Links:
-    """Chooses the backend of each axis: the fastest that all ranks of its line can use."""
-
-    def __init__(self, groups: Groups, backend: str, timeout_seconds: float) -> None:
-        self._groups = groups
-        self._backend = backend
-        self._timeout_seconds = timeout_seconds
-        self._memory = Memory()
-
-    def connect(self, name: AxisName) -> Backend:
-        group = self._groups.group(name)
-        if self._backend == "native":
-            return Native(group)
-        gloo = Gloo(group)
-        if self._backend == "gloo":
-            return gloo
-        shared = connect_shared(
-            gloo, self._memory, self._timeout_seconds, dist.get_process_group_ranks(group)
-        )
-        if shared is None and self._backend == "shared":
-            raise PlanError(
-                f"the ranks of axis {name} cannot read each other's memory (other hosts?); use "
-                "backend 'auto'"
-            )
-        return shared or gloo
-
-    def close(self) -> None:
-        self._memory.close()
-        self._groups.close()
 
 
 def _make_group(

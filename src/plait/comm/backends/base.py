@@ -77,6 +77,8 @@ class Backend(ABC):
 
     rank: int
     size: int
+    says_waits = False
+    """Whether it tells by itself that it waits for long, and for whom."""
 
     @cached_property
     def paths(self) -> Paths:

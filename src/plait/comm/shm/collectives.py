@@ -42,6 +42,8 @@ ONE_SHOT_BYTES = 256 << 10
 class Direct(Backend):
     """All operations, on a `Fabric`."""
 
+    says_waits = True
+
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
         self.rank = fabric.rank

@@ -1,0 +1,47 @@
+"""The links of a world: which backend moves the bytes of each axis."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+from plait.comm.backends.base import Backend
+from plait.comm.backends.gloo import Gloo
+from plait.comm.backends.native import Native
+from plait.comm.shm.memory import Memory
+from plait.comm.shm.processes import connect as connect_shared
+from plait.errors import PlanError
+from plait.mesh import AxisName
+from plait.mesh.groups import Groups
+
+
+class Links:
+    """Chooses the backend of each axis: the fastest that all ranks of its line can use."""
+
+    def __init__(self, groups: Groups, backend: str, timeout_seconds: float) -> None:
+        self._groups = groups
+        self._backend = backend
+        self._timeout_seconds = timeout_seconds
+        self._memory = Memory()
+
+    def connect(self, name: AxisName) -> Backend:
+        """The backend of an axis. Collective of its line."""
+        group = self._groups.group(name)
+        if self._backend == "native":
+            return Native(group)
+        gloo = Gloo(group)
+        if self._backend == "gloo":
+            return gloo
+        shared = connect_shared(
+            gloo, self._memory, self._timeout_seconds, dist.get_process_group_ranks(group)
+        )
+        if shared is None and self._backend == "shared":
+            raise PlanError(
+                f"the ranks of axis {name} cannot read each other's memory (other hosts?); use "
+                "backend 'auto'"
+            )
+        return shared or gloo
+
+    def close(self) -> None:
+        """Give back the memory and the groups."""
+        self._memory.close()
+        self._groups.close()

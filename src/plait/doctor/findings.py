@@ -1,0 +1,92 @@
+"""Findings: what is wrong with a run, a JSON object a line, as `plait doctor` shows them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+KINDS: Final = ("hang", "straggler", "nan", "spike", "corruption")
+FILE: Final = "findings.jsonl"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fault: whose it is, where it is, why.
+
+    Attributes:
+        kind: hang, straggler, nan, spike or corruption.
+        rank: the rank at fault; None where nobody can tell.
+        step: the step under way, from 1.
+        where: the communication, the schedule's cell, the module or the parameter.
+        cause: the reason, in words that begin with one of a few.
+        waits_for: the ranks that the rank at fault waits for itself.
+        line: the line of Python that it is at.
+        details: what else is known, by name.
+    """
+
+    kind: str
+    rank: int | None
+    step: int | None
+    where: str
+    cause: str
+    waits_for: tuple[int, ...] = ()
+    line: str | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The finding as plain data, its details beside the other keys."""
+        known = asdict(self)
+        details = known.pop("details")
+        return {**known, "waits_for": list(self.waits_for), **details}
+
+    def text(self) -> str:
+        """One line for people."""
+        who = "the run" if self.rank is None else f"rank {self.rank}"
+        step = "" if self.step is None else f" in step {self.step}"
+        parts = [f"{self.kind}: {who}{step}, {self.where}: {self.cause}"]
+        if self.waits_for:
+            parts.append(f"waits for {_ranks(self.waits_for)}")
+        if self.line:
+            parts.append(f"at {self.line}")
+        return "; ".join(parts)
+
+
+def add(folder: Path, finding: Finding) -> None:
+    """Leave a finding; a line is written whole, so that several processes may do so."""
+    folder.mkdir(parents=True, exist_ok=True)
+    line = json.dumps(finding.as_dict(), default=str) + "\n"
+    descriptor = os.open(folder / FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.write(descriptor, line.encode())
+    finally:
+        os.close(descriptor)
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """The findings of a folder, in the order in which they were made; damaged lines are left
+    out.
+    """
+    try:
+        lines = (folder / FILE).read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            one = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(one, dict) and one.get("kind") in KINDS:
+            found.append({**asdict(Finding("", None, None, "", "")), **one})
+    for one in found:
+        one.pop("details", None)
+    return found
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    names = ", ".join(map(str, ranks))
+    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"

@@ -1,0 +1,90 @@
+"""The line of Python that a rank is at, asked for from outside.
+
+A signal makes the rank write the stacks of its threads. That is done in C, so that a held
+interpreter is no hindrance. A stopped process does so as soon as it is continued, before anything else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import linecache
+import os
+import re
+import signal
+import sysconfig
+import time
+from pathlib import Path
+from typing import IO, Final
+
+from plait.doctor.flight import stack_path
+from plait.doctor.record import RankView
+
+SIGNAL: Final = getattr(signal, "SIGRTMIN", signal.SIGUSR1) + 7
+ANSWER_SECONDS: Final = 1.0
+_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+_LIBRARIES = tuple(
+    Path(sysconfig.get_path(name)).as_posix() for name in ("stdlib", "purelib", "platlib")
+)
+_OWN = Path(__file__).parents[1].as_posix()
+
+_open: list[IO[str]] = []  # the handler writes to the descriptor for as long as the process lives
+
+
+def answer_signals(folder: Path, rank: int) -> None:
+    """Have this process write its stacks into the folder whenever it gets the signal."""
+    for before in _open:
+        before.close()
+    _open[:] = [stack_path(folder, rank).open("w")]
+    faulthandler.register(SIGNAL, file=_open[0], all_threads=True)
+
+
+def stack_of(folder: Path, view: RankView) -> list[str]:
+    """The stack of a rank's main thread, innermost first, as `file:line in function`; empty where
+    it does not answer. A stopped process is continued for it.
+    """
+    path = stack_path(folder, view.rank)
+    state = view.process_state()
+    if not state or not path.exists():
+        return []
+    before = path.stat().st_size
+    with contextlib.suppress(OSError):
+        os.kill(view.pid, SIGNAL)
+        if state in ("T", "t"):
+            os.kill(view.pid, signal.SIGCONT)
+    end = time.monotonic() + ANSWER_SECONDS
+    text = ""
+    while time.monotonic() < end:
+        time.sleep(0.02)
+        with contextlib.suppress(OSError):
+            text = path.read_text(errors="replace")[before:]
+        if text.endswith("\n") and "most recent call first" in text and _is_whole(text):
+            break
+    return frames(text)
+
+
+def _is_whole(text: str) -> bool:
+    """Whether the thread that got the signal, which is written last, has its frames."""
+    return (
+        "Current thread" in text and _FRAME.search(text.partition("Current thread")[2]) is not None
+    )
+
+
+def frames(text: str) -> list[str]:
+    """The frames of the thread that trains, which is the one that gets the signal."""
+    stack = text.rpartition("Current thread")[2]
+    return [f"{file}:{line} in {name}" for file, line, name in _FRAME.findall(stack)]
+
+
+def line_of(stack: list[str]) -> str | None:
+    """The frame that says most: the innermost of the user's code, else of plait's, else of all;
+    with its text.
+    """
+    users = [one for one in stack if not one.startswith((_OWN, *_LIBRARIES, "<"))]
+    own = [one for one in stack if one.startswith(_OWN)]
+    chosen = next(iter([*users, *own, *stack]), None)
+    if chosen is None:
+        return None
+    match = re.match(r"(.*):(\d+) in ", chosen)
+    text = "" if match is None else linecache.getline(match[1], int(match[2])).strip()
+    return f"{chosen}: {text}" if text else chosen

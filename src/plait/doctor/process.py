@@ -1,0 +1,90 @@
+"""A process as the system sees it: whether it is there, what it does, what it has used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+TICKS_A_SECOND = 100
+
+
+@dataclass(frozen=True)
+class Usage:
+    """The use of the system by a process and its children.
+
+    The delay is the time in which threads were ready and had no processor.
+    """
+
+    cpu_seconds: float
+    io_bytes: int
+    major_faults: int
+    delay_seconds: float
+
+
+def start_ticks(pid: int) -> int:
+    """When a process began, by the clock of the system; 0 where nobody can tell."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields else 0
+
+
+def state(pid: int, start: int = 0) -> str:
+    """The state letter of a process; empty when it is gone, or is another one since."""
+    fields = _stat(pid)
+    if not fields or fields[0] in ("Z", "X") or (start and int(fields[19]) != start):
+        return ""
+    return fields[0]
+
+
+def usage(pid: int) -> Usage:
+    """The usage of a process until now, its children included."""
+    cpu = 0.0
+    faults = 0
+    for each in (pid, *children(pid)):
+        fields = _stat(each)
+        if fields:
+            cpu += (int(fields[11]) + int(fields[12])) / TICKS_A_SECOND
+            faults += int(fields[9])
+    return Usage(cpu, _io_bytes(pid), faults, delay_seconds(pid))
+
+
+def delay_seconds(pid: int) -> float:
+    """How long the threads of a process were ready to run and had no processor, in all."""
+    total = 0
+    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        try:
+            total += int(path.read_text().split()[1])
+        except (OSError, IndexError, ValueError):
+            continue
+    return total / 1e9
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started, and theirs."""
+    found: list[int] = []
+    wave = [pid]
+    while wave:
+        following: list[int] = []
+        for parent in wave:
+            for path in Path(f"/proc/{parent}/task").glob("*/children"):
+                try:
+                    following += [int(word) for word in path.read_text().split()]
+                except OSError:
+                    continue
+        found += following
+        wave = following
+    return found
+
+
+def _io_bytes(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines[:2])
+
+
+def _stat(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
