@@ -32,7 +32,7 @@ from plait.errors import PlaitError
 from plait.launcher import launch
 from plait.plan import Plan
 from plait.predict.cost import Estimate, estimate
-from plait.predict.cost.door import job_of
+from plait.predict.cost.api import job_of
 from plait.predict.cost.machines import machine_of
 from plait.predict.cost.model.tables import config_tables
 from plait.predict.cost.step import work_seconds

@@ -11,7 +11,7 @@ from plait.cli import common
 from plait.cli.answer import Answer, Json
 from plait.cli.layout import PlanTable
 from plait.cli.train import launched
-from plait.launcher.speaking import say, speaks
+from plait.launcher.main_process import is_main_process, say
 from plait.run import comparison, job
 
 
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     """A row a plan. Every plan is checked before the first one runs."""
     config = common.read_config(arguments)
     plans = [common.plan_of(config, text) for text in arguments.plans]
-    if arguments.html is not None and speaks():
+    if arguments.html is not None and is_main_process():
         common.check_writable(arguments.html)
     rows: list[Json] = []
     timelines = []
@@ -47,12 +47,12 @@ def run(arguments: argparse.Namespace) -> Answer:
         result = launched(job.Job(config, str(plan), keeps_timeline=True), plan.world_size)
         timelines.append(result.pop("timeline", None))
         rows.append({**result, "loss_error": loss_error(result, rows[0] if rows else result)})
-    if arguments.html is not None and speaks():
+    if arguments.html is not None and is_main_process():
         arguments.html.write_text(
             comparison.html(f"Plans compared: {Path(arguments.config).stem}", rows, timelines)
         )
         say(f"plait compare: {arguments.html}")
-    return Answer({"rows": rows}, view(rows)) if speaks() else Answer(None)
+    return Answer({"rows": rows}, view(rows)) if is_main_process() else Answer(None)
 
 
 def loss_error(result: Json, first: Json) -> float | None:

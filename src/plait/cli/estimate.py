@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> Answer:
     """The prediction; the exit code is 1 when the plan does not fit."""
     from plait.predict.cost import estimate
-    from plait.predict.cost.door import check_question, cluster_name, cluster_of, job_of
+    from plait.predict.cost.api import check_question, cluster_name, cluster_of, job_of
     from plait.predict.cost.frameworks import framework_of
     from plait.predict.cost.model.tables import assumed, read_config
 

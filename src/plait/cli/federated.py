@@ -14,7 +14,7 @@ from plait.cli import common
 from plait.cli.answer import Answer, Json
 from plait.errors import ConfigError
 from plait.launcher import joined_world, launch
-from plait.launcher.speaking import say, speaks
+from plait.launcher.main_process import is_main_process, say
 
 if TYPE_CHECKING:
     from plait.config import Config
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> Answer:
 
         written = write(config, arguments.deploy, arguments.host, arguments.port)
         return Answer(written, Text(written["text"], no_wrap=True, overflow="ignore"))
-    if arguments.out is not None and speaks():
+    if arguments.out is not None and is_main_process():
         common.check_writable(arguments.out)
     section = config.federated
     say(
@@ -88,9 +88,9 @@ def run(arguments: argparse.Namespace) -> Answer:
         f"client {plan}"
     )
     result = launch(simulated, config, nproc=plan.world_size)[0]
-    if arguments.out is not None and speaks():
+    if arguments.out is not None and is_main_process():
         arguments.out.write_text(json.dumps(result, indent=2) + "\n")
-    return Answer(result, view(result)) if speaks() else Answer(None)
+    return Answer(result, view(result)) if is_main_process() else Answer(None)
 
 
 def be_client(config: Config, arguments: argparse.Namespace, num_ranks: int) -> Answer:

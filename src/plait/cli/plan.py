@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> Answer:
     """The plans, best first; the exit code is 1 when none fits."""
     from plait.plan import Plan
-    from plait.predict.cost.door import check_size, cluster_name, cluster_of, described
+    from plait.predict.cost.api import check_size, cluster_name, cluster_of, described
     from plait.predict.cost.frameworks import framework_of
     from plait.predict.cost.model.tables import assumed, read_config
     from plait.predict.planner.choose import NothingFits, decide

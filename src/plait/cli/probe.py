@@ -12,7 +12,7 @@ from plait.cli.answer import Answer, Json
 from plait.cluster import DEFAULT_PROBE_PATH
 from plait.cluster.products import table_of_probe
 from plait.launcher import joined_world
-from plait.launcher.speaking import speaks
+from plait.launcher.main_process import is_main_process
 from plait.predict.probe.kept import check_writable
 from plait.predict.probe.measure import measure_here, num_devices
 
@@ -48,7 +48,11 @@ def run(arguments: argparse.Namespace) -> Answer:
     world = joined_world()
     num_ranks = arguments.nproc or (world.world_size if world else num_devices())
     result = measure_here(out, num_ranks, quick=arguments.quick, anew=True)
-    return Answer({"out": str(out), **result}, view(result, out)) if speaks() else Answer(None)
+    return (
+        Answer({"out": str(out), **result}, view(result, out))
+        if is_main_process()
+        else Answer(None)
+    )
 
 
 def view(result: Json, out: Path) -> RenderableType:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from plait.cli import common
 from plait.cli.answer import Answer, Json
 from plait.launcher import launch
-from plait.launcher.speaking import say, speaks
+from plait.launcher.main_process import is_main_process, say
 from plait.run import job
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> Answer:
         launched(job.Job(config, str(plan), checkpoint=checkpoint), plan.world_size)
         return Answer(None)
     task = job.Job(config, str(plan), folder=folder.path, checkpoint=checkpoint)
-    lock = held(folder.path) if speaks() else contextlib.nullcontext(None)
+    lock = held(folder.path) if is_main_process() else contextlib.nullcontext(None)
     start = "" if checkpoint is None else f", from {checkpoint.name}"
     try:
         with lock as since:
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> Answer:
             result = launched(task, plan.world_size)
     finally:
         folder.remove_if_empty()
-    return Answer(result, view(result)) if speaks() else Answer(None)
+    return Answer(result, view(result)) if is_main_process() else Answer(None)
 
 
 def _folder(arguments: argparse.Namespace) -> tuple[RunFolder | None, Path | None]:
@@ -85,13 +85,13 @@ def _folder(arguments: argparse.Namespace) -> tuple[RunFolder | None, Path | Non
     name = Path(arguments.config).stem
     source = arguments.resume
     if source is None:
-        return (new_run(arguments.out, name) if speaks() else None), None
+        return (new_run(arguments.out, name) if is_main_process() else None), None
     if not is_word(source, AUTO):
         return resumed_run(source, arguments.out, name)
     before = auto_source(arguments.out, name)
     if before is not None:
         return resumed_run(None, before, name)
-    return (fresh_run(arguments.out, name) if speaks() else None), None
+    return (fresh_run(arguments.out, name) if is_main_process() else None), None
 
 
 def launched(task: job.Job, num_ranks: int) -> Json:

@@ -12,7 +12,7 @@ from plait.cli import common
 from plait.cli.answer import Answer
 from plait.cli.parser import UsageError
 from plait.cli.verify_all import resume_plans_of, run_all
-from plait.launcher.speaking import say, speaks
+from plait.launcher.main_process import is_main_process, say
 
 if TYPE_CHECKING:
     from plait.verify.progress import Clock
@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     )
     return (
         Answer(report.as_dict(), report.text(), ok=report.ok)
-        if speaks()
+        if is_main_process()
         else Answer(None, ok=report.ok)
     )
 
@@ -101,7 +101,7 @@ def clock_of(arguments: argparse.Namespace) -> Clock:
     """The clock of this command, which starts now."""
     from plait.verify.progress import Clock
 
-    return Clock.of(arguments.budget, speaks=speaks())
+    return Clock.of(arguments.budget, is_main_process=is_main_process())
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -12,7 +12,7 @@ from plait.cli import common
 from plait.cli.answer import Answer, Json
 from plait.errors import PlaitError, PlanError
 from plait.launcher import joined_world
-from plait.launcher.speaking import say
+from plait.launcher.main_process import say
 
 if TYPE_CHECKING:
     from plait.config import Config

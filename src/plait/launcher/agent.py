@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 
 from plait.comm.network import LOOPBACK, loopback_interface, variables_of
 from plait.launcher.failure import died_silently, read_failures
+from plait.launcher.leftovers import leftovers
 from plait.launcher.rank import RankSettings, run_rank
-from plait.launcher.traces import traces
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ def run_ranks(
 
     meeting.register()
     with (
-        traces() as folder,
+        leftovers() as folder,
         _signals_restored(),
         _quiet_agent(),
     ):

@@ -27,8 +27,8 @@ from plait.comm.rendezvous import RendezvousServer
 from plait.errors import PlaitError, RankFailed
 from plait.launcher.agent import free_environment, num_threads, start_server
 from plait.launcher.failure import died_silently, read_failures
+from plait.launcher.leftovers import leftovers
 from plait.launcher.rank import RankSettings, run_rank
-from plait.launcher.traces import traces
 
 T = TypeVar("T")
 TOLD_SECONDS = 0.2
@@ -54,7 +54,7 @@ def supervise(
     place = RendezvousPlace(0, nproc, rendezvous.address, (LOOPBACK, store.port))
     ranks: dict[int, _Rank] = {}
     results: dict[int, T] = {}
-    with traces() as failures, _ended_by_signals() as signals:
+    with leftovers() as failures, _ended_by_signals() as signals:
 
         def start(rank: int) -> None:
             with signals.held():  # a rank that is started is also known, and so is ended

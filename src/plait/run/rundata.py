@@ -130,7 +130,7 @@ def schedule_of(plan: Plan, num_steps: int) -> Schedule:
 
 def predict(config: Path, plan: Plan) -> tuple[Prediction | None, str]:
     """The cost model's step on the config's cluster; None and the reason where it has no answer."""
-    from plait.predict.cost.door import cluster_of, estimate, job_of
+    from plait.predict.cost.api import cluster_of, estimate, job_of
     from plait.predict.cost.machines import machine_of
     from plait.predict.cost.model.tables import read_config
     from plait.predict.cost.step import pass_costs

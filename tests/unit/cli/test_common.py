@@ -11,7 +11,7 @@ from plait.cli.compare import loss_error
 from plait.cli.parser import Parser
 from plait.config import Config, load
 from plait.errors import ConfigError, NotAvailable, PlanError, ScheduleError, WorldSizeError
-from plait.launcher.speaking import speaks
+from plait.launcher.main_process import is_main_process
 
 TABLES = {
     "model": {
@@ -91,7 +91,7 @@ def test_a_world_that_has_begun_decides_the_number_of_ranks(
     }.items():
         monkeypatch.setenv(name, value)
     assert common.plan_of(config, "dp4").world_size == 4
-    assert not speaks()
+    assert not is_main_process()
     with pytest.raises(WorldSizeError, match="4 were started"):
         common.plan_of(config, "dp2")
 

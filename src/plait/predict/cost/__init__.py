@@ -2,7 +2,7 @@
 and in milliseconds.
 """
 
-from plait.predict.cost.door import estimate
+from plait.predict.cost.api import estimate
 from plait.predict.cost.model.blocks import BlockRow, block_table
 from plait.predict.cost.model.describe import describe
 from plait.predict.cost.records import Breakdown, Estimate, Job, Runtime

@@ -10,7 +10,7 @@ from typing import Any
 from plait.cluster import Cluster
 from plait.errors import ConfigError, PlanError, nearest
 from plait.plan import Plan
-from plait.predict.cost.door import cluster_of, job_of
+from plait.predict.cost.api import cluster_of, job_of
 from plait.predict.cost.frameworks import PLAIT, Framework, framework_of
 from plait.predict.cost.machines import machine_of
 from plait.predict.cost.model.tables import config_tables

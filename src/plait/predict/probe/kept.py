@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.cluster import DEFAULT_PROBE_PATH, Cluster, read_probe
 from plait.errors import ClusterError, ConfigError
-from plait.launcher.speaking import say
+from plait.launcher.main_process import say
 from plait.predict.probe.measure import measure_here
 from plait.predict.probe.quiet import warning
 

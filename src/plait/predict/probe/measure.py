@@ -16,7 +16,7 @@ from plait.cluster import Cluster
 from plait.cluster.cpu_profile import MEETINGS, VERSION
 from plait.cluster.products import MEASUREMENTS, ProductTable, processor_name
 from plait.launcher import joined_world, launch
-from plait.launcher.speaking import say, speaks
+from plait.launcher.main_process import is_main_process, say
 from plait.predict.probe.quiet import quietest
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def measure_here(
         result["others_share"] = others
     else:
         result = summary(launch(_measure, num_ranks, shared, anew, nproc=num_ranks)[0])
-    if speaks() or not out.exists():  # on another host of a world it is measured as well
+    if is_main_process() or not out.exists():  # on another host of a world it is measured as well
         out.parent.mkdir(parents=True, exist_ok=True)
         part = out.with_name(f"{out.name}.{os.getpid()}.part")
         part.write_text(json.dumps(result, indent=2) + "\n")

@@ -120,7 +120,7 @@ def losses(works: dict[str, list[float]], machine: Machine) -> dict[str, dict[st
 
     The `machine` knows all but this; each kind is what is left when the kinds before it are known.
     """
-    from plait.predict.cost.door import job_of
+    from plait.predict.cost.api import job_of
     from plait.predict.cost.time.meeting_counts import meetings_of_step
     from plait.predict.cost.time.processor import Processor
 
@@ -143,7 +143,7 @@ def losses(works: dict[str, list[float]], machine: Machine) -> dict[str, dict[st
 
 
 def _work(text: str, machine: Machine) -> float:
-    from plait.predict.cost.door import job_of
+    from plait.predict.cost.api import job_of
     from plait.predict.cost.step import work_seconds
 
     plan = Plan.parse(text)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from plait.predict.cost.door import machine
+from plait.predict.cost.api import machine
 from plait.predict.cost.time.collectives import collective_seconds
 from plait.predict.cost.time.groups import Group, group
 

@@ -7,7 +7,7 @@ import pytest
 
 from plait.plan import Plan
 from plait.predict.cost import Job, Runtime, describe
-from plait.predict.cost.door import machine
+from plait.predict.cost.api import machine
 from plait.predict.cost.layout import lay_out
 from plait.predict.cost.memory.rank_memory import Weights, block_activations, model_states
 from plait.predict.cost.step import estimate_job

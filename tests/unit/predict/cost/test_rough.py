@@ -6,7 +6,7 @@ import pytest
 
 from plait.cluster import Cluster
 from plait.plan import Plan
-from plait.predict.cost.door import job_of
+from plait.predict.cost.api import job_of
 from plait.predict.cost.machines import machine_of
 from plait.predict.cost.model.tables import config_tables
 from plait.predict.cost.rough import rough_estimate

@@ -16,7 +16,7 @@ from plait.cluster.cpu_profile import MEETINGS
 from plait.parallel.context.ring_schedule import KEYS_PER_STEP, RingSchedule
 from plait.paths import Paths
 from plait.plan import Plan
-from plait.predict.cost.door import job_of
+from plait.predict.cost.api import job_of
 from plait.predict.cost.machines import machine_of
 from plait.predict.cost.model.tables import config_tables
 from plait.predict.cost.step import work_seconds

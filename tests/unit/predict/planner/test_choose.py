@@ -6,7 +6,7 @@ import plait
 from plait.errors import ConfigError, PlanError
 from plait.plan import PipelineAxis, Plan
 from plait.plan.axes import REMATS
-from plait.predict.cost.door import described, machine
+from plait.predict.cost.api import described, machine
 from plait.predict.cost.frameworks import PLAIT
 from plait.predict.cost.records import Job
 from plait.predict.cost.step import estimate_job

@@ -11,7 +11,7 @@ import pytest
 import plait
 from plait.errors import PlaitError
 from plait.plan import Plan, check_batch, check_config
-from plait.predict.cost.door import job_of
+from plait.predict.cost.api import job_of
 from plait.predict.cost.machines import machine_of
 from plait.predict.cost.step import estimate_job
 from plait.predict.planner.choose import decide

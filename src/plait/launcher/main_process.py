@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from plait.launcher.door import joined_world
+from plait.launcher.api import joined_world
 
 
-def speaks() -> bool:
+def is_main_process() -> bool:
     """Whether this process prints for all: the only one, or rank 0 of a world that torchrun
     started.
     """
@@ -17,5 +17,5 @@ def speaks() -> bool:
 
 def say(message: str) -> None:
     """Print a line on stderr, once."""
-    if speaks():
+    if is_main_process():
         print(message, file=sys.stderr, flush=True)

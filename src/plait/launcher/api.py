@@ -1,4 +1,4 @@
-"""The door: `launch` starts the ranks or joins those that are there.
+"""The entry: `launch` starts the ranks or joins those that are there.
 
 This is the one place that reads torchrun's environment variables, so that no engine, strategy or
 model ever does.
@@ -90,11 +90,11 @@ def launch(
             "plait.launch was called while a rank imports the main script; put the call under `if "
             "__name__ == '__main__':`"
         )
-    from plait.launcher.carried import carried, lacks_file, main_hidden, opened
+    from plait.launcher.by_value import by_value, lacks_file, main_hidden, unpickled
 
     if lacks_file():
         with main_hidden():
-            return opened(_run(carried(main, args), (), nproc, monitor_seconds, restarts))
+            return unpickled(_run(by_value(main, args), (), nproc, monitor_seconds, restarts))
     _check_can_travel(main, args)
     return _run(main, args, nproc, monitor_seconds, restarts)
 

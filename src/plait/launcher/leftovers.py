@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from plait.launcher.alive import is_alive
+from plait.launcher.processes import is_alive
 
 PREFIX = "plait-launch"
 SHARED_MEMORY = Path("/dev/shm")
@@ -24,7 +24,7 @@ _OWNER = re.compile(rf"(?:sem\.)?{PREFIX}-(\d+)-(\d+)-.*")
 
 
 @contextlib.contextmanager
-def traces() -> Iterator[Path]:
+def leftovers() -> Iterator[Path]:
     """A folder for one launch, gone at its end; what is left of launches that were killed goes
     first.
     """

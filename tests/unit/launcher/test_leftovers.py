@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from plait.launcher.traces import PREFIX, namespace, sweep
+from plait.launcher.leftovers import PREFIX, namespace, sweep
 
 
 def test_only_what_belongs_to_the_dead_is_swept(tmp_path: Path) -> None:
@@ -30,9 +30,9 @@ def test_only_what_belongs_to_the_dead_is_swept(tmp_path: Path) -> None:
 
 NAMES = """
 import multiprocessing, os
-from plait.launcher.traces import PREFIX, namespace, traces
+from plait.launcher.leftovers import PREFIX, namespace, leftovers
 
-with traces() as folder:
+with leftovers() as folder:
     semaphore = multiprocessing.get_context("forkserver").Semaphore(1)
     name = str(semaphore._semlock.name)
     assert folder.name.startswith(f"{PREFIX}-{namespace()}-{os.getpid()}-"), folder

@@ -20,7 +20,7 @@ from plait.errors import PlaitError
 
 
 @dataclass(frozen=True)
-class Carried:
+class FunctionByValue:
     """A function and its arguments, as bytes."""
 
     call: bytes
@@ -37,10 +37,10 @@ def lacks_file() -> bool:
     return path is None or not Path(path).is_file()
 
 
-def carried(main: Callable[..., object], args: tuple[object, ...]) -> Carried:
+def by_value(main: Callable[..., object], args: tuple[object, ...]) -> FunctionByValue:
     """Raises `PlaitError` for what cannot be taken along: open files, locks, generators."""
     try:
-        return Carried(cloudpickle.dumps((main, args)))
+        return FunctionByValue(cloudpickle.dumps((main, args)))
     except Exception as error:  # each kind of object has its own
         raise PlaitError(
             f"'{getattr(main, '__qualname__', main)}' or something that it uses cannot be sent to "
@@ -49,7 +49,7 @@ def carried(main: Callable[..., object], args: tuple[object, ...]) -> Carried:
         ) from error
 
 
-def opened(results: list[Any]) -> list[Any]:
+def unpickled(results: list[Any]) -> list[Any]:
     """The results of the ranks."""
     return [cloudpickle.loads(result) for result in results]
 
