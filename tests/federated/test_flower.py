@@ -22,11 +22,11 @@ from torch import Tensor
 from plait.comm import World
 from plait.config import Config
 from plait.engine.build import join_world
-from plait.outer.federated.resident import SOCKET, Resident, attend
-from plait.outer.federated.secret_round import Said
-from plait.outer.federated.simulation import Bench, LocalFleet, make_server
+from plait.outer.federated.client_daemon import SOCKET, ClientDaemon, attend
+from plait.outer.federated.secret_round import Content
+from plait.outer.federated.simulation import LocalFleet, ServerData, make_server
 from plait.plan import Plan
-from tests.federated.test_resident import samples_as_bytes
+from tests.federated.test_client_daemon import samples_as_bytes
 from tests.federated.test_simulation import config, rounds_on
 
 pytestmark = [
@@ -39,12 +39,12 @@ DROPS = 1
 IN_ROUND = 2  # the client that is lost between its shares and its change, and when
 
 
-class Shared(Resident):
+class Shared(ClientDaemon):
     """A client that shares the engine of this process with others: one answers at a time."""
 
     lock = threading.Lock()
 
-    def answer(self, kind: str, said: Said) -> Said:
+    def answer(self, kind: str, said: Content) -> Content:
         with self.lock:
             return super().answer(kind, said)
 
@@ -64,7 +64,7 @@ class Overheard:
     def samples_in(self, settings: Config) -> list[bytes]:
         """The samples that can be found in what was said."""
         secrets = [
-            found for samples in Bench(settings).samples for found in samples_as_bytes(samples)
+            found for samples in ServerData(settings).samples for found in samples_as_bytes(samples)
         ]
         return [secret for secret in secrets if any(secret in said for said in self.said)]
 
@@ -179,7 +179,7 @@ def test_a_rule_in_flowers_own_loop_gives_what_it_gives_in_ours(rooms: dict[int,
     try:
         ours, rounds = rounds_on(world, settings)
         with residents(settings, world, rooms), grid_of(rooms, heard) as grid:
-            server = make_server(settings, Bench(settings).judge.initial())
+            server = make_server(settings, ServerData(settings).evaluator.initial())
             result = FlowerStrategy(server.strategy).start(
                 grid, to_arrays(server.weights), num_rounds=2
             )
@@ -189,13 +189,13 @@ def test_a_rule_in_flowers_own_loop_gives_what_it_gives_in_ours(rooms: dict[int,
     told = [result.evaluate_metrics_clientapp[done.number]["worst"] for done in rounds]
     assert told == [min(done.client_accuracy.values()) for done in rounds]
     assert not heard.samples_in(settings) and len(heard.said) == 2 * 2 * len(rooms)
-    heard.said.append(samples_as_bytes(Bench(settings).samples[0])[0])
+    heard.said.append(samples_as_bytes(ServerData(settings).samples[0])[0])
     assert heard.samples_in(settings)  # the search finds a sample that does leave
 
 
 def parallel(world: World, settings: Config, plan: str, client: int, room: str) -> None:
     """The ranks of one client, until there is a file `over`."""
-    resident = Resident(LocalFleet(settings, Plan.parse(plan), world), client)
+    resident = ClientDaemon(LocalFleet(settings, Plan.parse(plan), world), client)
     attend(resident, world, Path(room), until=(Path(room) / "over").exists)
 
 

@@ -21,7 +21,7 @@ from plait.models import losses
 from plait.outer.federated import messages
 from plait.outer.federated.messages import Reply, Task
 from plait.outer.federated.rounds import Round, Server, choose, draw
-from plait.outer.federated.samples import Part
+from plait.outer.federated.samples import Subset
 from plait.outer.federated.simulation import (
     LocalFleet,
     PoolFleet,
@@ -83,7 +83,7 @@ def reference(settings: Config) -> Tensor:
             fill(params, weights)
             optimizer = optimizers.from_config(settings.train)(params)
             seed = derive_seed(settings.train.seed, "client", client, number) % 2**31
-            loader = datasets.Loader(Part(dataset, part), settings.train.global_batch, seed=seed)
+            loader = datasets.Loader(Subset(dataset, part), settings.train.global_batch, seed=seed)
             for _ in range(settings.federated.local_epochs * loader.batches_per_epoch):
                 inputs, targets = next(loader)
                 model.zero_grad()

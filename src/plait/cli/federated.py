@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> Answer:
 
 def be_client(config: Config, arguments: argparse.Namespace, num_ranks: int) -> Answer:
     """Answer for one client until the process that started this one is gone."""
-    from plait.outer.federated.resident import end_with_parent, serve
+    from plait.outer.federated.client_daemon import end_with_parent, serve
 
     end_with_parent(arguments.serve)
     if not 0 <= arguments.client < config.federated.clients:

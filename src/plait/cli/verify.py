@@ -101,7 +101,7 @@ def clock_of(arguments: argparse.Namespace) -> Clock:
     """The clock of this command, which starts now."""
     from plait.verify.progress import Clock
 
-    return Clock.of(arguments.budget, is_main_process=is_main_process())
+    return Clock.of(arguments.budget, speaks=is_main_process())
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -24,7 +24,7 @@ from plait.outer.federated.samples import Samples
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalOptions:
     """How a client trains: passes over its samples, batch size, FedProx's mu, SCAFFOLD's
     corrections (needs the rate).
     """
@@ -93,7 +93,7 @@ def _shards(engine: Engine) -> list[Shard]:
 class Client:
     """Trains one engine for whichever client's samples it is given."""
 
-    def __init__(self, engine: Engine, local: Local) -> None:
+    def __init__(self, engine: Engine, local: LocalOptions) -> None:
         self.engine = engine
         self.local = local
         self._corrections: list[

@@ -2,8 +2,8 @@
 
 Flower moves the messages (TLS, node authentication, retries). Their content is statements of
 `wire`: one string of JSON, and vectors without pickle. What is made of them is `rounds.Server`. A
-node's app only carries a message to the client that is resident on its machine (`resident`). So it
-loads neither torch nor data.
+node's app only carries a message to the client daemon on its machine (`client_daemon`). So it loads
+neither torch nor data.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:  # a node's app need not load torch
     from torch import Tensor
 
     from plait.outer.federated.messages import Reply, Task
-    from plait.outer.federated.secret_round import Said
+    from plait.outer.federated.secret_round import Content
 
 HEAD = "head"
 VECTORS = "vectors"
 EVALUATE = "evaluate"
 POLL_SECONDS = 0.1
-BEGIN_SECONDS = 120.0  # for the resident to have read its data
+BEGIN_SECONDS = 120.0  # for the daemon to have read its data
 ANSWER_SECONDS = 24 * 3600.0
 LAST_SECONDS = 3600.0  # for `min_replies` clients to be there and answer
 
@@ -59,7 +59,7 @@ def unpack(record: RecordDict) -> tuple[wire.Head, wire.Vectors]:
 
 
 def client_app() -> ClientApp:
-    """A node: hands every question to its resident client and every answer back, and says who it
+    """A node: hands every question to its client daemon and every answer back, and says who it
     is.
     """
     app = ClientApp()
@@ -91,7 +91,7 @@ def _carry(message: Message, context: Context) -> Message:
 
 
 def _line(path: Path) -> socket.socket:
-    """A line to the resident, which may still be reading its data."""
+    """A connection to the daemon, which may still be reading its data."""
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     deadline = time.monotonic() + BEGIN_SECONDS
     line.settimeout(ANSWER_SECONDS)
@@ -122,7 +122,7 @@ class NodeFleet:
         self._patience_seconds = patience_seconds
         self.num_clients = num_clients
         self._clients: dict[int, int] = {}  # client by node, of all nodes that have ever answered
-        self.judge: Any = None  # of the server's own held-out samples: accuracy(weights)
+        self.evaluator: Any = None  # of the server's own held-out samples: accuracy(weights)
 
     def nodes(self) -> dict[int, int]:
         """The node of each client that is there now. A node is asked once who it is."""
@@ -165,7 +165,7 @@ class NodeFleet:
             for client, (head, sent) in told.items()
         ]
 
-    def secret(self, phase: str, contents: Mapping[int, Said]) -> dict[int, Said]:
+    def secret(self, phase: str, contents: Mapping[int, Content]) -> dict[int, Content]:
         return self._ask(phase, contents)
 
     def accuracies(self, weights: Tensor) -> dict[int, float]:
@@ -175,9 +175,9 @@ class NodeFleet:
         return {client: float(head["accuracy"]) for client, (head, _) in told.items()}
 
     def accuracy(self, weights: Tensor) -> float:
-        return float(self.judge(weights))
+        return float(self.evaluator(weights))
 
-    def _ask(self, kind: str, questions: Mapping[int, Said]) -> dict[int, Said]:
+    def _ask(self, kind: str, questions: Mapping[int, Content]) -> dict[int, Content]:
         """The answers, by client."""
         import torch
 
@@ -237,15 +237,15 @@ def server_app(config: str | Path, out: str | Path | None = None) -> ServerApp:
         from safetensors.torch import save_file
 
         from plait.config import load
-        from plait.outer.federated.simulation import Bench, make_server, totals
+        from plait.outer.federated.simulation import ServerData, make_server, totals
 
         settings = load(config)
         section = settings.federated
-        bench = Bench(settings)
+        server_data = ServerData(settings)
         fleet = NodeFleet(grid, section.clients, section.min_replies, section.patience_seconds)
-        fleet.judge = bench.accuracy
+        fleet.evaluator = server_data.accuracy
         fleet.wait(section.min_replies)
-        server = make_server(settings, bench.judge.initial())
+        server = make_server(settings, server_data.evaluator.initial())
         rounds = []
         for done in server.run(fleet):
             rounds.append(done.as_dict())
@@ -256,7 +256,9 @@ def server_app(config: str | Path, out: str | Path | None = None) -> ServerApp:
             )
             if out is not None:
                 new = Path(out).with_name("weights.new")
-                save_file(bench.judge.named(server.weights), new, {"round": str(done.number)})
+                save_file(
+                    server_data.evaluator.named(server.weights), new, {"round": str(done.number)}
+                )
                 new.replace(new.with_suffix(".safetensors"))
                 new = Path(out).with_suffix(".new")
                 new.write_text(json.dumps({"rounds": rounds, **totals(rounds)}, indent=2) + "\n")

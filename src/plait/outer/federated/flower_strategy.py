@@ -55,18 +55,23 @@ class FlowerStrategy(flower_strategies.Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        heard = [
+        received = [
             reply
             for message in replies
             if (reply := self._reply(message, server_round)) is not None
         ]
-        if not heard:
+        if not received:
             return None, None
-        self._weights = self._rule.apply(self._weights, self._rule.combine(heard))
-        self._rule.note(heard)
-        losses = [reply.metrics["train_loss"] for reply in heard if "train_loss" in reply.metrics]
+        self._weights = self._rule.apply(self._weights, self._rule.combine(received))
+        self._rule.note(received)
+        losses = [
+            reply.metrics["train_loss"] for reply in received if "train_loss" in reply.metrics
+        ]
         metrics = MetricRecord(
-            {"clients": len(heard), **({"train_loss": statistics.fmean(losses)} if losses else {})}
+            {
+                "clients": len(received),
+                **({"train_loss": statistics.fmean(losses)} if losses else {}),
+            }
         )
         return to_arrays(self._weights), metrics
 

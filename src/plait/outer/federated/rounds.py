@@ -1,4 +1,4 @@
-"""The server's loop: choose clients, send, wait for those that answer, combine, judge. It never
+"""The server's loop: choose clients, send, wait for those that answer, combine, evaluate. It never
 sees a sample.
 
 What runs the clients is behind `Fleet`: this process, a pool of processes, or Flower's nodes.
@@ -19,7 +19,7 @@ from torch import Tensor
 from plait.errors import RunError
 from plait.outer.federated import privacy
 from plait.outer.federated.messages import Reply, Task, check_reply
-from plait.outer.federated.secret_round import Said, secret_sum
+from plait.outer.federated.secret_round import Content, secret_sum
 from plait.outer.federated.strategies import Strategy
 
 
@@ -33,7 +33,7 @@ class Fleet(Protocol):
         missing.
         """
 
-    def secret(self, phase: str, contents: Mapping[int, Said]) -> dict[int, Said]:
+    def secret(self, phase: str, contents: Mapping[int, Content]) -> dict[int, Content]:
         """The answers of those clients that are there to one step of secure aggregation."""
 
     def accuracies(self, weights: Tensor) -> dict[int, float]:
@@ -44,14 +44,14 @@ class Fleet(Protocol):
 
 
 @dataclass(frozen=True)
-class Rules:
+class RoundOptions:
     """How rounds are run.
 
     `fraction` of the clients are asked; fewer than `min_replies` void the round. `secure` sums in
     secret (linear strategies). `clip` and `noise` make rounds differentially private: the norm of a
     change, and the noise's deviation over it. With noise every client is drawn by itself with
     probability `fraction` (Poisson sampling), from a secret seed. Epsilon is computed for exactly
-    that. Every `evaluate_every` rounds, and after the last, clients judge the weights.
+    that. Every `evaluate_every` rounds, and after the last, clients evaluate the weights.
     """
 
     rounds: int = 10
@@ -102,7 +102,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Heard:
+class RoundReplies:
     """The replies of a round: one change from all clients, and the numbers of those that replied.
 
     Secure rounds have no single replies.
@@ -122,7 +122,7 @@ class Server:
 
     weights: Tensor
     strategy: Strategy
-    rules: Rules
+    options: RoundOptions
     on_round: Callable[[Round], None] = field(default=lambda done: None)
     seed: Callable[[], int] = field(
         default=lambda: secrets.randbits(63)
@@ -131,7 +131,7 @@ class Server:
     def run(self, fleet: Fleet) -> Iterator[Round]:
         """Run all rounds, giving what is known after each."""
         self._check()
-        for number in range(1, self.rules.rounds + 1):
+        for number in range(1, self.options.rounds + 1):
             done = self.round(fleet, number)
             self.on_round(done)
             yield done
@@ -142,41 +142,41 @@ class Server:
         """
         asked = self._draw(fleet.num_clients, number)
         task = Task(number, self.weights, self.strategy.extra(self.weights))
-        heard = (self._hear_sum if self.rules.secure else self._hear)(fleet, task, asked)
-        self.weights = self.strategy.apply(self.weights, heard.change)
-        self.strategy.note(heard.replies)
+        received = (self._collect_sum if self.options.secure else self._collect)(fleet, task, asked)
+        self.weights = self.strategy.apply(self.weights, received.change)
+        self.strategy.note(received.replies)
         task_bytes = sum(v.numel() * v.element_size() for v in (task.weights, *task.extra.values()))
-        judged = number % self.rules.evaluate_every == 0 or number == self.rules.rounds
+        evaluates = number % self.options.evaluate_every == 0 or number == self.options.rounds
         return Round(
             number,
             fleet.accuracy(self.weights),
-            fleet.accuracies(self.weights) if judged else {},
+            fleet.accuracies(self.weights) if evaluates else {},
             tuple(asked),
-            heard.answered,
-            tuple(heard.refused),
+            received.answered,
+            tuple(received.refused),
             sent_bytes=task_bytes * len(asked),
-            received_bytes=heard.num_bytes,
-            train_loss=statistics.fmean(heard.losses) if heard.losses else None,
+            received_bytes=received.num_bytes,
+            train_loss=statistics.fmean(received.losses) if received.losses else None,
             epsilon=self._epsilon(number),
         )
 
     def _draw(self, num_clients: int, number: int) -> list[int]:
-        rules = self.rules
-        if rules.noise:
-            return draw(num_clients, rules.fraction, self.seed())
-        return choose(num_clients, rules.fraction, rules.seed, number)
+        options = self.options
+        if options.noise:
+            return draw(num_clients, options.fraction, self.seed())
+        return choose(num_clients, options.fraction, options.seed, number)
 
     def _epsilon(self, number: int) -> float | None:
-        rules = self.rules
+        options = self.options
         return (
-            privacy.Accountant(rules.fraction, rules.noise).epsilon(number, rules.delta)
-            if rules.noise
+            privacy.Accountant(options.fraction, options.noise).epsilon(number, options.delta)
+            if options.noise
             else None
         )
 
-    def _hear(self, fleet: Fleet, task: Task, asked: Sequence[int]) -> Heard:
+    def _collect(self, fleet: Fleet, task: Task, asked: Sequence[int]) -> RoundReplies:
         """The clients' changes, combined."""
-        rules = self.rules
+        options = self.options
         replies, refused = self._accepted(fleet.train(task, asked))
         answered = tuple(reply.client for reply in replies)
         self._enough(task, asked, answered, refused)
@@ -184,20 +184,20 @@ class Server:
             reply.metrics["train_loss"] for reply in replies if "train_loss" in reply.metrics
         )
         num_bytes = sum(reply.num_bytes for reply in replies)
-        if rules.clip is None:
+        if options.clip is None:
             change = self.strategy.combine(replies)
         else:  # the bound on one client's part holds only if none weighs more
-            clipped = [privacy.clip(reply.change, rules.clip) for reply in replies]
+            clipped = [privacy.clip(reply.change, options.clip) for reply in replies]
             total = torch.stack(clipped).sum(dim=0) if clipped else torch.zeros_like(self.weights)
             change = self._private(total, len(replies), fleet.num_clients)
-        return Heard(change, answered, tuple(replies), refused, losses, num_bytes)
+        return RoundReplies(change, answered, tuple(replies), refused, losses, num_bytes)
 
-    def _hear_sum(self, fleet: Fleet, task: Task, asked: Sequence[int]) -> Heard:
+    def _collect_sum(self, fleet: Fleet, task: Task, asked: Sequence[int]) -> RoundReplies:
         """The sum of the clients' changes, from masked ones; clients clip their own, for nobody
         else can.
         """
         if not asked:
-            return Heard(
+            return RoundReplies(
                 self._private(torch.zeros_like(self.weights), 0, fleet.num_clients),
                 (),
                 (),
@@ -205,14 +205,14 @@ class Server:
                 (),
                 0,
             )
-        heard = secret_sum(fleet.secret, task, asked)
-        self._enough(task, asked, heard.answered, {})
-        change = heard.change.to(self.weights.dtype)
-        if self.rules.clip is None:
-            change = (heard.change / heard.num_examples).to(self.weights.dtype)
+        received = secret_sum(fleet.secret, task, asked)
+        self._enough(task, asked, received.answered, {})
+        change = received.change.to(self.weights.dtype)
+        if self.options.clip is None:
+            change = (received.change / received.num_examples).to(self.weights.dtype)
         else:
-            change = self._private(change, len(heard.answered), fleet.num_clients)
-        return Heard(change, heard.answered, (), {}, heard.losses, heard.num_bytes)
+            change = self._private(change, len(received.answered), fleet.num_clients)
+        return RoundReplies(change, received.answered, (), {}, received.losses, received.num_bytes)
 
     def _private(self, total: Tensor, count: int, num_clients: int) -> Tensor:
         """The mean of clipped changes from their sum. With noise it is divided by the *expected*
@@ -221,22 +221,24 @@ class Server:
         H. B. McMahan et al., Learning Differentially Private Recurrent Language Models (ICLR 2018),
         algorithm 1. The number that happened to be drawn must not show.
         """
-        rules = self.rules
-        assert rules.clip is not None
-        if not rules.noise:
+        options = self.options
+        assert options.clip is not None
+        if not options.noise:
             return total / count
         generator = torch.Generator().manual_seed(
             self.seed()
         )  # a seed that could be guessed would undo the noise
-        return (total + privacy.noise(total, rules.noise * rules.clip, generator)) / (
-            rules.fraction * num_clients
+        return (total + privacy.noise(total, options.noise * options.clip, generator)) / (
+            options.fraction * num_clients
         )
 
     def _enough(
         self, task: Task, asked: Sequence[int], answered: Sequence[int], refused: Mapping[int, str]
     ) -> None:
         needed = (
-            min(self.rules.min_replies, len(asked)) if self.rules.noise else self.rules.min_replies
+            min(self.options.min_replies, len(asked))
+            if self.options.noise
+            else self.options.min_replies
         )
         if len(answered) < needed or (asked and not answered):
             raise RunError(
@@ -245,16 +247,16 @@ class Server:
             )
 
     def _check(self) -> None:
-        if self.rules.secure and not self.strategy.linear:
+        if self.options.secure and not self.strategy.linear:
             raise RunError(
                 "secure aggregation gives the server the mean alone; this strategy looks at single "
                 "changes"
             )
-        if self.rules.noise and self.rules.clip is None:
+        if self.options.noise and self.options.clip is None:
             raise RunError(
                 "noise without clipping protects nobody: set clip, the largest norm of a change"
             )
-        if self.rules.clip is not None and not self.strategy.linear:
+        if self.options.clip is not None and not self.strategy.linear:
             raise RunError(
                 "privacy is counted for the mean of clipped changes; this strategy looks at single "
                 "ones"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 
-class Part:
+class Subset:
     """Some samples of a data set, as a data set."""
 
     def __init__(self, dataset: Any, indices: Sequence[int]) -> None:
@@ -32,11 +32,11 @@ class Part:
 
 @dataclass
 class Samples:
-    """One client's own: what it trains on, what it is judged on, and what it keeps from round to
+    """One client's own: what it trains on, what it is evaluated on, and what it keeps from round to
     round.
     """
 
     client: int
-    train: Part
-    test: Part
+    train: Subset
+    test: Subset
     control: Tensor | None = None

@@ -1,8 +1,8 @@
 """A round whose single changes the server never sees: the four steps of `secure`, as questions to
 clients and their answers.
 
-`Desk` is the clients' side, `secret_sum` the server's; between them travel statements (see `wire`),
-whoever carries them. A client weighs its change by its examples *before* masking and appends their
+`SecureClients` is the clients' side, `secret_sum` the server's. Contents of messages travel between
+them (see `wire`), whoever carries them. A client weighs its change by its examples *before* masking and appends their
 number. So the server learns the two sums only.
 """
 
@@ -18,60 +18,60 @@ from torch import Tensor
 from plait.errors import RunError
 from plait.outer.federated import privacy, secure
 from plait.outer.federated.messages import Reply, Task
-from plait.outer.federated.secure import PublicKeys, Sealed, SecureClient
+from plait.outer.federated.secure import Ciphertext, PublicKeys, SecureClient
 
-Said = tuple[dict[str, Any], dict[str, Tensor]]
-Ask = Callable[[str, Mapping[int, Said]], dict[int, Said]]
+Content = tuple[dict[str, Any], dict[str, Tensor]]
+Ask = Callable[[str, Mapping[int, Content]], dict[int, Content]]
 Train = Callable[[Task, Sequence[int]], list[Reply]]
 PHASES = ("advertise", "share", "mask", "unmask")
 
 
-class Desk:
+class SecureClients:
     """The secrets of the clients that live here, each of one round."""
 
     def __init__(self, clip: float | None) -> None:
         self._clip = clip
         self._clients: dict[int, tuple[int, SecureClient]] = {}
 
-    def advertise(self, client: int, said: Said) -> Said:
+    def advertise(self, client: int, content: Content) -> Content:
         """Step 1: new keys for round `number`."""
-        self._clients[client] = int(said[0]["number"]), SecureClient(client)
-        keys = self._of(client, said).advertise()
+        self._clients[client] = int(content[0]["number"]), SecureClient(client)
+        keys = self._of(client, content).advertise()
         return {"client": client, "keys": [hex(keys.mask), hex(keys.channel)]}, {}
 
-    def share(self, client: int, said: Said) -> Said:
+    def share(self, client: int, content: Content) -> Content:
         """Step 2: shares of the own secrets, sealed for each other client."""
-        keys = {int(other): _keys(pair) for other, pair in said[0]["keys"].items()}
-        sealed = self._of(client, said).share(keys, int(said[0]["threshold"]))
+        keys = {int(other): _keys(pair) for other, pair in content[0]["keys"].items()}
+        sealed = self._of(client, content).share(keys, int(content[0]["threshold"]))
         return {
             "client": client,
             "sealed": {str(o): [s.body.hex(), s.tag.hex()] for o, s in sealed.items()},
         }, {}
 
-    def mask(self, client: int, said: Said, reply: Reply) -> Said:
+    def mask(self, client: int, content: Content, reply: Reply) -> Content:
         """Step 3: this round's change under masks."""
         if self._clip is not None:
             reply = replace(reply, change=privacy.clip(reply.change, self._clip), num_examples=1)
         received = {
-            int(other): Sealed(*map(bytes.fromhex, pair))
-            for other, pair in said[0]["received"].items()
+            int(other): Ciphertext(*map(bytes.fromhex, pair))
+            for other, pair in content[0]["received"].items()
         }
         weighed = torch.cat(
             [reply.change.double() * reply.num_examples, torch.tensor([float(reply.num_examples)])]
         )
-        masked = self._of(client, said).mask(secure.to_fixed(weighed), received)
+        masked = self._of(client, content).mask(secure.to_fixed(weighed), received)
         return {"client": client, "metrics": dict(reply.metrics)}, {"masked": masked}
 
-    def unmask(self, client: int, said: Said) -> Said:
+    def unmask(self, client: int, content: Content) -> Content:
         """Step 4: what takes off the masks of the sum."""
-        seeds, keys = self._of(client, said).unmask(frozenset(map(int, said[0]["survivors"])))
+        seeds, keys = self._of(client, content).unmask(frozenset(map(int, content[0]["survivors"])))
         return {"client": client, "seeds": _hexes(seeds), "keys": _hexes(keys)}, {}
 
-    def _of(self, client: int, said: Said) -> SecureClient:
+    def _of(self, client: int, content: Content) -> SecureClient:
         number, secrets = self._clients.get(client, (None, None))
-        if secrets is None or number != int(said[0]["number"]):
+        if secrets is None or number != int(content[0]["number"]):
             raise RunError(
-                f"client {client} has no secrets of round {said[0]['number']}: it began after the "
+                f"client {client} has no secrets of round {content[0]['number']}: it began after the "
                 "round did"
             )
         return secrets
@@ -96,8 +96,8 @@ def secret_sum(ask: Ask, task: Task, clients: Sequence[int]) -> SecretSum:
     head = {"number": task.number}
     vectors = {"weights": task.weights, **task.extra}
     keys = {
-        client: said[0]["keys"]
-        for client, said in ask("advertise", {c: (head, {}) for c in clients}).items()
+        client: content[0]["keys"]
+        for client, content in ask("advertise", {c: (head, {}) for c in clients}).items()
     }
     listed = {str(client): pair for client, pair in keys.items()}
     _enough(keys, threshold)
@@ -106,7 +106,9 @@ def secret_sum(ask: Ask, task: Task, clients: Sequence[int]) -> SecretSum:
     boxes = {c: {str(s): shared[s][0]["sealed"][str(c)] for s in shared} for c in shared}
     told = ask("mask", {c: ({**head, "received": boxes[c]}, vectors) for c in shared})
     numel = task.weights.numel() + 1
-    masked = {c: said[1]["masked"] for c, said in sorted(told.items()) if _is_masked(said, numel)}
+    masked = {
+        c: content[1]["masked"] for c, content in sorted(told.items()) if _is_masked(content, numel)
+    }
     _enough(masked, threshold)
     answers = ask("unmask", {c: ({**head, "survivors": sorted(masked)}, {}) for c in masked})
     given = [(_ints(answers[c][0]["seeds"]), _ints(answers[c][0]["keys"])) for c in sorted(answers)]
@@ -116,26 +118,31 @@ def secret_sum(ask: Ask, task: Task, clients: Sequence[int]) -> SecretSum:
         told[c][0]["metrics"]["train_loss"] for c in masked if "train_loss" in told[c][0]["metrics"]
     )
     num_bytes = sum(
-        _size(said) for phase in (shared, told, answers) for said in phase.values()
+        _size(content) for phase in (shared, told, answers) for content in phase.values()
     ) + 2 * 256 * len(keys)
     return SecretSum(total[:-1], float(total[-1]), tuple(masked), losses, num_bytes)
 
 
-def answer(desk: Desk, phase: str, contents: Mapping[int, Said], train: Train) -> dict[int, Said]:
+def answer(
+    secure_clients: SecureClients, phase: str, contents: Mapping[int, Content], train: Train
+) -> dict[int, Content]:
     """The clients' answers to one step; those whose training fails drop out of the third."""
     if phase != "mask":
-        return {client: getattr(desk, phase)(client, said) for client, said in contents.items()}
+        return {
+            client: getattr(secure_clients, phase)(client, content)
+            for client, content in contents.items()
+        }
     answers = {}
-    for client, said in contents.items():
-        vectors = dict(said[1])
-        task = Task(int(said[0]["number"]), vectors.pop("weights"), vectors)
+    for client, content in contents.items():
+        vectors = dict(content[1])
+        task = Task(int(content[0]["number"]), vectors.pop("weights"), vectors)
         for reply in train(task, [client]):
-            answers[client] = desk.mask(client, said, reply)
+            answers[client] = secure_clients.mask(client, content, reply)
     return answers
 
 
-def _is_masked(said: Said, numel: int) -> bool:
-    vector = said[1].get("masked")
+def _is_masked(content: Content, numel: int) -> bool:
+    vector = content[1].get("masked")
     return vector is not None and vector.dtype == torch.int64 and vector.shape == (numel,)
 
 
@@ -147,10 +154,10 @@ def _enough(left: Mapping[int, object], threshold: int) -> None:
         )
 
 
-def _size(said: Said) -> int:
+def _size(content: Content) -> int:
     """Bytes of the vectors and of the hexadecimal numbers, counted as numbers."""
     words = [
-        word for value in said[0].values() if isinstance(value, dict) for word in value.values()
+        word for value in content[0].values() if isinstance(value, dict) for word in value.values()
     ]
     digits = sum(
         len(w)
@@ -158,7 +165,9 @@ def _size(said: Said) -> int:
         for w in (word if isinstance(word, list) else [word])
         if isinstance(w, str)
     )
-    return sum(vector.numel() * vector.element_size() for vector in said[1].values()) + digits // 2
+    return (
+        sum(vector.numel() * vector.element_size() for vector in content[1].values()) + digits // 2
+    )
 
 
 def _keys(pair: Sequence[str]) -> PublicKeys:

@@ -58,7 +58,7 @@ class PublicKeys:
 
 
 @dataclass(frozen=True)
-class Sealed:
+class Ciphertext:
     """Shares for one other client, encrypted and signed with the key of the pair."""
 
     body: bytes
@@ -124,7 +124,7 @@ class SecureClient:
         self._channel_key = secrets.randbits(KEY_BITS)
         self._seed = secrets.randbits(KEY_BITS)
         self._keys: Mapping[int, PublicKeys] = {}
-        self._received: Mapping[int, Sealed] = {}
+        self._received: Mapping[int, Ciphertext] = {}
         self._channels: dict[int, bytes] = {}
 
     def advertise(self) -> PublicKeys:
@@ -133,7 +133,7 @@ class SecureClient:
             pow(GENERATOR, self._mask_key, PRIME), pow(GENERATOR, self._channel_key, PRIME)
         )
 
-    def share(self, keys: Mapping[int, PublicKeys], threshold: int) -> dict[int, Sealed]:
+    def share(self, keys: Mapping[int, PublicKeys], threshold: int) -> dict[int, Ciphertext]:
         """Step 2: for every client that advertised, this one included."""
         if len(keys) < threshold:
             raise RunError(
@@ -153,7 +153,7 @@ class SecureClient:
             for other in keys
         }
 
-    def mask(self, vector: Tensor, received: Mapping[int, Sealed]) -> Tensor:
+    def mask(self, vector: Tensor, received: Mapping[int, Ciphertext]) -> Tensor:
         """Step 3: `vector` (int64) under masks, towards all clients whose shares came."""
         self._received = dict(received)
         masked = vector + expand(self._seed.to_bytes(SECRET_BYTES, "big"), vector.numel())
@@ -180,12 +180,12 @@ class SecureClient:
                 keys[other] = key
         return seeds, keys
 
-    def _seal(self, other: int, plain: bytes) -> Sealed:
+    def _seal(self, other: int, plain: bytes) -> Ciphertext:
         key = self._channel(other)
         body = _xor(plain, key + _route(self.client, other))
-        return Sealed(body, hmac.digest(key, _route(self.client, other) + body, "sha256"))
+        return Ciphertext(body, hmac.digest(key, _route(self.client, other) + body, "sha256"))
 
-    def _open(self, other: int, sealed: Sealed) -> bytes:
+    def _open(self, other: int, sealed: Ciphertext) -> bytes:
         key = self._channel(other)
         if not hmac.compare_digest(
             sealed.tag, hmac.digest(key, _route(other, self.client) + sealed.body, "sha256")

@@ -27,13 +27,13 @@ from plait.engine.precision import MASTER_DTYPES
 from plait.errors import NonFiniteLoss, RunError
 from plait.launcher.agent import start_server
 from plait.launcher.rank import die_with_parent
-from plait.outer.federated.client import Client, Local, get_weights
-from plait.outer.federated.judge import Judge
+from plait.outer.federated.client import Client, LocalOptions, get_weights
+from plait.outer.federated.evaluator import Evaluator
 from plait.outer.federated.messages import Reply, Task
 from plait.outer.federated.partitions import partition
-from plait.outer.federated.rounds import Rules, Server
-from plait.outer.federated.samples import Part, Samples
-from plait.outer.federated.secret_round import Desk, Said, answer
+from plait.outer.federated.rounds import RoundOptions, Server
+from plait.outer.federated.samples import Samples, Subset
+from plait.outer.federated.secret_round import Content, SecureClients, answer
 from plait.outer.federated.strategies import Settings, make
 from plait.plan import Plan
 from plait.run import assemble, optimizers
@@ -88,7 +88,7 @@ def _label(dataset: Any, index: int) -> int:
     return int(dataset[index][1].reshape(-1)[-1])
 
 
-class Bench:
+class ServerData:
     """The samples of a config, dealt out, and the evaluator of weights on them. A server has
     nothing else, and needs no engine.
     """
@@ -99,11 +99,11 @@ class Bench:
         dataset = datasets.make(config.data, keys, seed)
         parts = split(dataset, config.federated, seed)
         self.samples = [
-            Samples(client, Part(dataset, train), Part(dataset, own))
+            Samples(client, Subset(dataset, train), Subset(dataset, own))
             for client, (train, own) in enumerate(zip(parts.train, parts.own_test, strict=True))
         ]
-        self._test = Part(dataset, parts.test)
-        self.judge = Judge(
+        self._test = Subset(dataset, parts.test)
+        self.evaluator = Evaluator(
             assemble.make_model(keys, seed),
             seed,
             MASTER_DTYPES[Plan.parse(config.plan.text).precision],
@@ -111,7 +111,7 @@ class Bench:
 
     def accuracy(self, weights: Tensor) -> float:
         """On the samples that the server holds out."""
-        return self.judge.accuracy(weights, self._test)
+        return self.evaluator.accuracy(weights, self._test)
 
 
 class LocalFleet:
@@ -126,12 +126,12 @@ class LocalFleet:
         world: World,
         fails: Callable[[int, int], bool] | None = None,
     ) -> None:
-        bench = Bench(config)
-        self.samples = bench.samples
-        self.judge = bench.judge
-        self.accuracy = bench.accuracy
+        server_data = ServerData(config)
+        self.samples = server_data.samples
+        self.evaluator = server_data.evaluator
+        self.accuracy = server_data.accuracy
         self.num_clients = config.federated.clients
-        self._desk = Desk(config.federated.clip)
+        self._secure_clients = SecureClients(config.federated.clip)
         self._fails = fails or (lambda number, client: False)
         engine = build(
             assemble.make_model(assemble.model_keys(config), config.train.seed),
@@ -155,20 +155,21 @@ class LocalFleet:
                     replies.append(self.client.run(task, self.samples[client]))
         return replies
 
-    def secret(self, phase: str, contents: Mapping[int, Said]) -> dict[int, Said]:
-        return answer(self._desk, phase, contents, self.train)
+    def secret(self, phase: str, contents: Mapping[int, Content]) -> dict[int, Content]:
+        return answer(self._secure_clients, phase, contents, self.train)
 
     def accuracies(self, weights: Tensor) -> dict[int, float]:
         return {
-            samples.client: self.judge.accuracy(weights, samples.test) for samples in self.samples
+            samples.client: self.evaluator.accuracy(weights, samples.test)
+            for samples in self.samples
         }
 
 
-def local_of(config: Config) -> Local:
+def local_of(config: Config) -> LocalOptions:
     """How clients train, from `[federated]` and `[train]`."""
     section = config.federated
     train = config.train
-    return Local(
+    return LocalOptions(
         epochs=section.local_epochs,
         batch=train.global_batch,
         mu=section.mu if section.strategy == "fedprox" else 0.0,
@@ -190,7 +191,7 @@ def make_server(config: Config, weights: Tensor) -> Server:
         num_bad=section.num_bad,
         num_clients=section.clients,
     )
-    rules = Rules(
+    rules = RoundOptions(
         rounds=section.rounds,
         fraction=section.fraction,
         min_replies=section.min_replies,
@@ -223,9 +224,9 @@ def _train(task: Task, client: int, control: Tensor | None) -> tuple[Reply, Tens
     return _FLEET.client.run(task, _FLEET.samples[client]), _FLEET.samples[client].control
 
 
-def _judge(weights: Tensor, client: int) -> float:
+def _evaluate(weights: Tensor, client: int) -> float:
     assert _FLEET is not None
-    return _FLEET.judge.accuracy(weights, _FLEET.samples[client].test)
+    return _FLEET.evaluator.accuracy(weights, _FLEET.samples[client].test)
 
 
 class PoolFleet:
@@ -236,10 +237,10 @@ class PoolFleet:
     def __init__(self, config: Config, plan: Plan, world: World, workers: int) -> None:
         self._own = LocalFleet(
             config, plan, world
-        )  # judges the global model, and says where training begins
+        )  # evaluates the global model, and says where training begins
         self.num_clients = self._own.num_clients
         self._controls: dict[int, Tensor | None] = {}
-        self._desk = Desk(config.federated.clip)
+        self._secure_clients = SecureClients(config.federated.clip)
         context = multiprocessing.get_context(start_server())
         self._start = lambda: ProcessPoolExecutor(
             workers, mp_context=context, initializer=_begin, initargs=(config, str(plan))
@@ -280,13 +281,13 @@ class PoolFleet:
         self._pool.shutdown()
         self._pool = self._start()
 
-    def secret(self, phase: str, contents: Mapping[int, Said]) -> dict[int, Said]:
+    def secret(self, phase: str, contents: Mapping[int, Content]) -> dict[int, Content]:
         """The clients' secrets are kept here, since any worker may train any client."""
-        return answer(self._desk, phase, contents, self.train)
+        return answer(self._secure_clients, phase, contents, self.train)
 
     def accuracies(self, weights: Tensor) -> dict[int, float]:
         futures = {
-            client: self._submit(_judge, weights, client) for client in range(self.num_clients)
+            client: self._submit(_evaluate, weights, client) for client in range(self.num_clients)
         }
         return {client: future.result() for client, future in futures.items()}
 
@@ -344,10 +345,10 @@ def shared_seed(world: World) -> int:
 def totals(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The numbers over all rounds."""
     last = rounds[-1] if rounds else {}
-    judged = [done for done in rounds if done["client_accuracy"]]
+    evaluated = [done for done in rounds if done["client_accuracy"]]
     return {
         "accuracy": last.get("accuracy"),
-        "client_accuracy_worst": judged[-1]["client_accuracy_worst"] if judged else None,
+        "client_accuracy_worst": evaluated[-1]["client_accuracy_worst"] if evaluated else None,
         "epsilon": last.get("epsilon"),
         "sent_bytes": sum(done["sent_bytes"] for done in rounds),
         "received_bytes": sum(done["received_bytes"] for done in rounds),

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from plait.engine.batch import call
 from plait.engine.state.init import Initializer, is_meta, place_holders
-from plait.outer.federated.samples import Part
+from plait.outer.federated.samples import Subset
 
 
-class Judge:
+class Evaluator:
     """Accuracy of weights. Buffers are those that the model begins with: statistics of batch-norm
     stay with the clients.
     """
@@ -48,7 +48,7 @@ class Judge:
         }
 
     @torch.no_grad()
-    def accuracy(self, weights: Tensor, test: Part) -> float:
+    def accuracy(self, weights: Tensor, test: Subset) -> float:
         """The share of targets that are predicted right, unmasked ones only."""
         for name, value in self.named(weights).items():
             self._named[name].copy_(value)

@@ -1,10 +1,10 @@
-"""A client that stays. Its engine and data live in one process or its plan's ranks, whoever carries
+"""The client daemon: its engine and data live in one process or its plan's ranks, whoever carries
 its messages.
 
 Flower starts a process for every message. Such a process need not load torch, build an engine and
-read the data again. It hands the message to the resident over a local socket (see `wire`) and hands
-the answer back. The resident also keeps state that outlives a message. SCAFFOLD's control is on
-disk, and the secrets of a round of secure aggregation are in memory only.
+read the data again. It hands the message to the daemon over a local socket (see `wire`) and hands
+the answer back. The daemon also keeps state that outlives a message. SCAFFOLD's control is on disk,
+and the secrets of a round of secure aggregation are in memory only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from plait.engine.build import join_world
 from plait.errors import PlaitError, RunError
 from plait.outer.federated import wire
 from plait.outer.federated.messages import Task, check_reply
-from plait.outer.federated.secret_round import PHASES, Said
+from plait.outer.federated.secret_round import PHASES, Content
 from plait.outer.federated.simulation import LocalFleet
 from plait.plan import Plan
 
@@ -41,7 +41,7 @@ LOOK_SECONDS = 0.2
 LINE_SECONDS = 60.0
 
 
-class Resident:
+class ClientDaemon:
     """One client of a federation, whose answers are all that others get."""
 
     def __init__(
@@ -54,19 +54,19 @@ class Resident:
         if kept is not None and kept.exists():
             self._samples.control = load_file(kept)["control"]
 
-    def answer(self, kind: str, said: Said) -> Said:
+    def answer(self, kind: str, content: Content) -> Content:
         """The answer of this client to a question. Raises `PlaitError` for one that fails.
 
         Collective.
         """
-        client, (head, vectors) = self._samples.client, said
+        client, (head, vectors) = self._samples.client, content
         if kind == "evaluate":
             return {
                 "client": client,
-                "accuracy": self._fleet.judge.accuracy(vectors["weights"], self._samples.test),
+                "accuracy": self._fleet.evaluator.accuracy(vectors["weights"], self._samples.test),
             }, {}
         if kind in PHASES:
-            return _only(self._fleet.secret(kind, {client: said}).values())
+            return _only(self._fleet.secret(kind, {client: content}).values())
         if kind != "train":
             raise PlaitError(
                 f"a client is asked to '{kind}'; it trains, evaluates and sums in secret"
@@ -104,14 +104,14 @@ def serve(config: Config, client: int, room: str, kept: str) -> None:
     plan = Plan.parse(config.plan.text)
     world = join_world(plan)
     attend(
-        Resident(LocalFleet(config, plan, world), client, Path(kept), keeps=world.rank == 0),
+        ClientDaemon(LocalFleet(config, plan, world), client, Path(kept), keeps=world.rank == 0),
         world,
         Path(room),
     )
 
 
 def attend(
-    resident: Resident, world: World, room: Path, until: Callable[[], bool] = lambda: False
+    daemon: ClientDaemon, world: World, room: Path, until: Callable[[], bool] = lambda: False
 ) -> None:
     """Answer whoever asks at the socket in `room`, until rank 0 finds `until` true. Collective."""
     axis = world.axis("world")
@@ -128,7 +128,7 @@ def attend(
             continue
         head, vectors = asked
         try:
-            told, sent = resident.answer(
+            told, sent = daemon.answer(
                 head.pop("kind"),
                 (head, {n: torch.from_numpy(v.copy()) for n, v in vectors.items()}),
             )

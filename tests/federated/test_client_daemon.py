@@ -16,10 +16,10 @@ import torch
 from plait.comm import World
 from plait.errors import RunError
 from plait.outer.federated import wire
+from plait.outer.federated.client_daemon import ClientDaemon
 from plait.outer.federated.messages import Reply
-from plait.outer.federated.resident import Resident
 from plait.outer.federated.samples import Samples
-from plait.outer.federated.secret_round import Said
+from plait.outer.federated.secret_round import Content
 from plait.outer.federated.simulation import LocalFleet, make_server
 from plait.plan import Plan
 from tests.federated.test_simulation import config
@@ -42,17 +42,18 @@ class Overheard:
     def __init__(self, settings: Any, world: World) -> None:
         self.fleet = LocalFleet(settings, Plan.parse(settings.plan.text), world)
         self.residents = {
-            samples.client: Resident(self.fleet, samples.client) for samples in self.fleet.samples
+            samples.client: ClientDaemon(self.fleet, samples.client)
+            for samples in self.fleet.samples
         }
         self.num_clients = self.fleet.num_clients
-        self.said: list[tuple[str, int, bytes]] = []
+        self.content: list[tuple[str, int, bytes]] = []
         self.accuracy = self.fleet.accuracy
 
-    def _ask(self, kind: str, contents: Mapping[int, Said]) -> dict[int, Said]:
+    def _ask(self, kind: str, contents: Mapping[int, Content]) -> dict[int, Content]:
         answers = {}
-        for client, said in contents.items():
-            head, vectors = self.residents[client].answer(kind, said)
-            self.said.append(
+        for client, content in contents.items():
+            head, vectors = self.residents[client].answer(kind, content)
+            self.content.append(
                 (kind, client, wire.pack(head, {name: v.numpy() for name, v in vectors.items()}))
             )
             answers[client] = head, vectors
@@ -75,7 +76,7 @@ class Overheard:
             for c, (h, v) in told.items()
         ]
 
-    def secret(self, phase: str, contents: Mapping[int, Said]) -> dict[int, Said]:
+    def secret(self, phase: str, contents: Mapping[int, Content]) -> dict[int, Content]:
         return self._ask(phase, contents)
 
     def accuracies(self, weights: torch.Tensor) -> dict[int, float]:
@@ -112,13 +113,13 @@ def overhear(world: World, overrides: list[str]) -> list[tuple[str, int, bytes]]
     server = make_server(settings, fleet.fleet.initial())
     list(server.run(fleet))
     secrets = [found for samples in fleet.fleet.samples for found in samples_as_bytes(samples)]
-    for kind, client, data in fleet.said:
+    for kind, client, data in fleet.content:
         assert not any(secret in data for secret in secrets), (kind, client)
     planted = wire.pack(
         {}, {"change": fleet.fleet.samples[0].train.batch(torch.arange(1))[0][0].double().numpy()}
     )
     assert any(secret in planted for secret in secrets)  # the search finds a sample that does leave
-    return fleet.said
+    return fleet.content
 
 
 @pytest.mark.parametrize(
@@ -135,10 +136,10 @@ def overhear(world: World, overrides: list[str]) -> list[tuple[str, int, bytes]]
 def test_no_message_of_a_client_holds_a_sample(
     ranks: Run, overrides: list[str], kinds: set[str]
 ) -> None:
-    said = ranks(1, overhear, overrides)[0]
-    assert {kind for kind, *_ in said} == kinds
+    content = ranks(1, overhear, overrides)[0]
+    assert {kind for kind, *_ in content} == kinds
     numel = 65 * 16 + 17 * 10
-    for kind, client, data in said:
+    for kind, client, data in content:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             ours.sendall(data)
@@ -156,7 +157,7 @@ def answers(world: World, plan: str, strategy: str) -> Any:
         "model.num_hidden_layers=2",
         plan=f"{plan} precision:float64",
     )
-    resident = Resident(LocalFleet(settings, Plan.parse(settings.plan.text), world), 1)
+    resident = ClientDaemon(LocalFleet(settings, Plan.parse(settings.plan.text), world), 1)
     numel = 65 * 16 + 17 * 16 + 17 * 10
     weights = torch.linspace(-0.3, 0.3, numel, dtype=torch.float64)
     extra = {"control": torch.zeros_like(weights)} if strategy == "scaffold" else {}
@@ -164,7 +165,7 @@ def answers(world: World, plan: str, strategy: str) -> Any:
         resident.answer("train", ({"number": number}, {"weights": weights, **extra}))[1]
         for number in (1, 2)
     ]
-    return [said["change"] for said in trained], resident.answer(
+    return [content["change"] for content in trained], resident.answer(
         "evaluate", ({}, {"weights": weights})
     )[0]
 
@@ -185,11 +186,11 @@ def control_comes_back(world: World, folder: str) -> Any:
     plan = Plan.parse(settings.plan.text)
     fleet = LocalFleet(settings, plan, world)
     weights = fleet.initial()
-    Resident(fleet, 0, kept).answer(
+    ClientDaemon(fleet, 0, kept).answer(
         "train", ({"number": 1}, {"weights": weights, "control": torch.zeros_like(weights)})
     )
     again = LocalFleet(settings, plan, world)
-    Resident(again, 0, kept)
+    ClientDaemon(again, 0, kept)
     return fleet.samples[0].control, again.samples[0].control
 
 
@@ -202,7 +203,7 @@ def strange_questions(world: World) -> None:
     fleet = LocalFleet(
         config(), Plan.parse("dp1 precision:float64"), world, lambda number, client: True
     )
-    resident = Resident(fleet, 0)
+    resident = ClientDaemon(fleet, 0)
     weights = fleet.initial()
     with pytest.raises(Exception, match="asked to 'samples'"):
         resident.answer("samples", ({}, {}))
