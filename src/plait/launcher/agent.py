@@ -53,9 +53,9 @@ def run_ranks(
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    from plait.launcher import meeting
+    from plait.launcher import rendezvous
 
-    meeting.register()
+    rendezvous.register()
     with (
         leftovers() as folder,
         _signals_restored(),
@@ -68,7 +68,7 @@ def run_ranks(
             "max_nodes": 1,
             "nproc_per_node": nproc,
             "run_id": uuid.uuid4().hex,
-            "rdzv_backend": meeting.NAME,
+            "rdzv_backend": rendezvous.NAME,
             "local_addr": LOOPBACK,
             "max_restarts": 0,
             "monitor_interval": monitor_seconds,
