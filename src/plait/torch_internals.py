@@ -5,6 +5,7 @@ A new version of torch may rename them; then this file and its test are where to
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -41,6 +42,16 @@ def has_function_transforms() -> bool:
 def in_backward() -> bool:
     """Whether autograd is at work in this thread."""
     return bool(torch._C._current_graph_task_id() != -1)
+
+
+def on_compile(begin: Callable[[], object], end: Callable[[], object]) -> None:
+    """Have functions called when torch's compiler begins and ends; nothing where it has changed."""
+    from torch._dynamo import callback
+
+    handler = getattr(callback, "callback_handler", None)
+    if handler is not None:
+        handler.register_start_callback(lambda about: begin())
+        handler.register_end_callback(lambda about: end())
 
 
 def storage_key(tensor: Tensor) -> int:

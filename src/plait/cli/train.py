@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from plait.cli import common
 from plait.cli.answer import Answer, Json
-from plait.launcher import launch
+from plait.launcher import joined_world, launch
 from plait.launcher.main_process import is_main_process, say
 from plait.run import job
 
@@ -59,9 +59,13 @@ def run(arguments: argparse.Namespace) -> Answer:
     plan = common.plan_of(config, arguments.plan, arguments.nproc)
     folder, checkpoint = _folder(arguments)
     if folder is None:
-        launched(job.Job(config, str(plan), checkpoint=checkpoint), plan.world_size)
+        joining = job.Job(config, str(plan), checkpoint=checkpoint, watches_itself=True)
+        launched(joining, plan.world_size)
         return Answer(None)
-    task = job.Job(config, str(plan), folder=folder.path, checkpoint=checkpoint)
+    alone = joined_world() is None
+    task = job.Job(
+        config, str(plan), folder=folder.path, checkpoint=checkpoint, watches_itself=not alone
+    )
     lock = held(folder.path) if is_main_process() else contextlib.nullcontext(None)
     start = "" if checkpoint is None else f", from {checkpoint.name}"
     try:
@@ -99,7 +103,8 @@ def launched(task: job.Job, num_ranks: int) -> Json:
     back.
     """
     try:
-        return launch(job.run, task, nproc=num_ranks, restarts=task.config.train.restarts)[0]
+        with task.supervision.outside():
+            return launch(job.run, task, nproc=num_ranks, restarts=task.config.train.restarts)[0]
     finally:
         if sys.stderr.isatty():
             sys.stderr.write("\x1b[?25h")

@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -34,6 +35,7 @@ from plait.errors import PlanError, RankFailed, WorldSizeError, nearest
 from plait.mesh import AxisName, Mesh
 from plait.mesh.groups import Groups
 from plait.paths import Paths
+from plait.torch_internals import on_compile
 from plait.trace import Timeline
 
 if TYPE_CHECKING:
@@ -171,8 +173,10 @@ class World:
         line. Before any axis but that of the world is used.
         """
         line = self.mesh.line(self._rank_in_mesh, "dp")
-        self.recorder.flight = FlightRecorder(self.rank, self.mesh.size, folder, line)
+        flight = FlightRecorder(self.rank, self.mesh.size, folder, line)
+        self.recorder.flight = flight
         answer_signals(folder, self.rank)
+        on_compile(partial(flight.compiling, 1), partial(flight.compiling, -1))
 
     def watch(self) -> None:
         """Have a thread say whom this rank waits for, when it does so for long."""

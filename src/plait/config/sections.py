@@ -153,8 +153,8 @@ class Recovery(Section):
     """Seconds that a lost rank has to come back before its worker counts as lost."""
     replan: str | Plans = "never"
     """A plan for the ranks that are left: `auto` (the planner's), `never`, or a list in order."""
-    hang_seconds: Positive = 300.0
-    """Seconds that a rank may be silent while others wait for it."""
+    hang_seconds: Positive | None = None
+    """Seconds without a sign after which a rank hangs; by default several steps, never under 5."""
     on_nan: Literal["stop", "skip", "back"] = "stop"
     """The answer to a loss or gradient that is no finite number."""
     deadline_seconds: Positive = 60.0

@@ -13,13 +13,14 @@ import json
 import mmap
 import os
 import resource
+import socket
 import struct
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from plait.doctor.process import start_ticks
 
@@ -92,18 +93,19 @@ class FlightRecorder:
         self._phase = Phase.STARTING
         self._phase_since = _clock()
         self._spent = [0.0] * len(Phase)
+        self._last_done = self._phase_since
         self._waited = 0.0
         self._issued = 0.0
         self._faults = (0, 0)
         self._compiling = 0
-        self._file: IO[str] | None = None
         self._map = self._mapped(folder)
         HEADER.pack_into(self._map, 0, MAGIC, os.getpid(), start_ticks(os.getpid()), rank, size)
         self._write_phase()
         self.beat()
         if folder is not None:
-            self._file = names_path(folder, rank).open("w", buffering=1)
-            self._say({"pid": os.getpid(), "size": size, "equals": list(equals)})
+            names_path(folder, rank).write_text("")
+            about = {"pid": os.getpid(), "host": socket.gethostname(), "equals": list(equals)}
+            self._say(about)
 
     def _mapped(self, folder: Path | None) -> mmap.mmap:
         if folder is None:
@@ -158,11 +160,12 @@ class FlightRecorder:
         struct.pack_into("<I", self._map, COMPILING_AT, self._compiling)
         self._move(_clock())
 
-    def step_done(self, step: int, seconds: float) -> None:
-        """A step has ended; what it took is written into the ring of steps."""
-        now = _clock()
-        self._spent[self._phase] += now - self._phase_since
-        self._phase_since = now
+    def step_done(self, step: int) -> None:
+        """A step has ended, which began at the end of the one before."""
+        self.enter(Phase.OUTSIDE)
+        now = self._phase_since
+        seconds = now - self._last_done
+        self._last_done = now
         usage = resource.getrusage(resource.RUSAGE_SELF)
         faults = (usage.ru_minflt, usage.ru_majflt)
         loaded = self._spent[Phase.LOADING] + self._spent[Phase.OUTSIDE]
@@ -256,9 +259,6 @@ class FlightRecorder:
     def close(self) -> None:
         """The rank has come to its end."""
         self.enter(Phase.DONE)
-        if self._file is not None:
-            self._file.close()
-            self._file = None
 
     def view(self) -> bytes:
         """The record as it is now."""
@@ -271,8 +271,9 @@ class FlightRecorder:
         return len(self.names)
 
     def _say(self, line: Names) -> None:
-        if self._file is not None:
-            self._file.write(json.dumps(line) + "\n")
+        if self.folder is not None:
+            with names_path(self.folder, self.rank).open("a") as file:
+                file.write(json.dumps(line) + "\n")
 
     def _write_phase(self) -> None:
         PHASE.pack_into(self._map, PHASE_AT, self._phase, 0, self._phase_since, self._num_steps)

@@ -52,9 +52,9 @@ def at_fault(views: Views, idle: Sequence[int], frozen: Sequence[int] = ()) -> F
             waiting = tuple(one for one in sorted(idle) if one != rank and views[one].waits)
             place = views[waiting[0]].current if waiting else views[rank].current
             return Fault(rank, place, None, waiting)
-    unequal = _unequal(views, idle)
-    if unequal is not None:
-        return unequal
+    different = unequal(views, idle)
+    if different is not None:
+        return different
     for rank in sorted(idle):
         end, path = _followed(views, rank)
         if end in idle:
@@ -99,8 +99,8 @@ def _freedom(views: Views, rank: int) -> tuple[bool, bool, float]:
     return False, views[rank].waits, views[rank].moved
 
 
-def _unequal(views: Views, idle: Sequence[int]) -> Fault | None:
-    """Ranks whose communications of one number are not one communication."""
+def unequal(views: Views, idle: Sequence[int]) -> Fault | None:
+    """The fault of ranks whose communications of one number are not one communication."""
     for rank in sorted(idle):
         mine = views[rank].current
         if not views[rank].waits or mine is None or not mine.is_collective:

@@ -108,6 +108,7 @@ class RankView:
     state: WaitState
     current: Communication | None
     equals: tuple[int, ...] = ()
+    host: str = ""
     data: bytes = field(default=b"", repr=False)
     names: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
 
@@ -157,7 +158,7 @@ PHASES = {
 
 
 def view_of(
-    data: bytes, names: Sequence[Mapping[str, Any]], equals: Sequence[int] = ()
+    data: bytes, names: Sequence[Mapping[str, Any]], about: Mapping[str, Any] | None = None
 ) -> RankView:
     """The record in these bytes. Raises `ValueError` for what is no record."""
     magic, pid, start, rank, size = HEADER.unpack_from(data, 0)
@@ -184,7 +185,8 @@ def view_of(
         compiling=struct.unpack_from("<I", data, COMPILING_AT)[0] > 0,
         state=WaitState(state),
         current=current,
-        equals=tuple(equals),
+        equals=tuple((about or {}).get("equals", ())),
+        host=str((about or {}).get("host", "")),
         data=data,
         names=names,
     )
@@ -240,7 +242,7 @@ class Records:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._names: dict[Path, tuple[int, list[dict[str, Any]], list[int]]] = {}
+        self._names: dict[Path, tuple[int, list[dict[str, Any]], dict[str, Any]]] = {}
 
     def views(self) -> dict[int, RankView]:
         """The view of each rank now, by rank; a rank without a record that can be read is left
@@ -261,7 +263,7 @@ class Records:
         except (OSError, ValueError, struct.error, KeyError, TypeError):
             return None
 
-    def _names_of(self, path: Path) -> tuple[list[dict[str, Any]], list[int]]:
+    def _names_of(self, path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         size = path.stat().st_size
         known = self._names.get(path)
         if known is None or known[0] != size:
@@ -270,7 +272,7 @@ class Records:
         return known[1], known[2]
 
 
-def _names(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
+def _names(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     first, *lines = path.read_text().splitlines() or ["{}"]
     names = []
     for line in lines:
@@ -278,7 +280,7 @@ def _names(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
             names.append(json.loads(line))
         except ValueError:  # the last line, half written
             break
-    return names, list(json.loads(first).get("equals", []))
+    return names, dict(json.loads(first))
 
 
 def now() -> float:

@@ -170,11 +170,11 @@ def compose(
     )
 
 
-def join_world(plan: Plan, hang_seconds: float = 300.0) -> World:
+def join_world(plan: Plan, silent_seconds: float = 300.0) -> World:
     """The world that torchrun or `plait.launch` has started; for a plan of one rank, this process
-    alone. A rank that is silent for `hang_seconds` counts as failed.
+    alone. A rank that is silent for `silent_seconds` counts as failed.
     """
-    return comm.init(Mesh.of(plan), timeout_seconds=hang_seconds, measurements=MEASUREMENTS)
+    return comm.init(Mesh.of(plan), timeout_seconds=silent_seconds, measurements=MEASUREMENTS)
 
 
 def _checked(plan: Plan | str) -> Plan:

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from plait.comm import World
+from plait.doctor.flight import Phase
 from plait.engine.axes import within_stage
 from plait.engine.balance import Balance, Load
 from plait.engine.batch import BatchSplitter
@@ -188,6 +189,7 @@ class Engine:
         self._cut_by(batch)
         began = time.perf_counter()
         world = self.world
+        world.recorder.flight.enter(Phase.STEPPING)
         timeline = Timeline(world.rank, enabled=trace)
         world.timeline, earlier = timeline, world.ledger.copy()
         self.model.train()
@@ -210,6 +212,7 @@ class Engine:
             timeline.mark_memory(self.memory())
         norm = self._grad_norm()
         self._scale.adapt()
+        world.recorder.flight.step_done(self.step_index)
         return StepResult(
             loss=report.loss_sum / report.count if report.count else math.nan,
             grad_norm=norm,
@@ -244,7 +247,8 @@ class Engine:
         self._cut_by(batch)
         self.model.eval()
         self._timing.show_newest()
-        with _own_random_state(self.world.device):
+        flight = self.world.recorder.flight
+        with flight.during(Phase.EVALUATING), _own_random_state(self.world.device):
             loss = self._pipeline.evaluate(self._step_of(batch))
         sums = torch.stack([loss.loss_sum, loss.count]) / self.update.loss_copies
         for axis in (self._everyone, self._stages):
@@ -258,7 +262,8 @@ class Engine:
         from plait.engine.state.saving import save
 
         self.flush()
-        save(self, Path(path), meta)
+        with self.world.recorder.flight.during(Phase.SAVING):
+            save(self, Path(path), meta)
 
     def load(self, path: str | Path) -> dict[str, Any]:
         """Load what any plan has saved, and return its `meta`. Collective."""
@@ -336,7 +341,9 @@ class Engine:
     def _execute(self, actions: Sequence[Action], timeline: Timeline) -> None:
         self._updates_left = sum(action.kind is Kind.UPDATE for action in actions)
         with _own_random_state(self.world.device):
-            execute(actions, self._handlers, timeline, optional=frozenset({Kind.RESHARD}))
+            begin = self.world.recorder.flight.action
+            optional = frozenset({Kind.RESHARD})
+            execute(actions, self._handlers, timeline, optional=optional, begin=begin)
             self._pipeline.end()
 
     def _reduce(self, action: Action) -> None:

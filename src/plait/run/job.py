@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from plait.run.hooks import Hook
     from plait.run.metrics import Tally
     from plait.run.rundir import RunFolder
+    from plait.run.watching import Supervision
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Job:
     """The training that ranks do, and the folder of its results; without one nothing is written.
 
     With `keeps_timeline` rank 0's numbers hold the last step of all ranks as `timeline`, which is
-    no JSON.
+    no JSON. With `watches_itself` no launcher watches over the ranks.
     """
 
     config: Config
@@ -42,22 +43,40 @@ class Job:
     checkpoint: Path | None = None
     shows_progress: bool = True
     keeps_timeline: bool = False
+    watches_itself: bool = False
+
+    @property
+    def supervision(self) -> Supervision:
+        """The way in which its ranks are watched over."""
+        from plait.run.watching import Supervision
+
+        seconds = self.config.recovery.hang_seconds
+        return Supervision(self.plan, seconds, self.folder, self.watches_itself)
 
 
 def run(job: Job) -> dict[str, Any]:
     """Train, and return the numbers of `plait train --json`, the same on every rank. Collective."""
     from plait.engine.build import join_world
-    from plait.engine.explain import explained, memory_error
     from plait.plan import Plan
+
+    plan = Plan.parse(job.plan)
+    world = join_world(plan, job.supervision.silent_seconds)
+    folder = _agreed_folder(world, job)
+    if folder is not None:
+        world.record_into(folder.doctor)
+    with job.supervision.inside(folder):
+        return _trained(job, plan, world, folder)
+
+
+def _trained(job: Job, plan: Plan, world: World, folder: RunFolder | None) -> dict[str, Any]:
+    """The run itself. Collective."""
+    from plait.engine.explain import explained, memory_error
     from plait.run.assemble import assemble
     from plait.run.loop import fit
     from plait.run.metrics import Tally
     from plait.run.watch import Watch
     from plait.trace import Timeline
 
-    plan = Plan.parse(job.plan)
-    world = join_world(plan, job.config.recovery.hang_seconds)
-    folder = _agreed_folder(world, job)
     table = _table(world, job, folder, plan)
     with explained(memory_error(world.rank, "building the model")):
         training = assemble(job.config, plan, world, table)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
+from plait.doctor.flight import Phase
 from plait.engine.engine import Engine
 from plait.engine.step import StepResult
 from plait.run.hooks import Hook, Start, StepDone
@@ -28,14 +29,18 @@ def fit(
     """
     for hook in hooks:
         hook.on_start(Start(engine, loader, engine.step_index + 1, steps))
+    flight = engine.world.recorder.flight
     batches = iter(loader)
     result: StepResult | None = None
     while engine.step_index < steps:
         began = time.perf_counter()
-        result = engine.step(next(batches))
+        flight.enter(Phase.LOADING)
+        batch = next(batches)
+        result = engine.step(batch)
         done = StepDone(engine.step_index, time.perf_counter() - began, result)
         for hook in hooks:
             hook.on_step(done)
+    flight.enter(Phase.ENDING)
     engine.flush()
     engine.driver.synchronize()
     for hook in hooks:

@@ -5,6 +5,7 @@
     metrics.jsonl                one object a step
     checkpoints/step-00000100/   the state after that step
     summary.json, trace.json     written at the end
+    doctor/                      the ranks' flight records, and findings.jsonl
     .lock                        held by the process that runs (see `runlock`)
 
 Knows no torch: the launcher prepares the folder before any rank exists, so a refusal costs
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +67,11 @@ class RunFolder:
         """The last steps of all ranks, for Perfetto."""
         return self.path / "trace.json"
 
+    @property
+    def doctor(self) -> Path:
+        """The flight records of the ranks, and the findings."""
+        return self.path / "doctor"
+
     def checkpoint(self, step: int) -> Path:
         """Where the state after `step` is saved."""
         return self.path / "checkpoints" / f"step-{step:08d}"
@@ -73,6 +80,8 @@ class RunFolder:
         """A run that failed before its first step leaves nothing behind, and its name is free
         again.
         """
+        if self.path.is_dir() and {one.name for one in self.path.iterdir()} <= {"doctor", LOCK}:
+            shutil.rmtree(self.doctor, ignore_errors=True)
         with contextlib.suppress(OSError):
             self.path.rmdir()
 

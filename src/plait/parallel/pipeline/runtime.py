@@ -22,12 +22,14 @@ def execute(
     timeline: Timeline,
     *,
     optional: frozenset[Kind] = frozenset(),
+    begin: Callable[[str], None] = lambda text: None,
 ) -> None:
     """Execute `actions` in order, each under a span of its text and kind.
 
     A span begins where the one before ended. An exception of a handler passes through, and the last
     span is then of the action that raised it. Kinds in `optional` may lack a handler: their actions
-    are left out (a rank without sharded weights has nothing to unshard).
+    are left out (a rank without sharded weights has nothing to unshard). `begin` is told each
+    action's text before it.
 
     Errors: `ScheduleError` for a kind without a handler, before anything is executed.
     """
@@ -42,6 +44,8 @@ def execute(
         )
     began = timeline.now()
     for action in program:
+        text = str(action)
+        begin(text)
         try:
             handlers[action.kind](action)
         finally:
@@ -49,5 +53,5 @@ def execute(
                 args = {"stage": action.stage, "micro_batch": action.micro_batch}
                 now = timeline.now()
                 kind = action.kind.value
-                timeline.add(Span(str(action), kind, timeline.rank, began, now - began, args))
+                timeline.add(Span(text, kind, timeline.rank, began, now - began, args))
                 began = now

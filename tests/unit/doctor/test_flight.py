@@ -1,0 +1,46 @@
+"""Records outlive their writer and are read while it writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from plait.doctor.flight import NUM_ENTRIES, NUM_STEPS, FlightRecorder, Phase, record_path
+from plait.doctor.record import Records, own_view
+
+
+def test_a_record_says_what_its_rank_does(tmp_path: Path) -> None:
+    recorder = FlightRecorder(1, 4, tmp_path, equals=(1, 3))
+    recorder.enter(Phase.STEPPING)
+    recorder.action("0F1")
+    view = Records(tmp_path).views()[1]
+    assert (view.rank, view.size, view.equals) == (1, 4, (1, 3))
+    assert view.doing() == "action 0F1"
+    entry = recorder.issue("tp", "all_gather", (1, 2), 64)
+    recorder.started(entry)
+    assert not own_view(recorder).waits
+    began = recorder.wait(entry)
+    assert Records(tmp_path).views()[1].doing() == "all_gather on axis tp (its operation 1)"
+    recorder.ended(entry, began)
+    recorder.step_done(7)
+    view = own_view(recorder)
+    assert (view.last_step, view.phase, view.waits) == (7, Phase.OUTSIDE, False)
+    assert view.entries[0].ended >= view.entries[0].issued > 0
+    recorder.close()
+    assert Records(tmp_path).views()[1].phase is Phase.DONE
+
+
+def test_rings_keep_the_last_of_many() -> None:
+    recorder = FlightRecorder(0, 2)
+    for number in range(NUM_ENTRIES + 5):
+        recorder.started(recorder.issue("dp", "all_reduce", (0, 1), number))
+    for step in range(NUM_STEPS + 3):
+        recorder.step_done(step + 1)
+    view = own_view(recorder)
+    assert [one.number for one in view.entries] == list(range(6, NUM_ENTRIES + 6))
+    assert [one.step for one in view.steps] == list(range(4, NUM_STEPS + 4))
+
+
+def test_damaged_records_are_left_out(tmp_path: Path) -> None:
+    FlightRecorder(0, 2, tmp_path)
+    record_path(tmp_path, 1).write_bytes(b"nothing")
+    assert list(Records(tmp_path).views()) == [0]
