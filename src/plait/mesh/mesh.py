@@ -18,9 +18,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from plait.errors import PlanError, nearest
+from plait.mesh.tensor_layout import grid_parts
+from plait.plan import Plan
 
 AxisName = str | tuple[str, ...]
 
@@ -68,19 +69,9 @@ class Mesh:
             raise PlanError(f"the parts {parts} of tp do not multiply to tp{self.tp}")
 
     @staticmethod
-    def of(plan: Any) -> Mesh:
-        """The mesh of a `Plan`, or of any object with ep and with dp, tp, pp, cp that have
-        a size.
-        """
+    def of(plan: Plan) -> Mesh:
+        """The mesh of a plan."""
         tp = plan.tp
-        parts = tuple[tuple[str, int], ...]()
-        q = tp.q if tp.mode != "1d" else 1
-        if tp.mode == "2d":
-            parts = (("tp_row", q), ("tp_col", q))
-        elif tp.mode == "2.5d":
-            parts = (("tp_depth", tp.depth), ("tp_row", q), ("tp_col", q))
-        elif tp.mode == "3d":
-            parts = (("tp_i", q), ("tp_j", q), ("tp_l", q))
         return Mesh(
             pp=plan.pp.size,
             dp=plan.dp.size,
@@ -88,7 +79,7 @@ class Mesh:
             tp=tp.size,
             ep=plan.ep,
             dp_replicate=plan.dp.replicate,
-            tp_parts=parts,
+            tp_parts=grid_parts(tp.mode, tp.q, tp.depth),
         )
 
     @property

@@ -7,7 +7,7 @@ are cut from whole ones by `Placement.cut`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,21 +18,13 @@ from plait.comm.functional import transition
 from plait.errors import ModelError, NotAvailable
 from plait.mesh.layouts import INVARIANT, PARTIAL, REPLICATED, Sharded
 from plait.parallel.tensor import layers
+from plait.parallel.tensor.grids import grid
 from plait.parallel.tensor.group import ActivationLayout, ForwardContext, TensorGroup
 from plait.parallel.tensor.mode import LinearRule, Mode
 from plait.parallel.tensor.one_d import one_d
 from plait.parallel.tensor.placement import Cut, Placement, place
 from plait.parallel.tensor.roles import FUSED, check_sizes, is_transposed, linear_shape, match
 from plait.parallel.tensor.split import TensorSplit
-from plait.parallel.tensor.three_d import three_d
-from plait.parallel.tensor.two_and_half_d import two_and_half_d
-from plait.parallel.tensor.two_d import two_d
-
-MODES: dict[str, Callable[[TensorGroup], Mode]] = {
-    "2d": two_d,
-    "2.5d": two_and_half_d,
-    "3d": three_d,
-}
 
 
 def apply(model: nn.Module, roles: Mapping[str, str], group: TensorGroup) -> TensorSplit:
@@ -64,7 +56,7 @@ def apply(model: nn.Module, roles: Mapping[str, str], group: TensorGroup) -> Ten
 def _mode(group: TensorGroup, roles: Mapping[str, str]) -> Mode:
     if group.mode == "1d":
         return one_d(group, has_sequence="embedding" in roles.values())
-    return MODES[group.mode](group)
+    return grid(group)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,9 @@ from plait.comm import Axis, World
 from plait.comm.functional import transition
 from plait.mesh import AxisName
 from plait.mesh.layouts import REPLICATED, Layout, Sharded
+from plait.mesh.tensor_layout import TensorLayout, tensor_layout
+from plait.plan import TensorAxis
+from plait.plan.axes import TensorMode
 from plait.products import Products
 
 
@@ -140,7 +143,7 @@ class TensorGroup:
     """
 
     world: World
-    mode: str = "1d"
+    mode: TensorMode = "1d"
     sequence_parallel: bool = False
     name: str = ""
     gather_limit_bytes: int = 64 << 20
@@ -150,6 +153,12 @@ class TensorGroup:
     def size(self) -> int:
         """The number of ranks."""
         return self.axis("tp").size
+
+    def layout(self, *, has_sequence: bool = True) -> TensorLayout:
+        """The cuts and moves of the mode, by the names of axes."""
+        depth = dict(self.world.mesh.tp_parts).get("tp_depth", 1)
+        axis = TensorAxis(self.size, self.mode, self.sequence_parallel, depth)
+        return tensor_layout(axis, has_sequence=has_sequence)
 
     def axis(self, name: AxisName) -> Axis:
         """A part of the tensor axis; the first call is collective."""

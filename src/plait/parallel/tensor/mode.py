@@ -1,8 +1,7 @@
-"""A mode as data: what each role means on a grid of ranks. `one_d`, `two_d`, `two_and_half_d` and
-`three_d` each make one.
+"""A mode as data: the meaning of each role on a grid of ranks.
 
-Between layers activations have one of two layouts. `residual` is between a `row` and the next
-`column`. `inner` is between a `column` and its `row`: the heads, or the intermediate features.
+Cuts and moves are those of `plait.mesh.tensor_layout`, bound to this rank's axes. `one_d` and
+`grids` add the products.
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ from torch import Tensor
 
 from plait.comm import Axis
 from plait.mesh.layouts import Layout
-from plait.parallel.tensor.group import ActivationLayout, ForwardContext
+from plait.mesh.tensor_layout import ActivationCuts, Axes, LinearLayout, TensorLayout
+from plait.parallel.tensor.group import ActivationLayout, ForwardContext, TensorGroup
 from plait.parallel.tensor.placement import Cut
 
 Product = Callable[[Tensor, Tensor, "Tensor | None", ForwardContext], Tensor]
@@ -67,3 +67,49 @@ class Mode:
     linear: Mapping[str, LinearRule]  # by role: column, row, qkv, head
     embedding: EmbeddingRule
     size: int = 1
+
+    @staticmethod
+    def of(
+        layout: TensorLayout, group: TensorGroup, product: Callable[[LinearLayout], Product]
+    ) -> Mode:
+        """The mode of a layout on the axes of a group; `product` multiplies a linear layer.
+        Collective.
+        """
+
+        def rule(linear: LinearLayout) -> LinearRule:
+            return LinearRule(
+                _activations(group, linear.source),
+                _activations(group, linear.target),
+                out=_axes(group, linear.out),
+                into=_axes(group, linear.into),
+                product=product(linear),
+                partial=_axes(group, linear.partial),
+            )
+
+        table = layout.embedding
+        embedding = EmbeddingRule(
+            _axes(group, table.vocabulary),
+            _axes(group, table.features),
+            total=group.axis(table.total.axis),
+            target=table.total.target,
+            tokens=None if table.tokens is None else group.axis(table.tokens),
+            rows=None if table.rows is None else group.axis(table.rows),
+            partial=_axes(group, table.partial),
+        )
+        return Mode(
+            _activations(group, layout.residual),
+            _activations(group, layout.inner),
+            {role: rule(linear) for role, linear in layout.linear.items()},
+            embedding,
+        )
+
+
+def _axes(group: TensorGroup, names: Axes) -> Cut:
+    return tuple(group.axis(name) for name in names)
+
+
+def _activations(group: TensorGroup, cuts: ActivationCuts) -> ActivationLayout:
+    def axis(names: Axes) -> Axis | None:
+        return group.axis(names if len(names) > 1 else names[0]) if names else None
+
+    return ActivationLayout(axis(cuts.samples), axis(cuts.sequence), axis(cuts.features))

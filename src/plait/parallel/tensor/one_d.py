@@ -17,41 +17,37 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from plait.mesh.layouts import INVARIANT, REPLICATED, Layout, Sharded
+from plait.mesh.tensor_layout import LinearLayout
 from plait.parallel.tensor import column_row
-from plait.parallel.tensor.group import ActivationLayout, ForwardContext, TensorGroup
-from plait.parallel.tensor.mode import EmbeddingRule, LinearRule, Mode
+from plait.parallel.tensor.group import ForwardContext, TensorGroup
+from plait.parallel.tensor.mode import Mode, Product
 
 
 def one_d(group: TensorGroup, *, has_sequence: bool) -> Mode:
     """`tpN` and `tpN:1d,sp`."""
+    layout = group.layout(has_sequence=has_sequence)
+    mode = Mode.of(layout, group, lambda linear: _product(linear, group))
+    linear = dict(mode.linear)
+    if layout.residual.sequence:
+        # Inside a region, whose door has gathered already.
+        for role in ("column", "qkv", "head"):
+            linear[f"{role} inside"] = replace(mode.linear[role], product=column_row.column)
+    return replace(mode, linear=linear, size=group.size)
+
+
+def _product(linear: LinearLayout, group: TensorGroup) -> Product:
     tp = group.axis("tp")
-    token_dim = 1 if has_sequence else 0
-    residual = ActivationLayout()
-    if group.sequence_parallel:
-        residual = ActivationLayout(sequence=tp) if has_sequence else ActivationLayout(samples=tp)
-    between: Layout = Sharded(token_dim) if group.sequence_parallel else INVARIANT
-    reduction = column_row.RowReduction(tp, between)
 
     def column(x: Tensor, weight: Tensor, bias: Tensor | None, context: ForwardContext) -> Tensor:
-        return column_row.column(context.enter(x, tp, between, REPLICATED), weight, bias, context)
+        assert linear.x is not None
+        entered = context.enter(x, tp, linear.x.source, linear.x.target)
+        return column_row.column(entered, weight, bias, context)
+
+    if linear.y is None:
+        return column
+    reduction = column_row.RowReduction(tp, linear.y.target)
 
     def row(x: Tensor, weight: Tensor, bias: Tensor | None, context: ForwardContext) -> Tensor:
         return column_row.row(x, weight, bias, context, reduction)
 
-    inner = ActivationLayout(features=tp)
-    columns = LinearRule(residual, inner, out=(tp,), into=(), product=column)
-    entered = replace(
-        columns, product=column_row.column
-    )  # in a region, whose door has gathered already
-    rows = LinearRule(inner, residual, out=(), into=(tp,), product=row)
-    linear = {"column": columns, "qkv": columns, "head": columns, "row": rows}
-    if group.sequence_parallel and has_sequence:
-        linear |= {"column inside": entered, "qkv inside": entered, "head inside": entered}
-    return Mode(
-        residual,
-        inner,
-        linear,
-        EmbeddingRule((tp,), (), total=tp, target=between),
-        tp.size,
-    )
+    return row

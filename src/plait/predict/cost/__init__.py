@@ -5,7 +5,8 @@ and in milliseconds.
 from plait.predict.cost.api import estimate
 from plait.predict.cost.model.blocks import BlockRow, block_table
 from plait.predict.cost.model.describe import describe
-from plait.predict.cost.records import Breakdown, Estimate, Job, Runtime
+from plait.predict.cost.records import Breakdown, Estimate, Job
+from plait.predict.cost.runtime import Runtime
 from plait.predict.cost.time.machine import Efficiency
 
 __all__ = [

@@ -14,7 +14,8 @@ from plait.predict.cost.frameworks import PLAIT, Framework, framework_of
 from plait.predict.cost.machines import machine_of
 from plait.predict.cost.model.describe import describe
 from plait.predict.cost.model.tables import config_tables, global_batch, with_lengths
-from plait.predict.cost.records import Estimate, Job, Runtime
+from plait.predict.cost.records import Estimate, Job
+from plait.predict.cost.runtime import Runtime
 from plait.predict.cost.step import estimate_job
 from plait.predict.cost.time.machine import Efficiency, Machine
 

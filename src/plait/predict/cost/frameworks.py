@@ -14,7 +14,7 @@ from plait.errors import ConfigError, nearest
 from plait.plan import Plan
 from plait.plan.axes import CONTEXT_STRATEGIES, DATA_STRATEGIES, TENSOR_MODES
 from plait.plan.facts import ZERO, schedules_of
-from plait.predict.cost.records import Runtime
+from plait.predict.cost.runtime import Runtime
 
 LATE = 0.15e-3
 """`Runtime.late_seconds` of Megatron-DeepSpeed."""

@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
-from plait.plan import Plan
+from plait.mesh.tensor_layout import TensorLayout, tensor_layout
+from plait.plan import Plan, TensorAxis
+from plait.plan.axes import TensorMode
+from plait.predict.cost.runtime import Runtime
 
 
 @dataclass(frozen=True)
@@ -18,7 +21,7 @@ class Sharding:
     """
 
     tp: int = 1
-    mode: str = "1d"
+    mode: TensorMode = "1d"
     sequence_parallel: bool = False
     q: int = 1
     depth: int = 1
@@ -49,7 +52,12 @@ class Sharding:
     ranks: int = 1
     """Ranks of the whole plan: on a processor they share its cores."""
 
-    @property
+    @cached_property
+    def layout(self) -> TensorLayout:
+        """The cuts and moves of the tensor axis."""
+        return tensor_layout(TensorAxis(self.tp, self.mode, self.sequence_parallel, self.depth))
+
+    @cached_property
     def tokens(self) -> float:
         """Tokens of a micro-batch on one context rank; a grid cuts samples, and fills up what does
         not divide.
@@ -60,25 +68,26 @@ class Sharding:
             math.ceil(self.samples / self.sample_parts) * self.sample_parts * self.seq_len / self.cp
         )
 
-    @property
+    @cached_property
     def sample_parts(self) -> int:
         """Among how many ranks of the tensor axis the samples of a micro-batch are dealt out."""
-        return {"2d": self.q, "2.5d": self.q * self.depth, "3d": self.q**2}.get(self.mode, 1)
+        return self.layout.size(self.layout.residual.samples)
 
-    @property
+    @cached_property
     def sequence_split(self) -> int:
         """By how much the activations between the matrix products of a layer are divided."""
-        return self.tp if self.sequence_parallel or self.mode != "1d" else 1
+        return self.layout.size(self.layout.residual.every)
 
-    @property
+    @cached_property
     def weight_split(self) -> int:
         """By how much the tensor axis divides a weight: 2.5D keeps a copy for each depth."""
-        return self.tp // self.depth if self.mode == "2.5d" else self.tp
+        column = self.layout.linear["column"]
+        return self.layout.size(column.out + column.into)
 
 
-def sharding(plan: Plan, seq_len: int, samples: float, runtime: Any = None) -> Sharding:
+def sharding(plan: Plan, seq_len: int, samples: float, runtime: Runtime | None = None) -> Sharding:
     """The sharding of a plan for micro-batches of `samples` samples, as the
-    `plait.predict.cost.records.Runtime` does it.
+    `plait.predict.cost.runtime.Runtime` does it.
     """
     tp = plan.tp
     return Sharding(

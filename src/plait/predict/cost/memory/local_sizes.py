@@ -51,9 +51,13 @@ def held(block: Block, shard: Sharding) -> tuple[Held, ...]:
 
 
 def _of(op: object, shard: Sharding) -> Iterator[Held]:
-    grid = shard.mode != "1d"
-    vector, weight, inner = _groups(shard)
-    cut = shard.q if grid else 1  # features of the residual stream
+    layout = shard.layout
+    # Gradients of vectors of the residual stream, of weights and of inner vectors are partial sums
+    # over (ranks, stride).
+    vector = layout.line(layout.residual.different)
+    weight = layout.line(layout.linear["column"].partial)
+    inner = layout.line(layout.inner.different)
+    cut = layout.size(layout.residual.features)
     if isinstance(op, Matmul):
         if op.weightless:
             return
@@ -67,9 +71,9 @@ def _of(op: object, shard: Sharding) -> Iterator[Held]:
                 *(vector if whole else weight),
             )
             if op.bias:
-                split = 1 if whole else cut if grid else shard.tp if column else 1
+                split = layout.size(layout.inner.features) if column else cut
                 yield Held(
-                    outputs * op.copies / experts / split,
+                    outputs * op.copies / experts / (1 if whole else split),
                     op.copies > 1,
                     *(inner if column else vector),
                 )
@@ -79,24 +83,6 @@ def _of(op: object, shard: Sharding) -> Iterator[Held]:
             yield Held(op.parameters / tensors / cut, False, *vector)
     elif hasattr(op, "parameters"):
         yield Held(op.parameters / shard.weight_split, False, *weight)
-
-
-def _groups(shard: Sharding) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
-    """(ranks, stride) over which gradients are partial: of vectors of the residual stream, weights,
-    vectors of the inner.
-    """
-    q = shard.q
-    d = shard.depth
-    none = (1, 1)
-    if shard.tp == 1:
-        return none, none, none
-    if shard.mode == "2d":
-        return (q, q), none, (q, q)
-    if shard.mode == "2.5d":
-        return (q * d, q), (d, q * q), (q * d, q)
-    if shard.mode == "3d":
-        return (q * q, 1), none, (q * q, 1)
-    return ((shard.tp, 1) if shard.sequence_parallel else none), none, none
 
 
 def shared_sums(

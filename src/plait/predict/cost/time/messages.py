@@ -8,15 +8,12 @@ formula of each operation is the ledger's.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from plait.comm.transitions import bytes_sent
 from plait.predict.cost.model.operations import Attention, Block
 from plait.predict.cost.sharding import Sharding
-from plait.predict.cost.time.tensor_messages import grid, line
+from plait.predict.cost.time.tensor_messages import When, tensor_messages
 from plait.predict.cost.widths import BYTES
-
-When = Literal["forward", "backward"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +54,13 @@ def block_messages(block: Block, shard: Sharding, precision: str) -> tuple[Messa
         when: When,
         *,
         stride: int = 1,
-        size: int = shard.tp,
+        size: int = 1,
         last: bool = False,
     ) -> None:
         messages.append(Message("tp", op, payload_bytes, when, size, stride, repeats=not last))
 
     if shard.tp > 1:
-        (line if shard.mode == "1d" else grid)(block, shard, width, add)
+        tensor_messages(block, shard, width, add)
     if shard.cp > 1:
         messages += _context(block, shard, width)
     if shard.ep > 1 and block.num_experts:

@@ -1,22 +1,20 @@
-"""Messages of a tensor axis inside a block, mode by mode, as the engine's own tensor modes send it.
+"""Messages of a tensor axis inside a block, from the table by which the engine splits modules.
 
-    1d         Shoeybi et al., Megatron-LM; Korthikanti et al. for sequence parallelism: f and g
-    around each pair of products
-    2d, 2.5d   Xu et al., Optimus; Wang et al., Tesseract: of input X, weight A and output Y two
-    move (SUMMA)
-    3d         Bian et al.: X and A are gathered and Y is scattered, on three lines of q ranks
-
-A column moves X and A, a row A and Y, in 2d. A gather's backward is the reduce-scatter of its
-line. Factors that backward multiplies again are gathered again. `plait.parallel.tensor.products`
-runs the same list.
+Each move of `plait.mesh.tensor_layout` is the collective of its pair of layouts, and its gradient
+that of the dual pair. Operands that were gathered for a product are kept in parts, and gathered
+again where backward multiplies them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Literal, Protocol
 
-from plait.predict.cost.model.operations import Block, Elementwise, Lookup, Matmul
+from plait.comm.transitions import backward, operation
+from plait.mesh.tensor_layout import Axes, LinearLayout, Move, TensorLayout
+from plait.predict.cost.model.operations import Block, Elementwise, Lookup, Matmul, Operation
 from plait.predict.cost.sharding import Sharding
+
+When = Literal["forward", "backward"]
 
 TOKEN_BYTES = 8
 LOSS_NUMBERS = 3
@@ -24,126 +22,152 @@ LOSS_NUMBERS = 3
 of the vocabulary.
 """
 
-Add = Callable[..., None]
-"""(op, payload bytes, "forward" or "backward", stride=, size=, count=, last=)."""
+
+class Add(Protocol):
+    """Takes one collective of a block."""
+
+    def __call__(
+        self,
+        op: str,
+        payload_bytes: float,
+        when: When,
+        *,
+        stride: int = 1,
+        size: int = 1,
+        last: bool = False,
+    ) -> None: ...
 
 
-def line(block: Block, shard: Sharding, width: int, add: Add) -> None:
-    """1D. What the last row of a block sums is not needed again by recomputation (`last`), where
-    they are two steps.
+class _Moves:
+    """The messages of the operations of one block; `width` bytes a number."""
+
+    def __init__(self, shard: Sharding, width: int, add: Add) -> None:
+        self.shard = shard
+        self.layout: TensorLayout = shard.layout
+        self.width = width
+        self._add = add
+
+    def add(self, op: str, payload: float, when: When, axes: Axes, *, last: bool = False) -> None:
+        """One collective over the ranks along some axes."""
+        size, stride = self.layout.line(axes)
+        self._add(op, payload, when, size=size, stride=stride, last=last)
+
+    def forward(self, move: Move, payload: float, *, last: bool = False) -> None:
+        """The move of an operand of `payload` bytes when it is not in parts."""
+        op = operation(move.source, move.target)
+        if op != "none":
+            self.add(op, payload, "forward", (move.axis,), last=last)
+
+    def again(self, move: Move, payload: float) -> None:
+        """The move once more, for a product of backward."""
+        self.add(operation(move.source, move.target), payload, "backward", (move.axis,))
+
+    def gradient(self, move: Move, payload: float) -> None:
+        """The move of the operand's gradient."""
+        op = operation(*backward(move.source, move.target))
+        if op != "none":
+            self.add(op, payload, "backward", (move.axis,))
+
+    def bytes_of(self, move: Move, numbers: float, cuts: Axes) -> float:
+        """Bytes of an operand of so many numbers in all, of which `cuts` leave a part when the move
+        has joined its own.
+        """
+        return numbers * self.width / self.layout.size(cuts, without=move.axis)
+
+    def product(self, op: Matmul, linear: LinearLayout, *, last: bool) -> None:
+        """The operands of one product, forward and backward."""
+        rows = self.shard.tokens * op.rows
+        x, weight, y = linear.x, linear.weight, linear.y
+        is_grid = weight is not None
+        if weight is not None:
+            payload = self.bytes_of(weight, op.inputs * op.outputs, linear.out + linear.into)
+            self.forward(weight, payload)
+            self.gradient(weight, payload)
+            if not op.raw:
+                self.again(weight, payload)
+        if x is not None:
+            payload = self.bytes_of(x, rows * op.inputs, linear.source.every)
+            self.forward(x, payload)
+            gathers = operation(x.source, x.target) == "all_gather"
+            if gathers and (is_grid or self.shard.regather):
+                self.again(x, payload)
+            if not op.raw:
+                self.gradient(x, payload)
+        if y is not None:
+            payload = self.bytes_of(y, rows * op.outputs, linear.target.every)
+            self.forward(y, payload, last=last)
+            self.gradient(y, payload)
+
+    def lookup(self, op: Lookup, *, last: bool) -> None:
+        """The rows of a table in parts of its vocabulary."""
+        layout = self.layout
+        table = layout.embedding
+        stream = layout.residual
+        if table.tokens is not None:
+            parts = layout.size(stream.different, without=table.tokens)
+            self.add(
+                "all_gather", self.shard.tokens / parts * TOKEN_BYTES, "forward", (table.tokens,)
+            )
+        if table.rows is not None:
+            parts = layout.size(table.vocabulary + table.features, without=table.rows)
+            payload = op.rows * op.width / parts * self.width
+            self.add("all_gather", payload, "forward", (table.rows,))
+            self.add("reduce_scatter", payload, "backward", (table.rows,))
+        payload = self.bytes_of(table.total, self.shard.tokens * op.width, stream.every)
+        self.forward(table.total, payload, last=last)
+        self.gradient(table.total, payload)
+
+    def replicated(self, op: Matmul) -> None:
+        """Features that are cut between layers are gathered, and every rank multiplies them."""
+        stream = self.layout.residual
+        if stream.features:
+            tokens = self.shard.tokens / self.layout.size(stream.different)
+            payload = tokens * op.rows * op.inputs * self.width
+            self.add("all_gather", payload, "forward", stream.features)
+
+    def statistics(self, op: Elementwise) -> None:
+        """Sums over features that are cut: of a layer norm all ranks' means and squares."""
+        stream = self.layout.residual
+        if not stream.features:
+            return
+        size = self.layout.size(stream.features)
+        tokens = self.shard.tokens / self.layout.size(stream.different)
+        payload = op.statistics * tokens * max(4, self.width)
+        if op.statistics > 1:
+            self.add("all_gather", payload * size, "forward", stream.features)
+        else:
+            self.add("all_reduce", payload, "forward", stream.features)
+        self.add("all_reduce", payload, "backward", stream.features)
+
+    def loss(self) -> None:
+        """Numbers of the cross-entropy of logits in parts of the vocabulary."""
+        stream = self.layout.inner
+        tokens = self.shard.tokens / self.layout.size(stream.different)
+        size = self.layout.size(stream.features)
+        payload = size * LOSS_NUMBERS * tokens * max(4, self.width)
+        self.add("all_gather", payload, "forward", stream.features)
+
+
+def tensor_messages(block: Block, shard: Sharding, width: int, add: Add) -> None:
+    """Every collective of a block on the tensor axis.
+
+    The sum of the last row of a block is not needed again by recomputation (`last`), where product
+    and sum are two steps, as they are under 1D.
     """
-    full = shard.tokens * width
-    sp = shard.sequence_parallel
-    inside = [op for op in block.operations if op.name != "residual"]
+    moves = _Moves(shard, width, add)
+    inside: list[Operation] = [op for op in block.operations if op.name != "residual"]
+    separate = shard.mode == "1d" and not shard.fused_rows
     for op in block.operations:
-        if isinstance(op, Matmul) and op.split == "column":
-            payload = full * op.inputs * op.rows
-            if sp:
-                add("all_gather", payload, "forward")
-                if shard.regather:
-                    add(
-                        "all_gather", payload, "backward"
-                    )  # kept sharded, gathered again for the weight's gradient
-            if (
-                not op.raw
-            ):  # the input is used differently by each rank, so its gradient is a partial sum
-                add("reduce_scatter" if sp else "all_reduce", payload, "backward")
-        elif (isinstance(op, Matmul) and op.split == "row") or isinstance(op, Lookup):
-            payload = full * (op.outputs * op.rows if isinstance(op, Matmul) else op.width)
-            last = op is inside[-1] and not _is_expert(op) and not shard.fused_rows
-            add("reduce_scatter" if sp else "all_reduce", payload, "forward", last=last)
-            if sp:
-                add("all_gather", payload, "backward")
-        if isinstance(op, Matmul) and op.name == "head":
-            add("all_gather", shard.tp * LOSS_NUMBERS * shard.tokens * max(4, width), "forward")
-
-
-def _is_expert(op: object) -> bool:
-    return (
-        isinstance(op, Matmul) and op.copies > 1
-    )  # its sum is weighed by the router, which keeps it
-
-
-def grid(block: Block, shard: Sharding, width: int, add: Add) -> None:
-    """2D, 2.5D and 3D; `rows` are the tokens that one rank keeps."""
-    q = shard.q
-    wide = max(4, width)
-    tokens = shard.tokens / shard.sample_parts
-    product = _three_d if shard.mode == "3d" else _two_d
-    features = q * q if shard.mode == "3d" else 1  # the stride of the line that cuts features
-    for op in block.operations:
+        last = separate and op is inside[-1]
         if isinstance(op, Matmul) and op.split in {"column", "row"}:
-            product(op, shard, tokens * op.rows, width, add)
-        elif isinstance(
-            op, Matmul
-        ):  # replicated: whole features, computed by every rank of the line
-            add(
-                "all_gather",
-                tokens * op.rows * op.inputs * width,
-                "forward",
-                stride=features,
-                size=q,
-            )
+            role = "head" if op.name == "head" and op.split == "column" else op.split
+            # The sum of experts is weighed by the router, which keeps it.
+            moves.product(op, moves.layout.linear[role], last=last and op.copies == 1)
+        elif isinstance(op, Matmul):
+            moves.replicated(op)
         elif isinstance(op, Elementwise) and op.statistics:
-            told = op.statistics * tokens * wide
-            centered = op.statistics > 1
-            add(
-                "all_gather" if centered else "all_reduce",
-                told * (q if centered else 1),
-                "forward",
-                stride=features,
-                size=q,
-            )
-            add("all_reduce", told, "backward", stride=features, size=q)
+            moves.statistics(op)
         elif isinstance(op, Lookup):
-            found = tokens * q * op.width / q * width
-            add("all_gather", tokens * q * TOKEN_BYTES, "forward", stride=q, size=q)
-            if shard.mode == "3d":
-                add("all_gather", op.rows * op.width / (q * q) * width, "forward", size=q)
-                add("reduce_scatter", op.rows * op.width / (q * q) * width, "backward", size=q)
-            add("reduce_scatter", found, "forward", stride=q, size=q)
-            add("all_gather", found, "backward", stride=q, size=q)
+            moves.lookup(op, last=last)
         if isinstance(op, Matmul) and op.name == "head" and op.split == "column":
-            stride = q if shard.mode == "3d" else 1
-            add("all_gather", q * LOSS_NUMBERS * tokens * wide, "forward", stride=stride, size=q)
-
-
-def _two_d(op: Matmul, shard: Sharding, tokens: float, width: int, add: Add) -> None:
-    q = shard.q
-    weight = op.inputs * op.outputs / q * width
-    row = (
-        op.split == "row" or op.name == "head"
-    )  # a head lies as the embedding does, so that both can be one table
-    add("all_gather", weight, "forward", stride=q, size=q)
-    add("reduce_scatter", weight, "backward", stride=q, size=q)
-    if row:
-        moved = tokens * op.outputs * width
-        add("reduce_scatter", moved, "forward", size=q)
-        add("all_gather", moved, "backward", size=q)
-    else:
-        moved = tokens * op.inputs * width
-        add("all_gather", moved, "forward", size=q)
-        add("all_gather", moved, "backward", size=q)
-    if not op.raw:
-        add("all_gather", weight, "backward", stride=q, size=q)
-        if not row:
-            add("reduce_scatter", moved, "backward", size=q)
-
-
-def _three_d(op: Matmul, shard: Sharding, tokens: float, width: int, add: Add) -> None:
-    q = shard.q
-    lines = (
-        (q, q * q) if op.split == "column" else (q * q, q)
-    )  # j gathers X and l scatters Y, or the other way round
-    x = tokens * op.inputs * width
-    y = tokens * op.outputs * width
-    weight = op.inputs * op.outputs / (q * q) * width
-    add("all_gather", x, "forward", stride=lines[0], size=q)
-    add("all_gather", weight, "forward", size=q)
-    add("reduce_scatter", y, "forward", stride=lines[1], size=q)
-    add("all_gather", y, "backward", stride=lines[1], size=q)
-    if not op.raw:
-        add("all_gather", weight, "backward", size=q)
-        add("reduce_scatter", x, "backward", stride=lines[0], size=q)
-    add("all_gather", x, "backward", stride=lines[0], size=q)
-    add("reduce_scatter", weight, "backward", size=q)
+            moves.loss()

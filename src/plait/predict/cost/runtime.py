@@ -1,0 +1,67 @@
+"""How a framework behaves that runs a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """How the framework behaves that runs a plan. The defaults are plait's; published runs of
+    others set what they do.
+    """
+
+    gradient_bytes: float | None = None
+    """Width of a gradient, kept and sent; None: float32 or wider, whatever the weights are. The
+    ZeRO paper counts 2.
+    """
+    overlap_gradients: bool = True
+    """Gradients are reduced while the last backward runs."""
+    overlap_sends: bool = True
+    """A stage computes on while it sends to its neighbour."""
+    scatters_sends: bool = False
+    """Activations between stages are sent in parts, one a rank of the tensor group, and gathered
+    there. This is Narayanan et al., Megatron-LM 2021, section 4.1.
+    """
+    keep_gathered: bool = False
+    """Sequence parallelism keeps what it gathered, instead of gathering again in backward."""
+    selective_sends: bool = True
+    """Selective recomputation repeats the communication between the products that it keeps."""
+    fused_rows: bool = True
+    """The product of a row and its sum over the ranks are one step. Recomputation repeats it as a
+    whole, at the end of a block too.
+    """
+    balanced_stages: bool = True
+    """Stages are cut by cost, not by equal numbers of layers."""
+    expert_imbalance: float = 1.0
+    """Tokens of the busiest expert rank over the mean: a step waits for it, and it receives as many
+    more.
+    """
+    expert_traffic: float = 1.0
+    """Part of a token's bytes that is sent to each of its experts. It is below 1 where tokens
+    travel in eight bits. With routing limited to a few nodes, a token goes to each node once
+    (DeepSeek-V3, section 2.1.2).
+    """
+    reduces_whole: bool = False
+    """ZeRO-1 all-reduces gradients, although each rank needs only a part of them."""
+    fused_kernels: bool = False
+    """Elementwise operations run as fused kernels, whatever the plan says of `compile`."""
+    fused_accumulation: bool = False
+    """The product that makes a weight's gradient adds it to what earlier micro-batches left."""
+    skew_seconds: float = 0.0
+    """Seconds that each rank adds to the start of its tensor group's collective. They arise where
+    stages on several nodes exchange by blocking sends. Hosts that waited for a send go on out of
+    step, and a collective waits for the last of them.
+    """
+    late_seconds: float = 0.0
+    """Seconds that each rank is late by where each send is followed by waiting for the device. They
+    are then exposed, however much work is queued.
+    """
+    overlap_tensor: float = 0.0
+    """The part of tensor-parallel communication that is split and hidden behind its own matrix
+    product.
+    """
+    overlap_expert: float = 0.0
+    """The part of dispatch and combine that is hidden behind the compute of another micro-batch, as
+    DualPipe does (DeepSeek-V3, section 3.2.1).
+    """
