@@ -1,11 +1,10 @@
 """How each tensor mode cuts a model, by the names of axes: weights, activations, and what moves.
 
-The engine splits modules by these tables and the cost model counts bytes by them, so what is
-predicted is what is sent. A weight is [out, in]. Between layers activations have one of two
-layouts: `residual` (between a `row` and the next `column`) and `inner` (between a `column` and its
-`row`: the heads, or the intermediate features).
+The engine splits modules by these tables, and the cost model counts bytes by them. A weight is
+[out, in]. Between layers activations have one of two layouts. `residual` is between a `row` and the
+next `column`. `inner` is between a `column` and its `row`: the heads, or the intermediate features.
 
-A product is y = x weight^T. Before it x and the weight may be gathered along one axis each, after
+A product is y = x weight^T. Before it x and the weight may be gathered, along one axis each. After
 it y may be summed along one. A move is a pair of layouts, so its gradient follows from the law of
 `plait.comm.transitions`.
 """
@@ -177,9 +176,9 @@ def _one_d(axis: TensorAxis, token_dim: int) -> TensorLayout:
 def _two_d(parts: tuple[tuple[str, int], ...], depth: Axes) -> TensorLayout:
     """2D and, with `depth`, 2.5D: each layer of the depth multiplies its own samples.
 
-    Of X, A and Y two move: X and A for a column, A and Y for a row. A weight lies as [column of the
-    grid, row] for a column, as [row, column] for a row, the head and the embedding, so that a tied
-    table is one block.
+    X and A move for a column, A and Y for a row. A weight lies as [column of the grid, row] for a
+    column. It lies as [row, column] for a row, the head and the embedding, so a tied table is one
+    block.
     """
     stream = ActivationCuts(samples=(*depth, "tp_row"), features=("tp_col",))
     column = LinearLayout(

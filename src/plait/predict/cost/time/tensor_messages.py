@@ -69,8 +69,9 @@ class _Moves:
             self.add(op, payload, "backward", (move.axis,))
 
     def bytes_of(self, move: Move, numbers: float, cuts: Axes) -> float:
-        """Bytes of an operand of so many numbers in all, of which `cuts` leave a part when the move
-        has joined its own.
+        """Bytes of an operand, when the move has joined its parts.
+
+        `numbers` are those of the whole operand, and `cuts` all axes that cut it.
         """
         return numbers * self.width / self.layout.size(cuts, without=move.axis)
 
@@ -151,8 +152,8 @@ class _Moves:
 def tensor_messages(block: Block, shard: Sharding, width: int, add: Add) -> None:
     """Every collective of a block on the tensor axis.
 
-    The sum of the last row of a block is not needed again by recomputation (`last`), where product
-    and sum are two steps, as they are under 1D.
+    Under 1D product and sum may be two steps. Recomputation then does not need the sum of the last
+    row of a block again (`last`).
     """
     moves = _Moves(shard, width, add)
     inside: list[Operation] = [op for op in block.operations if op.name != "residual"]
