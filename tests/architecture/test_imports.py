@@ -53,6 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": ENGINE,
     "run": {*RUN, "toml", "predict.cost"},  # a report sets predictions beside measurements
     "verify": {*RUN, "run"},
+    "pytest_plugin": {"verify"},  # found by pytest where plait is installed
     "outer.federated": {*RUN, "run", "verify"},
     # models are made on the meta device, where a config names code
     "predict.cost": {*PLANNING, "models", "datasets", "reference", "products"},

@@ -272,9 +272,27 @@ def test_verify_goes_on_after_a_resume_under_the_plan_of_the_config(tmp_path: Pa
     assert "probe adamw (2 of 12" in done.err
 
 
+@pytest.mark.slow
+def test_verify_checks_the_step_that_the_documentation_shows(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "verify.md"
+    block = page.read_text().split("```python\n")[1].split("```")[0]
+    wrong = "\n\ndef wrong(state, batch, loss):\n    train_step((state[0].module, state[1]), batch, loss)\n"
+    (tmp_path / "steps.py").write_text(block + wrong)
+    done = plait("verify", "--step", "steps.py", "--nproc", "2", "--json", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert done.json()["ok"] is True and done.json()["paths_not_walked"] == []
+    done = plait("verify", "--step", "steps.py:wrong", "--json", cwd=tmp_path)
+    assert done.code == 1, done.err
+    assert done.json()["findings"][0]["cause"] == "missing-reduction"
+    done = plait("verify", "--step", "steps.py:worng", "--json", cwd=tmp_path)
+    assert (done.code, done.json()["kind"]) == (2, "ConfigError")
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
+        (("--nproc", "2"), "belongs to --step"),
+        (("--step", "steps.py"), "leave CONFIG out"),
         (("--budget", "-1"), "a number of seconds above 0"),
         (("--steps-after-resume", "-1"), "0 or more"),
         (("--resume-plan", "dp1"), "needs --steps-after-resume"),

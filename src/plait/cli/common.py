@@ -27,10 +27,13 @@ if TYPE_CHECKING:
 ALL = 1_000_000
 
 
-def add_config(parser: argparse.ArgumentParser) -> None:
+def add_config(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
     """`CONFIG` and `--set`."""
     parser.add_argument(
-        "config", metavar="CONFIG", help="a TOML file: [model], [data], [train], [plan], [cluster]"
+        "config",
+        metavar="CONFIG",
+        nargs="?" if optional else None,
+        help="a TOML file: [model], [data], [train], [plan], [cluster]",
     )
     parser.add_argument(
         "--set",

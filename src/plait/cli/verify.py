@@ -12,6 +12,7 @@ from plait.cli import common
 from plait.cli.answer import Answer
 from plait.cli.parser import UsageError
 from plait.cli.verify_all import resume_plans_of, run_all
+from plait.cli.verify_step import run_step
 from plait.launcher.main_process import is_main_process, say
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `plait verify`."""
-    common.add_config(parser)
+    common.add_config(parser, optional=True)
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "--plan", metavar="TEXT", help="the plan to prove (default: [plan] of the config)"
@@ -30,6 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="prove plans that together use every axis that the model allows",
     )
+    which.add_argument(
+        "--step",
+        metavar="FILE.py[:FUNCTION]",
+        help="check a training step of any framework: make() and train_step(model, batch, loss)",
+    )
+    parser.add_argument("--nproc", type=int, metavar="N", help="ranks of --step (default: 2)")
     parser.add_argument(
         "--steps", type=int, default=3, metavar="K", help="updates that are compared (default: 3)"
     )
@@ -69,6 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Answer:
     """The report of `plait.verify.run`; its errors, and those of the config and the plan."""
+    if arguments.step is not None:
+        return run_step(arguments)
     _check(arguments)
     if arguments.all:
         return run_all(arguments, clock_of(arguments))
@@ -105,6 +114,10 @@ def clock_of(arguments: argparse.Namespace) -> Clock:
 
 
 def _check(arguments: argparse.Namespace) -> None:
+    if arguments.config is None:
+        raise UsageError("a CONFIG is needed, or --step FILE.py; see plait verify --help")
+    if arguments.nproc is not None:
+        raise UsageError("--nproc belongs to --step: a plan says itself how many ranks it has")
     budget = arguments.budget
     if budget is not None and not (math.isfinite(budget) and budget > 0):
         raise UsageError(f"--budget {budget:g}: a number of seconds above 0 is needed")

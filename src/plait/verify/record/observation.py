@@ -110,7 +110,7 @@ def parameters_of(module: nn.Module) -> dict[str, Tensor]:
     """Copies of all parameters by name; shared ones once. Shards of FSDP2 and DTensor are
     gathered.
     """
-    return {_plain(name): whole(parameter) for name, parameter in module.named_parameters()}
+    return {plain_name(name): whole(parameter) for name, parameter in module.named_parameters()}
 
 
 def gradients_of(module: nn.Module) -> dict[str, Tensor | None]:
@@ -118,12 +118,12 @@ def gradients_of(module: nn.Module) -> dict[str, Tensor | None]:
     gathered.
     """
     return {
-        _plain(name): None if p.grad is None else whole(p.grad)
+        plain_name(name): None if p.grad is None else whole(p.grad)
         for name, p in module.named_parameters()
     }
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """The name without what DistributedDataParallel, torch.compile and activation checkpointing put
     before it.
     """

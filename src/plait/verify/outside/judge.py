@@ -1,0 +1,159 @@
+"""The verdict on a watched training step.
+
+One device does the plain step with the optimizer that was seen, and the two are compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import nn
+
+from plait.errors import RunError
+from plait.verify.diagnosis.finding import Finding, list_names
+from plait.verify.external import judge
+from plait.verify.outside.loss import summed
+from plait.verify.outside.optimizer import factors, maker
+from plait.verify.outside.rows import Reading, Rows, reading
+from plait.verify.outside.task import DTYPES, Made, Trial
+from plait.verify.outside.watch import Settings, Update
+from plait.verify.record.observation import Observation, Record, Tensors, merge
+from plait.verify.reference import lowered
+from plait.verify.reference.one_device import Batch, Recipe, Slice, num_samples, run_reference
+from plait.verify.report import Report
+
+
+@dataclass(frozen=True)
+class RankSteps:
+    """The record of one rank: what it held, its updates without their gradients, its samples."""
+
+    start: Tensors
+    steps: Sequence[Observation]
+    updates: Sequence[Update]
+    rows: Sequence[Rows] = field(default_factory=tuple)
+
+
+def judged(ranks: Sequence[RankSteps], plain: nn.Module, made: Made, trial: Trial) -> Report:
+    """The report on all ranks; `plain` is the model as `make` gave it."""
+    _check_updates(ranks)
+    batches = made.batches
+    readings = [
+        reading([rank.rows[step] for rank in ranks], num_samples(batch))
+        for step, batch in enumerate(batches)
+    ]
+    parallel = _joined(ranks)
+    names = [name for name, value in plain.named_parameters() if value.requires_grad]
+    settings = _settings(ranks)
+    kind = next(update.kind for rank in ranks for update in rank.updates if update.kind)
+    loss, adds_up = summed(plain, batches[0], made.reference_loss)
+    rates = factors(settings)
+    recipe = Recipe(loss, maker(kind, settings, names), _limit(ranks), rates.__getitem__)
+    parted = adds_up and all(one.is_partition for one in readings)
+
+    def slices(step: int, batch: Batch) -> Sequence[Slice]:
+        return readings[step].slices(batch)
+
+    def run() -> Record:
+        return run_reference(plain, batches, recipe)
+
+    truth = run_reference(plain, batches, recipe, slices, contributions=parted)
+    parallel, notes = _without_local_loss(parallel, truth, ranks)
+    if not any(rank.updates[0].norms for rank in ranks):
+        truth = Record(truth.start, [replace(seen, grad_norm=None) for seen in truth.steps])
+    facts = readings[0].facts(len(ranks))
+    about: dict[str, Any] = {"plan": trial.source.name, "world_size": len(ranks)}
+    report = judge(parallel, truth, facts, tolerance=trial.tolerance, **about)
+    if report.failed and not report.refusals and trial.tolerance is None:
+        limits = lowered.bounds(truth, run, DTYPES[trial.dtype])
+        if limits:
+            report = judge(parallel, truth, facts, limits=limits, **about)
+            notes = (*notes, lowered.note(limits))
+    found = list(report.findings)
+    if not report.ok:
+        found = [*_causes(ranks, readings, names, settings), *found]
+    return replace(report, findings=found, notes=[*made.notes, *notes, *report.notes])
+
+
+def _check_updates(ranks: Sequence[RankSteps]) -> None:
+    for number in range(len(ranks[0].updates)):
+        if not any(rank.updates[number].updates for rank in ranks):
+            raise RunError(
+                f"no torch optimizer made an update in step {number}; a step that updates by hand "
+                "is checked by reference_step(number) and parallel_step(number)"
+            )
+
+
+def _joined(ranks: Sequence[RankSteps]) -> Record:
+    """All ranks as one run."""
+    start = merge([Observation(0.0, {}, rank.start) for rank in ranks]).params
+    steps = [merge([rank.steps[step] for rank in ranks]) for step in range(len(ranks[0].steps))]
+    seen = set().union(*(step.params for step in steps))
+    return Record({name: value for name, value in start.items() if name in seen}, steps)
+
+
+def _settings(ranks: Sequence[RankSteps]) -> list[Mapping[str, Settings]]:
+    """The settings of every parameter in each step, from whichever rank updates it."""
+    found: list[Mapping[str, Settings]] = []
+    for step in range(len(ranks[0].updates)):
+        known: dict[str, Settings] = {}
+        for rank in ranks:
+            known = {**rank.updates[step].settings, **known}
+        found.append(known)
+    return found
+
+
+def _limit(ranks: Sequence[RankSteps]) -> float | None:
+    """The norm that gradients were clipped to."""
+    norms = [pair for rank in ranks for update in rank.updates for pair in update.norms]
+    return norms[0][0] if norms else None
+
+
+def _without_local_loss(
+    record: Record, truth: Record, ranks: Sequence[RankSteps]
+) -> tuple[Record, tuple[str, ...]]:
+    """Losses that differ between ranks, or that no rank returned, are taken for right."""
+    steps = []
+    local = False
+    for number, seen in enumerate(record.steps):
+        known = [rank.steps[number].loss for rank in ranks]
+        known = [loss for loss in known if not math.isnan(loss)]
+        far = max(known, default=0.0) - min(known, default=0.0)
+        if not known or far > 1e-9 * abs(known[0]):
+            local = True
+            steps.append(replace(seen, loss=truth.steps[number].loss))
+        else:
+            steps.append(seen)
+    note = (
+        "no rank returned the loss of the whole batch, alike on all ranks: the loss was not "
+        "compared"
+    )
+    return Record(record.start, steps), (note,) if local else ()
+
+
+def _causes(
+    ranks: Sequence[RankSteps],
+    readings: Sequence[Reading],
+    names: Sequence[str],
+    settings: Sequence[Mapping[str, Settings]],
+) -> list[Finding]:
+    """Causes that were seen directly, without any arithmetic."""
+    found: list[Finding] = []
+    split = next((one for one in (each.finding() for each in readings) if one), None)
+    if split is not None:
+        found.append(split)
+    stale = [name for rank in ranks for update in rank.updates for name in update.stale]
+    if stale:
+        unique = tuple(dict.fromkeys(stale))
+        text = (
+            f"the optimizer holds {list_names(unique)}, which the model no longer has: it was made "
+            "before the model was wrapped"
+        )
+        found.append(Finding("stale-parameters", "optimizer", text, 0.98, unique))
+    missing = tuple(name for name in names if name not in settings[0])
+    if missing and not stale:
+        text = f"{list_names(missing)} trains and is in no optimizer"
+        found.append(Finding("not-updated", "optimizer", text, 0.95, missing))
+    return found

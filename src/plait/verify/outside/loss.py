@@ -1,0 +1,85 @@
+"""A user's loss as a sum and a count, so that slices of a batch add up.
+
+A mean over targets becomes sum and count of the targets that are not ignored. A mean over samples
+becomes sum and number of samples. Which of the two it is, is found by trying it on two halves of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from plait.verify.reference.one_device import Batch, Loss, call, num_samples
+
+IGNORED = -100
+Count = Callable[[Any, int], float]
+
+
+def summed(model: nn.Module, batch: Batch, loss: Loss) -> tuple[Loss, bool]:
+    """The loss as (sum, count), and whether parts of a batch add up under it."""
+    with torch.no_grad():
+        value = loss(call(model, batch[0]), batch[1])
+    if isinstance(value, tuple):
+        return loss, True
+    samples = num_samples(batch)
+    halves = [_cut(batch, 0, samples // 2), _cut(batch, samples // 2, samples)]
+    for count in (_targets, _shifted, _samples):
+        as_sum = _with(loss, count)
+        if samples > 1 and _adds_up(model, as_sum, batch, halves):
+            return as_sum, True
+    return _with(loss, _samples), False
+
+
+def _with(loss: Loss, count: Count) -> Loss:
+    def as_sum(output: Any, targets: Any) -> tuple[Tensor, float]:
+        value = loss(output, targets)
+        first = next(
+            leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.dim()
+        )
+        number = count(targets, len(first))
+        return value * number, number
+
+    return as_sum
+
+
+def _adds_up(model: nn.Module, loss: Loss, batch: Batch, halves: list[Batch]) -> bool:
+    with torch.no_grad():
+        total, number = (float(part) for part in loss(call(model, batch[0]), batch[1]))
+        parts = [loss(call(model, half[0]), half[1]) for half in halves]
+    added = sum(float(part[0]) for part in parts)
+    numbers = sum(float(part[1]) for part in parts)
+    return number == numbers and abs(added - total) <= 1e-6 * max(abs(total), 1e-30)
+
+
+def _targets(targets: Any, samples: int) -> float:
+    return _unmasked(targets, slice(None))
+
+
+def _shifted(targets: Any, samples: int) -> float:
+    return _unmasked(targets, slice(1, None))
+
+
+def _unmasked(targets: Any, part: slice) -> float:
+    labels = targets.get("labels") if isinstance(targets, dict) else targets
+    if not isinstance(labels, Tensor) or labels.is_floating_point():
+        return -1.0
+    return float((labels[..., part] != IGNORED).sum())
+
+
+def _samples(targets: Any, samples: int) -> float:
+    return float(samples)
+
+
+def of_output(output: Any, targets: Any) -> Tensor:
+    """The loss that a model computes itself, as Hugging Face models do: `output.loss`."""
+    value: Tensor = output["loss"] if isinstance(output, dict) else output.loss
+    return value
+
+
+def _cut(batch: Batch, start: int, stop: int) -> Batch:
+    part: Batch = tree_map_only(Tensor, lambda leaf: leaf[start:stop], batch)
+    return part

@@ -1,0 +1,132 @@
+"""Which samples of the global batch each rank computed on, found by comparing inputs.
+
+A framework's sampler is not asked: the inputs that the model was called with are looked up in the
+batch. So samples that no rank sees, and samples that two data ranks see, are found as such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from plait.verify.diagnosis.finding import Facts, Finding
+from plait.verify.reference.one_device import Batch, Slice
+
+Rows = tuple[tuple[int, ...], ...]
+"""The samples of each call of the model, in order of the calls."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The reading of one step: `lines` are groups of ranks that saw equal samples, with them."""
+
+    num_samples: int
+    lines: Mapping[Rows, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether any rank's inputs were found in the batch."""
+        return bool(self.lines)
+
+    @property
+    def is_partition(self) -> bool:
+        """Whether every sample was seen once by one group of ranks."""
+        seen = sorted(chain.from_iterable(chain.from_iterable(self.lines)))
+        return seen == list(range(self.num_samples))
+
+    def facts(self, world_size: int) -> Facts:
+        """Sizes of the data axis and of micro-batches, as far as they were seen."""
+        sizes = {"dp": world_size}
+        lines = {}
+        if self.is_known:
+            sizes["dp"] = len(self.lines)
+            if len(self.lines) > 1:
+                lines["dp"] = [tuple(ranks[0] for ranks in self.lines.values())]
+        if calls := {len(rows) for rows in self.lines}:
+            sizes["mb"] = max(calls)
+        if sizes["dp"] < world_size:
+            sizes["world"] = world_size
+        return Facts(sizes, lines=lines)
+
+    def slices(self, batch: Batch) -> list[Slice]:
+        """The slice of each data rank and micro-batch; empty unless they are a partition."""
+        if not self.is_partition:
+            return []
+        return [
+            Slice(rank, index, _taken(batch, rows))
+            for rank, calls in enumerate(self.lines)
+            for index, rows in enumerate(calls)
+        ]
+
+    def finding(self) -> Finding | None:
+        """The samples that were not seen, or seen by several groups of ranks."""
+        if not self.is_known or self.is_partition:
+            return None
+        found: dict[int, list[str]] = {index: [] for index in range(self.num_samples)}
+        for rows, ranks in self.lines.items():
+            for index in chain.from_iterable(rows):
+                found[index].append(_ranks(ranks))
+        missing = [index for index, seen in found.items() if not seen]
+        twice = [index for index, seen in found.items() if len(seen) > 1]
+        parts = []
+        if missing:
+            parts.append(f"no rank computed on sample {_numbers(missing)} of the global batch")
+        if twice:
+            who = dict.fromkeys(found[twice[0]])
+            parts.append(f"sample {_numbers(twice)} was computed on by {' and by '.join(who)}")
+        return Finding("data-split", "data", "; ".join(parts), 0.96)
+
+
+def rows_of(inputs: Any, keys: Mapping[bytes, int]) -> tuple[int, ...]:
+    """The numbers of the samples in the first tensor of these inputs; empty where one is unknown."""
+    for leaf in tree_leaves(inputs):
+        if isinstance(leaf, Tensor) and leaf.dim() and type(leaf) is Tensor:
+            found = [keys.get(_key(row)) for row in leaf]
+            if all(index is not None for index in found):
+                return tuple(index for index in found if index is not None)
+    return ()
+
+
+def keys_of(batch: Batch) -> dict[bytes, int]:
+    """The number of each sample of a global batch, by its bytes; empty where two are alike."""
+    first = next(leaf for leaf in tree_leaves(batch[0]) if isinstance(leaf, Tensor))
+    keys = {_key(row): index for index, row in enumerate(first)}
+    return keys if len(keys) == len(first) else {}
+
+
+def reading(ranks: Sequence[Rows], num_samples: int) -> Reading:
+    """The reading from the rows of all ranks, in rank order."""
+    lines: dict[Rows, tuple[int, ...]] = {}
+    for rank, rows in enumerate(ranks):
+        kept = tuple(call for call in rows if call)
+        if kept:
+            lines[kept] = (*lines.get(kept, ()), rank)
+    return Reading(num_samples, lines)
+
+
+def _key(row: Tensor) -> bytes:
+    value = row.detach().cpu().contiguous()
+    return value.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _taken(batch: Batch, rows: Iterable[int]) -> Batch:
+    index = list(rows)
+    taken: Batch = tree_map_only(Tensor, lambda leaf: leaf[index], batch)
+    return taken
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks))}"
+
+
+def _numbers(values: Sequence[int]) -> str:
+    shown = ", ".join(map(str, values[:6]))
+    return shown if len(values) <= 6 else f"{shown} and {len(values) - 6} more"

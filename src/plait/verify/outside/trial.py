@@ -1,0 +1,186 @@
+"""One trial of a training step: every rank runs it as it is, and one device does the plain step.
+
+The two are compared like a plan and its reference: loss, gradients before the update, and
+parameters after it.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import traceback
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from plait import comm
+from plait.comm import World
+from plait.errors import ConfigError, PlaitError, RunError, WorldSizeError
+from plait.launcher import joined_world, launch
+from plait.mesh import Mesh
+from plait.verify.external import Parallel, differential
+from plait.verify.outside.judge import RankSteps, judged
+from plait.verify.outside.rows import keys_of, rows_of
+from plait.verify.outside.source import PAIR, Functions
+from plait.verify.outside.task import DTYPES, Made, Trial
+from plait.verify.outside.watch import Update, Watch, group_is_there
+from plait.verify.record.observation import Observation
+from plait.verify.report import Report
+
+TIMEOUT_SECONDS = 60.0
+
+
+def check(trial: Trial, nproc: int = 2) -> Report:
+    """Run a training step on `nproc` new ranks, or on torchrun's, and judge it.
+
+    Errors: `ConfigError`, for functions that cannot be used; `RankFailed`, where the step fails.
+    """
+    joined = joined_world()
+    if nproc < 1:
+        raise WorldSizeError(f"--nproc {nproc}: a training step needs one rank or more")
+    if trial.steps < 1:
+        raise ConfigError(f"steps = {trial.steps}: at least one step is needed")
+    count = nproc if joined is None else joined.world_size
+    report: Report = launch(_rank_main, trial, nproc=count)[0]
+    return report
+
+
+def _rank_main(trial: Trial) -> Report:
+    joined = joined_world()
+    assert joined is not None
+    world = comm.init(
+        Mesh(dp=joined.world_size), backend="gloo", timeout_seconds=TIMEOUT_SECONDS, device="cpu"
+    )
+    together = False
+    try:
+        report = on_ranks(world, trial)
+        together = True
+        return report
+    finally:
+        world.close(together=together)
+
+
+def on_ranks(world: World, trial: Trial) -> Report:
+    """The report, alike on every rank. Collective."""
+    with group_is_there():
+        return _on_ranks(world, trial)
+
+
+def _on_ranks(world: World, trial: Trial) -> Report:
+    functions = trial.source.functions()
+    if set(PAIR) <= functions.keys():
+        return _pair(world, trial, functions)
+    made = _made(functions, DTYPES[trial.dtype], trial.steps)
+    plain = copy.deepcopy(made.model)
+    own = _run(functions, made)
+    ranks = world.axis("world").gather_objects(own)
+    answer: Report | Exception | None = None
+    if world.rank == 0:
+        try:
+            answer = judged(ranks, plain, made, trial)
+        except Exception as error:  # all ranks raise it: none waits for the first
+            traceback.print_exc()
+            answer = error if isinstance(error, PlaitError) else RunError(_reason(error))
+    told: Report | Exception = world.axis("world").gather_objects(answer)[0]
+    if isinstance(told, Exception):
+        raise told
+    return told
+
+
+def _reason(error: Exception) -> str:
+    return f"the plain step on one device failed: {type(error).__name__}: {error}"
+
+
+def _pair(world: World, trial: Trial, functions: Functions) -> Report:
+    """A file that has its own reference."""
+    about = Parallel(gather=world.axis("world").gather_objects, name=trial.source.name)
+    return differential(
+        functions[PAIR[0]],
+        functions[PAIR[1]],
+        steps=trial.steps,
+        tolerance=trial.tolerance,
+        parallel=about,
+    )
+
+
+def _made(functions: Functions, dtype: torch.dtype, steps: int) -> Made:
+    result = functions["make"]()
+    if not isinstance(result, tuple | list) or len(result) != 3:
+        raise ConfigError(
+            f"make() returned {type(result).__name__}; it returns (model, batches, loss)"
+        )
+    model, batches, loss = result
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"make() returned a model of {type(model).__name__}, not a torch module")
+    if loss is not None and not callable(loss):
+        raise ConfigError(f"make() returned a loss of {type(loss).__name__}, not a function")
+    given = [_cast(batch, dtype) for batch in islice(batches, steps)]
+    if not given:
+        raise ConfigError("make() returned no batches")
+    for batch in given:
+        if not isinstance(batch, Mapping) and len(batch) != 2:
+            raise ConfigError(
+                f"make() returned a batch of {len(batch)} parts; it is (inputs, targets), or a "
+                "mapping that the model takes by keyword"
+            )
+    notes = _without_dropout(model)
+    return Made(model.to(dtype), given, loss, notes)
+
+
+def _cast(batch: Any, dtype: torch.dtype) -> Any:
+    return tree_map_only(
+        Tensor, lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, batch
+    )
+
+
+def _without_dropout(model: nn.Module) -> tuple[str, ...]:
+    """Switch dropout off, whose random numbers no two runs share."""
+    found = False
+    for module in model.modules():
+        for key in ("p", "dropout", "attention_dropout"):
+            if "dropout" in f"{type(module).__name__} {key}".lower():
+                rate = getattr(module, key, None)
+                if isinstance(rate, float) and rate > 0:
+                    setattr(module, key, 0.0)
+                    found = True
+    return ("dropout is switched off on both sides",) if found else ()
+
+
+def _run(functions: Functions, made: Made) -> RankSteps:
+    """Every step on this rank, watched."""
+    watch = Watch(made.model)
+    prepare = functions.get("prepare")
+    found: list[Observation] = []
+    updates: list[Update] = []
+    rows = []
+    names = {name for name, _ in made.model.named_parameters()}
+    with watch.on():
+        state = made.model if prepare is None else prepare(made.model)
+        start = watch.params(names)
+        for given, batch in zip(made.given, made.batches, strict=True):
+            watch.take()
+            loss = functions["train_step"](state, copy.deepcopy(given), made.loss)
+            keys = keys_of(batch)
+            calls = watch.inputs or watch.of_roots
+            rows.append(tuple(rows_of(call, keys) for call in calls))
+            update = watch.take()
+            norm = update.norms[-1][1] if update.norms else None
+            params = watch.params(set(update.settings) | set(update.grads))
+            found.append(Observation(_number(loss), update.grads, params, norm))
+            update.grads = {}
+            updates.append(update)
+    return RankSteps(start, found, updates, rows)
+
+
+def _number(loss: Any) -> float:
+    """The loss that a step returned; NaN where it returned none."""
+    if isinstance(loss, Tensor):
+        loss = loss.detach().double().mean()
+    try:
+        return math.nan if loss is None else float(loss)
+    except (TypeError, ValueError):
+        return math.nan

@@ -1,0 +1,163 @@
+"""A watch on a training step that nothing is known of: what its optimizers see and leave behind.
+
+Gradients are read by a hook that every torch optimizer calls before its update. Summing, dividing
+and clipping have happened by then. Shards of FSDP2 and DTensor are gathered there.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+from plait.verify.record.observation import plain_name, whole
+
+Settings = dict[str, Any]
+
+
+@dataclass
+class Update:
+    """One optimizer step on one rank: gradients by name, and the settings of each parameter.
+
+    `updates` counts the optimizer's calls. `stale` are parameters that the optimizer holds and the
+    model no longer has. `norms` are (limit, norm) of every clipping.
+    """
+
+    grads: dict[str, Tensor | None] = field(default_factory=dict)
+    settings: dict[str, Settings] = field(default_factory=dict)
+    kind: type[Optimizer] | None = None
+    updates: int = 0
+    stale: list[str] = field(default_factory=list)
+    norms: list[tuple[float, float]] = field(default_factory=list)
+
+
+class Watch:
+    """Hooks for the time of `with watch.on():`; `take()` gives what the last step did."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.roots: list[nn.Module] = []
+        self.depth = 0
+        self.inputs: list[Any] = []  # of the model, or of the outermost modules where it never runs
+        self.of_roots: list[Any] = []
+        self.update = Update()
+        self._made = {id(p): name for name, p in model.named_parameters()}
+        self._kept = [p for _, p in model.named_parameters()]  # an id is of a living object
+        self._known = set(self._made.values())
+
+    @contextmanager
+    def on(self) -> Iterator[Watch]:
+        """Everything torch does in this process is watched."""
+        with ExitStack() as stack:
+            for handle in (
+                register_optimizer_step_pre_hook(self._before_update),
+                register_module_forward_pre_hook(self._enter),
+                register_module_forward_hook(self._leave, always_call=True),
+            ):
+                stack.callback(handle.remove)
+            model = self.model.register_forward_pre_hook(self._called, with_kwargs=True)
+            stack.callback(model.remove)
+            for module in (torch.nn.utils, torch.nn.utils.clip_grad):
+                clip = self._clipping(module.clip_grad_norm_)
+                stack.enter_context(patch.object(module, "clip_grad_norm_", clip))
+            yield self
+
+    def take(self) -> Update:
+        """The update since the last call."""
+        done, self.update = self.update, Update()
+        self.inputs = []
+        self.of_roots = []
+        return done
+
+    def live(self) -> dict[str, nn.Parameter]:
+        """The parameters by their names in the model that `make` gave, as they are now."""
+        found: dict[str, nn.Parameter] = {}
+        for module in (self.model, *self.roots):
+            for name, parameter in module.named_parameters():
+                known = self._made.get(id(parameter), plain_name(name))
+                if known in self._known or module is self.model:
+                    found.setdefault(known, parameter)
+        return found
+
+    def params(self, names: set[str]) -> dict[str, Tensor]:
+        """Whole values of these parameters. Collective where they are sharded."""
+        return {name: whole(value) for name, value in self.live().items() if name in names}
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        if self.depth == 0:
+            if module is not self.model and not any(module is root for root in self.roots):
+                self.roots.append(module)
+            self.of_roots.append(args)
+        self.depth += 1
+
+    def _called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self.inputs.append((args, kwargs))
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        self.depth = max(self.depth - 1, 0)
+
+    def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if any(isinstance(getattr(optimizer, key, None), Optimizer) for key in INNER):
+            return  # a wrapper: the optimizer inside has its own hook
+        live = self.live()
+        by_id = {id(parameter): name for name, parameter in live.items()}
+        update = self.update
+        update.kind = type(optimizer)
+        update.updates += 1
+        for group in optimizer.param_groups:
+            settings = {key: _plain(value) for key, value in group.items() if key != "params"}
+            settings.pop("param_names", None)
+            for parameter in group["params"]:
+                name = by_id.get(id(parameter))
+                if name is None:
+                    name = self._made.get(id(parameter))
+                    if name is not None and name in live:
+                        update.stale.append(name)
+                if name is not None:
+                    update.settings[name] = settings
+        for name, parameter in live.items():
+            if name in update.settings or parameter.grad is not None:
+                grad = parameter.grad
+                update.grads[name] = None if grad is None else whole(grad)
+
+    def _clipping(self, clip: Callable[..., Any]) -> Callable[..., Any]:
+        def clip_grad_norm_(parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
+            norm = clip(parameters, max_norm, *args, **kwargs)
+            self.update.norms.append((float(max_norm), float(whole(torch.as_tensor(norm)))))
+            return norm
+
+        return clip_grad_norm_
+
+
+INNER = ("optim", "optimizer", "_optimizer")
+"""Where a wrapper keeps the optimizer that does the work."""
+
+
+def _plain(value: Any) -> Any:
+    return float(value) if isinstance(value, Tensor) else copy.copy(value)
+
+
+@contextmanager
+def group_is_there() -> Iterator[None]:
+    """Let code that starts and ends a process group find the one that is there."""
+
+    def nothing(*args: Any, **kwargs: Any) -> None:
+        return None
+
+    with (
+        patch.object(torch.distributed, "init_process_group", nothing),
+        patch.object(torch.distributed, "destroy_process_group", nothing),
+    ):
+        yield

@@ -1,0 +1,98 @@
+"""`plait verify --step` on training steps of torch's own frameworks, right ones and wrong ones."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.errors import ConfigError
+from plait.verify import Report
+from plait.verify.outside.source import Source, parse
+from plait.verify.outside.task import Trial
+from plait.verify.outside.trial import check, on_ranks
+
+FOLDER = Path(__file__).parent / "outside"
+
+
+def _check(world: Any, source: Source) -> Report:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return on_ranks(world, Trial(source))
+
+
+def report_of(ranks: Any, text: str) -> Report:
+    reports = ranks(2, _check, parse(str(FOLDER / text)))
+    assert reports[0].text() == reports[1].text()
+    return reports[0]
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "tensor", "pipelining"])
+def test_a_right_step_is_equal(ranks, name: str) -> None:
+    report = report_of(ranks, f"{name}.py")
+    assert report.ok, report.text()
+    assert not report.notes
+    assert report.error("grad") < 1e-13 and report.num_steps == 3
+    assert report.plan == f"{name}.py:train_step"
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "words"),
+    [
+        ("ddp.py:beside_the_wrapper", "dropped", "lacks data rank 1"),
+        ("ddp.py:equal_data", "data-split", "no rank computed on sample 4, 5, 6, 7"),
+        ("ddp.py:clipped_before_the_mean", "", ""),
+        ("fsdp2.py:made_too_early", "stale-parameters", "made before the model was wrapped"),
+        ("tensor.py:data_parallel_too", "", ""),
+        ("pipelining.py:accumulated", "", "times too"),
+        ("own_reference.py", "", "2.0000 times too large"),
+    ],
+)
+def test_a_wrong_step_is_not(ranks, text: str, cause: str, words: str) -> None:
+    report = report_of(ranks, text)
+    assert not report.ok
+    causes = {finding.cause for finding in report.findings}
+    assert not cause or cause in causes, report.text()
+    assert words in report.text()
+
+
+def test_a_loss_of_each_ranks_own_part_is_not_compared(ranks) -> None:
+    report = report_of(ranks, "ddp.py:local_loss")
+    assert report.ok, report.text()
+    assert "the loss was not compared" in report.notes[0]
+
+
+def test_a_step_without_an_update_is_refused(ranks) -> None:
+    with pytest.raises(AssertionError, match="no torch optimizer made an update in step 0"):
+        report_of(ranks, "ddp.py:no_update")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{}/none.py", "there is no file"),
+        ("{}/empty.py", "defines no make"),
+        ("{}/half.py", "defines no train_step"),
+        ("{}/half.py:trian_step", "defines no trian_step"),
+        ("{}/half.py:", "a function's name is missing"),
+        ("{}/bad.py", "bad.py:1"),
+    ],
+)
+def test_files_that_cannot_be_used_are_refused_before_any_rank(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    (tmp_path / "empty.py").write_text("")
+    (tmp_path / "half.py").write_text("def make():\n    pass\n")
+    (tmp_path / "bad.py").write_text("def make(:\n")
+    with pytest.raises(ConfigError, match=words):
+        parse(text.format(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_make_that_returns_something_else_is_bad_input(tmp_path: Path) -> None:
+    path = tmp_path / "steps.py"
+    path.write_text("def make():\n    return 1\ndef train_step(model, batch, loss):\n    pass\n")
+    with pytest.raises(ConfigError, match=r"returns \(model, batches, loss\)"):
+        check(Trial(parse(str(path))), 1)
