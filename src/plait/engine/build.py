@@ -26,7 +26,12 @@ from plait.engine.loss import LossFunction
 from plait.engine.optimizer_like import like
 from plait.engine.options import Options
 from plait.engine.precision import Precision
-from plait.engine.splitting import block_names, split_model, wrap_blocks
+from plait.engine.splitting import (
+    block_names,
+    cuts_unknown_inputs,
+    split_model,
+    wrap_blocks,
+)
 from plait.engine.stages.assemble import make_pipeline, make_timing, schedule_of
 from plait.engine.stages.cut import cut_stages, needs_example
 from plait.engine.stages.make_stages import (
@@ -83,7 +88,8 @@ def build(
     if world.membership is not None:
         check_restarts(plan, options.num_servers)
     make = partial(compose, model, plan, loss=loss, optimizer=optimizer, world=world)
-    if plan.pp.size > 1 and needs_example(model, options.cutting):
+    cuts_by_example = plan.pp.size > 1 and needs_example(model, options.cutting)
+    if cuts_by_example or cuts_unknown_inputs(model, plan, options):
         return Engine(
             Uncut(plan, world, model, lambda inputs: make(_with_example(options, inputs)))
         )

@@ -6,16 +6,24 @@ parallelism replaces later. Experts are split before the layers around them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
+import torch
 from torch import nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_leaves
 
 from plait import models
 from plait.comm import World
 from plait.engine import compiling, recompute
+from plait.engine.batch import accepted, arguments
 from plait.engine.loss import LossFunction
 from plait.engine.options import Options
+from plait.engine.stages.cut import example_inputs, is_without_example
 from plait.engine.with_experts import expert_groups, placements
 from plait.errors import ModelError, PlanError
 from plait.models.losses import IGNORE, cross_entropy
@@ -69,6 +77,14 @@ def _split_sequences(
 ) -> ContextGroup | None:
     if plan.cp.size == 1:
         return None
+    if not has_attention_roles(model, options):
+        return context.apply_to_trunk(
+            model,
+            block_names(model, options.blocks),
+            world.axis("cp"),
+            plan.cp.strategy,
+            partial(call_without_values, model, example_inputs(model, options.cutting)),
+        )
     roles = _roles(model, options)
     named = {}
     for name, _ in model.named_modules():
@@ -76,6 +92,37 @@ def _split_sequences(
         if role is not None:
             named[name] = role
     return context.apply(model, named, world.axis("cp"), plan.cp.strategy)
+
+
+def has_attention_roles(model: nn.Module, options: Options) -> bool:
+    """Whether a table beside the model says which modules are its attention."""
+    table = options.roles
+    if table is None:
+        home = sys.modules.get(type(model).__module__)
+        table = getattr(home, "ROLES", None)
+    return isinstance(table, Mapping) and "attention" in table.values()
+
+
+def cuts_unknown_inputs(model: nn.Module, plan: Plan, options: Options) -> bool:
+    """Whether sequences are cut, and only a batch shows what the model takes."""
+    if plan.cp.size == 1 or has_attention_roles(model, options):
+        return False
+    return is_without_example(model, options.cutting)
+
+
+def call_without_values(model: nn.Module, example: Any, make: Callable[[Any], Any]) -> Any:
+    """Call a model on inputs made from the example; its parameters are zeros without memory, on the
+    device of the inputs.
+    """
+    inputs = make(accepted(model, example))
+    positional, named = arguments(inputs)
+    device = tree_leaves(inputs)[0].device
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    zeros = {
+        name: torch.zeros((), dtype=tensor.dtype, device=device).expand(tensor.shape)
+        for name, tensor in tensors.items()
+    }
+    return functional_call(model, zeros, tuple(positional), dict(named))
 
 
 def _split_layers(

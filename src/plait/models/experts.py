@@ -128,6 +128,8 @@ class MixtureOfExperts(nn.Module):
     shared ones.
     """
 
+    computes_tokens_alone = True
+
     def __init__(self, router: Router, experts: ExpertWeights, shared: nn.Module | None) -> None:
         super().__init__()
         self.router = router

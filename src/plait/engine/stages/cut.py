@@ -159,6 +159,11 @@ def needs_example(model: nn.Module, cutting: Cutting) -> bool:
     return cutting.measure or not find_chain(model, cutting.chain)
 
 
+def is_without_example(model: nn.Module, cutting: Cutting) -> bool:
+    """Whether nothing but a batch shows what the model's inputs look like."""
+    return cutting.example is None and not _takes_tokens(model)
+
+
 def _cut_by_flow(
     model: nn.Module,
     blocks: Sequence[str],
@@ -172,7 +177,7 @@ def _cut_by_flow(
     """Between any two calls of units in the model's own forward, which is run on an example to find
     them.
     """
-    example = cutting.example if cutting.example is not None else _example_of(model)
+    example = example_inputs(model, cutting)
     with unmoved(model), explained(batch_norm_error(model)):
         flow = discover(model, blocks, lambda: call(model, accepted(model, example)))
     check_depth(len(flow.calls), num_stages, per_rank)
@@ -207,7 +212,7 @@ def _estimated(model: nn.Module, names: Sequence[str]) -> list[LayerProfile]:
 
 def _weighed(model: nn.Module, names: Sequence[str], cutting: Cutting) -> list[LayerProfile]:
     """By what their calls take on the example."""
-    example = cutting.example if cutting.example is not None else _example_of(model)
+    example = example_inputs(model, cutting)
     units = tuple(dict.fromkeys(names))
     with unmoved(model), explained(batch_norm_error(model)):
         layers = profile_layers(model, units, lambda: call(model, accepted(model, example)))
@@ -219,12 +224,17 @@ def _weighed(model: nn.Module, names: Sequence[str], cutting: Cutting) -> list[L
     return layers
 
 
-def _example_of(model: nn.Module) -> Any:
-    """Token numbers, for a model that takes nothing else."""
+def example_inputs(model: nn.Module, cutting: Cutting) -> Any:
+    """The inputs of one sample: those given, or token numbers for a model that takes nothing else.
+
+    Raises ModelError where there are neither.
+    """
+    if cutting.example is not None:
+        return cutting.example
     if _takes_tokens(model):
         return torch.zeros(1, 4, dtype=torch.int64)
     raise ModelError(
-        f"to cut a {type(model).__name__} into stages its forward is run once on an example; give "
+        f"to cut a {type(model).__name__} its forward is run once on an example; give "
         "inputs of one sample as "
         "Options(cutting=Cutting(example=...)), or name a chain of modules that compose to the "
         "forward"

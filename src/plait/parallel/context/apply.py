@@ -1,8 +1,9 @@
-"""Put context parallelism into a model, by its table of roles."""
+"""Put context parallelism into a model: by its table of roles, or into its trunk."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -10,7 +11,10 @@ from torch import nn
 from plait.comm import Axis
 from plait.errors import ModelError, PlanError
 from plait.parallel.context.group import ContextGroup
+from plait.parallel.context.rehearsal import Run, rehearse
 from plait.parallel.context.ring import RingAttention
+from plait.parallel.context.shared import shared_attention
+from plait.parallel.context.trunk import install
 from plait.parallel.context.ulysses import UlyssesAttention
 
 
@@ -45,6 +49,21 @@ def apply(model: nn.Module, roles: Mapping[str, str], axis: Axis, strategy: str)
     return group
 
 
+def apply_to_trunk(
+    model: nn.Module, blocks: Sequence[str], axis: Axis, strategy: str, run: Run
+) -> ContextGroup:
+    """Have the repeated blocks of any model hold parts of the sequence; wraps forwards in place.
+
+    `run` calls the model, whose parameters have no values then: see `rehearse`. Raises `ModelError`
+    for a model without blocks, or with dropout, which each rank would draw differently.
+    """
+    _refuse_dropout(model, axis.size)
+    trunk = rehearse(model, blocks, run, strategy, axis.size)
+    group = ContextGroup(axis, strategy, whole_inputs=True)
+    install(model, trunk, group, partial(shared_attention, group))
+    return group
+
+
 def _tell_positions(group: ContextGroup) -> Any:
     def hook(
         module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -57,6 +76,7 @@ def _tell_positions(group: ContextGroup) -> Any:
 def _refuse_dropout(model: nn.Module, size: int) -> None:
     for name, module in model.named_modules():
         rate = module.p if isinstance(module, nn.Dropout) else getattr(module, "dropout", 0.0)
+        rate = getattr(module, "attention_dropout", rate) if rate == 0.0 else rate
         if isinstance(rate, float) and rate > 0:
             raise ModelError(
                 f"'{name}' has dropout {rate:g}, which would differ on parts of a sequence; "

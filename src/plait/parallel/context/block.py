@@ -19,8 +19,8 @@ from plait.torch_internals import flash, flash_backward, flash_cpu, flash_cpu_ba
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(out, lse). `causal`: query i sees keys 0..i of as many. `mask` [B or 1, 1, Q, J], True where
-    a query sees a key.
+    """(out, lse). `causal`: query i sees keys 0..i of as many. `mask` [B or 1, H or 1, Q or 1, J]:
+    True where a query sees a key, or numbers that are added to the scores.
 
     A query that sees nothing has out 0 and lse -inf.
     """
@@ -97,4 +97,6 @@ def _scores(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None) -> Tensor:
     if causal:
         hidden = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(hidden, -math.inf)
-    return scores if mask is None else scores.masked_fill(~mask, -math.inf)
+    if mask is None:
+        return scores
+    return scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask

@@ -18,15 +18,23 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from plait.comm import Axis
+from plait.comm.functional import transition
 from plait.errors import DataError
+from plait.mesh.layouts import REPLICATED, Sharded
 
 
 class ContextGroup:
-    """The context axis, and the length of the current sequences, which `cut` reads off a batch."""
+    """The context axis, and the length of the current sequences, which `cut` reads off a batch.
 
-    def __init__(self, axis: Axis, strategy: str) -> None:
+    With `whole_inputs` the model's inputs stay whole: it takes this rank's positions by itself.
+    """
+
+    learns = False  # from what it meets: see `rehearsal`
+
+    def __init__(self, axis: Axis, strategy: str, *, whole_inputs: bool = False) -> None:
         self.axis = axis
         self.strategy = strategy
+        self.whole_inputs = whole_inputs
         self.seq_len = 0
         self._gathered: tuple[Tensor, Tensor] | None = None
 
@@ -65,12 +73,42 @@ class ContextGroup:
             self._gathered = (part, whole)
         return self._gathered[1]
 
+    @property
+    def length(self) -> int:
+        """The positions of a sequence that a rank holds."""
+        return self.seq_len // self.axis.size
+
+    def is_part(self, x: Tensor, dim: int) -> bool:
+        """Whether a dim is as long as a rank's part of the sequence."""
+        return x.dim() >= max(-dim, dim + 1) and x.shape[dim] == self.length
+
+    def is_whole(self, x: Tensor, dim: int) -> bool:
+        """Whether a dim is as long as the whole sequence."""
+        return x.dim() >= max(-dim, dim + 1) and x.shape[dim] == self.seq_len
+
+    def take(self, whole: Tensor, dim: int) -> Tensor:
+        """This rank's positions of what every rank has; its gradient is partial. Differentiable."""
+        return whole.index_select(dim, self.positions().to(whole.device))
+
+    def gather(self, part: Tensor, dim: int) -> Tensor:
+        """All positions in their order, from every rank's part; differentiable. Collective."""
+        dim %= part.dim()
+        wire = part.to(torch.uint8) if part.dtype == torch.bool else part
+        whole = transition(wire, self.axis, Sharded(dim), REPLICATED).to(part.dtype)
+        return whole.index_select(dim, self.order().to(whole.device))
+
     def cut(self, batch: Any) -> Any:
         """This rank's positions of every tensor of a batch that has a sequence (dimension 1).
 
-        Raises `DataError` for tensors that disagree on the length, or a length that does not
+        `batch` is (inputs, targets). Raises `DataError` for tensors that disagree on the length, or a length that does not
         divide.
         """
+        if self.whole_inputs:
+            inputs, targets = batch
+            return inputs, self._cut(targets)
+        return self._cut(batch)
+
+    def _cut(self, batch: Any) -> Any:
         lengths: set[int] = set()
         tree_map_only(
             Tensor, lambda leaf: lengths.add(leaf.shape[1]) if leaf.dim() > 1 else None, batch

@@ -23,7 +23,12 @@ from plait.comm import Axis, Work
 from plait.comm.functional import compute_and_shift
 from plait.parallel.context.block import attend, attend_backward, merge
 from plait.parallel.context.group import ContextGroup
-from plait.parallel.context.ring_schedule import AttentionBlock, RingSchedule, RingStep
+from plait.parallel.context.ring_schedule import (
+    AttentionBlock,
+    RingSchedule,
+    RingStep,
+    Visibility,
+)
 
 
 class RingAttention(nn.Module):
@@ -48,21 +53,28 @@ class RingAttention(nn.Module):
 def ring_attention(
     q: Tensor, k: Tensor, v: Tensor, group: ContextGroup, documents: Tensor | None = None
 ) -> Tensor:
-    """Attention round the ring; differentiable.
+    """Causal attention round the ring; differentiable.
 
     `documents` [B, S], of the whole sequence on every rank: a token sees only tokens of its own
     document (packed sequences).
     """
-    output: Tensor = _Ring.apply(q, k, v, group, documents)
+    return masked_ring_attention(q, k, v, group, Visibility(documents=documents))
+
+
+def masked_ring_attention(
+    q: Tensor, k: Tensor, v: Tensor, group: ContextGroup, visibility: Visibility
+) -> Tensor:
+    """Attention of any mask round the ring; differentiable in q, k and v."""
+    output: Tensor = _Ring.apply(q, k, v, group, visibility)
     return output
 
 
 class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(  # as autograd calls it  # noqa: PLR0917
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, group: ContextGroup, documents: Tensor | None
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, group: ContextGroup, visibility: Visibility
     ) -> Tensor:
-        schedule = RingSchedule(group, q.shape[1] // k.shape[1], documents)
+        schedule = RingSchedule(group, q.shape[1] // k.shape[1], visibility)
         wide = torch.float32 if q.dtype in (torch.bfloat16, torch.float16) else q.dtype
         with closing(group.axis.rotate(k, v)) as arriving:
             local = schedule.local()

@@ -1,5 +1,8 @@
 """The schedule of ring attention: which keys the queries of a rank see, and in which step.
 
+The schedule below is that of causal attention. Where a mask says which keys are seen, or all are,
+every query meets every key: whole blocks in the same order.
+
 With shift s rank r gets the keys and values of rank j = r - s. The queries stand in two halves, as
 the chunks do (`group`):
 
@@ -24,6 +27,22 @@ from torch import Tensor
 from plait.parallel.context.group import ContextGroup
 
 KEYS_PER_STEP = 128
+
+
+@dataclass(frozen=True)
+class Visibility:
+    """Which keys a query sees.
+
+    Attributes:
+        causal: no key after it.
+        documents: [B, S], of packed sequences the document of each token: only keys of its own.
+        mask: [1 or B, 1 or H, 1 or S here, S] of this rank's queries and all keys: booleans, or
+        numbers that are added to the scores. It says everything: `causal` is False with it.
+    """
+
+    causal: bool = True
+    documents: Tensor | None = None
+    mask: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -95,10 +114,10 @@ class RingStep:
 class RingSchedule:
     """All blocks of one rank: `local`, then step by step. Masks are made when used."""
 
-    def __init__(self, group: ContextGroup, repeats: int, documents: Tensor | None) -> None:
+    def __init__(self, group: ContextGroup, repeats: int, visibility: Visibility) -> None:
         self._group = group
         self._repeats = repeats
-        self._documents = documents
+        self._visibility = visibility
         self._rank = group.axis.rank
         self._size = group.axis.size
         self._length = group.seq_len // self._size
@@ -126,18 +145,34 @@ class RingSchedule:
         half = self._length // 2
         before = range(max(0, rank - stop + 1), rank - first + 1)
         after = range(rank + size - stop + 1, size + min(0, rank - first + 1))
+        first_half, second_half = slice(0, half), slice(half, None)
+        if not self._visibility.causal:
+            first_half = second_half = slice(None)
         blocks = []
         if before:
-            blocks.append(self._block(before, slice(None), slice(0, half)))
+            blocks.append(self._block(before, slice(None), first_half))
         if after:
-            blocks.append(self._block(after, slice(half, None), slice(None)))
+            blocks.append(self._block(after, second_half, slice(None)))
         return RingStep(range(stop - 1, first - 1, -1), tuple(blocks))
 
     def _block(self, ranks: range, rows: slice, cols: slice) -> AttentionBlock:
-        if self._documents is None:
-            return AttentionBlock(ranks, rows, cols, self._repeats, causal=self._rank in ranks)
-        mine = self._group.positions()[rows]
-        theirs = torch.cat([self._group.positions(rank)[cols] for rank in ranks])
-        same = self._documents[:, mine][:, :, None] == self._documents[:, theirs][:, None, :]
-        seen = same & (mine[:, None] >= theirs[None, :]).to(same.device)
-        return AttentionBlock(ranks, rows, cols, self._repeats, mask=seen[:, None])
+        visibility = self._visibility
+        causal = visibility.causal and self._rank in ranks
+        mask = None
+        if visibility.documents is not None or visibility.mask is not None:
+            theirs = torch.cat([self._group.positions(rank)[cols] for rank in ranks])
+            mask = self._mask(self._group.positions()[rows], theirs)
+            causal = False
+        return AttentionBlock(ranks, rows, cols, self._repeats, causal=causal, mask=mask)
+
+    def _mask(self, mine: Tensor, theirs: Tensor) -> Tensor:
+        """The mask of a block, by the positions of its queries and keys."""
+        whole = self._visibility.mask
+        if whole is not None:
+            return whole.index_select(-1, theirs.to(whole.device))
+        documents = self._visibility.documents
+        assert documents is not None
+        same = documents[:, mine][:, :, None] == documents[:, theirs][:, None, :]
+        if self._visibility.causal:
+            same = same & (mine[:, None] >= theirs[None, :]).to(same.device)
+        return same[:, None]

@@ -39,15 +39,20 @@ class UlyssesAttention(nn.Module):
         """
         axis = self.group.axis
         size = self.group.axis.size
-        if q.shape[1] % size or (k.shape[1] % size and size % k.shape[1]):
-            raise PlanError(
-                f"cp{size}:ulysses gives each rank some of the heads; {q.shape[1]} heads and "
-                f"{k.shape[1]} key-value heads do not divide by {size}; use a size that divides "
-                f"both, or cp{size}:ring"
-            )
+        check_heads(size, q.shape[1], k.shape[1])
         if k.shape[1] % size:
             k, v = (x.repeat_interleave(size // x.shape[1], dim=1) for x in (k, v))
         q, k, v = (transition(x, axis, SEQUENCE, HEADS) for x in (q, k, v))
         inputs = (q, k, v) if documents is None else (q, k, v, self.group.whole(documents))
         output: Tensor = self.core(*inputs)
         return transition(output, axis, HEADS, SEQUENCE)
+
+
+def check_heads(size: int, heads: int, kv_heads: int) -> None:
+    """Raise `PlanError` if the heads do not divide by the ranks."""
+    if heads % size or (kv_heads % size and size % kv_heads):
+        raise PlanError(
+            f"cp{size}:ulysses gives each rank some of the heads; {heads} heads and "
+            f"{kv_heads} key-value heads do not divide by {size}; use a size that divides "
+            f"both, or cp{size}:ring"
+        )

@@ -112,7 +112,7 @@ def test_every_key_is_seen_by_whom_it_precedes_in_one_visit(
     def rank(world: Any) -> Tensor:
         group = ContextGroup(world.axis("cp"), "ring")
         group.seq_len = size * length
-        schedule = ring_schedule.RingSchedule(group, 1, None)
+        schedule = ring_schedule.RingSchedule(group, 1, ring_schedule.Visibility())
         here = group.positions()
         seen = torch.zeros(size * length, size * length, dtype=torch.long)
         seen[here[:, None], here[None, :]] += torch.ones(length, length, dtype=torch.long).tril()

@@ -13,7 +13,7 @@ import torch
 from plait import models
 from plait.cluster import Cluster
 from plait.cluster.cpu_profile import MEETINGS
-from plait.parallel.context.ring_schedule import KEYS_PER_STEP, RingSchedule
+from plait.parallel.context.ring_schedule import KEYS_PER_STEP, RingSchedule, Visibility
 from plait.paths import Paths
 from plait.plan import Plan
 from plait.predict.cost.api import job_of
@@ -48,7 +48,7 @@ def machine(**known: Any) -> Processor:
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
 @pytest.mark.parametrize("length", [8, 32, 64, 128, 256])
 def test_a_ring_is_as_many_steps_as_the_engine_makes(size: int, length: int) -> None:
-    schedules = [RingSchedule(group(rank, size, length), 1, None) for rank in range(size)]
+    schedules = [RingSchedule(group(rank, size, length), 1, Visibility()) for rank in range(size)]
     visits = (
         sum(1 + sum(len(stretch.blocks) for stretch in schedule.steps()) for schedule in schedules)
         / size

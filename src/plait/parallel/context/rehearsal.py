@@ -1,0 +1,339 @@
+"""Which modules of a trunk mix positions, and how: found by running the forward without values.
+
+The wraps that will run are put on, over a group that only knows lengths, and the model runs on the
+meta device. The sequence has a length that nothing else in the model has, so that every operation
+that mixes positions is seen (`mixing`). The innermost module around it then gets whole sequences,
+and the rehearsal begins anew until nothing mixes any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from plait.errors import ModelError, PlanError
+from plait.parallel.context.group import ContextGroup
+from plait.parallel.context.mixing import draws, mixes
+from plait.parallel.context.shared import Interception, check_call, masks_fit, zeros_of
+from plait.parallel.context.trunk import Trunk, WholeForm, install
+from plait.torch_internals import no_dispatch_modes
+
+RANKS = 3
+SAMPLES = 2
+PARTS = (7, 5, 11, 13, 17, 19, 23, 29, 31, 37)
+ROUNDS = 24
+PER_TOKEN = "computes_tokens_alone"
+
+Run = Callable[[Callable[[Any], Any]], Any]
+
+
+class LengthsOnly(ContextGroup):
+    """A group without ranks: what it gathers and takes has the right shapes, and no values."""
+
+    learns = True
+
+    def __init__(self, strategy: str, part: int, size: int) -> None:
+        self.strategy = strategy
+        self.seq_len = part * RANKS
+        self.size = size  # of the axis that is meant
+
+    @property
+    def length(self) -> int:
+        """The positions of a sequence that a rank holds."""
+        return self.seq_len // RANKS
+
+    def take(self, whole: Tensor, dim: int) -> Tensor:
+        """A tensor as long as a part."""
+        with no_dispatch_modes():
+            return self._like(whole, dim, self.length)
+
+    def gather(self, part: Tensor, dim: int) -> Tensor:
+        """A tensor as long as the whole."""
+        with no_dispatch_modes():
+            return self._like(part, dim, self.seq_len)
+
+    def _like(self, x: Tensor, dim: int, length: int) -> Tensor:
+        shape = list(x.shape)
+        shape[dim] = length
+        return torch.zeros(shape, dtype=x.dtype, device=x.device)
+
+    def attend(  # as torch's function  # noqa: PLR0917
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **how: Any,
+    ) -> Tensor:
+        """Attention's checks and the shape of its result."""
+        if self.is_part(q, -2) or self.is_part(k, -2):
+            check_call(self, q, k, dropout_p, self.size)
+            masks_fit(self, attn_mask)
+        with no_dispatch_modes():
+            return zeros_of(q, v)
+
+
+@dataclass
+class _Found:
+    """What one rehearsal has met: modules, and why each mixes positions or draws numbers."""
+
+    attention: set[str] = field(default_factory=set)
+    mixing: dict[str, str] = field(default_factory=dict)
+    drawing: dict[str, str] = field(default_factory=dict)
+
+
+class _Watch(TorchDispatchMode):
+    """Notes the modules whose operations mix positions, and answers what has no value here."""
+
+    def __init__(self, stack: list[str], found: _Found, lengths: set[int]) -> None:
+        super().__init__()
+        self._stack = stack
+        self._found = found
+        self._lengths = lengths
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Numbers that are read from tensors without values are taken to be one, or true."""
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
+            return True if args[0].dtype == torch.bool else 1
+        name = func._schema.name.partition("::")[2]
+        if self._lengths and draws(name, args):
+            self._found.drawing.setdefault(self._stack[-1], name)
+        result = func(*args, **kwargs)
+        if mixes(func, args, kwargs, result, self._lengths):
+            self._found.mixing.setdefault(self._stack[-1], name)
+        return result
+
+
+def rehearse(
+    model: nn.Module, blocks: Sequence[str], run: Run, strategy: str, size: int
+) -> Trunk:
+    """The forms of all modules.
+
+    `blocks` are those of all lists: the trunk is the list with the most parameters among those that
+    the forward calls. `run` calls the model on inputs that its argument makes of an example, with
+    parameters without values. Raises `ModelError` where no cut is found.
+    """
+    part = _unlike(model)
+    group = LengthsOnly(strategy, part, size)
+    stage = _Stage(model, group, run, {part, SAMPLES * part})
+    calls = stage.calls()
+    trunk = _trunk_of(model, blocks, calls)
+    for _ in range(ROUNDS):
+        trunk.forget()
+        found = stage.play(trunk)
+        _refuse_drawing(model, found.drawing, size)
+        known = set(trunk.attention)
+        trunk.attention |= {name for name in found.attention if not _inside(name, trunk.whole)}
+        if not found.mixing and trunk.attention == known:
+            return trunk
+        for name, why in found.mixing.items():
+            _give_whole(model, trunk, name, why)
+    raise ModelError(
+        f"cp{size} found no way to cut the sequences of a {type(model).__name__} in {ROUNDS} "
+        "attempts; leave cp out"
+    )
+
+
+def _refuse_drawing(model: nn.Module, drawing: dict[str, str], size: int) -> None:
+    for name, operation in drawing.items():
+        kind = type(model.get_submodule(name)).__name__
+        raise ModelError(
+            f"'{name}' ({kind}) draws random numbers ({operation}), which would differ on parts of "
+            f"a sequence; cp{size} needs a model without: set its dropout or noise to 0"
+        )
+
+
+def _trunk_of(model: nn.Module, blocks: Sequence[str], calls: Sequence[str]) -> Trunk:
+    lists: dict[str, list[str]] = {}
+    for name in blocks:
+        if name in calls:
+            lists.setdefault(name.rpartition(".")[0], []).append(name)
+
+    def num_parameters(names: list[str]) -> int:
+        return sum(p.numel() for name in names for p in model.get_submodule(name).parameters())
+
+    names = max(lists.values(), key=num_parameters, default=[])
+    if not names:
+        raise ModelError(
+            "context parallelism cuts sequences inside the repeated blocks of a model, and a "
+            f"{type(model).__name__} calls none; name them as blocks = 'layers.*', or leave cp out"
+        )
+    last_block = max(names, key=lambda name: max(i for i, call in enumerate(calls) if call == name))
+    leaves = [name for name in calls if not any(True for _ in model.get_submodule(name).children())]
+    outside = [name for name in leaves if not _inside(name, names)] or leaves
+    return Trunk({name: {} for name in names}, (last_block, outside[-1]))
+
+
+class _Stage:
+    """Where a model is rehearsed: without values, or on the host where values decide."""
+
+    def __init__(
+        self, model: nn.Module, group: LengthsOnly, run: Run, lengths: set[int]
+    ) -> None:
+        self._model = model
+        self._group = group
+        self._run = run
+        self._lengths = lengths
+        self._device = "meta"
+
+    def calls(self) -> list[str]:
+        """The names of the modules in the order in which they are called, on whole sequences.
+
+        A forward that reads values runs on the host, all of whose parameters are zero.
+        """
+        for device in ("meta", "cpu"):
+            self._device = device
+            calls: list[str] = []
+            with _named(self._model, [""], calls), torch.no_grad():
+                try:
+                    with _Watch([""], _Found(), set()):
+                        self._call()
+                except Exception as failure:
+                    reason = f"{type(failure).__name__}: {failure}"
+                else:
+                    return calls
+        raise ModelError(
+            f"a {type(self._model).__name__} does not run on a sequence of {self._group.seq_len} "
+            f"zeros, which shows where to cut it ({reason}); leave cp out"
+        )
+
+    def play(self, trunk: Trunk) -> _Found:
+        """One rehearsal; a module that fails counts as one that mixes."""
+        found = _Found()
+        stack = [""]
+
+        def attend(*args: Any, **kwargs: Any) -> Tensor:
+            found.attention.add(stack[-1])
+            return self._group.attend(*args, **kwargs)
+
+        undo = install(self._model, trunk, self._group, attend)
+        try:
+            with _named(self._model, stack), torch.no_grad(), Interception(attend):
+                with _Watch(stack, found, self._lengths):
+                    result = self._call()
+        except PlanError:
+            raise
+        except Exception as failure:
+            found.mixing.setdefault(stack[-1], f"{type(failure).__name__}: {failure}")
+        else:
+            if not any(_is_cut(leaf, self._group) for leaf in tree_leaves(result)):
+                found.mixing.setdefault("", "its output is no part of a sequence")
+        finally:
+            undo()
+        return found
+
+    def _call(self) -> Any:
+        return self._run(partial(_inputs, length=self._group.seq_len, device=self._device))
+
+
+def _is_cut(leaf: Any, group: LengthsOnly) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dim() > 1 and group.is_part(leaf, 1)
+
+
+def _inputs(example: Any, length: int, device: str) -> Any:
+    """Inputs like the example's, of another length and without values."""
+    lengths = [x.shape[1] for x in tree_leaves(example) if isinstance(x, Tensor) and x.dim() > 1]
+
+    def make(leaf: Tensor) -> Tensor:
+        shape = [SAMPLES, *leaf.shape[1:]]
+        for dim in range(1, leaf.dim()):
+            if leaf.shape[dim] == lengths[0]:
+                shape[dim] = length
+        return torch.zeros(shape, dtype=leaf.dtype, device=device)
+
+    return tree_map_only(Tensor, make, example)
+
+
+def _give_whole(model: nn.Module, trunk: Trunk, name: str, why: str) -> None:
+    """Give a module whole sequences; one that cannot have them hands this on to its parent."""
+    while name in trunk.whole:
+        name = name.rpartition(".")[0]
+    if not _inside(name, trunk.blocks):
+        if trunk.tail is not None:
+            kind = type(model.get_submodule(name)).__name__
+            where = f"'{name}' ({kind})" if name else f"the forward of {kind}"
+            first = next(iter(trunk.blocks))
+            raise ModelError(
+                f"{where} mixes the positions of a sequence around the blocks {first} .. "
+                f"({why}); context parallelism cuts inside the blocks alone; leave cp out"
+            )
+        trunk.tail = WholeForm()
+        return
+    for inner in [other for other in trunk.whole if other.startswith(f"{name}.")]:
+        del trunk.whole[inner]
+    trunk.whole[name] = WholeForm()
+    trunk.attention = {other for other in trunk.attention if not _inside(other, trunk.whole)}
+
+
+def _inside(name: str, outer: Any) -> bool:
+    return any(name == one or name.startswith(f"{one}.") for one in outer)
+
+
+def _unlike(model: nn.Module) -> int:
+    """A length of parts that no dim of the model has, nor one of its multiples that are met."""
+    tensors = [*model.parameters(), *model.buffers()]
+    sizes = {size for tensor in tensors for size in tensor.shape}
+    for part in PARTS:
+        if not sizes & {part, SAMPLES * part, RANKS * part}:
+            return part
+    raise ModelError(f"every length of {PARTS} is a size of the model; leave cp out")
+
+
+@contextmanager
+def _named(
+    model: nn.Module, stack: list[str], calls: list[str] | None = None
+) -> Iterator[None]:
+    """`stack` names the modules that run, the innermost last, and `calls` all that have run; experts
+    are not computed.
+    """
+    handles: list[Any] = []
+    modes = [(module, module.training) for module in model.modules()]
+    model.train()
+    stubs: list[nn.Module] = []
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(partial(_enter, stack, calls, name)))
+        handles.append(module.register_forward_hook(partial(_leave, stack)))
+        if _is_experts(module) and "forward" not in vars(module):
+            module.forward = _first
+            stubs.append(module)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module in stubs:
+            del module.forward
+        for module, training in modes:
+            module.training = training
+
+
+def _enter(stack: list[str], calls: list[str] | None, name: str, *_: Any) -> None:
+    stack.append(name)
+    if calls is not None:
+        calls.append(name)
+
+
+def _leave(stack: list[str], *_: Any) -> None:
+    stack.pop()
+
+
+def _is_experts(module: nn.Module) -> bool:
+    """Whether a module computes each token by itself, whatever its operations look like."""
+    packed = {"gate_up_proj", "down_proj"} <= module._parameters.keys()
+    return packed or bool(getattr(module, PER_TOKEN, False))
+
+
+def _first(*args: Any, **kwargs: Any) -> Tensor:
+    """A result like the first argument."""
+    return torch.empty_like(next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)))

@@ -1,0 +1,187 @@
+"""A model of any kind whose repeated blocks hold parts of the sequence: the trunk.
+
+What stands before the blocks (embeddings, masks, rotary tables) sees whole sequences on every rank,
+so that positions and masks are those of one device whoever computes them. At the door of each block
+this rank's positions are taken. Inside, `scaled_dot_product_attention` is shared by all ranks, and
+a module that mixes positions in any other way (a scan, a convolution, attention of its own making)
+gets whole sequences, gathered, and gives back this rank's part. What comes after the blocks sees
+each position alone. All of it is the row S -> R of the table of layouts, with its backward: every
+gradient of a parameter is a partial sum.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import keystr, tree_map_with_path
+
+from plait.errors import ModelError
+from plait.parallel.context.group import ContextGroup
+from plait.parallel.context.shared import Interception
+
+STAYS = 99  # the dim of what is not cut: no tensor has it
+Dims = dict[str, int]
+
+
+@dataclass
+class WholeForm:
+    """A module that sees whole sequences.
+
+    Attributes:
+        inputs: the dim of the sequence of each tensor that is gathered, by its path.
+        outputs: the dim of the sequence of each tensor that is cut.
+    """
+
+    inputs: Dims = field(default_factory=dict)
+    outputs: Dims = field(default_factory=dict)
+
+
+@dataclass
+class Trunk:
+    """How the modules of a model see the sequence, by name.
+
+    Attributes:
+        blocks: modules at whose door this rank's positions are taken; the dims of what is cut.
+        attention: modules whose calls of `scaled_dot_product_attention` are shared.
+        whole: modules that see whole sequences.
+        last: the last block and the last module, in the order of their calls.
+        tail: where what comes between those two sees whole sequences: what is gathered behind the
+        block (`inputs`), and cut at the door of the module (`outputs`).
+    """
+
+    blocks: dict[str, Dims]
+    last: tuple[str, str]
+    tail: WholeForm | None = None
+    attention: set[str] = field(default_factory=set)
+    whole: dict[str, WholeForm] = field(default_factory=dict)
+
+
+    def forget(self) -> None:
+        """Drop every dim that a rehearsal has found."""
+        forms = [*self.whole.values(), *([] if self.tail is None else [self.tail])]
+        for dims in (*self.blocks.values(), *(form.inputs for form in forms)):
+            dims.clear()
+        for form in forms:
+            form.outputs.clear()
+
+
+def install(
+    model: nn.Module, trunk: Trunk, group: ContextGroup, attend: Callable[..., Tensor]
+) -> Callable[[], None]:
+    """Wrap the forwards of the modules of a trunk -> what takes the wraps off again."""
+    wrapped: list[tuple[nn.Module, Any]] = []
+
+    def wrap(name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        module = model.get_submodule(name)
+        wrapped.append((module, vars(module).get("forward")))
+        module.forward = make(module.forward)
+
+    for name in sorted(trunk.attention):
+        wrap(name, functools.partial(_intercepting, attend))
+    for name, form in trunk.whole.items():
+        wrap(name, functools.partial(_gathering, group, form, name))
+    for name, dims in trunk.blocks.items():
+        wrap(name, functools.partial(_cutting, group, dims))
+    if trunk.tail is not None:
+        block, head = trunk.last
+        wrap(block, functools.partial(_gathered, group, trunk.tail.inputs))
+        wrap(head, functools.partial(_cutting, group, trunk.tail.outputs))
+    return functools.partial(_unwrap, wrapped)
+
+
+def _unwrap(wrapped: Iterable[tuple[nn.Module, Any]]) -> None:
+    for module, forward in reversed(list(wrapped)):
+        del module.forward
+        if forward is not None:
+            module.forward = forward
+
+
+def _intercepting(
+    attend: Callable[..., Tensor], forward: Callable[..., Any]
+) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def intercepting(*args: Any, **kwargs: Any) -> Any:
+        with Interception(attend):
+            return forward(*args, **kwargs)
+
+    return intercepting
+
+
+def _cutting(
+    group: ContextGroup, dims: Dims, forward: Callable[..., Any]
+) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def cutting(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = cut((args, kwargs), group, dims)
+        return forward(*args, **kwargs)
+
+    return cutting
+
+
+def _gathering(
+    group: ContextGroup, form: WholeForm, name: str, forward: Callable[..., Any]
+) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def gathering(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = gather((args, kwargs), group, form.inputs)
+        outputs = cut(forward(*args, **kwargs), group, form.outputs)
+        if set(form.outputs.values()) <= {STAYS}:
+            raise ModelError(f"'{name}' gives no tensor with the sequence that it got")
+        return outputs
+
+    return gathering
+
+
+def _gathered(
+    group: ContextGroup, dims: Dims, forward: Callable[..., Any]
+) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def gathered(*args: Any, **kwargs: Any) -> Any:
+        return gather(forward(*args, **kwargs), group, dims)
+
+    return gathered
+
+
+def cut(values: Any, group: ContextGroup, dims: Dims) -> Any:
+    """This rank's positions of all tensors with one dim that is as long as the whole sequence.
+
+    `dims`: that dim, by path. Tensors of two such dims are masks, and
+    stay whole.
+    """
+
+    def part(path: Any, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        dim = _dim_of(leaf, group, group.seq_len, dims, keystr(path))
+        return leaf if dim is None else group.take(leaf, dim)
+
+    return tree_map_with_path(part, values)
+
+
+def gather(values: Any, group: ContextGroup, dims: Dims) -> Any:
+    """All positions of all tensors with one dim that is as long as a rank's part."""
+
+    def whole(path: Any, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        dim = _dim_of(leaf, group, group.length, dims, keystr(path))
+        return leaf if dim is None else group.gather(leaf, dim)
+
+    return tree_map_with_path(whole, values)
+
+
+def _dim_of(leaf: Tensor, group: ContextGroup, length: int, known: Dims, path: str) -> int | None:
+    """The dim of a tensor that has this length, by its path.
+
+    Rehearsals learn it. Later a path that no rehearsal has met is taken to have it as dim 1.
+    """
+    dim = known.get(path, 1)
+    if group.learns and path not in known:
+        fitting = [dim for dim, size in enumerate(leaf.shape) if size == length]
+        dim = fitting[0] if len(fitting) == 1 else STAYS
+        known[path] = dim
+    return dim if dim < leaf.dim() and leaf.shape[dim] == length else None
