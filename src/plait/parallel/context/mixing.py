@@ -14,21 +14,20 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-VIEWS = frozenset(
-    """view _unsafe_view reshape _reshape_alias permute transpose t numpy_T unsqueeze squeeze expand
-    alias detach clone contiguous _to_copy to copy_ lift_fresh lift unflatten stack repeat movedim
-    zero_ zeros_like ones_like empty_like full_like new_zeros new_ones new_empty new_full
-    empty_strided new_empty_strided zeros ones full empty scalar_tensor fill_ fill resize_
-    _local_scalar_dense is_same_size expand_as view_as native_dropout dropout rand_like randn_like
-    bernoulli_ masked_fill_ diagonal repeat_interleave real imag view_as_complex view_as_real
-    _conj _linear linear rms_norm _fused_rms_norm native_layer_norm embedding glu
-    """.split()
-)
-PLAIN = frozenset(  # may make dims of positions without a value that depends on them
-    """empty zeros ones full new_empty new_zeros new_ones new_full empty_strided new_empty_strided
+VIEWS = """
+    view _unsafe_view reshape _reshape_alias permute transpose t numpy_T unsqueeze squeeze
+    expand alias detach clone contiguous _to_copy to copy_ lift_fresh lift unflatten stack
+    repeat movedim zero_ zeros_like ones_like empty_like full_like new_zeros new_ones new_empty
+    new_full empty_strided new_empty_strided zeros ones full empty scalar_tensor fill_ fill
+    resize_ _local_scalar_dense is_same_size expand_as view_as native_dropout dropout rand_like
+    randn_like bernoulli_ masked_fill_ diagonal repeat_interleave real imag view_as_complex
+    view_as_real _conj _linear linear rms_norm _fused_rms_norm native_layer_norm embedding glu
+"""
+# May make dims of positions without a value that depends on them.
+PLAIN = """
+    empty zeros ones full new_empty new_zeros new_ones new_full empty_strided new_empty_strided
     expand repeat view _unsafe_view
-    """.split()
-)
+"""
 PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1, "mv": 0}  # the first factor
 
 
@@ -42,12 +41,12 @@ def mixes(func: Any, args: Sequence[Any], kwargs: Any, result: Any, lengths: set
         return False
     name = func._schema.name.partition("::")[2]
     if max(makes, default=0) > max(meets, default=0):
-        return name not in PLAIN
+        return name not in PLAIN.split()
     if torch.Tag.pointwise in func.tags:
         return False
     if name in PRODUCTS:
         return args[PRODUCTS[name]].shape[-1] in lengths
-    if name in VIEWS:
+    if name in VIEWS.split():
         return name in ("native_layer_norm", "_fused_rms_norm") and _normalises(args, lengths)
     return _along(func, name, args, kwargs, results, lengths)
 

@@ -115,9 +115,7 @@ class _Watch(TorchDispatchMode):
         return result
 
 
-def rehearse(
-    model: nn.Module, blocks: Sequence[str], run: Run, strategy: str, size: int
-) -> Trunk:
+def rehearse(model: nn.Module, blocks: Sequence[str], run: Run, strategy: str, size: int) -> Trunk:
     """The forms of all modules.
 
     `blocks` are those of all lists: the trunk is the list with the most parameters among those that
@@ -178,9 +176,7 @@ def _trunk_of(model: nn.Module, blocks: Sequence[str], calls: Sequence[str]) -> 
 class _Stage:
     """Where a model is rehearsed: without values, or on the host where values decide."""
 
-    def __init__(
-        self, model: nn.Module, group: LengthsOnly, run: Run, lengths: set[int]
-    ) -> None:
+    def __init__(self, model: nn.Module, group: LengthsOnly, run: Run, lengths: set[int]) -> None:
         self._model = model
         self._group = group
         self._run = run
@@ -219,9 +215,9 @@ class _Stage:
 
         undo = install(self._model, trunk, self._group, attend)
         try:
-            with _named(self._model, stack), torch.no_grad(), Interception(attend):
-                with _Watch(stack, found, self._lengths):
-                    result = self._call()
+            watch = _Watch(stack, found, self._lengths)
+            with _named(self._model, stack), torch.no_grad(), Interception(attend), watch:
+                result = self._call()
         except PlanError:
             raise
         except Exception as failure:
@@ -291,9 +287,7 @@ def _unlike(model: nn.Module) -> int:
 
 
 @contextmanager
-def _named(
-    model: nn.Module, stack: list[str], calls: list[str] | None = None
-) -> Iterator[None]:
+def _named(model: nn.Module, stack: list[str], calls: list[str] | None = None) -> Iterator[None]:
     """`stack` names the modules that run, the innermost last, and `calls` all that have run; experts
     are not computed.
     """
@@ -336,4 +330,6 @@ def _is_experts(module: nn.Module) -> bool:
 
 def _first(*args: Any, **kwargs: Any) -> Tensor:
     """A result like the first argument."""
-    return torch.empty_like(next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)))
+    return torch.empty_like(
+        next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+    )

@@ -59,7 +59,6 @@ class Trunk:
     attention: set[str] = field(default_factory=set)
     whole: dict[str, WholeForm] = field(default_factory=dict)
 
-
     def forget(self) -> None:
         """Drop every dim that a rehearsal has found."""
         forms = [*self.whole.values(), *([] if self.tail is None else [self.tail])]
@@ -100,9 +99,7 @@ def _unwrap(wrapped: Iterable[tuple[nn.Module, Any]]) -> None:
             module.forward = forward
 
 
-def _intercepting(
-    attend: Callable[..., Tensor], forward: Callable[..., Any]
-) -> Callable[..., Any]:
+def _intercepting(attend: Callable[..., Tensor], forward: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(forward)
     def intercepting(*args: Any, **kwargs: Any) -> Any:
         with Interception(attend):
@@ -111,9 +108,7 @@ def _intercepting(
     return intercepting
 
 
-def _cutting(
-    group: ContextGroup, dims: Dims, forward: Callable[..., Any]
-) -> Callable[..., Any]:
+def _cutting(group: ContextGroup, dims: Dims, forward: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(forward)
     def cutting(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = cut((args, kwargs), group, dims)
@@ -136,9 +131,7 @@ def _gathering(
     return gathering
 
 
-def _gathered(
-    group: ContextGroup, dims: Dims, forward: Callable[..., Any]
-) -> Callable[..., Any]:
+def _gathered(group: ContextGroup, dims: Dims, forward: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(forward)
     def gathered(*args: Any, **kwargs: Any) -> Any:
         return gather(forward(*args, **kwargs), group, dims)

@@ -108,7 +108,7 @@ def test_other_attention_is_left_alone_and_what_cannot_be_is_refused() -> None:
         part = [x[:, :, : S // 2] for x in (q, k, v)]
         with pytest.raises(ModelError, match="says nothing about the others"):
             shared_attention(group, *part, CAUSAL[: S // 2, : S // 2])
-        with pytest.raises(PlanError, match="drops 0.5 of its weights"):
+        with pytest.raises(PlanError, match=r"drops 0\.5 of its weights"):
             shared_attention(group, *part, dropout_p=0.5)
         with pytest.raises(ModelError, match="both have to be"):
             shared_attention(group, part[0], k[:, :, :3], v[:, :, :3])

@@ -170,7 +170,9 @@ def test_what_mixes_positions_is_found() -> None:
 
 
 def test_refusals_name_the_module_and_the_cure() -> None:
-    with pytest.raises(ModelError, match="the forward of Pooled mixes the positions.*leave cp out"):
+    with pytest.raises(
+        ModelError, match=r"the forward of Pooled mixes the positions.*leave cp out"
+    ):
         trunk_of(Pooled([Attention(False)]))
     noisy = Language([nn.Sequential(Attention(False), nn.Dropout(0.1))])
     with pytest.raises(ModelError, match=r"'layers.0.mixer.1' \(Dropout\) draws random numbers"):
