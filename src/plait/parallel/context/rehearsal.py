@@ -104,9 +104,9 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Numbers that are read from tensors without values are taken to be one, or true."""
         kwargs = kwargs or {}
-        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
-            return True if args[0].dtype == torch.bool else 1
         name = func._schema.name.partition("::")[2]
+        if name == "_local_scalar_dense" and args[0].is_meta:
+            return True if args[0].dtype == torch.bool else 1
         if self._lengths and draws(name, args):
             self._found.drawing.setdefault(self._stack[-1], name)
         result = func(*args, **kwargs)
