@@ -85,7 +85,7 @@ class LengthsOnly(ContextGroup):
 
 @dataclass
 class _Found:
-    """What one rehearsal has met: modules, and why each mixes positions or draws numbers."""
+    """Modules that one rehearsal has met, and why each mixes positions or draws numbers."""
 
     attention: set[str] = field(default_factory=set)
     mixing: dict[str, str] = field(default_factory=dict)
