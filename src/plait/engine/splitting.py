@@ -111,8 +111,9 @@ def cuts_unknown_inputs(model: nn.Module, plan: Plan, options: Options) -> bool:
 
 
 def call_without_values(model: nn.Module, example: Any, make: Callable[[Any], Any]) -> Any:
-    """Call a model on inputs made from the example; its parameters are zeros without memory, on the
-    device of the inputs.
+    """Call a model on inputs made from the example.
+
+    Its parameters are zeros without memory, on the device of the inputs.
     """
     inputs = make(accepted(model, example))
     positional, named = arguments(inputs)
