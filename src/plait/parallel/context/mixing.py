@@ -1,8 +1,9 @@
 """Whether an operation of torch mixes the positions of a sequence, by the shapes it meets.
 
 Positions are known by their number, which no other dim of a model has. What acts on each element,
-on features, or only moves dims mixes nothing. Whatever is not known to leave positions alone counts
-as mixing: a module too many that gets whole sequences costs time, one too few would be wrong.
+on features, or only moves dims mixes nothing. Whatever is not known to leave
+positions alone counts as mixing. A module too many with whole sequences costs time, one too few
+would be wrong.
 """
 
 from __future__ import annotations

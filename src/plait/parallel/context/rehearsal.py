@@ -1,8 +1,8 @@
 """Which modules of a trunk mix positions, and how: found by running the forward without values.
 
-The wraps that will run are put on, over a group that only knows lengths, and the model runs on the
-meta device. The sequence has a length that nothing else in the model has, so that every operation
-that mixes positions is seen (`mixing`). The innermost module around it then gets whole sequences,
+The wraps that will run are put on, over a group that only knows lengths. The model runs on the meta
+device, with a length of the sequence that nothing else in it has. So every operation that mixes
+positions is seen (`mixing`). The innermost module around it then gets whole sequences,
 and the rehearsal begins anew until nothing mixes any more.
 """
 

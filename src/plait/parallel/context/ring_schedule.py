@@ -1,7 +1,7 @@
 """The schedule of ring attention: which keys the queries of a rank see, and in which step.
 
-The schedule below is that of causal attention. Where a mask says which keys are seen, or all are,
-every query meets every key: whole blocks in the same order.
+The schedule below is that of causal attention. With a mask, or where all keys
+are seen, every query meets every key: whole blocks in the same order.
 
 With shift s rank r gets the keys and values of rank j = r - s. The queries stand in two halves, as
 the chunks do (`group`):
@@ -36,7 +36,7 @@ class Visibility:
     Attributes:
         causal: no key after it.
         documents: [B, S], of packed sequences the document of each token: only keys of its own.
-        mask: [1 or B, 1 or H, 1 or S here, S] of this rank's queries and all keys: booleans, or
+        mask: [1 or B, 1 or H, 1 or S here, S], of this rank's queries and all keys. Booleans, or
         numbers that are added to the scores. It says everything: `causal` is False with it.
     """
 

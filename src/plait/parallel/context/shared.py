@@ -1,8 +1,8 @@
 """`scaled_dot_product_attention` on parts of sequences: the call itself is intercepted.
 
-So any module that calls torch's function takes part, whoever wrote it: the attention of
-`transformers` through its interface, and a user's own. What a rank hands over are its queries, keys
-and values; a mask is one of the whole sequence, or this rank's rows of it. Shapes: B samples, H
+So any module that calls torch's function takes part: the attention of `transformers` through its
+interface, and a user's own. Queries, keys and values are those of a rank. A mask is one of the
+whole sequence, or this rank's rows of it. Shapes: B samples, H
 query heads, G key-value heads, S positions, K and V head sizes.
 """
 
@@ -55,8 +55,8 @@ def shared_attention(  # as torch's function  # noqa: PLR0917
 ) -> Tensor:
     """Attention of this rank's queries [B, H, S here, K] to the keys of all ranks.
 
-    Raises `ModelError` where queries and keys are not of one sequence, and for a mask of a part of
-    it; `PlanError` for dropout, and for heads that do not divide.
+    Raises `ModelError` where queries and keys are not of one sequence, and for a mask of a part.
+    Raises `PlanError` for dropout, and for heads that do not divide.
     """
     if not group.is_part(q, -2) and not group.is_part(k, -2):
         return F.scaled_dot_product_attention(

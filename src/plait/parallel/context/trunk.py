@@ -1,12 +1,11 @@
 """A model of any kind whose repeated blocks hold parts of the sequence: the trunk.
 
-What stands before the blocks (embeddings, masks, rotary tables) sees whole sequences on every rank,
-so that positions and masks are those of one device whoever computes them. At the door of each block
-this rank's positions are taken. Inside, `scaled_dot_product_attention` is shared by all ranks, and
-a module that mixes positions in any other way (a scan, a convolution, attention of its own making)
-gets whole sequences, gathered, and gives back this rank's part. What comes after the blocks sees
-each position alone. All of it is the row S -> R of the table of layouts, with its backward: every
-gradient of a parameter is a partial sum.
+What stands before the blocks (embeddings, masks, rotary tables) sees whole sequences on every rank.
+So positions and masks are those of one device. At the door of each block
+this rank's positions are taken. Inside, `scaled_dot_product_attention` is shared by all ranks. A module that
+mixes positions in another way (a scan, a convolution) gets whole sequences, gathered. It gives back
+this rank's part. What comes after the blocks sees
+each position alone. All of it is the row S -> R of the table of layouts. Every gradient of a parameter is a partial sum.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ class Trunk:
         attention: modules whose calls of `scaled_dot_product_attention` are shared.
         whole: modules that see whole sequences.
         last: the last block and the last module, in the order of their calls.
-        tail: where what comes between those two sees whole sequences: what is gathered behind the
-        block (`inputs`), and cut at the door of the module (`outputs`).
+        tail: only where what comes between those two sees whole sequences. `inputs` are gathered
+        behind the block, `outputs` are cut at the door of the module.
     """
 
     blocks: dict[str, Dims]
