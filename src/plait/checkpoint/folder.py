@@ -202,6 +202,19 @@ def newest_whole(path: str | Path) -> Path:
     return earlier
 
 
+def keep_newest(folder: Path, count: int) -> None:
+    """Remove whole checkpoints of a run's `checkpoints`, the oldest saves first, until `count` are
+    left.
+    """
+    whole = [path for path in _steps(folder) if is_whole(path)]
+    whole.sort(key=lambda path: ((path / INDEX).stat().st_mtime_ns, step_number(path) or 0))
+    for path in whole[: max(0, len(whole) - count)]:
+        gone = path.with_name(f"{path.name}.old-0")  # at once, so that no reader sees a half
+        with contextlib.suppress(OSError):
+            path.rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
+
+
 def _set_aside(directory: Path) -> Path | None:
     """The old checkpoint of this name, if a save was killed between moving it away and taking its
     place.

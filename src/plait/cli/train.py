@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from plait.cli import common
 from plait.cli.answer import Answer, Json
-from plait.launcher import joined_world, launch
+from plait.errors import CheckpointError
+from plait.launcher import is_restart, joined_world, launch
 from plait.launcher.main_process import is_main_process, say
 from plait.run import job
 
@@ -59,8 +61,10 @@ def run(arguments: argparse.Namespace) -> Answer:
     plan = common.plan_of(config, arguments.plan, arguments.nproc)
     folder, checkpoint = _folder(arguments)
     if folder is None:
-        joining = job.Job(config, str(plan), checkpoint=checkpoint, watches_itself=True)
-        launched(joining, plan.world_size)
+        quiet = job.Job(config, str(plan), checkpoint=checkpoint, watches_itself=True)
+        result = kept_alive(quiet, plan.world_size)
+        if "stopped" in result:
+            end_by_signal(result, quiet, arguments.config)
         return Answer(None)
     alone = joined_world() is None
     task = job.Job(
@@ -74,28 +78,68 @@ def run(arguments: argparse.Namespace) -> Answer:
             if removed:
                 say(f"plait train: removed what killed saves left: {', '.join(removed)}")
             say(f"plait train: {plan} on {common.ranks(plan)}, into {folder.path}{start}")
-            result = launched(task, plan.world_size)
+            result = kept_alive(task, plan.world_size)
     finally:
         folder.remove_if_empty()
+    if "stopped" in result:
+        end_by_signal(result, task, arguments.config)
     return Answer(result, view(result)) if is_main_process() else Answer(None)
 
 
+def end_by_signal(result: Json, task: job.Job, config: str) -> NoReturn:
+    """Say how to go on, and end with the exit code of the signal."""
+    name = signal.Signals(result["signal"]).name
+    steps = task.config.train.steps
+    say(
+        f"plait train: {name}: ended after step {result['stopped']} of {steps}, which is saved; "
+        f"go on with: plait train {config} --resume {task.folder}"
+    )
+    raise SystemExit(128 + result["signal"])
+
+
 def _folder(arguments: argparse.Namespace) -> tuple[RunFolder | None, Path | None]:
-    """The folder of the run and the checkpoint to start from. Rank 0 of a world chooses the folder
-    of a new run for all.
+    """The folder of the run and the checkpoint to start from. Rank 0 of a world chooses both for
+    all, but where the user names them.
     """
     from plait.run.rundir import auto_source, fresh_run, is_word, new_run, resumed_run
 
     name = Path(arguments.config).stem
     source = arguments.resume
+    if source is None and is_restart() and arguments.out is not None:
+        source = Path(AUTO)
     if source is None:
         return (new_run(arguments.out, name) if is_main_process() else None), None
     if not is_word(source, AUTO):
         return resumed_run(source, arguments.out, name)
+    if not is_main_process():
+        return None, None
     before = auto_source(arguments.out, name)
-    if before is not None:
-        return resumed_run(None, before, name)
-    return (fresh_run(arguments.out, name) if is_main_process() else None), None
+    if before is None:
+        return fresh_run(arguments.out, name), None
+    folder, newest = resumed_run(None, before, name)
+    return folder, undamaged(newest)
+
+
+def undamaged(newest: Path) -> Path:
+    """The newest checkpoint that can be read to its last byte, from `newest` on.
+
+    An earlier one than `newest` is said. Errors: `CheckpointError` when none can be read.
+    """
+    from plait.checkpoint import Checkpoint, previous
+
+    checkpoint: Path | None = newest
+    first: CheckpointError | None = None
+    while checkpoint is not None:
+        try:
+            Checkpoint.open(checkpoint).verify()
+        except CheckpointError as error:
+            first = first or error
+            say(f"plait train: {checkpoint.name} is damaged, the one before it is tried: {error}")
+            checkpoint = previous(checkpoint)
+            continue
+        return checkpoint
+    assert first is not None
+    raise first
 
 
 def launched(task: job.Job, num_ranks: int) -> Json:
@@ -106,8 +150,40 @@ def launched(task: job.Job, num_ranks: int) -> Json:
         with task.supervision.outside():
             return launch(job.run, task, nproc=num_ranks, restarts=task.config.train.restarts)[0]
     finally:
-        if sys.stderr.isatty():
-            sys.stderr.write("\x1b[?25h")
+        show_cursor()
+
+
+def kept_alive(task: job.Job, num_ranks: int) -> Json:
+    """The job's numbers, from ranks that end well when a signal asks for it.
+
+    They go on without a rank that is lost where `[recovery]` says so.
+    """
+    if task.config.train.restarts:
+        return launched(task, num_ranks)
+    if joined_world() is not None:
+        return launch(job.run, task, None, True, nproc=num_ranks)[0]
+    from plait.launcher.keeper import Policy, keep
+    from plait.launcher.seat import Layout
+    from plait.run import kept
+
+    recovery = task.config.recovery
+    policy = Policy(
+        wait_seconds=recovery.wait_seconds,
+        deadline_seconds=recovery.deadline_seconds,
+    )
+    try:
+        with task.supervision.outside():
+            ended = keep(kept.run, (task,), Layout(task.plan, num_ranks), policy)
+            result: Json = ended.results[0]
+            return result
+    finally:
+        show_cursor()
+
+
+def show_cursor() -> None:
+    """Show a terminal's cursor again."""
+    if sys.stderr.isatty():
+        sys.stderr.write("\x1b[?25h")
 
 
 def view(result: Json) -> str:

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from plait.comm.backends.base import Backend
 from plait.comm.backends.gloo import Gloo
 from plait.comm.backends.native import Native
+from plait.comm.severance import Severance
 from plait.comm.shm.memory import Memory
 from plait.comm.shm.processes import connect as connect_shared
 from plait.errors import PlanError
@@ -17,15 +18,23 @@ from plait.mesh.groups import Groups
 class Links:
     """Chooses the backend of each axis: the fastest that all ranks of its line can use."""
 
-    def __init__(self, groups: Groups, backend: str, timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        groups: Groups,
+        backend: str,
+        timeout_seconds: float,
+        severance: Severance | None = None,
+    ) -> None:
         self._groups = groups
         self._backend = backend
         self._timeout_seconds = timeout_seconds
-        self._memory = Memory()
+        self._severance = severance or Severance()
+        self._memory = Memory(self._severance)
 
     def connect(self, name: AxisName) -> Backend:
         """The backend of an axis. Collective of its line."""
-        group = self._groups.group(name)
+        with self._severance.collecting():
+            group = self._groups.group(name)
         if self._backend == "native":
             return Native(group)
         gloo = Gloo(group)
@@ -43,5 +52,6 @@ class Links:
 
     def close(self) -> None:
         """Give back the memory and the groups."""
+        self._severance.forget()
         self._memory.close()
         self._groups.close()

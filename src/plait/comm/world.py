@@ -27,6 +27,7 @@ from plait.comm.ledger import Ledger
 from plait.comm.links import Links
 from plait.comm.membership import Membership, RendezvousPlace
 from plait.comm.network import listen_on, store_of_world
+from plait.comm.severance import Severance
 from plait.comm.work import Label, Recorder, naming_failure
 from plait.doctor.flight import FlightRecorder
 from plait.doctor.lines import answer_signals
@@ -222,6 +223,7 @@ def init(
     backend: str = "auto",
     device: torch.device | str | None = None,
     measurements: Path | None = None,
+    severance: Severance | None = None,
 ) -> World:
     """Join the world: the process group that exists, or one made from `rank` and `store`, or from
     torchrun's variables.
@@ -238,6 +240,7 @@ def init(
         CPU.
         measurements: the folder of this machine's measurements; without one, ranks make no
             choice by the clock.
+        severance: by which another thread can end every wait of this rank.
 
     Raises:
         WorldSizeError: the number of ranks is not the size of the mesh.
@@ -250,8 +253,10 @@ def init(
         return _apart(mesh, place, timeout_seconds, torch.device(device or "cpu"), measurements)
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     made = not dist.is_initialized()
+    severance = severance or Severance()
     if made:
-        _make_group(mesh, rank, store, timeout_seconds, device)
+        with severance.collecting():
+            _make_group(mesh, rank, store, timeout_seconds, device)
     own = dist.get_rank()
     size = dist.get_world_size()
     if size != mesh.size:
@@ -274,6 +279,7 @@ def init(
         Groups(mesh, own, timeout_seconds),
         "native" if device.type != "cpu" else backend,
         timeout_seconds,
+        severance,
     )
 
     def leave() -> None:

@@ -176,11 +176,12 @@ def compose(
     )
 
 
-def join_world(plan: Plan, silent_seconds: float = 300.0) -> World:
+def join_world(plan: Plan, silent_seconds: float = 300.0, **place: Any) -> World:
     """The world that torchrun or `plait.launch` has started; for a plan of one rank, this process
-    alone. A rank that is silent for `silent_seconds` counts as failed.
+    alone. A rank that is silent for `silent_seconds` counts as failed. `place` is of `comm.init`.
     """
-    return comm.init(Mesh.of(plan), timeout_seconds=silent_seconds, measurements=MEASUREMENTS)
+    mesh = Mesh.of(plan)
+    return comm.init(mesh, timeout_seconds=silent_seconds, measurements=MEASUREMENTS, **place)
 
 
 def _checked(plan: Plan | str) -> Plan:

@@ -45,6 +45,12 @@ def joined_world(environment: Mapping[str, str] | None = None) -> JoinedWorld | 
     )
 
 
+def is_restart(environment: Mapping[str, str] | None = None) -> bool:
+    """Whether torchrun has started this process again, after a world of the same run has failed."""
+    variables = os.environ if environment is None else environment
+    return variables.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
+
+
 def launch(
     main: Callable[..., T],
     *args: object,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from plait.checkpoint.folder import keep_newest
 from plait.run.rundir import RunFolder
 
 if TYPE_CHECKING:
@@ -53,11 +54,14 @@ class Hook:
 class Checkpoints(Hook):
     """Save into the run's folder every `every` steps (0: never in between) and after the last. On
     all ranks.
+
+    Of the checkpoints the `keep` newest stay (0: all).
     """
 
-    def __init__(self, folder: RunFolder, every: int = 0) -> None:
+    def __init__(self, folder: RunFolder, every: int = 0, keep: int = 0) -> None:
         self.folder = folder
         self.every = every
+        self.keep = keep
         self._saved = 0
 
     def on_start(self, start: Start) -> None:
@@ -74,10 +78,18 @@ class Checkpoints(Hook):
 
     def on_end(self) -> None:
         """Save the last step unless that has just happened."""
-        if self._step > self._saved:
+        if self._step > self._saved or self._ends_before_its_first_step():
             self._save()
+
+    def _ends_before_its_first_step(self) -> bool:
+        """Whether a run that has steps left ends with nothing in its folder to go on from."""
+        is_early = self._step < self._start.last_step
+        return is_early and not self.folder.checkpoint(self._step).exists()
 
     def _save(self) -> None:
         path = self.folder.checkpoint(self._step)
-        self._start.engine.save(path, loader=self._start.loader.state_dict())
+        engine = self._start.engine
+        engine.save(path, loader=self._start.loader.state_dict())
         self._saved = self._step
+        if self.keep and engine.world.rank == 0:
+            keep_newest(path.parent, self.keep)

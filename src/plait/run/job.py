@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,9 +23,12 @@ if TYPE_CHECKING:
     from plait.config import Config
     from plait.plan import Plan
     from plait.run.assemble import Training
+    from plait.run.ending import Ending
     from plait.run.hooks import Hook
     from plait.run.metrics import Tally
+    from plait.run.place import Place
     from plait.run.rundir import RunFolder
+    from plait.run.watch import Watch
     from plait.run.watching import Supervision
 
 
@@ -54,28 +57,47 @@ class Job:
         return Supervision(self.plan, seconds, self.folder, self.watches_itself)
 
 
-def run(job: Job) -> dict[str, Any]:
-    """Train, and return the numbers of `plait train --json`, the same on every rank. Collective."""
+def run(job: Job, place: Place | None = None, by_peers: bool = False) -> dict[str, Any]:
+    """Train, and return the numbers of `plait train --json`, the same on every rank. Collective.
+
+    `place` is the part of this rank where a launcher keeps the run alive. With `by_peers` the
+    ranks agree among themselves on the end that a signal asks for. A run that ends so has one number,
+    `stopped`: the steps that are done and saved.
+    """
     from plait.engine.build import join_world
     from plait.plan import Plan
+    from plait.run.ending import EndByPeers
+    from plait.run.place import closing
 
     plan = Plan.parse(job.plan)
-    world = join_world(plan, job.supervision.silent_seconds)
-    folder = _agreed_folder(world, job)
+    ending: Ending | None = place
+    peers = EndByPeers(job.config.recovery.deadline_seconds) if by_peers else None
+    join = join_world if place is None else place.join
+    world = join(plan, job.supervision.silent_seconds)
+    if peers is not None and world.membership is None:
+        ending = peers.of(world)
+    numbers: dict[str, Any] = closing(world, partial(_watched, job, world, plan, ending))
+    return numbers
+
+
+def _watched(job: Job, world: World, plan: Plan, ending: Ending | None) -> dict[str, Any]:
+    """The run in a world, watched over where no launcher does. Collective."""
+    job, folder = _agreed(world, job)
     if folder is not None:
         world.record_into(folder.doctor)
     with job.supervision.inside(folder):
-        return _trained(job, plan, world, folder)
+        return _trained(job, plan, world, folder, ending)
 
 
-def _trained(job: Job, plan: Plan, world: World, folder: RunFolder | None) -> dict[str, Any]:
+def _trained(
+    job: Job, plan: Plan, world: World, folder: RunFolder | None, ending: Ending | None
+) -> dict[str, Any]:
     """The run itself. Collective."""
     from plait.engine.explain import explained, memory_error
     from plait.run.assemble import assemble
     from plait.run.loop import fit
     from plait.run.metrics import Tally
     from plait.run.watch import Watch
-    from plait.trace import Timeline
 
     table = _table(world, job, folder, plan)
     with explained(memory_error(world.rank, "building the model")):
@@ -95,12 +117,27 @@ def _trained(job: Job, plan: Plan, world: World, folder: RunFolder | None) -> di
         _describe(folder, job, table)
     tally = Tally()
     watch = Watch(_warn if world.rank == 0 else _be_silent)
-    fit(
-        training.engine,
-        training.loader,
-        job.config.train.steps,
-        [tally, watch, *_hooks(job, world, folder, training)],
-    )
+    steps = job.config.train.steps
+    hooks = [tally, watch, *_hooks(job, world, folder, training)]
+    if ending is None:
+        fit(training.engine, training.loader, steps, hooks)
+    else:
+        hooks += ending.hooks()
+        fit(training.engine, training.loader, steps, hooks, ending.ends_before)
+    if ending is not None and training.engine.step_index < steps:
+        world.close()
+        return {"stopped": training.engine.step_index, "signal": ending.signal}
+    return _ended(job, world, training, tally, watch)
+
+
+def _ended(
+    job: Job, world: World, training: Training, tally: Tally, watch: Watch
+) -> dict[str, Any]:
+    """The numbers of a run that has done all its steps, written into its folder."""
+    from plait.run.rundir import RunFolder
+    from plait.trace import Timeline
+
+    folder = None if job.folder is None else RunFolder(job.folder)
     timeline = tally.timelines[-1] if tally.timelines else Timeline(world.rank)
     kept = []
     if job.keeps_timeline:
@@ -129,12 +166,13 @@ def _be_silent(message: str) -> None:
     pass
 
 
-def _agreed_folder(world: World, job: Job) -> RunFolder | None:
-    """The folder of rank 0: in a world of torchrun it alone has chosen one."""
+def _agreed(world: World, job: Job) -> tuple[Job, RunFolder | None]:
+    """The folder and the checkpoint of rank 0: in a world of torchrun it alone has chosen them."""
     from plait.run.rundir import RunFolder
 
-    path = world.axis("world").gather_objects(job.folder)[0]
-    return None if path is None else RunFolder(path)
+    path, checkpoint = world.axis("world").gather_objects((job.folder, job.checkpoint))[0]
+    job = replace(job, folder=path, checkpoint=checkpoint)
+    return job, None if path is None else RunFolder(path)
 
 
 def _describe(folder: RunFolder, job: Job, table: ProductTable) -> None:
@@ -187,7 +225,8 @@ def _hooks(job: Job, world: World, folder: RunFolder | None, training: Training)
     if world.rank == 0 and job.shows_progress:
         hooks.append(progress(sys.stderr))
     if folder is not None:
-        hooks.append(Checkpoints(folder, job.config.train.checkpoint_every))
+        saving = job.config.train
+        hooks.append(Checkpoints(folder, saving.checkpoint_every, job.config.recovery.keep))
     return hooks
 
 

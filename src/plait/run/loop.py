@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from plait.doctor.flight import Phase
@@ -21,18 +21,23 @@ class Batches(Protocol):
 
 
 def fit(
-    engine: Engine, loader: Batches, steps: int, hooks: Sequence[Hook] = ()
+    engine: Engine,
+    loader: Batches,
+    steps: int,
+    hooks: Sequence[Hook] = (),
+    ends_before: Callable[[int], bool] = lambda step: False,
 ) -> StepResult | None:
     """Train until the engine has done `steps` steps in all, and return the last result. Collective.
 
-    An engine that was loaded from a checkpoint continues after the step that was saved.
+    An engine that was loaded from a checkpoint continues after the step that was saved. Training
+    ends earlier where `ends_before` says so, alike on every rank.
     """
     for hook in hooks:
         hook.on_start(Start(engine, loader, engine.step_index + 1, steps))
     flight = engine.world.recorder.flight
     batches = iter(loader)
     result: StepResult | None = None
-    while engine.step_index < steps:
+    while engine.step_index < steps and not ends_before(engine.step_index):
         began = time.perf_counter()
         flight.enter(Phase.LOADING)
         batch = next(batches)

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from plait.comm.severance import Severance
 from plait.comm.shm.fabric import Staged
 from plait.paths import Paths
 
@@ -66,8 +67,9 @@ class Memory:
     it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, severance: Severance | None = None) -> None:
         self.paths = Paths()
+        self.severance = severance or Severance()
         self._bases: list[int] = []  # sorted; the keys of _segments
         self._segments: dict[int, Segment] = {}
         self._next_number = 0

@@ -31,7 +31,7 @@ from plait.comm.shm.semaphores import SEMAPHORE_BYTES, Semaphores, available
 from plait.errors import RankFailed
 from plait.paths import Paths
 
-LOOK_SECONDS = 0.5
+LOOK_SECONDS = 0.25
 NOTICE_SECONDS = 5.0
 OPS = (
     "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "shift", "show", "barrier",
@@ -194,6 +194,8 @@ class SharedFabric(Fabric):
         began = time.monotonic() - LOOK_SECONDS
         self._control.waits[self.rank] = source + 1
         while not self._control.semaphores.take(index, LOOK_SECONDS):
+            if self._memory.severance.is_cut:
+                raise RankFailed("a rank of this run is lost")
             waited = time.monotonic() - began
             left = bool(self._control.left[source])
             alive = self._identities[source].alive()

@@ -1,0 +1,134 @@
+"""A page of numbers that the launcher and its ranks share: who is where, and what is asked of all.
+
+It lies in a file without a name, which every process of the run maps. Each number is one aligned word with one writer, so
+no lock is needed. A rank that is killed leaves it whole.
+
+    signal | void | for each seat: begun, waiting, done, moment
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import time
+from pathlib import Path
+
+SIGNAL, VOID, SEATS = range(3)
+BEGUN, WAITING, DONE, MOMENT = range(4)
+WORDS_A_SEAT = 4
+WORD_BYTES = 8
+NOTHING = -1
+
+
+class Files:
+    """Files without a name, for memory that outlives the processes that write it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open: dict[Path, int] = {}
+
+    def make(self) -> Path:
+        """An empty file, by a path that every process of this user can open."""
+        if hasattr(os, "memfd_create"):
+            descriptor = os.memfd_create("plait-run", os.MFD_CLOEXEC)
+            path = Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+        else:  # no Linux
+            descriptor, name = tempfile.mkstemp(dir=self._folder)
+            path = Path(name)
+        self._open[path] = descriptor
+        return path
+
+    def drop(self, path: Path) -> None:
+        """Let go of a file; its memory ends with the last process that maps it."""
+        os.close(self._open.pop(path))
+
+    def close(self) -> None:
+        """Let go of all."""
+        for path in list(self._open):
+            self.drop(path)
+
+
+class Board:
+    """The page, in a file of `Files`. Steps count from 0; `NOTHING` stands where nothing is yet."""
+
+    def __init__(self, path: Path, num_seats: int) -> None:
+        size = WORD_BYTES * (SEATS + WORDS_A_SEAT * num_seats)
+        with path.open("r+b") as file:
+            is_new = os.fstat(file.fileno()).st_size == 0
+            if is_new:
+                os.ftruncate(file.fileno(), size)
+            self._map = mmap.mmap(file.fileno(), size)
+        self._words = memoryview(self._map).cast("q")
+        self._num_seats = num_seats
+        if is_new:
+            self._words[VOID] = NOTHING
+            for seat in range(num_seats):
+                self.clear(seat)
+
+    @property
+    def signal(self) -> int:
+        """The signal by which the run is to end; 0 for none."""
+        return self._words[SIGNAL]
+
+    def ask_to_end(self, number: int) -> None:
+        """Have the run end by a signal. The first one counts."""
+        if not self._words[SIGNAL]:
+            self._words[SIGNAL] = number
+
+    @property
+    def void(self) -> int:
+        """The newest generation that has lost a rank."""
+        return self._words[VOID]
+
+    def make_void(self, generation: int) -> None:
+        """Tell the ranks of a generation that one of them is lost."""
+        self._words[VOID] = max(self._words[VOID], generation)
+
+    def clear(self, seat: int) -> None:
+        """Forget the steps of a seat."""
+        for word in (BEGUN, WAITING, DONE, MOMENT):
+            self._set(seat, word, NOTHING)
+
+    def begin(self, seat: int, step: int) -> None:
+        """Say that the step is begun."""
+        self._set(seat, BEGUN, step)
+
+    def begun(self, seat: int) -> int:
+        """The newest step that a seat has begun."""
+        return self._get(seat, BEGUN)
+
+    def wait_at(self, seat: int, step: int) -> None:
+        """Say that the rank would end before this step."""
+        self._set(seat, WAITING, step)
+
+    def waits_at(self, seat: int) -> int:
+        """The step before which the rank of a seat would end."""
+        return self._get(seat, WAITING)
+
+    def finish(self, seat: int, step: int) -> None:
+        """Say that so many steps are done, now."""
+        self._set(seat, MOMENT, time.monotonic_ns())
+        self._set(seat, DONE, step)
+
+    def done(self, seat: int) -> int:
+        """The steps that a seat has done."""
+        return self._get(seat, DONE)
+
+    def moment(self, seat: int) -> float:
+        """The moment of the newest step that is done, on the monotonic clock, in seconds."""
+        return self._get(seat, MOMENT) / 1e9
+
+    def close(self) -> None:
+        """Unmap it."""
+        self._words.release()
+        self._map.close()
+
+    def _place(self, seat: int, word: int) -> int:
+        return SEATS + WORDS_A_SEAT * seat + word
+
+    def _get(self, seat: int, word: int) -> int:
+        return self._words[self._place(seat, word)]
+
+    def _set(self, seat: int, word: int, value: int) -> None:
+        self._words[self._place(seat, word)] = value

@@ -1,0 +1,367 @@
+"""A launcher that keeps a run alive: it starts a lost rank again, or has the others go on without.
+
+The other launchers either end all ranks (`agent`) or let each go its own way (`supervisor`). Here
+ranks step together, so all of them go back together. Whoever is left comes to a meeting, and gets a
+rank of the next *generation*, in a new process group. This process also holds the memory
+that outlives any rank: the board, and the snapshots.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+from plait.comm.network import LOOPBACK, listening_store
+from plait.errors import PlaitError, RankFailed, RunError
+from plait.launcher.board import Board, Files
+from plait.launcher.failure import died_silently, read_failures
+from plait.launcher.kept_process import KeptProcess, Start, start_process
+from plait.launcher.leftovers import leftovers
+from plait.launcher.parts import newest_whole
+from plait.launcher.seat import SIGNALS, Assignment, Layout, Loss, Note
+
+Main = Callable[..., Any]
+LOOK_SECONDS = 0.1
+SILENT_SECONDS = 10.0
+BUSY_SECONDS = 120.0
+START_SECONDS = 60.0
+FAREWELL_SECONDS = 5.0
+FILES_A_RANK = 2
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The treatment of a run whose ranks are lost, or which a signal is to end.
+
+    Attributes:
+        restarts: lost ranks that are started again, in all.
+        choose: the layout for so many ranks, None where there is none; None ends the run.
+        wait_seconds: for a rank that is started again, before its seat counts as lost.
+        deadline_seconds: to end after a signal.
+    """
+
+    restarts: int = 0
+    choose: Callable[[int], Layout | None] | None = None
+    wait_seconds: float = 10.0
+    deadline_seconds: float = 60.0
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the run goes on without a rank that is lost."""
+        return self.restarts > 0 or self.choose is not None
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The results of a run that came to its end, by rank, and the signal that ended it, or 0."""
+
+    results: list[Any]
+    signal: int = 0
+
+
+def keep(main: Main, args: tuple[object, ...], layout: Layout, policy: Policy) -> Kept:
+    """Run `main(seat, *args)` in the ranks of a layout, until all of them are done.
+
+    Errors: what no restart cures, as with `launch`. `RunError` when a signal asks for the end and
+    the ranks have not saved by the deadline.
+    """
+    with leftovers() as folder:
+        run = _Run(main, args, layout, policy, folder)
+        with _signals_of(run):
+            try:
+                return run.until_done()
+            finally:
+                run.end()
+
+
+class _Run:
+    """The processes of a run, their seats, and the meetings."""
+
+    def __init__(
+        self, main: Main, args: tuple[object, ...], layout: Layout, policy: Policy, folder: Path
+    ) -> None:
+        self._layout = layout
+        self._policy = policy
+        self._failures = folder
+        self._files = Files(folder)
+        self._num_seats = layout.size
+        board = self._files.make()
+        self._board = Board(board, layout.size)
+        start = Start(folder, board, layout.size, policy.goes_on)
+        self._start_process = partial(start_process, start, main, args)
+        self._store = listening_store()
+        self._ranks: dict[int, KeptProcess] = {}
+        self._notes: dict[int, Note] = {}
+        self._members: tuple[int, ...] = tuple(range(layout.size))
+        self._generation = -1
+        self._restarts = policy.restarts
+        self._parts = self._make_parts(layout)
+        self._snapshot: tuple[Path, ...] = ()
+        self._lost: list[int] = []
+        self._cause = ""
+        self._lost_at = 0.0
+        self._steps_done = 0
+        self._losses: list[Loss] = []
+        self._first_note = 0.0
+        self._signals: list[int] = []
+        self._asked_at: float | None = None
+
+    def hear(self, number: int, frame: object) -> None:
+        """Take note of a signal. The second one ends the run at once."""
+        self._signals.append(number)
+        if number != signal.SIGHUP:
+            self._board.ask_to_end(number)
+
+    def until_done(self) -> Kept:
+        """Go through meetings until every rank has a result."""
+        for seat in range(self._num_seats):
+            self._start(seat)
+        while True:
+            self._listen()
+            self._look_at_signals()
+            self._look_at_the_silent()
+            if self._ranks.keys() == self._notes.keys():
+                if self._is_done():
+                    return Kept(self._results(), self._board.signal)
+                self._hold_meeting()
+
+    def end(self) -> None:
+        """Leave no process behind."""
+        for rank in self._ranks.values():
+            rank.process.kill()
+        for rank in self._ranks.values():
+            rank.process.join()
+            rank.line.close()
+        self._board.close()
+        self._files.close()
+
+    # -- processes
+    # ------------------------------------------------------------------------------------------
+
+    def _start(self, seat: int) -> None:
+        self._ranks[seat] = self._start_process(seat)
+
+    def _listen(self) -> None:
+        """Take the words of ranks, and notice those that are gone. Waits a moment for one."""
+        seats = {rank.line: seat for seat, rank in self._ranks.items()}
+        for line in wait(list(seats), LOOK_SECONDS):
+            seat = seats[line]  # type: ignore[index]
+            try:
+                note = self._ranks[seat].line.recv()
+            except (EOFError, OSError):
+                self._lose(seat)
+                continue
+            if not self._notes:
+                self._first_note = time.monotonic()
+            self._notes[seat] = note
+
+    def _lose(self, seat: int) -> None:
+        """A process is gone: start it again, or do without. Raises what cannot be cured."""
+        moment = time.monotonic()
+        rank = self._ranks.pop(seat)
+        rank.line.close()
+        rank.process.join()
+        self._notes.pop(seat, None)
+        code = int(rank.process.exitcode)
+        if -code in SIGNALS:  # it came before the rank could hear it
+            self._signals += [-code, -code]
+            self._look_at_signals()
+        error = self._error_of(seat, code)
+        if not isinstance(error, RankFailed) or not self._policy.goes_on:
+            raise error
+        if seat in self._members:
+            self._note_loss(seat, str(error), moment)
+        if self._restarts:
+            self._restarts -= 1
+            self._start(seat)
+        elif self._policy.choose is None:
+            raise error
+
+    def _note_loss(self, seat: int, cause: str, moment: float) -> None:
+        if not self._lost:
+            self._cause = cause
+            self._lost_at = moment
+        self._lost.append(self._members.index(seat))
+        self._board.make_void(self._generation)
+
+    def _error_of(self, seat: int, code: int) -> PlaitError:
+        """The error that a rank has told, or the way in which it died.
+
+        Where the run ends with it, the earliest error of any rank is the cause of the others.
+        """
+        number = self._members.index(seat) if seat in self._members else seat
+        failures = read_failures(self._failures)
+        own = [failure for failure in failures if failure.rank == number]
+        if not own:
+            return died_silently(number, code)
+        if not self._policy.goes_on:
+            return failures[0].as_error()
+        (self._failures / f"rank{number}.json").unlink()
+        return own[0].as_error()
+
+    # -- moments
+    # ------------------------------------------------------------------------------------------
+
+    def _look_at_signals(self) -> None:
+        """Raise when the run is to end at once, or its time to end is over."""
+        if signal.SIGHUP in self._signals:
+            raise SystemExit(128 + signal.SIGHUP)
+        if len(self._signals) > 1:
+            if self._signals[-1] == signal.SIGINT:
+                raise KeyboardInterrupt
+            raise SystemExit(128 + self._signals[-1])
+        if not self._board.signal:
+            return
+        now = time.monotonic()
+        if self._asked_at is None:
+            self._asked_at = now
+        if now - self._asked_at > self._policy.deadline_seconds:
+            name = signal.Signals(self._board.signal).name
+            raise RunError(
+                f"{name} came, and no checkpoint was whole after "
+                f"{self._policy.deadline_seconds:g} s ([recovery] deadline_seconds); what was "
+                "saved before is kept: go on with --resume"
+            )
+
+    def _look_at_the_silent(self) -> None:
+        """End ranks that do not come to a meeting for which the others wait."""
+        now = time.monotonic()
+        absent = [seat for seat in self._ranks if seat not in self._notes]
+        is_first = self._generation < 0 or all(note.is_done for note in self._notes.values())
+        if not self._notes or is_first:
+            return
+        patience = BUSY_SECONDS if self._lost else SILENT_SECONDS
+        for seat in absent:
+            rank = self._ranks[seat]
+            is_new = rank.started > self._lost_at and bool(self._lost)
+            limit = rank.started + START_SECONDS + self._policy.wait_seconds
+            if not is_new:
+                limit = self._first_note + patience
+            if seat in self._members and now > limit:
+                rank.process.kill()
+
+    # -- meetings
+    # ------------------------------------------------------------------------------------------
+
+    def _is_done(self) -> bool:
+        if self._generation < 0 or self._lost:
+            return False
+        return all(self._notes[seat].is_done for seat in self._members)
+
+    def _results(self) -> list[Any]:
+        """Let every process end, and give the results by rank."""
+        for rank in self._ranks.values():
+            with suppress(OSError):
+                rank.line.send(None)
+        for rank in self._ranks.values():
+            rank.process.join(FAREWELL_SECONDS)
+        return [self._notes[seat].result for seat in self._members]
+
+    def _hold_meeting(self) -> None:
+        """Deal out the parts of the next generation."""
+        if self._generation >= 0 or self._lost:
+            self._recover()
+        self._generation += 1
+        self._lost.clear()
+        self._cause = ""
+        self._members = tuple(sorted(self._ranks)[: self._layout.size])
+        for seat in range(self._num_seats):
+            self._board.clear(seat)
+        for rank, seat in enumerate(self._members):
+            del self._notes[seat]
+            with suppress(OSError):  # it is lost, which the next look finds
+                self._ranks[seat].line.send(self._assignment(rank))
+
+    def _recover(self) -> None:
+        """Choose the layout for the ranks that are left, and what they go on from."""
+        before = self._layout
+        self._count_failure()
+        self._choose_layout()
+        loss = Loss(
+            max(0, self._steps_done),
+            tuple(sorted(self._lost)),
+            self._cause,
+            self._lost_at,
+            before.text,
+            self._layout.text,
+        )
+        self._losses.append(loss)
+        self._take_snapshot(before)
+
+    def _count_failure(self) -> None:
+        """A meeting without a loss is a restart too, so that their number is bounded."""
+        self._steps_done = max(self._board.done(seat) for seat in range(self._num_seats))
+        if self._lost:
+            return
+        reason = next(note.reason for note in self._notes.values() if note.reason)
+        if not self._restarts:
+            raise RankFailed(reason)
+        self._restarts -= 1
+        self._cause = reason
+        self._lost_at = time.monotonic()
+
+    def _choose_layout(self) -> None:
+        if len(self._ranks) >= self._layout.size:
+            return
+        assert self._policy.choose is not None
+        chosen = self._policy.choose(len(self._ranks))
+        if chosen is None:
+            raise RankFailed(
+                f"{self._cause}; no plan of [recovery] replan fits the {len(self._ranks)} ranks "
+                "that are left"
+            )
+        self._layout = chosen
+
+    def _take_snapshot(self, before: Layout) -> None:
+        """Find the newest whole snapshot; another layout writes its own into other files."""
+        newest = newest_whole(self._parts)
+        if newest:
+            for path in self._snapshot:
+                if path not in newest and not any(path in files for files in self._parts):
+                    self._files.drop(path)
+            self._snapshot = newest
+        if self._layout != before:
+            for path in (path for files in self._parts for path in files):
+                if path not in self._snapshot:
+                    self._files.drop(path)
+            self._parts = self._make_parts(self._layout)
+
+    def _make_parts(self, layout: Layout) -> tuple[tuple[Path, ...], ...]:
+        return tuple(
+            tuple(self._files.make() for _ in range(FILES_A_RANK)) for _ in range(layout.size)
+        )
+
+    def _assignment(self, rank: int) -> Assignment:
+        return Assignment(
+            self._generation,
+            rank,
+            self._layout,
+            self._members,
+            (LOOPBACK, self._store.port),
+            self._parts,
+            self._snapshot,
+            tuple(self._losses),
+        )
+
+
+@contextmanager
+def _signals_of(run: _Run) -> Iterator[None]:
+    """Signals of this process are the run's, where this is the thread that gets them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (*SIGNALS, signal.SIGHUP)
+    before = {number: signal.signal(number, run.hear) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,166 @@
+"""One rank's side of a launcher that keeps the run alive (`plait.launcher.keeper`).
+
+A process has a *seat*, its number among those that were started. At a meeting the launcher deals
+out ranks. Seats that are lost have none, and seats that a plan leaves over wait. Whenever a rank is
+lost the others come back to the next meeting, with the same process and another group.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from plait.launcher.board import NOTHING, Board
+
+LOOK_SECONDS = 0.02
+POLITE_SECONDS = 0.001
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A plan, as a text that the launcher does not read, and the ranks that it needs."""
+
+    text: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A moment at which ranks were lost, and the meeting that followed.
+
+    Attributes:
+        step: the steps that the furthest rank had done.
+        moment: of the loss, on the monotonic clock, in seconds.
+    """
+
+    step: int
+    ranks: tuple[int, ...]
+    cause: str
+    moment: float
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The part of one process until the next meeting.
+
+    Attributes:
+        members: the seats of the ranks, by rank.
+        parts: by rank, the files for this plan's snapshots in memory.
+        snapshot: by rank of the plan that wrote it, the files of the newest whole snapshot.
+        losses: all recoveries of the run, this one included.
+    """
+
+    generation: int
+    rank: int
+    layout: Layout
+    members: tuple[int, ...]
+    store: tuple[str, int]
+    parts: tuple[tuple[Path, ...], ...]
+    snapshot: tuple[Path, ...] = ()
+    losses: tuple[Loss, ...] = ()
+
+
+@dataclass(frozen=True)
+class Note:
+    """A word to the launcher at a meeting: the result of a rank that is done, or why it comes."""
+
+    reason: str = ""
+    result: Any = None
+    is_done: bool = False
+
+
+class Seat:
+    """This process's seat. `goes_on`: whether the run goes on without a rank that is lost."""
+
+    def __init__(self, number: int, board: Board, launcher: Connection, goes_on: bool) -> None:
+        self.number = number
+        self.goes_on = goes_on
+        self.board = board
+        self._launcher = launcher
+        self._generation = NOTHING
+        self._members: tuple[int, ...] = ()
+
+    def meet(self, note: Note) -> Assignment | None:
+        """Wait for the other ranks; None when the run is done."""
+        self._launcher.send(note)
+        assignment: Assignment | None = self._launcher.recv()
+        if assignment is not None:
+            self._generation = assignment.generation
+            self._members = assignment.members
+            os.environ.update(_variables(assignment))
+        return assignment
+
+    def listen(self) -> None:
+        """Have signals of this process end the run, after a checkpoint."""
+        for number in SIGNALS:
+            signal.signal(number, self._hear)
+
+    def _hear(self, number: int, frame: object) -> None:
+        self.board.ask_to_end(number)
+
+    @contextmanager
+    def watching(self, cut: Callable[[], None]) -> Iterator[None]:
+        """Call `cut` from another thread when a rank of this generation is lost."""
+        ended = threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(LOOK_SECONDS):
+                if self.is_void:
+                    cut()
+                    return
+
+        thread = threading.Thread(target=watch, name="plait-loss-watch", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    @property
+    def is_void(self) -> bool:
+        """Whether a rank of this generation is lost."""
+        return self.board.void >= self._generation
+
+    def ends_before(self, step: int) -> bool:
+        """Whether all ranks end before this step, because a signal asks for it.
+
+        A rank either begins a step or says that it would end before it, never both. So all end
+        before the same step, or one has begun it and the others follow.
+        """
+        board = self.board
+        if not board.signal:
+            board.begin(self.number, step)
+            return False
+        board.wait_at(self.number, step)
+        while not all(board.waits_at(seat) == step for seat in self._members):
+            if any(board.begun(seat) >= step for seat in self._members) or self.is_void:
+                board.begin(self.number, step)
+                return False
+            time.sleep(POLITE_SECONDS)
+        return True
+
+
+def _variables(assignment: Assignment) -> dict[str, str]:
+    """The variables by which torchrun would tell a rank of its world."""
+    host, port = assignment.store
+    size = str(assignment.layout.size)
+    return {
+        "RANK": str(assignment.rank),
+        "LOCAL_RANK": str(assignment.rank),
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": size,
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(port),
+    }

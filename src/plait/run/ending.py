@@ -1,0 +1,81 @@
+"""The end of a run that a signal asks for: all ranks end before one step, and save.
+
+A rank of torchrun agrees with its peers alone, so each step begins with a sum of one number.
+Ranks of plait's own launcher agree in shared memory instead (`plait.launcher.seat`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from typing import Protocol
+
+import torch
+
+from plait.comm import World
+from plait.launcher.seat import SIGNALS
+from plait.run.hooks import Hook
+
+
+class Ending(Protocol):
+    """The judge of whether a run ends before a step."""
+
+    def ends_before(self, step: int) -> bool:
+        """Whether all ranks end before this step, counted from 0. Collective."""
+
+    @property
+    def signal(self) -> int:
+        """The signal that asks for the end; 0 for none."""
+
+    def hooks(self) -> list[Hook]:
+        """The hooks that it needs."""
+
+
+class EndByPeers:
+    """The ending of a rank that torchrun has started. The second signal ends the rank at once."""
+
+    def __init__(self, deadline_seconds: float) -> None:
+        self.signal = 0
+        self._deadline_seconds = deadline_seconds
+        self._world: World | None = None
+        for number in SIGNALS:
+            signal.signal(number, self._hear)
+
+    def of(self, world: World) -> EndByPeers:
+        """The ending of the ranks of a world."""
+        self._world = world
+        return self
+
+    def ends_before(self, step: int) -> bool:
+        assert self._world is not None
+        asked = torch.tensor([float(self.signal)], device=self._world.device)
+        self._world.axis("world").all_reduce(asked, control=True).wait()
+        if float(asked) and not self.signal:
+            self._begin(signal.SIGTERM)
+        return bool(float(asked))
+
+    def hooks(self) -> list[Hook]:
+        return []
+
+    def _hear(self, number: int, frame: object) -> None:
+        if self.signal:
+            os._exit(128 + number)
+        self._begin(number)
+
+    def _begin(self, number: int) -> None:
+        """Give the run its time to end."""
+        self.signal = number
+        timer = threading.Timer(self._deadline_seconds, self._give_up)
+        timer.daemon = True
+        timer.start()
+
+    def _give_up(self) -> None:
+        name = signal.Signals(self.signal).name
+        sys.stderr.write(
+            f"plait train: {name} came, and no checkpoint was whole after "
+            f"{self._deadline_seconds:g} s ([recovery] deadline_seconds)\n"
+        )
+        sys.stderr.flush()
+        os._exit(1)

@@ -1,0 +1,54 @@
+"""A run whose launcher keeps it alive: what each process does from one meeting to the next.
+
+Every generation builds world, model and engine anew, in the survivors as in a rank that was started
+again: after a loss nobody knows what an interrupted step has left in buffers and hooks.
+"""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from plait.errors import PlaitError, RankFailed
+from plait.launcher.seat import Assignment, Note, Seat
+from plait.run import job as jobs
+from plait.run.place import Place
+
+if TYPE_CHECKING:
+    from plait.comm.severance import Severance
+
+CUT_SECONDS = 2.0
+
+
+def run(seat: Seat, job: jobs.Job) -> None:
+    """Train in one generation after the other, until the launcher says that the run is done."""
+    note = Note()
+    while (assignment := seat.meet(note)) is not None:
+        note = _live_through(seat, assignment, job)
+        gc.collect()  # an engine and its exceptions hold each other, and its connections
+
+
+def _live_through(seat: Seat, assignment: Assignment, job: jobs.Job) -> Note:
+    """The result of one generation, or why it ended. Raises what ends the run."""
+    from plait.comm.severance import Severance
+
+    severance = Severance()
+    place = Place(seat, assignment, severance)
+    own = replace(job, plan=assignment.layout.text)
+    with seat.watching(severance.cut):
+        try:
+            return Note(result=jobs.run(own, place), is_done=True)
+        except Exception as error:
+            if not seat.goes_on or not _is_of_a_loss(error, severance):
+                raise
+            return Note(reason=f"{error}")
+        finally:
+            severance.forget()
+
+
+def _is_of_a_loss(error: Exception, severance: Severance) -> bool:
+    """Whether an error comes from a rank that is lost, and not from this one's own work."""
+    if isinstance(error, RankFailed):
+        return True
+    return not isinstance(error, PlaitError) and severance.wait(CUT_SECONDS)

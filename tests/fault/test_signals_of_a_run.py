@@ -1,0 +1,140 @@
+"""A signal ends a run after a whole checkpoint, whoever gets it, and the run goes on from there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import CONFIG, plait, write_config
+from tests.fault.processes import children, wait_until_gone
+
+ENDLESS = "1000000"
+LIMIT_SECONDS = 60
+
+
+def begun(folder: Path, *words: str, python: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    """A training that has done its first step."""
+    write_config(folder)
+    launcher = python or (sys.executable, "-m", "plait")
+    command = [*launcher, "train", "tiny.toml", "--out", "run", "--steps", ENDLESS, *words]
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    end = time.monotonic() + LIMIT_SECONDS
+    while not (folder / "run" / "metrics.jsonl").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    return process
+
+
+def a_rank(launcher: int) -> int:
+    return max(pid for child in children(launcher) for pid in children(child))
+
+
+def itself(launcher: int) -> int:
+    return launcher
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("whom", "number", "code"),
+    [(itself, signal.SIGTERM, 143), (a_rank, signal.SIGUSR1, 138)],
+    ids=["launcher", "rank"],
+)
+def test_a_run_that_is_asked_to_end_saves_and_says_how_to_go_on(
+    whom: Callable[[int], int], number: int, code: int, tmp_path: Path
+) -> None:
+    run = begun(tmp_path, "--set", "recovery.keep=1", "train.checkpoint_every=1")
+    everyone = children(run.pid)
+    os.kill(whom(run.pid), number)
+    _, err = run.communicate(timeout=LIMIT_SECONDS)
+    assert run.returncode == code, err
+    wait_until_gone(everyone)
+    (saved,) = (tmp_path / "run" / "checkpoints").glob("step-*")
+    steps = int(saved.name.removeprefix("step-"))
+    assert f"{signal.Signals(number).name}: ended after step {steps} of {ENDLESS}" in err
+    assert "go on with: plait train tiny.toml --resume run" in err
+    more = ("--resume", "auto", "--steps", str(steps + 1), "--json")
+    done = plait("train", "tiny.toml", "--out", "run", *more, cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert f"into run, from {saved.name}" in done.err.splitlines()[0]
+    assert (done.json()["steps"], done.json()["steps_here"]) == (steps + 1, 1)
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_a_run_at_once(tmp_path: Path) -> None:
+    run = begun(tmp_path)
+    everyone = children(run.pid)
+    os.kill(a_rank(run.pid), signal.SIGSTOP)  # so that no step ends
+    run.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    assert run.poll() is None
+    run.send_signal(signal.SIGTERM)
+    run.communicate(timeout=LIMIT_SECONDS)
+    assert run.returncode == 143
+    wait_until_gone(everyone)
+
+
+@pytest.mark.slow
+def test_a_run_that_cannot_save_by_the_deadline_fails(tmp_path: Path) -> None:
+    run = begun(tmp_path, "--set", "recovery.deadline_seconds=0.5")
+    everyone = children(run.pid)
+    os.kill(a_rank(run.pid), signal.SIGSTOP)
+    run.send_signal(signal.SIGUSR1)
+    _, err = run.communicate(timeout=LIMIT_SECONDS)
+    assert run.returncode == 1
+    assert "SIGUSR1 came, and no checkpoint was whole after 0.5 s" in err
+    wait_until_gone(everyone)
+
+
+@pytest.mark.slow
+def test_resume_auto_falls_back_past_a_damaged_checkpoint(tmp_path: Path) -> None:
+    write_config(tmp_path, CONFIG.replace("steps = 3", "steps = 3\ncheckpoint_every = 1"))
+    command = ("train", "tiny.toml", "--out", "run", "--plan", "dp1", "--json")
+    assert plait(*command, cwd=tmp_path).code == 0
+    newest = tmp_path / "run" / "checkpoints" / "step-00000003"
+    (file,) = newest.glob("rank-*")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    done = plait(*command, "--resume", "auto", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert "step-00000003 is damaged, the one before it is tried" in done.err
+    assert "into run, from step-00000002" in done.err
+
+
+@pytest.mark.slow
+def test_a_run_under_torchrun_saves_and_its_restart_goes_on(tmp_path: Path) -> None:
+    """A rank is killed, torchrun starts both anew, and the same command continues the folder."""
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+    python = (*torchrun, "--max-restarts", "1", "-m", "plait")
+    run = begun(tmp_path, "--set", "train.checkpoint_every=1", python=python)
+    end = time.monotonic() + LIMIT_SECONDS
+    latest = tmp_path / "run" / "checkpoints" / "latest"
+    while not latest.exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    before = set(children(run.pid))
+    os.kill(max(before), signal.SIGKILL)
+    while before & set(children(run.pid)) and time.monotonic() < end:
+        time.sleep(0.05)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().count("\n")
+    while (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") <= lines + 3:
+        assert run.poll() is None and time.monotonic() < end
+        time.sleep(0.05)
+    everyone = children(run.pid)
+    os.kill(max(everyone), signal.SIGTERM)
+    _, err = run.communicate(timeout=LIMIT_SECONDS)
+    assert ", into run, from step-" in err, err
+    assert "plait train: SIGTERM: ended after step " in err, err
+    wait_until_gone(everyone)
