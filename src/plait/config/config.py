@@ -1,4 +1,4 @@
-"""The config of a run: six frozen sections, read from TOML or a mapping with overrides laid over
+"""The config of a run: frozen sections, read from TOML or a mapping with overrides laid over
 it.
 
 Reading is strict and complete: an unknown key is an error, and all errors are said at once. A run
@@ -15,7 +15,7 @@ from typing import Any
 from plait import reference
 from plait.config import read
 from plait.config.rules import broken_rules
-from plait.config.sections import Recovery, Sections
+from plait.config.sections import Adapter, Recovery, Sections
 from plait.errors import ConfigError, nearest
 from plait.toml import parse_value, read_toml, write_toml
 
@@ -25,7 +25,7 @@ class Config(Sections):
     """A run: the model, the data, the training, the plan and the cluster.
 
     `federated` names the clients and the rules of `plait federated` alone. `recovery` says what
-    happens to ranks that fail.
+    happens to ranks that fail. `adapter` says what is trained beside a frozen model.
     """
 
     @staticmethod
@@ -62,7 +62,7 @@ class Config(Sections):
         again.
         """
         first = (self.model, self.data, self.train, self.plan, self.cluster)
-        sections = (*first, self.federated, self.recovery)
+        sections = (*first, self.federated, self.recovery, self.adapter)
         return {
             name: section.as_dict() for name, section in zip(read.SECTIONS, sections, strict=True)
         }
@@ -96,10 +96,11 @@ def _read(tables: Mapping[str, Any], faults: list[str]) -> Config | None:
     cluster = read.read_cluster(table["cluster"], faults)
     federated = read.read_federated(table["federated"], faults)
     recovery = read.read_section("recovery", Recovery, table["recovery"], faults)
-    if None in (model, data, train, plan, cluster, federated, recovery):
+    adapter = read.read_section("adapter", Adapter, table["adapter"], faults)
+    if None in (model, data, train, plan, cluster, federated, recovery, adapter):
         return None
-    assert model and data and train and plan and cluster and federated and recovery
-    return Config(model, data, train, plan, cluster, federated, recovery)
+    assert model and data and train and plan and cluster and federated and recovery and adapter
+    return Config(model, data, train, plan, cluster, federated, recovery, adapter)
 
 
 def _overridden(

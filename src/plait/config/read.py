@@ -25,12 +25,20 @@ from plait.config.model import (
     Section,
     Transformer,
 )
-from plait.config.sections import ClusterSection, Data, Federated, PlanSection, Recovery, Train
+from plait.config.sections import (
+    Adapter,
+    ClusterSection,
+    Data,
+    Federated,
+    PlanSection,
+    Recovery,
+    Train,
+)
 from plait.errors import nearest
 
 AnySection = TypeVar("AnySection", bound=BaseModel)
 
-SECTIONS: Final = ("model", "data", "train", "plan", "cluster", "federated", "recovery")
+SECTIONS: Final = ("model", "data", "train", "plan", "cluster", "federated", "recovery", "adapter")
 SEQ_LEN: Final = 128
 
 ELSEWHERE: Final = {
@@ -188,6 +196,7 @@ def _where_is(section: str, key: str, schema: type[BaseModel]) -> str:
     }
     others["federated"] = Federated
     others["recovery"] = Recovery
+    others["adapter"] = Adapter
     for other, known in others.items():
         if other != section and key in known.model_fields:
             return f"it belongs to [{other}]"

@@ -12,7 +12,15 @@ from typing import Any, Final
 from pydantic.json_schema import models_json_schema
 
 from plait.config.model import MODELS, Python, Section
-from plait.config.sections import ClusterSection, Data, Federated, PlanSection, Recovery, Train
+from plait.config.sections import (
+    Adapter,
+    ClusterSection,
+    Data,
+    Federated,
+    PlanSection,
+    Recovery,
+    Train,
+)
 
 MODEL_SCHEMAS: Final[dict[str, type[Section]]] = {**MODELS, "python": Python}
 """The schema of `[model]` by its name; `python` is a user's own function."""
@@ -23,6 +31,7 @@ SCHEMAS: Final[dict[str, type[Section]]] = {
     "cluster": ClusterSection,
     "federated": Federated,
     "recovery": Recovery,
+    "adapter": Adapter,
 }
 """The schema of every section but `[model]`."""
 HUGE: Final = 1e15

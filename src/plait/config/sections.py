@@ -175,6 +175,23 @@ class Recovery(Section):
         return self.snapshot_every
 
 
+class Adapter(Section):
+    """Low-rank adapters on a frozen model."""
+
+    kind: Literal["lora", "dora"] | None = None
+    """The kind of adapter; without it the whole model is trained."""
+    rank: Count = 8
+    """The rank of the two matrices."""
+    alpha: Positive | None = None
+    """The scale of an adapter is alpha / rank; by default it is 1."""
+    targets: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] | None = None
+    """Names or patterns of linear layers; by default all but the output."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """The probability of dropout before an adapter."""
+    weights: PathText | None = None
+    """A folder of PEFT's files to start from."""
+
+
 class Federated(Section):
     """A federation: the clients, the rounds and the server's rule; `[train]` is a client's."""
 
@@ -247,3 +264,4 @@ class Sections:
     cluster: ClusterSection
     federated: Federated = field(default_factory=Federated)
     recovery: Recovery = field(default_factory=Recovery)
+    adapter: Adapter = field(default_factory=Adapter)

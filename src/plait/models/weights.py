@@ -32,6 +32,13 @@ class Stored:
 
 
 @dataclass(frozen=True)
+class RowNorms(Stored):
+    """The norms of the rows of a matrix in a file; of its columns where it is `transposed`."""
+
+    transposed: bool = False
+
+
+@dataclass(frozen=True)
 class Weights:
     """Where the value of each parameter lies, by the parameter's name in the model."""
 
@@ -67,6 +74,8 @@ class Reader:
         if stored.file not in self._files:
             self._files[stored.file] = _open(stored.file)
         file = self._files[stored.file]
+        if isinstance(stored, RowNorms):
+            return self._norms(file.get_slice(stored.key), stored, index)
         if index is None or not stored.shape:
             value: Tensor = file.get_tensor(stored.key)
         else:
@@ -74,21 +83,28 @@ class Reader:
         self.num_bytes += value.numel() * value.element_size()
         return value
 
+    def _norms(self, matrix: Any, stored: RowNorms, index: Sequence[slice] | None) -> Tensor:
+        rows = slice(None) if index is None else index[0]
+        part: Tensor = matrix[:, rows] if stored.transposed else matrix[rows]
+        self.num_bytes += part.numel() * part.element_size()
+        return part.double().norm(dim=0 if stored.transposed else 1)
+
     def close(self) -> None:
         """Unmap the files."""
         self._files.clear()
 
 
-def open_folder(directory: Path) -> dict[str, Stored]:
-    """Every tensor in the safetensors files of a directory, by its name there. An index, if there
-    is one, names the files.
+def open_folder(directory: Path, names: Sequence[str] | None = None) -> dict[str, Stored]:
+    """Every tensor in the safetensors files of a directory, by its name there. `names`, else an
+    index, if there is one, name the files.
 
     Raises:
         ModelError: no files; a missing or unreadable file; a name in two files; values other than
         floats.
     """
     found: dict[str, Stored] = {}
-    for path in _files(directory):
+    paths = _files(directory) if names is None else [directory / name for name in names]
+    for path in paths:
         file = _open(path)
         for key in file.keys():  # not a mapping  # noqa: SIM118
             part = file.get_slice(key)

@@ -23,15 +23,20 @@ from plait.engine.build import Options, build
 from plait.engine.engine import Engine
 from plait.engine.loss import LossFunction
 from plait.engine.stages.cut import Cutting
+from plait.engine.state.init import derive_seed
 from plait.engine.state.start import make_whole
 from plait.errors import DataError, ModelError
-from plait.models import losses, user
+from plait.models import adapter_files, losses, user
+from plait.models.adapters import AdapterSettings
 from plait.outer import Asynchrony
 from plait.parallel.expert import Placing
 from plait.parallel.pipeline.actions import Schedule
 from plait.parallel.pipeline.text import load as load_schedule
 from plait.plan import Plan, check_batch
 from plait.run import optimizers
+
+ADAPTER = "adapter"
+"""The key of a model's keys that holds its `[adapter]`."""
 
 
 class Source(Protocol):
@@ -92,12 +97,16 @@ def assemble(
 
 def model_keys(config: Source) -> Mapping[str, Any]:
     """The `[model]` section as plain keys: `name` or `python`, and what the model's constructor
-    takes.
+    takes. An `[adapter]` is one more key.
     """
     section = config.model
     if isinstance(section, Mapping):
         return {key: value for key, value in section.items() if key != "roles"}
-    return section.keys_for_factory()
+    keys = section.keys_for_factory()
+    adapter = getattr(config, "adapter", None)
+    if adapter is None or adapter.kind is None:
+        return keys
+    return {**keys, ADAPTER: adapter.as_dict()}
 
 
 def roles_of(config: Source) -> Mapping[str, str] | None:
@@ -113,7 +122,26 @@ def make_model(keys: Mapping[str, Any], seed: int = 0) -> nn.Module:
     user's function. So the model is whole on every rank while it is built. A module that says
     `INITIALISE_BY_NAME = True` beside the function leaves its models on the meta device.
     """
-    arguments = {key: value for key, value in keys.items() if key != "roles"}
+    model = _make_base(keys, seed)
+    return with_adapters(model, keys, seed)
+
+
+def with_adapters(model: nn.Module, keys: Mapping[str, Any], seed: int) -> nn.Module:
+    """A model with the adapters that its keys name, each matrix from the seed of its name."""
+    table = keys.get(ADAPTER)
+    if table is None:
+        return model
+    wanted = {**table, "targets": table.get("targets") and tuple(table["targets"])}
+
+    def reseed(name: str) -> None:
+        torch.manual_seed(derive_seed(seed, "parameters", name))
+
+    return adapter_files.with_adapters(model, AdapterSettings(**wanted), reseed)
+
+
+def _make_base(keys: Mapping[str, Any], seed: int) -> nn.Module:
+    """The model without adapters."""
+    arguments = {key: value for key, value in keys.items() if key not in ("roles", ADAPTER)}
     python = arguments.pop("python", None)
     given = arguments.pop("arguments", None)
     if python is not None and not user.initialises_by_name(python):

@@ -68,6 +68,9 @@ class Problem:
         if model is None:
             start_by_name(given, seed, dtype)
             return given.to(dtype)
+        # Matrices that the engine draws by name have the width of the run from the start.
+        model = model.to(dtype) if is_meta(given) else model
+        model = assemble.with_adapters(model, self.model, seed)
         if self.idle:
             more = nn.ModuleDict({"idle": self._idle(is_meta(given))})
             if is_meta(more):

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from plait.comm import Axis
 from plait.engine.state.start import listed, make_start, told_start
 from plait.errors import ModelError
+from plait.models.adapters import magnitudes, row_norms
 from plait.models.weights import MakeStart, start_of, weights_of
 
 TakeValue = Callable[[nn.Parameter, Tensor], None]
@@ -91,6 +92,11 @@ class Initializer:
         self._originals, self._weights = originals or {}, weights_of(model)
         self._names = {id(param): name for name, param in model.named_parameters()}
         self._start, self._axis = start_of(model), axis
+        self._magnitudes = {
+            weight: found
+            for weight, found in magnitudes(model).items()
+            if self._weights is None or found[0] not in self._weights
+        }
 
     def run(self, take: TakeValue) -> None:
         """Call `take(param, full value)` for each parameter once (the first owner's value), and
@@ -99,6 +105,7 @@ class Initializer:
         self.make(take)
         if self._weights is None:
             return
+        take = self._with_norms(take)
         with self._weights.reading() as reader:
             for name, param in self._model.named_parameters():
                 if name in self._weights:
@@ -112,6 +119,7 @@ class Initializer:
 
     def make(self, take: TakeValue) -> None:
         """Initialise the parameters whose values are not saved."""
+        take = self._with_norms(take)
         taken = {
             param
             for param, name in self._names.items()
@@ -133,6 +141,24 @@ class Initializer:
                         if id(param) not in taken:
                             taken.add(id(param))
                             take(param, values[key])
+
+    def _with_norms(self, take: TakeValue) -> TakeValue:
+        """`take`, where the norms of a weight's rows are the magnitude that trains beside it."""
+        if not self._magnitudes:
+            return take
+        params = dict(self._model.named_parameters())
+        derived = {id(params[name]) for name, _ in self._magnitudes.values()}
+
+        def take_both(param: nn.Parameter, value: Tensor) -> None:
+            if id(param) in derived:
+                return
+            take(param, value)
+            name = self._names.get(id(param), "")
+            if name in self._magnitudes:
+                magnitude, transposed = self._magnitudes[name]
+                take(params[magnitude], row_norms(value, transposed))
+
+        return take_both
 
     def _take_start(self, start: MakeStart, take: TakeValue) -> set[str]:
         """The values that the model makes by itself; buffers go where the modules look for them.

@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from plait.comm.functional import transition
 from plait.errors import ModelError, NotAvailable
 from plait.mesh.layouts import INVARIANT, PARTIAL, REPLICATED, Sharded
-from plait.parallel.tensor import layers
-from plait.parallel.tensor.grids import grid
+from plait.parallel.tensor import adapters, layers
 from plait.parallel.tensor.group import ActivationLayout, ForwardContext, TensorGroup
 from plait.parallel.tensor.mode import LinearRule, Mode
-from plait.parallel.tensor.one_d import one_d
+from plait.parallel.tensor.modes import mode_of
 from plait.parallel.tensor.placement import Cut, Placement, place
 from plait.parallel.tensor.roles import FUSED, check_sizes, is_transposed, linear_shape, match
 from plait.parallel.tensor.split import TensorSplit
@@ -35,7 +34,7 @@ def apply(model: nn.Module, roles: Mapping[str, str], group: TensorGroup) -> Ten
         Nothing is changed then.
     """
     role_by_name = match(model, roles)
-    mode = _mode(group, role_by_name)
+    mode = mode_of(group, role_by_name)
     check_sizes(model, role_by_name, mode, str(group))
     splitter = _Splitter(model, role_by_name, mode, group)
     splitter.run_all()
@@ -51,12 +50,6 @@ def apply(model: nn.Module, roles: Mapping[str, str], group: TensorGroup) -> Ten
         outputs=outputs,
         sharded_logits=has_head,
     )
-
-
-def _mode(group: TensorGroup, roles: Mapping[str, str]) -> Mode:
-    if group.mode == "1d":
-        return one_d(group, has_sequence="embedding" in roles.values())
-    return grid(group)
 
 
 @dataclass(frozen=True)
@@ -165,10 +158,28 @@ class _Splitter:
         if (bias := module._parameters.get("bias")) is not None:
             placements["bias"] = self._place(bias, [bias_cut], rule.target.different, {0: number})
         self._give(linear, module, placements)
+        self._adapt(name, module, linear, rule)
         if number > 1:
             divisor = 1 if rule.target.features is None else rule.target.features.size
             self._fit_parent(name, out // number // divisor)
         return linear
+
+    def _adapt(self, name: str, module: nn.Module, linear: nn.Module, rule: LinearRule) -> None:
+        """Split the adapter of a layer with it."""
+
+        def local(part: nn.Module, cuts: list[Cut], partial: Cut, fused: int) -> nn.Module:
+            holder = adapters.Holder()
+            weight = layers.parameters_of(part)["weight"]
+            place = self._place(weight, cuts, partial, {0: fused})
+            self._give(holder, part, {"weight": place})
+            return holder
+
+        role = self._roles[name]
+        is_inside = rule is not self._mode.linear[role]
+        how = adapters.adapter_rule(rule, self._mode, self._group, self.context, is_inside)
+        into = linear_shape(module, name)[1]
+        delta = adapters.Delta(rule, how, self.context, FUSED.get(role, 1), into)
+        adapters.split(module, linear, delta, local)
 
     def _rule(self, name: str, role: str) -> LinearRule:
         after_last_norm = role == "head" and "last_norm" in self._roles.values()
@@ -284,6 +295,8 @@ class _Splitter:
         stream = self._mode.residual
         if stream.features is None or stream.features.size == 1:
             local = self._localised(module, (), stream.different)
+            for key, part in adapters.parts_of(module):
+                layers.give_child(local, key, self._localised(part, (), stream.different))
             if isinstance(local, nn.Linear):
                 local.register_forward_pre_hook(layers.whole_features(f"'{name}' (replicated)"))
             return local
@@ -292,6 +305,7 @@ class _Splitter:
                 f"'{name}' ({type(module).__name__}) is replicated; under {self._group} features "
                 "are cut between layers, and only an nn.Linear says how many it takes; use tpN:1d"
             )
+        adapters.check_none(name, module, self._group)
         replicated = layers.ReplicatedLinear(stream.features, self.context, module)
         placements = {
             key: self._place(param, [()] * param.dim(), stream.different)

@@ -191,17 +191,26 @@ class Dropout(nn.Module):
         return x * mask_like(x, self.p, self._context)
 
 
-def mask_like(x: Tensor, p: float, context: ForwardContext, feature_dim: int = -1) -> Tensor:
+def mask_like(
+    x: Tensor,
+    p: float,
+    context: ForwardContext,
+    feature_dim: int = -1,
+    *,
+    layout: ActivationLayout | None = None,
+) -> Tensor:
     """This rank's part of the mask that one device would draw for the whole tensor.
 
     Nothing is drawn for padding rows. Otherwise the next mask would differ from that of one device.
+    `layout` is that of `x`; by default the one that the last layer left.
     """
-    filled, *others = context.layout.global_shape(x.shape, feature_dim)
+    known = context.layout if layout is None else layout
+    filled, *others = known.global_shape(x.shape, feature_dim)
     real = min(context.num_rows or filled, filled)
     mask = torch.empty((real, *others), dtype=x.dtype, device=x.device).bernoulli_(1 - p)
     if real < filled:
         mask = torch.cat([mask, mask[:1].expand(filled - real, *others)])
-    return context.layout.local_part(mask, feature_dim).div(1 - p)
+    return known.local_part(mask, feature_dim).div(1 - p)
 
 
 class AttentionWithDropout(nn.Module):
@@ -263,6 +272,11 @@ def own_positions(axis: Axis) -> Any:
 def parameters_of(module: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that a module itself holds, by name."""
     return {key: param for key, param in module._parameters.items() if param is not None}
+
+
+def give_child(module: nn.Module, key: str, child: nn.Module) -> None:
+    """Put a child in a table of children that a shallow copy has for itself."""
+    module._modules = {**module._modules, key: child}
 
 
 def shallow_copy(module: nn.Module) -> nn.Module:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from torch import nn
 
 from plait.errors import ModelError, nearest
+from plait.parallel.tensor.adapters import parts_of
 from plait.parallel.tensor.mode import LinearRule, Mode
 from plait.parallel.tensor.placement import parts
 from plait.patterns import expression
@@ -75,9 +76,10 @@ def _pattern(name: str) -> str:
 
 def _check_covered(model: nn.Module, found: Mapping[str, str]) -> None:
     bare = []
+    adapters = {id(part) for module in model.modules() for _, part in parts_of(module)}
     for name, module in model.named_modules():
         keys = [key for key, _ in module.named_parameters(recurse=False)]
-        if keys and name not in found:
+        if keys and name not in found and id(module) not in adapters:
             label = name or "the model itself"
             bare.append(f"{label} ({type(module).__name__}: {', '.join(keys)})")
     if bare:

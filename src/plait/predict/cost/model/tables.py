@@ -103,7 +103,7 @@ def check_tables(tables: Mapping[str, Any]) -> None:
     fault.
     """
     from plait.config import Data, read
-    from plait.config.sections import Recovery
+    from plait.config.sections import Adapter, Recovery
 
     readers: dict[str, Callable[[Mapping[str, Any], list[str]], Any]] = {
         "train": read.read_train,
@@ -112,6 +112,7 @@ def check_tables(tables: Mapping[str, Any]) -> None:
         "federated": read.read_federated,
         "data": lambda table, faults: read.read_section("data", Data, table, faults),
         "recovery": lambda table, faults: read.read_section("recovery", Recovery, table, faults),
+        "adapter": lambda table, faults: read.read_section("adapter", Adapter, table, faults),
         "model": _check_model,
     }
     faults = [] if "model" in tables else ["the section [model] is missing"]

@@ -1,0 +1,281 @@
+"""Low-rank adapters: small trainable matrices beside the frozen linear layers of any model.
+
+    LoRA   y = W x + b + s B A x                    Hu et al., "LoRA" (2021), section 4.1
+    DoRA   y = b + m / |W + s B A| (W + s B A) x    Liu et al., "DoRA" (2024), section 4
+
+An adapter hangs on its layer. Its matrices are children of the layer, and a hook adds their share
+to the output. So the names of the base, its roles, its start values and its files stay as they
+were. Names and shapes of the matrices are those of PEFT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from plait.errors import ModelError, nearest
+from plait.patterns import matches
+
+KINDS = ("lora", "dora")
+OUTPUTS = ("head", "lm_head", "embed_out", "output", "score", "classifier")
+"""Last names of output layers, which get an adapter only where they are named."""
+PARTS = ("lora_A", "lora_B", "lora_magnitude_vector")
+"""The children of a layer that are its adapter."""
+Reseed = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class AdapterSettings:
+    """The adapters of a model: the keys of `[adapter]`.
+
+    `alpha` over `rank` is the scale; by default it is 1. `targets` are last names of layers, whole
+    names or patterns; by default every linear layer but the output. `weights` is a folder of PEFT's
+    to start from.
+    """
+
+    kind: str = "lora"
+    rank: int = 8
+    alpha: float | None = None
+    targets: tuple[str, ...] | None = None
+    dropout: float = 0.0
+    weights: str | Path | None = None
+
+    @property
+    def scale(self) -> float:
+        """The factor of B A."""
+        return 1.0 if self.alpha is None else self.alpha / self.rank
+
+    def check(self) -> None:
+        """Raise `ModelError` for an unknown kind, a rank below 1 or a rate that is none."""
+        if self.kind not in KINDS:
+            raise ModelError(f"adapter.kind = {self.kind!r}; {nearest(str(self.kind), KINDS)}")
+        if self.rank < 1:
+            raise ModelError(
+                f"adapter.rank = {self.rank}: an adapter has at least rank 1; 8 is usual"
+            )
+        if not 0 <= self.dropout < 1:
+            raise ModelError(f"adapter.dropout = {self.dropout} must be from 0 to below 1")
+        if self.alpha is not None and not self.alpha > 0:
+            raise ModelError(f"adapter.alpha = {self.alpha} must be more than 0")
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """The adapter of one layer beside its matrices. `transposed`: the weight is [in, out]."""
+
+    kind: str
+    rank: int
+    scale: float
+    dropout: float
+    transposed: bool
+
+
+class Zeros(nn.Linear):
+    """A linear layer without bias that starts at zero."""
+
+    def reset_parameters(self) -> None:
+        """Zero the weight: an adapter changes nothing at first."""
+        nn.init.zeros_(self.weight)
+
+
+class Magnitude(nn.Module):
+    """The norms of the rows of a weight, which DoRA trains."""
+
+    def __init__(self, numel: int, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(numel, device=device, dtype=dtype))
+
+    def reset_parameters(self) -> None:
+        """Ones, until the base weight is known."""
+        nn.init.ones_(self.weight)
+
+
+def adapt(model: nn.Module, settings: AdapterSettings, reseed: Reseed | None = None) -> nn.Module:
+    """Freeze a model and hang an adapter on each target; returns it.
+
+    A model on the meta device stays there. Else the adapters get their values here: `reseed` is
+    called with the name of a module before it is initialised. Raises `ModelError` for settings that
+    cannot be, and for targets that match nothing.
+    """
+    settings.check()
+    if adapted(model):
+        raise ModelError("the model has adapters already; leave [adapter] out, or pass the base")
+    targets = find_targets(model, settings.targets)
+    model.requires_grad_(False)
+    for module in targets.values():
+        attach(module, settings)
+    is_meta = any(param.is_meta for param in model.parameters())
+    if not is_meta:
+        _initialise(targets, reseed)
+    return model
+
+
+def attach(module: nn.Module, settings: AdapterSettings) -> None:
+    """Hang an adapter on a linear layer."""
+    target: Any = module
+    weight = target.weight
+    transposed = is_transposed(module)
+    out, into = weight.shape[::-1] if transposed else weight.shape
+    like = {"device": weight.device, "dtype": weight.dtype}
+    target.lora_A = nn.Linear(into, settings.rank, bias=False, **like)
+    target.lora_B = Zeros(settings.rank, out, bias=False, **like)
+    if settings.kind == "dora":
+        target.lora_magnitude_vector = Magnitude(out, **like)
+    target.adapter = Adapter(
+        settings.kind, settings.rank, settings.scale, settings.dropout, transposed
+    )
+    module.register_forward_hook(add_delta, with_kwargs=True)
+
+
+def _initialise(targets: Mapping[str, nn.Module], reseed: Reseed | None) -> None:
+    """Give adapters that have memory their start: each part from the seed of its name."""
+    with torch.random.fork_rng(devices=[], enabled=reseed is not None):
+        for name, module in targets.items():
+            for key, part in parts_of(module):
+                if reseed is not None:
+                    reseed(f"{name}.{key}")
+                reset: Any = part.reset_parameters
+                reset()
+            set_magnitude(module)
+
+
+@torch.no_grad()
+def set_magnitude(module: Any) -> None:
+    """Let the magnitude of a DoRA layer be the norms of its weight's rows."""
+    if module.adapter.kind == "dora":
+        norms = row_norms(module.weight, module.adapter.transposed)
+        module.lora_magnitude_vector.weight.copy_(norms)
+
+
+def row_norms(weight: Tensor, transposed: bool) -> Tensor:
+    """The norm of each output's weights, [out]; in float32 at least."""
+    wide = weight.float() if weight.itemsize < 4 else weight
+    return torch.linalg.vector_norm(wide, dim=0 if transposed else 1)
+
+
+def add_delta(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+    """A hook of a layer with an adapter: its output with the adapter's share."""
+    adapter: Adapter = module.adapter
+    x = args[0] if args else next(iter(kwargs.values()))
+    dropped = F.dropout(x, adapter.dropout, module.training)
+    delta = module.lora_B(module.lora_A(dropped)) * adapter.scale
+    if adapter.kind == "lora":
+        return output + delta
+    base = output if dropped is x else module.forward(dropped)
+    if module.bias is not None:
+        base = base - module.bias
+    factor = module.lora_magnitude_vector.weight / _whole_norms(module)
+    return output + (factor - 1) * base + factor * delta
+
+
+@torch.no_grad()
+def _whole_norms(module: Any) -> Tensor:
+    """The norms of the rows of W + s B A; no gradient goes through them."""
+    weight = module.weight.t() if module.adapter.transposed else module.weight
+    product = module.lora_B.weight @ module.lora_A.weight
+    norms: Tensor = torch.linalg.vector_norm(weight + module.adapter.scale * product, dim=1)
+    return norms
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Whether the weight is [in, out], as in the Conv1D of GPT-2."""
+    return type(module).__name__ == "Conv1D"
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module is a linear layer whose forward is that of its class."""
+    return is_transposed(module) or (
+        isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
+    )
+
+
+def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """The layers that can have an adapter, by name."""
+    inside = {
+        id(child)
+        for module in model.modules()
+        if isinstance(module, nn.MultiheadAttention)  # it takes the weights of its children
+        for child in module.modules()
+    }
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if is_linear(module) and id(module) not in inside
+    }
+
+
+def find_targets(model: nn.Module, targets: tuple[str, ...] | None) -> dict[str, nn.Module]:
+    """The layers that `targets` mean, by name; every linear layer but the output without it."""
+    layers = linear_layers(model)
+    if not layers:
+        raise ModelError(f"a {type(model).__name__} has no linear layer that an adapter fits")
+    if targets is None:
+        inner = {name: m for name, m in layers.items() if not _is_output(model, name, m)}
+        return inner or layers
+    found: dict[str, nn.Module] = {}
+    for target in targets:
+        meant = {name: module for name, module in layers.items() if _means(target, name)}
+        if not meant:
+            raise ModelError(_no_target(model, target, layers))
+        found |= meant
+    return {name: module for name, module in layers.items() if name in found}
+
+
+def _means(target: str, name: str) -> bool:
+    return name == target or name.endswith(f".{target}") or matches(target, name)
+
+
+def _is_output(model: nn.Module, name: str, module: nn.Module) -> bool:
+    inner = getattr(model, "model", model)
+    get = getattr(inner, "get_output_embeddings", None)
+    output = get() if callable(get) else None
+    return module is output or name.rpartition(".")[2] in OUTPUTS
+
+
+def _no_target(model: nn.Module, target: str, layers: Mapping[str, nn.Module]) -> str:
+    others = [(n, m) for n, m in model.named_modules() if n and _means(target, n)]
+    last = sorted({name.rpartition(".")[2] for name in layers})
+    if others:
+        name, module = others[0]
+        what = f"'{name}' is a {type(module).__name__}, and adapters go on linear layers"
+        return f"adapter.targets: {what}; known: {', '.join(last)}"
+    return f"adapter.targets: no linear layer is called '{target}'; {nearest(target, last)}"
+
+
+def adapted(model: nn.Module) -> dict[str, Any]:
+    """The layers of a model that have an adapter, by name."""
+    return {name: module for name, module in model.named_modules() if hasattr(module, "adapter")}
+
+
+def parts_of(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The matrices of a layer's adapter, by the name that the layer has for them."""
+    return ((key, part) for key, part in module.named_children() if key in PARTS)
+
+
+def magnitudes(model: nn.Module) -> dict[str, tuple[str, bool]]:
+    """For the weight of each DoRA layer, by name: the name of its magnitude, and whether the weight
+    is [in, out].
+    """
+    return {
+        f"{name}.weight": (f"{name}.lora_magnitude_vector.weight", module.adapter.transposed)
+        for name, module in adapted(model).items()
+        if module.adapter.kind == "dora"
+    }
+
+
+def merged(
+    weight: Tensor, a: Tensor, b: Tensor, adapter: Adapter, magnitude: Tensor | None = None
+) -> Tensor:
+    """The weight of a layer that computes by itself what it did with its adapter."""
+    delta = adapter.scale * (b @ a)
+    total = weight + (delta.t() if adapter.transposed else delta)
+    if magnitude is None:
+        return total
+    factor = magnitude / row_norms(total, adapter.transposed)
+    return total * (factor if adapter.transposed else factor[:, None])

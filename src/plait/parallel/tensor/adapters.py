@@ -1,0 +1,226 @@
+"""Low-rank adapters on layers that are split: A is cut as the layer's inputs are, B as its outputs.
+
+Between A and B the activations are narrow, so what travels is narrow too:
+
+    1d column   x whole:  u = x A^T           y_i = u B_i^T     dA is a partial sum
+    1d row      u = sum of x_i A_i^T          y = u B^T         as the layer's own sum
+    grids       u = sum over the features of x A^T, moved to the samples of y
+
+The base layer has its own way to multiply, and neither A nor B is cut as its weight is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from plait.comm import Axis
+from plait.comm.functional import transition
+from plait.errors import ModelError
+from plait.mesh.layouts import INVARIANT, PARTIAL, REPLICATED, Layout, Sharded
+from plait.parallel.tensor.group import ActivationLayout, ForwardContext, TensorGroup
+from plait.parallel.tensor.layers import mask_like, part_of_features
+from plait.parallel.tensor.mode import LinearRule, Mode
+from plait.parallel.tensor.placement import Cut
+
+PARTS = ("lora_A", "lora_B", "lora_magnitude_vector")
+"""The children of a layer that are its adapter."""
+Move = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class AdapterRule:
+    """How the adapter of one layer is split.
+
+    Attributes:
+        into: the axes that cut the inputs of A.
+        out: the axes that cut the outputs of B, and magnitudes.
+        enter: what the input of A goes through first.
+        waist: what goes from A to B.
+        source: the layout of the layer's input as it comes.
+        layout: of A's input, once it has entered.
+        partial_a: the axes over which A's gradients are partial sums.
+        partial_b: those of B.
+    """
+
+    into: Cut
+    out: Cut
+    enter: Move
+    waist: Move
+    source: ActivationLayout
+    layout: ActivationLayout
+    partial_a: Cut
+    partial_b: Cut
+
+
+def adapter_rule(
+    rule: LinearRule, mode: Mode, group: TensorGroup, context: ForwardContext, is_inside: bool
+) -> AdapterRule:
+    """The rule of an adapter on a layer with `rule`; `is_inside` a region that has gathered."""
+    if group.mode != "1d":
+        return _on_grid(rule)
+    tp = group.axis("tp")
+    between = _between(mode.residual)
+    if rule.source.features is not None:
+        different = rule.target.different
+
+        def waist(u: Tensor) -> Tensor:
+            return transition(u, tp, PARTIAL, between)
+
+        source = rule.source
+        return AdapterRule((tp,), (), _as_it_is, waist, source, source, (), different)
+
+    def enter(x: Tensor) -> Tensor:
+        return x if is_inside else context.enter(x, tp, between, REPLICATED)
+
+    whole = ActivationLayout()
+    source = whole if is_inside else rule.source
+    return AdapterRule((), (tp,), enter, _as_it_is, source, whole, (tp,), ())
+
+
+def _between(residual: ActivationLayout) -> Layout:
+    """The layout of the residual stream along the tensor axis."""
+    if residual.sequence is not None:
+        return Sharded(1)
+    return INVARIANT if residual.samples is None else Sharded(0)
+
+
+def _on_grid(rule: LinearRule) -> AdapterRule:
+    """Samples that the layer moves to other ranks are moved between A and B."""
+    source = rule.source
+    target = rule.target
+    assert source.features is not None
+    assert target.features is not None
+    entering: Axis = source.features
+    leaving: Axis = target.features
+
+    def waist(u: Tensor) -> Tensor:
+        if source == target:
+            return transition(u, entering, PARTIAL, REPLICATED)
+        gathered = transition(u, leaving, Sharded(0), REPLICATED)
+        return transition(gathered, entering, PARTIAL, Sharded(0))
+
+    different = (source.different, target.different)
+    return AdapterRule((entering,), (leaving,), _as_it_is, waist, source, source, *different)
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
+class Holder(nn.Module):
+    """The local part of one matrix of an adapter."""
+
+    weight: Tensor
+
+
+@dataclass(frozen=True)
+class Delta:
+    """A hook of a split layer: its output with the adapter's share.
+
+    `num_fused`: of how many parts the outputs are; `features`: of the layer's whole input.
+    """
+
+    rule: LinearRule
+    adapter_rule: AdapterRule
+    context: ForwardContext
+    num_fused: int
+    features: int
+
+    def __call__(self, module: Any, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        adapter = module.adapter
+        rule = self.adapter_rule
+        x = part_of_features(args[0], self.rule.source.features, self.features)
+        drops = module.training and adapter.dropout > 0
+        if drops and adapter.kind == "dora":  # whose base layer sees what is left
+            x = self._dropped(x, adapter.dropout, rule.source)
+        entered = rule.enter(x)
+        if drops and adapter.kind == "lora":  # later, so that the layer's own entering serves both
+            entered = self._dropped(entered, adapter.dropout, rule.layout)
+        narrow = rule.waist(F.linear(entered, module.lora_A.weight))
+        delta = F.linear(narrow, module.lora_B.weight) * adapter.scale
+        if adapter.kind == "lora":
+            return output + delta
+        base = module.forward(x) if drops else output
+        if module.bias is not None:
+            base = base - module.bias
+        factor = module.lora_magnitude_vector.weight / self._norms(module)
+        return output + (factor - 1) * base + factor * delta
+
+    def _dropped(self, x: Tensor, p: float, layout: ActivationLayout) -> Tensor:
+        return x * mask_like(x, p, self.context, layout=layout)
+
+    @torch.no_grad()
+    def _norms(self, module: Any) -> Tensor:
+        """The norms of the rows of W + s B A, of the outputs of this rank."""
+        adapter = module.adapter
+        rule = self.adapter_rule
+        weight = module.weight.t() if adapter.transposed else module.weight
+        a = _part(_whole(module.lora_A.weight, 1, rule.into, 1), 1, self.rule.into, 1)
+        b = _whole(module.lora_B.weight, 0, rule.out, self.num_fused)
+        b = _part(b, 0, self.rule.out, self.num_fused)
+        squares = (weight + adapter.scale * (b @ a)).square().sum(1)
+        for axis in self.rule.into:
+            squares = transition(squares, axis, PARTIAL, INVARIANT)
+        squares = _whole(squares, 0, self.rule.out, self.num_fused)
+        return _part(squares, 0, rule.out, self.num_fused).sqrt()
+
+
+def _whole(tensor: Tensor, dim: int, cut: Cut, number: int) -> Tensor:
+    """The whole of a tensor whose `dim`, of `number` fused parts, is cut by axes. Collective."""
+    apart = tensor.unflatten(dim, (number, -1))
+    for axis in reversed(cut):
+        apart = transition(apart, axis, Sharded(dim + 1), INVARIANT)
+    return apart.flatten(dim, dim + 1)
+
+
+def _part(tensor: Tensor, dim: int, cut: Cut, number: int) -> Tensor:
+    """This rank's part of a whole tensor: the inverse of `_whole`."""
+    apart = tensor.unflatten(dim, (number, -1))
+    for axis in cut:
+        length = apart.shape[dim + 1] // axis.size
+        apart = apart.narrow(dim + 1, axis.rank * length, length)
+    return apart.flatten(dim, dim + 1)
+
+
+MakeLocal = Callable[[nn.Module, list[Cut], Cut, int], nn.Module]
+
+
+def split(module: Any, linear: Any, delta: Delta, local: MakeLocal) -> None:
+    """Give a split layer the parts of the adapter of the whole one, where that has an adapter.
+
+    `local` makes a part of: the matrix, its cuts, the axes of partial sums, the number of parts.
+    """
+    if not hasattr(module, "adapter"):
+        return
+    rule = delta.adapter_rule
+    linear.adapter = module.adapter
+    for key, part in parts_of(module):
+        if key == "lora_A":
+            made = local(part, [(), rule.into], rule.partial_a, 1)
+        else:
+            cuts: list[Cut] = [rule.out, ()] if key == "lora_B" else [rule.out]
+            made = local(part, cuts, rule.partial_b, delta.num_fused)
+        setattr(linear, key, made)
+    linear.register_forward_hook(delta)
+
+
+def check_none(name: str, module: nn.Module, group: TensorGroup) -> None:
+    """Refuse an adapter on a layer that is whole on ranks whose features are cut."""
+    if hasattr(module, "adapter"):
+        raise ModelError(
+            f"'{name}' is replicated and has an adapter; under {group} features are cut between "
+            "layers: leave it out of adapter.targets, or use tpN:1d"
+        )
+
+
+def parts_of(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The matrices of a layer's adapter, by the name that the layer has for them; none without."""
+    if not hasattr(module, "adapter"):
+        return []
+    return [(key, part) for key, part in module.named_children() if key in PARTS]

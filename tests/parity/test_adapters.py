@@ -1,0 +1,182 @@
+"""Adapters against PEFT on one device: equal values, two steps in float64, every axis."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from plait import models
+from plait.comm import World
+from plait.engine.build import Options, build
+from plait.engine.state.init import Initializer, place_holders
+from plait.models import adapter_files, losses
+from plait.models.adapters import AdapterSettings
+from plait.plan import Plan
+from tests.helpers.threaded import threaded
+from tests.parity.families import HUGGING_FACE
+from tests.parity.harness import TOLERANCE, join, optimizer
+
+peft = pytest.importorskip("peft")
+transformers = pytest.importorskip("transformers")
+
+OWN = {
+    "name": "llama",
+    "num_hidden_layers": 2,
+    "hidden_size": 16,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "intermediate_size": 24,
+    "vocab_size": 32,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "own": OWN,
+    "llama": {"name": "hf", "config": HUGGING_FACE["hf-llama"]},
+    "gpt2": {"name": "hf", "config": HUGGING_FACE["hf-gpt2"]},
+}
+TARGETS = {
+    "own": ("q", "v", "o", "gate", "down"),
+    "llama": ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj"),
+    "gpt2": ("c_attn", "c_proj", "c_fc"),
+}
+SEED = 5
+ALL = ["dp2", "dp2:zero1", "dp2:zero2", "dp2:zero3", "tp2", "tp2:1d,sp", "tp4:2d", "tp8:3d"]
+PRODUCTS = ["tp2 dp2:zero3", "pp2:1f1b tp2:1d,sp mb2", "pp2:zb-h1 dp2:zero1 mb2 remat:full"]
+CASES = [
+    *[("own", "lora", plan) for plan in [*ALL, "tp8:2.5d,depth2", "pp2:1f1b mb2", "cp2:ring"]],
+    *[("own", "lora", plan) for plan in [*PRODUCTS, "cp2:ulysses tp2 dp2:zero3"]],
+    *[("own", "dora", plan) for plan in ["dp2:zero3", "tp2", "tp4:2d", "tp8:3d", "cp2:ring"]],
+    *[("llama", "lora", plan) for plan in ["dp2:zero3", "tp2:1d,sp", "tp4:2d", "pp2 mb2"]],
+    *[("llama", "dora", plan) for plan in ["tp2:1d,sp", *PRODUCTS[:1]]],
+    *[("gpt2", kind, plan) for kind in ("lora", "dora") for plan in ("tp2", "tp4:2d", "tp8:3d")],
+]
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    tokens = torch.randint(0, 28, (8, 9), generator=torch.Generator().manual_seed(3))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def base_of(family: str) -> nn.Module:
+    """The start of a family without adapters, on one device."""
+    with torch.device("meta"):
+        model = models.make(**FAMILIES[family])
+    place_holders(model, torch.float64, torch.device("cpu"))
+
+    def take(param: nn.Parameter, value: Tensor) -> None:
+        param.data = value.clone()
+
+    Initializer(model, SEED, torch.float64, torch.device("cpu")).run(take)
+    return model
+
+
+class Reference:
+    """Two steps of PEFT, and the folder of its adapter before them."""
+
+    def __init__(self, family: str, kind: str, folder: Path) -> None:
+        model = base_of(family)
+        inner = model.model if adapter_files.is_wrapped(model) else model
+        config = peft.LoraConfig(
+            r=4,
+            lora_alpha=8,
+            target_modules=list(TARGETS[family]),
+            use_dora=kind == "dora",
+            init_lora_weights=False,
+            fan_in_fan_out=family == "gpt2",
+        )
+        torch.manual_seed(11)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of transformers, at what PEFT asks it
+            wrapped: Any = peft.get_peft_model(inner, config).double().train()
+        for name, param in wrapped.named_parameters():
+            if "lora_B" in name:
+                param.data.normal_(std=0.3)
+        wrapped.save_pretrained(folder)
+        self.folder = folder
+        self.losses = []
+        inputs, targets = batch()
+        trained = [p for p in wrapped.parameters() if p.requires_grad]
+        updates = optimizer(trained)
+        for _ in range(2):
+            output = wrapped(inputs)
+            logits = getattr(output, "logits", output)
+            total, count = losses.cross_entropy(logits, targets)
+            (total / count).backward()
+            updates.step()
+            updates.zero_grad()
+            self.losses.append(float((total / count).detach()))
+        self.state = {
+            name: value.detach().clone()
+            for name, value in peft.get_peft_model_state_dict(wrapped).items()
+        }
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    @functools.cache
+    def make(family: str, kind: str) -> Reference:
+        return Reference(family, kind, tmp_path_factory.mktemp(f"{family}-{kind}"))
+
+    return make
+
+
+def settings(family: str, kind: str, folder: Path) -> AdapterSettings:
+    return AdapterSettings(kind, 4, 8.0, TARGETS[family], weights=folder)
+
+
+def make_model(family: str, kind: str, folder: Path) -> nn.Module:
+    """With values for a model of this project; else on the meta device, values in files."""
+    model = base_of(family)
+    if adapter_files.is_wrapped(model):
+        base = folder / "base"
+        model.model.save_pretrained(base)
+        model = models.make("hf", config=base, weights=base)
+    return adapter_files.with_adapters(model, settings(family, kind, folder))
+
+
+def train(world: World, plan: str, model: nn.Module) -> Any:
+    model = copy.deepcopy(model)
+    engine = build(
+        model,
+        f"{plan} precision:float64",
+        loss=losses.cross_entropy,
+        optimizer=optimizer,
+        options=Options(seed=SEED),
+        world=world,
+    )
+    axis = world.axis("dp")
+    mine = tuple(part.tensor_split(axis.size)[axis.rank] for part in batch())
+    found = [engine.step(mine, trace=False).loss for _ in range(2)]
+    parts = [
+        (part.name, part.global_shape, part.index(), part.values.detach().clone())
+        for part in engine.local_parameters()
+    ]
+    return found, parts, {piece.name for piece in engine.strategy.pieces}
+
+
+@pytest.mark.parametrize(("family", "kind", "plan"), CASES)
+def test_training_is_that_of_peft_on_one_device(
+    family: str, kind: str, plan: str, reference: Any, ranks: Any
+) -> None:
+    """Stages tell each other the state of random numbers, which threads share."""
+    truth = reference(family, kind)
+    model = make_model(family, kind, truth.folder)
+    names = adapter_files.peft_names(model)
+    parsed = Plan.parse(plan)
+    run = threaded if parsed.pp.size == 1 else ranks
+    results = run(parsed.world_size, train, plan, model, plan=plan)
+    found = join([parts for _, parts, _ in results])
+    assert set().union(*(owned for *_, owned in results)) == set(names)
+    assert set(names.values()) == set(truth.state)
+    for losses_of_rank, *_ in results:
+        torch.testing.assert_close(losses_of_rank, truth.losses, rtol=TOLERANCE, atol=0)
+    for name, peft_name in names.items():
+        expected = truth.state[peft_name].flatten()
+        error = (found[name] - expected).abs().max() / expected.abs().max()
+        assert error < TOLERANCE, (name, float(error))
