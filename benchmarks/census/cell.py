@@ -28,7 +28,7 @@ from plait.parallel.pipeline import replayed
 from plait.plan import Plan
 from plait.verify.problem import Problem
 from plait.verify.report import Report
-from plait.verify.run import Task, in_world
+from plait.verify.run import VerifyTask, in_world
 
 STEPS = 2
 SAMPLES = 8
@@ -120,7 +120,7 @@ def judge(task: str, table: Mapping[str, Any], plan_text: str) -> Cell:
 
 def _report(problem: Problem, plan_text: str) -> Report:
     plan = Plan.parse(f"{plan_text} precision:float64").check()
-    asked = Task(problem, str(plan), STEPS, None, ("sgd",), final=True)
+    asked = VerifyTask(problem, str(plan), STEPS, None, ("sgd",), final=True)
 
     def rank(world: World) -> Report:
         try:

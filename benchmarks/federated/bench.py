@@ -24,7 +24,7 @@ from benchmarks.lines import lines
 from benchmarks.machine import announce
 from plait.config import load
 from plait.engine.build import join_world
-from plait.outer.federated.messages import Reply, Task
+from plait.outer.federated.messages import Reply, TrainTask
 from plait.outer.federated.simulation import LocalFleet, make_server
 from plait.plan import Plan
 
@@ -65,7 +65,7 @@ class WithBad(LocalFleet):
 
     num_bad = 0
 
-    def train(self, task: Task, clients: Sequence[int]) -> list[Reply]:
+    def train(self, task: TrainTask, clients: Sequence[int]) -> list[Reply]:
         replies = super().train(task, clients)
         return [
             replace(reply, change=-3 * reply.change) if reply.client < self.num_bad else reply

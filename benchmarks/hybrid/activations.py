@@ -27,7 +27,7 @@ from plait.plan import Plan
 from plait.predict.cost.memory.rank_memory import stage_activations
 from plait.predict.cost.model.describe import describe_keys
 from plait.predict.cost.sharding import sharding
-from plait.predict.cost.time.stages import Stage
+from plait.predict.cost.time.stages import StageBlocks
 
 MICRO_BATCH = 2  # samples
 NUM_MICRO_BATCHES = 8
@@ -124,7 +124,7 @@ def formula(text: str, stage: int, links: tuple[str, ...]) -> tuple[float, int]:
     count = sum(link.startswith("blocks.") for link in links)
     shard = sharding(plan, SUBJECT.seq_len, MICRO_BATCH)
     _, each, _ = stage_activations(
-        Stage(((inner, count),)), shard, (plan.precision, plan.compile, plan.remat)
+        StageBlocks(((inner, count),)), shard, (plan.precision, plan.compile, plan.remat)
     )
     schedule = schedules.make(plan.pp.schedule, plan.pp.size, plan.micro_batches, plan.pp.virtual)
     return each, simulate(schedule).peak_activations[stage]

@@ -19,7 +19,7 @@ from plait.engine.state.init import Initializer, derive_seed, place_holders
 from plait.errors import ConfigError, RunError
 from plait.models import losses
 from plait.outer.federated import messages
-from plait.outer.federated.messages import Reply, Task
+from plait.outer.federated.messages import Reply, TrainTask
 from plait.outer.federated.rounds import Round, Server, choose, draw
 from plait.outer.federated.samples import Subset
 from plait.outer.federated.simulation import (
@@ -141,7 +141,7 @@ def without_the_dead(world: World, settings: Config) -> Tensor:
     weights = fleet.initial()
     for number in (1, 2):
         replies = fleet.train(
-            Task(number, weights), [c for c in range(10) if not three_die(number, c)]
+            TrainTask(number, weights), [c for c in range(10) if not three_die(number, c)]
         )
         total = sum(reply.num_examples for reply in replies)
         weights = weights + torch.stack(
@@ -188,7 +188,7 @@ class Tapped(LocalFleet):
         super().__init__(*args)
         self.sent: list[Reply] = []
 
-    def train(self, task: Task, clients: Any) -> list[Reply]:
+    def train(self, task: TrainTask, clients: Any) -> list[Reply]:
         replies = super().train(task, clients)
         self.sent += replies
         return replies
@@ -243,7 +243,7 @@ def test_the_pool_computes_what_one_process_computes() -> None:
     for process in list(pool._pool._processes.values()):
         process.kill()
         process.join()
-    task = Task(3, server.weights, server.strategy.extra(server.weights))
+    task = TrainTask(3, server.weights, server.strategy.extra(server.weights))
     assert len(pool.train(task, [0])) in (
         0,
         1,
@@ -306,7 +306,7 @@ def private_round(world: World, secure: str) -> Any:
     server.seed = lambda: 9  # draws clients 0, 1 and 2 of 4
     before = server.weights
     done = server.round(fleet, 1)
-    replies = fleet.train(Task(1, before, {}), done.asked)
+    replies = fleet.train(TrainTask(1, before, {}), done.asked)
     clipped = sum(reply.change * min(1.0, 0.1 / float(reply.change.norm())) for reply in replies)
     return done, server.weights - before, clipped
 

@@ -78,7 +78,7 @@ def last_bucket_skipped() -> list[Any]:
 
         return launch
 
-    return [wrap(replicated.Replicated, "_launch", make)]
+    return [wrap(replicated.ReplicatedParameters, "_launch", make)]
 
 
 def half_a_ring() -> list[Any]:
@@ -250,8 +250,10 @@ def same_dropout_everywhere() -> list[Any]:
 
 def norm_counts_replicas() -> list[Any]:
     return [
-        patch.object(replicated.Replicated, "squared_norm", strategy.DataStrategy.squared_norm),
-        _one_replica(replicated.Replicated),
+        patch.object(
+            replicated.ReplicatedParameters, "squared_norm", strategy.DataStrategy.squared_norm
+        ),
+        _one_replica(replicated.ReplicatedParameters),
     ]
 
 

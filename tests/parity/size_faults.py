@@ -67,7 +67,7 @@ def last_segment_lost() -> list[Any]:
 
         return arrivals
 
-    return [wrap(ring._Exchange, "arrivals", make)]
+    return [wrap(ring._RingExchange, "arrivals", make)]
 
 
 def large_shared_gradients() -> list[Any]:

@@ -9,14 +9,14 @@ import pytest
 
 from plait.plan import Plan
 from plait.verify import Report
-from plait.verify.run import Task, in_world, verify
+from plait.verify.run import VerifyTask, in_world, verify
 from plait.verify.training import prove
 from tests.parity import update_faults
 from tests.parity.mutations import BY_NAME, MUTATIONS
 from tests.parity.verify_problems import problem
 
 
-def run_mutated(world: Any, task: Task, name: str) -> Report:
+def run_mutated(world: Any, task: VerifyTask, name: str) -> Report:
     with BY_NAME[name].planted():
         return in_world(world, task)
 
@@ -25,10 +25,10 @@ def run_mutated(world: Any, task: Task, name: str) -> Report:
 def test_a_planted_fault_is_found_and_named(ranks, name):
     mutation = BY_NAME[name]
 
-    def runner(task: Task) -> Report:
+    def runner(task: VerifyTask) -> Report:
         return ranks(Plan.parse(task.plan).world_size, run_mutated, task, name, plan=task.plan)[0]
 
-    task = Task(
+    task = VerifyTask(
         problem(mutation.model), f"{mutation.plan} precision:float64", 3, None, (mutation.probe,)
     )
     report = verify(task, runner)

@@ -26,7 +26,7 @@ from plait.parallel.pipeline.actions import Kind
 from plait.parallel.pipeline.schedules import SCHEDULES, make
 from plait.parallel.pipeline.simulate import simulate
 from plait.verify.probes import PROBES
-from plait.verify.run import Task, in_world
+from plait.verify.run import VerifyTask, in_world
 from tests.parity import families
 from tests.parity.verify_problems import problem
 
@@ -280,14 +280,14 @@ def test_the_neighbours_of_a_rank_that_dies_say_who(ranks: Run) -> None:
 )
 def test_every_probe_of_verify_passes(ranks: Run, plan: str) -> None:
     """Dropout too: a micro-batch takes its random numbers along from stage to stage."""
-    task = Task(problem("gpt"), f"{plan} precision:float64", 3, None, tuple(PROBES))
+    task = VerifyTask(problem("gpt"), f"{plan} precision:float64", 3, None, tuple(PROBES))
     report = ranks(4 if "dp2" in plan else 2, run_task, task, plan=plan)[0]
     assert report.ok, report.text()
     least = 7 if "2bw" in plan or "pipedream" in plan else len(PROBES)
     assert len(report.parts) >= least
 
 
-def run_task(world: World, task: Task) -> Any:
+def run_task(world: World, task: VerifyTask) -> Any:
     return in_world(world, task)
 
 

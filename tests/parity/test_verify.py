@@ -15,11 +15,11 @@ from plait.errors import PlanError
 from plait.plan import Plan
 from plait.verify import Report, run
 from plait.verify.probes import PROBES
-from plait.verify.run import Task, in_world, verify
+from plait.verify.run import VerifyTask, in_world, verify
 from tests.parity.verify_problems import MODELS, problem
 
 
-def run_task(world: Any, task: Task) -> Report:
+def run_task(world: Any, task: VerifyTask) -> Report:
     return in_world(world, task)
 
 
@@ -37,7 +37,7 @@ def run_task(world: Any, task: Task) -> Report:
     ],
 )
 def test_every_probe_passes(ranks, plan):
-    task = Task(problem("gpt"), f"{plan} precision:float64", 3, None, tuple(PROBES))
+    task = VerifyTask(problem("gpt"), f"{plan} precision:float64", 3, None, tuple(PROBES))
     reports = ranks(Plan.parse(plan).world_size, run_task, task, plan=plan)
     assert all(report.ok for report in reports), reports[0].text()
     assert reports[0].text() == reports[-1].text()
@@ -47,7 +47,7 @@ def test_every_probe_passes(ranks, plan):
 def prove(ranks, plan, *probes, model=None):
     model = {**MODELS["gpt"], "vocab_size": 32} if model is None else model
     even = replace(problem("gpt"), model=model, data={"name": "random", "seq_len": 8})
-    task = Task(even, f"{plan} precision:float64", 2, None, probes)
+    task = VerifyTask(even, f"{plan} precision:float64", 2, None, probes)
     report = ranks(Plan.parse(plan).world_size, run_task, task, plan=plan)[0]
     assert report.ok, report.text()
     return {part.title for part in report.parts}
@@ -88,7 +88,7 @@ def test_a_library_model_that_drops_is_cut_into_stages_and_grids(ranks):
 
 @pytest.mark.parametrize("model", ["mlp", "llama", "resnet", "fno"])
 def test_every_family_passes(ranks, model):
-    task = Task(problem(model), "dp2:zero3 mb2 precision:float64", 3, None, tuple(PROBES))
+    task = VerifyTask(problem(model), "dp2:zero3 mb2 precision:float64", 3, None, tuple(PROBES))
     report = ranks(2, run_task, task, plan="dp2")[0]
     assert report.ok, report.text()
     skipped = {note.split()[1] for note in report.notes}
@@ -96,7 +96,7 @@ def test_every_family_passes(ranks, model):
 
 
 def test_batch_norm_is_compared_slice_by_slice_and_said_so(ranks):
-    task = Task(
+    task = VerifyTask(
         problem("batch-norm", global_batch=32),
         "dp2:zero1 mb2 precision:float64",
         3,
@@ -110,7 +110,7 @@ def test_batch_norm_is_compared_slice_by_slice_and_said_so(ranks):
 
 @pytest.mark.parametrize("plan", ["dp2 mb2", "pp2 mb2", "dp2:zero3 mb3"])
 def test_running_statistics_are_compared(ranks, plan):
-    task = Task(
+    task = VerifyTask(
         problem("batch-norm", global_batch=32),
         f"{plan} precision:float64",
         2,
@@ -124,7 +124,7 @@ def test_running_statistics_are_compared(ranks, plan):
     assert any(name.endswith("num_batches_tracked") for name in names)
 
 
-def run_with_statistics_moved_twice(world: Any, task: Task) -> Report:
+def run_with_statistics_moved_twice(world: Any, task: VerifyTask) -> Report:
     """Every batch norm moves its statistics twice a forward, as under a careless recomputation."""
     original = nn.BatchNorm2d.forward
 
@@ -144,7 +144,9 @@ def run_with_statistics_moved_twice(world: Any, task: Task) -> Report:
 
 
 def test_statistics_that_move_twice_are_named(ranks):
-    task = Task(problem("batch-norm", global_batch=32), "dp2 precision:float64", 2, None, ("sgd",))
+    task = VerifyTask(
+        problem("batch-norm", global_batch=32), "dp2 precision:float64", 2, None, ("sgd",)
+    )
     found = ranks(2, run_with_statistics_moved_twice, task, plan="dp2")[0].as_dict()
     assert not found["ok"]
     assert found["worst"]["kind"] == "buffer"
@@ -155,7 +157,7 @@ def test_training_that_magnifies_rounding_is_called_so(ranks):
     """Statistics of three values a channel, and a high rate: every step is a thousand times as far
     off.
     """
-    task = Task(problem("batch-norm"), "dp2 mb2 precision:float64", 3, None, ("sgd",))
+    task = VerifyTask(problem("batch-norm"), "dp2 mb2 precision:float64", 3, None, ("sgd",))
     report = ranks(2, run_task, task, plan="dp2")[0]
     assert not report.ok
     assert report.all_findings[0].cause == "rounding", report.text()
@@ -163,7 +165,7 @@ def test_training_that_magnifies_rounding_is_called_so(ranks):
 
 def test_a_loss_in_float32_does_not_make_a_right_plan_wrong(ranks):
     floated = problem("gpt", loss="tests.parity.verify_problems:loss_in_float32")
-    task = Task(floated, "dp2:zero1 mb2 precision:float64", 3, None, ("sgd", "adamw"))
+    task = VerifyTask(floated, "dp2:zero1 mb2 precision:float64", 3, None, ("sgd", "adamw"))
     report = ranks(2, run_task, task, plan="dp2")[0]
     assert report.ok, report.text()
     assert "lower precision" in report.text()
@@ -180,7 +182,7 @@ def test_a_balance_loss_and_dropout_go_together(ranks):
         "router_z_loss_coef": 0.02,
         "dropout": 0.1,
     }
-    task = Task(
+    task = VerifyTask(
         replace(problem("gpt"), model=model), "dp2 mb2 precision:float64", 2, None, ("sgd",)
     )
     report = ranks(2, run_task, task, plan="dp2")[0]
@@ -191,11 +193,11 @@ def test_a_balance_loss_and_dropout_go_together(ranks):
 def test_verify_needs_no_second_run_when_all_is_well(ranks):
     calls = []
 
-    def runner(task: Task) -> Report:
+    def runner(task: VerifyTask) -> Report:
         calls.append(task.plan)
         return ranks(2, run_task, task, plan="dp2")[0]
 
-    assert verify(Task(problem("mlp"), "dp2 precision:float64", 2, None, ("sgd",)), runner).ok
+    assert verify(VerifyTask(problem("mlp"), "dp2 precision:float64", 2, None, ("sgd",)), runner).ok
     assert len(calls) == 1
 
 

@@ -15,20 +15,20 @@ from plait.errors import ModelError
 from plait.plan import Plan
 from plait.verify.diagnosis.outputs import locate
 from plait.verify.problem import Problem
-from plait.verify.run import Task, in_world
+from plait.verify.run import VerifyTask, in_world
 from tests.parity.verify_problems import MODELS, train
 
 Run = Callable[..., list[Any]]
 Changes = dict[str, str | None]
 
 
-def task_with(model: str, plan: str, changes: Changes, probe: str = "sgd") -> Task:
+def task_with(model: str, plan: str, changes: Changes, probe: str = "sgd") -> VerifyTask:
     """A problem whose table differs from the model's own."""
     keys = {**MODELS[model], "vocab_size": 32, "intermediate_size": 32}
     base = Problem(keys, {"name": "random", "seq_len": 8}, train())
     roles = {**models.roles_for(base.make_model()), **changes}
     table = {pattern: role for pattern, role in roles.items() if role is not None}
-    return Task(
+    return VerifyTask(
         replace(base, model={**keys, "roles": table}),
         f"{plan} precision:float64",
         1,
@@ -37,7 +37,7 @@ def task_with(model: str, plan: str, changes: Changes, probe: str = "sgd") -> Ta
     )
 
 
-def report_of(world: Any, task: Task) -> Any:
+def report_of(world: Any, task: VerifyTask) -> Any:
     try:
         return in_world(world, task)
     except ModelError as error:
@@ -109,5 +109,5 @@ def test_a_right_table_has_no_finding_of_this_kind(ranks: Run) -> None:
     assert ranks(2, _located, task, plan="tp2") == [None, None]
 
 
-def _located(world: Any, task: Task) -> Any:
+def _located(world: Any, task: VerifyTask) -> Any:
     return locate(world, task.problem, Plan.parse(task.plan))

@@ -110,7 +110,7 @@ def replicas_drift() -> list[Any]:
         if self.group.axis.rank == 1 and self.pieces[0].value.grad is not None:
             self._flats[0][0] += 1e-6
 
-    return [wrap(replicated.Replicated, "publish", after(drift))]
+    return [wrap(replicated.ReplicatedParameters, "publish", after(drift))]
 
 
 def gathers_too_little() -> list[Any]:
@@ -187,4 +187,4 @@ def masters_in_bf16() -> list[Any]:
         for flat, master in zip(self._flats, self._masters, strict=True):
             master.copy_(flat)
 
-    return [wrap(replicated.Replicated, "publish", after(take_over))]
+    return [wrap(replicated.ReplicatedParameters, "publish", after(take_over))]

@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     timelines = []
     for number, plan in enumerate(plans, start=1):
         say(f"plait compare: {plan} ({number} of {len(plans)})")
-        result = launched(job.Job(config, str(plan), keeps_timeline=True), plan.world_size)
+        result = launched(job.TrainingRun(config, str(plan), keeps_timeline=True), plan.world_size)
         timelines.append(result.pop("timeline", None))
         rows.append({**result, "loss_error": loss_error(result, rows[0] if rows else result)})
     if arguments.html is not None and is_main_process():

@@ -143,7 +143,7 @@ def as_dict(schedule: Schedule, result: Simulation) -> Json:
 def _view(schedule: Schedule, result: Simulation) -> RenderableType:
     from rich.console import Group
 
-    class Grid:
+    class GridView:
         """The grid as wide as the terminal."""
 
         def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
@@ -166,7 +166,7 @@ def _view(schedule: Schedule, result: Simulation) -> RenderableType:
         f"weight versions      {_list(result.weight_versions)}   by stage",
         f"staleness            {_list(result.staleness)}   updates, by stage",
     ]
-    return Group(Grid(), Prose("\n".join(lines)))
+    return Group(GridView(), Prose("\n".join(lines)))
 
 
 def legend(schedule: Schedule) -> list[str]:

@@ -61,13 +61,13 @@ def run(arguments: argparse.Namespace) -> Answer:
     plan = common.plan_of(config, arguments.plan, arguments.nproc)
     folder, checkpoint = _folder(arguments)
     if folder is None:
-        quiet = job.Job(config, str(plan), checkpoint=checkpoint, watches_itself=True)
+        quiet = job.TrainingRun(config, str(plan), checkpoint=checkpoint, watches_itself=True)
         result = kept_alive(quiet, plan.world_size)
         if "stopped" in result:
             end_by_signal(result, quiet, arguments.config)
         return Answer(None)
     alone = joined_world() is None
-    task = job.Job(
+    task = job.TrainingRun(
         config, str(plan), folder=folder.path, checkpoint=checkpoint, watches_itself=not alone
     )
     lock = held(folder.path) if is_main_process() else contextlib.nullcontext(None)
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     return Answer(result, view(result)) if is_main_process() else Answer(None)
 
 
-def end_by_signal(result: Json, task: job.Job, config: str) -> NoReturn:
+def end_by_signal(result: Json, task: job.TrainingRun, config: str) -> NoReturn:
     """Say how to go on, and end with the exit code of the signal."""
     name = signal.Signals(result["signal"]).name
     steps = task.config.train.steps
@@ -142,7 +142,7 @@ def undamaged(newest: Path) -> Path:
     raise first
 
 
-def launched(task: job.Job, num_ranks: int) -> Json:
+def launched(task: job.TrainingRun, num_ranks: int) -> Json:
     """The job's numbers, from its ranks; a bar that a failed rank left behind gives the cursor
     back.
     """
@@ -153,7 +153,7 @@ def launched(task: job.Job, num_ranks: int) -> Json:
         show_cursor()
 
 
-def kept_alive(task: job.Job, num_ranks: int) -> Json:
+def kept_alive(task: job.TrainingRun, num_ranks: int) -> Json:
     """The job's numbers, from ranks that end well when a signal asks for it.
 
     They go on without a rank that is lost where `[recovery]` says so.

@@ -133,7 +133,7 @@ FIXED: Final[Mapping[str, ProductTable]] = {"rule": RULE, "torch": TORCH}
 
 
 @dataclass(frozen=True)
-class Machine:
+class ProductConditions:
     """The circumstances under which a table holds."""
 
     processor: str
@@ -144,7 +144,7 @@ class Machine:
         return f"{self.processor}, torch {self.torch_version}, threads {self.num_threads}"
 
 
-def read_table(path: Path, machine: Machine | str) -> ProductTable | None:
+def read_table(path: Path, machine: ProductConditions | str) -> ProductTable | None:
     """The table kept for these circumstances; None without one, or where it is damaged."""
     try:
         kept = json.loads(path.read_text())
@@ -167,7 +167,7 @@ def table_of_probe(host: Mapping[str, Any]) -> ProductTable:
     return TORCH if kept is None else kept
 
 
-def keep_table(path: Path, machine: Machine, table: ProductTable) -> None:
+def keep_table(path: Path, machine: ProductConditions, table: ProductTable) -> None:
     """Write the table beside those of other circumstances, in one go.
 
     A folder that cannot be written is no error: the next run measures again.

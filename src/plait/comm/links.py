@@ -8,7 +8,7 @@ from plait.comm.backends.base import Backend
 from plait.comm.backends.gloo import Gloo
 from plait.comm.backends.native import Native
 from plait.comm.severance import Severance
-from plait.comm.shm.memory import Memory
+from plait.comm.shm.memory import MappedMemory
 from plait.comm.shm.processes import connect as connect_shared
 from plait.errors import PlanError
 from plait.mesh import AxisName
@@ -29,7 +29,7 @@ class Links:
         self._backend = backend
         self._timeout_seconds = timeout_seconds
         self._severance = severance or Severance()
-        self._memory = Memory(self._severance)
+        self._memory = MappedMemory(self._severance)
 
     def connect(self, name: AxisName) -> Backend:
         """The backend of an axis. Collective of its line."""

@@ -60,7 +60,7 @@ class ModelSection(Section):
         return {key: value for key, value in self.as_dict().items() if key != "roles"}
 
 
-class MLP(ModelSection):
+class MLPConfig(ModelSection):
     """A stack of linear layers."""
 
     name: Literal["mlp"]
@@ -77,7 +77,7 @@ class MLP(ModelSection):
     """The probability of dropout."""
 
 
-class Transformer(ModelSection):
+class TransformerConfig(ModelSection):
     """The keys that decoders share."""
 
     num_hidden_layers: Count
@@ -98,7 +98,7 @@ class Transformer(ModelSection):
     """The probability of dropout."""
 
 
-class GPT(Transformer):
+class GPTConfig(TransformerConfig):
     """GPT-2's architecture."""
 
     name: Literal["gpt"]
@@ -109,7 +109,7 @@ class GPT(Transformer):
     """The epsilon of the layer norms."""
 
 
-class Llama(Transformer):
+class LlamaConfig(TransformerConfig):
     """Llama's architecture, dense or (with `num_local_experts`) a mixture of experts.
 
     What the keys of experts mean, and their defaults, stands in `plait.models.llama.mixture` and
@@ -166,13 +166,13 @@ class Llama(Transformer):
     """Step of the bias that balances experts without a loss."""
 
 
-EXPERT_KEYS: Final = tuple(Llama.model_fields)[
-    tuple(Llama.model_fields).index("num_experts_per_tok") :
+EXPERT_KEYS: Final = tuple(LlamaConfig.model_fields)[
+    tuple(LlamaConfig.model_fields).index("num_experts_per_tok") :
 ]
-"""The keys of `Llama` that mean nothing without `num_local_experts`."""
+"""The keys of `LlamaConfig` that mean nothing without `num_local_experts`."""
 
 
-class ResNet(ModelSection):
+class ResNetConfig(ModelSection):
     """A residual network for images."""
 
     name: Literal["resnet"]
@@ -189,7 +189,7 @@ class ResNet(ModelSection):
     """The normalisation."""
 
 
-class FNO(ModelSection):
+class FNOConfig(ModelSection):
     """A Fourier neural operator."""
 
     name: Literal["fno"]
@@ -206,7 +206,7 @@ class FNO(ModelSection):
     """Fourier modes that are kept in each direction."""
 
 
-class HuggingFace(ModelSection):
+class HuggingFaceConfig(ModelSection):
     """A model of `transformers`: the path of its config.json, or the table itself with
     `model_type`.
     """
@@ -231,12 +231,12 @@ class Python(ModelSection):
 
 
 MODELS: Final[dict[str, type[ModelSection]]] = {
-    "mlp": MLP,
-    "gpt": GPT,
-    "llama": Llama,
-    "resnet": ResNet,
-    "fno": FNO,
-    "hf": HuggingFace,
+    "mlp": MLPConfig,
+    "gpt": GPTConfig,
+    "llama": LlamaConfig,
+    "resnet": ResNetConfig,
+    "fno": FNOConfig,
+    "hf": HuggingFaceConfig,
 }
 """The schema of each `name`; a `[model]` with `python` is `Python`."""
 

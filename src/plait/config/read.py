@@ -19,11 +19,11 @@ from plait.config import huggingface
 from plait.config.model import (
     LANGUAGE_MODELS,
     MODELS,
-    HuggingFace,
+    HuggingFaceConfig,
     ModelSection,
     Python,
     Section,
-    Transformer,
+    TransformerConfig,
 )
 from plait.config.sections import (
     Adapter,
@@ -82,7 +82,7 @@ def read_model(table: Mapping[str, Any], faults: list[str]) -> ModelSection | No
         keys, refused = huggingface.digest(name, keys)
         faults += refused
     schema = MODELS[name]
-    if issubclass(schema, Transformer):
+    if issubclass(schema, TransformerConfig):
         hidden_size: Any = keys.get("hidden_size")
         keys.setdefault(
             "intermediate_size", max(1, 4 * hidden_size) if isinstance(hidden_size, int) else 1
@@ -108,7 +108,7 @@ def read_data(
 
 def longest_sequence(model: ModelSection | None) -> int | None:
     """The positions that a model has, where its keys say so."""
-    if isinstance(model, HuggingFace) and isinstance(model.config, dict):
+    if isinstance(model, HuggingFaceConfig) and isinstance(model.config, dict):
         longest = model.config.get("max_position_embeddings", model.config.get("n_positions"))
         return longest if isinstance(longest, int) else None
     return getattr(model, "max_position_embeddings", None)

@@ -12,15 +12,15 @@ from typing import Any, Final
 
 from plait.config.model import (
     EXPERT_KEYS,
-    FNO,
-    GPT,
     LANGUAGE_MODELS,
-    MLP,
-    HuggingFace,
-    Llama,
+    FNOConfig,
+    GPTConfig,
+    HuggingFaceConfig,
+    LlamaConfig,
+    MLPConfig,
     Python,
-    ResNet,
-    Transformer,
+    ResNetConfig,
+    TransformerConfig,
 )
 from plait.config.read import longest_sequence
 from plait.config.sections import Sections
@@ -40,7 +40,7 @@ def _near(size: int, parts: int) -> str:
 def heads_divide_the_hidden_size(config: Sections) -> Iterator[str]:
     """Unless `head_dim` says otherwise."""
     model = config.model
-    if not isinstance(model, Transformer) or getattr(model, "head_dim", None) is not None:
+    if not isinstance(model, TransformerConfig) or getattr(model, "head_dim", None) is not None:
         return
     if model.hidden_size % model.num_attention_heads:
         yield (
@@ -48,7 +48,7 @@ def heads_divide_the_hidden_size(config: Sections) -> Iterator[str]:
             f"{model.num_attention_heads}; "
             f"{_near(model.hidden_size, model.num_attention_heads)}"
         )
-    elif isinstance(model, Llama) and (model.hidden_size // model.num_attention_heads) % 2:
+    elif isinstance(model, LlamaConfig) and (model.hidden_size // model.num_attention_heads) % 2:
         yield (
             f"model.hidden_size {model.hidden_size} over num_attention_heads "
             f"{model.num_attention_heads} is an odd size of a "
@@ -59,7 +59,7 @@ def heads_divide_the_hidden_size(config: Sections) -> Iterator[str]:
 def head_dim_is_even(config: Sections) -> Iterator[str]:
     """Rotary positions turn pairs of features."""
     model = config.model
-    if isinstance(model, Llama) and model.head_dim is not None and model.head_dim % 2:
+    if isinstance(model, LlamaConfig) and model.head_dim is not None and model.head_dim % 2:
         yield f"model.head_dim {model.head_dim} is odd; rotary positions turn pairs"
 
 
@@ -67,7 +67,7 @@ def key_value_heads_divide_the_heads(config: Sections) -> Iterator[str]:
     """Each key-value head serves a whole group of queries."""
     model = config.model
     if (
-        isinstance(model, Llama)
+        isinstance(model, LlamaConfig)
         and model.num_key_value_heads
         and model.num_attention_heads % model.num_key_value_heads
     ):
@@ -84,7 +84,7 @@ def expert_keys_go_together(config: Sections) -> Iterator[str]:
     are.
     """
     model = config.model
-    if not isinstance(model, Llama):
+    if not isinstance(model, LlamaConfig):
         return
     if model.num_local_experts is None:
         for key in EXPERT_KEYS:
@@ -108,7 +108,7 @@ def router_keys_go_together(config: Sections) -> Iterator[str]:
     help.
     """
     model = config.model
-    if not isinstance(model, Llama) or model.num_local_experts is None:
+    if not isinstance(model, LlamaConfig) or model.num_local_experts is None:
         return
     experts = model.num_local_experts
     groups = model.n_group or 1
@@ -139,7 +139,7 @@ def hf_config_has_a_type(config: Sections) -> Iterator[str]:
     """An inline table must say which model it is."""
     model = config.model
     if (
-        isinstance(model, HuggingFace)
+        isinstance(model, HuggingFaceConfig)
         and isinstance(model.config, dict)
         and "model_type" not in model.config
     ):
@@ -170,20 +170,20 @@ def text_needs_a_language_model(config: Sections) -> Iterator[str]:
     model = config.model
     if data.name not in ("stdlib", "text"):
         return
-    if isinstance(model, (MLP, ResNet, FNO)):
+    if isinstance(model, (MLPConfig, ResNetConfig, FNOConfig)):
         yield (
             f"data '{data.name}' is text, and model '{model.name}' takes none; use a model of "
             f"{', '.join(LANGUAGE_MODELS)}"
         )
     vocab_size: Any = getattr(model, "vocab_size", None)
-    if isinstance(model, HuggingFace):
+    if isinstance(model, HuggingFaceConfig):
         vocab_size = written_vocabulary(model.config)
     if isinstance(vocab_size, int) and vocab_size < BYTES:
         yield (
             f"model.vocab_size {vocab_size} is too small: data '{data.name}' is bytes and needs "
             f"vocab_size {BYTES} or more"
         )
-    elif isinstance(model, HuggingFace) and vocab_size is not None and data.tokenizer is None:
+    elif isinstance(model, HuggingFaceConfig) and vocab_size is not None and data.tokenizer is None:
         yield from foreign_alphabet(vocab_size, data.name)
 
 
@@ -226,21 +226,21 @@ def digits_need_an_image_model(config: Sections) -> Iterator[str]:
     model = config.model
     if config.data.name != "digits":
         return
-    if isinstance(model, (GPT, Llama, HuggingFace, FNO)):
+    if isinstance(model, (GPTConfig, LlamaConfig, HuggingFaceConfig, FNOConfig)):
         yield f"data 'digits' is images, and model '{model.name}' takes none; use mlp or resnet"
-    if isinstance(model, MLP) and model.in_features != DIGIT_FEATURES:
+    if isinstance(model, MLPConfig) and model.in_features != DIGIT_FEATURES:
         yield (
             f"model.in_features {model.in_features}: data 'digits' needs in_features "
             f"{DIGIT_FEATURES}"
         )
-    if isinstance(model, MLP) and model.out_features < DIGIT_CLASSES:
+    if isinstance(model, MLPConfig) and model.out_features < DIGIT_CLASSES:
         yield (
             f"model.out_features {model.out_features}: data 'digits' needs out_features "
             f"{DIGIT_CLASSES} or more"
         )
-    if isinstance(model, ResNet) and model.in_channels != 1:
+    if isinstance(model, ResNetConfig) and model.in_channels != 1:
         yield f"model.in_channels {model.in_channels}: data 'digits' needs in_channels 1"
-    if isinstance(model, ResNet) and model.num_classes < DIGIT_CLASSES:
+    if isinstance(model, ResNetConfig) and model.num_classes < DIGIT_CLASSES:
         yield (
             f"model.num_classes {model.num_classes}: data 'digits' needs num_classes "
             f"{DIGIT_CLASSES} or more"

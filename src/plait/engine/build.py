@@ -41,7 +41,7 @@ from plait.engine.stages.make_stages import (
     make_parts,
 )
 from plait.engine.stages.tied import tied_sums
-from plait.engine.state.values import Whole, prepare
+from plait.engine.state.values import FullState, prepare
 from plait.engine.strategies import as_one, asynchrony_of, strategy_maker
 from plait.engine.update import Parameters, Update, partial_sums
 from plait.mesh import Mesh
@@ -112,7 +112,7 @@ def compose(
     """Apply each parallelism of a plan that was checked, in their order. Collective."""
     precision = Precision.of(plan, float16=options.float16)
     blocks = block_names(model, options.blocks)
-    whole = Whole.of(model, world)
+    whole = FullState.of(model, world)
     split = split_model(model, plan, options, world)
     wrap_blocks(model, blocks, plan, options, world)
     schedule = schedule_of(plan, options)

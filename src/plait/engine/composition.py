@@ -4,7 +4,7 @@ plan that does.
 
 from __future__ import annotations
 
-from plait.engine.stages.cut import Cut
+from plait.engine.stages.cut import StagePartition
 from plait.errors import ModelError, NotAvailable, PlanError
 from plait.parallel.pipeline.actions import Schedule
 from plait.plan import Plan
@@ -43,7 +43,9 @@ def check_composition(plan: Plan) -> None:
         )
 
 
-def check_delayed(schedule: Schedule, stages: Cut, *, experts: bool, clips: bool) -> None:
+def check_delayed(
+    schedule: Schedule, stages: StagePartition, *, experts: bool, clips: bool
+) -> None:
     """Refuse what an asynchronous schedule, which updates each stage by itself, cannot do."""
     if not schedule.asynchronous:
         return

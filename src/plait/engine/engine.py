@@ -28,10 +28,10 @@ from plait.engine.explain import Explainer, explained, memory_error, token_error
 from plait.engine.loss import LossTotals
 from plait.engine.precision import LossScale, NoLossScale
 from plait.engine.prepare import example_of, first_batch, share
-from plait.engine.stages.pipeline import Pipeline, Step
+from plait.engine.stages.pipeline import Pipeline, PipelineStep
 from plait.engine.stages.timing import UpdateTiming
-from plait.engine.state.holding import Holding
 from plait.engine.state.init import derive_seed
+from plait.engine.state.local_parameters import LocalParameters
 from plait.engine.state.memory import live_bytes
 from plait.engine.state.shards import gradient_shards, parameter_shards
 from plait.engine.step import StepResult
@@ -71,7 +71,7 @@ class EngineParts:
     pipeline: Pipeline
     timing: UpdateTiming
     reductions: Sequence[Callable[[], None]]
-    holding: Holding
+    holding: LocalParameters
     seed: int
     scale: LossScale | NoLossScale
     mean_of_workers: bool
@@ -326,10 +326,10 @@ class Engine:
     # -- what the schedule calls
     # ----------------------------------------------------------------------------------
 
-    def _step_of(self, batch: Any) -> Step:
+    def _step_of(self, batch: Any) -> PipelineStep:
         micro_batches = self.splitter.split(batch)
         first = self.world.worker[0] * len(micro_batches)
-        return Step(
+        return PipelineStep(
             dict(enumerate(micro_batches)),
             lambda index: self._seed_of(first + index),
             self._loss_scale,

@@ -49,7 +49,7 @@ def make_driver(
     """
     if isinstance(strategy, KeyedWeights):
         return AsyncServerDriver(strategy, make_update, asynchrony)
-    if name == "local" and isinstance(strategy, data.Replicated):
+    if name == "local" and isinstance(strategy, data.ReplicatedParameters):
         return LocalDriver(strategy, make_update, asynchrony)
     return SynchronousDriver(strategy, make_update)
 

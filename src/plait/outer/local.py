@@ -33,7 +33,7 @@ from plait.comm.rendezvous import RendezvousRound
 from plait.outer.compression import Int8Sum
 from plait.outer.driver import Change, Driver, StepReport
 from plait.outer.options import Asynchrony
-from plait.parallel.data import OptimizerShard, Replicated
+from plait.parallel.data import OptimizerShard, ReplicatedParameters
 
 
 class LocalDriver(Driver):
@@ -46,7 +46,7 @@ class LocalDriver(Driver):
 
     def __init__(
         self,
-        strategy: Replicated,
+        strategy: ReplicatedParameters,
         make_update: Callable[[Change], None],
         asynchrony: Asynchrony,
     ) -> None:

@@ -24,8 +24,8 @@ from plait.cluster.products import (
     MULTIPLICATIONS,
     RULE,
     TORCH,
-    Machine,
     ProductClass,
+    ProductConditions,
     ProductTable,
     Ratio,
     processor_name,
@@ -92,9 +92,9 @@ class Measurement:
     seconds: float
 
 
-def this_machine() -> Machine:
+def this_machine() -> ProductConditions:
     """The circumstances of a measurement made now."""
-    return Machine(processor_name(), torch.__version__, torch.get_num_threads())
+    return ProductConditions(processor_name(), torch.__version__, torch.get_num_threads())
 
 
 def shapes_of(one: ProductClass) -> tuple[Shape, ...]:

@@ -39,7 +39,7 @@ ADAPTER = "adapter"
 """The key of a model's keys that holds its `[adapter]`."""
 
 
-class Source(Protocol):
+class ConfigSource(Protocol):
     """The sections that training is made of: a `Config`, or the problem of a proof.
 
     `model` and `data` may be plain keys; `train` and `plan` hold every key with its default.
@@ -71,7 +71,7 @@ class Training:
 
 
 def assemble(
-    config: Source, plan: Plan, world: World, products: ProductTable | None = None
+    config: ConfigSource, plan: Plan, world: World, products: ProductTable | None = None
 ) -> Training:
     """Build what a config names, under a plan, on this rank. Collective.
 
@@ -95,7 +95,7 @@ def assemble(
     return Training(engine, loader)
 
 
-def model_keys(config: Source) -> Mapping[str, Any]:
+def model_keys(config: ConfigSource) -> Mapping[str, Any]:
     """The `[model]` section as plain keys: `name` or `python`, and what the model's constructor
     takes. An `[adapter]` is one more key.
     """
@@ -109,7 +109,7 @@ def model_keys(config: Source) -> Mapping[str, Any]:
     return {**keys, ADAPTER: adapter.as_dict()}
 
 
-def roles_of(config: Source) -> Mapping[str, str] | None:
+def roles_of(config: ConfigSource) -> Mapping[str, str] | None:
     """The user's own table of roles."""
     section = config.model
     return section.get("roles") if isinstance(section, Mapping) else section.roles
@@ -161,7 +161,7 @@ def make_loss(train: Train, keys: Mapping[str, Any]) -> LossFunction:
     return losses.mse if keys.get("name") in models.OF_FIELDS else losses.cross_entropy
 
 
-def make_options(config: Source, plan: Plan | None = None) -> Options:
+def make_options(config: ConfigSource, plan: Plan | None = None) -> Options:
     """The options of `build` that a config names and a plan does not."""
     train = config.train
     keys = model_keys(config)
@@ -194,7 +194,7 @@ def make_options(config: Source, plan: Plan | None = None) -> Options:
     )
 
 
-def make_cutting(config: Source) -> Cutting:
+def make_cutting(config: ConfigSource) -> Cutting:
     """Where a pipeline cuts the model, and one sample of the data for models whose forward must be
     seen.
     """
@@ -210,13 +210,13 @@ def make_cutting(config: Source) -> Cutting:
     )
 
 
-def make_schedule(config: Source) -> Schedule | None:
+def make_schedule(config: ConfigSource) -> Schedule | None:
     """The schedule of `[plan] schedule`, a text file; None where the plan's own is meant."""
     path = config.plan.schedule
     return None if path is None else load_schedule(path)
 
 
-def make_loader(config: Source, rank: int = 0, size: int = 1) -> Loader:
+def make_loader(config: ConfigSource, rank: int = 0, size: int = 1) -> Loader:
     """The share of data coordinate `rank` of `size` in every global batch."""
     train = config.train
     _check_alphabet(config)
@@ -224,7 +224,7 @@ def make_loader(config: Source, rank: int = 0, size: int = 1) -> Loader:
     return Loader(dataset, train.global_batch, dp_size=size, dp_rank=rank, seed=train.seed)
 
 
-def _check_alphabet(config: Source) -> None:
+def _check_alphabet(config: ConfigSource) -> None:
     """A Hugging Face config that says no vocabulary has that of its family's tokenizer: no
     bytes.
     """

@@ -8,10 +8,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from plait.trace import Timeline
-from plait.trace.page import Grid, Picture, Section, page
+from plait.trace.page import Grid, PageSection, Picture, page
 from plait.trace.picture import Bar, Frame, bars, lanes, timeline_lanes
 
 HEAD = ("plan", "loss", "error", "ms/step", "tokens/s", "bubble", "peak MB", "MB sent by axis")
+STEP_TEXT = (
+    "The mean over ranks and the last steps: computing, standing still for messages of an axis, "
+    "and the rest."
+)
+MEMORY_TEXT = "The state of the fullest rank between steps."
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -30,20 +35,16 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 def html(title: str, rows: Sequence[dict[str, Any]], timelines: Sequence[Timeline]) -> str:
     """The whole page; everything on it was measured in the runs of the rows."""
+    seconds = [Bar(row["plan"], _parts(row["breakdown"])) for row in rows]
+    traffic = [_bar(row, "traffic", 1e6) for row in rows]
+    memory = [_memory(row) for row in rows]
     sections = [
-        Section("Side by side", (Grid(HEAD, tuple(cells(row) for row in rows)),)),
-        Section(
-            "Where a step goes",
-            ("The mean over ranks and the last steps: computing, standing still for messages of an axis, and the rest.",
-             Picture(bars([Bar(row["plan"], _parts(row["breakdown"])) for row in rows], "ms"))),
-        ),
-        Section("Traffic", ("Sent in a step, by axis.", Picture(bars([_bar(row, "traffic", 1e6) for row in rows], "MB")))),
-        Section(
-            "Memory",
-            ("The state of the fullest rank between steps.", Picture(bars([_memory(row) for row in rows], "MB"))),
-        ),
-        Section("Timelines", tuple(_pictures(rows, timelines))),
-    ]  # fmt: skip
+        PageSection("Side by side", (Grid(HEAD, tuple(cells(row) for row in rows)),)),
+        PageSection("Where a step goes", (STEP_TEXT, Picture(bars(seconds, "ms")))),
+        PageSection("Traffic", ("Sent in a step, by axis.", Picture(bars(traffic, "MB")))),
+        PageSection("Memory", (MEMORY_TEXT, Picture(bars(memory, "MB")))),
+        PageSection("Timelines", tuple(_pictures(rows, timelines))),
+    ]
     return page(title, sections)
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingRun:
     """The training that ranks do, and the folder of its results; without one nothing is written.
 
     With `keeps_timeline` rank 0's numbers hold the last step of all ranks as `timeline`, which is
@@ -57,7 +57,7 @@ class Job:
         return Supervision(self.plan, seconds, self.folder, self.watches_itself)
 
 
-def run(job: Job, place: Place | None = None, by_peers: bool = False) -> dict[str, Any]:
+def run(job: TrainingRun, place: Place | None = None, by_peers: bool = False) -> dict[str, Any]:
     """Train, and return the numbers of `plait train --json`, the same on every rank. Collective.
 
     `place` is the part of this rank where a launcher keeps the run alive. With `by_peers` the
@@ -80,7 +80,7 @@ def run(job: Job, place: Place | None = None, by_peers: bool = False) -> dict[st
     return numbers
 
 
-def _watched(job: Job, world: World, plan: Plan, ending: Ending | None) -> dict[str, Any]:
+def _watched(job: TrainingRun, world: World, plan: Plan, ending: Ending | None) -> dict[str, Any]:
     """The run in a world, watched over where no launcher does. Collective."""
     job, folder = _agreed(world, job)
     if folder is not None:
@@ -90,7 +90,7 @@ def _watched(job: Job, world: World, plan: Plan, ending: Ending | None) -> dict[
 
 
 def _trained(
-    job: Job, plan: Plan, world: World, folder: RunFolder | None, ending: Ending | None
+    job: TrainingRun, plan: Plan, world: World, folder: RunFolder | None, ending: Ending | None
 ) -> dict[str, Any]:
     """The run itself. Collective."""
     from plait.engine.explain import explained, memory_error
@@ -131,7 +131,7 @@ def _trained(
 
 
 def _ended(
-    job: Job, world: World, training: Training, tally: Tally, watch: Watch
+    job: TrainingRun, world: World, training: Training, tally: Tally, watch: Watch
 ) -> dict[str, Any]:
     """The numbers of a run that has done all its steps, written into its folder."""
     from plait.run.rundir import RunFolder
@@ -166,7 +166,7 @@ def _be_silent(message: str) -> None:
     pass
 
 
-def _agreed(world: World, job: Job) -> tuple[Job, RunFolder | None]:
+def _agreed(world: World, job: TrainingRun) -> tuple[Job, RunFolder | None]:
     """The folder and the checkpoint of rank 0: in a world of torchrun it alone has chosen them."""
     from plait.run.rundir import RunFolder
 
@@ -175,7 +175,7 @@ def _agreed(world: World, job: Job) -> tuple[Job, RunFolder | None]:
     return job, None if path is None else RunFolder(path)
 
 
-def _describe(folder: RunFolder, job: Job, table: ProductTable) -> None:
+def _describe(folder: RunFolder, job: TrainingRun, table: ProductTable) -> None:
     """Write what was asked for into the run's folder."""
     from plait.engine.choosing import write_table_of_run
     from plait.parallel.pipeline.text import dumps
@@ -200,7 +200,7 @@ def _has_news(tally: Tally, path: Path) -> bool:
     return bool(tally.seconds) or not path.exists()
 
 
-def _table(world: World, job: Job, folder: RunFolder | None, plan: Plan) -> ProductTable:
+def _table(world: World, job: TrainingRun, folder: RunFolder | None, plan: Plan) -> ProductTable:
     """Which library multiplies: the choice of the run that is continued, else this machine's."""
     from plait.engine.choosing import agreed_table
     from plait.engine.precision import Precision
@@ -213,7 +213,9 @@ def _table(world: World, job: Job, folder: RunFolder | None, plan: Plan) -> Prod
     return agreed_table(train.linear_product, world, compute, run_file)
 
 
-def _hooks(job: Job, world: World, folder: RunFolder | None, training: Training) -> list[Hook]:
+def _hooks(
+    job: TrainingRun, world: World, folder: RunFolder | None, training: Training
+) -> list[Hook]:
     from plait.run.hooks import Checkpoints
     from plait.run.metrics import MetricsFile
     from plait.run.progress import progress

@@ -18,7 +18,7 @@ from typing import IO, Any
 from plait.errors import RunError
 from plait.run.hooks import Hook, Start, StepDone
 from plait.trace import Timeline
-from plait.trace.breakdown import Breakdown, of_steps
+from plait.trace.breakdown import TimeBreakdown, of_steps
 
 TRACED_STEPS = 5
 
@@ -137,7 +137,7 @@ class Tally(Hook):
         seconds = sum(self.seconds[start:])
         return sum(self.tokens[start:]) / seconds if seconds > 0 else 0.0
 
-    def breakdown(self) -> Breakdown:
+    def breakdown(self) -> TimeBreakdown:
         """Where the time of the last steps went on this rank."""
         seconds = self.seconds[len(self.seconds) - len(self.timelines) :]
         return of_steps(list(zip(self.timelines, seconds, strict=True)))

@@ -18,7 +18,7 @@ LINE_SECONDS = 2.0
 
 def progress(stream: TextIO) -> Hook:
     """The hook that suits the stream."""
-    return Bar(stream) if stream.isatty() else Lines(stream)
+    return ProgressBar(stream) if stream.isatty() else Lines(stream)
 
 
 class Pace:
@@ -85,7 +85,7 @@ class Lines(Hook):
         print(line, file=self.stream, flush=True)
 
 
-class Bar(Hook):
+class ProgressBar(Hook):
     """A bar with loss, tokens a second, memory and time left."""
 
     def __init__(self, stream: TextIO) -> None:

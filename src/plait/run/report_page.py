@@ -10,7 +10,7 @@ from typing import Any
 from plait.plan.facts import SCHEDULES
 from plait.run.rundata import RunData, lines_of
 from plait.trace import Timeline
-from plait.trace.page import Grid, Picture, Section, page
+from plait.trace.page import Grid, PageSection, Picture, page
 from plait.trace.picture import COLOURS, Bar, Frame, Lane, bars, lanes, legend, timeline_lanes
 
 MAX_LANES = 16
@@ -38,7 +38,7 @@ def report_page(data: RunData) -> str:
     return page(f"plait run {data.folder.resolve().name}: {data.plan}", sections)
 
 
-def _summary(data: RunData) -> Section:
+def _summary(data: RunData) -> PageSection:
     numbers = data.numbers()
     summary = data.summary
     rows = [
@@ -69,7 +69,7 @@ def _summary(data: RunData) -> Section:
         f"{summary.get('tokens_per_second') or 0:,.0f} tokens/s by the clock, data loading "
         "included."
     )
-    return Section("The step in numbers", parts)
+    return PageSection("The step in numbers", parts)
 
 
 OWN_TIMES = "the schedule with the mean times of that step's own actions, waits left out"
@@ -80,7 +80,7 @@ def _traced(data: RunData) -> str:
     return f"the median of the traced steps {numbers[0]} to {numbers[-1]}"
 
 
-def _timelines(data: RunData) -> Section:
+def _timelines(data: RunData) -> PageSection:
     asynchronous = SCHEDULES[data.plan.pp.schedule].asynchronous
     measured = Timeline.merge(data.steps.values()) if asynchronous else data.steps[data.shown]
     drawn = [
@@ -114,7 +114,7 @@ def _timelines(data: RunData) -> Section:
             f"Predicted and simulated are one pipeline line, ranks {', '.join(map(str, line))}; "
             "the others do alike."
         )
-    return Section("Timelines", parts)
+    return PageSection("Timelines", parts)
 
 
 def _legend(timelines: Sequence[Timeline]) -> Picture:
@@ -136,7 +136,7 @@ def _picture(rows: Sequence[Lane], length: float, caption: str) -> Picture:
     )
 
 
-def _memory(data: RunData) -> Section:
+def _memory(data: RunData) -> PageSection:
     rows: list[Bar] = []
     if data.prediction is not None:
         memory = data.prediction.numbers["memory"]
@@ -158,12 +158,12 @@ def _memory(data: RunData) -> Section:
         if peaks
         else ""
     )
-    return Section(
+    return PageSection(
         "Memory", [Picture(bars(rows[: MAX_LANES + 1], "MB")), *([said] if said else [])]
     )
 
 
-def _traffic(data: RunData) -> Section:
+def _traffic(data: RunData) -> PageSection:
     counted: Mapping[str, float] = data.summary.get("traffic") or {}
     expected: Mapping[str, float] = (
         {} if data.prediction is None else data.prediction.numbers["traffic"]
@@ -180,13 +180,13 @@ def _traffic(data: RunData) -> Section:
         yield Bar(f"{axis}, counted", ((axis, counted.get(axis, 0) / 1e6),))
 
     rows = [bar for axis in axes for bar in row(axis)]
-    return Section(
+    return PageSection(
         "Traffic: MB sent by the busiest rank in a step",
         [Picture(bars(rows, "MB")) if rows else "Nothing was sent."],
     )
 
 
-def _course(metrics: Sequence[Mapping[str, Any]]) -> Section:
+def _course(metrics: Sequence[Mapping[str, Any]]) -> PageSection:
     """Every step or, of many, some of them."""
     every = max(1, len(metrics) // 20)
     shown = [*metrics[:-1:every], metrics[-1]] if metrics else []
@@ -203,7 +203,7 @@ def _course(metrics: Sequence[Mapping[str, Any]]) -> Section:
         )
         for one in shown
     )
-    return Section("Course", [Grid(("step", "loss", "gradient norm", "ms"), rows)])
+    return PageSection("Course", [Grid(("step", "loss", "gradient norm", "ms"), rows)])
 
 
 def _ms(seconds: float | None) -> str:

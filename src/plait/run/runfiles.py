@@ -23,13 +23,13 @@ Whole = Annotated[int, Field(ge=0, le=10**15)]
 Read = TypeVar("Read", bound=BaseModel)
 
 
-class Record(BaseModel):
+class FileRecord(BaseModel):
     """The base of all records: more keys may be there, and none is converted."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
 
-class Step(Record):
+class StepRecord(FileRecord):
     """One line of `metrics.jsonl`."""
 
     step: Whole
@@ -38,7 +38,7 @@ class Step(Record):
     seconds: Seconds
 
 
-class Summary(Record):
+class Summary(FileRecord):
     """The numbers of `summary.json` that a report shows."""
 
     steps: Whole | None = None
@@ -49,13 +49,13 @@ class Summary(Record):
     state_memory: list[dict[str, Bytes]] | None = None
 
 
-class SpanArguments(Record):
+class SpanArguments(FileRecord):
     """The step of a span, where it was traced as one of a step."""
 
     step: Whole | None = None
 
 
-class SpanEvent(Record):
+class SpanEvent(FileRecord):
     """An action of the schedule."""
 
     ph: Literal["X"]
@@ -67,7 +67,7 @@ class SpanEvent(Record):
     args: SpanArguments
 
 
-class CommArguments(Record):
+class CommArguments(FileRecord):
     """Where a communication went, and how much."""
 
     axis: str
@@ -76,7 +76,7 @@ class CommArguments(Record):
     exposed_us: Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
 
 
-class CommBegin(Record):
+class CommBegin(FileRecord):
     """The issue of a communication."""
 
     ph: Literal["b"]
@@ -86,7 +86,7 @@ class CommBegin(Record):
     args: CommArguments
 
 
-class CommEnd(Record):
+class CommEnd(FileRecord):
     """The end of its wait."""
 
     ph: Literal["e"]
@@ -95,7 +95,7 @@ class CommEnd(Record):
     ts: Moment
 
 
-class Memory(Record):
+class MemoryRecord(FileRecord):
     """Memory in use at a moment."""
 
     ph: Literal["C"]
@@ -104,11 +104,11 @@ class Memory(Record):
     args: dict[str, Bytes]
 
 
-EVENTS: dict[str, type[Record]] = {
+EVENTS: dict[str, type[FileRecord]] = {
     "X": SpanEvent,
     "b": CommBegin,
     "e": CommEnd,
-    "C": Memory,
+    "C": MemoryRecord,
 }
 
 
@@ -141,7 +141,7 @@ def metrics_of(path: Path) -> tuple[dict[str, Any], ...]:
             given = parse_json(line)
         except ValueError as error:
             raise ConfigError(f"{where}: this is no JSON ({error}); remove the line") from error
-        _held(Step, given, where)
+        _held(StepRecord, given, where)
         steps.append({"loss": None, "grad_norm": None, **given})
     return tuple(steps)
 

@@ -14,7 +14,7 @@ from plait.trace.timeline import Timeline
 
 
 @dataclass(frozen=True)
-class Breakdown:
+class TimeBreakdown:
     """Seconds of one step. `other_seconds`: outside all actions, as slicing the batch or reading
     the loss.
     """
@@ -45,12 +45,12 @@ class Breakdown:
         }
 
 
-def of_steps(steps: Sequence[tuple[Timeline, float]]) -> Breakdown:
+def of_steps(steps: Sequence[tuple[Timeline, float]]) -> TimeBreakdown:
     """The mean over the steps of one rank: (timeline, seconds) each; nothing of no step."""
     return mean([_of_step(timeline, seconds) for timeline, seconds in steps])
 
 
-def _of_step(timeline: Timeline, seconds: float) -> Breakdown:
+def _of_step(timeline: Timeline, seconds: float) -> TimeBreakdown:
     waiting: dict[str, float] = {}
     for comm in timeline.comms:
         if comm.rank == timeline.rank:
@@ -62,18 +62,18 @@ def _of_step(timeline: Timeline, seconds: float) -> Breakdown:
             span.start_seconds <= comm.stop_seconds <= span.stop_seconds for span in timeline.spans
         )
     )
-    return Breakdown(seconds, max(0.0, timeline.busy_seconds(timeline.rank) - inside), waiting)
+    return TimeBreakdown(seconds, max(0.0, timeline.busy_seconds(timeline.rank) - inside), waiting)
 
 
-def mean(parts: Iterable[Breakdown]) -> Breakdown:
+def mean(parts: Iterable[TimeBreakdown]) -> TimeBreakdown:
     """The mean over several steps, or over several ranks."""
     found = list(parts)
     if not found:
-        return Breakdown()
+        return TimeBreakdown()
     axes = sorted({axis for part in found for axis in part.waiting_seconds})
     waiting = {
         axis: sum(part.waiting_seconds.get(axis, 0.0) for part in found) / len(found)
         for axis in axes
     }
     step = sum(part.step_seconds for part in found) / len(found)
-    return Breakdown(step, sum(part.compute_seconds for part in found) / len(found), waiting)
+    return TimeBreakdown(step, sum(part.compute_seconds for part in found) / len(found), waiting)

@@ -37,14 +37,14 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """A heading and what stands under it: sentences (str), tables and pictures, in order."""
 
     title: str
     parts: Sequence[str | Grid | Picture] = field(default_factory=tuple)
 
 
-def page(title: str, sections: Sequence[Section]) -> str:
+def page(title: str, sections: Sequence[PageSection]) -> str:
     """The whole file."""
     body = "\n".join(_section(section) for section in sections)
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
@@ -54,7 +54,7 @@ def page(title: str, sections: Sequence[Section]) -> str:
     )
 
 
-def _section(section: Section) -> str:
+def _section(section: PageSection) -> str:
     return "\n".join(
         [f"<h2>{escape(section.title)}</h2>", *(_part(part) for part in section.parts)]
     )

@@ -47,7 +47,7 @@ _STYLE = "<style>text{font:11px sans-serif;fill:currentColor}.in{fill:#111;text-
 
 
 @dataclass(frozen=True)
-class Box:
+class TimeBox:
     """Something that lasts from `start` on for `length`, in the picture's unit.
 
     `hint` shows under the pointer; `edge` draws a dark mark at its end; `slim` draws a line at the
@@ -69,7 +69,7 @@ class Lane:
     """A named row of boxes."""
 
     name: str
-    boxes: tuple[Box, ...]
+    boxes: tuple[TimeBox, ...]
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def lanes(rows: Sequence[Lane], frame: Frame | None = None) -> str:
     return _svg(margin + frame.width + 24, height, frame.title, parts)
 
 
-def _box(box: Box, x: float, top: float, width: float, height: float) -> Iterator[str]:
+def _box(box: TimeBox, x: float, top: float, width: float, height: float) -> Iterator[str]:
     if box.slim:
         top = top + height - 4
         height = 4
@@ -174,11 +174,11 @@ def timeline_lanes(timeline: Timeline, per_second: float = 1e3) -> list[Lane]:
     return found
 
 
-def _of_span(span: Span, origin: float, per_second: float) -> Box:
+def _of_span(span: Span, origin: float, per_second: float) -> TimeBox:
     start = (span.start_seconds - origin) * per_second
     length = span.seconds * per_second
     colour = COLOURS.get(span.kind, COLOURS["other"])
-    return Box(
+    return TimeBox(
         start,
         length,
         colour,
@@ -187,13 +187,13 @@ def _of_span(span: Span, origin: float, per_second: float) -> Box:
     )
 
 
-def _of_wait(comm: CommEvent, origin: float, per_second: float) -> Box:
+def _of_wait(comm: CommEvent, origin: float, per_second: float) -> TimeBox:
     start = (comm.stop_seconds - comm.exposed_seconds - origin) * per_second
     hint = (
         f"waited {comm.exposed_seconds * 1e3:.3f} ms for {comm.op} on {comm.axis}, {comm.bytes} "
         "bytes"
     )
-    return Box(start, comm.exposed_seconds * per_second, COLOURS["wait"], "", hint, slim=True)
+    return TimeBox(start, comm.exposed_seconds * per_second, COLOURS["wait"], "", hint, slim=True)
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ def bars(rows: Sequence[Bar], unit: str = "", width: float = 560.0) -> str:
         for label, value in row.parts:
             wide = value / most * width
             parts += _box(
-                Box(0, 0, colour[label], hint=f"{row.name}, {label}: {value:g} {unit}"),
+                TimeBox(0, 0, colour[label], hint=f"{row.name}, {label}: {value:g} {unit}"),
                 x,
                 top,
                 wide,

@@ -7,7 +7,7 @@ every constant factor.
 
 from __future__ import annotations
 
-from plait.verify.diagnosis.bisect import Blame, bisect
+from plait.verify.diagnosis.bisect import FailingSet, bisect
 from plait.verify.diagnosis.finding import Facts, Finding
 from plait.verify.external import Parallel, differential, judge
 from plait.verify.record.observation import (
@@ -24,9 +24,9 @@ from plait.verify.report import Report
 from plait.verify.run import run
 
 __all__ = [
-    "Blame",
     "Contribution",
     "Facts",
+    "FailingSet",
     "Finding",
     "Observation",
     "Parallel",

@@ -44,7 +44,7 @@ PRECISIONS = ("float64", "float32")
 
 
 @dataclass(frozen=True)
-class Task:
+class VerifyTask:
     """The task of the ranks: one plan, one problem, some probes. No probe changes a `final`
     plan.
     """
@@ -59,7 +59,7 @@ class Task:
     clock: Clock = field(default_factory=Clock)
 
 
-Runner = Callable[[Task], Report]
+Runner = Callable[[VerifyTask], Report]
 
 
 def run(
@@ -114,7 +114,7 @@ def run(
             step_seconds(problem), parsed, steps, len(names) + 2 * bool(training)
         )
         clock.say(f"about {seconds:.0f} s, predicted from one step of one device")
-    task = Task(problem, str(parsed), steps, tolerance, names, training=training, clock=clock)
+    task = VerifyTask(problem, str(parsed), steps, tolerance, names, training=training, clock=clock)
     report = verify(task)
     if steps_after_resume and report.ok:
         plans = tuple(resume_plans) or (str(parsed),)
@@ -156,7 +156,7 @@ def _check_steps_together(plan: Plan) -> None:
         )
 
 
-def verify(task: Task, runner: Runner | None = None, *, blame: bool = True) -> Report:
+def verify(task: VerifyTask, runner: Runner | None = None, *, blame: bool = True) -> Report:
     """Run a task, and on failure smaller plans too. `runner` runs a task on the ranks of its plan;
     default: new local ranks.
     """
@@ -184,7 +184,7 @@ def verify(task: Task, runner: Runner | None = None, *, blame: bool = True) -> R
     return _with_blame(report, task, failed, runner)
 
 
-def _with_blame(report: Report, task: Task, probe: str, runner: Runner) -> Report:
+def _with_blame(report: Report, task: VerifyTask, probe: str, runner: Runner) -> Report:
     """Name the axis by trying smaller plans with the probe that failed. What cannot run at all
     counts as failing.
     """
@@ -206,7 +206,7 @@ def _with_blame(report: Report, task: Task, probe: str, runner: Runner) -> Repor
     )
 
 
-def in_world(world: World, task: Task) -> Report:
+def in_world(world: World, task: VerifyTask) -> Report:
     """Run all probes of a task on the ranks of `world`; every rank returns the same report.
     Collective.
     """
@@ -271,7 +271,7 @@ def _why(name: str) -> str:
     return PROBES[name].why if name in PROBES else "the precision and the update of training"
 
 
-def _compare(world: World, problem: Problem, plan: Plan, task: Task) -> Report:
+def _compare(world: World, problem: Problem, plan: Plan, task: VerifyTask) -> Report:
     """One problem under one plan against one device; the first rank does the reference and tells
     the others.
     """

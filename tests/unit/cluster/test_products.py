@@ -14,8 +14,8 @@ from plait.cluster.products import (
     RULE,
     TORCH,
     WEIGHT_GRAD,
-    Machine,
     ProductClass,
+    ProductConditions,
     ProductTable,
     keep_table,
     processor_name,
@@ -25,7 +25,7 @@ from plait.errors import ClusterError
 
 ONE = ProductClass(WEIGHT_GRAD, 128, 1 << 23)
 TABLE = ProductTable(frozenset({ONE}), {ONE: (0.7, 0.75, 0.8)})
-MACHINE = Machine("some processor", "2.13.0", 1)
+MACHINE = ProductConditions("some processor", "2.13.0", 1)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_fixed_tables_are_all_or_nothing() -> None:
 
 def test_a_table_survives_its_file(tmp_path: Path) -> None:
     path = tmp_path / "new" / "products.json"
-    other = Machine("some processor", "2.13.0", 2)
+    other = ProductConditions("some processor", "2.13.0", 2)
     assert read_table(path, MACHINE) is None
     keep_table(path, MACHINE, TABLE)
     keep_table(path, other, RULE)
@@ -62,7 +62,7 @@ def test_a_table_survives_its_file(tmp_path: Path) -> None:
     assert found is not None
     assert found.ratios == TABLE.ratios
     assert read_table(path, other) == RULE
-    assert read_table(path, Machine("another", "2.13.0", 1)) is None
+    assert read_table(path, ProductConditions("another", "2.13.0", 1)) is None
     assert list(path.parent.iterdir()) == [path]
 
 

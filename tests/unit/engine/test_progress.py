@@ -9,7 +9,7 @@ from typing import Any
 
 from plait.engine.balance import Load
 from plait.run.hooks import Start, StepDone
-from plait.run.progress import Bar, Lines, Pace, progress
+from plait.run.progress import Lines, Pace, ProgressBar, progress
 from tests.unit.engine.test_metrics import done
 
 
@@ -18,7 +18,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def _run(hook: Bar | Lines, first: int = 1, last: int = 5) -> None:
+def _run(hook: ProgressBar | Lines, first: int = 1, last: int = 5) -> None:
     hook.on_start(Start(None, None, first, last))
     for step in range(first, last + 1):
         hook.on_step(done(step, loss=1.0 / step))
@@ -27,7 +27,7 @@ def _run(hook: Bar | Lines, first: int = 1, last: int = 5) -> None:
 
 def test_the_stream_chooses() -> None:
     assert isinstance(progress(io.StringIO()), Lines)
-    assert isinstance(progress(Terminal()), Bar)
+    assert isinstance(progress(Terminal()), ProgressBar)
 
 
 def test_lines_show_the_first_and_the_last_step_when_the_run_is_short() -> None:
@@ -48,7 +48,7 @@ def test_lines_come_as_time_passes() -> None:
 
 def test_the_bar_shows_loss_speed_memory_and_time_left() -> None:
     stream = Terminal()
-    _run(Bar(stream))
+    _run(ProgressBar(stream))
     text = stream.getvalue()
     for part in ("5/5", "loss 0.2000", "tokens/s", "GB", "left"):
         assert part in text

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from plait.errors import ConfigError, RunError
 from plait.outer.federated.messages import Reply, check_reply
-from plait.outer.federated.strategies import Settings, make
+from plait.outer.federated.strategies import StrategySettings, make
 
 WEIGHTS = torch.tensor([1.0, -2.0, 3.0])
 
@@ -24,7 +24,7 @@ def replies(
 
 
 def step(name: str, given: list[Reply], times: int = 1, **settings: float) -> Tensor:
-    strategy = make(name, Settings(**settings))
+    strategy = make(name, StrategySettings(**settings))
     weights = WEIGHTS  # type: ignore[arg-type]
     for _ in range(times):
         weights = strategy.apply(weights, strategy.combine(given))
@@ -87,7 +87,7 @@ def test_krum_gives_one_of_the_changes() -> None:
 
 
 def test_scaffold_moves_its_control_by_the_share_that_took_part() -> None:
-    strategy = make("scaffold", Settings(num_clients=4))
+    strategy = make("scaffold", StrategySettings(num_clients=4))
     strategy.extra(WEIGHTS)
     one = torch.ones(3)
     strategy.note(
@@ -101,7 +101,7 @@ def test_scaffold_moves_its_control_by_the_share_that_took_part() -> None:
 
 def test_an_unknown_rule_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean 'fedadam'"):
-        make("fedadm", Settings())
+        make("fedadm", StrategySettings())
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plait.trace import CommEvent, Span, Timeline
-from plait.trace.breakdown import Breakdown, mean, of_steps
+from plait.trace.breakdown import TimeBreakdown, mean, of_steps
 
 
 def timeline(waiting: float) -> Timeline:
@@ -28,13 +28,13 @@ def test_computing_waiting_and_the_rest_add_up_to_the_step() -> None:
 def test_means_over_steps_and_ranks_and_nothing() -> None:
     found = of_steps([(timeline(1.0), 4.0), (timeline(0.0), 4.0)])
     assert found.waiting_seconds == {"dp": 0.25, "pp": 0.5}
-    assert mean([found, Breakdown(0.0, 0.0, {"tp": 1.0})]).waiting_seconds == {
+    assert mean([found, TimeBreakdown(0.0, 0.0, {"tp": 1.0})]).waiting_seconds == {
         "dp": 0.125,
         "pp": 0.25,
         "tp": 0.5,
     }
-    assert mean([]) == Breakdown()
-    assert Breakdown().bubble_fraction == 0.0
+    assert mean([]) == TimeBreakdown()
+    assert TimeBreakdown().bubble_fraction == 0.0
     assert set(found.as_dict()) == {
         "step_seconds",
         "compute_seconds",

@@ -10,8 +10,18 @@ from xml.etree import ElementTree
 import pytest
 
 from plait.trace import CommEvent, Span, Timeline
-from plait.trace.page import Grid, Picture, Section, page
-from plait.trace.picture import COLOURS, Bar, Box, Frame, Lane, bars, lanes, legend, timeline_lanes
+from plait.trace.page import Grid, PageSection, Picture, page
+from plait.trace.picture import (
+    COLOURS,
+    Bar,
+    Frame,
+    Lane,
+    TimeBox,
+    bars,
+    lanes,
+    legend,
+    timeline_lanes,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -33,7 +43,7 @@ def timeline() -> Timeline:
 
 
 def test_lanes_are_true_to_scale() -> None:
-    drawn = lanes([Lane("a", (Box(0, 1), Box(2, 2)))], Frame(width=400, length=4))
+    drawn = lanes([Lane("a", (TimeBox(0, 1), TimeBox(2, 2)))], Frame(width=400, length=4))
     first, second = rects(drawn)
     assert float(second["x"]) - float(first["x"]) == pytest.approx(200)
     assert float(second["width"]) == pytest.approx(199)
@@ -41,7 +51,12 @@ def test_lanes_are_true_to_scale() -> None:
 
 def test_a_label_that_does_not_fit_is_left_out_and_its_hint_stays() -> None:
     drawn = lanes(
-        [Lane("a", (Box(0, 1, label="12F345", hint="12F345: 1 ms"), Box(1, 99, label="fits")))],
+        [
+            Lane(
+                "a",
+                (TimeBox(0, 1, label="12F345", hint="12F345: 1 ms"), TimeBox(1, 99, label="fits")),
+            )
+        ],
         Frame(width=500),
     )
     assert words(drawn) == ["a", "fits"]
@@ -49,7 +64,7 @@ def test_a_label_that_does_not_fit_is_left_out_and_its_hint_stays() -> None:
 
 
 def test_axis_has_few_round_ticks() -> None:
-    drawn = words(lanes([Lane("a", (Box(0, 37.0),))], Frame(unit="ms")))
+    drawn = words(lanes([Lane("a", (TimeBox(0, 37.0),))], Frame(unit="ms")))
     assert drawn == ["a", "0 ms", "5", "10", "15", "20", "25", "30", "35"]
 
 
@@ -105,7 +120,11 @@ def test_a_page_is_whole_and_escapes_what_it_is_given() -> None:
     drawn = lanes(timeline_lanes(timeline()))
     text = page(
         "a < b",
-        [Section("one", ["1 < 2", Grid(("x", "y"), (("<", "2"),)), Picture(drawn, "measured")])],
+        [
+            PageSection(
+                "one", ["1 < 2", Grid(("x", "y"), (("<", "2"),)), Picture(drawn, "measured")]
+            )
+        ],
     )
     reader = Reader()
     reader.feed(text)

@@ -26,7 +26,7 @@ from plait.verify.judging import same_data
 from plait.verify.probes import PROBES
 from plait.verify.problem import Problem
 from plait.verify.ranks import _rank_main
-from plait.verify.run import Task
+from plait.verify.run import VerifyTask
 from plait.verify.walks import SCALED
 from tests.parity.verify_problems import problem
 
@@ -135,13 +135,13 @@ def test_a_proof_multiplies_as_training_will_and_with_onednn(tmp_path, monkeypat
     table = ProductTable(frozenset({ProductClass(FORWARD, 16, 1 << 21)}))
     keep_table(tmp_path / ".cache" / "plait" / FILE_NAME, this_machine(), table)
 
-    def products(world: World, task: Task) -> object:
+    def products(world: World, task: VerifyTask) -> object:
         plan = Plan.parse(task.plan)
         return settled(task.problem.options(plan), plan, world).linear_product
 
     given = problem("gpt")
     assert given.options(PLAN).linear_product == MEASURED
-    task = Task(given, "dp1", 1, None, ())
+    task = VerifyTask(given, "dp1", 1, None, ())
     assert _rank_main(products, task) == table
     hurried = replace(task, problem=replace(given, hurried=True))
     assert _rank_main(products, hurried) == RULE

@@ -62,7 +62,7 @@ class _Arena:
     segment: Segment = field(kw_only=True)
 
 
-class Memory:
+class MappedMemory:
     """The readable memory of one rank, and its view of that of its peers. All axes of a world share
     it.
     """
@@ -176,7 +176,7 @@ class Staging:
     Blocks are kept: what one step needed the next will need again, and peers have them mapped.
     """
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: MappedMemory) -> None:
         self._memory = memory
         self._free: dict[int, list[Tensor]] = {}
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from plait.comm.shm.fabric import Fabric, Header, Signal, Staged
-from plait.comm.shm.progress import Operation, ProgressEngine, Step
+from plait.comm.shm.progress import Operation, ProgressEngine, ProtocolStep
 
 
 @dataclass
@@ -86,19 +86,19 @@ class Participant:
         signals = (Signal.ARRIVE, Signal.MIDDLE)[: len(acts)]
         answers = (*signals[1:], Signal.EXIT)
         steps = [
-            Step(signal, others, act, answer, others)
+            ProtocolStep(signal, others, act, answer, others)
             for signal, act, answer in zip(signals, acts, answers, strict=True)
         ]
-        return self._issue([*steps, Step(Signal.EXIT, others, self._release)])
+        return self._issue([*steps, ProtocolStep(Signal.EXIT, others, self._release)])
 
     def give(self, readers: tuple[int, ...]) -> Operation:
         """Only show."""
         self._arrive(readers)
-        return self._issue([Step(Signal.EXIT, readers, self._release)])
+        return self._issue([ProtocolStep(Signal.EXIT, readers, self._release)])
 
     def take(self, sources: tuple[int, ...], act: Callable[[], object]) -> Operation:
         """Only read."""
-        return self._issue([Step(Signal.ARRIVE, sources, act, Signal.EXIT, sources)])
+        return self._issue([ProtocolStep(Signal.ARRIVE, sources, act, Signal.EXIT, sources)])
 
     def swap(
         self,
@@ -110,19 +110,21 @@ class Participant:
     ) -> Operation:
         """Show to some, read from others."""
         self._arrive(to)
-        read = Step(Signal.ARRIVE, sources, act, Signal.EXIT, sources)
-        return self._issue([read, Step(Signal.EXIT, to, self._release)], early)
+        read = ProtocolStep(Signal.ARRIVE, sources, act, Signal.EXIT, sources)
+        return self._issue([read, ProtocolStep(Signal.EXIT, to, self._release)], early)
 
     def exhibit(self) -> Operation:
         """Show to everyone until all have left; ready when everyone shows."""
         others = self._endpoint.others
         self._arrive(others)
-        return self._issue([Step(Signal.ARRIVE, others), Step(Signal.LEFT, others, self._release)])
+        return self._issue(
+            [ProtocolStep(Signal.ARRIVE, others), ProtocolStep(Signal.LEFT, others, self._release)]
+        )
 
     def _arrive(self, readers: tuple[int, ...]) -> None:
         self._fabric.post(Signal.ARRIVE, *readers)
 
-    def _issue(self, steps: list[Step], early: bool = True) -> Operation:
+    def _issue(self, steps: list[ProtocolStep], early: bool = True) -> Operation:
         return self._engine.issue(steps, early=early and self.staged is not None)
 
     def _look(self, peer: int) -> tuple[Header, Tensor]:

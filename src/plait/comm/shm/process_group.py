@@ -27,7 +27,7 @@ from torch.futures import Future
 
 from plait.comm.backends.base import Handle
 from plait.comm.shm.fabric import DTYPES
-from plait.comm.shm.memory import Memory
+from plait.comm.shm.memory import MappedMemory
 from plait.comm.shm.processes import connect
 
 NAME = "plait"
@@ -40,7 +40,7 @@ def register() -> None:
         dist.Backend.register_backend(NAME, SharedMemoryGroup, devices=["cpu"])
 
 
-class _Work(dist.Work):
+class _GroupWork(dist.Work):
     """One operation under way, with a last local step."""
 
     def __init__(self, handle: Handle, result: object, last: Callable[[], object] | None) -> None:
@@ -75,7 +75,7 @@ class _Work(dist.Work):
         return self._result
 
 
-class _Exchange:
+class _GroupExchange:
     """Small picklable things between the ranks of a Gloo group: between the ranks of one run, never
     from outside.
     """
@@ -111,11 +111,11 @@ class SharedMemoryGroup(dist.ProcessGroup):
         self._name = ""
         self._description = ""
         self._gloo: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
-        self._memory = Memory()
+        self._memory = MappedMemory()
         self._direct = None
         if size > 1:
             self._direct = connect(
-                _Exchange(self._gloo), self._memory, timeout.total_seconds(), range(size)
+                _GroupExchange(self._gloo), self._memory, timeout.total_seconds(), range(size)
             )
 
     @property
@@ -314,7 +314,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
         result: object,
         last: Callable[[], object] | None = None,
     ) -> dist.Work:
-        return _Work(start(self._direct), result, last)
+        return _GroupWork(start(self._direct), result, last)
 
 
 class _Waiting(Handle):
@@ -329,11 +329,11 @@ class _Waiting(Handle):
 
 
 def _all_of(works: Sequence[dist.Work], result: object) -> dist.Work:
-    return _Work(_Waiting(works), result, None)
+    return _GroupWork(_Waiting(works), result, None)
 
 
 def _then(work: dist.Work, result: object, last: Callable[[], object]) -> dist.Work:
-    return _Work(_Waiting([work]), result, last)
+    return _GroupWork(_Waiting([work]), result, last)
 
 
 def _reduction(opts: Any) -> Any:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from plait.comm.shm.collectives import Direct
 from plait.comm.shm.fabric import DTYPES, RING, Fabric, Header, InboundMessage, Signal, Staged
-from plait.comm.shm.memory import Location, Memory, Staging
+from plait.comm.shm.memory import Location, MappedMemory, Staging
 from plait.comm.shm.semaphores import SEMAPHORE_BYTES, Semaphores, available
 from plait.errors import RankFailed
 from plait.paths import Paths
@@ -111,7 +111,7 @@ class Control:
         return sum(Control._part_bytes(size))
 
     @staticmethod
-    def create(size: int, memory: Memory) -> Control:
+    def create(size: int, memory: MappedMemory) -> Control:
         """Make it; the semaphores are ready when this returns."""
         whole = memory.empty(Control.num_bytes(size), torch.uint8)
         control = Control(size, whole)
@@ -129,7 +129,7 @@ class Control:
             end = int(self.waits[end]) - 1
         return source
 
-    def place(self, memory: Memory) -> Location | None:
+    def place(self, memory: MappedMemory) -> Location | None:
         """Where the others find it."""
         return memory.place(self._whole)
 
@@ -152,7 +152,7 @@ class SharedFabric(Fabric):
         self,
         rank: int,
         control: Control,
-        memory: Memory,
+        memory: MappedMemory,
         identities: list[Identity],
         *,
         ranks: Sequence[int],
@@ -344,7 +344,7 @@ class ObjectExchange(Protocol):
 
 
 def connect(
-    exchange: ObjectExchange, memory: Memory, timeout_seconds: float, ranks: Sequence[int]
+    exchange: ObjectExchange, memory: MappedMemory, timeout_seconds: float, ranks: Sequence[int]
 ) -> Direct | None:
     """Shared memory for the ranks of an axis, or None where they cannot read each other's memory.
     The answer is alike on every rank.
@@ -372,7 +372,7 @@ def connect(
     return Direct(fabric)
 
 
-def _mapped(size: int, memory: Memory, pid: int, place: Location) -> Control | None:
+def _mapped(size: int, memory: MappedMemory, pid: int, place: Location) -> Control | None:
     try:
         return Control(size, memory.peer(pid, place, torch.uint8, Control.num_bytes(size)))
     except OSError:  # other process namespaces, or no permission: then Gloo

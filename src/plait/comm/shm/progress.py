@@ -22,7 +22,7 @@ from plait.comm.shm.fabric import RING, Fabric, Signal
 
 
 @dataclass
-class Step:
+class ProtocolStep:
     """Take `signal` from each of `sources`; then `act`; then post `answer` to each of `targets`."""
 
     signal: Signal
@@ -38,7 +38,7 @@ class Operation(Handle):
     With `early` it is ready before its last step: peers still read only borrowed memory.
     """
 
-    def __init__(self, engine: ProgressEngine, steps: Iterable[Step], early: bool) -> None:
+    def __init__(self, engine: ProgressEngine, steps: Iterable[ProtocolStep], early: bool) -> None:
         self._engine = engine
         self._steps = deque(steps)
         self._num_ready = 1 if early else 0
@@ -112,7 +112,7 @@ class ProgressEngine:
         self.number += 1
         return self.number
 
-    def issue(self, steps: Iterable[Step], early: bool = False) -> Operation:
+    def issue(self, steps: Iterable[ProtocolStep], early: bool = False) -> Operation:
         """Take up an operation whose notice is published and whose arrival is posted."""
         self.sweep()
         operation = Operation(self, steps, early)

@@ -13,7 +13,7 @@ from plait.engine.stages.delayed import COUNT, DelayedUpdates
 from plait.engine.stages.pipeline import Part, Pipeline
 from plait.engine.stages.timing import ImmediateUpdates, UpdateTiming
 from plait.engine.update import Update
-from plait.parallel.data import Replicated
+from plait.parallel.data import ReplicatedParameters
 from plait.parallel.pipeline import schedules
 from plait.parallel.pipeline.actions import Schedule
 from plait.parallel.pipeline.lower import group_weight_grads, joined_weight_grads, lower
@@ -77,7 +77,9 @@ def make_timing(
         return ImmediateUpdates(schedule.ranks[axis.rank])
     num_micro_batches = schedule.num_micro_batches
     strategy = next(iter(pipeline.parts.values())).strategy
-    assert isinstance(strategy, Replicated)  # the plan was checked: it keeps whole weights
+    assert isinstance(
+        strategy, ReplicatedParameters
+    )  # the plan was checked: it keeps whole weights
     per_update = 1 if schedule.delay is None else num_micro_batches
     return DelayedUpdates(
         pipeline,

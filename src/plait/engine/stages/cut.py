@@ -64,7 +64,7 @@ class Cutting:
 
 
 @dataclass(frozen=True)
-class Cut:
+class StagePartition:
     """A model in stages. `links[s]` are the names of the modules that stage s runs; `params[s]` of
     the parameters it uses.
     """
@@ -107,7 +107,7 @@ def cut(
     live: Sequence[float] = (),
     agree: Agree = list,
     per_rank: int = 1,
-) -> Cut:
+) -> StagePartition:
     """Cut a model (on any device). `live` micro-batches of each stage; `agree` makes measured costs
     the same on every rank; `per_rank` stages are on each.
 
@@ -116,7 +116,7 @@ def cut(
     """
     names = [name for name, _ in model.named_parameters()]
     if num_stages == 1:
-        return Cut(None, (("",),), (frozenset(names),))
+        return StagePartition(None, (("",),), (frozenset(names),))
     links = find_chain(model, cutting.chain)
     if not links:
         return _cut_by_flow(
@@ -126,12 +126,12 @@ def cut(
     layers = agree(_weighed(model, links, cutting)) if cutting.measure else _estimated(model, links)
     partition = partition_layers(layers, num_stages, cutting, live, blocks)
     stages = tuple(tuple(links[start:stop]) for start, stop in pairwise(partition.bounds))
-    return Cut(partition, stages, params_of(model, stages))
+    return StagePartition(partition, stages, params_of(model, stages))
 
 
 def cut_stages(
     model: nn.Module, blocks: Sequence[str], schedule: Schedule, cutting: Cutting, world: World
-) -> Cut:
+) -> StagePartition:
     """Cut a model for a schedule. Collective if layers are measured: all ranks take the measurement
     of the first.
     """
@@ -173,7 +173,7 @@ def _cut_by_flow(
     live: Sequence[float],
     agree: Agree,
     per_rank: int,
-) -> Cut:
+) -> StagePartition:
     """Between any two calls of units in the model's own forward, which is run on an example to find
     them.
     """
@@ -191,7 +191,7 @@ def _cut_by_flow(
     bounds = [*pairwise(partition.bounds)]
     glue = [frozenset[str]().union(*flow.weights[start:stop]) for start, stop in bounds[:-1]]
     glue.append(frozenset[str]().union(*flow.weights[bounds[-1][0] :]))
-    return Cut(partition, stages, params_of(model, stages, glue), flow)
+    return StagePartition(partition, stages, params_of(model, stages, glue), flow)
 
 
 def _estimated(model: nn.Module, names: Sequence[str]) -> list[LayerProfile]:

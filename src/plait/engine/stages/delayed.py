@@ -19,7 +19,7 @@ from torch import Tensor
 from plait.comm import Axis
 from plait.engine.batch import MicroBatch
 from plait.engine.loss import LossSum, LossTotals, no_gradient
-from plait.engine.stages.pipeline import Pipeline, Step, index_of
+from plait.engine.stages.pipeline import Pipeline, PipelineStep, index_of
 from plait.engine.stages.timing import UpdateTiming
 from plait.engine.update import Update
 from plait.parallel.pipeline.actions import Action, Kind
@@ -72,7 +72,7 @@ class DelayedUpdates(UpdateTiming):
             Kind.UPDATE: self._apply,
         }
 
-    def begin(self, step: Step, index: int) -> tuple[Step, Sequence[Action]]:
+    def begin(self, step: PipelineStep, index: int) -> tuple[PipelineStep, Sequence[Action]]:
         """A window begins; micro-batches are numbered from the beginning of the stream."""
         num_new = len(step.micro_batches)
         first = self._num_steps * num_new
@@ -87,7 +87,7 @@ class DelayedUpdates(UpdateTiming):
         self._micro_batches = kept | new
         actions = self._stream.step(self._num_steps)
         self._num_steps += 1
-        window = Step(
+        window = PipelineStep(
             self._micro_batches, lambda number: step.seed(number - first), step.loss_scale
         )
         return window, actions

@@ -14,9 +14,9 @@ from plait.comm import World
 from plait.engine.batch import arguments, call
 from plait.engine.options import Options
 from plait.engine.precision import Precision
-from plait.engine.stages.cut import Cut
+from plait.engine.stages.cut import StagePartition
 from plait.engine.stages.pipeline import Part
-from plait.engine.state.holding import Holding, shapes_of
+from plait.engine.state.local_parameters import LocalParameters, shapes_of
 from plait.parallel import data
 from plait.parallel.data import DataStrategy, Unit
 from plait.parallel.pipeline.actions import Kind, Schedule
@@ -102,7 +102,7 @@ def layer_products(
 
 
 def local_stages(
-    model: nn.Module, blocks: Sequence[str], cut: Cut, indices: Sequence[int]
+    model: nn.Module, blocks: Sequence[str], cut: StagePartition, indices: Sequence[int]
 ) -> dict[int, LocalStage]:
     """The stages `indices` of a model whose parameters have their place-holders already."""
     units = data.split_units(model, blocks)
@@ -127,10 +127,10 @@ def local_stages(
 
 def local_holding(
     model: nn.Module,
-    cut: Cut,
+    cut: StagePartition,
     stages: Mapping[int, LocalStage],
     placements: Mapping[str, Placement],
-) -> Holding:
+) -> LocalParameters:
     """The parameters and buffers of all stages of this rank."""
     shapes, buffers = shapes_of(model)
     shapes.update({name: placement.shape for name, placement in placements.items()})
@@ -142,12 +142,12 @@ def local_holding(
                 held[name] = param
             elif not param.requires_grad:
                 copies.setdefault(name, []).append(param)
-    return Holding(
+    return LocalParameters(
         model,
         held,
         shapes,
         _buffers(model, cut, list(stages), buffers),
-        secondary=frozenset(name for name in held if cut.holders(name)[0] not in stages),
+        tied_copies=frozenset(name for name in held if cut.holders(name)[0] not in stages),
         placements=placements,
         copies=copies,
     )
@@ -155,7 +155,7 @@ def local_holding(
 
 def make_parts(
     model: nn.Module,
-    cut: Cut,
+    cut: StagePartition,
     stages: Mapping[int, LocalStage],
     strategies: Mapping[int, DataStrategy],
     products: LayerProducts,
@@ -174,7 +174,7 @@ def make_parts(
 
 
 def _params_by_stage(
-    model: nn.Module, plan: Cut, own: Sequence[int]
+    model: nn.Module, plan: StagePartition, own: Sequence[int]
 ) -> dict[int, dict[str, nn.Parameter]]:
     """The parameters of each own stage; those that an earlier own stage uses too, in a copy."""
     params = dict(model.named_parameters())
@@ -217,7 +217,7 @@ def _swaps(
 
 
 def _stage_module(
-    model: nn.Module, cut: Cut, stage: LocalStage, replay: Replay | None
+    model: nn.Module, cut: StagePartition, stage: LocalStage, replay: Replay | None
 ) -> StageModule:
     names = cut.links[stage.index]
     if cut.num_stages == 1:
@@ -261,7 +261,7 @@ def stage_units(
 
 
 def _buffers(
-    model: nn.Module, plan: Cut, own: Sequence[int], buffers: frozenset[str]
+    model: nn.Module, plan: StagePartition, own: Sequence[int], buffers: frozenset[str]
 ) -> frozenset[str]:
     """Buffers of the own links; those outside all links are the first stage's."""
     elsewhere = tuple(

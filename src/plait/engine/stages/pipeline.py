@@ -32,7 +32,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Step:
+class PipelineStep:
     """The step under way, as the stages see it.
 
     Attributes:
@@ -84,7 +84,7 @@ class Pipeline:
         self._contexts = tuple(contexts)
         self._batched = batched
         self._random = RandomState(self._device)
-        self._step = Step({}, lambda micro_batch: 0)
+        self._step = PipelineStep({}, lambda micro_batch: 0)
 
     def handlers(self) -> dict[Kind, Handler]:
         """The table from kind to handler."""
@@ -101,17 +101,17 @@ class Pipeline:
             Kind.RECV_B: _moving(transport.post_gradients),
         }
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: PipelineStep) -> None:
         """A step begins. Collective where a context asks for it."""
         self.loss.reset()
         self._begin_contexts(step)
         self._enter_step(step, recording=True)
 
-    def _begin_contexts(self, step: Step) -> None:
+    def _begin_contexts(self, step: PipelineStep) -> None:
         for context in self._contexts:
             context.begin_step(list(step.micro_batches.values()), step.loss_scale)
 
-    def _enter_step(self, step: Step, *, recording: bool) -> None:
+    def _enter_step(self, step: PipelineStep, *, recording: bool) -> None:
         self._step = step
         self.transport.begin(
             lambda micro_batch: step.micro_batches[micro_batch].shapes, recording=recording
@@ -121,7 +121,7 @@ class Pipeline:
         """The step has ended: nothing stays under way."""
         self.transport.finish()
 
-    def evaluate(self, step: Step) -> LossSum:
+    def evaluate(self, step: PipelineStep) -> LossSum:
         """The losses of a batch, forward only; nothing where the last stage is on another rank.
 
         A step of an asynchronous schedule that is under way goes on afterwards.

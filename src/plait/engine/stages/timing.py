@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from plait.engine.loss import LossTotals
-from plait.engine.stages.pipeline import Step
+from plait.engine.stages.pipeline import PipelineStep
 from plait.parallel.pipeline.actions import Action, Kind
 from plait.parallel.pipeline.runtime import Handler
 
@@ -21,7 +21,7 @@ class UpdateTiming(ABC):
         """The handlers to use, given those of a step that updates at its end."""
 
     @abstractmethod
-    def begin(self, step: Step, index: int) -> tuple[Step, Sequence[Action]]:
+    def begin(self, step: PipelineStep, index: int) -> tuple[PipelineStep, Sequence[Action]]:
         """Step number `index` begins: the micro-batches under way in it, and its actions."""
 
     @abstractmethod
@@ -54,7 +54,7 @@ class ImmediateUpdates(UpdateTiming):
     def handlers(self, table: Mapping[Kind, Handler]) -> dict[Kind, Handler]:
         return dict(table)
 
-    def begin(self, step: Step, index: int) -> tuple[Step, Sequence[Action]]:
+    def begin(self, step: PipelineStep, index: int) -> tuple[PipelineStep, Sequence[Action]]:
         return step, self._actions
 
     def totals(self, updated: LossTotals) -> LossTotals:

@@ -156,7 +156,7 @@ def saved_parameters(state: TrainingState) -> Iterator[Shard]:
     axis = data_axis(state.world)
     replicas = Replicas(1, 0) if state.strategy.frozen_states else Replicas(axis.size, axis.rank)
     for shard in frozen_shards([state.strategy], state.holding):
-        if shard.name not in state.holding.secondary:
+        if shard.name not in state.holding.tied_copies:
             yield from _share(state, shard.name, shard, replicas)
 
 
@@ -164,7 +164,7 @@ def saved_buffers(state: TrainingState) -> Iterator[Shard]:
     """The shards of buffers that this rank saves."""
     if data_axis(state.world).rank == state.world.axis("tp").rank == 0:
         for shard in buffer_shards(state.holding):
-            if shard.name not in state.holding.secondary:
+            if shard.name not in state.holding.tied_copies:
                 yield shard
 
 

@@ -1,8 +1,8 @@
 """The shards of one rank: its elements of every parameter, gradient and buffer of the model.
 
 Saving, loading, the reading of pretrained weights and proofs all take them from here. A data
-strategy knows shards of the tensors that this rank has; `Holding.shard` finds their place in those
-of the model.
+strategy knows shards of the tensors that this rank has. `LocalParameters.shard` finds their place in
+those of the model.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from collections.abc import Iterable, Iterator
 
 from torch import Tensor
 
-from plait.engine.state.holding import Holding
+from plait.engine.state.local_parameters import LocalParameters
 from plait.mesh import Shard
 from plait.mesh.boxes import Box
 from plait.parallel.data import DataStrategy, OptimizerShard
 
 
 def optimizer_shards(
-    strategy: DataStrategy, holding: Holding
+    strategy: DataStrategy, holding: LocalParameters
 ) -> Iterator[tuple[OptimizerShard, Shard]]:
     """Each shard that this rank's optimizer updates, with its values in master precision."""
     for piece in strategy.pieces:
         yield piece, holding.shard(piece.part.shard(piece.value))
 
 
-def frozen_shards(strategies: Iterable[DataStrategy], holding: Holding) -> list[Shard]:
+def frozen_shards(strategies: Iterable[DataStrategy], holding: LocalParameters) -> list[Shard]:
     """The shards of parameters that no optimizer updates."""
     known = list(strategies)
     if any(strategy.frozen_states for strategy in known):
@@ -37,14 +37,14 @@ def frozen_shards(strategies: Iterable[DataStrategy], holding: Holding) -> list[
     ]
 
 
-def parameter_shards(strategies: Iterable[DataStrategy], holding: Holding) -> list[Shard]:
+def parameter_shards(strategies: Iterable[DataStrategy], holding: LocalParameters) -> list[Shard]:
     """All shards of parameters, trainable ones in master precision and first."""
     known = list(strategies)
     trained = [shard for each in known for _, shard in optimizer_shards(each, holding)]
     return [*trained, *frozen_shards(known, holding)]
 
 
-def module_shards(holding: Holding) -> list[Shard]:
+def module_shards(holding: LocalParameters) -> list[Shard]:
     """The parameters as the modules have them, where they have memory."""
     return [
         tensor_shard(name, param, holding)
@@ -53,12 +53,14 @@ def module_shards(holding: Holding) -> list[Shard]:
     ]
 
 
-def buffer_shards(holding: Holding) -> list[Shard]:
+def buffer_shards(holding: LocalParameters) -> list[Shard]:
     """The buffers of this rank's modules that are part of the model's state."""
     return [tensor_shard(name, buffer) for name, buffer in holding.buffers().items()]
 
 
-def gradient_shards(strategy: DataStrategy, divisor: float, holding: Holding) -> list[Shard]:
+def gradient_shards(
+    strategy: DataStrategy, divisor: float, holding: LocalParameters
+) -> list[Shard]:
     """The gradients that this rank's optimizer will see, divided by `divisor`.
 
     Parameters without a gradient are left out.
@@ -71,7 +73,7 @@ def gradient_shards(strategy: DataStrategy, divisor: float, holding: Holding) ->
     return shards
 
 
-def tensor_shard(name: str, tensor: Tensor, holding: Holding | None = None) -> Shard:
+def tensor_shard(name: str, tensor: Tensor, holding: LocalParameters | None = None) -> Shard:
     """All elements of a tensor that this rank has; a box of the model's where it is split."""
     shape = tuple(tensor.shape)
     values = tensor.detach().reshape(-1)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from plait.comm import World
-from plait.engine.state.holding import Holding
+from plait.engine.state.local_parameters import LocalParameters
 from plait.engine.update import Update
 from plait.outer import Driver
 from plait.parallel.data import DataStrategy
@@ -29,7 +29,7 @@ class TrainingState(Protocol):
     strategy: DataStrategy
     driver: Driver
     update: Update
-    holding: Holding
+    holding: LocalParameters
     step_index: int
 
     def scale_state(self) -> dict[str, list[float]]:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from plait.comm import Axis, World
 from plait.engine.precision import Precision
-from plait.engine.state.holding import Holding
 from plait.engine.state.init import Initializer, buffer_dtype, is_meta, place_holders
+from plait.engine.state.local_parameters import LocalParameters
 from plait.engine.state.shards import parameter_shards
 from plait.engine.state.start import listed
 from plait.mesh import Shard
@@ -24,7 +24,7 @@ from plait.parallel.data import DataStrategy
 from plait.parallel.data.gradients import BucketState
 
 
-class Values:
+class InitialValues:
     """A model whose parameters wait for their memory, and where the values come from."""
 
     def __init__(
@@ -43,7 +43,7 @@ class Values:
         self._told_by_all = bool(brought) and axis.size > 1
         self._differing = list(differing)
 
-    def fill(self, strategies: Mapping[int, DataStrategy], holding: Holding) -> None:
+    def fill(self, strategies: Mapping[int, DataStrategy], holding: LocalParameters) -> None:
         """Give every parameter that this rank holds its value. Collective."""
         with torch.no_grad():
             self._give_all(strategies, holding)
@@ -52,7 +52,7 @@ class Values:
             for strategy in strategies.values():
                 strategy.publish()
 
-    def _give_all(self, strategies: Mapping[int, DataStrategy], holding: Holding) -> None:
+    def _give_all(self, strategies: Mapping[int, DataStrategy], holding: LocalParameters) -> None:
         """Whole values, one after the other, each cut to what this rank keeps of it."""
         places: dict[str, list[tuple[DataStrategy, BucketState, int]]] = {}
         for strategy in strategies.values():
@@ -109,7 +109,9 @@ class Values:
                 )
 
 
-def read_shards(weights: Weights, strategies: Mapping[int, DataStrategy], holding: Holding) -> None:
+def read_shards(
+    weights: Weights, strategies: Mapping[int, DataStrategy], holding: LocalParameters
+) -> None:
     """Read the elements that this rank keeps, and no others, into the memory that has them."""
     if not any(strategy.frozen_states for strategy in strategies.values()):
         _make_frozen(weights, holding)
@@ -119,7 +121,7 @@ def read_shards(weights: Weights, strategies: Mapping[int, DataStrategy], holdin
                 shard.fill(lambda box: _read(reader, box))
 
 
-def _make_frozen(weights: Weights, holding: Holding) -> None:
+def _make_frozen(weights: Weights, holding: LocalParameters) -> None:
     """Give the frozen parameters that are read, and their copies on this rank, one memory each."""
     for name, param in holding.params.items():
         if name in weights and not param.requires_grad:
@@ -138,7 +140,7 @@ def _read(reader: Reader, shard: Shard) -> None:
 
 
 @dataclass(frozen=True)
-class Whole:
+class FullState:
     """The values of a model before its layers are split.
 
     Attributes:
@@ -150,14 +152,14 @@ class Whole:
     differing: Sequence[str] = ()
 
     @staticmethod
-    def of(model: nn.Module, world: World) -> Whole:
+    def of(model: nn.Module, world: World) -> FullState:
         """The values of a model that has them, with the buffers of the first rank; none of a meta
         model. Collective.
         """
         if is_meta(model):
-            return Whole()
+            return FullState()
         values = {name: param.data for name, param in model.named_parameters()}
-        return Whole(values, differing=_agree_on_buffers(model, world))
+        return FullState(values, differing=_agree_on_buffers(model, world))
 
 
 def prepare(
@@ -166,9 +168,9 @@ def prepare(
     precision: Precision,
     *,
     world: World,
-    whole: Whole,
+    whole: FullState,
     originals: Mapping[str, nn.Module],
-) -> Values:
+) -> InitialValues:
     """Take the values out of a model, and leave parameters that have the memory of one element.
 
     `originals` are the modules that can make whole values, where layers are split.
@@ -177,7 +179,7 @@ def prepare(
     dtype = precision.compute
     if is_meta(model):
         place_holders(model, dtype, world.device)
-        return Values(
+        return InitialValues(
             model,
             Initializer(model, seed, dtype, world.device, originals=originals, axis=axis),
             {},
@@ -197,7 +199,7 @@ def prepare(
         for key, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[key] = buffer.to(world.device, buffer_dtype(module, key, dtype))
-    return Values(model, None, brought, axis, whole.differing)
+    return InitialValues(model, None, brought, axis, whole.differing)
 
 
 def _agree_on_buffers(model: nn.Module, world: World) -> list[str]:

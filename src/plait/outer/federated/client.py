@@ -19,7 +19,7 @@ from plait.engine.engine import Engine
 from plait.engine.state.init import derive_seed
 from plait.engine.state.shards import optimizer_shards
 from plait.mesh import Shard
-from plait.outer.federated.messages import Reply, Task
+from plait.outer.federated.messages import Reply, TrainTask
 from plait.outer.federated.samples import Samples
 
 
@@ -102,7 +102,7 @@ class Client:
         self._anchors: list[Tensor] = []
         engine.before_update.append(self._correct)
 
-    def run(self, task: Task, samples: Samples) -> Reply:
+    def run(self, task: TrainTask, samples: Samples) -> Reply:
         """One round: from the global weights to this client's change of them. Collective."""
         engine = self.engine
         local = self.local
@@ -128,7 +128,7 @@ class Client:
         }
         return Reply(samples.client, task.number, len(samples.train), change, metrics, extra)
 
-    def _prepare(self, task: Task, samples: Samples) -> None:
+    def _prepare(self, task: TrainTask, samples: Samples) -> None:
         pieces = self.engine.strategy.pieces
         if self.local.mu:
             self._anchors = [piece.value.detach().clone() for piece in pieces]
@@ -154,7 +154,7 @@ class Client:
                 piece.value.grad.add_(self._corrections[index], alpha=scale)
 
     def _move_control(
-        self, task: Task, samples: Samples, change: Tensor, num_steps: int
+        self, task: TrainTask, samples: Samples, change: Tensor, num_steps: int
     ) -> dict[str, Tensor]:
         """SCAFFOLD's option II: c_i <- c_i - c - change / (steps x rate); what it moved by is
         sent.

@@ -29,7 +29,7 @@ from plait.config import Config
 from plait.engine.build import join_world
 from plait.errors import PlaitError, RunError
 from plait.outer.federated import wire
-from plait.outer.federated.messages import Task, check_reply
+from plait.outer.federated.messages import TrainTask, check_reply
 from plait.outer.federated.secret_round import PHASES, Content
 from plait.outer.federated.simulation import LocalFleet
 from plait.plan import Plan
@@ -73,7 +73,7 @@ class ClientDaemon:
             )
         extra = {name: vector for name, vector in vectors.items() if name != "weights"}
         reply = _only(
-            self._fleet.train(Task(int(head["number"]), vectors["weights"], extra), [client])
+            self._fleet.train(TrainTask(int(head["number"]), vectors["weights"], extra), [client])
         )
         check_reply(reply, vectors["weights"].numel())
         self._keep()

@@ -26,7 +26,7 @@ from plait.outer.federated import wire
 if TYPE_CHECKING:  # a node's app need not load torch
     from torch import Tensor
 
-    from plait.outer.federated.messages import Reply, Task
+    from plait.outer.federated.messages import Reply, TrainTask
     from plait.outer.federated.secret_round import Content
 
 HEAD = "head"
@@ -146,7 +146,7 @@ class NodeFleet:
             time.sleep(POLL_SECONDS)
         return there
 
-    def train(self, task: Task, clients: Sequence[int]) -> list[Reply]:
+    def train(self, task: TrainTask, clients: Sequence[int]) -> list[Reply]:
         from plait.outer.federated.messages import Reply
 
         vectors = {"weights": task.weights, **task.extra}

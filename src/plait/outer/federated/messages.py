@@ -21,7 +21,7 @@ METRICS = frozenset({"train_loss", "accuracy", "num_evaluated", "num_steps", "se
 
 
 @dataclass(frozen=True)
-class Task:
+class TrainTask:
     """From the server: round `number`, the global weights (numel,), and vectors that the strategy
     adds by name.
     """

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from plait.errors import RunError
 from plait.outer.federated import privacy
-from plait.outer.federated.messages import Reply, Task, check_reply
+from plait.outer.federated.messages import Reply, TrainTask, check_reply
 from plait.outer.federated.secret_round import Content, secret_sum
 from plait.outer.federated.strategies import Strategy
 
@@ -28,7 +28,7 @@ class Fleet(Protocol):
 
     num_clients: int
 
-    def train(self, task: Task, clients: Sequence[int]) -> list[Reply]:
+    def train(self, task: TrainTask, clients: Sequence[int]) -> list[Reply]:
         """The replies of those clients that answer in time, in any order; others are simply
         missing.
         """
@@ -141,7 +141,7 @@ class Server:
         are then as before.
         """
         asked = self._draw(fleet.num_clients, number)
-        task = Task(number, self.weights, self.strategy.extra(self.weights))
+        task = TrainTask(number, self.weights, self.strategy.extra(self.weights))
         received = (self._collect_sum if self.options.secure else self._collect)(fleet, task, asked)
         self.weights = self.strategy.apply(self.weights, received.change)
         self.strategy.note(received.replies)
@@ -174,7 +174,7 @@ class Server:
             else None
         )
 
-    def _collect(self, fleet: Fleet, task: Task, asked: Sequence[int]) -> RoundReplies:
+    def _collect(self, fleet: Fleet, task: TrainTask, asked: Sequence[int]) -> RoundReplies:
         """The clients' changes, combined."""
         options = self.options
         replies, refused = self._accepted(fleet.train(task, asked))
@@ -192,7 +192,7 @@ class Server:
             change = self._private(total, len(replies), fleet.num_clients)
         return RoundReplies(change, answered, tuple(replies), refused, losses, num_bytes)
 
-    def _collect_sum(self, fleet: Fleet, task: Task, asked: Sequence[int]) -> RoundReplies:
+    def _collect_sum(self, fleet: Fleet, task: TrainTask, asked: Sequence[int]) -> RoundReplies:
         """The sum of the clients' changes, from masked ones; clients clip their own, for nobody
         else can.
         """
@@ -233,7 +233,11 @@ class Server:
         )
 
     def _enough(
-        self, task: Task, asked: Sequence[int], answered: Sequence[int], refused: Mapping[int, str]
+        self,
+        task: TrainTask,
+        asked: Sequence[int],
+        answered: Sequence[int],
+        refused: Mapping[int, str],
     ) -> None:
         needed = (
             min(self.options.min_replies, len(asked))

@@ -2,8 +2,8 @@
 clients and their answers.
 
 `SecureClients` is the clients' side, `secret_sum` the server's. Contents of messages travel between
-them (see `wire`), whoever carries them. A client weighs its change by its examples *before* masking and appends their
-number. So the server learns the two sums only.
+them (see `wire`), whoever carries them. A client weighs its change by its examples *before* masking
+and appends their number. So the server learns the two sums only.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import Tensor
 
 from plait.errors import RunError
 from plait.outer.federated import privacy, secure
-from plait.outer.federated.messages import Reply, Task
+from plait.outer.federated.messages import Reply, TrainTask
 from plait.outer.federated.secure import Ciphertext, PublicKeys, SecureClient
 
 Content = tuple[dict[str, Any], dict[str, Tensor]]
 Ask = Callable[[str, Mapping[int, Content]], dict[int, Content]]
-Train = Callable[[Task, Sequence[int]], list[Reply]]
+Train = Callable[[TrainTask, Sequence[int]], list[Reply]]
 PHASES = ("advertise", "share", "mask", "unmask")
 
 
@@ -71,8 +71,8 @@ class SecureClients:
         number, secrets = self._clients.get(client, (None, None))
         if secrets is None or number != int(content[0]["number"]):
             raise RunError(
-                f"client {client} has no secrets of round {content[0]['number']}: it began after the "
-                "round did"
+                f"client {client} has no secrets of round {content[0]['number']}: it began after "
+                "the round did"
             )
         return secrets
 
@@ -88,7 +88,7 @@ class SecretSum:
     num_bytes: int
 
 
-def secret_sum(ask: Ask, task: Task, clients: Sequence[int]) -> SecretSum:
+def secret_sum(ask: Ask, task: TrainTask, clients: Sequence[int]) -> SecretSum:
     """Run the four steps with those of `clients` that are there. Raises `RunError` when too few are
     left for the sum.
     """
@@ -135,7 +135,7 @@ def answer(
     answers = {}
     for client, content in contents.items():
         vectors = dict(content[1])
-        task = Task(int(content[0]["number"]), vectors.pop("weights"), vectors)
+        task = TrainTask(int(content[0]["number"]), vectors.pop("weights"), vectors)
         for reply in train(task, [client]):
             answers[client] = secure_clients.mask(client, content, reply)
     return answers

@@ -29,12 +29,12 @@ from plait.launcher.agent import start_server
 from plait.launcher.rank import die_with_parent
 from plait.outer.federated.client import Client, LocalOptions, get_weights
 from plait.outer.federated.evaluator import Evaluator
-from plait.outer.federated.messages import Reply, Task
+from plait.outer.federated.messages import Reply, TrainTask
 from plait.outer.federated.partitions import partition
 from plait.outer.federated.rounds import RoundOptions, Server
 from plait.outer.federated.samples import Samples, Subset
 from plait.outer.federated.secret_round import Content, SecureClients, answer
-from plait.outer.federated.strategies import Settings, make
+from plait.outer.federated.strategies import StrategySettings, make
 from plait.plan import Plan
 from plait.run import assemble, optimizers
 
@@ -147,7 +147,7 @@ class LocalFleet:
         """The weights that training begins with."""
         return get_weights(self.client.engine)
 
-    def train(self, task: Task, clients: Sequence[int]) -> list[Reply]:
+    def train(self, task: TrainTask, clients: Sequence[int]) -> list[Reply]:
         replies = []
         for client in clients:
             if not self._fails(task.number, client):
@@ -181,7 +181,7 @@ def local_of(config: Config) -> LocalOptions:
 def make_server(config: Config, weights: Tensor) -> Server:
     """The server's side of a config."""
     section = config.federated
-    settings = Settings(
+    settings = StrategySettings(
         lr=section.server_lr,
         momentum=section.server_momentum,
         betas=section.server_betas,
@@ -218,7 +218,7 @@ def _begin(config: Config, plan: str) -> None:
     _FLEET = LocalFleet(config, Plan.parse(plan), join_world(Plan.parse(plan)))
 
 
-def _train(task: Task, client: int, control: Tensor | None) -> tuple[Reply, Tensor | None]:
+def _train(task: TrainTask, client: int, control: Tensor | None) -> tuple[Reply, Tensor | None]:
     assert _FLEET is not None
     _FLEET.samples[client] = replace(_FLEET.samples[client], control=control)
     return _FLEET.client.run(task, _FLEET.samples[client]), _FLEET.samples[client].control
@@ -251,7 +251,7 @@ class PoolFleet:
         """The weights that training begins with."""
         return self._own.initial()
 
-    def train(self, task: Task, clients: Sequence[int]) -> list[Reply]:
+    def train(self, task: TrainTask, clients: Sequence[int]) -> list[Reply]:
         futures = {
             client: self._submit(_train, task, client, self._controls.get(client))
             for client in clients

@@ -29,7 +29,7 @@ from plait.outer.federated.messages import Reply
 
 
 @dataclass(frozen=True)
-class Settings:
+class StrategySettings:
     """The numbers of all rules; each takes its own.
 
     `lr`, `momentum`, `betas`, `tau`: of the server's optimizer (tau: its epsilon). `mu`: of
@@ -54,7 +54,7 @@ class Strategy(ABC):
 
     linear = True
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: StrategySettings) -> None:
         self.settings = settings
 
     def extra(self, weights: Tensor) -> dict[str, Tensor]:
@@ -100,7 +100,7 @@ class FedAvg(Strategy):
 class FedAvgM(Strategy):
     """v = momentum v + d; x + lr v."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: StrategySettings) -> None:
         super().__init__(settings)
         self.velocity: Tensor | None = None
 
@@ -119,7 +119,7 @@ class Adaptive(Strategy):
     """
 
     def __init__(
-        self, settings: Settings, second_moment: Callable[[Tensor, Tensor, float], Tensor]
+        self, settings: StrategySettings, second_moment: Callable[[Tensor, Tensor, float], Tensor]
     ) -> None:
         super().__init__(settings)
         self._second_moment = second_moment
@@ -154,7 +154,7 @@ class Scaffold(FedAvg):
 
     linear = False
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: StrategySettings) -> None:
         super().__init__(settings)
         self.control: Tensor | None = None
 
@@ -182,7 +182,9 @@ class Robust(FedAvg):
 
     linear = False
 
-    def __init__(self, settings: Settings, rule: Callable[[Tensor, Settings], Tensor]) -> None:
+    def __init__(
+        self, settings: StrategySettings, rule: Callable[[Tensor, StrategySettings], Tensor]
+    ) -> None:
         super().__init__(settings)
         self._rule = rule
 
@@ -193,20 +195,20 @@ class Robust(FedAvg):
         )
 
 
-def trimmed_mean(changes: Tensor, settings: Settings) -> Tensor:
+def trimmed_mean(changes: Tensor, settings: StrategySettings) -> Tensor:
     """The mean of each coordinate without its `trim` largest and smallest shares."""
     cut = min(int(settings.trim * len(changes)), (len(changes) - 1) // 2)
     return changes.sort(dim=0).values[cut : len(changes) - cut].mean(dim=0)
 
 
-def median(changes: Tensor, settings: Settings) -> Tensor:
+def median(changes: Tensor, settings: StrategySettings) -> Tensor:
     """The median of each coordinate; of an even number, the mean of the middle two."""
     ordered = changes.sort(dim=0).values
     middle = len(changes) // 2
     return ordered[middle] if len(changes) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
-def krum(changes: Tensor, settings: Settings) -> Tensor:
+def krum(changes: Tensor, settings: StrategySettings) -> Tensor:
     """The change whose sum of squared distances to its n - f - 2 nearest neighbours is smallest."""
     neighbours = max(1, len(changes) - settings.num_bad - 2)
     squared = torch.cdist(changes.double(), changes.double()).square()
@@ -215,7 +217,7 @@ def krum(changes: Tensor, settings: Settings) -> Tensor:
     return changes[int(scores.argmin())]
 
 
-STRATEGIES: Mapping[str, Callable[[Settings], Strategy]] = {
+STRATEGIES: Mapping[str, Callable[[StrategySettings], Strategy]] = {
     "fedavg": FedAvg,
     "fedprox": FedAvg,
     "fedavgm": FedAvgM,
@@ -228,7 +230,7 @@ STRATEGIES: Mapping[str, Callable[[Settings], Strategy]] = {
 }
 
 
-def make(name: str, settings: Settings) -> Strategy:
+def make(name: str, settings: StrategySettings) -> Strategy:
     """The rule of that name. Errors: `ConfigError` naming the nearest."""
     if name not in STRATEGIES:
         raise ConfigError(f"federated.strategy '{name}' is unknown; {nearest(name, STRATEGIES)}")

@@ -11,7 +11,12 @@ from collections.abc import Callable, Sequence
 from plait.errors import PlanError, nearest
 from plait.parallel.data.composite import Composite
 from plait.parallel.data.elementwise import require_elementwise
-from plait.parallel.data.replicated import Replicated, all_reduce_strategy, ring_strategy, unreduced
+from plait.parallel.data.replicated import (
+    ReplicatedParameters,
+    all_reduce_strategy,
+    ring_strategy,
+    unreduced,
+)
 from plait.parallel.data.server import ParameterServer
 from plait.parallel.data.strategy import DataGroup, DataStrategy, OptimizerShard, Replicas
 from plait.parallel.data.units import Unit, find_blocks, match_blocks, split_units
@@ -48,7 +53,7 @@ __all__ = [
     "DataStrategy",
     "OptimizerShard",
     "Replicas",
-    "Replicated",
+    "ReplicatedParameters",
     "Unit",
     "find_blocks",
     "make",

@@ -41,7 +41,7 @@ def native_all_reduce(axis: Axis, flat: Tensor, padding: int) -> Waitable:
     return axis.all_reduce(flat, padding=padding)
 
 
-class Replicated(DataStrategy):
+class ReplicatedParameters(DataStrategy):
     """Parameters, gradients and optimizer state whole on every rank.
 
     Without `all_reduce` every rank keeps its own gradients, as local SGD does.
@@ -173,19 +173,19 @@ class Replicated(DataStrategy):
         }
 
 
-def all_reduce_strategy(units: Sequence[Unit], group: DataGroup) -> Replicated:
+def all_reduce_strategy(units: Sequence[Unit], group: DataGroup) -> ReplicatedParameters:
     """`dpN`: the backend's all-reduce."""
-    return Replicated(units, group, native_all_reduce)
+    return ReplicatedParameters(units, group, native_all_reduce)
 
 
-def ring_strategy(units: Sequence[Unit], group: DataGroup) -> Replicated:
+def ring_strategy(units: Sequence[Unit], group: DataGroup) -> ReplicatedParameters:
     """`dpN:ring`: reduce-scatter and all-gather around a ring, over point-to-point messages."""
-    return Replicated(units, group, ring_all_reduce)
+    return ReplicatedParameters(units, group, ring_all_reduce)
 
 
-def unreduced(units: Sequence[Unit], group: DataGroup) -> Replicated:
+def unreduced(units: Sequence[Unit], group: DataGroup) -> ReplicatedParameters:
     """`dpN:local,everyH`: every rank keeps its own gradients; a driver exchanges weights."""
-    return Replicated(units, group, None)
+    return ReplicatedParameters(units, group, None)
 
 
 Factory = Callable[[Sequence[Unit], DataGroup], DataStrategy]

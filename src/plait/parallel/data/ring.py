@@ -52,7 +52,7 @@ class RingAllReduce:
         for step in range(1, 2 * (self._axis.size - 1)):
             self._finish(self._post(step), add=step < self._axis.size - 1)
 
-    def _post(self, step: int) -> _Exchange:
+    def _post(self, step: int) -> _RingExchange:
         """Send the chunk of this step to the next rank, and have the previous rank's on its way
         here.
         """
@@ -65,11 +65,11 @@ class RingAllReduce:
             sent = rank + 1 - (step - (size - 1))
         outgoing = self._chunks[sent % size]
         incoming = self._chunks[(sent - 1) % size]
-        return _Exchange(
+        return _RingExchange(
             self._axis, outgoing, incoming, self._padding if outgoing is self._chunks[-1] else 0
         )
 
-    def _finish(self, exchange: _Exchange, *, add: bool) -> None:
+    def _finish(self, exchange: _RingExchange, *, add: bool) -> None:
         for target, arrived in exchange.arrivals():
             if add:
                 target.add_(arrived)
@@ -77,7 +77,7 @@ class RingAllReduce:
                 target.copy_(arrived)
 
 
-class _Exchange:
+class _RingExchange:
     """One step of the ring, segment by segment: one chunk goes to the next rank, another comes from
     the previous.
     """

@@ -37,7 +37,7 @@ def profile_layers(
 
         def call(*args: Any, **kwargs: Any) -> Any:
             with in_memory(module), torch.enable_grad():
-                work = _Work(module, forward, args, kwargs)
+                work = _LayerCall(module, forward, args, kwargs)
                 seconds = min(work.seconds() for _ in range(max(1, repeats)))
                 output, activation_bytes = work.kept()
             output = tree_map(
@@ -63,7 +63,7 @@ def profile_layers(
 
 
 @dataclass
-class _Work:
+class _LayerCall:
     """One call of one layer, to be done several times."""
 
     module: nn.Module

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from plait.parallel.pipeline.actions import COMPUTE, Action, Kind, Schedule
 from plait.parallel.pipeline.clock import unit, walk
-from plait.trace.picture import COLOURS, Box, Frame, Lane, lanes
+from plait.trace.picture import COLOURS, Frame, Lane, TimeBox, lanes
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -151,10 +151,10 @@ def svg(schedule: Schedule, unit_width: int = 34, row_height: int = 28) -> str:
 def _lane(schedule: Schedule, rank: int, row: list[Cell]) -> Lane:
     stages = schedule.stages(rank)
 
-    def box(cell: Cell) -> Box:
+    def box(cell: Cell) -> TimeBox:
         pale = 1 - 0.55 * stages.index(cell.action.stage) / len(stages)
         colour = COLOURS.get(cell.action.kind.value, COLOURS["other"])
-        return Box(
+        return TimeBox(
             cell.start, cell.width, colour, str(cell.action), opacity=pale, edge=cell.updated
         )
 

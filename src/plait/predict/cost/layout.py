@@ -10,8 +10,8 @@ from functools import lru_cache
 from plait.plan import Plan
 from plait.predict.cost.memory.local_sizes import least_keys, ring_padding, shared_sums
 from plait.predict.cost.memory.rank_memory import (
-    Memory,
-    Weights,
+    RankMemory,
+    WeightBytes,
     model_states,
     optimizer_bytes,
     stage_weights,
@@ -21,16 +21,16 @@ from plait.predict.cost.records import Job
 from plait.predict.cost.sharding import Sharding, sharding
 from plait.predict.cost.time.gradients import Buckets, DataMessages, buckets_of, data_messages
 from plait.predict.cost.time.pipeline import live_micro_batches
-from plait.predict.cost.time.stages import Stage, split_model
+from plait.predict.cost.time.stages import StageBlocks, split_model
 
 
 @dataclass(frozen=True)
 class RankState:
     """State of one pipeline rank: weights, and messages on the data axis."""
 
-    weights: Weights
+    weights: WeightBytes
     data: DataMessages
-    states: Memory
+    states: RankMemory
     gradient_bytes: float
     """Before any data axis divides them."""
     own: float
@@ -42,23 +42,23 @@ class RankState:
 
 
 @dataclass(frozen=True)
-class Layout:
+class PlanLayout:
     """A plan laid over a model: its stages, who holds them, and what each rank holds."""
 
     shard: Sharding
-    stages: tuple[Stage, ...]
+    stages: tuple[StageBlocks, ...]
     held: tuple[tuple[int, ...], ...]
     """Stages of each rank."""
     live: tuple[int, ...]
     """Live micro-batches of each stage at the peak of its rank."""
     ranks: tuple[RankState, ...]
 
-    def live_stages(self, rank: int) -> tuple[tuple[Stage, int], ...]:
+    def live_stages(self, rank: int) -> tuple[tuple[StageBlocks, int], ...]:
         """The stages of a rank, each with its live micro-batches."""
         return tuple((self.stages[stage], self.live[stage]) for stage in self.held[rank])
 
 
-def lay_out(job: Job, plan: Plan) -> Layout:
+def lay_out(job: Job, plan: Plan) -> PlanLayout:
     """The stages of a plan and what each rank holds."""
     samples = -(
         -job.global_batch // (plan.dp.size * plan.micro_batches)
@@ -70,7 +70,7 @@ def lay_out(job: Job, plan: Plan) -> Layout:
     )
     held = _held(placement, plan.pp.size)
     ranks = tuple(rank_state(tuple(stages[stage] for stage in own), plan, job) for own in held)
-    return Layout(shard, stages, held, live, ranks)
+    return PlanLayout(shard, stages, held, live, ranks)
 
 
 @lru_cache(maxsize=1024)
@@ -82,7 +82,7 @@ def _held(placement: tuple[int, ...], num_ranks: int) -> tuple[tuple[int, ...], 
 
 
 @lru_cache(maxsize=65536)
-def rank_state(stages: tuple[Stage, ...], plan: Plan, job: Job) -> RankState:
+def rank_state(stages: tuple[StageBlocks, ...], plan: Plan, job: Job) -> RankState:
     """State of a rank with these stages."""
     shard = sharding(plan, 1, 1.0)
     weights = stage_weights(stages, shard, job.model.tied_parameters)

@@ -14,13 +14,13 @@ from plait.plan import Plan
 from plait.plan.facts import STRATEGIES
 from plait.predict.cost.layout import RankState
 from plait.predict.cost.memory import offload
-from plait.predict.cost.memory.rank_memory import Memory, rank_activations
+from plait.predict.cost.memory.rank_memory import RankMemory, rank_activations
 from plait.predict.cost.records import Job
 from plait.predict.cost.sharding import Sharding
 from plait.predict.cost.time.machine import Machine
 from plait.predict.cost.time.passes import PassSeconds, block_pass, send_seconds
 from plait.predict.cost.time.pipeline import StageSeconds
-from plait.predict.cost.time.stages import Stage
+from plait.predict.cost.time.stages import StageBlocks
 from plait.predict.cost.widths import BYTES
 
 
@@ -33,7 +33,7 @@ class Question:
     machine: Machine
     shard: Sharding
 
-    def passes(self, stages: Sequence[Stage]) -> list[PassSeconds]:
+    def passes(self, stages: Sequence[StageBlocks]) -> list[PassSeconds]:
         """One micro-batch on each of these stages."""
         numerics = self.job.numerics(self.plan)
         return [stage_pass(stage, self.machine, self.shard, numerics) for stage in stages]
@@ -123,7 +123,7 @@ class Rank:
 
 @lru_cache(maxsize=65536)
 def stage_pass(
-    stage: Stage, machine: Machine, shard: Sharding, numerics: tuple[str, bool, str]
+    stage: StageBlocks, machine: Machine, shard: Sharding, numerics: tuple[str, bool, str]
 ) -> PassSeconds:
     """One micro-batch on one stage; `numerics` is (precision, compiled, recomputation)."""
     total = PassSeconds()
@@ -133,8 +133,8 @@ def stage_pass(
 
 
 def rank_memory(
-    question: Question, state: RankState, live: tuple[tuple[Stage, int], ...]
-) -> Memory:
+    question: Question, state: RankState, live: tuple[tuple[StageBlocks, int], ...]
+) -> RankMemory:
     """The parts of one rank's memory at its peak; `live` pairs its stages with their live
     micro-batches. A process counts as buffers.
     """
@@ -148,7 +148,7 @@ def rank_memory(
         width = 2 * BYTES[plan.precision] + job.gradient_width(plan.precision)
         buffers += state.weights.largest_block * width
     states = state.states
-    return Memory(
+    return RankMemory(
         states.parameters,
         states.gradients,
         states.optimizer,

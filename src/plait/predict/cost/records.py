@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plait.plan import Plan
-from plait.predict.cost.memory.rank_memory import Memory, Numerics
+from plait.predict.cost.memory.rank_memory import Numerics, RankMemory
 from plait.predict.cost.model.operations import Model
 from plait.predict.cost.runtime import Runtime
 from plait.predict.cost.widths import BYTES
@@ -61,7 +61,7 @@ class Estimate:
 
     plan: Plan
     step_seconds: float
-    memory: Memory
+    memory: RankMemory
     memory_limit: float
     traffic: Mapping[str, float]
     bubble_fraction: float
@@ -71,7 +71,7 @@ class Estimate:
     peak_flops: float
     price_per_hour: float
     breakdown: Breakdown = field(default_factory=Breakdown)
-    stage_memory: tuple[Memory, ...] = ()
+    stage_memory: tuple[RankMemory, ...] = ()
     """Memory of each pipeline rank."""
     host_overfull: float = 0.0
     """Memory that offloaded state needs of a node's host, over what the host has."""

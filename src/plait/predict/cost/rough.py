@@ -22,7 +22,7 @@ from plait.predict.cost.records import Job
 from plait.predict.cost.sharding import sharding
 from plait.predict.cost.time.closed import closed_live, closed_seconds
 from plait.predict.cost.time.machine import Machine
-from plait.predict.cost.time.stages import Stage, split_model
+from plait.predict.cost.time.stages import StageBlocks, split_model
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class Guess:
 
 
 @dataclass(frozen=True)
-class Kind:
+class RankKind:
     """Ranks with equal stages: the stages, how many such ranks, and the most live micro-batches of
     each stage.
     """
 
-    stages: tuple[Stage, ...]
+    stages: tuple[StageBlocks, ...]
     count: int
     live: tuple[int, ...]
 
@@ -49,7 +49,7 @@ class Kind:
 @lru_cache(maxsize=8192)
 def kinds(
     model: Model, schedule: str, sizes: tuple[int, int, int], balanced: bool
-) -> tuple[Kind, ...]:
+) -> tuple[RankKind, ...]:
     """The kinds of ranks of a pipeline; `sizes` is (ranks, stages of a rank, micro-batches)."""
     num_ranks, virtual, micro_batches = sizes
     stages = split_model(model, num_ranks * virtual, balanced)
@@ -57,7 +57,7 @@ def kinds(
     held: list[list[int]] = [[] for _ in range(num_ranks)]
     for stage, rank in enumerate(placement):
         held[rank].append(stage)
-    seen: dict[tuple[Stage, ...], tuple[int, tuple[int, ...]]] = {}
+    seen: dict[tuple[StageBlocks, ...], tuple[int, tuple[int, ...]]] = {}
     for own in held:
         key = tuple(stages[stage] for stage in own)
         count, most = seen.get(key, (0, (0,) * len(own)))
@@ -65,7 +65,7 @@ def kinds(
             count + 1,
             tuple(max(a, live[stage]) for a, stage in zip(most, own, strict=True)),
         )
-    return tuple(Kind(key, count, most) for key, (count, most) in seen.items())
+    return tuple(RankKind(key, count, most) for key, (count, most) in seen.items())
 
 
 def rough_estimate(job: Job, plan: Plan, machine: Machine) -> Guess:

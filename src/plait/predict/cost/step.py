@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from plait.plan import Plan
-from plait.predict.cost.layout import Layout, lay_out
+from plait.predict.cost.layout import PlanLayout, lay_out
 from plait.predict.cost.memory.offload import overfull
 from plait.predict.cost.model.operations import Model
 from plait.predict.cost.ranks import Question, Rank, rank_memory, work_floor
@@ -152,7 +152,7 @@ class PredictedStep:
         return Breakdown(bubble=max(0.0, self.seconds - sum(parts.values())), **parts)
 
 
-def predict_step(question: Question, layout: Layout) -> PredictedStep:
+def predict_step(question: Question, layout: PlanLayout) -> PredictedStep:
     """The step of a plan that is laid out, its schedule replayed."""
     plan = question.plan
     passes = question.passes(layout.stages)

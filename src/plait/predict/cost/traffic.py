@@ -15,7 +15,7 @@ from plait.predict.cost.sharding import Sharding
 from plait.predict.cost.time.gradients import DataMessages
 from plait.predict.cost.time.messages import block_messages
 from plait.predict.cost.time.passes import sent_again
-from plait.predict.cost.time.stages import Stage
+from plait.predict.cost.time.stages import StageBlocks
 from plait.predict.cost.widths import BYTES
 
 COUNT_BYTES = 8
@@ -26,7 +26,7 @@ def traffic(
     job: Job,
     plan: Plan,
     shard: Sharding,
-    stages: tuple[Stage, ...],
+    stages: tuple[StageBlocks, ...],
     ranks: Sequence[tuple[tuple[int, ...], DataMessages]],
 ) -> dict[str, float]:
     """The largest over the pipeline's ranks, axis by axis. Each rank is its stages and its messages
@@ -50,7 +50,7 @@ def traffic(
 
 @lru_cache(maxsize=65536)
 def stage_bytes(
-    stage: Stage, shard: Sharding, precision: str, remat: str
+    stage: StageBlocks, shard: Sharding, precision: str, remat: str
 ) -> tuple[tuple[str, float], ...]:
     """Bytes of one micro-batch on one stage on the axes inside layers."""
     sent: dict[str, float] = {}

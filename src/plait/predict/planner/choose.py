@@ -17,7 +17,7 @@ from plait.predict.cost.model.tables import config_tables
 from plait.predict.cost.records import Estimate, Job
 from plait.predict.cost.time.machine import Machine
 from plait.predict.planner.refine import LocalSearch
-from plait.predict.planner.search import OBJECTIVES, Found, Settings, fits_somehow, search
+from plait.predict.planner.search import OBJECTIVES, Found, SearchSettings, fits_somehow, search
 
 LARGEST_CLUSTER = 1 << 20
 
@@ -109,7 +109,7 @@ def _order(objective: str) -> Any:
     return key
 
 
-def settings_for(tables: Mapping[str, Any], machine: Machine, objective: str) -> Settings:
+def settings_for(tables: Mapping[str, Any], machine: Machine, objective: str) -> SearchSettings:
     """Settings from the config's plan text: precision and compiling; else bf16 on accelerators and
     float32 on processors.
     """
@@ -120,10 +120,10 @@ def settings_for(tables: Mapping[str, Any], machine: Machine, objective: str) ->
     precision = next(
         (word.partition(":")[2] for word in words if word.startswith("precision:")), ""
     )
-    return Settings(precision or machine.default_precision, "compile" in words, objective)
+    return SearchSettings(precision or machine.default_precision, "compile" in words, objective)
 
 
-def _fewer(job: Job, machine: Machine, num_devices: int, settings: Settings) -> list[Found]:
+def _fewer(job: Job, machine: Machine, num_devices: int, settings: SearchSettings) -> list[Found]:
     """Searches over fewer devices, where a model or batch does not divide by all of them."""
     for size in range(num_devices - 1, max(0, num_devices - 9), -1):
         found = search(job, machine, size, settings)
@@ -133,7 +133,7 @@ def _fewer(job: Job, machine: Machine, num_devices: int, settings: Settings) -> 
 
 
 def _why_nothing_fits(
-    job: Job, machine: Machine, machines: Cluster, settings: Settings, found: Found
+    job: Job, machine: Machine, machines: Cluster, settings: SearchSettings, found: Found
 ) -> str:
     name = machines.device.name
     model = job.model
@@ -162,7 +162,7 @@ def _why_nothing_fits(
 
 
 def _from_where(
-    job: Job, machine: Machine, num_devices: int, settings: Settings
+    job: Job, machine: Machine, num_devices: int, settings: SearchSettings
 ) -> tuple[int, int]:
     """The fewest devices tried with which the model fits, and the samples a step; zeros if none."""
     size = num_devices
@@ -179,5 +179,5 @@ def _from_where(
     return 0, 0
 
 
-def _fits(job: Job, machine: Machine, size: int, settings: Settings, batch: int) -> bool:
+def _fits(job: Job, machine: Machine, size: int, settings: SearchSettings, batch: int) -> bool:
     return fits_somehow(replace(job, global_batch=batch), machine, size, settings)

@@ -31,7 +31,7 @@ from plait.predict.cost.records import Estimate, Job
 from plait.predict.cost.rough import Guess, rough_estimate
 from plait.predict.cost.step import estimate_job
 from plait.predict.cost.time.machine import Machine
-from plait.predict.planner.search import Settings, cheapest_that_fits, replay_work, score
+from plait.predict.planner.search import SearchSettings, cheapest_that_fits, replay_work, score
 from plait.predict.planner.space import divisors
 
 STARTS = 3
@@ -62,7 +62,7 @@ class LocalSearch:
 
     job: Job
     machine: Machine
-    settings: Settings
+    settings: SearchSettings
     seen: dict[Plan, Estimate] = field(default_factory=dict)
     work: int = 0
     """Micro-batches on stages that were replayed."""

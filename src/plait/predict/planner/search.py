@@ -22,7 +22,7 @@ from plait.predict.cost.rough import Guess, rough_estimate
 from plait.predict.cost.sharding import sharding
 from plait.predict.cost.step import estimate_job
 from plait.predict.cost.time.machine import Machine
-from plait.predict.cost.time.stages import Stage
+from plait.predict.cost.time.stages import StageBlocks
 from plait.predict.cost.widths import BYTES
 from plait.predict.planner.space import Degrees, data_axes, degrees, micro_batch_counts, schedules
 
@@ -37,7 +37,7 @@ MARGIN = 1.10
 
 
 @dataclass(frozen=True)
-class Settings:
+class SearchSettings:
     """Options that a search may not change, and how much it looks at."""
 
     precision: str = "bf16"
@@ -90,7 +90,7 @@ def score(guess: Guess, objective: str) -> float:
     )
 
 
-def search(job: Job, machine: Machine, num_devices: int, settings: Settings) -> Found:
+def search(job: Job, machine: Machine, num_devices: int, settings: SearchSettings) -> Found:
     """The best plans that use exactly `num_devices` devices and fit, best first."""
     found = Found()
     guesses = list[Guess]()
@@ -125,7 +125,7 @@ def replay_work(plan: Plan) -> int:
 
 
 def _replayed(
-    job: Job, machine: Machine, guesses: list[Guess], settings: Settings
+    job: Job, machine: Machine, guesses: list[Guess], settings: SearchSettings
 ) -> Iterator[Estimate]:
     """The full estimates of the best guesses, and of more where a guess was too good. It ends when
     the next one promises less than the best that was replayed.
@@ -146,7 +146,9 @@ def _replayed(
         yield estimate
 
 
-def allowed(job: Job, machine: Machine, num_devices: int, settings: Settings) -> Iterator[Degrees]:
+def allowed(
+    job: Job, machine: Machine, num_devices: int, settings: SearchSettings
+) -> Iterator[Degrees]:
     """The degrees that whoever runs the plan has."""
     sequence = settings.framework.sequence_parallel
     for combination in degrees(
@@ -156,7 +158,7 @@ def allowed(job: Job, machine: Machine, num_devices: int, settings: Settings) ->
             yield combination
 
 
-def fits_somehow(job: Job, machine: Machine, num_devices: int, settings: Settings) -> bool:
+def fits_somehow(job: Job, machine: Machine, num_devices: int, settings: SearchSettings) -> bool:
     """Whether any plan fits: for each combination of degrees, the smallest that it has, least
     memory for states first.
     """
@@ -187,7 +189,7 @@ def _counts(job: Job, combination: Degrees) -> list[int]:
 
 
 def time_floor(
-    job: Job, machine: Machine, combination: Degrees, settings: Settings, count: int = 0
+    job: Job, machine: Machine, combination: Degrees, settings: SearchSettings, count: int = 0
 ) -> float:
     """Seconds that no plan of these degrees (and of `count` micro-batches) is below."""
     fewest = count or _counts(job, combination)[0]
@@ -196,13 +198,13 @@ def time_floor(
     shard = sharding(plan, job.model.seq_len, float(samples))
     fused = job.numerics(plan)[1]
     whole = stage_pass(
-        Stage(job.model.runs, True, True), machine, shard, (settings.precision, fused, "none")
+        StageBlocks(job.model.runs, True, True), machine, shard, (settings.precision, fused, "none")
     )
     exposed = sum(whole.shown(job.runtime.overlap_tensor, job.runtime.overlap_expert))
     return fewest * (whole.compute + exposed) / combination.pp
 
 
-def states_floor(job: Job, combination: Degrees, settings: Settings) -> float:
+def states_floor(job: Job, combination: Degrees, settings: SearchSettings) -> float:
     """Bytes of weights, gradients and (where it cannot be offloaded) optimizer state when all are
     sharded as far as possible.
     """
@@ -219,7 +221,7 @@ def states_floor(job: Job, combination: Degrees, settings: Settings) -> float:
 
 
 def open_degrees(
-    job: Job, machine: Machine, combination: Degrees, settings: Settings, found: Found
+    job: Job, machine: Machine, combination: Degrees, settings: SearchSettings, found: Found
 ) -> Iterator[Guess]:
     """The plans worth keeping of some degrees: for each micro-batch the cheapest options that fit,
     then other schedules.
@@ -267,7 +269,7 @@ def open_degrees(
 
 
 def cheapest_that_fits(
-    job: Job, machine: Machine, plan: Plan, settings: Settings, found: Found | None = None
+    job: Job, machine: Machine, plan: Plan, settings: SearchSettings, found: Found | None = None
 ) -> tuple[Guess | None, float]:
     """From `plan` on, the least sharding and recomputation that fits; and the least memory that was
     seen.
@@ -314,7 +316,7 @@ def cheapest_that_fits(
 
 def _plan(
     combination: Degrees,
-    settings: Settings,
+    settings: SearchSettings,
     micro_batches: int,
     pipeline: PipelineAxis | None = None,
 ) -> Plan:

@@ -54,7 +54,7 @@ class Tiny:
     """Shape of an input that is no text."""
 
 
-class Step(NamedTuple):
+class StepSeconds(NamedTuple):
     """Seconds of the processor, and those that pass."""
 
     work: float
@@ -137,7 +137,7 @@ def step_seconds(
     samples: int,
     steps: int = STEPS,
     table: ProductTable = RULE,
-) -> Step:
+) -> StepSeconds:
     """The shortest step of this rank; a rank that is alone may do with fewer `steps`. `table`: the
     library of each product, which tiny models are too small to notice.
     """
@@ -175,7 +175,7 @@ def _batch(tiny: Tiny, samples: int) -> tuple[Any, Any]:
     return tokens[:, :-1], tokens[:, 1:]
 
 
-def _shortest(step: Callable[[], object], most: int, *, may_stop: bool) -> Step:
+def _shortest(step: Callable[[], object], most: int, *, may_stop: bool) -> StepSeconds:
     """After two that nobody counts."""
     seconds: list[float] = []
     passed: list[float] = []
@@ -185,7 +185,7 @@ def _shortest(step: Callable[[], object], most: int, *, may_stop: bool) -> Step:
         step()
         seconds.append(time.process_time() - began)
         passed.append(time.perf_counter() - clock)
-    return Step(min(seconds[2:]), min(passed[2:]))
+    return StepSeconds(min(seconds[2:]), min(passed[2:]))
 
 
 def _settled(seconds: list[float]) -> bool:

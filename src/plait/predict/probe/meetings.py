@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from plait.predict.cost.time.machine import (
         Machine,  # what ranks run of this file starts sooner without
     )
-    from plait.predict.probe.engine import Step
+    from plait.predict.probe.engine import StepSeconds
 
 PLANS = {
     "call": ("tp2:1d,sp", "tp4:1d,sp", "tp8:1d,sp"),
@@ -63,7 +63,7 @@ def plans_of(num_ranks: int) -> tuple[str, ...]:
     )
 
 
-def shortest_step(text: str, table: ProductTable) -> Step:
+def shortest_step(text: str, table: ProductTable) -> StepSeconds:
     """The shortest step under a plan, in this rank. Collective, in the world that there is; `ALONE`
     is no matter of others. `table`: the library of each product.
     """
@@ -76,7 +76,7 @@ def shortest_step(text: str, table: ProductTable) -> Step:
     tiny = Tiny("gpt", keys)
     samples = SAMPLES // Plan.parse(text).dp.size
 
-    def measure(world: Any) -> Step:
+    def measure(world: Any) -> StepSeconds:
         return step_seconds(
             tiny,
             MODEL["num_hidden_layers"],
@@ -102,7 +102,7 @@ def stretch(alone: list[float], machine: Machine) -> float:
     return min(max(statistics.median(alone) / _work(ALONE, machine), 1.0), MOST_STRETCH)
 
 
-def idle(steps: dict[str, list[Step]], num_cores: int) -> float:
+def idle(steps: dict[str, list[StepSeconds]], num_cores: int) -> float:
     """The ratio of the time of ranks that share cores to their work. At times fewer ranks can go on
     than there are cores.
     """

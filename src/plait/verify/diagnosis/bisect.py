@@ -17,7 +17,7 @@ from plait.plan.facts import PLAIN_SCHEDULE
 
 
 @dataclass(frozen=True)
-class Blame:
+class FailingSet:
     """The outcome. `smallest` fails, and nothing can be taken from it.
 
     `ingredients` are its axes and options (`dp`, `mb`, `remat`). `strategies` are those axes whose
@@ -85,7 +85,7 @@ def without(plan: Plan, names: Sequence[str]) -> Plan:
     return plan
 
 
-def bisect(plan: Plan, fails: Callable[[Plan], bool]) -> Blame:
+def bisect(plan: Plan, fails: Callable[[Plan], bool]) -> FailingSet:
     """The smallest failing part of a plan that fails; `fails(plan)` runs one. A plan that cannot
     run counts as passing.
     """
@@ -100,7 +100,7 @@ def bisect(plan: Plan, fails: Callable[[Plan], bool]) -> Blame:
                 smallest = plainer
             else:
                 guilty.append(axis)
-    return Blame(smallest, tuple(kept), tuple(guilty), tuple(trial.seen.items()))
+    return FailingSet(smallest, tuple(kept), tuple(guilty), tuple(trial.seen.items()))
 
 
 @dataclass

@@ -19,7 +19,7 @@ CLOSE = 1e-4
 
 
 @dataclass(frozen=True)
-class Weights:
+class Coefficients:
     """The coefficient of every contribution."""
 
     parts: Sequence[Contribution]
@@ -81,7 +81,7 @@ def contribution_findings(
     return found[:1]
 
 
-def _read(weights: Weights, facts: Facts) -> list[Finding]:
+def _read(weights: Coefficients, facts: Facts) -> list[Finding]:
     """The first pattern that the coefficients have."""
     for question in (_nothing_wrong, _dropped_or_doubled, _mean_of_means, _factor_of_one_axis):
         found = question(weights, facts)
@@ -100,11 +100,11 @@ def _read(weights: Weights, facts: Facts) -> list[Finding]:
 
 def _weights(
     value: Gradients, parts: Sequence[Contribution], clip: float, slack: float
-) -> Weights | None:
+) -> Coefficients | None:
     solved = coefficients(value, [part.grads for part in parts])
     if solved is None or solved[1] > slack:
         return None
-    return Weights(parts, [one / clip for one in solved[0]])
+    return Coefficients(parts, [one / clip for one in solved[0]])
 
 
 def _weights_of_shard(
@@ -113,10 +113,10 @@ def _weights_of_shard(
     clip: float,
     slack: float,
     shard: Mapping[str, tuple[int, int]],
-) -> Weights | None:
+) -> Coefficients | None:
     cut = [replace(part, grads=_cut(part.grads, shard)) for part in parts]
     found = _weights(_cut(value, shard), cut, clip, slack)
-    return None if found is None else Weights(parts, found.values)
+    return None if found is None else Coefficients(parts, found.values)
 
 
 def _cut(grads: Gradients, shard: Mapping[str, tuple[int, int]]) -> Gradients:
@@ -126,7 +126,7 @@ def _cut(grads: Gradients, shard: Mapping[str, tuple[int, int]]) -> Gradients:
     }
 
 
-def _own_alone(weights: Weights, rank: int) -> bool:
+def _own_alone(weights: Coefficients, rank: int) -> bool:
     return all(abs(value - (part.rank == rank)) < CLOSE for part, value in weights.known())
 
 
@@ -143,13 +143,13 @@ def _sum(parts: Sequence[Contribution]) -> Gradients:
     return total
 
 
-def _nothing_wrong(weights: Weights, facts: Facts) -> list[Finding] | None:
+def _nothing_wrong(weights: Coefficients, facts: Facts) -> list[Finding] | None:
     """All alike: a factor, which is another question's answer."""
     found = weights.by(lambda part: 0)
     return None if found is None else []
 
 
-def _dropped_or_doubled(weights: Weights, facts: Facts) -> list[Finding] | None:
+def _dropped_or_doubled(weights: Coefficients, facts: Facts) -> list[Finding] | None:
     """Coefficients are whole numbers up to one common factor, some of them 0 or 2."""
     known = weights.known()
     present = [value for _, value in known if abs(value) > CLOSE]
@@ -218,7 +218,7 @@ def _range(numbers: Sequence[int]) -> str:
     return ", ".join(str(number) for number in numbers)
 
 
-def _mean_of_means(weights: Weights, facts: Facts) -> list[Finding] | None:
+def _mean_of_means(weights: Coefficients, facts: Facts) -> list[Finding] | None:
     """A mean was taken per part, and then over the parts: each part's weight is inverse to its
     count.
 
@@ -260,7 +260,7 @@ def _counts(
     return totals
 
 
-def _factor_of_one_axis(weights: Weights, facts: Facts) -> list[Finding] | None:
+def _factor_of_one_axis(weights: Coefficients, facts: Facts) -> list[Finding] | None:
     """The coefficient depends on the rank alone, or on the micro-batch alone."""
     for axis, word, key in (
         ("dp", "data rank", lambda part: part.rank),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from plait.comm.shm.memory import ALIGNMENT, ARENA_BYTES, Memory, Staging
+from plait.comm.shm.memory import ALIGNMENT, ARENA_BYTES, MappedMemory, Staging
 from plait.comm.shm.semaphores import available
 
 pytestmark = pytest.mark.skipif(
@@ -27,7 +27,7 @@ def _num_descriptors() -> int:
 
 
 def test_tensors_are_found_by_any_part_of_them():
-    memory = Memory()
+    memory = MappedMemory()
     large = memory.empty(ARENA_BYTES, torch.float32)
     small = memory.empty(10, torch.float64)
     other = memory.empty(3, torch.bfloat16)
@@ -39,8 +39,8 @@ def test_tensors_are_found_by_any_part_of_them():
 
 
 def test_another_mapping_sees_the_same_bytes():
-    memory = Memory()
-    reader = Memory()
+    memory = MappedMemory()
+    reader = MappedMemory()
     mine = memory.empty(1000, torch.int32).copy_(torch.arange(1000))
     seen = reader.peer(os.getpid(), memory.place(mine[100:]), torch.int32, 900)
     assert torch.equal(seen, mine[100:])
@@ -49,7 +49,7 @@ def test_another_mapping_sees_the_same_bytes():
 
 
 def test_memory_is_freed_with_the_last_tensor_on_it():
-    memory = Memory()
+    memory = MappedMemory()
     gc.collect()  # files that other tests have left are closed before they are counted
     before = _num_descriptors()
     large = memory.empty(ARENA_BYTES, torch.uint8)
@@ -66,7 +66,7 @@ def test_memory_is_freed_with_the_last_tensor_on_it():
 
 
 def test_many_small_pieces_need_few_descriptors():
-    memory = Memory()
+    memory = MappedMemory()
     gc.collect()  # files that other tests have left are closed before they are counted
     before = _num_descriptors()
     kept = [memory.empty(1000, torch.float32) for _ in range(900)]
@@ -78,7 +78,7 @@ def test_many_small_pieces_need_few_descriptors():
 
 
 def test_staging_lends_the_last_returned_block_first():
-    memory = Memory()
+    memory = MappedMemory()
     staging = Staging(memory)
     first = staging.lend(1000, torch.float32)
     second = staging.lend(1024, torch.float32)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 
 from plait.comm.shm.fabric import Signal
-from plait.comm.shm.progress import ProgressEngine, Step
+from plait.comm.shm.progress import ProgressEngine, ProtocolStep
 
 ARRIVE = Signal.ARRIVE
 MIDDLE = Signal.MIDDLE
@@ -47,9 +47,9 @@ def _engine():
 
 def _two_phases(log, name, sources=(1, 2)):
     return [
-        Step(ARRIVE, sources, lambda: log.append(f"{name}1"), MIDDLE, sources),
-        Step(MIDDLE, sources, lambda: log.append(f"{name}2"), EXIT, sources),
-        Step(EXIT, sources, lambda: log.append(f"{name}3")),
+        ProtocolStep(ARRIVE, sources, lambda: log.append(f"{name}1"), MIDDLE, sources),
+        ProtocolStep(MIDDLE, sources, lambda: log.append(f"{name}2"), EXIT, sources),
+        ProtocolStep(EXIT, sources, lambda: log.append(f"{name}3")),
     ]
 
 
@@ -85,7 +85,7 @@ def test_an_early_operation_is_ready_before_its_last_step_and_takes_it_later():
 def test_a_later_operation_takes_no_signal_that_an_earlier_one_still_needs():
     (fabric, engine), log = _engine(), []
     engine.issue(_two_phases(log, "a"))
-    engine.issue([Step(EXIT, (1,), lambda: log.append("give"))])
+    engine.issue([ProtocolStep(EXIT, (1,), lambda: log.append("give"))])
     last = engine.issue(_two_phases(log, "b"))
     fabric.come(ARRIVE, 1, 2)
     fabric.come(ARRIVE, 1, 2)
@@ -120,8 +120,8 @@ def test_waiting_for_a_later_operation_completes_the_earlier():
 
 def test_signals_of_different_peers_may_come_in_any_order():
     (fabric, engine), log = _engine(), []
-    engine.issue([Step(ARRIVE, (1,), lambda: log.append("from 1"))])
-    operation = engine.issue([Step(ARRIVE, (2,), lambda: log.append("from 2"))])
+    engine.issue([ProtocolStep(ARRIVE, (1,), lambda: log.append("from 1"))])
+    operation = engine.issue([ProtocolStep(ARRIVE, (2,), lambda: log.append("from 2"))])
     fabric.come(ARRIVE, 2)
     engine.sweep()
     assert log == []  # in order of issue

@@ -24,7 +24,7 @@ from plait.predict.cost.time.gradients import num_tensors
 from plait.predict.cost.time.processor import Processor
 from plait.predict.cost.time.synchronization import meeting_seconds, ring_steps
 from plait.predict.probe import meetings as probe_meetings
-from plait.predict.probe.engine import Step
+from plait.predict.probe.engine import StepSeconds
 from tests.unit.predict.cost.test_processor import CONFIG, HOST, PROBE, seconds, seconds_of
 
 MEASURED = {
@@ -123,11 +123,11 @@ def test_a_step_that_takes_longer_than_its_parts_stretches_them(times: float, fo
 
 
 def test_ranks_that_share_cores_leave_them_idle_at_times() -> None:
-    crowded = [Step(1.0, 2.2)] * 4  # four seconds of work on two cores
-    assert probe_meetings.idle({"tp2": [Step(1.0, 1.5)] * 2, "tp4": crowded}, 2) == pytest.approx(
-        1.1
-    )
-    assert probe_meetings.idle({"tp2": [Step(1.0, 1.5)] * 2}, 2) == 1.0
+    crowded = [StepSeconds(1.0, 2.2)] * 4  # four seconds of work on two cores
+    assert probe_meetings.idle(
+        {"tp2": [StepSeconds(1.0, 1.5)] * 2, "tp4": crowded}, 2
+    ) == pytest.approx(1.1)
+    assert probe_meetings.idle({"tp2": [StepSeconds(1.0, 1.5)] * 2}, 2) == 1.0
     engine = HOST["engine"] | {"idle": 1.1}
     assert seconds("dp8", host={**HOST, "engine": engine}) == pytest.approx(1.1 * seconds("dp8"))
     assert seconds("dp2", host={**HOST, "engine": engine}) == seconds("dp2")

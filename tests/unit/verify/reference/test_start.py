@@ -16,7 +16,7 @@ from plait.engine.state import start
 from plait.run import assemble
 from plait.verify import Report
 from plait.verify.problem import Problem
-from plait.verify.run import Task, in_world
+from plait.verify.run import VerifyTask, in_world
 from tests.helpers.threaded import threaded
 from tests.parity.verify_problems import problem
 
@@ -65,7 +65,7 @@ def hugging_face() -> Problem:
 
 def proof(given: Problem, *probes: str, size: int = 1) -> Report:
     """Ranks are threads with one generator, so only where one rank draws they are several."""
-    task = Task(given, f"dp{size} precision:float64", 1, None, probes)
+    task = VerifyTask(given, f"dp{size} precision:float64", 1, None, probes)
     report: Report = threaded(size, in_world, task, plan=f"dp{size}")[0]
     return report
 

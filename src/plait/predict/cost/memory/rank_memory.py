@@ -16,7 +16,7 @@ from plait.predict.cost.memory.local_sizes import held
 from plait.predict.cost.memory.rules import DEVICE, MemoryRules
 from plait.predict.cost.model.operations import Block, Matmul
 from plait.predict.cost.sharding import Sharding
-from plait.predict.cost.time.stages import Stage
+from plait.predict.cost.time.stages import StageBlocks
 from plait.predict.cost.widths import BYTES
 
 OPTIMIZER_NUMBERS = {"adamw": 2, "adam": 2, "sgd": 0, "momentum": 1}
@@ -28,7 +28,7 @@ Numerics = tuple[str, bool, str]
 
 
 @dataclass(frozen=True)
-class Memory:
+class RankMemory:
     """Bytes of the parts."""
 
     parameters: float = 0.0
@@ -49,7 +49,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Weights:
+class WeightBytes:
     """Numbers that a stage keeps on one rank before any data axis divides them."""
 
     dense: float
@@ -67,7 +67,7 @@ class Weights:
         return self.dense + self.experts
 
 
-def stage_weights(stages: tuple[Stage, ...], shard: Sharding, tied: int) -> Weights:
+def stage_weights(stages: tuple[StageBlocks, ...], shard: Sharding, tied: int) -> WeightBytes:
     """The weights of the stages of one rank; `tied` numbers are stored once when first and last
     stage share the rank.
     """
@@ -80,7 +80,7 @@ def stage_weights(stages: tuple[Stage, ...], shard: Sharding, tied: int) -> Weig
             largest = max(largest, own_dense + own_experts)
     if any(stage.first for stage in stages) and any(stage.last for stage in stages):
         dense -= tied / shard.weight_split
-    return Weights(dense, experts, largest)
+    return WeightBytes(dense, experts, largest)
 
 
 def block_weights(block: Block, shard: Sharding) -> tuple[float, float]:
@@ -135,7 +135,7 @@ def block_activations(
 
 
 def rank_activations(
-    held: tuple[tuple[Stage, int], ...],
+    held: tuple[tuple[StageBlocks, int], ...],
     shard: Sharding,
     numerics: Numerics,
     rules: MemoryRules = DEVICE,
@@ -158,7 +158,7 @@ def rank_activations(
 
 @lru_cache(maxsize=65536)
 def stage_activations(
-    stage: Stage, shard: Sharding, numerics: Numerics, rules: MemoryRules = DEVICE
+    stage: StageBlocks, shard: Sharding, numerics: Numerics, rules: MemoryRules = DEVICE
 ) -> tuple[float, float, float]:
     """Bytes kept once (the head's, freed by the backward that follows at once), for each live
     micro-batch, and at work.
@@ -194,7 +194,7 @@ def products_kept(block: Block, *, experts: bool) -> tuple[float, float]:
     return sequence, tensor
 
 
-def updated_numbers(weights: Weights, plan: Plan) -> float:
+def updated_numbers(weights: WeightBytes, plan: Plan) -> float:
     """The weights that a rank updates: its part of them where the data axis divides the optimizer's
     state.
     """
@@ -204,19 +204,21 @@ def updated_numbers(weights: Weights, plan: Plan) -> float:
     return weights.dense / shard + weights.experts / max(1, shard // plan.ep)
 
 
-def optimizer_bytes(weights: Weights, plan: Plan, optimizer: str) -> float:
+def optimizer_bytes(weights: WeightBytes, plan: Plan, optimizer: str) -> float:
     """Bytes of the optimizer's state, master weights included, wherever it lives."""
     numbers = OPTIMIZER_NUMBERS[optimizer] + (1 if plan.precision == "bf16" else 0)
     return updated_numbers(weights, plan) * numbers * (8 if plan.precision == "float64" else 4)
 
 
-def model_states(weights: Weights, plan: Plan, optimizer: str, gradient_bytes: float) -> Memory:
+def model_states(
+    weights: WeightBytes, plan: Plan, optimizer: str, gradient_bytes: float
+) -> RankMemory:
     """Parameters, gradients and optimizer state after the data axis has taken its share (ZeRO
     stages 0 to 3).
     """
     facts = STRATEGIES[plan.dp.strategy]
     own = updated_numbers(weights, plan)
-    return Memory(
+    return RankMemory(
         parameters=(own if facts.shards_parameters else weights.total) * BYTES[plan.precision],
         gradients=(own if facts.shards_gradients else weights.total) * gradient_bytes,
         optimizer=0.0 if plan.dp.offload else optimizer_bytes(weights, plan, optimizer),

@@ -18,7 +18,7 @@ from plait.errors import ModelError
 from plait.patterns import matches
 from plait.predict.cost.model.from_leaves import describe_leaves
 from plait.predict.cost.model.operations import Block, Elementwise, Model, Saved
-from plait.predict.cost.model.watching import Watch, is_layer
+from plait.predict.cost.model.watching import OperationWatch, is_layer
 from plait.predict.cost.model.with_values import state_of, tokens_for, value_of
 
 SAMPLES = 2
@@ -273,7 +273,7 @@ def _watched(
     kwargs = {name: fresh(x) for name, x in call[1].items()}
     if first_of_all:
         args, kwargs = call
-    watch = Watch(tokens, roles)
+    watch = OperationWatch(tokens, roles)
     out = watch.run(unit, args, kwargs, real=real)
     rest = sum(p.numel() for p in unit.parameters()) - watch.counted
     others = (Elementwise("parameters", 0.0, 0.0, "none", rest),) if rest > 0 else ()

@@ -11,7 +11,7 @@ from plait.predict.cost.sharding import Sharding
 
 
 @dataclass(frozen=True)
-class Products:
+class MatrixProducts:
     """`copies` products of (rows x inputs) by (inputs x outputs)."""
 
     copies: float
@@ -27,7 +27,7 @@ class Products:
         return (rows, outputs, inputs), (rows, inputs, outputs), (inputs, outputs, rows)
 
 
-def products(op: Matmul, shard: Sharding) -> Products:
+def products(op: Matmul, shard: Sharding) -> MatrixProducts:
     """The products of an operation under a sharding."""
     rows = shard.tokens * op.rows
     inputs = float(op.inputs)
@@ -53,4 +53,4 @@ def products(op: Matmul, shard: Sharding) -> Products:
                 )  # SUMMA: q products of this size; 3D makes one of its gathered blocks
     elif shard.mode != "1d":
         rows /= shard.tp
-    return Products(copies, rows, outputs, inputs)
+    return MatrixProducts(copies, rows, outputs, inputs)

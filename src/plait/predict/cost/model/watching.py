@@ -38,7 +38,7 @@ NORMS = {
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
 
 
-class Watch:
+class OperationWatch:
     """Watches a module while it runs; `roles` by the identity of modules, `tokens` in what it is
     given.
     """
@@ -237,7 +237,7 @@ def is_layer(module: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _functions(watch: Watch) -> Iterator[None]:
+def _functions(watch: OperationWatch) -> Iterator[None]:
     """Fused attention by its function: on the meta device it would take whichever kernel there
     is.
     """
@@ -260,7 +260,7 @@ def _functions(watch: Watch) -> Iterator[None]:
         def backward(ctx: Any, *grads: Any) -> Any:
             return tuple(torch.empty_like(tensor) for tensor in ctx.saved_tensors[:3])
 
-    class Mode(TorchFunctionMode):
+    class WatchFunctions(TorchFunctionMode):
         def __torch_function__(
             self, function: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
@@ -276,12 +276,12 @@ def _functions(watch: Watch) -> Iterator[None]:
                 return Fused.apply(query, key, value)
             return function(*args, **kwargs)
 
-    with Mode():
+    with WatchFunctions():
         yield
 
 
 @contextlib.contextmanager
-def _operators(watch: Watch) -> Iterator[None]:
+def _operators(watch: OperationWatch) -> Iterator[None]:
     """Every operator that writes new memory."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -289,7 +289,7 @@ def _operators(watch: Watch) -> Iterator[None]:
 
     from plait.torch_internals import storage_key
 
-    class Mode(TorchDispatchMode):
+    class WatchOperators(TorchDispatchMode):
         def __torch_dispatch__(
             self, function: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
@@ -305,5 +305,5 @@ def _operators(watch: Watch) -> Iterator[None]:
                 watch.operator(function.overloadpacket.__name__, given, made)
             return out
 
-    with Mode():
+    with WatchOperators():
         yield

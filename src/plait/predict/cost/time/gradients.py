@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from plait.plan import Plan
 from plait.plan.facts import STRATEGIES
-from plait.predict.cost.memory.rank_memory import Weights
+from plait.predict.cost.memory.rank_memory import WeightBytes
 from plait.predict.cost.model.operations import Block, Elementwise, Lookup, Matmul
 from plait.predict.cost.time.messages import Message
 from plait.predict.cost.widths import BYTES
@@ -74,7 +74,7 @@ class DataMessages:
 
 def data_messages(
     plan: Plan,
-    weights: Weights,
+    weights: WeightBytes,
     gradient_bytes: float,
     shared: tuple[Message, ...] = (),
     *,

@@ -52,7 +52,7 @@ class StageSeconds:
 
 
 @dataclass(frozen=True)
-class Replay:
+class ScheduleReplay:
     """A schedule as integers: (rank, code, stage, producers), each producer (index of the event,
     whether it crosses ranks).
     """
@@ -192,14 +192,14 @@ def crowded_seconds(
 
 
 @lru_cache(maxsize=512)
-def compiled(name: str, num_ranks: int, num_micro_batches: int, virtual: int) -> Replay:
+def compiled(name: str, num_ranks: int, num_micro_batches: int, virtual: int) -> ScheduleReplay:
     """The lists of a schedule as integers, in an order in which every producer comes first."""
     from plait.parallel.pipeline.schedules import make
 
     return translate(make(name, num_ranks, num_micro_batches, virtual))
 
 
-def translate(schedule: Schedule) -> Replay:
+def translate(schedule: Schedule) -> ScheduleReplay:
     """The replay of any schedule; transfers and updates are left out, their cost is not the
     schedule's.
     """
@@ -226,7 +226,7 @@ def translate(schedule: Schedule) -> Replay:
         return True
 
     run_lists(lists, advance)
-    return Replay(
+    return ScheduleReplay(
         len(lists), schedule.num_stages, placement, tuple(events), _peaks(schedule, lists)
     )
 

@@ -16,7 +16,7 @@ from plait.predict.cost.model.operations import Block, Model
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageBlocks:
     """Runs of blocks, in order, and where the stage stands."""
 
     runs: tuple[tuple[Block, int], ...]
@@ -30,14 +30,14 @@ class Stage:
 
 
 @lru_cache(maxsize=4096)
-def split_model(model: Model, num_stages: int, balanced: bool = True) -> tuple[Stage, ...]:
+def split_model(model: Model, num_stages: int, balanced: bool = True) -> tuple[StageBlocks, ...]:
     """`num_stages` stages in order: of nearly equal flops, or (not balanced) of nearly equal
     numbers of layers.
 
     Raises `PlanError` when there are more stages than layers.
     """
     if num_stages == 1:
-        return (Stage(model.runs, True, True),)
+        return (StageBlocks(model.runs, True, True),)
     blocks = list(model.blocks())
     inner = len(blocks) - 2
     if len(blocks) < num_stages:
@@ -56,7 +56,7 @@ def split_model(model: Model, num_stages: int, balanced: bool = True) -> tuple[S
     starts = [0, *ends[:-1]]
     last = num_stages - 1
     return tuple(
-        Stage(_runs(blocks[start:end]), index == 0, index == last)
+        StageBlocks(_runs(blocks[start:end]), index == 0, index == last)
         for index, (start, end) in enumerate(zip(starts, ends, strict=True))
     )
 

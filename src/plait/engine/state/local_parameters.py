@@ -17,7 +17,7 @@ from plait.parallel.tensor import Placement
 
 
 @dataclass(frozen=True)
-class Holding:
+class LocalParameters:
     """The parameters and buffers of one rank, by their names in the model.
 
     Attributes:
@@ -35,12 +35,12 @@ class Holding:
     params: Mapping[str, nn.Parameter]
     shapes: Mapping[str, tuple[int, ...]]
     buffer_names: frozenset[str]
-    secondary: frozenset[str] = frozenset()
+    tied_copies: frozenset[str] = frozenset()
     placements: Mapping[str, Placement] = field(default_factory=dict)
     copies: Mapping[str, list[nn.Parameter]] = field(default_factory=dict)
 
     @classmethod
-    def whole(cls, model: nn.Module) -> Holding:
+    def whole(cls, model: nn.Module) -> LocalParameters:
         """Everything."""
         shapes, buffers = shapes_of(model)
         return cls(model, dict(model.named_parameters()), shapes, buffers)
