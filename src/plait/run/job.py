@@ -166,7 +166,7 @@ def _be_silent(message: str) -> None:
     pass
 
 
-def _agreed(world: World, job: TrainingRun) -> tuple[Job, RunFolder | None]:
+def _agreed(world: World, job: TrainingRun) -> tuple[TrainingRun, RunFolder | None]:
     """The folder and the checkpoint of rank 0: in a world of torchrun it alone has chosen them."""
     from plait.run.rundir import RunFolder
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CUT_SECONDS = 2.0
 
 
-def run(seat: Seat, job: jobs.Job) -> None:
+def run(seat: Seat, job: jobs.TrainingRun) -> None:
     """Train in one generation after the other, until the launcher says that the run is done."""
     note = Note()
     while (assignment := seat.meet(note)) is not None:
@@ -29,7 +29,7 @@ def run(seat: Seat, job: jobs.Job) -> None:
         gc.collect()  # an engine and its exceptions hold each other, and its connections
 
 
-def _live_through(seat: Seat, assignment: Assignment, job: jobs.Job) -> Note:
+def _live_through(seat: Seat, assignment: Assignment, job: jobs.TrainingRun) -> Note:
     """The result of one generation, or why it ended. Raises what ends the run."""
     from plait.comm.severance import Severance
 
