@@ -95,6 +95,8 @@ NEEDS_NO_TORCH = [
             "verify",
             "probe",
             "report",
+            "doctor",
+            "status",
             "federated",
             "config",
         )

@@ -63,6 +63,24 @@ def add_framework(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Declare `RUN_DIR`."""
+    parser.add_argument(
+        "folder",
+        type=Path,
+        metavar="RUN_DIR|latest",
+        help="the folder of a run, as plait train --out names it, or latest",
+    )
+
+
+def run_folder(folder: Path) -> Path:
+    """The folder that is meant. Errors: `ConfigError` where there is no latest run."""
+    from plait.checkpoint.folder import LATEST
+    from plait.run.rundir import is_word, latest_run
+
+    return latest_run() if is_word(folder, LATEST) else folder
+
+
 def read_config(arguments: argparse.Namespace, *, with_steps: bool = True) -> Config:
     """The config file with `--set`, and `--steps` where it means those of training, laid over it.
     Errors: `ConfigError`.

@@ -7,18 +7,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from plait.cli import common
 from plait.cli.answer import Answer, Json
 from plait.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `plait report`."""
-    parser.add_argument(
-        "folder",
-        type=Path,
-        metavar="RUN_DIR|latest",
-        help="the folder of a run, as plait train --out names it, or latest",
-    )
+    common.add_run(parser)
     parser.add_argument(
         "--out",
         type=Path,
@@ -31,12 +27,10 @@ def run(arguments: argparse.Namespace) -> Answer:
     """Write the page. Errors: `ConfigError` for a folder that is no run's, or a page that cannot be
     written.
     """
-    from plait.checkpoint.folder import LATEST
     from plait.run.report_page import report_page
     from plait.run.rundata import read_run
-    from plait.run.rundir import is_word, latest_run
 
-    folder = latest_run() if is_word(arguments.folder, LATEST) else arguments.folder
+    folder = common.run_folder(arguments.folder)
     data = read_run(folder)
     out = folder / "report.html" if arguments.out is None else arguments.out
     try:

@@ -23,6 +23,8 @@ VERBS = {
     "schedule": "print a pipeline schedule as a grid, with its bubble and memory",
     "probe": "measure this machine: matrix rate, memory, links",
     "report": "turn the folder of a run into one page",
+    "doctor": "say what hangs, lags or broke in a run",
+    "status": "say how far a run is, how fast, on which ranks",
     "export": "write a plan or a checkpoint for other frameworks",
     "import": "turn the config of another framework into a plan and a config",
     "launch": "write the script that starts a config on a cluster",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -45,14 +45,20 @@ class Finding:
 
     def text(self) -> str:
         """One line for people."""
-        who = "the run" if self.rank is None else f"rank {self.rank}"
-        step = "" if self.step is None else f" in step {self.step}"
-        parts = [f"{self.kind}: {who}{step}, {self.where}: {self.cause}"]
-        if self.waits_for:
-            parts.append(f"waits for {_ranks(self.waits_for)}")
-        if self.line:
-            parts.append(f"at {self.line}")
-        return "; ".join(parts)
+        return text_of(self.as_dict())
+
+
+def text_of(finding: Mapping[str, Any]) -> str:
+    """One line for people, of a finding as plain data."""
+    rank = finding["rank"]
+    who = "the run" if rank is None else f"rank {rank}"
+    step = "" if finding["step"] is None else f" in step {finding['step']}"
+    parts = [f"{finding['kind']}: {who}{step}, {finding['where']}: {finding['cause']}"]
+    if finding["waits_for"]:
+        parts.append(f"waits for {_ranks(finding['waits_for'])}")
+    if finding["line"]:
+        parts.append(f"at {finding['line']}")
+    return "; ".join(parts)
 
 
 def add(folder: Path, finding: Finding) -> None:
@@ -87,6 +93,6 @@ def read(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _ranks(ranks: tuple[int, ...]) -> str:
+def _ranks(ranks: Sequence[int]) -> str:
     names = ", ".join(map(str, ranks))
     return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"

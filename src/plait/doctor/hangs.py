@@ -7,8 +7,10 @@ communications, or round in a circle.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -69,7 +71,7 @@ def _judged(views: Views, end: int, path: Sequence[int], idle: Sequence[int]) ->
     if views[end].waits and not awaited(views[end], views):
         why = "link: all its ranks are in this communication, and it does not end"
     elif views[end].waits:  # a circle
-        odd = [rank for rank in path if _deviates(views[rank])]
+        odd = _deviants(views, path, {})
         end = odd[0] if odd else end
         waiting = tuple(rank for rank in sorted(idle) if rank != end)
         why = "skipped a communication" if odd else "ranks wait for one another"
@@ -110,31 +112,53 @@ def unequal(views: Views, idle: Sequence[int]) -> Fault | None:
             theirs = _reached(views[other], mine) if other in views else None
             if theirs is not None:
                 met[other] = theirs
-        kinds = Counter(_kind(one) for one in met.values())
-        if len(kinds) > 1:
-            return _odd_one(views, mine, met, kinds)
+        if len(_kinds(met)) > 1:
+            return _odd_one(views, met)
     return None
 
 
-def _odd_one(
-    views: Views,
-    mine: Communication,
-    met: Mapping[int, Communication],
-    kinds: Counter[tuple[str, int]],
-) -> Fault:
+def first_difference(views: Views) -> Fault | None:
+    """The fault of the first communication that was not one, whatever the ranks do since."""
+    met: dict[tuple[str, tuple[int, ...], int], dict[int, Communication]] = {}
+    for rank, view in views.items():
+        for one in view.entries:
+            if one.is_collective:
+                met.setdefault((one.axis, one.ranks, one.number), {})[rank] = one
+    different = [ranks for ranks in met.values() if len(_kinds(ranks)) > 1]
+    if not different:
+        return None
+    return _odd_one(views, min(different, key=_began))
+
+
+def _began(met: Mapping[int, Communication]) -> float:
+    return min(one.issued for one in met.values())
+
+
+def _kinds(met: Mapping[int, Communication]) -> Counter[tuple[str, int]]:
+    return Counter(_kind(one) for one in met.values())
+
+
+def _odd_one(views: Views, met: Mapping[int, Communication]) -> Fault:
+    kinds = _kinds(met)
     most = max(kinds.values())
     odd = [rank for rank, one in met.items() if kinds[_kind(one)] < most]
     if not odd:
-        odd = [rank for rank in met if _deviates(views[rank])] or [max(met)]
+        until = {rank: one.issued for rank, one in met.items()}
+        odd = _deviants(views, met, until) or [max(met)]
     rank = odd[0]
     other = next(one for one in met.values() if _kind(one) != _kind(met[rank]))
     own = met[rank]
-    if own.op == other.op:
+    known = {_word(one) for one in views[rank].entries if one.issued < own.issued}
+    if own.op == other.op and _word(own) not in known:
         why = f"mismatched size: {own.bytes} bytes where others have {other.bytes}"
     else:
-        why = f"skipped a communication: it is in {own.op} where others are in {other.op}"
+        why = f"skipped a communication: it is in {_size(own)} where others are in {_size(other)}"
     waiting = tuple(one for one in sorted(met) if one != rank)
     return Fault(rank, other, why, waiting)
+
+
+def _size(one: Communication) -> str:
+    return f"{one.op} of {one.bytes} bytes"
 
 
 def _kind(one: Communication) -> tuple[str, int]:
@@ -182,18 +206,37 @@ def _awaited_peer(view: RankView, mine: Communication, views: Views) -> tuple[in
     return (peer,)
 
 
-def _deviates(view: RankView) -> bool:
-    """Whether the communications of the step under way are not those that the step before began
-    with.
+def _deviants(views: Views, ranks: Iterable[int], until: Mapping[int, float]) -> list[int]:
+    """The ranks whose communications are not those of their steps before; best, a single one.
+
+    `until` is, by rank, when the last communication began that is looked at.
     """
-    if len(view.steps) < 2:
+    known = list(ranks)
+    by_step = [rank for rank in known if _deviates(views[rank], until.get(rank, math.inf))]
+    if len(by_step) == 1:
+        return by_step
+    by_pair = [rank for rank in known if _follows_anew(views[rank], until.get(rank, math.inf))]
+    return by_pair if len(by_pair) == 1 else by_step
+
+
+def _deviates(view: RankView, until: float) -> bool:
+    """Whether the communications of the step under way began no step before."""
+    ends = [step.ended for step in view.steps]
+    if len(ends) < 2:
         return False
-    began, ended = view.steps[-2].ended, view.steps[-1].ended
-    before = [_word(one) for one in view.entries if began <= one.issued < ended]
-    now = [_word(one) for one in view.entries if one.issued >= ended]
-    if not before or view.entries[0].issued > began:
-        return False
-    return now != before[: len(now)]
+    now = [_word(one) for one in view.entries if ends[-1] <= one.issued <= until]
+    for began, ended in itertools.pairwise(ends):
+        step = [_word(one) for one in view.entries if began <= one.issued < ended]
+        if step and now == step[: len(now)]:
+            return False
+    return True
+
+
+def _follows_anew(view: RankView, until: float) -> bool:
+    """Whether the last communication has never followed the one before it."""
+    words = [_word(one) for one in view.entries if one.issued <= until]
+    pairs = list(itertools.pairwise(words))
+    return bool(pairs) and pairs[-1] not in pairs[:-1]
 
 
 def _word(one: Communication) -> tuple[str, str, int, int]:

@@ -104,13 +104,12 @@ class Watcher:
     def look_back(self) -> None:
         """After a failure: name the rank that was in another communication than the others."""
         views = self._records.views()
-        fault = hangs.unequal(views, [rank for rank, view in views.items() if view.waits])
+        fault = hangs.first_difference(views)
         if self.hang is None and fault is not None and self._claim(views[fault.rank]):
             view = views[fault.rank]
             awaits = hangs.awaited(view, views)
-            words = Finding(
-                "hang", view.rank, view.last_step + 1, view.doing(), str(fault.why), awaits
-            )
+            where = view.doing() if fault.place is None else fault.place.text()
+            words = Finding("hang", view.rank, view.last_step + 1, where, str(fault.why), awaits)
             self.hang = words
             self._tell(words)
 
@@ -217,7 +216,11 @@ def finding_of(
         where,
         f"{cause_of(view, fault)}; {silent} ([recovery] hang_seconds)",
         hangs.awaited(view, views),
-        details={"pid": view.pid, "waiting_ranks": list(fault.waiting), "seconds": limit},
+        details={
+            "pid": view.pid,
+            "waiting_ranks": list(fault.waiting),
+            "seconds": now() - view.moved,
+        },
     )
 
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from plait.doctor import findings
 from plait.plan.facts import SCHEDULES
 from plait.run.rundata import RunData, lines_of
+from plait.run.rundir import RunFolder
 from plait.trace import Timeline
 from plait.trace.page import Grid, PageSection, Picture, page
 from plait.trace.picture import COLOURS, Bar, Frame, Lane, bars, lanes, legend, timeline_lanes
@@ -34,6 +36,7 @@ def report_page(data: RunData) -> str:
         _memory(data),
         _traffic(data),
         _course(data.metrics),
+        *_findings(data),
     ]
     return page(f"plait run {data.folder.resolve().name}: {data.plan}", sections)
 
@@ -204,6 +207,24 @@ def _course(metrics: Sequence[Mapping[str, Any]]) -> PageSection:
         for one in shown
     )
     return PageSection("Course", [Grid(("step", "loss", "gradient norm", "ms"), rows)])
+
+
+def _findings(data: RunData) -> list[PageSection]:
+    """The findings of the doctor; no section where there is none."""
+    found = findings.read(RunFolder(data.folder).doctor)
+    rows = tuple(
+        (
+            str(one["kind"]),
+            "-" if one["rank"] is None else str(one["rank"]),
+            "-" if one["step"] is None else str(one["step"]),
+            str(one["where"]),
+            str(one["cause"]),
+            str(one["line"] or "-"),
+        )
+        for one in found
+    )
+    header = ("kind", "rank", "step", "where", "cause", "line")
+    return [PageSection("Findings of the doctor", [Grid(header, rows)])] if rows else []
 
 
 def _ms(seconds: float | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plait.doctor.flight import FlightRecorder, Phase
-from plait.doctor.hangs import Fault, at_fault, awaited
+from plait.doctor.hangs import Fault, at_fault, awaited, first_difference
 from plait.doctor.record import RankView, own_view
 
 RANKS = (0, 1, 2)
@@ -101,3 +101,17 @@ def test_a_frozen_process_is_at_fault_wherever_it_is() -> None:
         hang(one)
     assert fault(known, frozen=(2,)).rank == 2
     assert str(fault(known).why).startswith("link")
+
+
+def test_a_difference_is_found_though_the_ranks_went_on() -> None:
+    known = recorders()
+    for one in known:
+        reduce(one)
+    assert first_difference(views(known)) is None
+    reduce(known[0])
+    reduce(known[1], num_bytes=32)
+    reduce(known[2])
+    reduce(known[0], op="all_gather")
+    found = first_difference(views(known))
+    assert found is not None
+    assert (found.rank, found.why) == (1, "mismatched size: 32 bytes where others have 8")

@@ -1,0 +1,39 @@
+"""`plait doctor`: what hangs, lags or broke in a run, of its folder alone."""
+
+from __future__ import annotations
+
+import argparse
+
+from plait.cli import common
+from plait.cli.answer import Answer, Json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `plait doctor`."""
+    common.add_run(parser)
+
+
+def run(arguments: argparse.Namespace) -> Answer:
+    """Read the findings. Errors: `ConfigError` for a folder that is no run's."""
+    from plait.run.health import findings_of
+
+    result = findings_of(common.run_folder(arguments.folder))
+    return Answer(result, view(result))
+
+
+def view(result: Json) -> str:
+    """The findings for people, and what the ranks do."""
+    from plait.doctor.findings import text_of
+
+    lines = [f"{result['run']}: {result['state']}"]
+    lines += [text_of(finding) for finding in result["findings"]] or ["nothing is wrong"]
+    lines += [rank_line(rank) for rank in result["ranks"]]
+    return "\n".join(lines)
+
+
+def rank_line(rank: Json) -> str:
+    """One rank in words."""
+    words = f"rank {rank['rank']}  step {rank['step']}, {rank['doing']}"
+    if not rank["alive"]:
+        return f"{words} (gone)"
+    return f"{words} for {rank['seconds']:.1f} s (process {rank['pid']})"

@@ -1,0 +1,128 @@
+"""The health of a run: what its ranks do, how far it is, what is wrong; of its folder alone.
+
+A run that goes on, one that was killed and one that has ended are read alike.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import statistics
+from pathlib import Path
+from typing import Any, Final
+
+from plait.checkpoint.folder import newest_whole, step_number
+from plait.doctor import findings
+from plait.doctor.record import RankView, Records, now
+from plait.errors import CheckpointError, ConfigError
+from plait.run.rundir import RunFolder
+from plait.toml import parse_json, read_toml
+
+RECENT: Final = 20
+
+
+def findings_of(path: Path) -> dict[str, Any]:
+    """The keys of `plait doctor --json`. Errors: `ConfigError` for what is no folder of a run."""
+    folder = _folder(path)
+    views = Records(folder.doctor).views()
+    return {
+        "run": str(path),
+        "state": state_of(folder, views),
+        "findings": findings.read(folder.doctor),
+        "ranks": [_rank(view) for view in views.values()],
+    }
+
+
+def status_of(path: Path) -> dict[str, Any]:
+    """The keys of `plait status --json`. Errors: `ConfigError` for what is no folder of a run."""
+    folder = _folder(path)
+    views = Records(folder.doctor).views()
+    metrics = _metrics(folder)
+    seconds = [one["seconds"] for one in metrics[-RECENT:] if one.get("seconds")]
+    tokens = [one.get("tokens") or 0 for one in metrics[-RECENT:]]
+    middle = statistics.median(seconds) if seconds else None
+    return {
+        "run": str(path),
+        "state": state_of(folder, views),
+        "plan": _text(folder.plan),
+        "step": max([int(one["step"]) for one in metrics[-1:]], default=0),
+        "steps": _steps(folder),
+        "loss": metrics[-1].get("loss") if metrics else None,
+        "step_seconds": middle,
+        "tokens_per_second": sum(tokens) / sum(seconds) if seconds else None,
+        "ranks": [_rank(view) for view in views.values()],
+        "last_checkpoint": _checkpoint(path),
+        "findings": len(findings.read(folder.doctor)),
+    }
+
+
+def state_of(folder: RunFolder, views: dict[int, RankView]) -> str:
+    """`running`, `finished`, or `ended` for a run that stopped before its last step."""
+    if any(_is_alive(view) for view in views.values()):
+        return "running"
+    steps = _steps(folder)
+    metrics = _metrics(folder)
+    done = int(metrics[-1]["step"]) if metrics else 0
+    whole = steps is not None and done >= steps
+    return "finished" if whole and folder.summary.exists() else "ended"
+
+
+def _rank(view: RankView) -> dict[str, Any]:
+    alive = _is_alive(view)
+    return {
+        "rank": view.rank,
+        "pid": view.pid,
+        "host": view.host,
+        "alive": alive,
+        "step": view.last_step,
+        "doing": view.doing(),
+        "seconds": max(0.0, now() - view.moved) if alive else None,
+    }
+
+
+def _is_alive(view: RankView) -> bool:
+    """Whether the rank runs, as far as can be seen from this host."""
+    return view.host == socket.gethostname() and bool(view.process_state())
+
+
+def _folder(path: Path) -> RunFolder:
+    folder = RunFolder(path)
+    if not folder.plan.is_file() and not folder.doctor.is_dir():
+        raise ConfigError(f"{path} is no folder of a run; plait train --out DIR makes one")
+    return folder
+
+
+def _metrics(folder: RunFolder) -> list[dict[str, Any]]:
+    """The steps of `metrics.jsonl` that can be read."""
+    found = []
+    for line in (_text(folder.metrics) or "").splitlines():
+        try:
+            one = parse_json(line)
+        except ValueError:
+            continue
+        if isinstance(one, dict) and isinstance(one.get("step"), int):
+            found.append(one)
+    return found
+
+
+def _steps(folder: RunFolder) -> int | None:
+    try:
+        steps = read_toml(folder.config, ConfigError).get("train", {}).get("steps")
+    except (ConfigError, AttributeError):
+        return None
+    return steps if isinstance(steps, int) else None
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return None
+
+
+def _checkpoint(path: Path) -> dict[str, Any] | None:
+    try:
+        found = newest_whole(path)
+    except (CheckpointError, OSError, json.JSONDecodeError):
+        return None
+    return {"path": str(found), "step": step_number(found)}

@@ -1,0 +1,205 @@
+"""Planted faults: `python -m tests.fault.planted [--seed S] [--count N] [--kind hang ...]`.
+
+Each is a run of its own in which one rank commits one fault at one step. The doctor must name the
+rank, the kind and the cause; hangs are timed besides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+HANG_SECONDS = 5
+LIMIT_SECONDS = 150
+CONFIG = """
+[model]
+name = "gpt"
+num_hidden_layers = 2
+hidden_size = 16
+num_attention_heads = 2
+intermediate_size = 32
+vocab_size = 64
+
+[data]
+python = "tests.fault.faulty:data"
+
+[train]
+steps = 100000
+global_batch = 12
+lr = 1e-3
+
+[recovery]
+hang_seconds = 5
+"""
+PLANS = ("dp2", "dp3", "dp2:zero3", "dp2:zero1", "tp2", "pp2:1f1b mb4", "dp2 pp2:gpipe mb2")
+SYNCHRONOUS_COPIES = ("dp2", "dp3", "dp3:ring")
+CAUSES = {
+    "held GIL": "held interpreter",
+    "endless loop": "action",
+    "lock": "action",
+    "stopped process": "stopped process",
+    "child process": "action",
+    "silent pipe": "action",
+    "blocked backward": "action",
+    "blocking loader": "loader",
+    "skipped collective": "skipped",
+    "mismatched size": "mismatched size",
+    "slow computing": "computing",
+    "sleeping": "computing",
+    "slow loader": "loader",
+    "memory pressure": "memory",
+    "slow link": "link",
+    "NaN weight": "",
+    "infinite weight": "",
+    "spike": "",
+    "flipped bit": "",
+}
+KINDS = {
+    "hang": tuple(CAUSES)[:10],
+    "straggler": ("slow computing", "sleeping", "slow loader", "memory pressure", "slow link"),
+    "nan": ("NaN weight", "infinite weight", "spike"),
+    "corruption": ("flipped bit",),
+}
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A fault, the run that it is committed in, and what the doctor must say."""
+
+    finding: str
+    kind: str
+    rank: int
+    step: int
+    plan: str
+    bit: int = 20
+    element: int = 5
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The answer of the doctor, and what the run said."""
+
+    ok: bool
+    finding: dict[str, Any] | None
+    err: str
+
+    @property
+    def seconds(self) -> float:
+        """The seconds without a sign after which a hang was named."""
+        return float((self.finding or {}).get("seconds", 0.0))
+
+
+def generate(seed: int, counts: dict[str, int]) -> list[Planted]:
+    """So many faults of each kind of finding; each kind of fault comes in turn."""
+    chance = random.Random(seed)
+    made = []
+    for finding, count in counts.items():
+        for number in range(count):
+            kind = KINDS[finding][number % len(KINDS[finding])]
+            plans = PLANS
+            if kind in ("skipped collective", "mismatched size", "slow link"):
+                plans = ("dp2", "dp3")
+            elif finding in ("straggler", "corruption"):
+                plans = SYNCHRONOUS_COPIES
+            plan = chance.choice(plans)
+            rank = chance.randrange(size_of(plan))
+            step = chance.randint(4, 12)
+            bit = chance.randrange(4, 24)
+            expected = "spike" if kind == "spike" else finding
+            made.append(Planted(expected, kind, rank, step, plan, bit, chance.randrange(64)))
+    return made
+
+
+def size_of(plan: str) -> int:
+    """The ranks of a plan."""
+    from plait.plan import Plan
+
+    return Plan.parse(plan).world_size
+
+
+def commit(fault: Planted, folder: Path) -> Outcome:
+    """Run it, and ask the doctor."""
+    (folder / "faulty.toml").write_text(CONFIG)
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PLANTED": json.dumps(asdict(fault))}
+    paths = [str(ROOT), str(ROOT / "src"), variables.get("PYTHONPATH", "")]
+    variables["PYTHONPATH"] = os.pathsep.join(paths)
+    command = [sys.executable, "-m", "plait", "train", "faulty.toml", "--plan", fault.plan]
+    with (folder / "err").open("w") as err:
+        run = subprocess.Popen(
+            [*command, "--out", "run"], cwd=folder, env=variables, stdout=err, stderr=err
+        )
+        _wait(run, fault, folder / "run")
+    said = subprocess.run(
+        [sys.executable, "-m", "plait", "doctor", "run", "--json"],
+        cwd=folder,
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    text = (folder / "err").read_text()
+    findings = json.loads(said.stdout)["findings"] if said.stdout else []
+    finding = next((one for one in findings if one["kind"] == fault.finding), None)
+    return Outcome(is_right(fault, finding), finding, text + said.stderr)
+
+
+def is_right(fault: Planted, finding: dict[str, Any] | None) -> bool:
+    """Whether rank, step and cause are those of the fault."""
+    if finding is None or finding["rank"] != fault.rank:
+        return False
+    if finding["kind"] == "hang" and finding.get("seconds", 0.0) > HANG_SECONDS + 2:
+        return False
+    return CAUSES[fault.kind] in finding["cause"]
+
+
+def _wait(run: subprocess.Popen[bytes], fault: Planted, folder: Path) -> None:
+    """Wait until the run has ended, or a straggler or a spike is named."""
+    end = time.monotonic() + LIMIT_SECONDS
+    findings = folder / "doctor" / "findings.jsonl"
+    while run.poll() is None and time.monotonic() < end:
+        time.sleep(0.05)
+        named = findings.exists() and f'"kind": "{fault.finding}"' in findings.read_text()
+        if named and fault.finding in ("straggler", "spike"):
+            run.terminate()
+            break
+    if run.poll() is None and time.monotonic() >= end:
+        run.kill()
+    run.wait(timeout=30)
+
+
+def main() -> int:
+    """Commit the faults one after the other, and print a table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=10)
+    parser.add_argument("--kind", choices=KINDS, nargs="+", default=list(KINDS))
+    arguments = parser.parse_args()
+    faults = generate(arguments.seed, dict.fromkeys(arguments.kind, arguments.count))
+    right = 0
+    for fault in faults:
+        with tempfile.TemporaryDirectory() as folder:
+            outcome = commit(fault, Path(folder))
+        right += outcome.ok
+        said = "nothing" if outcome.finding is None else outcome.finding["cause"]
+        word = "right" if outcome.ok else "WRONG"
+        print(
+            f"{word}  {fault.kind:<20}{fault.plan:<18}rank {fault.rank}  {outcome.seconds:5.1f} s  {said}"
+        )
+        if not outcome.ok:
+            print(outcome.err[-1500:])
+    print(f"{right} of {len(faults)}")
+    return 0 if right == len(faults) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

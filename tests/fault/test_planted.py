@@ -1,0 +1,41 @@
+"""Faults that a rank commits are named: rank, kind, cause. A sample here, the rest on demand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import plait
+from tests.fault.planted import Planted, commit, generate
+
+SAMPLE = (
+    Planted("hang", "held GIL", 1, 5, "dp2"),
+    Planted("hang", "skipped collective", 1, 5, "dp2"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", SAMPLE, ids=lambda fault: fault.kind)
+def test_a_planted_fault_is_named(fault: Planted, tmp_path: Path) -> None:
+    outcome = commit(fault, tmp_path)
+    assert outcome.ok, (outcome.finding, outcome.err)
+    status = plait("status", "run", "--json", cwd=tmp_path).json()
+    assert status["state"] == "ended"
+    assert status["step"] == fault.step - 1 or fault.kind == "held GIL"
+    assert len(status["ranks"]) == 2
+    assert f"{fault.finding}: rank {fault.rank} in step {fault.step}" in outcome.err
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", generate(0, {"hang": 10}), ids=lambda fault: fault.kind)
+def test_every_planted_hang_is_named(fault: Planted, tmp_path: Path) -> None:
+    outcome = commit(fault, tmp_path)
+    assert outcome.ok, (outcome.finding, outcome.err)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", generate(0, {"straggler": 10}), ids=lambda fault: fault.kind)
+def test_every_planted_straggler_is_named(fault: Planted, tmp_path: Path) -> None:
+    outcome = commit(fault, tmp_path)
+    assert outcome.ok, (outcome.finding, outcome.err)

@@ -1,0 +1,64 @@
+"""What a folder says of its run: going on, killed, finished."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from plait.doctor import findings
+from plait.doctor.findings import Finding
+from plait.doctor.flight import FlightRecorder, Phase
+from plait.errors import ConfigError
+from plait.run.health import findings_of, status_of
+from plait.run.rundir import RunFolder
+
+METRICS = """{"step": 1, "loss": 2.0, "tokens": 10, "seconds": 0.5}
+{"step": 2, "loss": 1.5, "tokens": 10, "seconds": 0.5}
+{"ste"""
+
+
+def a_run(path: Path) -> RunFolder:
+    folder = RunFolder(path)
+    folder.plan.write_text("dp2\n")
+    folder.config.write_text("[train]\nsteps = 2\n")
+    folder.metrics.write_text(METRICS)
+    return folder
+
+
+def test_a_run_that_goes_on(tmp_path: Path) -> None:
+    folder = a_run(tmp_path)
+    recorder = FlightRecorder(0, 2, folder.doctor)
+    recorder.enter(Phase.LOADING)
+    status = status_of(tmp_path)
+    assert (status["state"], status["step"], status["steps"]) == ("running", 2, 2)
+    assert (status["step_seconds"], status["tokens_per_second"]) == (0.5, 20.0)
+    assert status["ranks"][0]["doing"] == "loading the batch"
+    assert status["last_checkpoint"] is None
+
+
+def test_a_run_that_has_ended(tmp_path: Path) -> None:
+    folder = a_run(tmp_path)
+    assert status_of(tmp_path)["state"] == "ended"
+    folder.summary.write_text("{}")
+    assert status_of(tmp_path)["state"] == "finished"
+
+
+def test_findings_are_read_back_beside_damaged_lines(tmp_path: Path) -> None:
+    folder = a_run(tmp_path)
+    finding = Finding("hang", 1, 4, "action 0F1", "lock", (0,), "a.py:3 in f", {"pid": 7})
+    findings.add(folder.doctor, finding)
+    with (folder.doctor / findings.FILE).open("a") as file:
+        file.write('{"kind": "ha')
+    (found,) = findings_of(tmp_path)["findings"]
+    assert found == finding.as_dict()
+    assert finding.text() == (
+        "hang: rank 1 in step 4, action 0F1: lock; waits for rank 0; at a.py:3 in f"
+    )
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no folder of a run"):
+        findings_of(tmp_path)
+    with pytest.raises(ConfigError, match="is no folder of a run"):
+        status_of(tmp_path / "nowhere")
