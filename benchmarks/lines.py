@@ -45,11 +45,13 @@ def lines(series: Series, title: str, x_name: str, y_name: str) -> str:
             f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{label}</text>'
         )
     drawn.append(
-        f'<text x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x_name)}</text>'
+        f'<text x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 8}" '
+        f'text-anchor="middle">{escape(x_name)}</text>'
     )
     middle = (TOP + HEIGHT - BOTTOM) / 2
     drawn.append(
-        f'<text transform="translate(12 {middle}) rotate(-90)" text-anchor="middle">{escape(y_name)}</text>'
+        f'<text transform="translate(12 {middle}) rotate(-90)" '
+        f'text-anchor="middle">{escape(y_name)}</text>'
     )
     for index, (name, line) in enumerate(series.items()):
         colour = PALETTE[index % len(PALETTE)]
@@ -59,7 +61,8 @@ def lines(series: Series, title: str, x_name: str, y_name: str) -> str:
             f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>'
         )
         drawn.append(
-            f'<line x1="{WIDTH}" x2="{WIDTH + 16}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="3"/>'
+            f'<line x1="{WIDTH}" x2="{WIDTH + 16}" y1="{y}" y2="{y}" stroke="{colour}" '
+            'stroke-width="3"/>'
         )
         drawn.append(f'<text x="{WIDTH + 22}" y="{y + 4}">{escape(name)}</text>')
     size = f'width="{WIDTH + LEGEND}" height="{HEIGHT}" viewBox="0 0 {WIDTH + LEGEND} {HEIGHT}"'

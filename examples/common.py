@@ -146,10 +146,14 @@ def picture(name: str, curves: dict[str, Sequence[float]], low: float, high: flo
             f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>'
         )
         parts.append(
-            f'<text x="{width - 8}" y="{16 + 16 * index}" text-anchor="end" font-size="12" fill="{colour}">{label}</text>'
+            f'<text x="{width - 8}" y="{16 + 16 * index}" text-anchor="end" font-size="12" '
+            f'fill="{colour}">{label}</text>'
         )
     parts.append(
         f'<text x="8" y="{height - 6}" font-size="12">{high:.4f} (top) to {low:.4f} (bottom)</text>'
     )
     body = "\n".join(parts)
-    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif">\n{body}\n</svg>\n'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        f'font-family="sans-serif">\n{body}\n</svg>\n'
+    )

@@ -22,7 +22,8 @@ import plait
 
 PLAN = "tp2 dp2:zero3"
 CONFIG = {
-    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2,
     "vocab_size": 256, "max_position_embeddings": 64, "tie_word_embeddings": False,
 }  # fmt: skip
 

@@ -5,8 +5,8 @@ halo exchange.
 + u - u^3 on a periodic square; a spectral solver here makes the data (exact diffusion in Fourier
 space, the reaction's exact solution in between: Strang splitting). The net maps u(t) to u(t + 1).
 Under `dp2 tp2` the data axis is used for space: its two ranks hold the upper and the lower half of
-every field, and convolutions borrow rows from the other (`plait.parallel.context.HaloConv2d`); the tensor
-axis cuts the channels inside every block. The reference is plain PyTorch on whole fields.
+every field, and convolutions borrow rows from the other (`plait.parallel.context.HaloConv2d`); the
+tensor axis cuts the channels inside every block. The reference is plain PyTorch on whole fields.
 """
 
 from __future__ import annotations

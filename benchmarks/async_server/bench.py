@@ -248,7 +248,8 @@ def main() -> None:
         print(throughput(arguments.workers, arguments.step_seconds, arguments.seconds, stales))
         return
     print(
-        "| | K | loss | accuracy, % | staleness: mean, largest | replay differs by |\n|---|---|---|---|---|---|"
+        "| | K | loss | accuracy, % | staleness: mean, largest | replay differs by "
+        "|\n|---|---|---|---|---|---|"
     )
     for problem in arguments.problems:
         for stale in arguments.stale:

@@ -1,1 +1,3 @@
-"""Every class that `transformers` registers for four tasks, from a tiny config, under every plan."""
+"""Every class that `transformers` registers for four tasks, from a tiny config, under every
+plan.
+"""

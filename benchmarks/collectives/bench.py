@@ -107,7 +107,8 @@ def main() -> None:
     announce()
     sizes = [int(m * (1 << 20)) for m in given.megabytes]
     print(
-        f"{os.cpu_count()} cores, torch {torch.__version__}, float32, one thread a rank; milliseconds a call, medians of "
+        f"{os.cpu_count()} cores, torch {torch.__version__}, float32, one thread a rank; "
+        "milliseconds a call, medians of "
         f"{given.repeats} interleaved rounds of up to 20 calls in a row, rank 0\n"
     )
     answers = mp.get_context("spawn").SimpleQueue()

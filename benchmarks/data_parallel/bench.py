@@ -151,7 +151,8 @@ def table(case_name: str, size: int, rounds: int, only: Sequence[str], footprint
     seconds = launch(measure_time, case_name, names, rounds, size, nproc=size)[0]
     print(f"\n### {CASES[case_name].why}; {size} ranks, one thread each, {rounds} rounds\n")
     print(
-        "| system | step ms (median) | ratio to DDP (median, [quartiles]) | peak MB: resident, shared | MB sent |"
+        "| system | step ms (median) | ratio to DDP (median, [quartiles]) | peak MB: resident, "
+        "shared | MB sent |"
     )
     print("|---|---|---|---|---|")
     for name in names:

@@ -25,8 +25,10 @@ from plait.plan import Plan
 from plait.run.assemble import assemble
 
 MODEL = {
-    "name": "llama", "num_hidden_layers": 4, "hidden_size": 96, "num_attention_heads": 4, "intermediate_size": 96,
-    "vocab_size": 256, "num_local_experts": 8, "num_experts_per_tok": 2, "scoring_func": "sigmoid", "initializer_range": 0.08,
+    "name": "llama", "num_hidden_layers": 4, "hidden_size": 96, "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "vocab_size": 256, "num_local_experts": 8, "num_experts_per_tok": 2, "scoring_func": "sigmoid",
+    "initializer_range": 0.08,
 }  # fmt: skip
 TRAIN = {"global_batch": 16, "lr": 2e-3}
 SEQ_LEN = 128
@@ -78,10 +80,16 @@ def draw(curves: dict[str, Sequence[float]], path: Path) -> None:
         return x, height - bottom - (height - bottom - 16) * (value - 1) / (top - 1)
 
     def line(points: Sequence[tuple[float, float]], style: str) -> str:
-        return f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}" fill="none" {style}/>'
+        return (
+            f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}" fill="none" '
+            f"{style}/>"
+        )
 
     def text(x: float, y: float, words: str, anchor: str = "start") -> str:
-        return f'<text x="{x:.0f}" y="{y:.0f}" font-size="12" font-family="sans-serif" text-anchor="{anchor}">{words}</text>'
+        return (
+            f'<text x="{x:.0f}" y="{y:.0f}" font-size="12" font-family="sans-serif" '
+            f'text-anchor="{anchor}">{words}</text>'
+        )
 
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}">']
     parts.append(f'<rect width="{width:.0f}" height="{height:.0f}" fill="white"/>')
@@ -105,7 +113,8 @@ def draw(curves: dict[str, Sequence[float]], path: Path) -> None:
             )
         )
         parts.append(
-            f'<rect x="{width - 190:.0f}" y="{20 + 18 * index}" width="14" height="4" fill="{color}"/>'
+            f'<rect x="{width - 190:.0f}" y="{20 + 18 * index}" width="14" height="4" '
+            f'fill="{color}"/>'
         )
         parts.append(text(width - 170, 26 + 18 * index, name))
     parts.append(text(width / 2, height - 6, "step", "middle"))
@@ -126,7 +135,8 @@ def main() -> None:
         found = launch(curve, args.steps, speed, nproc=1)[0]
         curves[name] = busiest(found)
         print(
-            f"{name:18} busiest expert {curves[name][0]:.2f} x the mean at first, {curves[name][-1]:.2f} over the last "
+            f"{name:18} busiest expert {curves[name][0]:.2f} x the mean at first, "
+            f"{curves[name][-1]:.2f} over the last "
             f"{WINDOW} steps; loss {found[0][1]:.3f} -> {found[-1][1]:.3f}"
         )
     if args.figure is not None:

@@ -146,7 +146,8 @@ def main() -> None:
         print(f"### {length} tokens over {args.ranks} ranks\n")
         print(table(seconds, "plait ring"))
         print(
-            f"\ntorch's ring differs from plait's by {difference:.1e} (output and gradients, relative to the largest)\n"
+            f"\ntorch's ring differs from plait's by {difference:.1e} (output and gradients, "
+            "relative to the largest)\n"
         )
 
 

@@ -30,6 +30,7 @@ def table(seconds: Mapping[str, list[float]], own: str) -> str:
         ratios = [value / mine for value, mine in zip(values, seconds[own], strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
         lines.append(
-            f"| {name} | {1e3 * statistics.median(values):.1f} | {middle:.2f} [{low:.2f}, {high:.2f}] |"
+            f"| {name} | {1e3 * statistics.median(values):.1f} | {middle:.2f} [{low:.2f}, "
+            f"{high:.2f}] |"
         )
     return "\n".join(lines)

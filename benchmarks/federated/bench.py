@@ -138,7 +138,8 @@ def table(found: dict[str, dict[str, list[float]]], rounds: int) -> str:
         ]
         for strategy, values in strategies.items():
             rows.append(
-                f"| {strategy} | {' | '.join(f'{100 * values[number - 1]:.1f}' for number in shown)} |"
+                f"| {strategy} | "
+                f"{' | '.join(f'{100 * values[number - 1]:.1f}' for number in shown)} |"
             )
     return "\n".join(rows)
 

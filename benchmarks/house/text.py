@@ -1,4 +1,5 @@
-"""Figures of the source text: sizes, packed lines, types left open, contracts, facts, import circles.
+"""Figures of the source text: sizes, packed lines, types left open, contracts, facts, import
+circles.
 
 Everything here is read from syntax trees; nothing of the package is imported.
 """

@@ -3,8 +3,8 @@ benchmarks.hybrid.activations`.
 
 Measured are the bytes that the forward of one micro-batch has made and that still live when it is
 over, with what the stage received and without what it sends on; times the micro-batches that the
-stage had under way at most. The formula is the cost model's (`plait.predict.cost.memory.rank_memory`), times what the
-schedule keeps when it is simulated.
+stage had under way at most. The formula is the cost model's
+(`plait.predict.cost.memory.rank_memory`), times what the schedule keeps when it is simulated.
 """
 
 from __future__ import annotations

@@ -30,8 +30,10 @@ from plait.trace import Timeline
 
 SUBJECT = Subject(hidden_size=128, seq_len=128, num_samples=16)
 PLANS = (
-    "mb2", "mb4", "mb8", "2 apart", "4 apart", "8 apart", "dp2", "dp4", "dp8", "dp2:zero3", "dp4:zero3", "dp8:zero3",
-    "tp2", "tp4", "tp8", "pp2 mb4", "pp4 mb4", "pp8 mb8", "cp2", "cp4", "cp8", "pp2 tp2 mb4", "pp2 tp2 dp2 mb4",
+    "mb2", "mb4", "mb8", "2 apart", "4 apart", "8 apart", "dp2", "dp4", "dp8", "dp2:zero3",
+    "dp4:zero3", "dp8:zero3",
+    "tp2", "tp4", "tp8", "pp2 mb4", "pp4 mb4", "pp8 mb8", "cp2", "cp4", "cp8", "pp2 tp2 mb4",
+    "pp2 tp2 dp2 mb4",
 )  # fmt: skip
 ITEMS = {"F": "forward", "B": "backward", "I": "backward", "W": "backward", "U": "update"}
 COLUMNS = ("forward", "backward", "update", "messages", "rest")
@@ -115,7 +117,8 @@ def table(rows: dict[str, Any]) -> str:
     """The first row is one process; below it, what each plan adds to it."""
     alone = rows["mb1"][0]
     lines = [
-        f"| plan | ranks | wall ms | processor ms, all ranks | overhead | {' | '.join(f'{name} ms' for name in COLUMNS)} |",
+        f"| plan | ranks | wall ms | processor ms, all ranks | overhead | "
+        f"{' | '.join(f'{name} ms' for name in COLUMNS)} |",
         "|---|---|---|---|---|" + "---|" * len(COLUMNS),
     ]
     for text, ranks in rows.items():
@@ -130,7 +133,8 @@ def table(rows: dict[str, Any]) -> str:
         shown = [f"{1e3 * own:.0f}" for own in spent] if first else told
         overhead = "" if first else f"{work / alone['work'] - 1:+.0%}"
         lines.append(
-            f"| {text} | {len(ranks)} | {1e3 * wall:.0f} | {1e3 * work:.0f} | {overhead} | {' | '.join(shown)} |"
+            f"| {text} | {len(ranks)} | {1e3 * wall:.0f} | {1e3 * work:.0f} | {overhead} | "
+            f"{' | '.join(shown)} |"
         )
     return "\n".join(lines)
 

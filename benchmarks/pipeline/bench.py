@@ -198,7 +198,8 @@ def measure_memory(case_name: str, name: str, size: int, product: str) -> float:
 
 def memory_table(case: Case, size: int, names: Sequence[str], product: str) -> None:
     print(
-        f"\n### {case.name}: peak MB of the fullest rank; {size} ranks, {case.num_micro_batches} micro-batches\n"
+        f"\n### {case.name}: peak MB of the fullest rank; {size} ranks, {case.num_micro_batches} "
+        "micro-batches\n"
     )
     print("| system | peak MB | / torch's own |\n|---|---|---|")
     peaks: dict[str, float] = {}
@@ -206,7 +207,8 @@ def memory_table(case: Case, size: int, names: Sequence[str], product: str) -> N
         peaks[name] = max(launch(measure_memory, case.name, name, size, product, nproc=size)) / 1e6
         peer = peaks.get(COUNTERPART.get(name, ""))
         print(
-            f"| {name} | {peaks[name]:.1f} | {_cell(None if peer is None else peaks[name] / peer, '.3f')} |",
+            f"| {name} | {peaks[name]:.1f} | "
+            f"{_cell(None if peer is None else peaks[name] / peer, '.3f')} |",
             flush=True,
         )
 
@@ -250,11 +252,13 @@ def summary(found: Sequence[Row]) -> None:
         other = min(theirs, key=lambda row: row.to_base)
         faster = other.to_base / best.to_base
         print(
-            f"\nbest of plait ({best.name}): {faster:.3f} times as fast as the best of torch ({other.name})"
+            f"\nbest of plait ({best.name}): {faster:.3f} times as fast as the best of torch "
+            f"({other.name})"
         )
     if errors:
         print(
-            f"simulated against measured step: median error {statistics.median(errors):.1%}, largest {max(errors):.1%}"
+            f"simulated against measured step: median error {statistics.median(errors):.1%}, "
+            f"largest {max(errors):.1%}"
         )
         print(
             f"measured against simulated bubble: largest difference {max(gaps) * 100:.1f} points",

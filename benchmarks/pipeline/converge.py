@@ -123,10 +123,12 @@ def main() -> None:
                     out.write(json.dumps(results[name]) + "\n")
     marks = [mark for mark in (10, 50, 100, 200, 300, 400, 600, 800) if mark <= arguments.steps]
     print(
-        f"{arguments.ranks} ranks, {MICRO_BATCHES} micro-batches of {BATCH // MICRO_BATCHES} x {SEQ_LEN} tokens\n"
+        f"{arguments.ranks} ranks, {MICRO_BATCHES} micro-batches of {BATCH // MICRO_BATCHES} x "
+        f"{SEQ_LEN} tokens\n"
     )
     print(
-        f"| schedule | {' | '.join(f'step {mark}' for mark in marks)} | held out |\n|---{'|---' * (len(marks) + 1)}|"
+        f"| schedule | {' | '.join(f'step {mark}' for mark in marks)} | held out "
+        f"|\n|---{'|---' * (len(marks) + 1)}|"
     )
     for name in arguments.schedules:
         print(row(name, results[name], marks))

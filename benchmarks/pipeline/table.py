@@ -85,7 +85,10 @@ def run(names: Sequence[str], size: int, num_micro_batches: int, cpu: bool) -> l
 
 
 def run_one(world: World, name: str, num_micro_batches: int, cpu: bool) -> Counted:
-    plan = f"pp{world.size}:{'interleaved,v2' if name == 'interleaved' else name} mb{num_micro_batches}"
+    plan = (
+        f"pp{world.size}:{'interleaved,v2' if name == 'interleaved' else name} "
+        f"mb{num_micro_batches}"
+    )
     model, batch = gpt(num_micro_batches) if cpu else mlp(world.size, num_micro_batches)
     engine = build(
         model,
@@ -190,7 +193,8 @@ def main() -> None:
     m = arguments.micro_batches
     cpu = arguments.cpu
     print(
-        f"{p} ranks, {m} micro-batches, {STEPS} steps; {'CPU times' if cpu else 'times of the literature'}\n"
+        f"{p} ranks, {m} micro-batches, {STEPS} steps; "
+        f"{'CPU times' if cpu else 'times of the literature'}\n"
     )
     ranks = launch(run, arguments.only, p, m, cpu, nproc=p)
     print(f"{HEAD}\n{'|---' * HEAD.count(' | ')}|---|")
@@ -198,7 +202,10 @@ def main() -> None:
         print(row(name, p, m, [rank[index] for rank in ranks], cpu=cpu), flush=True)
 
 
-HEAD = "| schedule | live a stage | of a rank's share | versions | update | bubble % | simulated % | literature |"
+HEAD = (
+    "| schedule | live a stage | of a rank's share | versions | update | bubble % | simulated "
+    "% | literature |"
+)
 
 
 def row(name: str, p: int, m: int, ranks: Sequence[Counted], *, cpu: bool) -> str:

@@ -64,16 +64,19 @@ def points() -> Iterator[tuple[str, str, float, float]]:
 def main() -> None:
     announce()
     print(
-        f"{'model':>6} {'recomputed':>10} {'published':>10} {'predicted':>10} {'error':>7}   seconds of a step"
+        f"{'model':>6} {'recomputed':>10} {'published':>10} {'predicted':>10} {'error':>7}   "
+        "seconds of a step"
     )
     errors = []
     for name, what, published, predicted in points():
         errors.append(abs(predicted / published - 1))
         print(
-            f"{name:>6} {what:>10} {published:10.2f} {predicted:10.2f} {predicted / published - 1:7.1%}"
+            f"{name:>6} {what:>10} {published:10.2f} {predicted:10.2f} "
+            f"{predicted / published - 1:7.1%}"
         )
     print(
-        f"mean {statistics.mean(errors):.2%}, worst {max(errors):.2%}; Calculon {CALCULON_MEAN:.2%} and {CALCULON_WORST:.2%}"
+        f"mean {statistics.mean(errors):.2%}, worst {max(errors):.2%}; Calculon "
+        f"{CALCULON_MEAN:.2%} and {CALCULON_WORST:.2%}"
     )
 
 

@@ -288,7 +288,8 @@ def table(measured: list[dict[str, Any]], cluster: Cluster, by_work: bool = Fals
     """
     what = "work, ms" if by_work else "step, ms"
     print(
-        f"{'model':8} {'plan':44} {what:>8} {'pred.':>7} {'error':>7} {'MB':>5} {'pred.':>5} {'error':>7}  traffic"
+        f"{'model':8} {'plan':44} {what:>8} {'pred.':>7} {'error':>7} {'MB':>5} {'pred.':>5} "
+        f"{'error':>7}  traffic"
     )
     times = []
     memories = []
@@ -317,14 +318,16 @@ def table(measured: list[dict[str, Any]], cluster: Cluster, by_work: bool = Fals
             )
         )
         print(
-            f"{row['family']:8} {row['plan']:44} {found * 1e3:8.1f} {seconds * 1e3:7.1f} {off:7.1%} "
+            f"{row['family']:8} {row['plan']:44} {found * 1e3:8.1f} {seconds * 1e3:7.1f} "
+            f"{off:7.1%} "
             f"{row['peak'] / 1e6:5.0f} {guess.memory.total / 1e6:5.0f} {memory:7.1%}  {said}"
         )
     everything = [pair for pairs in by_family.values() for pair in pairs]
     print(
         f"\n{len(measured)} plans: {what} median error {statistics.median(map(abs, times)):.1%} "
         f"(bias {statistics.median(times):+.1%}), Spearman {spearman(everything):.2f}; "
-        f"peak memory median error {statistics.median(memories):.1%}, worst {max(memories):.1%}; traffic equal in {equal}"
+        f"peak memory median error {statistics.median(memories):.1%}, worst {max(memories):.1%}; "
+        f"traffic equal in {equal}"
     )
     for family, pairs in by_family.items():
         print(f"  {family:8} {len(pairs):3} plans, Spearman {spearman(pairs):.2f}")

@@ -129,7 +129,8 @@ def main() -> None:
             summary(error(seconds, case.seconds or 1.0) for case, seconds in part) for part in rows
         )
         print(
-            f"{source:12} {one['n']:5.0f} {one['median']:13.1%} {one['p90']:7.1%} {two['median']:7.1%} {two['p90']:7.1%}"
+            f"{source:12} {one['n']:5.0f} {one['median']:13.1%} {one['p90']:7.1%} "
+            f"{two['median']:7.1%} {two['p90']:7.1%}"
         )
     guess_of = {case.id: seconds for case, seconds in theirs}
 

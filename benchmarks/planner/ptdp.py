@@ -65,7 +65,10 @@ def predict(row: dict[str, int | str]) -> float:
     keys |= {"attn_implementation": "eager", "attention_dropout": 0.1}
     dp = devices // (int(row["tp"]) * int(row["pp"]))
     schedule = f"interleaved,v{row['virtual']}" if int(row["virtual"]) > 1 else "1f1b"
-    text = f"pp{row['pp']}:{schedule} tp{row['tp']} dp{dp} mb{batch // dp // int(row['micro'])} remat:full precision:bf16"
+    text = (
+        f"pp{row['pp']}:{schedule} tp{row['tp']} dp{dp} mb{batch // dp // int(row['micro'])} "
+        "remat:full precision:bf16"
+    )
     job = Job(describe(keys, SEQ_LEN), batch, runtime=MEGATRON_LM.runtime)
     guess = estimate_job(job, Plan.parse(text), machine_of(Cluster.parse(f"a100-80gbx{devices}")))
     flops = (
@@ -82,7 +85,8 @@ def predict(row: dict[str, int | str]) -> float:
 def main() -> None:
     announce()
     print(
-        f"{'model':>8} {'devices':>8} {'tp':>3} {'pp':>3} {'published':>10} {'predicted':>10} {'error':>7}   TFLOP/s a device"
+        f"{'model':>8} {'devices':>8} {'tp':>3} {'pp':>3} {'published':>10} {'predicted':>10} "
+        f"{'error':>7}   TFLOP/s a device"
     )
     errors = []
     for values in PUBLISHED:

@@ -1,8 +1,8 @@
 """Published runs as cases of the estimator: config, plan text, device, and what was measured.
 
 A row is left out only with a reason that is printed. What a table does not say and its framework
-fixes (which attention kernel, how wide gradients are) is `plait.predict.cost.frameworks`; what its runs
-have in common beside stands in `PRACTICE`.
+fixes (which attention kernel, how wide gradients are) is `plait.predict.cost.frameworks`; what its
+runs have in common beside stands in `PRACTICE`.
 """
 
 from __future__ import annotations
@@ -332,7 +332,8 @@ def case(row: dict[str, str]) -> Case:
     dp = int(row["dp"])
     micro = max(1, round(batch / dp / int(row["micro_batch"])))
     terms = [
-        schedule_term(row, layers), data_term(row), f"cp{row['cp'] or 1}", f"tp{tp}:1d{sequence}", f"mb{micro}",
+        schedule_term(row, layers), data_term(row), f"cp{row['cp'] or 1}", f"tp{tp}:1d{sequence}",
+        f"mb{micro}",
         f"remat:{remat(row)}", f"precision:{practice.precision}",
     ]  # fmt: skip
     if compiled(row):
@@ -344,6 +345,7 @@ def case(row: dict[str, str]) -> Case:
     }
     group = f"{row['model']}/{row['gpu_type']}/{row['n_gpus']}/{seq_len(row)}"
     return Case(
-        row["id"], table, group, config, " ".join(terms), device(row), int(row["n_gpus"]), practice.framework,
+        row["id"], table, group, config, " ".join(terms), device(row), int(row["n_gpus"]),
+        practice.framework,
         seconds(row), peak_bytes(row), row,
     )  # fmt: skip

@@ -71,7 +71,8 @@ def curve(model: dict[str, object], device: str) -> list[tuple[int, str, float, 
         data = best.as_dict()
         points.append((size, data["plan"], data["tokens_per_second_per_device"], data["mfu"]))
         print(
-            f"{size:8} {data['tokens_per_second_per_device']:9.0f} {data['mfu']:7.1%} {seconds:5.1f} s  {data['plan']}"
+            f"{size:8} {data['tokens_per_second_per_device']:9.0f} {data['mfu']:7.1%} "
+            f"{seconds:5.1f} s  {data['plan']}"
         )
     return points
 
@@ -94,7 +95,8 @@ def draw(curves: dict[str, list[tuple[int, str, float, float]]], path: Path) -> 
         )
 
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="11">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        'font-family="sans-serif" font-size="11">'
     ]
     out.append(f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>')
     for size in SIZES:
@@ -115,7 +117,8 @@ def draw(curves: dict[str, list[tuple[int, str, float, float]]], path: Path) -> 
             f'<text x="{WIDTH - 150}" y="{30 + 16 * index}" fill="{COLOURS[index]}">{name}</text>'
         )
     out.append(
-        f'<text x="{WIDTH / 2}" y="{HEIGHT - 6}" text-anchor="middle">devices; predicted MFU of the best plan</text></svg>'
+        f'<text x="{WIDTH / 2}" y="{HEIGHT - 6}" text-anchor="middle">devices; predicted MFU of '
+        "the best plan</text></svg>"
     )
     path.write_text("\n".join(out) + "\n", encoding="utf-8")
 
@@ -129,7 +132,8 @@ def main() -> None:
     curves = {}
     for name, model in MODELS.items():
         print(
-            f"{name} on {arguments.device}: devices, tokens/s a device, MFU, time of the search, best plan"
+            f"{name} on {arguments.device}: devices, tokens/s a device, MFU, time of the search, "
+            "best plan"
         )
         curves[name] = curve(model, arguments.device)
     if arguments.svg:

@@ -58,10 +58,13 @@ def main() -> None:
     first = min(found)[1]
     best = min(measured for _, measured, _ in found)
     print(
-        f"{len(found)} plans: Spearman {ours:.2f} (AMP's own model {amp:.2f}), first {first / best - 1:.1%} behind the best"
+        f"{len(found)} plans: Spearman {ours:.2f} (AMP's own model {amp:.2f}), first "
+        f"{first / best - 1:.1%} behind the best"
     )
     print(
-        f"median signed error {statistics.median(error(guess, measured) for guess, measured, _ in found):.1%}, not compared"
+        f"median signed error "
+        f"{statistics.median(error(guess, measured) for guess, measured, _ in found):.1%}, not "
+        "compared"
     )
 
 

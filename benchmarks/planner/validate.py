@@ -248,7 +248,8 @@ def main() -> None:
     print(f"{fitting} of {len(pairs)} runs that ran are predicted to fit")
     count, foreseen = failures(arguments.plain)
     print(
-        f"{foreseen} of {count} that failed (memory or a crash, not told apart) are refused or predicted not to fit\n"
+        f"{foreseen} of {count} that failed (memory or a crash, not told apart) are refused or "
+        "predicted not to fit\n"
     )
     odd = contradicted(pairs)
     ranked = groups(pairs)
@@ -257,13 +258,16 @@ def main() -> None:
         for group in groups([pair for pair in pairs if pair[0].id not in odd])
     }
     print(
-        "plans of one model on one cluster: plans, Spearman (without rows that their table contradicts),"
+        "plans of one model on one cluster: plans, Spearman (without rows that their table "
+        "contradicts),"
     )
     print(
-        "how much slower the plan ranked first is than the best measured, and the correlation that the same group would have"
+        "how much slower the plan ranked first is than the best measured, and the correlation "
+        "that the same group would have"
     )
     print(
-        f"with itself if it were run once more with a noise of {NOISE:.0%} (median, fifth percentile)"
+        f"with itself if it were run once more with a noise of {NOISE:.0%} (median, fifth "
+        "percentile)"
     )
     for group in ranked:
         other = sound.get(str(group["group"]), group)["spearman"]
@@ -273,7 +277,8 @@ def main() -> None:
             f"{median:6.2f} {least:5.2f}  {group['group']}"
         )
     print(
-        f"contradicted: {len(odd)} rows, whose same run with the other ZeRO stage was published at least three times as fast"
+        f"contradicted: {len(odd)} rows, whose same run with the other ZeRO stage was published "
+        "at least three times as fast"
     )
     print("\nleft out:")
     for reason, ids in sorted(dropped.items()):

@@ -85,7 +85,8 @@ def main() -> None:
         measure, names, args.rounds, args.ranks, args.seconds, nproc=args.ranks
     )[0]
     print(
-        f"\n### 8 layers, width 256, sequence 128, batch 16, vocabulary 1024; {args.ranks} ranks, one thread each, "
+        f"\n### 8 layers, width 256, sequence 128, batch 16, vocabulary 1024; {args.ranks} "
+        "ranks, one thread each, "
         f"{len(seconds[BASE])} rounds\n"
     )
     print("| system | step ms (median) | ratio to DDP (median, [quartiles]) |")
@@ -94,7 +95,8 @@ def main() -> None:
         ratios = [mine / base for mine, base in zip(own, seconds[BASE], strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4)
         print(
-            f"| {name} | {statistics.median(own) * 1e3:.1f} | {middle:.3f} [{low:.3f}, {high:.3f}] |"
+            f"| {name} | {statistics.median(own) * 1e3:.1f} | {middle:.3f} [{low:.3f}, "
+            f"{high:.3f}] |"
         )
     for name, why in failed.items():
         print(f"| {name} | failed | {why} |")

@@ -222,14 +222,16 @@ def main() -> None:
         )
     rows.sort(key=lambda row: (KINDS.index(row["kind"]), row["ranks"]))
     print(
-        "| | plan | width | ms | sent, KB | activations kept, KB | parameters, KB |\n|---|---|---|---|---|---|---|"
+        "| | plan | width | ms | sent, KB | activations kept, KB | parameters, KB "
+        "|\n|---|---|---|---|---|---|---|"
     )
     for row in rows:
         sizes = " | ".join(
             f"{row[key] / 1e3:.0f}" for key in ("sent_bytes", "activation_bytes", "parameter_bytes")
         )
         print(
-            f"| {row['kind']} | {row['plan']} | {row['width']} | {row['seconds'] * 1e3:.1f} | {sizes} |"
+            f"| {row['kind']} | {row['plan']} | {row['width']} | {row['seconds'] * 1e3:.1f} | "
+            f"{sizes} |"
         )
     if args.json is not None:
         args.json.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")

@@ -30,11 +30,14 @@ def small_multiples(panels: Sequence[Panel], columns: int) -> str:
     rows = -(-len(panels) // columns)
     size = (columns * WIDTH, rows * HEIGHT)
     style = "<style>text{font:10px sans-serif;fill:#444}.t{font-weight:bold}</style>"
-    parts = [
-        f'<g transform="translate({index % columns * WIDTH},{index // columns * HEIGHT})">{_panel(panel)}</g>'
-        for index, panel in enumerate(panels)
-    ]
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{size[0]}" height="{size[1]}" viewBox="0 0 {size[0]} {size[1]}">'
+    parts = []
+    for index, panel in enumerate(panels):
+        x, y = index % columns * WIDTH, index // columns * HEIGHT
+        parts.append(f'<g transform="translate({x},{y})">{_panel(panel)}</g>')
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{size[0]}" height="{size[1]}" viewBox="0 '
+        f'0 {size[0]} {size[1]}">'
+    )
     return (
         "\n".join([head, style, '<rect width="100%" height="100%" fill="#fff"/>', *parts, "</svg>"])
         + "\n"
@@ -60,7 +63,8 @@ def _panel(panel: Panel) -> str:
     for power in range(low, high + 1):
         _, y = place(xs[0], 10.0**power)
         parts.append(
-            f'<path d="M{LEFT} {y:.1f}h{across}" stroke="#ddd"/><text x="2" y="{y + 3:.1f}">1e{power}</text>'
+            f'<path d="M{LEFT} {y:.1f}h{across}" stroke="#ddd"/><text x="2" '
+            f'y="{y + 3:.1f}">1e{power}</text>'
         )
     for x in xs:
         at, _ = place(x, 10.0**low)
@@ -70,7 +74,8 @@ def _panel(panel: Panel) -> str:
         path = "L".join("{:.1f} {:.1f}".format(*place(*point)) for point in line)
         parts.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
         parts.append(
-            f'<text x="{LEFT + 6}" y="{TOP + 10 + 11 * index}" style="fill:{colour}">{escape(name)}</text>'
+            f'<text x="{LEFT + 6}" y="{TOP + 10 + 11 * index}" '
+            f'style="fill:{colour}">{escape(name)}</text>'
         )
     return "".join(parts)
 

@@ -79,7 +79,8 @@ def dtensor(*, sequence: bool, loss: bool) -> Callable[[World], Step]:
         }
         if sequence:
             plan |= {"norm": SequenceParallel(), "blocks.0": PrepareModuleInput(
-                input_layouts=(Replicate(),), desired_input_layouts=(Shard(1),), use_local_output=True)}  # fmt: skip
+                input_layouts=(Replicate(),), desired_input_layouts=(Shard(1),),
+                use_local_output=True)}  # fmt: skip
         parallelize_module(made, mesh, plan)
         for block in made.blocks:
             inner: dict[str, Any] = {

@@ -98,7 +98,8 @@ def _value(value: Any) -> str:
     if isinstance(value, (int, float)):
         return repr(value)
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{_key(key)} = {_value(inner)}' for key, inner in value.items() if inner is not None)}}}"
+        items = [(key, inner) for key, inner in value.items() if inner is not None]
+        return f"{{{', '.join(f'{_key(key)} = {_value(inner)}' for key, inner in items)}}}"
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_value(inner) for inner in value)}]"
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -155,7 +155,10 @@ def test_what_plans_needs_no_torch() -> None:
 
 
 def test_the_door_loads_nothing_heavy() -> None:
-    script = "import plait, sys; print(sorted({'torch', 'numpy', 'pydantic', 'rich', 'sklearn'} & sys.modules.keys()))"
+    script = (
+        "import plait, sys; print(sorted({'torch', 'numpy', 'pydantic', 'rich', 'sklearn'} & "
+        "sys.modules.keys()))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
     )

@@ -276,7 +276,10 @@ def test_verify_goes_on_after_a_resume_under_the_plan_of_the_config(tmp_path: Pa
 def test_verify_checks_the_step_that_the_documentation_shows(tmp_path: Path) -> None:
     page = Path(__file__).parents[2] / "docs" / "verify.md"
     block = page.read_text().split("```python\n")[1].split("```")[0]
-    wrong = "\n\ndef wrong(state, batch, loss):\n    train_step((state[0].module, state[1]), batch, loss)\n"
+    wrong = (
+        "\n\ndef wrong(state, batch, loss):\n    train_step((state[0].module, state[1]), batch, "
+        "loss)\n"
+    )
     (tmp_path / "steps.py").write_text(block + wrong)
     done = plait("verify", "--step", "steps.py", "--nproc", "2", "--json", cwd=tmp_path)
     assert done.code == 0, done.err

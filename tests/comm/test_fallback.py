@@ -53,7 +53,8 @@ import sys
 import torch, torch.distributed as dist
 from plait.comm import init
 from plait.mesh import Mesh
-world = init(Mesh(dp=2), rank=int(sys.argv[1]), store=dist.FileStore(sys.argv[2], 2), backend=sys.argv[3], device="cpu")
+store = dist.FileStore(sys.argv[2], 2)
+world = init(Mesh(dp=2), rank=int(sys.argv[1]), store=store, backend=sys.argv[3], device="cpu")
 tensor = torch.ones(3)
 world.axis("dp").all_reduce(tensor).wait()
 world.close()

@@ -97,7 +97,8 @@ def main() -> None:
     settings = load(CONFIG, [word for word in OVERRIDES if "secure" not in word])
     difference = float((weights - plain(settings, answered)).abs().max())
     print(
-        f"{number} rounds, answered by {answered}: the weights differ from the plain sum's by {difference:.1e}"
+        f"{number} rounds, answered by {answered}: the weights differ from the plain sum's by "
+        f"{difference:.1e}"
     )
     assert difference < 1e-6
 

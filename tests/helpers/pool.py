@@ -138,7 +138,8 @@ class Pool:
             replies[rank] = (
                 "hung",
                 rank,
-                f"no answer after {timeout_seconds} s, or {GRACE_SECONDS} s after another's failure",
+                f"no answer after {timeout_seconds} s, or {GRACE_SECONDS} s after another's "
+                "failure",
             )
         if any(reply[0] != "ok" for reply in replies.values()):
             self.close()

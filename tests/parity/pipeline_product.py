@@ -74,7 +74,8 @@ def main() -> int:
     pool.close()
     print("\n".join(wrong))
     print(
-        f"{num} cells, worst error {worst:.1e}, {len(wrong)} wrong, {refused} refused (more stages than layers), "
+        f"{num} cells, worst error {worst:.1e}, {len(wrong)} wrong, {refused} refused (more "
+        "stages than layers), "
         f"{time.monotonic() - began:.0f} s"
     )
     return 1 if wrong else 0

@@ -68,7 +68,8 @@ def main() -> int:
         pool.close()
     num_cells = len(args.plans) * len(kinds)
     print(
-        f"\n{num_cells} cells, {len(ROUTERS)} routers; worst {worst:.1e}; {time.perf_counter() - began:.0f} s"
+        f"\n{num_cells} cells, {len(ROUTERS)} routers; worst {worst:.1e}; "
+        f"{time.perf_counter() - began:.0f} s"
     )
     return int(worst > TOLERANCE)
 

@@ -107,7 +107,8 @@ def trained(world: World, plan: str) -> dict[str, Tensor]:
     net = model()
     engine = build(
         net, f"{plan} precision:float64", loss=cross_entropy, optimizer=sgd,
-        options=Options(blocks="layers.*", cutting=Cutting(example=batches()[0][0][:4])), world=world,
+        options=Options(blocks="layers.*", cutting=Cutting(example=batches()[0][0][:4])),
+        world=world,
     )  # fmt: skip
     for batch in batches():
         engine.step(batch)

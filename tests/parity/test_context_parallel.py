@@ -39,7 +39,8 @@ def test_equals_one_device(ranks: Run, plan: str, family: str) -> None:
 @pytest.mark.parametrize(
     "plan",
     [
-        "cp2:ring dp2:zero1 mb2", "cp2:ulysses dp2:zero2 mb2", "cp2:ring dp2:zero3", "cp2:ulysses dp2:ring",
+        "cp2:ring dp2:zero1 mb2", "cp2:ulysses dp2:zero2 mb2", "cp2:ring dp2:zero3",
+        "cp2:ulysses dp2:ring",
         "cp2:ring dp2:server", "cp2:ring dp2:zero3,replicate2",
     ],
 )  # fmt: skip
@@ -108,7 +109,8 @@ def packed(world: World, plan: str) -> list[Any]:
 @pytest.mark.parametrize(
     "plan",
     [
-        "cp2:ring", "cp4:ring mb2", "cp2:ulysses mb2 remat:full", "cp2:ring tp2 dp2:zero1", "cp2:ulysses dp2:zero3 ep4",
+        "cp2:ring", "cp4:ring mb2", "cp2:ulysses mb2 remat:full", "cp2:ring tp2 dp2:zero1",
+        "cp2:ulysses dp2:zero3 ep4",
         "pp2:1f1b cp2:ring mb2", "pp2:1f1b cp2:ulysses dp2 ep2 mb2", "cp2:ring tp2:1d,sp",
     ],
 )  # fmt: skip

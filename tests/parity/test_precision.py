@@ -249,7 +249,8 @@ def test_bf16_keeps_masters_and_sums_gradients_in_float32_on_every_axis(
 
 
 HALF = [
-    "dp2", "dp2:zero3 mb2", "tp2", "tp2:1d,sp mb2", "pp2:zb-h1 mb2", "pp2:interleaved,v2 mb2", "cp2:ring", "tp4:2d",
+    "dp2", "dp2:zero3 mb2", "tp2", "tp2:1d,sp mb2", "pp2:zb-h1 mb2", "pp2:interleaved,v2 mb2",
+    "cp2:ring", "tp4:2d",
     "pp2 tp2 dp2:zero1 mb2",
 ]  # fmt: skip
 

@@ -60,9 +60,12 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 TRANSFORMERS = [
-    "dp4:ring mb2", "dp4:server", "dp2:zero1 mb2 precision:bf16", "dp4:zero3,replicate2 mb2", "dp2:zero3 mb2 remat:full",
-    "tp4", "tp4:1d,sp dp2:zero3 mb2 remat:full", "tp2 remat:selective", "tp4:2d dp2:zero3", "tp4:2d remat:full mb2",
-    "tp8:2.5d,depth2 dp2", "tp8:3d dp2:zero1 mb2", "cp4 mb2", "cp2:ulysses tp2:1d,sp", "cp2 tp4:2d dp2:zero2",
+    "dp4:ring mb2", "dp4:server", "dp2:zero1 mb2 precision:bf16", "dp4:zero3,replicate2 mb2",
+    "dp2:zero3 mb2 remat:full",
+    "tp4", "tp4:1d,sp dp2:zero3 mb2 remat:full", "tp2 remat:selective", "tp4:2d dp2:zero3",
+    "tp4:2d remat:full mb2",
+    "tp8:2.5d,depth2 dp2", "tp8:3d dp2:zero1 mb2", "cp4 mb2", "cp2:ulysses tp2:1d,sp",
+    "cp2 tp4:2d dp2:zero2",
 ]  # fmt: skip
 CASES = [(family, plan) for family in ("gpt", "llama") for plan in TRANSFORMERS]
 CASES += [
@@ -74,8 +77,10 @@ CASES += [
 ]
 CASES += [("gpt", "dp2:local,every2"), ("odd", "dp4:ring"), ("odd", "dp2:ring mb2")]
 PIPELINES = [
-    ("gpt", "pp2:1f1b tp2:1d,sp dp2:zero1 mb2"), ("tied", "pp2:gpipe dp2:zero2 mb2"), ("llama", "pp2:interleaved,v2 tp2 mb4"),
-    ("tied", "pp2:zbv mb4"), ("mlp", "pp4:1f1b mb4"), ("gpt", "pp4:pipedream mb8"), ("gpt", "pp2:2bw dp2 mb4"),
+    ("gpt", "pp2:1f1b tp2:1d,sp dp2:zero1 mb2"), ("tied", "pp2:gpipe dp2:zero2 mb2"), ("llama",
+    "pp2:interleaved,v2 tp2 mb4"),
+    ("tied", "pp2:zbv mb4"), ("mlp", "pp4:1f1b mb4"), ("gpt", "pp4:pipedream mb8"), ("gpt",
+    "pp2:2bw dp2 mb4"),
 ]  # fmt: skip
 
 

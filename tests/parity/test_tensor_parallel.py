@@ -47,7 +47,8 @@ def test_equals_one_device(ranks: Run, family: str, mode: str) -> None:
 @pytest.mark.parametrize(
     "plan",
     [
-        "tp2 dp2:zero1 mb2", "tp2 dp2:zero3", "tp2:1d,sp dp2:zero3 mb2", "tp4:2d dp2:zero1", "tp4:2d dp2:zero3 mb2",
+        "tp2 dp2:zero1 mb2", "tp2 dp2:zero3", "tp2:1d,sp dp2:zero3 mb2", "tp4:2d dp2:zero1",
+        "tp4:2d dp2:zero3 mb2",
         "tp2 dp2:ring", "tp2:1d,sp dp2:server mb2", "tp4:2d dp2:ring mb2",
     ],
 )  # fmt: skip

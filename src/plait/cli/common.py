@@ -59,7 +59,8 @@ def add_framework(parser: argparse.ArgumentParser) -> None:
         "--framework",
         default="plait",
         metavar="NAME",
-        help="who would run the plan: plait (default), megatron-core, torchtitan, nanotron, fsdp, ...",
+        help="who would run the plan: plait (default), megatron-core, torchtitan, nanotron, "
+        "fsdp, ...",
     )
 
 

@@ -1,4 +1,6 @@
-"""`plait import`: the config of another framework as a plan and a config, with a word on every key."""
+"""`plait import`: the config of another framework as a plan and a config, with a word on
+every key.
+"""
 
 from __future__ import annotations
 

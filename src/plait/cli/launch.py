@@ -102,7 +102,9 @@ def _ranks(config: Config, arguments: argparse.Namespace) -> tuple[int, int, str
 
 
 def view(script: JobScript, out: Path | None) -> RenderableType:
-    """The script alone, so that it can be piped; or where it was written and how it is handed in."""
+    """The script alone, so that it can be piped; or where it was written and how it is handed
+    in.
+    """
     from rich.text import Text
 
     if out is None:

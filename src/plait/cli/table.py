@@ -1,5 +1,5 @@
-"""Verb -> what it does. The module of a verb is `plait.cli.<verb>` or that of `MODULES`, imported only when the verb is
-called.
+"""Verb -> what it does. The module of a verb is `plait.cli.<verb>` or that of `MODULES`, imported
+only when the verb is called.
 
 Such a module has `add_arguments(parser)` and `run(arguments) -> Answer`.
 """

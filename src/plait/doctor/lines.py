@@ -1,7 +1,8 @@
 """The line of Python that a rank is at, asked for from outside.
 
 A signal makes the rank write the stacks of its threads. That is done in C, so that a held
-interpreter is no hindrance. A stopped process does so as soon as it is continued, before anything else.
+interpreter is no hindrance. A stopped process does so as soon as it is continued, before anything
+else.
 """
 
 from __future__ import annotations

@@ -9,7 +9,10 @@ import shlex
 
 from plait.jobs.job import PORT, JobScript, TrainJob
 
-_TEXT = '''"""{world_size} ranks: {nodes} nodes with {ranks_per_node} ranks each. Run by `ray job submit`."""
+_TEXT = '''"""{world_size} ranks: {nodes} nodes with {ranks_per_node} ranks each.
+
+Run by `ray job submit`.
+"""
 
 import subprocess
 import sys

@@ -29,7 +29,8 @@ T = TypeVar("T")
 
 SHUTDOWN_SECONDS = 5
 _PRELOADED = [  # torch's compiler is loaded by the first optimizer that is made
-    "torch", "torch.distributed", "torch.distributed.elastic.multiprocessing", "torch._dynamo", "plait.engine.build",
+    "torch", "torch.distributed", "torch.distributed.elastic.multiprocessing", "torch._dynamo",
+    "plait.engine.build",
 ]  # fmt: skip
 _AGENT_VARIABLES = (
     "RANK",

@@ -1,7 +1,7 @@
 """A page of numbers that the launcher and its ranks share: who is where, and what is asked of all.
 
-It lies in a file without a name, which every process of the run maps. Each number is one aligned word with one writer, so
-no lock is needed. A rank that is killed leaves it whole.
+It lies in a file without a name, which every process of the run maps. Each number is one aligned
+word with one writer, so no lock is needed. A rank that is killed leaves it whole.
 
     signal | void | for each seat: begun, waiting, done, moment
 """

@@ -39,8 +39,9 @@ def roles_for(model: nn.Module) -> dict[str, str]:
     elif not own:
         raise ModelError(
             f"transformers has no tensor-parallel plan for {inner.config.model_type}, so "
-            f"{hf_experts.a_layer(model)} has no role; give a table, [model] roles = {{pattern: role}} or "
-            "Options(roles=...), or split this model by dp and pp, which need no roles"
+            f"{hf_experts.a_layer(model)} has no role; give a table, [model] roles = "
+            "{pattern: role} or Options(roles=...), or split this model by dp and pp, which need "
+            "no roles"
         )
     else:
         names = [name.removeprefix(prefix) for name, _ in model.named_modules()]

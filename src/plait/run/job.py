@@ -60,8 +60,8 @@ class TrainingRun:
 def run(job: TrainingRun, place: Place | None = None, by_peers: bool = False) -> dict[str, Any]:
     """Train, and return the numbers of `plait train --json`, the same on every rank. Collective.
 
-    `place` is the part of this rank where a launcher keeps the run alive. With `by_peers` the
-    ranks agree among themselves on the end that a signal asks for. A run that ends so has one number,
+    `place` is the part of this rank where a launcher keeps the run alive. With `by_peers` the ranks
+    agree among themselves on the end that a signal asks for. A run that ends so has one number,
     `stopped`: the steps that are done and saved.
     """
     from plait.engine.build import join_world

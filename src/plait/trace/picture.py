@@ -43,7 +43,10 @@ _CHARACTER = 6.3  # width of a character at 11 px
 _TOP = 6
 _GAP = 4
 _AXIS = 22
-_STYLE = "<style>text{font:11px sans-serif;fill:currentColor}.in{fill:#111;text-anchor:middle}.tick{text-anchor:middle}</style>"
+_STYLE = (
+    "<style>text{font:11px sans-serif;fill:currentColor}"
+    ".in{fill:#111;text-anchor:middle}.tick{text-anchor:middle}</style>"
+)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,8 @@ from plait.verify.reference.one_device import Batch, Slice
 SKIPPED = {
     "clipping": "its stages update by themselves, so there is no global norm",
     "tied": "its stages update by themselves, so a weight cannot be on two of them",
-    "dropout": "a micro-batch of several data ranks has several seeds, and the reference runs it at once",
+    "dropout": "a micro-batch of several data ranks has several seeds, and the reference runs it "
+    "at once",
 }
 
 

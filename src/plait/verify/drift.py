@@ -95,8 +95,10 @@ class DriftReport:
             "error": self.kinds[kind].quantiles[1.0],
         }
         return {
-            "ok": self.ok, **errors, "worst": worst, "plan": self.plan, "world_size": self.world_size,
-            "steps": self.num_steps, "dtype": "bf16", "drift": drifts, "allowed": ALLOWED, "notes": list(self.notes),
+            "ok": self.ok, **errors, "worst": worst, "plan": self.plan,
+            "world_size": self.world_size,
+            "steps": self.num_steps, "dtype": "bf16", "drift": drifts, "allowed": ALLOWED,
+            "notes": list(self.notes),
             "paths_not_walked": list(self.paths_not_walked),
         }  # fmt: skip
 

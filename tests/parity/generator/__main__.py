@@ -83,7 +83,8 @@ def _rows(given: argparse.Namespace, pool: Pool) -> list[Row]:
         smallest = None
         if verdict.status == "failed":
             print(
-                f"{number}: {cell}\n{verdict.kind} {verdict.error:.2e} {verdict.worst} {verdict.message}",
+                f"{number}: {cell}\n{verdict.kind} {verdict.error:.2e} {verdict.worst} "
+                f"{verdict.message}",
                 file=sys.stderr,
             )
             smallest = shrink(cell, lambda other: judge(pool.run, other).status == "failed")

@@ -81,7 +81,10 @@ def _axes(choose: Choose, kind: str) -> Iterator[str]:
     schedule = choose(PIPELINES) if pp > 1 else ""
     yield f"pp{pp}:{schedule}" if pp > 1 else "pp1"
     least = facts.SCHEDULES[schedule].least_micro_batches(pp) if schedule else 1
-    yield f"mb{choose((1, 2, 3)) if pp == 1 else max(least, pp * choose((1, 1, 2))) + choose((0, 0, 1))}"
+    if pp == 1:
+        yield f"mb{choose((1, 2, 3))}"
+    else:
+        yield f"mb{max(least, pp * choose((1, 1, 2))) + choose((0, 0, 1))}"
     yield f"tp{tp}{choose(_modes(tp, kind))}"
     yield f"cp{cp}:{choose(('ring', 'ulysses'))}" if cp > 1 else "cp1"
     yield _data(choose, dp)

@@ -51,10 +51,14 @@ def report(rows: Sequence[Row], wanted: int, seed: int, note: str = "") -> str:
     lines = [
         "# Random plans against one device",
         "",
-        "Written by `python -m tests.parity.generator`; the first 100 cells run in CI (`tests/parity/test_generator.py`).",
-        "A cell is a random valid plan (every axis, option and micro-batching, up to 8 ranks) with a random small model, a",
-        "batch that need not divide, sometimes clipping and frozen parameters. Loss, norm, every gradient and every parameter",
-        f"of two steps are compared with one device in float64; {TOLERANCE:.0e} passes. Asynchronous pipelines are compared",
+        "Written by `python -m tests.parity.generator`; the first 100 cells run in CI "
+        "(`tests/parity/test_generator.py`).",
+        "A cell is a random valid plan (every axis, option and micro-batching, up to 8 ranks) "
+        "with a random small model, a",
+        "batch that need not divide, sometimes clipping and frozen parameters. Loss, norm, every "
+        "gradient and every parameter",
+        f"of two steps are compared with one device in float64; {TOLERANCE:.0e} passes. "
+        "Asynchronous pipelines are compared",
         "with one device that applies the same delayed gradients, over five steps and a flush.",
         *(["", note] if note else []),
         "",
@@ -70,10 +74,12 @@ def report(rows: Sequence[Row], wanted: int, seed: int, note: str = "") -> str:
     if worst is not None:
         v = worst.verdict
         lines += [
-            f"Largest relative error: {v.error:.1e} ({v.kind} of `{v.worst}`, cell {worst.number}, `{worst.cell.plan}`,"
+            f"Largest relative error: {v.error:.1e} ({v.kind} of `{v.worst}`, cell "
+            f"{worst.number}, `{worst.cell.plan}`,"
         ]
         lines += [
-            f"{worst.cell.kind}). Sum of the cells' times: {sum(row.verdict.seconds for row in rows):,.0f} s.",
+            f"{worst.cell.kind}). Sum of the cells' times: "
+            f"{sum(row.verdict.seconds for row in rows):,.0f} s.",
             "",
         ]
     lines += ["## Failed", "", *([_failure(row) for row in by["failed"]] or ["None."]), ""]

@@ -79,7 +79,8 @@ def _simpler_plans(plan: Plan) -> Iterator[Plan]:
 
 
 ROUTING = (
-    "router_aux_loss_coef", "router_z_loss_coef", "seq_aux", "capacity_factor", "router_bias_update_speed",
+    "router_aux_loss_coef", "router_z_loss_coef", "seq_aux", "capacity_factor",
+    "router_bias_update_speed",
     "first_k_dense_replace", "norm_topk_prob", "routed_scaling_factor",
 )  # fmt: skip
 

@@ -75,7 +75,10 @@ def test_bad_input_is_exit_code_2(
 
 
 def test_it_imports_no_torch() -> None:
-    code = "import sys; from plait.cli import main; main(['schedule', '1f1b', '--json']); sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys; from plait.cli import main; main(['schedule', '1f1b', '--json']); "
+        "sys.exit('torch' in sys.modules)"
+    )
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode
         == 0

@@ -131,7 +131,8 @@ def write(tmp_path: Path, text: str) -> str:
 def test_a_file_overrides_a_preset(tmp_path: Path) -> None:
     path = write(
         tmp_path,
-        'count = 32\n[device]\npreset = "h100"\npeak_tflops = 494.5\nmemory_gb = 96\nmemory_bandwidth_gbps = 2400\n'
+        'count = 32\n[device]\npreset = "h100"\npeak_tflops = 494.5\nmemory_gb = '
+        "96\nmemory_bandwidth_gbps = 2400\n"
         "price_per_hour = 1.25\n[node]\ndevices = 4\nbandwidth_gbps = 200\n"
         "[network]\nbandwidth_gbps_per_device = 100\nlatency_us = 10\n",
     )
@@ -157,7 +158,8 @@ def test_a_file_overrides_a_preset(tmp_path: Path) -> None:
 
 def test_a_file_without_a_preset(tmp_path: Path) -> None:
     text = (
-        "[device]\npeak_tflops = {bf16 = 200, float32 = 50}\nmemory_gb = 24\nmemory_bandwidth_gbps = 1000\n"
+        "[device]\npeak_tflops = {bf16 = 200, float32 = 50}\nmemory_gb = "
+        "24\nmemory_bandwidth_gbps = 1000\n"
         "[node]\ndevices = 2\nbandwidth_gbps = 25\n[network]\nbandwidth_gbps_per_device = 10\n"
     )
     cluster = Cluster.parse(write(tmp_path, text))

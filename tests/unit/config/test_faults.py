@@ -61,7 +61,8 @@ def without(table: dict[str, Any], key: str) -> dict[str, Any]:
         ),
         (
             {"model": {}},
-            "model.name is missing; known: mlp, gpt, llama, resnet, fno, hf (or python = 'module:function')",
+            "model.name is missing; known: mlp, gpt, llama, resnet, fno, hf (or python = "
+            "'module:function')",
         ),
         ({"model": {"name": "gptt"}}, "model.name 'gptt' is unknown; did you mean 'gpt'?"),
         ({"model": {"name": ["gpt"]}}, "model.name ['gpt'] is unknown"),
@@ -231,7 +232,8 @@ DIGITS = {"name": "digits"}
     [
         (
             {"model": {**GPT, "hidden_size": 30}},
-            "model.hidden_size 30 must be a multiple of num_attention_heads 4; the nearest are 28 and 32",
+            "model.hidden_size 30 must be a multiple of num_attention_heads 4; the nearest are "
+            "28 and 32",
         ),
         (
             {"model": {**LLAMA, "hidden_size": 12}},
@@ -243,7 +245,8 @@ DIGITS = {"name": "digits"}
         ),
         (
             {"model": {**LLAMA, "num_key_value_heads": 3}},
-            "model.num_attention_heads 4 must be a multiple of num_key_value_heads 3; the nearest are 3 and 6",
+            "model.num_attention_heads 4 must be a multiple of num_key_value_heads 3; the "
+            "nearest are 3 and 6",
         ),
         (
             {"model": {**LLAMA, "num_key_value_heads": 8}},
@@ -280,7 +283,8 @@ DIGITS = {"name": "digits"}
         ),
         (
             {"model": {**GPT, "vocab_size": 255}, "data": STDLIB},
-            "model.vocab_size 255 is too small: data 'stdlib' is bytes and needs vocab_size 256 or more",
+            "model.vocab_size 255 is too small: data 'stdlib' is bytes and needs vocab_size 256 "
+            "or more",
         ),
         (
             {
@@ -294,7 +298,8 @@ DIGITS = {"name": "digits"}
                 "model": {"name": "hf", "config": {"model_type": "gpt2", "vocab_size": 50257}},
                 "data": STDLIB,
             },
-            "set vocab_size = 256 in model.config, give tokens by data.python, or say data.tokenizer = 'bytes'",
+            "set vocab_size = 256 in model.config, give tokens by data.python, or say "
+            "data.tokenizer = 'bytes'",
         ),
         (
             {"model": GPT, "data": DIGITS},
@@ -322,7 +327,8 @@ DIGITS = {"name": "digits"}
         ),
         (
             {"model": GPT, "data": {"name": "stdlib", "seq_len": 2048}},
-            "data.seq_len 2048 is longer than model.max_position_embeddings 1024; shorten the one or raise the other",
+            "data.seq_len 2048 is longer than model.max_position_embeddings 1024; shorten the "
+            "one or raise the other",
         ),
         (
             {"model": GPT, "train": {"momentum": 0.9}},

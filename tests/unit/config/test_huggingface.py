@@ -144,7 +144,8 @@ def test_mixtral() -> None:
     [
         (
             {**LLAMA, "hidden_act": "gelu"},
-            "model.hidden_act = 'gelu' would be another model: 'llama' implements 'silu' or 'swish'",
+            "model.hidden_act = 'gelu' would be another model: 'llama' implements 'silu' or "
+            "'swish'",
         ),
         (
             {**LLAMA, "attention_bias": True},
@@ -157,7 +158,8 @@ def test_mixtral() -> None:
         ),
         (
             {**LLAMA, "sliding_window": 4096},
-            "model.sliding_window = 4096 would be another model: 'llama' implements nothing else than null",
+            "model.sliding_window = 4096 would be another model: 'llama' implements nothing else "
+            "than null",
         ),
         (
             {**LLAMA, "rope_scaling": {"rope_type": "llama3", "factor": 8}},
@@ -205,7 +207,8 @@ def test_mixtral() -> None:
         ),
         (
             {**GPT2, "name": "llama"},
-            "model.model_type 'gpt2' is not what model 'llama' computes (llama, mistral, mixtral are)",
+            "model.model_type 'gpt2' is not what model 'llama' computes (llama, mistral, mixtral "
+            "are)",
         ),
         (
             {**LLAMA, "name": "llama", "model_type": "qwen2"},

@@ -15,8 +15,10 @@ from plait.parallel.expert import Placing
 from plait.run.assemble import make_options
 
 MODEL: dict[str, Any] = {
-    "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 256,
-    "num_local_experts": 8, "num_experts_per_tok": 2, "scoring_func": "sigmoid", "initializer_range": 0.15,
+    "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32,
+    "vocab_size": 256,
+    "num_local_experts": 8, "num_experts_per_tok": 2, "scoring_func": "sigmoid",
+    "initializer_range": 0.15,
 }  # fmt: skip
 STEPS = 80
 WINDOW = 10

@@ -112,7 +112,10 @@ def test_mistakes_are_named(make, message):
 
 
 def test_mesh_and_the_tables_import_no_torch():
-    code = "import sys, plait.mesh, plait.trace, plait.comm.transitions, plait.comm.ledger; sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, plait.mesh, plait.trace, plait.comm.transitions, plait.comm.ledger; "
+        "sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

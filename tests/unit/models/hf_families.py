@@ -32,7 +32,8 @@ _DEPTH = dict.fromkeys(
 )
 _HEADS = dict.fromkeys(
     (
-        "num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads", "encoder_attention_heads",
+        "num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads",
+        "encoder_attention_heads",
         "decoder_attention_heads",
     ),
     4,

@@ -113,7 +113,8 @@ def test_llama_equals_transformers(tied: bool) -> None:
 def test_gpt_equals_transformers(tied: bool) -> None:
     theirs = real(GPT2 | {"tie_word_embeddings": tied}).double()
     ours = models.make(
-        "gpt", num_hidden_layers=2, hidden_size=32, num_attention_heads=4, vocab_size=50, max_position_embeddings=16,
+        "gpt", num_hidden_layers=2, hidden_size=32, num_attention_heads=4, vocab_size=50,
+        max_position_embeddings=16,
         tie_word_embeddings=tied,
     ).double()  # fmt: skip
     state = theirs.model.transformer.state_dict()
@@ -237,7 +238,8 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
         hf.make(LLAMA | {"num_hidden_layers": 3}, weights=tmp_path)
     with pytest.raises(
         ModelError,
-        match=r"model.layers.1.input_layernorm.weight is not in the model, .* and 6 more \(9 in all\)",
+        match=r"model.layers.1.input_layernorm.weight is not in the model, .* and 6 more \(9 in "
+        r"all\)",
     ):
         hf.make(LLAMA | {"num_hidden_layers": 1}, weights=tmp_path)
     with pytest.raises(ModelError, match="hold no"):

@@ -52,7 +52,9 @@ def loss_of_a_step(world: World, model: nn.Module, plan: str) -> float:
 
 
 def made(family: str) -> nn.Module:
-    """Made before the threads, which share one generator: some families draw while they are made."""
+    """Made before the threads, which share one generator: some families draw while they are
+    made.
+    """
     return models.make("hf", config={"model_type": family, **TOKENS, **CONFIGS[family]})
 
 

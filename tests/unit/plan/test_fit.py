@@ -15,7 +15,8 @@ def test_world_names_the_product_and_the_cure() -> None:
     with pytest.raises(WorldSizeError) as caught:
         check_world(Plan.parse("pp2 dp2 tp2"), 4)
     assert str(caught.value) == (
-        "plan 'pp2 tp2 dp2' needs 8 ranks (pp2 x dp2 x tp2) but 4 were started; start 8 ranks (--nproc 8) or change dp2 to dp1"
+        "plan 'pp2 tp2 dp2' needs 8 ranks (pp2 x dp2 x tp2) but 4 were started; start 8 ranks "
+        "(--nproc 8) or change dp2 to dp1"
     )
     with pytest.raises(WorldSizeError, match=r"start 8 ranks \(--nproc 8\) or choose a plan for 6"):
         check_world(Plan.parse("tp8"), 6)
@@ -34,7 +35,8 @@ def test_batch_needs_a_sample_for_every_micro_batch() -> None:
     with pytest.raises(PlanError) as caught:
         check_batch(Plan.parse("dp2 mb4"), 6)
     assert str(caught.value) == (
-        "plan 'dp2 mb4': global_batch 6 leaves some of its dp2 x mb4 = 8 micro-batches without a sample; "
+        "plan 'dp2 mb4': global_batch 6 leaves some of its dp2 x mb4 = 8 micro-batches without a "
+        "sample; "
         "use global_batch 8 or more, or mb3 or fewer"
     )
     with pytest.raises(PlanError, match=r"use global_batch 4 or more$"):
@@ -76,19 +78,23 @@ def test_models_that_fit(text: str) -> None:
         ("tp8", "plan 'tp8' does not fit the model in 2 ways:"),
         (
             "tp8",
-            "tp8: num_attention_heads 12 must be a multiple of 8 (the tp ranks); the nearest are 8 and 16",
+            "tp8: num_attention_heads 12 must be a multiple of 8 (the tp ranks); the nearest are "
+            "8 and 16",
         ),
         (
             "tp8",
-            "tp8: num_key_value_heads 4 must be a multiple of 8 (the tp ranks); the least num_key_value_heads is 8",
+            "tp8: num_key_value_heads 4 must be a multiple of 8 (the tp ranks); the least "
+            "num_key_value_heads is 8",
         ),
         (
             "tp9:2d",
-            "tp9:2d: vocab_size 256 must be a multiple of 3 (the side of the 2d grid); the nearest are 255 and 258",
+            "tp9:2d: vocab_size 256 must be a multiple of 3 (the side of the 2d grid); the "
+            "nearest are 255 and 258",
         ),
         (
             "tp125:3d",
-            "tp125:3d: hidden_size 48 must be a multiple of 5 (the side of the 3d grid); the nearest are 45 and 50",
+            "tp125:3d: hidden_size 48 must be a multiple of 5 (the side of the 3d grid); the "
+            "nearest are 45 and 50",
         ),
         ("cp3", "plan 'cp3': cp3: seq_len 64 must be a multiple of 3; the nearest are 63 and 66"),
         (
@@ -97,12 +103,14 @@ def test_models_that_fit(text: str) -> None:
         ),
         (
             "tp4 cp2:ulysses",
-            "cp2:ulysses: ulysses splits the heads, and 3 heads (num_attention_heads 12 over tp4) are no multiple of 2; "
+            "cp2:ulysses: ulysses splits the heads, and 3 heads (num_attention_heads 12 over "
+            "tp4) are no multiple of 2; "
             "write cp2:ring or choose a divisor of 3",
         ),
         (
             "pp8",
-            "pp8: cuts the model into 8 stages, but its 4 layers with the input and the output layer are only 6 pieces; "
+            "pp8: cuts the model into 8 stages, but its 4 layers with the input and the output "
+            "layer are only 6 pieces; "
             "lower pp or v",
         ),
         ("ep3 dp3", "ep3: num_local_experts 8 must be a multiple of 3; the nearest are 6 and 9"),

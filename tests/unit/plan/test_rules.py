@@ -50,20 +50,25 @@ BAD = {
     "tp2:2d": "tp2:2d needs a square number of ranks; the nearest are tp1:2d and tp4:2d",
     "tp9:3d": "tp9:3d needs a cubic number of ranks; the nearest are tp8:3d and tp27:3d",
     "tp10:2.5d,depth2": (
-        "tp10:2.5d,depth2 needs q x q x 2 ranks; the nearest are tp8:2.5d,depth2 and tp18:2.5d,depth2"
+        "tp10:2.5d,depth2 needs q x q x 2 ranks; the nearest are tp8:2.5d,depth2 and "
+        "tp18:2.5d,depth2"
     ),
     "tp1:2.5d,depth2": "tp1:2.5d,depth2 needs q x q x 2 ranks; the nearest is tp2:2.5d,depth2",
     "dp6:zero3,replicate4": (
         "dp6:zero3,replicate4: replicate4 does not divide dp6; choose a divisor of 6, as replicate2"
     ),
-    "dp5:zero1,replicate2": "dp5:zero1,replicate2: replicate2 does not divide dp5; choose a divisor of 5",
-    "pp4:interleaved,v1": "pp4:interleaved,v1 mb4: interleaved needs v2 or more; say interleaved,v2, or take 1f1b with one",
+    "dp5:zero1,replicate2": "dp5:zero1,replicate2: replicate2 does not divide dp5; choose a "
+    "divisor of 5",
+    "pp4:interleaved,v1": "pp4:interleaved,v1 mb4: interleaved needs v2 or more; say "
+    "interleaved,v2, or take 1f1b with one",
     "pp4:dualpipev mb4": (
         "pp4:dualpipev mb4: dualpipev on 4 ranks needs at least 8 micro-batches, got 4; write mb8"
     ),
     "pp4:2bw mb3": "pp4:2bw mb3: 2bw on 4 ranks needs at least 4 micro-batches, got 3; write mb4",
-    "ep4 dp6": "ep4 borrows its ranks from dp6 x cp1 = 6, which it does not divide; choose a divisor of 6, as ep2, or dp4",
-    "ep2": "ep2 borrows its ranks from dp1 x cp1 = 1, which it does not divide; choose a divisor of 1, or dp2",
+    "ep4 dp6": "ep4 borrows its ranks from dp6 x cp1 = 6, which it does not divide; choose a "
+    "divisor of 6, as ep2, or dp4",
+    "ep2": "ep2 borrows its ranks from dp1 x cp1 = 1, which it does not divide; choose a divisor "
+    "of 1, or dp2",
 }
 
 

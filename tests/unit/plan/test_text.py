@@ -134,7 +134,8 @@ BAD = [
     ("dp2:async-server", "write for example dp2:async-server,stale2"),
     (
         "dp2:local",
-        "local needs everyH, the steps between two averagings (1 or more); write for example dp2:local,every8",
+        "local needs everyH, the steps between two averagings (1 or more); write for example "
+        "dp2:local,every8",
     ),
     (
         "dp2:zero1,stale3",
@@ -153,11 +154,13 @@ BAD = [
     ("tp8:3d,depth2", "depth2 belongs to 2.5d; write tp8:2.5d,depth2 or leave it out"),
     (
         "pp4:gpipe,v2",
-        "v2 belongs to interleaved, because gpipe always has 1 to a rank; write pp4:interleaved,v2 or pp4:gpipe",
+        "v2 belongs to interleaved, because gpipe always has 1 to a rank; write "
+        "pp4:interleaved,v2 or pp4:gpipe",
     ),
     (
         "pp4:zbv,v3",
-        "v3 belongs to interleaved, because zbv always has 2 to a rank; write pp4:interleaved,v3 or pp4:zbv",
+        "v3 belongs to interleaved, because zbv always has 2 to a rank; write pp4:interleaved,v3 "
+        "or pp4:zbv",
     ),
     ("ep2:ring", "ep has no options; write ep2"),
     ("mb4,v2", "mb has no options; write mb4"),

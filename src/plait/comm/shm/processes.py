@@ -34,7 +34,8 @@ from plait.paths import Paths
 LOOK_SECONDS = 0.25
 NOTICE_SECONDS = 5.0
 OPS = (
-    "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "shift", "show", "barrier",
+    "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "shift",
+    "show", "barrier",
     "gather_objects",
 )  # fmt: skip
 _PLAIN_WORDS = (

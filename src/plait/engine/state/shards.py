@@ -1,8 +1,8 @@
 """The shards of one rank: its elements of every parameter, gradient and buffer of the model.
 
 Saving, loading, the reading of pretrained weights and proofs all take them from here. A data
-strategy knows shards of the tensors that this rank has. `LocalParameters.shard` finds their place in
-those of the model.
+strategy knows shards of the tensors that this rank has. `LocalParameters.shard` finds their place
+in those of the model.
 """
 
 from __future__ import annotations

@@ -74,11 +74,12 @@ SCRIPT = """\
 # {what}
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
-# Nothing is said to anybody outside: neither that Flower is used, nor which version of what it runs on.
+# Nothing is said to anybody outside: neither that Flower is used, nor which versions it runs on.
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_HOME="$here/flower"
 export FLWR_SUPEREXEC_TASK_POLL_INTERVAL="${{FLWR_SUPEREXEC_TASK_POLL_INTERVAL:-0.2}}"
 mkdir -p "$FLWR_HOME"
-# A shell's background jobs ignore interrupts, and so does all that they start; but Flower's processes end by one.
+# A shell's background jobs ignore interrupts, and so does all that they start.
+# But Flower's processes end by an interrupt.
 heeding() {{
   exec python3 -c 'import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -89,19 +90,23 @@ os.execvp(sys.argv[1], sys.argv[1:])' "$@"
 
 CLIENT_BODY = """\
 room=$(mktemp -d)
-heeding plait federated "$here/config.toml" --serve "$room" --client {number} --kept "$here/kept.safetensors" &
+heeding plait federated "$here/config.toml" --serve "$room" --client {number} \\
+  --kept "$here/kept.safetensors" &
 resident=$! node=
-end() {{ kill $resident $node 2>/dev/null || :; wait $resident $node || :; rm -rf "$room"; exit "$1"; }}
+end() {{
+  kill $resident $node 2>/dev/null || :; wait $resident $node || :; rm -rf "$room"; exit "$1"
+}}
 trap 'end 143' TERM
 trap 'end 130' INT
 began=$(date +%s)
 while :; do
   heeding flower-supernode --superlink {address} --root-certificates "$here/ca.crt" \\
     --auth-supernode-private-key "$here/key" --port {port} "$@" \\
-    --node-config "partition-id={number} num-partitions={num_clients} resident=\\"$room/{socket}\\"" &
+    --node-config "partition-id={number} num-partitions={num_clients} \
+resident=\\"$room/{socket}\\"" &
   node=$! status=0
   wait "$node" || status=$?
-  # Flower counts a node that was killed outright as there for up to a minute, and turns its successor away until then.
+  # Flower counts a killed node as there for up to a minute, and turns its successor away so long.
   [ $(($(date +%s) - began)) -lt "${{PLAIT_REJOIN_SECONDS:-75}}" ] || end "$status"
   sleep 2
 done
@@ -335,6 +340,6 @@ Begin, on the server's machine:
 {scripts["begin"]}
 
 What the rounds gave is in {rounds}. `authority/ca.key` signs
-further certificates: keep it where neither the server nor a client is. Flower's telemetry and its search for
-updates are off in every script.
+further certificates: keep it where neither the server nor a client is. Flower's telemetry and its
+search for updates are off in every script.
 """

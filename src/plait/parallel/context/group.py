@@ -100,8 +100,8 @@ class ContextGroup:
     def cut(self, batch: Any) -> Any:
         """This rank's positions of every tensor of a batch that has a sequence (dimension 1).
 
-        `batch` is (inputs, targets). Raises `DataError` for tensors that disagree on the length, or a length that does not
-        divide.
+        `batch` is (inputs, targets). Raises `DataError` for tensors that disagree on the length, or
+        a length that does not divide.
         """
         if self.whole_inputs:
             inputs, targets = batch

@@ -288,8 +288,8 @@ def _unlike(model: nn.Module) -> int:
 
 @contextmanager
 def _named(model: nn.Module, stack: list[str], calls: list[str] | None = None) -> Iterator[None]:
-    """`stack` names the modules that run, the innermost last, and `calls` all that have run; experts
-    are not computed.
+    """`stack` names the modules that run, the innermost last, and `calls` all that have run;
+    experts are not computed.
     """
     handles: list[Any] = []
     modes = [(module, module.training) for module in model.modules()]

@@ -1,11 +1,11 @@
 """A model of any kind whose repeated blocks hold parts of the sequence: the trunk.
 
 What stands before the blocks (embeddings, masks, rotary tables) sees whole sequences on every rank.
-So positions and masks are those of one device. At the door of each block
-this rank's positions are taken. Inside, `scaled_dot_product_attention` is shared by all ranks. A module that
-mixes positions in another way (a scan, a convolution) gets whole sequences, gathered. It gives back
-this rank's part. What comes after the blocks sees
-each position alone. All of it is the row S -> R of the table of layouts. Every gradient of a parameter is a partial sum.
+So positions and masks are those of one device. At the door of each block this rank's positions are
+taken. Inside, `scaled_dot_product_attention` is shared by all ranks. A module that mixes positions
+in another way (a scan, a convolution) gets whole sequences, gathered. It gives back this rank's
+part. What comes after the blocks sees each position alone. All of it is the row S -> R of the table
+of layouts. Every gradient of a parameter is a partial sum.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A user's loss as a sum and a count, so that slices of a batch add up.
 
 A mean over targets becomes sum and count of the targets that are not ignored. A mean over samples
-becomes sum and number of samples. Which of the two it is, is found by trying it on two halves of a batch.
+becomes sum and number of samples. Which of the two it is, is found by trying it on two halves of a
+batch.
 """
 
 from __future__ import annotations

@@ -84,7 +84,9 @@ class Reading:
 
 
 def rows_of(inputs: Any, keys: Mapping[bytes, int]) -> tuple[int, ...]:
-    """The numbers of the samples in the first tensor of these inputs; empty where one is unknown."""
+    """The numbers of the samples in the first tensor of these inputs; empty where one is
+    unknown.
+    """
     for leaf in tree_leaves(inputs):
         if isinstance(leaf, Tensor) and leaf.dim() and type(leaf) is Tensor:
             found = [keys.get(_key(row)) for row in leaf]

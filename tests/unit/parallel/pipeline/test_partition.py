@@ -88,7 +88,8 @@ def test_pipedream_s_own_choices_of_replicated_stages_are_reproduced(
 ) -> None:
     found = replicated(profile(model), num_devices, GIGABYTE_A_MS)
     print(
-        f"{model} on {num_devices}: {found}, slowest stage {found.slowest_seconds:.1f} ms, {found.seconds}"
+        f"{model} on {num_devices}: {found}, slowest stage {found.slowest_seconds:.1f} ms, "
+        f"{found.seconds}"
     )
     assert str(found) == CHOSEN[model, num_devices]
 
@@ -110,7 +111,8 @@ def test_on_16_devices_no_cut_of_the_shipped_replicas_is_as_fast_as_ours(
     ours = replicated(layers, num_devices, GIGABYTE_A_MS)
     theirs = min(cut.slowest_seconds for cut in cuts)
     print(
-        f"{model} on {num_devices}: {ours}, slowest stage {ours.slowest_seconds:.1f} ms; shipped 15-1, {theirs:.1f} ms at best"
+        f"{model} on {num_devices}: {ours}, slowest stage {ours.slowest_seconds:.1f} ms; shipped "
+        f"15-1, {theirs:.1f} ms at best"
     )
     assert ours.slowest_seconds <= theirs
 

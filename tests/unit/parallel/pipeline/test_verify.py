@@ -100,9 +100,7 @@ def test_an_asynchronous_schedule_that_says_it_flushes_is_refused() -> None:
         verify(Schedule("flush?", stream.placement, 4, stream.ranks))
 
 
-def test_swapping_any_two_neighbours_of_a_lowered_list_is_right_or_refused_but_never_runs_wrong() -> (
-    None
-):
+def test_swapping_two_neighbours_of_a_lowered_list_is_right_or_refused_but_never_wrong() -> None:
     good = lower(make("zb-h1", 2, 3))
     refused = 0
     for rank, actions in enumerate(good.ranks):

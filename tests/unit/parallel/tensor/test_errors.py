@@ -130,8 +130,8 @@ def test_fused_heads_that_do_not_divide() -> None:
     )
     said = refused("tp2", model)
     assert (
-        "layers.*.attention.query_key_value (column): heads 3 must be a multiple of 2; the nearest are 2 and 4"
-        in said
+        "layers.*.attention.query_key_value (column): heads 3 must be a multiple of 2; the "
+        "nearest are 2 and 4" in said
     )
 
 

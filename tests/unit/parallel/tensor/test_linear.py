@@ -25,7 +25,8 @@ from tests.unit.parallel.tensor.pairs import (
 )
 
 MODES = [
-    "tp1", "tp2", "tp3", "tp4:1d,sp", "tp1:2d", "tp4:2d", "tp9:2d", "tp1:2.5d", "tp2:2.5d,depth2", "tp8:2.5d,depth2",
+    "tp1", "tp2", "tp3", "tp4:1d,sp", "tp1:2d", "tp4:2d", "tp9:2d", "tp1:2.5d", "tp2:2.5d,depth2",
+    "tp8:2.5d,depth2",
     "tp12:2.5d,depth3", "tp1:3d", "tp8:3d", "tp27:3d",
 ]  # fmt: skip
 

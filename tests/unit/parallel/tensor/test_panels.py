@@ -47,7 +47,8 @@ def test_the_next_panels_travel_while_the_current_ones_multiply() -> None:
         gc.collect()
         most = max(most, len(line.panels))
     assert notes == [
-        "send 0", "send 1", "wait", "multiply 0", "send 2", "wait", "multiply 1", "send 3", "wait", "multiply 2",
+        "send 0", "send 1", "wait", "multiply 0", "send 2", "wait", "multiply 1", "send 3", "wait",
+        "multiply 2",
         "wait", "multiply 3",
     ]  # fmt: skip
     assert most == 2

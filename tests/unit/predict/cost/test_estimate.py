@@ -50,7 +50,10 @@ def test_the_keys_of_the_contract():
 
 
 def test_nothing_of_it_needs_torch():
-    code = "import plait, sys; plait.estimate; plait.choose; import plait.cli.plan; sys.exit('torch' in sys.modules)"
+    code = (
+        "import plait, sys; plait.estimate; plait.choose; import plait.cli.plan; sys.exit('torch' "
+        "in sys.modules)"
+    )
     import subprocess
 
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

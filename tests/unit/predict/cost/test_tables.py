@@ -146,7 +146,10 @@ def test_a_length_that_is_left_open_is_that_of_training_and_is_said():
 
 def test_an_override_may_reach_into_a_table(tmp_path):
     file = tmp_path / "hf.toml"
-    inner = '{model_type = "llama", hidden_size = 64, num_attention_heads = 4, num_hidden_layers = 2, vocab_size = 100}'
+    inner = (
+        '{model_type = "llama", hidden_size = 64, num_attention_heads = 4, num_hidden_layers = 2, '
+        "vocab_size = 100}"
+    )
     file.write_text(f'[model]\nname = "hf"\nconfig = {inner}\n')
     assert (
         read_config(file, ["model.config.num_hidden_layers=5"])["model"]["config"][
