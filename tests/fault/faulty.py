@@ -1,4 +1,6 @@
-"""Data of a run in which one rank commits a fault at one step: `python = "tests.fault.faulty:data"`.
+"""Data of a run in which one rank commits a fault at one step.
+
+It is named in a config by `python = "tests.fault.faulty:data"`.
 
 The variable PLANTED holds the fault as JSON: kind, rank, step. Ranks of the same world are healthy.
 """

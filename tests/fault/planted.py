@@ -192,9 +192,8 @@ def main() -> int:
         right += outcome.ok
         said = "nothing" if outcome.finding is None else outcome.finding["cause"]
         word = "right" if outcome.ok else "WRONG"
-        print(
-            f"{word}  {fault.kind:<20}{fault.plan:<18}rank {fault.rank}  {outcome.seconds:5.1f} s  {said}"
-        )
+        place = f"{fault.kind:<20}{fault.plan:<18}rank {fault.rank}"
+        print(f"{word}  {place}  {outcome.seconds:5.1f} s  {said}")
         if not outcome.ok:
             print(outcome.err[-1500:])
     print(f"{right} of {len(faults)}")

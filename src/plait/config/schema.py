@@ -126,8 +126,9 @@ def json_schema() -> dict[str, Any]:
     """The JSON schema of a config file, for editors that check TOML."""
     schemas = [*MODEL_SCHEMAS.values(), *SCHEMAS.values()]
     _, described = models_json_schema([(schema, "validation") for schema in schemas])
-    definitions = described["$defs"]
+    definitions = {_short(name): about for name, about in described["$defs"].items()}
     for definition in definitions.values():
+        definition["title"] = _short(definition["title"])
         missing = [key for key in definition.get("required", ()) if key not in DERIVED]
         if "required" in definition:
             definition["required"] = missing
@@ -147,4 +148,9 @@ def json_schema() -> dict[str, Any]:
 
 
 def _reference(schema: type[Section]) -> dict[str, str]:
-    return {"$ref": f"#/$defs/{schema.__name__}"}
+    return {"$ref": f"#/$defs/{_short(schema.__name__)}"}
+
+
+def _short(name: str) -> str:
+    """The name of a section in the schema: `GPT` for `GPTConfig`."""
+    return name.removesuffix("Config")
