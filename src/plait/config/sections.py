@@ -157,6 +157,8 @@ class Recovery(Section):
     """Seconds without a sign after which a rank hangs; by default several steps, never under 5."""
     on_nan: Literal["stop", "skip", "back"] = "stop"
     """The answer to a loss or gradient that is no finite number."""
+    spike_factor: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
+    """The multiple of the median gradient norm from which `on_nan` answers too."""
     deadline_seconds: Positive = 60.0
     """Seconds to save after SIGTERM, SIGUSR1 or SIGINT."""
     keep: Annotated[int, Field(ge=0)] = 0

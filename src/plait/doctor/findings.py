@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -70,6 +71,18 @@ def add(folder: Path, finding: Finding) -> None:
         os.write(descriptor, line.encode())
     finally:
         os.close(descriptor)
+
+
+def tell(folder: Path, finding: Finding) -> None:
+    """Leave a finding, and say it on stderr."""
+    add(folder, finding)
+    say(finding.text())
+
+
+def say(line: str) -> None:
+    """One line on stderr."""
+    sys.stderr.write(f"plait: {line}\n")
+    sys.stderr.flush()
 
 
 def read(folder: Path) -> list[dict[str, Any]]:

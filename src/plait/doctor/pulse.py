@@ -5,11 +5,11 @@ Waits leave the interpreter free, so the thread runs while the rank waits, over 
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from typing import Final
 
+from plait.doctor.findings import say
 from plait.doctor.flight import FlightRecorder
 from plait.doctor.hangs import awaited
 from plait.doctor.record import Communication, RankView, Records, now, own_view
@@ -69,9 +69,3 @@ def waiting_line(view: RankView, place: Communication, views: dict[int, RankView
     seconds = now() - place.issued
     what = f"{place.op} on axis {place.axis}"
     return f"rank {view.rank} has been waiting for rank {names} for {seconds:.0f} s ({what})"
-
-
-def say(line: str) -> None:
-    """One line on stderr."""
-    sys.stderr.write(f"plait: {line}\n")
-    sys.stderr.flush()

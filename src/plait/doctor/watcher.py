@@ -24,7 +24,6 @@ from plait.doctor import findings, hangs, process
 from plait.doctor.findings import Finding
 from plait.doctor.flight import Phase
 from plait.doctor.lines import line_of, stack_of
-from plait.doctor.pulse import say
 from plait.doctor.record import RankView, Records, now
 from plait.doctor.stragglers import Stragglers
 
@@ -185,8 +184,7 @@ class Watcher:
         return True
 
     def _tell(self, finding: Finding) -> None:
-        findings.add(self._folder, finding)
-        say(finding.text())
+        findings.tell(self._folder, finding)
 
 
 def recent_seconds(views: dict[int, RankView]) -> list[float]:

@@ -22,6 +22,7 @@ from plait.engine.around import contexts_of, make_balance, make_splitter
 from plait.engine.balance import has_routers
 from plait.engine.composition import check_composition, check_delayed
 from plait.engine.engine import Engine, EngineParts, Uncut
+from plait.engine.guard import Guard, make_guard
 from plait.engine.loss import LossFunction
 from plait.engine.optimizer_like import like
 from plait.engine.options import Options
@@ -83,15 +84,16 @@ def build(
         make_optimizer = optimizer
         data.require_elementwise(lambda params: make_optimizer(_unnamed(params)), str(plan))
 
+    guard = make_guard(plan, options)
     world = world or join_world(plan)
     options = choosing.settled(options, plan, world)
     if world.membership is not None:
         check_restarts(plan, options.num_servers)
-    make = partial(compose, model, plan, loss=loss, optimizer=optimizer, world=world)
+    make = partial(compose, model, plan, loss=loss, optimizer=optimizer, world=world, guard=guard)
     cuts_by_example = plan.pp.size > 1 and needs_example(model, options.cutting)
     if cuts_by_example or cuts_unknown_inputs(model, plan, options):
         return Engine(
-            Uncut(plan, world, model, lambda inputs: make(_with_example(options, inputs)))
+            Uncut(plan, world, model, guard, lambda inputs: make(_with_example(options, inputs)))
         )
     return Engine(make(options))
 
@@ -108,6 +110,7 @@ def compose(
     loss: LossFunction,
     optimizer: Callable[[Parameters], torch.optim.Optimizer],
     world: World,
+    guard: Guard,
 ) -> EngineParts:
     """Apply each parallelism of a plan that was checked, in their order. Collective."""
     precision = Precision.of(plan, float16=options.float16)
@@ -172,6 +175,7 @@ def compose(
         holding=holding,
         seed=options.seed,
         scale=precision.loss_scale(),
+        guard=guard,
         mean_of_workers=options.aggregate == "mean" and driver.is_synchronous,
     )
 

@@ -25,6 +25,7 @@ from plait.engine.axes import within_stage
 from plait.engine.balance import Balance, Load
 from plait.engine.batch import BatchSplitter
 from plait.engine.explain import Explainer, explained, memory_error, token_error
+from plait.engine.guard import Guard, Suspect
 from plait.engine.loss import LossTotals
 from plait.engine.precision import LossScale, NoLossScale
 from plait.engine.prepare import example_of, first_batch, share
@@ -59,6 +60,7 @@ class EngineParts:
         balance: the routers of a model with experts, if it has any.
         scale: the scale of the loss in backward.
         mean_of_workers: gradients are the mean of the workers' means.
+        guard: judges each step before its update.
     """
 
     plan: Plan
@@ -75,6 +77,7 @@ class EngineParts:
     seed: int
     scale: LossScale | NoLossScale
     mean_of_workers: bool
+    guard: Guard
     split: TensorSplit | None
     balance: Balance | None
 
@@ -88,6 +91,7 @@ class Uncut:
     plan: Plan
     world: World
     model: nn.Module
+    guard: Guard
     make: Callable[[Any], EngineParts]
 
 
@@ -104,6 +108,7 @@ class Engine:
         self.world = parts.world
         self.model = parts.model
         self.step_index = 0
+        self.guard = parts.guard
         self.before_update: list[Callable[[Engine], None]] = []
         self._uncut: Uncut | None = None
         if isinstance(parts, Uncut):
@@ -127,6 +132,8 @@ class Engine:
         self._scale = parts.scale
         self._loss_scale = parts.scale.value
         self._pipeline = parts.pipeline
+        together = parts.driver.is_synchronous
+        self._suspect = Suspect(parts.world, parts.model, parts.pipeline, parts.strategy, together)
         self._timing = parts.timing
         self._reductions = tuple(parts.reductions)
         self._totals = LossTotals(0.0, 1.0, 0.0)
@@ -193,6 +200,7 @@ class Engine:
         timeline = Timeline(world.rank, enabled=trace)
         world.timeline, earlier = timeline, world.ledger.copy()
         self.model.train()
+        self.guard.begin(self.model)
         self._loss_scale = self._scale.value
         reported_scale = self._scale.reported
         step, actions = self._timing.begin(self._step_of(batch), self.step_index)
@@ -223,7 +231,7 @@ class Engine:
             details={key: value for metrics in self._metrics for key, value in metrics().items()},
             load=self._load(),
             loss_scale=reported_scale,
-            skipped=self._scale.skipped,
+            skipped=self._scale.skipped or self.guard.skipped,
         )
 
     def flush(self) -> None:
@@ -362,8 +370,8 @@ class Engine:
             self._pipeline.loss, self._everyone, self._stages, self.driver.sum_totals
         )
         dropped = not self._scale.judge(self._totals.squared_norm, self.step_index + 1)
-        if self.driver.is_synchronous or self._totals.count:
-            self._totals.check(self.step_index + 1, norm=not dropped)
+        step = self.step_index + 1
+        dropped |= not self.guard.judge(self._totals, step, self._suspect, norm=not dropped)
         if dropped:
             self.strategy.publish()
         else:

@@ -47,6 +47,13 @@ class LossTotals:
         """Refuse to update the weights by something that is no number; without `norm` the gradient
         will not be used.
         """
+        self.check_counts(step)
+        wrong = self.not_finite(norm=norm)
+        if wrong is not None:
+            raise NonFiniteLoss(self.complaint(step, wrong))
+
+    def check_counts(self, step: int) -> None:
+        """Refuse a step that nothing can be learned from."""
         if self.count == 0:
             raise DataError(
                 f"step {step}: every target of the batch is masked; a mean over nothing is "
@@ -54,17 +61,20 @@ class LossTotals:
             )
         if self.num_graphs == 0:
             raise no_gradient(step)
-        for what, value in (
-            ("loss", self.loss),
-            ("gradient norm", self.squared_norm if norm else 0.0),
-        ):
-            if not math.isfinite(value):
-                raise NonFiniteLoss(
-                    f"step {step}: the {what} is {value}; the parameters are still those of step "
-                    f"{step - 1}. "
-                    "Try a lower lr, clip_grad_norm or more warmup_steps, or look at the batch of "
-                    "this step"
-                )
+
+    def not_finite(self, *, norm: bool = True) -> str | None:
+        """The first sum that is no finite number, with its value; None where all are."""
+        known = (("loss", self.loss), ("gradient norm", self.squared_norm if norm else 0.0))
+        wrong = (f"the {what} is {value}" for what, value in known if not math.isfinite(value))
+        return next(wrong, None)
+
+    @staticmethod
+    def complaint(step: int, wrong: str) -> str:
+        """The sentence for a step whose sums are no numbers."""
+        return (
+            f"step {step}: {wrong}; the parameters are still those of step {step - 1}. "
+            "Try a lower lr, clip_grad_norm or more warmup_steps, or look at the batch of this step"
+        )
 
 
 def no_gradient(step: int) -> ModelError:
@@ -91,6 +101,11 @@ class LossSum:
         self.count = torch.zeros((), dtype=torch.float64, device=self._device)
         self.tokens = torch.zeros((), dtype=torch.float64, device=self._device)
         self.num_graphs = 0
+        self._each: list[tuple[Tensor, Tensor]] = []
+
+    def means(self) -> list[Tensor]:
+        """The mean loss of each micro-batch of this rank, in their order; 0 for an empty one."""
+        return [total / count.clamp(min=1.0) for total, count in self._each]
 
     def add(
         self,
@@ -130,6 +145,7 @@ class LossSum:
         self.count += count
         self.tokens += tokens
         self.num_graphs += total.requires_grad
+        self._each.append((total.detach(), count))
         return total
 
     def add_auxiliary(self, total: Tensor) -> None:

@@ -39,6 +39,8 @@ class Options:
         `rule`, `torch`, or a table. Compiled products are torch's. weight_grad_group: of a schedule
         that splits backwards: the micro-batches whose weight gradients are made at once. More are
         quicker, and keep their factors for longer.
+        on_nan: `stop` raises at a loss or gradient that is no number, `skip` drops the step.
+        spike_factor: the multiple of the median gradient norm from which a step is such a one too.
     """
 
     seed: int = 0
@@ -57,3 +59,5 @@ class Options:
     grouped_product: str = "rule"
     linear_product: str | ProductTable = MEASURED
     weight_grad_group: int = 1
+    on_nan: str = "stop"
+    spike_factor: float | None = None

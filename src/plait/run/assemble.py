@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 from plait import datasets, models, reference
 from plait.cluster.products import ProductTable
 from plait.comm import World
-from plait.config import Data, ModelSection, PlanSection, Train
+from plait.config import Config, Data, ModelSection, PlanSection, Train
 from plait.datasets import Loader
 from plait.engine.build import Options, build
 from plait.engine.engine import Engine
@@ -82,6 +82,9 @@ def assemble(
     options = make_options(config, plan)
     if products is not None:
         options = replace(options, linear_product=products)
+    if isinstance(config, Config):
+        recovery = config.recovery
+        options = replace(options, on_nan=recovery.on_nan, spike_factor=recovery.spike_factor)
     engine = build(
         make_model(model_keys(config), config.train.seed),
         plan,

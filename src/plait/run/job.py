@@ -93,6 +93,7 @@ def _trained(
     job: TrainingRun, plan: Plan, world: World, folder: RunFolder | None, ending: Ending | None
 ) -> dict[str, Any]:
     """The run itself. Collective."""
+    from plait.doctor.findings import tell
     from plait.engine.explain import explained, memory_error
     from plait.run.assemble import assemble
     from plait.run.loop import fit
@@ -102,6 +103,8 @@ def _trained(
     table = _table(world, job, folder, plan)
     with explained(memory_error(world.rank, "building the model")):
         training = assemble(job.config, plan, world, table)
+    if folder is not None and world.rank == 0:
+        training.engine.guard.listeners.append(partial(tell, folder.doctor))
     if world.rank == 0 and plan.dp.offload and world.device.type == "cpu":
         print(
             "offload saves nothing here: on the CPU optimizer state is in host memory already",

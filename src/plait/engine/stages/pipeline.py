@@ -58,6 +58,7 @@ class Pipeline:
         num_stages: stages on all ranks together.
         transport: sends and receives between stages.
         loss: the loss of the step so far.
+        under_way: the micro-batch that was last evaluated, and how many samples it has.
     """
 
     def __init__(
@@ -85,6 +86,8 @@ class Pipeline:
         self._batched = batched
         self._random = RandomState(self._device)
         self._step = PipelineStep({}, lambda micro_batch: 0)
+        self.under_way = 0
+        self.samples_under_way = 0
 
     def handlers(self) -> dict[Kind, Handler]:
         """The table from kind to handler."""
@@ -126,9 +129,21 @@ class Pipeline:
 
         A step of an asynchronous schedule that is under way goes on afterwards.
         """
+        self._begin_contexts(step)
+        return self._evaluate(step)
+
+    def replay(self) -> LossSum:
+        """The losses of the step under way again, forward only, from its seeds. Collective."""
+        return self._evaluate(self._step)
+
+    def batches(self) -> list[tuple[int, Any, int]]:
+        """The number, inputs and number of samples of each micro-batch of the step under way."""
+        known = self._step.micro_batches.items()
+        return [(index, micro.inputs, micro.num_samples) for index, micro in known]
+
+    def _evaluate(self, step: PipelineStep) -> LossSum:
         under_way = self._step
         loss = LossSum(self._device)
-        self._begin_contexts(step)
         self._enter_step(step, recording=False)
         for micro_batch in step.micro_batches:
             for stage in self.parts:
@@ -143,6 +158,8 @@ class Pipeline:
         if stage > 0 and placement[stage - 1] != placement[stage]:
             transport.post_input(stage, micro_batch)
         micro = self._step.micro_batches[micro_batch]
+        self.under_way = micro_batch
+        self.samples_under_way = micro.num_samples
         received, seeded = self._begin_forward(stage, micro_batch, recording=False)
         output = self.parts[stage].stage.module.forward(micro.inputs, received)
         self._end_forward(stage, micro_batch, output, seeded)

@@ -1,0 +1,159 @@
+"""A step whose loss or gradient is no number is judged once for all ranks, and its origin named."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from plait.comm import World
+from plait.doctor.findings import Finding
+from plait.engine.build import Options, build
+from plait.engine.engine import Engine
+from plait.errors import NonFiniteLoss, NotAvailable
+from tests.helpers.threaded import threaded
+
+PLANS = ("dp2", "dp2:zero1", "dp2:zero3", "pp2:1f1b mb2", "dp2 pp2:gpipe mb2")
+
+SIZES = {"dp2 pp2:gpipe mb2": 4}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x)
+        return out
+
+
+NET = Net()
+
+
+def squared(output: Tensor, target: Tensor) -> Tensor:
+    return (output - target).square().mean()
+
+
+def engine_of(world: World, plan: str, **options: Any) -> tuple[Engine, list[Finding]]:
+    engine = build(
+        copy.deepcopy(NET),
+        plan,
+        loss=squared,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.01),
+        world=world,
+        options=Options(**options),
+    )
+    said: list[Finding] = []
+    engine.guard.listeners.append(said.append)
+    return engine, said
+
+
+def batch_of(world: World, size: int = 4) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(world.worker[0])
+    return torch.randn(size, 4, generator=generator), torch.randn(size, 4, generator=generator)
+
+
+def with_a_bad_sample(world: World, plan: str) -> Any:
+    engine, said = engine_of(world, plan, on_nan="skip")
+    inputs, targets = batch_of(world)
+    engine.step((inputs, targets))
+    before = [shard.values.clone() for shard in engine.local_parameters()]
+    bad = inputs.clone()
+    if world.worker[0] == world.worker[1] - 1:
+        bad[1, 2] = float("inf")
+    result = engine.step((bad, targets))
+    same = [
+        torch.equal(shard.values, earlier)
+        for shard, earlier in zip(engine.local_parameters(), before, strict=True)
+    ]
+    after = engine.step((inputs, targets))
+    return result.skipped, all(same), said, after.skipped, after.loss
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_bad_step_is_skipped_alike_and_its_sample_named(plan: str) -> None:
+    told = threaded(SIZES.get(plan, 2), with_a_bad_sample, plan, plan=plan)
+    assert all(skipped and same and not again for skipped, same, _, again, _ in told)
+    assert len({loss for *_, loss in told}) == 1
+    for _, _, (finding,), _, _ in told:
+        assert finding == told[0][2][0]
+        assert (finding.kind, finding.step) == ("nan", 2)
+        assert finding.rank == told_rank(plan), finding
+        assert finding.where == "the batch, micro-batch 0, sample 1"
+
+
+def told_rank(plan: str) -> int:
+    """The first rank of those with the last share of the batch that sees what is no number."""
+    return {"dp2 pp2:gpipe mb2": 1}.get(plan, 0 if plan.startswith("pp") else 1)
+
+
+def with_a_bad_weight(world: World) -> Any:
+    engine, said = engine_of(world, "dp2")
+    if world.rank == 1:
+        with torch.no_grad():
+            next(engine.model.parameters())[0, 0] = float("nan")
+    with pytest.raises(
+        NonFiniteLoss, match=r"began on rank 1, in module layers.0, layers.0.weight"
+    ):
+        engine.step(batch_of(world))
+    return said
+
+
+def test_a_weight_that_is_no_number_is_named_with_its_rank() -> None:
+    for (finding,) in threaded(2, with_a_bad_weight):
+        assert (finding.rank, finding.details["module"]) == (1, "layers.0")
+
+
+def with_a_passing_fault(world: World) -> Any:
+    engine, said = engine_of(world, "dp2 mb2", on_nan="skip")
+    left = [2]
+
+    def damage(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        left[0] -= 1
+        return output * float("inf") if left[0] == 0 else output
+
+    if world.rank == 1:
+        engine.model.get_submodule("layers.1").register_forward_hook(damage)
+    engine.step(batch_of(world))
+    return said
+
+
+def test_a_passing_fault_is_told_from_a_lasting_one() -> None:
+    for (finding,) in threaded(2, with_a_passing_fault):
+        assert finding.rank == 1
+        assert finding.cause.startswith("passing: ")
+        assert finding.where == "micro-batch 1"
+
+
+def with_a_spike(world: World, factor: float | None) -> Any:
+    engine, said = engine_of(world, "dp2 mb2", on_nan="skip", spike_factor=factor)
+    inputs, targets = batch_of(world)
+    for _ in range(4):
+        engine.step((inputs, targets))
+    loud = inputs.clone()
+    if world.rank == 1:
+        loud[2:] *= 1e4
+    return engine.step((loud, targets)).skipped, said
+
+
+@pytest.mark.parametrize("factor", [None, 5.0])
+def test_a_spike_is_named_and_dropped_where_that_is_asked_for(factor: float | None) -> None:
+    for skipped, (finding,) in threaded(2, with_a_spike, factor):
+        assert skipped == (factor is not None)
+        assert (finding.kind, finding.rank, finding.step) == ("spike", 1, 5)
+        assert finding.details["micro_batch"] == 1
+
+
+def test_ranks_that_do_not_step_together_cannot_skip() -> None:
+    with pytest.raises(NotAvailable, match="do not step together"):
+        build(
+            Net(),
+            "dp2:local,every2",
+            loss=squared,
+            optimizer=lambda params: torch.optim.SGD(params, lr=0.01),
+            options=Options(on_nan="skip"),
+        )
