@@ -17,7 +17,7 @@ from plait.verify.diagnosis.finding import Finding, list_names
 from plait.verify.external import judge
 from plait.verify.outside.loss import summed
 from plait.verify.outside.optimizer import factors, maker
-from plait.verify.outside.rows import Reading, Rows, reading
+from plait.verify.outside.rows import Reading, Rows, reading, taken
 from plait.verify.outside.task import DTYPES, Made, Trial
 from plait.verify.outside.watch import Settings, Update
 from plait.verify.record.observation import Observation, Record, Tensors, merge
@@ -34,16 +34,13 @@ class RankSteps:
     steps: Sequence[Observation]
     updates: Sequence[Update]
     rows: Sequence[Rows] = field(default_factory=tuple)
+    owns_loop: bool = False
 
 
 def judged(ranks: Sequence[RankSteps], plain: nn.Module, made: Made, trial: Trial) -> Report:
     """The report on all ranks; `plain` is the model as `make` gave it."""
     _check_updates(ranks)
-    batches = made.batches
-    readings = [
-        reading([rank.rows[step] for rank in ranks], num_samples(batch))
-        for step, batch in enumerate(batches)
-    ]
+    batches, readings = _in_loop(ranks, made) if ranks[0].owns_loop else _given(ranks, made)
     parallel = _joined(ranks)
     names = [name for name, value in plain.named_parameters() if value.requires_grad]
     settings = _settings(ranks)
@@ -74,10 +71,45 @@ def judged(ranks: Sequence[RankSteps], plain: nn.Module, made: Made, trial: Tria
     found = list(report.findings)
     if not report.ok:
         found = [*_causes(ranks, readings, names, settings), *found]
+    if len(ranks) > 1 and all(len(one.lines) == 1 for one in readings):
+        whole = len(next(iter(readings[0].lines.values()))) == len(ranks)
+        if whole:
+            notes = (*notes, "every rank computed on every sample: no data axis was seen")
     return replace(report, findings=found, notes=[*made.notes, *notes, *report.notes])
 
 
+def _given(ranks: Sequence[RankSteps], made: Made) -> tuple[list[Batch], list[Reading]]:
+    """The batches that every step was given, and who computed on which samples."""
+    readings = [
+        reading([rank.rows[step] for rank in ranks], num_samples(batch))
+        for step, batch in enumerate(made.batches)
+    ]
+    return made.batches, readings
+
+
+def _in_loop(ranks: Sequence[RankSteps], made: Made) -> tuple[list[Batch], list[Reading]]:
+    """The batches that a loop made itself, from the samples that its model was called with."""
+    batches: list[Batch] = []
+    readings = []
+    for step in range(len(ranks[0].rows)):
+        rows = [rank.rows[step] for rank in ranks]
+        seen = dict.fromkeys(index for calls in rows for call in calls for index in call)
+        if not seen:
+            raise RunError(
+                f"the samples of update {step} are not in the batches of make(): a loop of its own "
+                "must feed the model what it was given"
+            )
+        place = {index: number for number, index in enumerate(seen)}
+        local = [tuple(tuple(place[one] for one in call) for call in calls) for calls in rows]
+        batches.append(taken(made.together, seen))
+        readings.append(reading(local, len(seen)))
+    return batches, readings
+
+
 def _check_updates(ranks: Sequence[RankSteps]) -> None:
+    if len({len(rank.updates) for rank in ranks}) > 1 or not ranks[0].updates:
+        counts = ", ".join(str(len(rank.updates)) for rank in ranks)
+        raise RunError(f"the ranks made {counts} updates: all make as many, and at least one")
     for number in range(len(ranks[0].updates)):
         if not any(rank.updates[number].updates for rank in ranks):
             raise RunError(

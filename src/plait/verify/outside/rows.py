@@ -59,7 +59,7 @@ class Reading:
         if not self.is_partition:
             return []
         return [
-            Slice(rank, index, _taken(batch, rows))
+            Slice(rank, index, taken(batch, rows))
             for rank, calls in enumerate(self.lines)
             for index, rows in enumerate(calls)
         ]
@@ -117,10 +117,11 @@ def _key(row: Tensor) -> bytes:
     return value.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def _taken(batch: Batch, rows: Iterable[int]) -> Batch:
+def taken(batch: Batch, rows: Iterable[int]) -> Batch:
+    """These samples of a batch."""
     index = list(rows)
-    taken: Batch = tree_map_only(Tensor, lambda leaf: leaf[index], batch)
-    return taken
+    part: Batch = tree_map_only(Tensor, lambda leaf: leaf[index], batch)
+    return part
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -1,14 +1,16 @@
 """The file of a training step: which functions it has, read before any rank runs it.
 
 `make() -> (model, batches, loss)` and `train_step(model, batch, loss)`, with an optional
-`prepare(model)` that wraps the model once; or `reference_step(number)` and `parallel_step(number)`
-as `plait.verify.differential` takes them.
+`prepare(model)` that wraps the model once. A second function whose second parameter is `batches`
+owns its loop, as a Trainer does, and makes several updates. Or `reference_step(number)` and
+`parallel_step(number)` as `plait.verify.differential` takes them.
 """
 
 from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 import pickle
 import sys
 from collections.abc import Callable, Mapping
@@ -19,6 +21,7 @@ from typing import Any
 from plait.errors import ConfigError, nearest
 
 SECOND = "train_step"
+LOOP = "train"
 PAIR = ("reference_step", "parallel_step")
 MODULE = "plait_training_step"
 
@@ -60,7 +63,8 @@ def carried(
     """
     import cloudpickle
 
-    found: dict[str, Callable[..., Any]] = {"make": make, SECOND: train_step}
+    second = LOOP if is_loop(train_step) else SECOND
+    found: dict[str, Callable[..., Any]] = {"make": make, second: train_step}
     if prepare is not None:
         found["prepare"] = prepare
     modules = {function.__module__ for function in found.values()}
@@ -91,7 +95,7 @@ def parse(text: str) -> Source:
     names = _names(file)
     if not second and set(PAIR) <= names and "make" not in names:
         return Source(str(file.resolve()), PAIR[1])
-    wanted = second or SECOND
+    wanted = second or (LOOP if LOOP in names and SECOND not in names else SECOND)
     for name in ("make", wanted):
         if name not in names:
             raise ConfigError(_lacks(file, name, names))
@@ -127,6 +131,12 @@ def _lacks(file: Path, name: str, names: set[str]) -> str:
     return f"{file} defines no {meaning}{near}"
 
 
+def is_loop(function: Callable[..., Any]) -> bool:
+    """Whether a function takes all batches at once and makes several updates itself."""
+    parameters = list(inspect.signature(function).parameters)
+    return len(parameters) > 1 and parameters[1] == "batches"
+
+
 def _loaded(file: Path, second: str) -> Functions:
     folder = str(file.parent)
     if folder not in sys.path:
@@ -142,7 +152,9 @@ def _loaded(file: Path, second: str) -> Functions:
         function = getattr(module, name, None)
         if not callable(function):
             raise ConfigError(f"{file}: {name} is no function")
-        found[SECOND if name == second and second != PAIR[1] else name] = function
+        if name == second and second != PAIR[1]:
+            name = LOOP if is_loop(function) else SECOND  # noqa: PLW2901 - by what it takes
+        found[name] = function
     prepare = getattr(module, "prepare", None)
     if callable(prepare):
         found["prepare"] = prepare

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from plait.verify.outside.loss import of_output
 from plait.verify.outside.source import Source
@@ -39,6 +40,15 @@ class Made:
     def batches(self) -> list[Batch]:
         """Each batch as inputs and targets; a mapping is both."""
         return [(one, one) if isinstance(one, Mapping) else tuple(one) for one in self.given]
+
+    @property
+    def together(self) -> Batch:
+        """All batches as one."""
+        whole: Batch = tree_map(
+            lambda *leaves: torch.cat(leaves) if isinstance(leaves[0], Tensor) else leaves[0],
+            *self.batches,
+        )
+        return whole
 
     @property
     def reference_loss(self) -> Loss:

@@ -25,7 +25,7 @@ from plait.mesh import Mesh
 from plait.verify.external import Parallel, differential
 from plait.verify.outside.judge import RankSteps, judged
 from plait.verify.outside.rows import keys_of, rows_of
-from plait.verify.outside.source import PAIR, Functions
+from plait.verify.outside.source import LOOP, PAIR, Functions
 from plait.verify.outside.task import DTYPES, Made, Trial
 from plait.verify.outside.watch import Update, Watch, group_is_there
 from plait.verify.record.observation import Observation
@@ -158,22 +158,30 @@ def _run(functions: Functions, made: Made) -> RankSteps:
     updates: list[Update] = []
     rows = []
     names = {name for name, _ in made.model.named_parameters()}
+
+    def keep(loss: Any, keys: Mapping[bytes, int]) -> None:
+        calls = watch.inputs or watch.of_roots
+        rows.append(tuple(rows_of(call, keys) for call in calls))
+        update = watch.take()
+        norm = update.norms[-1][1] if update.norms else None
+        params = watch.params(set(update.settings) | set(update.grads))
+        found.append(Observation(_number(loss), update.grads, params, norm))
+        update.grads = {}
+        updates.append(update)
+
     with watch.on():
         state = made.model if prepare is None else prepare(made.model)
         start = watch.params(names)
-        for given, batch in zip(made.given, made.batches, strict=True):
-            watch.take()
-            loss = functions["train_step"](state, copy.deepcopy(given), made.loss)
-            keys = keys_of(batch)
-            calls = watch.inputs or watch.of_roots
-            rows.append(tuple(rows_of(call, keys) for call in calls))
-            update = watch.take()
-            norm = update.norms[-1][1] if update.norms else None
-            params = watch.params(set(update.settings) | set(update.grads))
-            found.append(Observation(_number(loss), update.grads, params, norm))
-            update.grads = {}
-            updates.append(update)
-    return RankSteps(start, found, updates, rows)
+        if LOOP in functions:
+            keys = keys_of(made.together)
+            watch.after_update = lambda: keep(None, keys)
+            functions[LOOP](state, copy.deepcopy(made.given), made.loss)
+        else:
+            for given, batch in zip(made.given, made.batches, strict=True):
+                watch.take()
+                loss = functions["train_step"](state, copy.deepcopy(given), made.loss)
+                keep(loss, keys_of(batch))
+    return RankSteps(start, found, updates, rows, LOOP in functions)
 
 
 def _number(loss: Any) -> float:

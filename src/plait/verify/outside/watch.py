@@ -20,7 +20,11 @@ from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from plait.verify.record.observation import plain_name, whole
 
@@ -53,6 +57,7 @@ class Watch:
         self.inputs: list[Any] = []  # of the model, or of the outermost modules where it never runs
         self.of_roots: list[Any] = []
         self.update = Update()
+        self.after_update: Callable[[], None] | None = None
         self._made = {id(p): name for name, p in model.named_parameters()}
         self._kept = [p for _, p in model.named_parameters()]  # an id is of a living object
         self._known = set(self._made.values())
@@ -63,6 +68,7 @@ class Watch:
         with ExitStack() as stack:
             for handle in (
                 register_optimizer_step_pre_hook(self._before_update),
+                register_optimizer_step_post_hook(self._after_update),
                 register_module_forward_pre_hook(self._enter),
                 register_module_forward_hook(self._leave, always_call=True),
             ):
@@ -109,7 +115,7 @@ class Watch:
         self.depth = max(self.depth - 1, 0)
 
     def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if any(isinstance(getattr(optimizer, key, None), Optimizer) for key in INNER):
+        if _is_wrapper(optimizer):
             return  # a wrapper: the optimizer inside has its own hook
         live = self.live()
         by_id = {id(parameter): name for name, parameter in live.items()}
@@ -132,6 +138,10 @@ class Watch:
                 grad = parameter.grad
                 update.grads[name] = None if grad is None else whole(grad)
 
+    def _after_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self.after_update is not None and not _is_wrapper(optimizer):
+            self.after_update()
+
     def _clipping(self, clip: Callable[..., Any]) -> Callable[..., Any]:
         def clip_grad_norm_(parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
             norm = clip(parameters, max_norm, *args, **kwargs)
@@ -143,6 +153,10 @@ class Watch:
 
 INNER = ("optim", "optimizer", "_optimizer")
 """Where a wrapper keeps the optimizer that does the work."""
+
+
+def _is_wrapper(optimizer: Optimizer) -> bool:
+    return any(isinstance(getattr(optimizer, key, None), Optimizer) for key in INNER)
 
 
 def _plain(value: Any) -> Any:
