@@ -279,7 +279,8 @@ def _factor_of_one_axis(weights: Coefficients, facts: Facts) -> list[Finding] | 
                 if axis == "dp"
                 else ""
             )
-            text = f"{word}s count with factors of their own, {_grouped(found)}{why}"
+            words = "micro-batches" if word == "micro-batch" else f"{word}s"
+            text = f"{words} count with factors of their own, {_grouped(found)}{why}"
             return [Finding("factor-by-" + axis, axis, text, 0.9)]
     return None
 

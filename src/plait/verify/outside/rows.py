@@ -41,17 +41,25 @@ class Reading:
         return seen == list(range(self.num_samples))
 
     def facts(self, world_size: int) -> Facts:
-        """Sizes of the data axis and of micro-batches, as far as they were seen."""
+        """Sizes of axes and of micro-batches, as far as they were seen.
+
+        Ranks with equal samples split layers, and ranks that met no sample are later stages.
+        """
         sizes = {"dp": world_size}
-        lines = {}
-        if self.is_known:
-            sizes["dp"] = len(self.lines)
-            if len(self.lines) > 1:
-                lines["dp"] = [tuple(ranks[0] for ranks in self.lines.values())]
-        if calls := {len(rows) for rows in self.lines}:
-            sizes["mb"] = max(calls)
-        if sizes["dp"] < world_size:
-            sizes["world"] = world_size
+        lines: dict[str, Sequence[tuple[int, ...]]] = {}
+        if not self.is_known:
+            return Facts(sizes)
+        groups = list(self.lines.values())
+        sizes["dp"] = len(groups)
+        sizes["mb"] = max(len(rows) for rows in self.lines)
+        if len(groups) > 1:
+            lines["dp"] = [tuple(ranks[0] for ranks in groups)]
+        alike = {len(ranks) for ranks in groups}
+        if alike == {world_size // len(groups)} and alike != {1}:
+            sizes["tp"] = world_size // len(groups)  # they share the samples, and so the layers
+            lines["tp"] = groups
+        elif world_size > len(groups):
+            sizes["pp"] = world_size // len(groups)
         return Facts(sizes, lines=lines)
 
     def slices(self, batch: Batch) -> list[Slice]:

@@ -78,6 +78,9 @@ class Watch:
             for module in (torch.nn.utils, torch.nn.utils.clip_grad):
                 clip = self._clipping(module.clip_grad_norm_)
                 stack.enter_context(patch.object(module, "clip_grad_norm_", clip))
+                if hasattr(module, "clip_grads_with_norm_"):
+                    scale = self._scaling(module.clip_grads_with_norm_)
+                    stack.enter_context(patch.object(module, "clip_grads_with_norm_", scale))
             yield self
 
     def take(self) -> Update:
@@ -149,6 +152,16 @@ class Watch:
             return norm
 
         return clip_grad_norm_
+
+    def _scaling(self, scale: Callable[..., Any]) -> Callable[..., Any]:
+        def clip_grads_with_norm_(
+            parameters: Any, max_norm: float, total_norm: Tensor, *args: Any, **kwargs: Any
+        ) -> Any:
+            result = scale(parameters, max_norm, total_norm, *args, **kwargs)
+            self.update.norms.append((float(max_norm), float(whole(total_norm))))
+            return result
+
+        return clip_grads_with_norm_
 
 
 INNER = ("optim", "optimizer", "_optimizer")
