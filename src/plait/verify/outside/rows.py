@@ -126,7 +126,7 @@ def _key(row: Tensor) -> bytes:
 
 
 def taken(batch: Batch, rows: Iterable[int]) -> Batch:
-    """These samples of a batch."""
+    """Samples of a batch, by their numbers."""
     index = list(rows)
     part: Batch = tree_map_only(Tensor, lambda leaf: leaf[index], batch)
     return part
