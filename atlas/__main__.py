@@ -12,10 +12,12 @@ from plait.verify.outside.trial import check
 PAGE = ROOT.parent / "docs" / "atlas.md"
 HEAD = """# An atlas of silent errors
 
-Public errors of other people's frameworks that gave no error message, each as the smallest step that shows it on a CPU, with
-what `plait verify --step` says about it. Written by `python -m atlas --write`. Every entry has a control, the step put right,
-on which verify is silent. "Real" means that the faulty code is that of the installed package (torch 2.13), "own words" that the
-faulty lines were written anew with their structure. The seconds are those of both steps on two cores, ranks started anew.
+Public errors of other people's frameworks that gave no error message, each as the smallest step
+that shows it on a CPU, with what `plait verify --step` says about it. Written by
+`python -m atlas --write`. Every entry has a control, the step put right, on which verify is silent.
+"Real" means that the faulty code is that of the installed package (torch 2.13), "own words" that
+the faulty lines were written anew with their structure. The seconds are those of both steps on two
+cores, ranks started anew.
 
 | framework | report | what users saw | what plait says | code | seconds |
 |---|---|---|---|---|---|
