@@ -23,7 +23,7 @@ from plait.config import Train
 from plait.engine.state.start import make_whole
 from plait.errors import PlaitError
 from plait.mesh import Mesh
-from plait.parallel.pipeline import random as pipeline_random
+from plait.parallel.pipeline import payload as pipeline_random
 from plait.parallel.pipeline import replayed
 from plait.plan import Plan
 from plait.verify.problem import Problem

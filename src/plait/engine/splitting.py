@@ -69,7 +69,10 @@ def split_model(model: nn.Module, plan: Plan, options: Options, world: World) ->
     """Split a model in place, as far as the plan says. Collective."""
     sequence = _split_sequences(model, plan, options, world)
     experts = expert.apply(model, expert_groups(world)) if plan.ep > 1 else None
-    return SplitModel(sequence, experts, _split_layers(model, plan, options, world))
+    layers = _split_layers(model, plan, options, world)
+    if sequence is not None:
+        sequence.after_layers()
+    return SplitModel(sequence, experts, layers)
 
 
 def _split_sequences(
@@ -78,6 +81,11 @@ def _split_sequences(
     if plan.cp.size == 1:
         return None
     if not has_attention_roles(model, options):
+        if plan.tp.sequence_parallel or plan.tp.mode != "1d":
+            raise PlanError(
+                f"{plan.tp} gives each rank a part of what comes to the blocks, and {plan.cp} needs "
+                f"it whole in a {type(model).__name__}; use tp{plan.tp.size}:1d"
+            )
         return context.apply_to_trunk(
             model,
             block_names(model, options.blocks),

@@ -14,7 +14,7 @@ from plait.parallel.context.group import ContextGroup
 from plait.parallel.context.rehearsal import Run, rehearse
 from plait.parallel.context.ring import RingAttention
 from plait.parallel.context.shared import shared_attention
-from plait.parallel.context.trunk import install
+from plait.parallel.context.trunk import cut_at_head, install
 from plait.parallel.context.ulysses import UlyssesAttention
 
 
@@ -61,6 +61,7 @@ def apply_to_trunk(
     trunk = rehearse(model, blocks, run, strategy, axis.size)
     group = ContextGroup(axis, strategy, whole_inputs=True)
     install(model, trunk, group, partial(shared_attention, group))
+    group.after_layers = partial(cut_at_head, model, trunk, group)
     return group
 
 

@@ -11,6 +11,7 @@ For Ulysses the parts are contiguous: every rank sees whole sequences where it m
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,10 +24,15 @@ from plait.errors import DataError
 from plait.mesh.layouts import REPLICATED, Sharded
 
 
+def _nothing() -> None:
+    pass
+
+
 class ContextGroup:
     """The context axis, and the length of the current sequences, which `cut` reads off a batch.
 
     With `whole_inputs` the model's inputs stay whole: it takes this rank's positions by itself.
+    `after_layers` is to be called when the layers of the model are split.
     """
 
     learns = False  # from what it meets: see `rehearsal`
@@ -35,6 +41,7 @@ class ContextGroup:
         self.axis = axis
         self.strategy = strategy
         self.whole_inputs = whole_inputs
+        self.after_layers: Callable[[], None] = _nothing
         self.seq_len = 0
         self._gathered: tuple[Tensor, Tensor] | None = None
 

@@ -23,7 +23,7 @@ from plait.errors import ModelError, PlanError
 from plait.parallel.context.group import ContextGroup
 from plait.parallel.context.mixing import draws, mixes
 from plait.parallel.context.shared import Interception, check_call, masks_fit, zeros_of
-from plait.parallel.context.trunk import Trunk, WholeForm, install
+from plait.parallel.context.trunk import Trunk, WholeForm, cut_at_head, install
 from plait.torch_internals import no_dispatch_modes
 
 RANKS = 3
@@ -214,6 +214,7 @@ class _Stage:
             return self._group.attend(*args, **kwargs)
 
         undo = install(self._model, trunk, self._group, attend)
+        cut_at_head(self._model, trunk, self._group)
         try:
             watch = _Watch(stack, found, self._lengths)
             with _named(self._model, stack), torch.no_grad(), Interception(attend), watch:
@@ -226,6 +227,8 @@ class _Stage:
             if not any(_is_cut(leaf, self._group) for leaf in tree_leaves(result)):
                 found.mixing.setdefault("", "its output is no part of a sequence")
         finally:
+            if trunk.tail is not None:
+                del self._model.get_submodule(trunk.last[1]).forward
             undo()
         return found
 

@@ -85,10 +85,18 @@ def install(
     for name, dims in trunk.blocks.items():
         wrap(name, functools.partial(_cutting, group, dims))
     if trunk.tail is not None:
-        block, head = trunk.last
-        wrap(block, functools.partial(_gathered, group, trunk.tail.inputs))
-        wrap(head, functools.partial(_cutting, group, trunk.tail.outputs))
+        wrap(trunk.last[0], functools.partial(_gathered, group, trunk.tail.inputs))
     return functools.partial(_unwrap, wrapped)
+
+
+def cut_at_head(model: nn.Module, trunk: Trunk, group: ContextGroup) -> None:
+    """Cut at the door of the last module, where sequences came to it whole.
+
+    Layers are split between `install` and this: the head may be another module since.
+    """
+    if trunk.tail is not None:
+        head = model.get_submodule(trunk.last[1])
+        head.forward = _cutting(group, trunk.tail.outputs, head.forward)
 
 
 def _unwrap(wrapped: Iterable[tuple[nn.Module, Any]]) -> None:
