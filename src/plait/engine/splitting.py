@@ -83,8 +83,8 @@ def _split_sequences(
     if not has_attention_roles(model, options):
         if plan.tp.sequence_parallel or plan.tp.mode != "1d":
             raise PlanError(
-                f"{plan.tp} gives each rank a part of what comes to the blocks, and {plan.cp} needs "
-                f"it whole in a {type(model).__name__}; use tp{plan.tp.size}:1d"
+                f"{plan.tp} gives each rank a part of what comes to the blocks, and {plan.cp} "
+                f"needs it whole in a {type(model).__name__}; use tp{plan.tp.size}:1d"
             )
         return context.apply_to_trunk(
             model,
