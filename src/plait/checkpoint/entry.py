@@ -14,6 +14,10 @@ RANDOM_PREFIX = "random/"
 """States of random generators, one tensor a rank: kept out of `check` and of exports."""
 
 
+RANK_PREFIX = "rank/"
+"""Tensors that every rank has for itself, in a snapshot alone."""
+
+
 def entry_of(shard: Shard) -> dict[str, Any]:
     """The shard without its values, as JSON."""
     return {

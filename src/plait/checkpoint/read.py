@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -29,13 +29,32 @@ from plait.mesh.boxes import Box, FlatRange, Rectangle
 _LISTED = 8  # names in an error message
 
 
+class ShardFile(Protocol):
+    """The shards of one rank, on a disk (`FileReader`) or in memory."""
+
+    path: Path
+    metadata: dict[str, str]
+
+    def form(self, name: str) -> tuple[torch.dtype, int]:
+        """The type and the number of elements of a shard."""
+
+    def tensor(self, name: str) -> Tensor:
+        """The values of a shard, 1-D."""
+
+    def check(self, name: str, start: int, stop: int) -> None:
+        """Raise `CheckpointError` where elements [start, stop) are not what was written."""
+
+    def check_all(self) -> None:
+        """Raise `CheckpointError` where anything is not what was written."""
+
+
 @dataclass(frozen=True)
 class _Saved:
     """One saved shard: where its elements lie in the global tensor, and in which file."""
 
     key: str
     rectangles: list[Rectangle]
-    file: FileReader
+    file: ShardFile
 
 
 class Checkpoint:
@@ -49,7 +68,7 @@ class Checkpoint:
         self.token: str | None = index.get(KEY)
         self._files: list[dict[str, Any]] = index["files"]
         self._tensors: dict[str, Any] = index["tensors"]
-        self._readers: dict[int, FileReader] = {}
+        self._readers: dict[int, ShardFile] = {}
         self._shards: dict[int, dict[str, list[_Saved]]] = {}
 
     @staticmethod
@@ -268,7 +287,7 @@ class Checkpoint:
                     f"{reader.path} cannot be right: its list of shards has a fault ({error})"
                 ) from error
 
-    def _saved_of(self, reader: FileReader, expected: str | None) -> dict[str, list[_Saved]]:
+    def _saved_of(self, reader: ShardFile, expected: str | None) -> dict[str, list[_Saved]]:
         """The shards of a file by name. Errors: `ValueError`, `TypeError`, `KeyError`."""
         text = reader.metadata["pieces"]
         if expected is not None and digest(text) != expected:
@@ -293,7 +312,7 @@ class Checkpoint:
             found.setdefault(name, []).append(saved)
         return found
 
-    def _reader(self, index: int) -> FileReader:
+    def _reader(self, index: int) -> ShardFile:
         if index not in self._readers:
             file = self._files[index]
             self._check_size(self.directory / file["name"], file["size_bytes"])

@@ -69,7 +69,7 @@ def save(
     )
     holds: list[_Hold] = gather(hold)
     _stop_if_failed(final, [one.failure for one in holds])
-    tensors = _agree([one.entries for one in holds])
+    tensors = agree([one.entries for one in holds])
     temporary = final.with_name(f"{final.name}.tmp-{holds[0].token}")
 
     def prepare() -> str:
@@ -154,7 +154,7 @@ def _distinct(shards: Iterable[Shard]) -> list[Shard]:
     return list(found.values())
 
 
-def _agree(entries: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
+def agree(entries: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
     """The tensors of all ranks: name -> shape, dtype, and the indices of the files that hold
     elements of it.
 

@@ -8,20 +8,23 @@ import argparse
 import contextlib
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from plait.cli import common
+from plait.cli import common, replanning
 from plait.cli.answer import Answer, Json
 from plait.errors import CheckpointError
 from plait.launcher import is_restart, joined_world, launch
 from plait.launcher.main_process import is_main_process, say
+from plait.plan import Plan
 from plait.run import job
 
 if TYPE_CHECKING:
     from plait.run.rundir import RunFolder
 
 AUTO = "auto"
+FILE_SECONDS = 2.0  # by which a file system's clock may be behind
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,6 +62,7 @@ def run(arguments: argparse.Namespace) -> Answer:
 
     config = common.read_config(arguments)
     plan = common.plan_of(config, arguments.plan, arguments.nproc)
+    replanning.check(config, plan)
     folder, checkpoint = _folder(arguments)
     if folder is None:
         quiet = job.TrainingRun(config, str(plan), checkpoint=checkpoint, watches_itself=True)
@@ -68,7 +72,12 @@ def run(arguments: argparse.Namespace) -> Answer:
         return Answer(None)
     alone = joined_world() is None
     task = job.TrainingRun(
-        config, str(plan), folder=folder.path, checkpoint=checkpoint, watches_itself=not alone
+        config,
+        str(plan),
+        folder=folder.path,
+        checkpoint=checkpoint,
+        watches_itself=not alone,
+        began=time.time() - FILE_SECONDS,
     )
     lock = held(folder.path) if is_main_process() else contextlib.nullcontext(None)
     start = "" if checkpoint is None else f", from {checkpoint.name}"
@@ -162,15 +171,11 @@ def kept_alive(task: job.TrainingRun, num_ranks: int) -> Json:
         return launched(task, num_ranks)
     if joined_world() is not None:
         return launch(job.run, task, None, True, nproc=num_ranks)[0]
-    from plait.launcher.keeper import Policy, keep
+    from plait.launcher.keeper import keep
     from plait.launcher.seat import Layout
     from plait.run import kept
 
-    recovery = task.config.recovery
-    policy = Policy(
-        wait_seconds=recovery.wait_seconds,
-        deadline_seconds=recovery.deadline_seconds,
-    )
+    policy = replanning.policy(task.config, Plan.parse(task.plan))
     try:
         with task.supervision.outside():
             ended = keep(kept.run, (task,), Layout(task.plan, num_ranks), policy)

@@ -61,19 +61,23 @@ class Severance:
 
 
 def _sockets() -> set[int]:
-    """The descriptors of this process that are internet sockets."""
+    """The descriptors of this process that are connections of the internet's protocols.
+
+    Those that listen are left alone: a library that fails to accept may end the process.
+    """
     found = set()
     with suppress(OSError):
         for path in DESCRIPTORS.iterdir():
             with suppress(OSError):
                 if stat.S_ISSOCK(os.fstat(int(path.name)).st_mode):
                     found.add(int(path.name))
-    return {descriptor for descriptor in found if _is_internet(descriptor)}
+    return {descriptor for descriptor in found if _is_connection(descriptor)}
 
 
-def _is_internet(descriptor: int) -> bool:
+def _is_connection(descriptor: int) -> bool:
     with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as one:
-        return one.family in (socket.AF_INET, socket.AF_INET6)
+        listens = one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        return one.family in (socket.AF_INET, socket.AF_INET6) and not listens
     return False
 
 

@@ -3,7 +3,7 @@
 It lies in a file without a name, which every process of the run maps. Each number is one aligned
 word with one writer, so no lock is needed. A rank that is killed leaves it whole.
 
-    signal | void | for each seat: begun, waiting, done, moment
+    signal | void | resumed, moved | for each seat: begun, waiting, done
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import tempfile
 import time
 from pathlib import Path
 
-SIGNAL, VOID, SEATS = range(3)
-BEGUN, WAITING, DONE, MOMENT = range(4)
-WORDS_A_SEAT = 4
+SIGNAL, VOID, RESUMED, MOVED, SEATS = range(5)
+BEGUN, WAITING, DONE = range(3)
+WORDS_A_SEAT = 3
 WORD_BYTES = 8
 NOTHING = -1
 
@@ -63,8 +63,7 @@ class Board:
         self._num_seats = num_seats
         if is_new:
             self._words[VOID] = NOTHING
-            for seat in range(num_seats):
-                self.clear(seat)
+            self.clear()
 
     @property
     def signal(self) -> int:
@@ -85,10 +84,29 @@ class Board:
         """Tell the ranks of a generation that one of them is lost."""
         self._words[VOID] = max(self._words[VOID], generation)
 
-    def clear(self, seat: int) -> None:
-        """Forget the steps of a seat."""
-        for word in (BEGUN, WAITING, DONE, MOMENT):
-            self._set(seat, word, NOTHING)
+    def clear(self) -> None:
+        """Forget all steps, before a generation begins."""
+        self._words[RESUMED] = self._words[MOVED] = NOTHING
+        for seat in range(self._num_seats):
+            for word in (BEGUN, WAITING, DONE):
+                self._set(seat, word, NOTHING)
+
+    def resume(self, seat: int, step: int) -> None:
+        """Say from how many steps on this generation goes."""
+        self._words[RESUMED] = step
+        self._set(seat, DONE, step)
+
+    @property
+    def resumed(self) -> int:
+        """The steps that were done when this generation began."""
+        return self._words[RESUMED]
+
+    @property
+    def moved(self) -> float:
+        """The moment at which this generation had done its first step, in seconds of the monotonic
+        clock; below 0 before that.
+        """
+        return self._words[MOVED] / 1e9
 
     def begin(self, seat: int, step: int) -> None:
         """Say that the step is begun."""
@@ -108,16 +126,13 @@ class Board:
 
     def finish(self, seat: int, step: int) -> None:
         """Say that so many steps are done, now."""
-        self._set(seat, MOMENT, time.monotonic_ns())
+        if self._words[MOVED] == NOTHING:
+            self._words[MOVED] = time.monotonic_ns()
         self._set(seat, DONE, step)
 
     def done(self, seat: int) -> int:
         """The steps that a seat has done."""
         return self._get(seat, DONE)
-
-    def moment(self, seat: int) -> float:
-        """The moment of the newest step that is done, on the monotonic clock, in seconds."""
-        return self._get(seat, MOMENT) / 1e9
 
     def close(self) -> None:
         """Unmap it."""

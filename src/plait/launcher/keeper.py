@@ -13,19 +13,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 from plait.comm.network import LOOPBACK, listening_store
+from plait.comm.shm.snapshot_head import newest_whole
 from plait.errors import PlaitError, RankFailed, RunError
 from plait.launcher.board import Board, Files
 from plait.launcher.failure import died_silently, read_failures
 from plait.launcher.kept_process import KeptProcess, Start, start_process
 from plait.launcher.leftovers import leftovers
-from plait.launcher.parts import newest_whole
+from plait.launcher.main_process import say
 from plait.launcher.seat import SIGNALS, Assignment, Layout, Loss, Note
 
 Main = Callable[..., Any]
@@ -35,6 +36,7 @@ BUSY_SECONDS = 120.0
 START_SECONDS = 60.0
 FAREWELL_SECONDS = 5.0
 FILES_A_RANK = 2
+STOPPED = "; the other ranks were stopped"  # at the end of an error, where they go on
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,8 @@ class _Run:
         if not isinstance(error, RankFailed) or not self._policy.goes_on:
             raise error
         if seat in self._members:
-            self._note_loss(seat, str(error), moment)
+            cause = str(error).partition("\n")[0].removesuffix(STOPPED)
+            self._note_loss(seat, cause, moment)
         if self._restarts:
             self._restarts -= 1
             self._start(seat)
@@ -273,8 +276,7 @@ class _Run:
         self._lost.clear()
         self._cause = ""
         self._members = tuple(sorted(self._ranks)[: self._layout.size])
-        for seat in range(self._num_seats):
-            self._board.clear(seat)
+        self._board.clear()
         for rank, seat in enumerate(self._members):
             del self._notes[seat]
             with suppress(OSError):  # it is lost, which the next look finds
@@ -283,6 +285,7 @@ class _Run:
     def _recover(self) -> None:
         """Choose the layout for the ranks that are left, and what they go on from."""
         before = self._layout
+        self._complete_last_loss()
         self._count_failure()
         self._choose_layout()
         loss = Loss(
@@ -295,6 +298,14 @@ class _Run:
         )
         self._losses.append(loss)
         self._take_snapshot(before)
+        new = "" if self._layout == before else f" under {self._layout.text}"
+        say(f"plait: {self._cause}; {len(self._ranks)} ranks go on{new}")
+
+    def _complete_last_loss(self) -> None:
+        """Note how the generation that ends now had gone on after the loss before it."""
+        if self._losses:
+            board = self._board
+            self._losses[-1] = replace(self._losses[-1], resumed=board.resumed, moved=board.moved)
 
     def _count_failure(self) -> None:
         """A meeting without a loss is a restart too, so that their number is bounded."""

@@ -35,11 +35,13 @@ class Layout:
 
 @dataclass(frozen=True)
 class Loss:
-    """A moment at which ranks were lost, and the meeting that followed.
+    """A moment at which ranks were lost, and the generation that followed.
 
     Attributes:
         step: the steps that the furthest rank had done.
         moment: of the loss, on the monotonic clock, in seconds.
+        resumed: the steps from which the run went on; `NOTHING` where it did not get so far.
+        moved: the moment of the first step that was then done; below 0 for none.
     """
 
     step: int
@@ -48,6 +50,20 @@ class Loss:
     moment: float
     before: str
     after: str
+    resumed: int = NOTHING
+    moved: float = -1.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The recovery as summaries tell it."""
+        return {
+            "step": self.step,
+            "lost_ranks": list(self.ranks),
+            "cause": self.cause,
+            "seconds": self.moved - self.moment if self.moved >= 0 else None,
+            "plan_before": self.before,
+            "plan_after": self.after,
+            "steps_repeated": max(0, self.step - self.resumed) if self.resumed >= 0 else None,
+        }
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ import torch
 
 from plait.comm import World
 from plait.launcher.seat import SIGNALS
-from plait.run.hooks import Hook
 
 
 class Ending(Protocol):
@@ -28,9 +27,6 @@ class Ending(Protocol):
     @property
     def signal(self) -> int:
         """The signal that asks for the end; 0 for none."""
-
-    def hooks(self) -> list[Hook]:
-        """The hooks that it needs."""
 
 
 class EndByPeers:
@@ -55,9 +51,6 @@ class EndByPeers:
         if float(asked) and not self.signal:
             self._begin(signal.SIGTERM)
         return bool(float(asked))
-
-    def hooks(self) -> list[Hook]:
-        return []
 
     def _hear(self, number: int, frame: object) -> None:
         if self.signal:

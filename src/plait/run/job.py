@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from plait.run.metrics import Tally
     from plait.run.place import Place
     from plait.run.rundir import RunFolder
-    from plait.run.watch import Watch
     from plait.run.watching import Supervision
 
 
@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 class TrainingRun:
     """The training that ranks do, and the folder of its results; without one nothing is written.
 
-    With `keeps_timeline` rank 0's numbers hold the last step of all ranks as `timeline`, which is
-    no JSON. With `watches_itself` no launcher watches over the ranks.
+    `began` is when the run did, in seconds of the epoch. With `keeps_timeline` rank 0's numbers
+    hold the last step of all ranks as `timeline`, which is no JSON. With `watches_itself` no
+    launcher watches over the ranks.
     """
 
     config: Config
@@ -47,6 +48,7 @@ class TrainingRun:
     shows_progress: bool = True
     keeps_timeline: bool = False
     watches_itself: bool = False
+    began: float = 0.0
 
     @property
     def supervision(self) -> Supervision:
@@ -76,30 +78,49 @@ def run(job: TrainingRun, place: Place | None = None, by_peers: bool = False) ->
     world = join(plan, job.supervision.silent_seconds)
     if peers is not None and world.membership is None:
         ending = peers.of(world)
-    numbers: dict[str, Any] = closing(world, partial(_watched, job, world, plan, ending))
+    numbers: dict[str, Any] = closing(world, partial(_watched, job, world, place, ending))
     return numbers
 
 
-def _watched(job: TrainingRun, world: World, plan: Plan, ending: Ending | None) -> dict[str, Any]:
+def _watched(
+    job: TrainingRun, world: World, place: Place | None, ending: Ending | None
+) -> dict[str, Any]:
     """The run in a world, watched over where no launcher does. Collective."""
     job, folder = _agreed(world, job)
+    if place is not None and not place.is_first:
+        job = _continued(job, folder)
     if folder is not None:
         world.record_into(folder.doctor)
     with job.supervision.inside(folder):
-        return _trained(job, plan, world, folder, ending)
+        return _trained(job, world, place, ending)
+
+
+def _continued(job: TrainingRun, folder: RunFolder | None) -> TrainingRun:
+    """The job of a later generation, which goes on from what the run itself has saved last."""
+    from plait.checkpoint.folder import INDEX, newest_whole
+
+    if folder is None or not folder.has_whole_checkpoint:
+        return job
+    newest = newest_whole(folder.path)
+    is_own = (newest / INDEX).stat().st_mtime >= job.began
+    return replace(job, checkpoint=newest) if is_own else job
 
 
 def _trained(
-    job: TrainingRun, plan: Plan, world: World, folder: RunFolder | None, ending: Ending | None
+    job: TrainingRun, world: World, place: Place | None, ending: Ending | None
 ) -> dict[str, Any]:
     """The run itself. Collective."""
     from plait.doctor.findings import tell
     from plait.engine.explain import explained, memory_error
+    from plait.plan import Plan
     from plait.run.assemble import assemble
     from plait.run.loop import fit
     from plait.run.metrics import Tally
+    from plait.run.rundir import RunFolder
     from plait.run.watch import Watch
 
+    plan = Plan.parse(job.plan)
+    folder = None if job.folder is None else RunFolder(job.folder)
     table = _table(world, job, folder, plan)
     with explained(memory_error(world.rank, "building the model")):
         training = assemble(job.config, plan, world, table)
@@ -111,11 +132,7 @@ def _trained(
             file=sys.stderr,
             flush=True,
         )
-    if (
-        job.checkpoint is not None and not training.engine.step_index
-    ):  # else it was brought in by ranks that go on from it
-        meta = training.engine.load(job.checkpoint)
-        training.loader.load_state_dict(meta.get("loader", {}), meta["step"])
+    _load(job, training, place)
     if folder is not None and world.rank == 0:
         _describe(folder, job, table)
     tally = Tally()
@@ -125,18 +142,33 @@ def _trained(
     if ending is None:
         fit(training.engine, training.loader, steps, hooks)
     else:
-        hooks += ending.hooks()
+        hooks += [] if place is None else place.hooks(job.config.recovery.steps_between_snapshots)
         fit(training.engine, training.loader, steps, hooks, ending.ends_before)
     if ending is not None and training.engine.step_index < steps:
         world.close()
         return {"stopped": training.engine.step_index, "signal": ending.signal}
-    return _ended(job, world, training, tally, watch)
+    recoveries = [] if place is None else place.recoveries()
+    return _ended(
+        job, world, training, tally, {"warnings": watch.warnings, "recoveries": recoveries}
+    )
+
+
+def _load(job: TrainingRun, training: Training, place: Place | None) -> None:
+    """Take the state to go on from: a snapshot in memory, else a checkpoint. Collective."""
+    if training.engine.step_index:  # it was brought in by ranks that go on from it
+        return
+    meta = None if place is None else place.restore(training.engine)
+    if meta is None and job.checkpoint is not None:
+        meta = training.engine.load(job.checkpoint)
+    if meta is not None:
+        training.loader.load_state_dict(meta.get("loader", {}), meta["step"])
 
 
 def _ended(
-    job: TrainingRun, world: World, training: Training, tally: Tally, watch: Watch
+    job: TrainingRun, world: World, training: Training, tally: Tally, more: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The numbers of a run that has done all its steps, written into its folder."""
+    """The numbers of a run that has done all its steps, and `more`, written into its folder."""
+    from plait.run.metrics import first_loss
     from plait.run.rundir import RunFolder
     from plait.trace import Timeline
 
@@ -149,8 +181,10 @@ def _ended(
         "out": None if folder is None else str(folder.path),
         **world.together(lambda: _numbers(world, training, tally, folder)),
         "plan": job.plan,
-        "warnings": watch.warnings,
+        **more,
     }
+    if folder is not None and world.rank == 0:
+        result["first_loss"] = first_loss(folder.metrics)
     if folder is not None and world.rank == 0 and _has_news(tally, folder.summary):
         folder.summary.write_text(json.dumps(result, indent=2) + "\n")
     world.close()
@@ -210,7 +244,9 @@ def _table(world: World, job: TrainingRun, folder: RunFolder | None, plan: Plan)
     from plait.run.rundir import RunFolder
 
     train = job.config.train
-    source = RunFolder(job.checkpoint.parent.parent) if job.checkpoint is not None else folder
+    source = folder
+    if job.checkpoint is not None and (folder is None or not folder.products.exists()):
+        source = RunFolder(job.checkpoint.parent.parent)
     compute = Precision.of(plan, float16=train.float16).compute
     run_file = None if source is None else source.products
     return agreed_table(train.linear_product, world, compute, run_file)

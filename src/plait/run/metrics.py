@@ -163,6 +163,7 @@ def summary(
     return {
         "steps": tally.last_step,
         "steps_here": len(tally.seconds),
+        "first_loss": tally.losses[0] if tally.losses else None,
         "final_loss": tally.losses[-1] if tally.losses else None,
         "tokens_per_second": tally.tokens_per_second(),
         "step_seconds_median": statistics.median(tally.seconds) if tally.seconds else None,
@@ -182,6 +183,13 @@ def peak_memory_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
         1 if sys.platform == "darwin" else 1024
     )
+
+
+def first_loss(path: Path) -> float | None:
+    """The loss of the first step in `metrics.jsonl`; None where there is none."""
+    with suppress(OSError, ValueError, KeyError, TypeError), path.open() as file:
+        return _finite(json.loads(file.readline())["loss"])
+    return None
 
 
 def _finite(value: float | None) -> float | None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from plait.launcher.seat import Assignment, Seat
-from plait.run.hooks import Hook, StepDone
+from plait.run.hooks import Hook, Start, StepDone
 
 if TYPE_CHECKING:
     from plait.comm import World
     from plait.comm.severance import Severance
+    from plait.engine.engine import Engine
     from plait.plan import Plan
 
 
@@ -52,19 +53,61 @@ class Place:
             severance=self.severance,
         )
 
-    def hooks(self) -> list[Hook]:
-        """The hook that tells the launcher how far this rank is."""
-        return [_Progress(self.seat)]
+    def hooks(self, every: int) -> list[Hook]:
+        """The hook that tells the launcher how far this rank is, and takes a snapshot every so
+        many steps.
+        """
+        return [_Progress(self, every)]
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first generation of the run."""
+        return self.assignment.generation == 0
+
+    def restore(self, engine: Engine) -> dict[str, Any] | None:
+        """Fill the engine from the newest snapshot; returns its meta data, None where there is
+        none. Collective.
+        """
+        from plait.engine.state.snapshots import restore
+
+        if not self.assignment.snapshot:
+            return None
+        return restore(engine, self.assignment.snapshot)
+
+    def recoveries(self) -> list[dict[str, Any]]:
+        """The recoveries of the run until now."""
+        board = self.seat.board
+        losses = list(self.assignment.losses)
+        if losses:
+            losses[-1] = replace(losses[-1], resumed=board.resumed, moved=board.moved)
+        return [loss.as_dict() for loss in losses]
 
 
 class _Progress(Hook):
-    """Tells the launcher of every step that is done."""
+    """Tells the launcher of every step that is done, and keeps its state.
 
-    def __init__(self, seat: Seat) -> None:
-        self._seat = seat
+    The snapshot comes first: a step that counts as done can be gone on from.
+    """
+
+    def __init__(self, place: Place, every: int) -> None:
+        self._seat = place.seat
+        self._every = every
+        self._paths = place.assignment.parts[place.assignment.rank]
+
+    def on_start(self, start: Start) -> None:
+        """Say where this generation begins."""
+        from plait.engine.state.snapshots import Snapshots
+
+        self._engine = start.engine
+        self._loader = start.loader
+        self._snapshots = Snapshots(self._paths)
+        self._seat.board.resume(self._seat.number, start.first_step - 1)
 
     def on_step(self, done: StepDone) -> None:
-        """Say that the step is done."""
+        """Keep the state of the step, and say that it is done."""
+        if self._every and done.step % self._every == 0:
+            meta = {"loader": self._loader.state_dict()}
+            self._snapshots.take(self._engine, done.step // self._every, meta)
         self._seat.board.finish(self._seat.number, done.step)
 
 

@@ -48,24 +48,33 @@ def _write(state: TrainingState, path: Path, meta: dict[str, Any]) -> None:
     average_optimizer_state(state)
     save_shards(
         path,
-        [
-            *saved_parameters(state),
-            *_saved_optimizer(state),
-            *_saved_strategy(state),
-            *saved_buffers(state),
-        ],
-        {
-            **meta,
-            **_library_files(state),
-            "step": state.step_index,
-            "plan": str(state.plan),
-            "optimizer": type(state.update.optimizer).__name__,
-            **state.scale_state(),
-        },
+        shards_of(state),
+        {**meta, **meta_of(state)},
         rank=world.rank,
         world_size=world.size,
         gather=world.axis("world").gather_objects,
     )
+
+
+def shards_of(state: TrainingState) -> list[Shard]:
+    """This rank's share of the model's state."""
+    return [
+        *saved_parameters(state),
+        *_saved_optimizer(state),
+        *_saved_strategy(state),
+        *saved_buffers(state),
+    ]
+
+
+def meta_of(state: TrainingState) -> dict[str, Any]:
+    """The facts of a state that are no tensors."""
+    return {
+        **_library_files(state),
+        "step": state.step_index,
+        "plan": str(state.plan),
+        "optimizer": type(state.update.optimizer).__name__,
+        **state.scale_state(),
+    }
 
 
 def load(state: TrainingState, path: Path) -> dict[str, Any]:
@@ -77,6 +86,11 @@ def load(state: TrainingState, path: Path) -> dict[str, Any]:
     checkpoint = Checkpoint.open(path)
     if checkpoint.note is not None and state.world.rank == 0:
         print(checkpoint.note, file=sys.stderr, flush=True)
+    return load_from(state, checkpoint)
+
+
+def load_from(state: TrainingState, checkpoint: Checkpoint) -> dict[str, Any]:
+    """Fill the engine from an open checkpoint; returns its meta data. Collective."""
     _check(state, checkpoint)
     with torch.no_grad():
         for piece, shard in optimizer_shards(state.strategy, state.holding):

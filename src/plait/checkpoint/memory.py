@@ -1,0 +1,173 @@
+"""A checkpoint in memory: each rank's shards in a file that has no name, read like one on a disk.
+
+A file is written again and again, so its head says whether it is whole, and it has no checksums.
+Its list of shards changes rarely, and is then written anew; the meta data changes at each step.
+
+    head (`snapshot_head`) | values, each aligned | list of shards (JSON) | meta data (JSON)
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.checkpoint.entry import RANK_PREFIX, entry_of
+from plait.checkpoint.read import Checkpoint
+from plait.checkpoint.write import agree
+from plait.comm.shm.snapshot_head import NOTHING, Head
+from plait.errors import CheckpointError
+from plait.mesh import Shard
+
+ALIGNMENT = 64
+ROOM_BYTES = 1 << 16
+Entry = dict[str, Any]
+
+
+class MemoryFile:
+    """One rank's file for snapshots, mapped for writing."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._map: mmap.mmap | None = None
+        self._entries: list[Entry] = []
+        self._views: list[Tensor] = []
+        self._list_place = 0
+        self._list_bytes = 0
+
+    def write(self, step: int, shards: Iterable[Shard], meta: Mapping[str, Any]) -> int:
+        """Write the shards of a step over what the file holds; returns their bytes.
+
+        Until that is done the file counts as empty.
+        """
+        held = list(shards)
+        entries = [entry_of(shard) for shard in held]
+        text = json.dumps(dict(meta)).encode()
+        if self._map is not None:
+            Head(NOTHING).write(self._map)
+        if entries != self._entries or not self._has_room(len(text)):
+            self._lay_out(entries, len(text))
+        assert self._map is not None
+        with torch.no_grad():
+            for view, shard in zip(self._views, held, strict=True):
+                view.copy_(shard.values)
+        start = self._list_place + self._list_bytes
+        self._map[start : start + len(text)] = text
+        head = Head(step, self._list_place, self._list_bytes, len(text))
+        head.write(self._map)
+        return sum(view.numel() * view.element_size() for view in self._views)
+
+    def _has_room(self, meta_bytes: int) -> bool:
+        end = self._list_place + self._list_bytes + meta_bytes
+        return self._map is not None and end <= len(self._map)
+
+    def _lay_out(self, entries: list[Entry], meta_bytes: int) -> None:
+        """Give every shard a place, in a map that is large enough."""
+        end = Head.size
+        placed = []
+        for entry in entries:
+            at = -(-end // ALIGNMENT) * ALIGNMENT
+            placed.append({**entry, "at": at})
+            end = at + (entry["stop"] - entry["start"]) * _dtype(entry).itemsize
+        text = json.dumps(placed, separators=(",", ":")).encode()
+        with self._path.open("r+b") as file:
+            size = end + len(text) + meta_bytes + ROOM_BYTES
+            os.ftruncate(file.fileno(), size)
+            self._map = mmap.mmap(file.fileno(), size)
+        Head(NOTHING).write(self._map)
+        self._map[end : end + len(text)] = text
+        self._list_place = end
+        self._list_bytes = len(text)
+        self._entries = entries
+        self._views = [_values(self._map, entry) for entry in placed]
+
+
+class _MemoryReader:
+    """A file of `MemoryFile`, as `Checkpoint` reads the files of a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self.head = Head.read(self._map)
+        start = self.head.list_place
+        end = start + self.head.list_bytes
+        entries: list[Entry] = json.loads(self._map[start:end])
+        self.meta: dict[str, Any] = json.loads(self._map[end : end + self.head.meta_bytes])
+        self.entries = [one for one in entries if not one["name"].startswith(RANK_PREFIX)]
+        self._own = {one["name"]: one for one in entries if one["name"].startswith(RANK_PREFIX)}
+        self._by_key = {f"{n:06d}/{one['name']}": one for n, one in enumerate(self.entries)}
+        self.metadata = {"pieces": json.dumps(self.entries)}
+
+    def form(self, name: str) -> tuple[torch.dtype, int]:
+        """The type and the number of elements of a shard."""
+        entry = self._by_key[name]
+        return _dtype(entry), entry["stop"] - entry["start"]
+
+    def tensor(self, name: str) -> Tensor:
+        """The values of a shard."""
+        return _values(self._map, self._by_key[name])
+
+    def check(self, name: str, start: int, stop: int) -> None:
+        """Memory has no checksums."""
+
+    def check_all(self) -> None:
+        """Memory has no checksums."""
+
+    def of_rank(self, name: str) -> Tensor | None:
+        """A tensor that every rank has for itself, flat; None where this one had none."""
+        entry = self._own.get(RANK_PREFIX + name)
+        return None if entry is None else _values(self._map, entry)
+
+
+class MemoryCheckpoint(Checkpoint):
+    """A snapshot of all ranks, open for loading under any plan."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        files = [_MemoryReader(path) for path in paths]
+        steps = {file.head.step for file in files}
+        if len(steps) != 1 or NOTHING in steps:
+            raise CheckpointError(f"the snapshots of the ranks are of the steps {sorted(steps)}")
+        index = {
+            "meta": files[0].meta,
+            "files": [{"name": str(path)} for path in paths],
+            "tensors": agree([file.entries for file in files]),
+        }
+        super().__init__(Path("the snapshot in memory"), index)
+        self._readers.update(enumerate(files))
+        self._by_rank = files
+
+    @property
+    def note(self) -> str | None:
+        """Nothing is unknown of a snapshot."""
+        return None
+
+    def of_rank(self, rank: int, name: str) -> Tensor | None:
+        """A tensor that rank `rank` had for itself, flat; None where it had none."""
+        return self._by_rank[rank].of_rank(name)
+
+    def mean_of_ranks(self, name: str) -> Tensor | None:
+        """The mean of a tensor over the ranks that had it; None where none had."""
+        known = [file.of_rank(name) for file in self._by_rank]
+        values = [value for value in known if value is not None]
+        return torch.stack(values).mean(dim=0) if values else None
+
+
+def _dtype(entry: Entry) -> torch.dtype:
+    found: torch.dtype = getattr(torch, entry["dtype"])
+    return found
+
+
+def _values(memory: mmap.mmap, entry: Entry) -> Tensor:
+    """The values of a shard, as a view of the map."""
+    count = entry["stop"] - entry["start"]
+    dtype = _dtype(entry)
+    if not count:
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=entry["at"])

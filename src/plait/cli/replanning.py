@@ -1,0 +1,113 @@
+"""`[recovery]`: which plans a run may go on under, when ranks are lost for good."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from plait.cli import common
+from plait.errors import PlaitError, PlanError
+from plait.plan import Plan, check_batch, check_runnable
+from plait.plan.facts import SCHEDULES, STRATEGIES
+from plait.plan.fit import check_config
+
+if TYPE_CHECKING:
+    from plait.config import Config
+    from plait.launcher.keeper import Policy
+    from plait.launcher.seat import Layout
+
+
+def check(config: Config, plan: Plan) -> None:
+    """Refuse a recovery that could not be. Errors: `PlanError`."""
+    recovery = config.recovery
+    if not recovery.goes_on and not recovery.steps_between_snapshots:
+        return
+    if not steps_together(plan):
+        raise PlanError(
+            f"plan '{plan}': its ranks do not step together on one version of the weights, so "
+            "[recovery] restarts, replan and snapshot_every cannot bring them back to one step; "
+            "take a synchronous plan, or train.restarts for 'local' and 'async-server'"
+        )
+    if recovery.replan == "auto":
+        common.measured(config.cluster.name)
+    for text in named(config):
+        fitting(config, Plan.parse(text), plan)
+
+
+def steps_together(plan: Plan) -> bool:
+    """Whether all ranks of a plan are at one step, with one version of the weights."""
+    stale = SCHEDULES[plan.pp.schedule].asynchronous
+    return STRATEGIES[plan.dp.strategy].synchronous and not stale
+
+
+def named(config: Config) -> tuple[str, ...]:
+    """The plans that `[recovery] replan` lists."""
+    replan = config.recovery.replan
+    return () if isinstance(replan, str) else replan
+
+
+def fitting(config: Config, plan: Plan, first: Plan) -> Plan:
+    """The plan, when a run that began under `first` can go on under it. Errors: `PlanError`."""
+    plan.check()
+    check_runnable(plan)
+    check_batch(plan, config.train.global_batch)
+    check_config(plan, common.sizes(config))
+    common.check_makeable(plan)
+    if not steps_together(plan) or plan.precision != first.precision:
+        raise PlanError(
+            f"recovery.replan '{plan}' cannot go on from '{first}': it must be synchronous, and of "
+            f"precision:{first.precision}"
+        )
+    return plan
+
+
+def policy(config: Config, plan: Plan) -> Policy:
+    """The treatment of lost ranks that a config asks for."""
+    from plait.launcher.keeper import Policy
+
+    recovery = config.recovery
+
+    def choose(num_ranks: int) -> Layout | None:
+        return _layout(config, plan, num_ranks)
+
+    return Policy(
+        restarts=recovery.restarts,
+        choose=None if recovery.replan == "never" else choose,
+        wait_seconds=recovery.wait_seconds,
+        deadline_seconds=recovery.deadline_seconds,
+    )
+
+
+def _layout(config: Config, first: Plan, num_ranks: int) -> Layout | None:
+    """The plan for so many ranks or fewer, most ranks first; None where there is none."""
+    from plait.launcher.seat import Layout
+
+    if config.recovery.replan != "auto":
+        listed = [Plan.parse(text) for text in named(config)]
+        chosen = next((plan for plan in listed if plan.world_size <= num_ranks), None)
+        return None if chosen is None else Layout(str(chosen), chosen.world_size)
+    for count in range(num_ranks, 0, -1):
+        found = _best(config, first, count)
+        if found is not None:
+            return Layout(str(found), found.world_size)
+    return None
+
+
+def _best(config: Config, first: Plan, num_ranks: int) -> Plan | None:
+    """The planner's best plan for exactly so many ranks, of those that the run can go on under."""
+    from dataclasses import replace
+
+    from plait.cluster import Cluster
+    from plait.predict import planner
+
+    cluster = replace(Cluster.parse(config.cluster.name), num_devices=num_ranks)
+    try:
+        found = planner.choose(config.as_dict(), cluster, top=common.ALL, runnable=True)
+    except PlaitError:  # nothing fits
+        return None
+    for estimate in found:
+        plan = Plan.parse(str(estimate.plan))
+        try:
+            return fitting(config, plan, first)
+        except PlaitError:
+            continue
+    return None

@@ -1,0 +1,59 @@
+"""Snapshots: the state of a step in memory, from which a run goes on after a loss.
+
+Every rank copies its shards of the model's state, as a checkpoint has them, into memory that the
+launcher holds. Two files a rank take turns, so that one of them is whole at any moment. Running
+statistics, which each rank keeps of its own samples, are there as each rank has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from plait.checkpoint.entry import RANK_PREFIX
+from plait.checkpoint.memory import MemoryCheckpoint, MemoryFile
+from plait.engine.state.saving import load_from, meta_of, shards_of
+from plait.engine.state.shards import buffer_shards
+from plait.engine.state.training import TrainingState
+from plait.mesh import Shard
+
+
+class Snapshots:
+    """The files of one rank for the snapshots of its state."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._files = [MemoryFile(path) for path in paths]
+        self._count = 0
+
+    def take(self, state: TrainingState, turn: int, meta: dict[str, Any]) -> int:
+        """Copy the state into the file whose turn it is; returns its bytes."""
+        own = [
+            Shard.whole(RANK_PREFIX + shard.name, shard.values)
+            for shard in buffer_shards(state.holding)
+        ]
+        file = self._files[turn % len(self._files)]
+        shards = [*shards_of(state), *own]
+        return file.write(state.step_index, shards, {**meta, **meta_of(state)})
+
+
+def restore(state: TrainingState, paths: Sequence[Path]) -> dict[str, Any]:
+    """Fill the engine from the snapshot in these files, by rank; returns its meta data. Collective.
+
+    Under the plan that wrote it, each rank gets its own statistics back, else their mean.
+    """
+    checkpoint = MemoryCheckpoint(paths)
+    is_alike = checkpoint.meta["plan"] == str(state.plan)
+    meta = load_from(state, checkpoint)
+    with torch.no_grad():
+        for shard in buffer_shards(state.holding):
+            if not shard.values.is_floating_point():
+                continue
+            own = checkpoint.mean_of_ranks(shard.name)
+            if is_alike:
+                own = checkpoint.of_rank(state.world.rank, shard.name)
+            if own is not None:
+                shard.values.copy_(own)
+    return meta
