@@ -52,9 +52,10 @@ EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 16,
 }
 DENSE = (
-    "dp2", "dp3:ring", "dp2:server", "dp4:zero1", "dp4:zero2", "dp2:zero3", "dp4:zero3,replicate2",
-    "dp2:zero1,offload", "tp2 dp2", "tp2:1d,sp dp2:zero3", "tp4:2d", "cp2:ring dp2", "cp2:ulysses dp2:zero1",
-    "pp2:gpipe mb4", "pp2:1f1b dp2:zero1 mb2", "pp2:interleaved,v2 mb4", "pp2:zb-h1 tp2 mb4", "pp2:dualpipev mb4",
+    "dp2", "dp3:ring", "dp2:server", "dp4:zero1", "dp4:zero2", "dp2:zero3",
+    "dp4:zero3,replicate2", "dp2:zero1,offload", "tp2 dp2", "tp2:1d,sp dp2:zero3", "tp4:2d",
+    "cp2:ring dp2", "cp2:ulysses dp2:zero1", "pp2:gpipe mb4", "pp2:1f1b dp2:zero1 mb2",
+    "pp2:interleaved,v2 mb4", "pp2:zb-h1 tp2 mb4", "pp2:dualpipev mb4",
     "dp2 precision:bf16", "dp2 remat:full",
 )  # fmt: skip
 ROUTED = ("ep2 dp2", "ep2 dp4:zero1", "ep2 dp2 tp2", "pp2:1f1b ep2 dp2 mb2")
