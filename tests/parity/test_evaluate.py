@@ -16,12 +16,15 @@ from torch.nn import functional as F
 
 from plait.comm import World
 from plait.engine.engine import Engine
+from plait.models.losses import IGNORE, correct_classes
 from plait.parallel.pipeline.schedules import SCHEDULES
 from tests.parity.families import DEEP, Family
 from tests.parity.harness import TOLERANCE, _copies, join, make_engine, whole_model
 
 Run = Callable[..., list[Any]]
 SIZES = (8, 3, 16)  # of the batches that are evaluated; a step has 8 samples
+EVEN_KEYS = {**DEEP["gpt-deep"].keys, "vocab_size": 32}
+EVEN = replace(DEEP["gpt-deep"], keys=EVEN_KEYS, sample=(8,), classes=32)
 DROPPING = replace(DEEP["gpt-deep"], keys={**DEEP["gpt-deep"].keys, "dropout": 0.3})
 
 
@@ -92,3 +95,34 @@ def test_micro_batches_under_way_over_several_steps(ranks: Run, plan: str) -> No
 def test_a_model_that_drops_in_training(ranks: Run, plan: str) -> None:
     """The random state travels with a step's tensors, and with no evaluation's."""
     check(ranks, 2, plan, DROPPING)
+
+
+def measured(world: World, plan: str, family: Family) -> list[list[Any]]:
+    engine = make_engine(world, f"{plan} precision:float64", family, {})
+    return [engine.measure(share(engine, batch), [correct_classes]) for batch in batches(family)]
+
+
+@pytest.mark.parametrize(
+    ("size", "plan", "family"),
+    [
+        (2, "dp2:zero3", DEEP["mlp-deep"]),
+        (2, "pp2:1f1b mb2", DEEP["mlp-deep"]),
+        (2, "tp2", EVEN),
+        (2, "tp2:1d,sp", EVEN),
+        (4, "tp4:2d", EVEN),
+        (2, "cp2:ring", EVEN),
+        (4, "pp2:1f1b tp2 mb2", EVEN),
+    ],
+)
+def test_a_measure_of_whole_outputs(ranks: Run, size: int, plan: str, family: Family) -> None:
+    results = ranks(size, measured, plan, family, plan=plan)
+    model = whole_model(family).eval()
+    for index, (inputs, targets) in enumerate(batches(family)):
+        with torch.no_grad():
+            logits = model(inputs)
+        expected = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum")
+        for rank in results:
+            loss, correct = rank[index]
+            assert correct.count == loss.count == int((targets != IGNORE).sum())
+            assert correct.total == int((logits.argmax(-1) == targets).sum())
+            assert abs(loss.total - float(expected)) <= TOLERANCE * float(expected)

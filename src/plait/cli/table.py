@@ -17,6 +17,7 @@ from plait.errors import nearest
 VERBS = {
     "train": "train a model under a plan",
     "verify": "prove that a plan computes what one device computes",
+    "evaluate": "evaluate a run, or the initial weights of a config",
     "compare": "run several plans and set their numbers side by side",
     "plan": "choose the plan for a model and a cluster",
     "estimate": "predict time, memory and traffic of one plan",

@@ -15,7 +15,7 @@ from typing import Any
 from plait import reference
 from plait.config import read
 from plait.config.rules import broken_rules
-from plait.config.sections import Adapter, Recovery, Sections
+from plait.config.sections import SCHEMAS, Sections
 from plait.errors import ConfigError, nearest
 from plait.toml import parse_value, read_toml, write_toml
 
@@ -61,11 +61,7 @@ class Config(Sections):
         """The sections as plain data, defaults included; `Config.load` of it is this config
         again.
         """
-        first = (self.model, self.data, self.train, self.plan, self.cluster)
-        sections = (*first, self.federated, self.recovery, self.adapter)
-        return {
-            name: section.as_dict() for name, section in zip(read.SECTIONS, sections, strict=True)
-        }
+        return {name: getattr(self, name).as_dict() for name in read.SECTIONS}
 
     def to_toml(self) -> str:
         """The text of a TOML file that loads as this config."""
@@ -90,17 +86,17 @@ def _read(tables: Mapping[str, Any], faults: list[str]) -> Config | None:
         if "model" in tables and "model" not in wrong
         else None
     )
-    data = read.read_data(table["data"] if "data" in tables else None, model, faults)
-    train = read.read_train(table["train"], faults)
-    plan = read.read_plan(table["plan"], faults)
-    cluster = read.read_cluster(table["cluster"], faults)
-    federated = read.read_federated(table["federated"], faults)
-    recovery = read.read_section("recovery", Recovery, table["recovery"], faults)
-    adapter = read.read_section("adapter", Adapter, table["adapter"], faults)
-    if None in (model, data, train, plan, cluster, federated, recovery, adapter):
+    sections: dict[str, Any] = {
+        "model": model,
+        "data": read.read_data(table["data"] if "data" in tables else None, model, faults),
+        "eval": read.read_eval(table["eval"], model, faults),
+    }
+    for name, schema in SCHEMAS.items():
+        if name not in sections:
+            sections[name] = read.read_section(name, schema, table[name], faults)
+    if None in sections.values():
         return None
-    assert model and data and train and plan and cluster and federated and recovery and adapter
-    return Config(model, data, train, plan, cluster, federated, recovery, adapter)
+    return Config(**sections)
 
 
 def _overridden(

@@ -22,23 +22,14 @@ from plait.config.model import (
     HuggingFaceConfig,
     ModelSection,
     Python,
-    Section,
     TransformerConfig,
 )
-from plait.config.sections import (
-    Adapter,
-    ClusterSection,
-    Data,
-    Federated,
-    PlanSection,
-    Recovery,
-    Train,
-)
+from plait.config.sections import SCHEMAS, Data, Eval, Train
 from plait.errors import nearest
 
 AnySection = TypeVar("AnySection", bound=BaseModel)
 
-SECTIONS: Final = ("model", "data", "train", "plan", "cluster", "federated", "recovery", "adapter")
+SECTIONS: Final = ("model", *SCHEMAS)
 SEQ_LEN: Final = 128
 
 ELSEWHERE: Final = {
@@ -114,24 +105,19 @@ def longest_sequence(model: ModelSection | None) -> int | None:
     return getattr(model, "max_position_embeddings", None)
 
 
-def read_train(table: Mapping[str, Any], faults: list[str]) -> Train | None:
-    """The section of a `[train]` table."""
-    return read_section("train", Train, table, faults)
-
-
-def read_plan(table: Mapping[str, Any], faults: list[str]) -> PlanSection | None:
-    """The section of a `[plan]` table."""
-    return read_section("plan", PlanSection, table, faults)
-
-
-def read_cluster(table: Mapping[str, Any], faults: list[str]) -> ClusterSection | None:
-    """The section of a `[cluster]` table."""
-    return read_section("cluster", ClusterSection, table, faults)
-
-
-def read_federated(table: Mapping[str, Any], faults: list[str]) -> Federated | None:
-    """The section of a `[federated]` table."""
-    return read_section("federated", Federated, table, faults)
+def read_eval(
+    table: Mapping[str, Any], model: ModelSection | None, faults: list[str]
+) -> Eval | None:
+    """The section of an `[eval]` table; its data is read as `[data]` is."""
+    keys: dict[str, Any] = dict(table)
+    data = keys.get("data")
+    if isinstance(data, Mapping):
+        inner: list[str] = []
+        keys["data"] = read_data(data, model, inner)
+        faults += [fault.replace("data.", "eval.data.", 1) for fault in inner]
+        if inner:
+            return None
+    return read_section("eval", Eval, keys, faults)
 
 
 def read_section(
@@ -188,16 +174,7 @@ def _where_is(section: str, key: str, schema: type[BaseModel]) -> str:
     near = nearest_key(section, key, schema.model_fields)
     if not near.startswith("known"):
         return near
-    others: dict[str, type[Section]] = {
-        "data": Data,
-        "train": Train,
-        "plan": PlanSection,
-        "cluster": ClusterSection,
-    }
-    others["federated"] = Federated
-    others["recovery"] = Recovery
-    others["adapter"] = Adapter
-    for other, known in others.items():
+    for other, known in SCHEMAS.items():
         if other != section and key in known.model_fields:
             return f"it belongs to [{other}]"
     families = [name for name, known in MODELS.items() if key in known.model_fields]
@@ -215,7 +192,11 @@ def nearest_key(section: str, key: str, known: Iterable[str]) -> str:
     return ELSEWHERE[found[0]] if found and found[0] in ELSEWHERE else nearest(key, own)
 
 
-_LISTS: Final = {"betas": "a list of two numbers from 0 to below 1", "files": "a list of paths"}
+_LISTS: Final = {
+    "betas": "a list of two numbers from 0 to below 1",
+    "files": "a list of paths",
+    "to": "a list of tensorboard, wandb, mlflow",
+}
 _KINDS: Final = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",

@@ -12,28 +12,10 @@ from typing import Any, Final
 from pydantic.json_schema import models_json_schema
 
 from plait.config.model import MODELS, Python, Section
-from plait.config.sections import (
-    Adapter,
-    ClusterSection,
-    Data,
-    Federated,
-    PlanSection,
-    Recovery,
-    Train,
-)
+from plait.config.sections import SCHEMAS
 
 MODEL_SCHEMAS: Final[dict[str, type[Section]]] = {**MODELS, "python": Python}
 """The schema of `[model]` by its name; `python` is a user's own function."""
-SCHEMAS: Final[dict[str, type[Section]]] = {
-    "data": Data,
-    "train": Train,
-    "plan": PlanSection,
-    "cluster": ClusterSection,
-    "federated": Federated,
-    "recovery": Recovery,
-    "adapter": Adapter,
-}
-"""The schema of every section but `[model]`."""
 HUGE: Final = 1e15
 """Bounds from here on only keep numbers finite; the type of a key does not name them."""
 DERIVED: Final = ("intermediate_size",)

@@ -5,7 +5,7 @@ run.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -255,6 +255,45 @@ class Federated(Section):
     """Seconds that a deployed round waits for further clients."""
 
 
+class Eval(Section):
+    """The evaluation while training, and of `plait evaluate`."""
+
+    every: Annotated[int, Field(ge=0)] = 0
+    """Steps between two evaluations; 0 evaluates never while training."""
+    batches: Count | None = None
+    """Global batches of an evaluation; by default the whole data set."""
+    data: Data | None = None
+    """The data, with the keys of [data]; by default that of training."""
+    keep_best: bool = False
+    """Whether the weights of the best evaluation are kept in `best/`."""
+    patience: Count | None = None
+    """Evaluations in a row without a better loss after which training ends."""
+
+
+TrackerName = Literal["tensorboard", "wandb", "mlflow"]
+
+
+class Log(Section):
+    """The trackers that a run tells its metrics."""
+
+    to: Annotated[tuple[TrackerName, ...], BeforeValidator(_as_tuple)] = ()
+    """Trackers: tensorboard, wandb, mlflow."""
+
+
+SCHEMAS: Final[dict[str, type[Section]]] = {
+    "data": Data,
+    "train": Train,
+    "plan": PlanSection,
+    "cluster": ClusterSection,
+    "federated": Federated,
+    "recovery": Recovery,
+    "adapter": Adapter,
+    "eval": Eval,
+    "log": Log,
+}
+"""The schema of every section but `[model]`, in the order of a file."""
+
+
 @dataclass(frozen=True)
 class Sections:
     """All sections of a config, which rules between keys are asked about."""
@@ -267,3 +306,5 @@ class Sections:
     federated: Federated = field(default_factory=Federated)
     recovery: Recovery = field(default_factory=Recovery)
     adapter: Adapter = field(default_factory=Adapter)
+    eval: Eval = field(default_factory=Eval)
+    log: Log = field(default_factory=Log)

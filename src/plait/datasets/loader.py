@@ -111,6 +111,37 @@ class Loader:
         self.position = position
 
 
+class InOrder:
+    """Batches of a data set in its order, once: this coordinate's part of each.
+
+    `batches` limits their number; None means the whole set.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        global_batch: int,
+        *,
+        dp_size: int = 1,
+        dp_rank: int = 0,
+        batches: int | None = None,
+    ) -> None:
+        self.dataset = dataset
+        self.global_batch = global_batch
+        self.dp_size = dp_size
+        self.dp_rank = dp_rank
+        most = len(dataset) if batches is None else batches * global_batch
+        self.num_samples = min(len(dataset), most)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for begin in range(0, self.num_samples, self.global_batch):
+            end = min(begin + self.global_batch, self.num_samples)
+            size = end - begin
+            first = begin + size * self.dp_rank // self.dp_size
+            last = begin + size * (self.dp_rank + 1) // self.dp_size
+            yield collate(self.dataset, torch.arange(first, last))
+
+
 def collate(dataset: Any, indices: Tensor) -> tuple[Tensor, Tensor]:
     """Samples [B] stacked, [B, ...] each; through the data set's own `batch` where it has one."""
     if hasattr(dataset, "batch"):

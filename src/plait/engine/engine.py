@@ -26,7 +26,7 @@ from plait.engine.balance import Balance, Load
 from plait.engine.batch import BatchSplitter
 from plait.engine.explain import Explainer, explained, memory_error, token_error
 from plait.engine.guard import Guard, Suspect
-from plait.engine.loss import LossTotals
+from plait.engine.loss import LossFunction, LossTotals, MetricSum
 from plait.engine.precision import LossScale, NoLossScale
 from plait.engine.prepare import example_of, first_batch, share
 from plait.engine.stages.pipeline import Pipeline, PipelineStep
@@ -180,9 +180,6 @@ class Engine:
             self._cut_by(first_batch(loader))
         return share(loader, self.world)
 
-    # -- what users call
-    # ------------------------------------------------------------------------------------------
-
     def step(self, batch: Any, *, trace: bool = True) -> StepResult:
         """Forward, backward and update on this rank's share of a global batch. Collective.
 
@@ -252,16 +249,29 @@ class Engine:
         It may be called between any two steps, with any number of samples. An asynchronous pipeline
         is not flushed for it: each stage uses its newest weights.
         """
+        return self.measure(batch)[0].mean
+
+    @torch.no_grad()
+    def measure(self, batch: Any, functions: Sequence[LossFunction] = ()) -> list[MetricSum]:
+        """The sums of the loss and of further functions over all ranks' shares of a batch.
+
+        A function takes (output, targets) and returns (sum, count), as a loss does. It sees whole
+        outputs. Nothing is updated. Collective.
+        """
         self._cut_by(batch)
         self.model.eval()
         self._timing.show_newest()
+        if self.split is not None:
+            functions = [self.split.loss(function, None) for function in functions]
+        functions = [self._pipeline.loss_function, *functions]
         flight = self.world.recorder.flight
         with flight.during(Phase.EVALUATING), _own_random_state(self.world.device):
-            loss = self._pipeline.evaluate(self._step_of(batch))
-        sums = torch.stack([loss.loss_sum, loss.count]) / self.update.loss_copies
+            measured = self._pipeline.evaluate(self._step_of(batch), functions)
+        sums = torch.stack([torch.stack([one.loss_sum, one.count]) for one in measured])
+        sums = sums / self.update.loss_copies
         for axis in (self._everyone, self._stages):
             axis.all_reduce(sums, control=True).wait()
-        return float(sums[0] / sums[1])
+        return [MetricSum(total, count) for total, count in sums.tolist()]
 
     def save(self, path: str | Path, **meta: Any) -> None:
         """Save parameters, optimizer state, step and random state, by slices; `meta` is stored
@@ -330,9 +340,6 @@ class Engine:
                 parts = uncut.make(example_of(batch))
             self._uncut = None
             self._take(parts)
-
-    # -- what the schedule calls
-    # ----------------------------------------------------------------------------------
 
     def _step_of(self, batch: Any) -> PipelineStep:
         micro_batches = self.splitter.split(batch)

@@ -22,6 +22,22 @@ LossFunction = Callable[[Any, Any], "Tensor | tuple[Tensor, Tensor]"]
 
 
 @dataclass(frozen=True)
+class MetricSum:
+    """A loss or another measure of outputs, added up over all ranks."""
+
+    total: float
+    count: float
+
+    @property
+    def mean(self) -> float:
+        """The total over the count; NaN where nothing was counted."""
+        return self.total / self.count if self.count else math.nan
+
+    def __add__(self, other: MetricSum) -> MetricSum:
+        return MetricSum(self.total + other.total, self.count + other.count)
+
+
+@dataclass(frozen=True)
 class LossTotals:
     """Sums over all ranks and micro-batches of a step."""
 

@@ -61,6 +61,16 @@ def mse(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return total, torch.tensor(len(output), device=output.device)
 
 
+def correct_classes(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The number of targets that have the largest logit, and the number of targets.
+
+    `logits` [..., V], `targets` [...] integers. Targets that are `IGNORE` count for nothing.
+    """
+    counted = targets != IGNORE
+    hits = (logits.argmax(dim=-1) == targets) & counted
+    return hits.sum().double(), counted.sum()
+
+
 def widen(tensor: Tensor) -> Tensor:
     """The tensor in float32 at least."""
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

@@ -19,6 +19,7 @@ from plait.cluster.products import ProductTable
 from plait.comm import World
 from plait.config import Config, Data, ModelSection, PlanSection, Train
 from plait.datasets import Loader
+from plait.datasets.loader import InOrder
 from plait.engine.build import Options, build
 from plait.engine.engine import Engine
 from plait.engine.loss import LossFunction
@@ -225,6 +226,20 @@ def make_loader(config: ConfigSource, rank: int = 0, size: int = 1) -> Loader:
     _check_alphabet(config)
     dataset = datasets.make(config.data, model_keys(config), train.seed)
     return Loader(dataset, train.global_batch, dp_size=size, dp_rank=rank, seed=train.seed)
+
+
+def make_eval_batches(
+    config: Config, rank: int = 0, size: int = 1, batches: int | None = None
+) -> InOrder:
+    """The share of data coordinate `rank` of `size` in the batches of an evaluation.
+
+    `batches` replaces `[eval] batches`. The data are those of `[eval]`, else of `[data]`.
+    """
+    source = config if config.eval.data is None else replace(config, data=config.eval.data)
+    _check_alphabet(source)
+    dataset = datasets.make(source.data, model_keys(source), config.train.seed)
+    count = config.eval.batches if batches is None else batches
+    return InOrder(dataset, config.train.global_batch, dp_size=size, dp_rank=rank, batches=count)
 
 
 def _check_alphabet(config: ConfigSource) -> None:

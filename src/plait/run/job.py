@@ -116,6 +116,7 @@ def _trained(
     from plait.run.assemble import assemble
     from plait.run.loop import fit
     from plait.run.metrics import Tally
+    from plait.run.observing import Observers
     from plait.run.rundir import RunFolder
     from plait.run.watch import Watch
 
@@ -138,19 +139,25 @@ def _trained(
     tally = Tally()
     watch = Watch(_warn if world.rank == 0 else _be_silent)
     steps = job.config.train.steps
-    hooks = [tally, watch, *_hooks(job, world, folder, training)]
-    if ending is None:
-        fit(training.engine, training.loader, steps, hooks)
-    else:
-        hooks += [] if place is None else place.hooks(job.config.recovery.steps_between_snapshots)
-        fit(training.engine, training.loader, steps, hooks, ending.ends_before)
-    if ending is not None and training.engine.step_index < steps:
+    observers = Observers.of(job.config, job.plan, world, folder)
+    hooks = [tally, watch, *_hooks(job, world, folder, training), *observers.hooks()]
+    if place is not None:
+        hooks += place.hooks(job.config.recovery.steps_between_snapshots)
+
+    def ends_before(step: int) -> bool:
+        return observers.ends or (ending is not None and ending.ends_before(step))
+
+    fit(training.engine, training.loader, steps, hooks, ends_before)
+    if ending is not None and training.engine.step_index < steps and not observers.ends:
+        observers.finish()
         world.close()
         return {"stopped": training.engine.step_index, "signal": ending.signal}
     recoveries = [] if place is None else place.recoveries()
-    return _ended(
-        job, world, training, tally, {"warnings": watch.warnings, "recoveries": recoveries}
-    )
+    more = {"warnings": watch.warnings, "recoveries": recoveries, **observers.numbers()}
+    result = _ended(job, world, training, tally, more)
+    observers.finish()
+    world.close()
+    return result
 
 
 def _load(job: TrainingRun, training: Training, place: Place | None) -> None:
@@ -167,7 +174,7 @@ def _load(job: TrainingRun, training: Training, place: Place | None) -> None:
 def _ended(
     job: TrainingRun, world: World, training: Training, tally: Tally, more: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The numbers of a run that has done all its steps, and `more`, written into its folder."""
+    """The numbers of a run that has done its steps, and `more`, written into its folder."""
     from plait.run.metrics import first_loss
     from plait.run.rundir import RunFolder
     from plait.trace import Timeline
@@ -187,7 +194,6 @@ def _ended(
         result["first_loss"] = first_loss(folder.metrics)
     if folder is not None and world.rank == 0 and _has_news(tally, folder.summary):
         folder.summary.write_text(json.dumps(result, indent=2) + "\n")
-    world.close()
     return (
         {**result, "timeline": Timeline.merge(kept)}
         if job.keeps_timeline and world.rank == 0

@@ -24,6 +24,12 @@ def check_code(config: Config, plan: Plan) -> None:
         reference.load(model["python"], ModelError)
     if config.data.python is not None:
         reference.load(config.data.python, DataError)
+    if config.eval.data is not None and config.eval.data.python is not None:
+        reference.load(config.eval.data.python, DataError)
+    if config.log.to:
+        from plait.run.trackers import check_packages
+
+        check_packages(config.log.to)
     if config.train.loss is not None:
         reference.load(config.train.loss, ModelError)
     if model.get("name") == "hf" and find_spec("transformers") is None:

@@ -3,7 +3,9 @@
     config.toml, plan.txt        what was asked for (and schedule.txt, a schedule of the user's own)
     products.json                which library multiplies what (see `engine.choosing`)
     metrics.jsonl                one object a step
+    eval.jsonl                   one object an evaluation
     checkpoints/step-00000100/   the state after that step
+    best/                        the state of the best evaluation
     summary.json, trace.json     written at the end
     doctor/                      the ranks' flight records, and findings.jsonl
     .lock                        held by the process that runs (see `runlock`)
@@ -56,6 +58,16 @@ class RunFolder:
     def metrics(self) -> Path:
         """One JSON object a step: step, loss, grad_norm, tokens, seconds."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def evaluations(self) -> Path:
+        """One JSON object an evaluation: step, loss, perplexity, accuracy, samples."""
+        return self.path / "eval.jsonl"
+
+    @property
+    def best(self) -> Path:
+        """The checkpoint of the best evaluation, with `eval.keep_best`."""
+        return self.path / "best"
 
     @property
     def summary(self) -> Path:

@@ -59,6 +59,7 @@ class Pipeline:
         transport: sends and receives between stages.
         loss: the loss of the step so far.
         under_way: the micro-batch that was last evaluated, and how many samples it has.
+        loss_function: the user's loss on this rank's outputs.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Pipeline:
         self.transport = transport
         self._device = next(iter(self.parts.values())).strategy.group.device
         self.loss = LossSum(self._device)
-        self._loss_function = loss
+        self.loss_function = loss
         self._contexts = tuple(contexts)
         self._batched = batched
         self._random = RandomState(self._device)
@@ -124,35 +125,41 @@ class Pipeline:
         """The step has ended: nothing stays under way."""
         self.transport.finish()
 
-    def evaluate(self, step: PipelineStep) -> LossSum:
-        """The losses of a batch, forward only; nothing where the last stage is on another rank.
+    def evaluate(self, step: PipelineStep, functions: Sequence[LossFunction]) -> list[LossSum]:
+        """Sums of functions of (output, targets) over a batch, forward only.
 
-        A step of an asynchronous schedule that is under way goes on afterwards.
+        The sums are zero where the last stage is on another rank. A step of an asynchronous
+        schedule that is under way goes on afterwards.
         """
         self._begin_contexts(step)
-        return self._evaluate(step)
+        return self._evaluate(step, functions)
 
     def replay(self) -> LossSum:
         """The losses of the step under way again, forward only, from its seeds. Collective."""
-        return self._evaluate(self._step)
+        return self._evaluate(self._step, [self.loss_function])[0]
 
     def batches(self) -> list[tuple[int, Any, int]]:
         """The number, inputs and number of samples of each micro-batch of the step under way."""
         known = self._step.micro_batches.items()
         return [(index, micro.inputs, micro.num_samples) for index, micro in known]
 
-    def _evaluate(self, step: PipelineStep) -> LossSum:
+    def _evaluate(self, step: PipelineStep, functions: Sequence[LossFunction]) -> list[LossSum]:
         under_way = self._step
-        loss = LossSum(self._device)
+        sums = [LossSum(self._device) for _ in functions]
         self._enter_step(step, recording=False)
         for micro_batch in step.micro_batches:
             for stage in self.parts:
-                self._evaluate_stage(stage, micro_batch, loss)
+                output = self._evaluate_stage(stage, micro_batch)
+                if stage == self.num_stages - 1:
+                    micro = step.micro_batches[micro_batch]
+                    for function, total in zip(functions, sums, strict=True):
+                        total.add(function(output, micro.targets), micro.num_samples)
         self.end()
         self._enter_step(under_way, recording=True)
-        return loss
+        return sums
 
-    def _evaluate_stage(self, stage: int, micro_batch: int, loss: LossSum) -> None:
+    def _evaluate_stage(self, stage: int, micro_batch: int) -> Any:
+        """The output of one stage, sent on where the next stage is on another rank."""
         transport = self.transport
         placement = transport.placement
         if stage > 0 and placement[stage - 1] != placement[stage]:
@@ -163,10 +170,10 @@ class Pipeline:
         received, seeded = self._begin_forward(stage, micro_batch, recording=False)
         output = self.parts[stage].stage.module.forward(micro.inputs, received)
         self._end_forward(stage, micro_batch, output, seeded)
-        if stage == self.num_stages - 1:
-            loss.add(self._loss_function(output, micro.targets), micro.num_samples)
-        elif placement[stage + 1] != placement[stage]:
+        is_last = stage == self.num_stages - 1
+        if not is_last and placement[stage + 1] != placement[stage]:
             transport.send_output(stage, micro_batch)
+        return output
 
     def forward(self, action: Action) -> None:
         """Run one stage on a micro-batch; on the last stage, the loss too."""
@@ -181,7 +188,7 @@ class Pipeline:
             self._after_forward(None)
             part.keep(micro_batch, received, output.tensors)
             return
-        loss = self._loss_function(output, micro.targets)
+        loss = self.loss_function(output, micro.targets)
         self._after_forward(loss)
         total = self.loss.add(loss, micro.num_samples, micro.tokens_per_sample)
         if self._step.loss_scale != 1.0:

@@ -8,7 +8,7 @@ without code here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,25 +102,19 @@ def check_tables(tables: Mapping[str, Any]) -> None:
     """Refuse what nothing reads and what cannot be. Raises `ConfigError` with a sentence for each
     fault.
     """
-    from plait.config import Data, read
-    from plait.config.sections import Adapter, Recovery
+    from plait.config import read
+    from plait.config.sections import SCHEMAS
 
-    readers: dict[str, Callable[[Mapping[str, Any], list[str]], Any]] = {
-        "train": read.read_train,
-        "plan": read.read_plan,
-        "cluster": read.read_cluster,
-        "federated": read.read_federated,
-        "data": lambda table, faults: read.read_section("data", Data, table, faults),
-        "recovery": lambda table, faults: read.read_section("recovery", Recovery, table, faults),
-        "adapter": lambda table, faults: read.read_section("adapter", Adapter, table, faults),
-        "model": _check_model,
-    }
     faults = [] if "model" in tables else ["the section [model] is missing"]
     for section, table in tables.items():
-        if section not in readers:
+        if section not in read.SECTIONS:
             faults.append(read.unknown_section(str(section)))
+        elif isinstance(table, Mapping) and section == "model":
+            _check_model(table, faults)
+        elif isinstance(table, Mapping) and section == "eval":
+            read.read_eval(table, None, faults)
         elif isinstance(table, Mapping):
-            readers[section](table, faults)
+            read.read_section(section, SCHEMAS[section], table, faults)
         elif section != "model" or not hasattr(table, "named_modules"):
             faults.append(f"[{section}] must be a table of keys, not {table!r}")
     if faults:

@@ -1,0 +1,46 @@
+"""The evaluation of a checkpoint or of initial weights, as its ranks see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from plait.config import Config
+
+
+@dataclass(frozen=True)
+class EvaluateJob:
+    """The evaluation that ranks do. `batches` None takes those of `[eval]`, else the whole set."""
+
+    config: Config
+    plan: str
+    checkpoint: Path | None = None
+    batches: int | None = None
+
+
+def run(job: EvaluateJob) -> dict[str, Any]:
+    """Evaluate, and return the object of `plait evaluate --json`. Collective."""
+    from plait.engine.build import join_world
+    from plait.engine.explain import explained, memory_error
+    from plait.plan import Plan
+    from plait.run.assemble import assemble, make_eval_batches
+    from plait.run.evaluation import evaluate
+
+    plan = Plan.parse(job.plan)
+    world = join_world(plan)
+    with explained(memory_error(world.rank, "building the model")):
+        training = assemble(job.config, plan, world)
+    if job.checkpoint is not None:
+        training.engine.load(job.checkpoint)
+    batches = make_eval_batches(job.config, *world.worker, batches=job.batches)
+    evaluation = evaluate(training.engine, batches)
+    result = {
+        **evaluation.as_dict(),
+        "step": training.engine.step_index,
+        "plan": job.plan,
+        "checkpoint": None if job.checkpoint is None else str(job.checkpoint),
+    }
+    world.close()
+    return result

@@ -1,0 +1,192 @@
+"""Evaluation: loss, perplexity and accuracy of a data set over the whole mesh, under any plan.
+
+The sums of all ranks are added and divided once, so that a plan cannot change the answer. Samples
+come in the order of the data set, each exactly once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor
+
+from plait.datasets.loader import InOrder
+from plait.engine.engine import Engine
+from plait.engine.loss import MetricSum
+from plait.errors import RunError
+from plait.models.losses import correct_classes
+from plait.run.hooks import Hook, Start, StepDone
+from plait.run.rundir import RunFolder
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The answer of `plait evaluate`.
+
+    Attributes:
+        loss: the mean over all counted tokens or samples.
+        perplexity: exp(loss), for targets that are sequences of tokens; else None.
+        accuracy: the part of right classes, for one label a sample; else None.
+        samples: the samples that were evaluated.
+    """
+
+    loss: float
+    perplexity: float | None
+    accuracy: float | None
+    samples: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields as plain data."""
+        return asdict(self)
+
+
+def evaluate(engine: Engine, batches: InOrder) -> Evaluation:
+    """Evaluate an engine's model on a data set. Collective; nothing is updated."""
+    has_labels, has_tokens = _kind_of(batches.dataset)
+    functions = [correct_classes] if has_labels else []
+    sums: list[MetricSum] | None = None
+    for batch in batches:
+        measured = engine.measure(batch, functions)
+        before = sums or [MetricSum(0.0, 0.0)] * len(measured)
+        sums = [one + other for one, other in zip(before, measured, strict=True)]
+    assert sums is not None  # a data set has a sample
+    loss = sums[0].mean
+    perplexity = None
+    if has_tokens:
+        perplexity = math.exp(loss) if loss < math.log(1e300) else math.inf
+    accuracy = sums[1].mean if has_labels else None
+    return Evaluation(loss, perplexity, accuracy, batches.num_samples)
+
+
+def _kind_of(dataset: Any) -> tuple[bool, bool]:
+    """Whether a target is one class, and whether it is a sequence of tokens."""
+    import torch
+
+    target = dataset[0][1]
+    if isinstance(target, bool) or not isinstance(target, (int, Tensor)):
+        return False, False
+    tensor = torch.as_tensor(target)
+    if tensor.is_floating_point() or tensor.is_complex():
+        return False, False
+    return tensor.dim() == 0, tensor.dim() >= 1
+
+
+class Evaluations(Hook):
+    """`[eval]`: evaluate every `every` steps, keep the best weights, and end when it gets no better.
+
+    All ranks call it. Rank 0 writes a line of `eval.jsonl` for each evaluation.
+
+    Attributes:
+        ends: whether `patience` evaluations in a row were no better than the best.
+        last: the newest evaluation.
+    """
+
+    def __init__(
+        self,
+        batches: InOrder,
+        every: int,
+        folder: RunFolder | None,
+        *,
+        keep_best: bool = False,
+        patience: int | None = None,
+    ) -> None:
+        self.batches = batches
+        self.every = every
+        self.folder = folder
+        self.keep_best = keep_best
+        self.patience = patience
+        self.ends = False
+        self.last: Evaluation | None = None
+        self._best = math.inf
+        self._worse = 0
+
+    def newest(self) -> tuple[int, dict[str, Any]] | None:
+        """The step and the numbers of the newest evaluation."""
+        return None if self.last is None else (self._evaluated, self.last.as_dict())
+
+    def on_start(self, start: Start) -> None:
+        """Learn what is evaluated, and what a run that is continued has reached."""
+        self._start = start
+        self._step = start.first_step - 1
+        self._evaluated = self._step
+        world = start.engine.world
+        rows: list[dict[str, Any]] = []
+        if self.folder is not None and world.rank == 0:
+            rows = [row for row in read_rows(self.folder) if row["step"] <= self._step]
+            write_rows(self.folder, rows)
+        for row in world.axis("world").gather_objects(rows)[0]:
+            self._judge(row["loss"])
+
+    def on_step(self, done: StepDone) -> None:
+        """Evaluate when it is time to."""
+        self._step = done.step
+        if self.every and done.step % self.every == 0:
+            self._evaluate()
+
+    def on_end(self) -> None:
+        """Evaluate the last step unless that has just happened."""
+        if self._step > self._evaluated:
+            self._evaluate()
+
+    def _evaluate(self) -> None:
+        engine = self._start.engine
+        self.last = evaluate(engine, self.batches)
+        self._evaluated = self._step
+        is_best = self._judge(self.last.loss)
+        if self.folder is None:
+            return
+        if engine.world.rank == 0:
+            append_row(self.folder, {"step": self._step, **self.last.as_dict()})
+        if is_best and self.keep_best:
+            engine.save(self.folder.best, loader=self._start.loader.state_dict())
+
+    def _judge(self, loss: float | None) -> bool:
+        if loss is not None and loss < self._best:
+            self._best = loss
+            self._worse = 0
+            return True
+        self._worse += 1
+        self.ends = self.patience is not None and self._worse >= self.patience
+        return False
+
+
+def read_rows(folder: RunFolder | None) -> list[dict[str, Any]]:
+    """The evaluations of a run so far; lines that a crash has cut are left out."""
+    if folder is None or not folder.evaluations.is_file():
+        return []
+    rows: list[dict[str, Any]] = []
+    for line in folder.evaluations.read_text(encoding="utf-8").splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and isinstance(row.get("step"), int) and "loss" in row:
+            rows.append(row)
+    return rows
+
+
+def write_rows(folder: RunFolder, rows: list[dict[str, Any]]) -> None:
+    """Write `eval.jsonl` anew; without rows there is no file."""
+    if not rows:
+        folder.evaluations.unlink(missing_ok=True)
+        return
+    text = "".join(f"{json.dumps(row)}\n" for row in rows)
+    folder.evaluations.write_text(text, encoding="utf-8")
+
+
+def append_row(folder: RunFolder, row: dict[str, Any]) -> None:
+    """Add an evaluation to `eval.jsonl`. Errors: `RunError` when it cannot be written."""
+    standard = {key: _finite(value) for key, value in row.items()}
+    try:
+        with folder.evaluations.open("a", encoding="utf-8") as file:
+            file.write(f"{json.dumps(standard)}\n")
+    except OSError as error:
+        raise RunError(f"{folder.evaluations} cannot be written: {error.strerror}") from error
+
+
+def _finite(value: Any) -> Any:
+    """The value, or None for a number that JSON does not have."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,124 @@
+"""The hook that tells trackers; one that fails is left out, and the run goes on."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from plait.errors import ConfigError
+from plait.run.hooks import Hook, Start, StepDone
+from plait.run.trackers.mlflow import MLflow
+from plait.run.trackers.tensorboard import TensorBoard
+from plait.run.trackers.tracker import TrackedRun, Tracker
+from plait.run.trackers.wandb import WandB
+
+TRACKERS: Final[dict[str, tuple[str, Callable[[TrackedRun], Tracker]]]] = {
+    "tensorboard": ("tensorboard", TensorBoard),
+    "wandb": ("wandb", WandB),
+    "mlflow": ("mlflow", MLflow),
+}
+"""The package and the maker of each name of `[log] to`."""
+
+
+def check_packages(names: Iterable[str]) -> None:
+    """Errors: `ConfigError` naming the first package of `[log] to` that is not installed."""
+    for name in names:
+        package, _ = TRACKERS[name]
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"log.to names {name}, and the package {package} is not installed: "
+                f"pip install 'plait[{name}]'"
+            )
+
+
+class Trackers(Hook):
+    """Tells every tracker the metrics of each step and each evaluation. On rank 0 alone."""
+
+    def __init__(
+        self,
+        names: Iterable[str],
+        folder: Path,
+        config: Mapping[str, Any],
+        plan: str,
+        evaluation: Callable[[], tuple[int, Mapping[str, Any]] | None] = lambda: None,
+    ) -> None:
+        self._names = tuple(names)
+        self._folder = folder
+        self._config = config
+        self._plan = plan
+        self._evaluation = evaluation
+        self._told: int | None = None
+        self._trackers: dict[str, Tracker] = {}
+
+    def on_start(self, start: Start) -> None:
+        """Open each tracker."""
+        run = TrackedRun(self._folder, self._config, self._plan, start.first_step)
+        for name in self._names:
+            _, make = TRACKERS[name]
+            tracker = _guarded(name, partial(make, run))
+            if tracker is not None:
+                self._trackers[name] = tracker
+
+    def on_step(self, done: StepDone) -> None:
+        """Tell the numbers of the step."""
+        result = done.result
+        metrics = {
+            "train/loss": result.loss,
+            "train/grad_norm": result.grad_norm,
+            "train/learning_rate": result.details.get("lr"),
+            "train/tokens": result.tokens,
+            "train/step_seconds": done.seconds,
+            "train/tokens_per_second": result.tokens / done.seconds if done.seconds else None,
+        }
+        self._tell(metrics, done.step)
+        self._tell_evaluation()
+
+    def on_end(self) -> None:
+        """Tell the last evaluation."""
+        self._tell_evaluation()
+
+    def finish(self, report: Path | None) -> None:
+        """Close each tracker; `report` is the page of the run."""
+        for name, tracker in list(self._trackers.items()):
+            _guarded(name, partial(tracker.finish, report))
+        self._trackers.clear()
+
+    def _tell_evaluation(self) -> None:
+        newest = self._evaluation()
+        if newest is None or newest[0] == self._told:
+            return
+        self._told, values = newest
+        self._tell({f"eval/{name}": value for name, value in values.items()}, self._told)
+
+    def _tell(self, metrics: Mapping[str, Any], step: int) -> None:
+        numbers = {
+            name: float(value)
+            for name, value in metrics.items()
+            if isinstance(value, (int, float)) and math.isfinite(value)
+        }
+        for name, tracker in list(self._trackers.items()):
+            if not _guarded(name, partial(_logged, tracker, numbers, step)):
+                del self._trackers[name]
+
+
+def _logged(tracker: Tracker, numbers: Mapping[str, float], step: int) -> bool:
+    tracker.log(numbers, step)
+    return True
+
+
+def _guarded(name: str, act: Callable[[], Any]) -> Any:
+    """The result of a tracker's call; None after a failure, which is told on stderr."""
+    try:
+        return act()
+    except Exception as error:  # whatever a package raises, the training is worth more
+        print(
+            f"warning: {name} failed and is left out: {type(error).__name__}: {error}",
+            file=sys.stderr,
+            flush=True,
+        )
+        return None
