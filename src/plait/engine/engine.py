@@ -26,7 +26,7 @@ from plait.engine.balance import Balance, Load
 from plait.engine.batch import BatchSplitter
 from plait.engine.explain import Explainer, explained, memory_error, token_error
 from plait.engine.guard import Guard, Suspect
-from plait.engine.loss import LossFunction, LossTotals, MetricSum
+from plait.engine.loss import LossFunction, LossTotals, MetricSum, summed
 from plait.engine.precision import LossScale, NoLossScale
 from plait.engine.prepare import example_of, first_batch, share
 from plait.engine.stages.pipeline import Pipeline, PipelineStep
@@ -263,15 +263,10 @@ class Engine:
         self._timing.show_newest()
         if self.split is not None:
             functions = [self.split.loss(function, None) for function in functions]
-        functions = [self._pipeline.loss_function, *functions]
         flight = self.world.recorder.flight
         with flight.during(Phase.EVALUATING), _own_random_state(self.world.device):
             measured = self._pipeline.evaluate(self._step_of(batch), functions)
-        sums = torch.stack([torch.stack([one.loss_sum, one.count]) for one in measured])
-        sums = sums / self.update.loss_copies
-        for axis in (self._everyone, self._stages):
-            axis.all_reduce(sums, control=True).wait()
-        return [MetricSum(total, count) for total, count in sums.tolist()]
+        return summed(measured, self.update.loss_copies, (self._everyone, self._stages))
 
     def save(self, path: str | Path, **meta: Any) -> None:
         """Save parameters, optimizer state, step and random state, by slices; `meta` is stored

@@ -9,13 +9,14 @@ the division is folded into the factor that the update applies to gradients.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from plait.comm import Axis
 from plait.errors import DataError, ModelError, NonFiniteLoss
 
 LossFunction = Callable[[Any, Any], "Tensor | tuple[Tensor, Tensor]"]
@@ -175,3 +176,11 @@ class LossSum:
         "mean").
         """
         return 1.0 / (num_workers * max(float(self.count), 1.0))
+
+
+def summed(parts: Sequence[LossSum], copies: int, axes: Iterable[Axis]) -> list[MetricSum]:
+    """The sums of all ranks, of which `copies` have computed each. Collective over every axis."""
+    sums = torch.stack([torch.stack([part.loss_sum, part.count]) for part in parts]) / copies
+    for axis in axes:
+        axis.all_reduce(sums, control=True).wait()
+    return [MetricSum(total, count) for total, count in sums.tolist()]

@@ -75,7 +75,7 @@ def _kind_of(dataset: Any) -> tuple[bool, bool]:
 
 
 class Evaluations(Hook):
-    """`[eval]`: evaluate every `every` steps, keep the best weights, and end when it gets no better.
+    """`[eval]`: evaluate every `every` steps, keep the best weights, end when they get no better.
 
     All ranks call it. Rank 0 writes a line of `eval.jsonl` for each evaluation.
 

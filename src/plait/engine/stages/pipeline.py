@@ -126,13 +126,13 @@ class Pipeline:
         self.transport.finish()
 
     def evaluate(self, step: PipelineStep, functions: Sequence[LossFunction]) -> list[LossSum]:
-        """Sums of functions of (output, targets) over a batch, forward only.
+        """Sums of the loss and of functions of (output, targets) over a batch, forward only.
 
         The sums are zero where the last stage is on another rank. A step of an asynchronous
         schedule that is under way goes on afterwards.
         """
         self._begin_contexts(step)
-        return self._evaluate(step, functions)
+        return self._evaluate(step, [self.loss_function, *functions])
 
     def replay(self) -> LossSum:
         """The losses of the step under way again, forward only, from its seeds. Collective."""
