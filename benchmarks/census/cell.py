@@ -23,8 +23,6 @@ from plait.config import Train
 from plait.engine.state.start import make_whole
 from plait.errors import PlaitError
 from plait.mesh import Mesh
-from plait.parallel.pipeline import payload as pipeline_random
-from plait.parallel.pipeline import replayed
 from plait.plan import Plan
 from plait.verify.problem import Problem
 from plait.verify.report import Report
@@ -66,7 +64,8 @@ class OnThreads(Problem):
         with _MAKING:
             model = super().make_model()
             if self.start is not None:
-                model.make_start = functools.partial(copy.deepcopy, self.start)  # type: ignore[assignment]
+                give: Any = model
+                give.make_start = functools.partial(copy.deepcopy, self.start)
             return model
 
     def drawn(self) -> OnThreads:
@@ -79,14 +78,12 @@ class OnThreads(Problem):
 def one_generator() -> Iterator[None]:
     """Let pipelines take the generator as untouched: threads share it, and nothing is dropped."""
     state = torch.get_rng_state()
-    before = pipeline_random.get_state
-    for module in (pipeline_random, replayed):
-        module.get_state = lambda device: state  # type: ignore[attr-defined]
+    before = torch.get_rng_state
+    torch.get_rng_state = lambda: state
     try:
         yield
     finally:
-        for module in (pipeline_random, replayed):
-            module.get_state = before  # type: ignore[attr-defined]
+        torch.get_rng_state = before
 
 
 def problem_of(task: str, table: Mapping[str, Any]) -> Problem:
@@ -104,18 +101,32 @@ def problem_of(task: str, table: Mapping[str, Any]) -> Problem:
 def judge(task: str, table: Mapping[str, Any], plan_text: str) -> Cell:
     """The verdict on one class under one plan; every failure is one."""
     begin = time.perf_counter()
+    family = str(table["model_type"])
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            report = _report(problem_of(task, table), plan_text)
+            problem = problem_of(task, table)
+            if nothing := _nothing_to_split(problem, Plan.parse(plan_text)):
+                return Cell(task, family, plan_text, "none", nothing, 0.0)
+            report = _report(problem, plan_text)
         verdict, reason = _verdict(report)
     except PlaitError as refusal:
         verdict, reason = "refused", str(refusal)
     except Exception as failure:
         verdict, reason = "crashed", _crash(failure)
     seconds = time.perf_counter() - begin
-    family = str(table["model_type"])
     return Cell(task, family, plan_text, verdict, " ".join(reason.split()), round(seconds, 2))
+
+
+def _nothing_to_split(problem: OnThreads, plan: Plan) -> str:
+    """Why a plan means nothing for a class; empty where it means something."""
+    assert problem.start is not None
+    words = [f"{name} {type(one).__name__}".lower() for name, one in problem.start.named_modules()]
+    if plan.ep > 1 and not any("experts" in word for word in words):
+        return "it has no experts"
+    if plan.cp.size > 1 and not any("att" in word for word in words):
+        return "it has no attention"
+    return ""
 
 
 def _report(problem: Problem, plan_text: str) -> Report:

@@ -67,7 +67,15 @@ SIZES: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 LISTS = {"depths": 1, "hidden_sizes": 16, "embed_dims": 16, "num_blocks": 1, "layers": 1}
-DROPS = ("dropout", "pdrop", "dropout_rate", "dropout_prob", "layerdrop", "drop_path_rate")
+DROPS = (
+    "dropout",
+    "pdrop",
+    "dropout_rate",
+    "dropout_prob",
+    "layerdrop",
+    "drop_path_rate",
+    "jitter_noise",
+)
 UNSURE = (
     ("head_dim",),
     ("tie_word_embeddings",),

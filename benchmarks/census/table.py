@@ -16,7 +16,7 @@ PLANS = (
     "tp4:2d",
     "cp2:ring",
     "cp2:ulysses",
-    "ep2",
+    "dp2 ep2",
     "pp2:1f1b tp2 dp2:zero1 mb2",
 )
 BEGIN = "<!-- census: written by python -m benchmarks.census -->"

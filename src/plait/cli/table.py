@@ -30,6 +30,7 @@ VERBS = {
     "import": "turn the config of another framework into a plan and a config",
     "launch": "write the script that starts a config on a cluster",
     "federated": "train over clients that keep their data",
+    "roles": "print the table by which a model's layers are split, and its cost",
     "config": "list every key of a config, or print its JSON schema",
 }
 

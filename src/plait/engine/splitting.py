@@ -93,7 +93,7 @@ def _split_sequences(
             plan.cp.strategy,
             partial(call_without_values, model, example_inputs(model, options.cutting)),
         )
-    roles = _roles(model, options)
+    roles = _roles(model, options, 1)
     named = {}
     for name, _ in model.named_modules():
         role = models.role(name, roles)
@@ -148,11 +148,11 @@ def _split_layers(
     group = TensorGroup(
         world, plan.tp.mode, plan.tp.sequence_parallel, str(plan.tp), products=products
     )
-    return tensor.apply(model, _roles(model, options), group)
+    return tensor.apply(model, _roles(model, options, plan.tp.size), group)
 
 
-def _roles(model: nn.Module, options: Options) -> Mapping[str, str]:
-    return models.roles_for(model) if options.roles is None else options.roles
+def _roles(model: nn.Module, options: Options, size: int) -> Mapping[str, str]:
+    return models.roles_for(model, size) if options.roles is None else options.roles
 
 
 def block_names(model: nn.Module, pattern: str | None) -> list[str]:

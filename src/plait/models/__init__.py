@@ -69,16 +69,16 @@ def roles_of(name: str) -> dict[str, str]:
     return dict(_module(name).ROLES) if name in CLASSES else {}
 
 
-def roles_for(model: nn.Module) -> dict[str, str]:
-    """From module pattern to role, for any model: the table beside its class, or one derived for
-    Hugging Face models.
+def roles_for(model: nn.Module, size: int = 2) -> dict[str, str]:
+    """Roles by module pattern, for `size` ranks: the table beside a model's class, or one derived
+    for Hugging Face models.
 
     Raises `ModelError` for a model that has none.
     """
     home = importlib.import_module(type(model).__module__)
     derive = getattr(home, "roles_for", None)
     if derive is not None and home.__name__.startswith("plait.models."):
-        return dict(derive(model))
+        return dict(derive(model, size))
     table = getattr(home, "ROLES", None)
     if not isinstance(table, Mapping):
         if home.__name__.startswith("transformers."):

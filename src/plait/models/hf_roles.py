@@ -4,13 +4,19 @@ its structure.
 
 from __future__ import annotations
 
+import inspect
 import re
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 from plait.errors import ModelError
 from plait.models import hf_experts
+from plait.models.derived.record import is_linear
+from plait.models.derived.table import Ends, Table, derive, left_whole
+from plait.models.layers import ScaledEmbedding
 from plait.patterns import matches
 
 STYLES = {"colwise": "column", "rowwise": "row", "replicated_with_grad_allreduce": "head_norm"}
@@ -25,11 +31,83 @@ GPT2_ROLES = {
 }
 
 
-def roles_for(model: nn.Module) -> dict[str, str]:
-    """The table of roles: from the config's own plan for tensor parallelism, or from structure for
-    GPT-2.
+def roles_for(model: nn.Module, size: int = 2) -> dict[str, str]:
+    """The table of roles for `size` ranks.
 
-    Raises `ModelError` for a model that has neither, or a plan with a word that is not understood.
+    It is the library's own plan where that covers the model, else derived from one forward.
+
+    With a size of 1 nothing is derived. Raises `ModelError` for a model whose attention drops, and
+    where no table is found.
+    """
+    inner: Any = model.model
+    table = table_of(model, size).roles
+    if not table:
+        raise ModelError(
+            f"transformers has no tensor-parallel plan for {inner.config.model_type}, so "
+            f"{hf_experts.a_layer(model)} has no role; give a table, [model] roles = "
+            "{pattern: role} or Options(roles=...), or split this model by dp and pp, which need "
+            "no roles"
+        )
+    _refuse_dropped_attention(inner.config)
+    return table
+
+
+def table_of(model: nn.Module, size: int) -> Table:
+    """The table with its notes; empty where none is derived, as for a size of 1."""
+    roles = _of_library(model)
+    if roles is None:
+        return derived_table(model, size) if size > 1 else Table({})
+    return Table(roles)
+
+
+def derived_table(model: nn.Module, size: int) -> Table:
+    """The table that the dataflow of one forward gives; its notes name what stays whole.
+
+    Where the forward cannot run on an example, all of the model stays whole.
+    """
+    inner: Any = model.model
+    example = example_of(model)
+    try:
+        table = derive(
+            model,
+            lambda: model(example),
+            size,
+            ends=Ends(
+                _part(inner.get_input_embeddings),
+                _part(inner.get_output_embeddings),
+                (nn.Embedding, ScaledEmbedding),
+            ),
+            opaque=(hf_experts.AdoptedMixture,),
+        )
+    except Exception as failure:  # the library's code, on numbers that are all zero
+        table = left_whole(model, f"its forward cannot be followed on an example: {failure}")
+    mixtures = _by_pattern(hf_experts.roles(model))
+    return Table({**mixtures, **table.roles, **mixtures}, table.notes)
+
+
+def _part(get: Callable[[], Any]) -> nn.Module | None:
+    """An embedding or a head; None for a model that has none or does not say which."""
+    try:
+        found = get()
+    except (NotImplementedError, AttributeError):
+        return None
+    return found if isinstance(found, nn.Module) else None
+
+
+def example_of(model: nn.Module) -> torch.Tensor:
+    """One sample for the forward: eight tokens, or a picture of the config's size."""
+    config: Any = model.model.config  # type: ignore[union-attr]
+    if "pixel_values" not in inspect.signature(model.forward).parameters:
+        return torch.zeros(1, 8, dtype=torch.int64)
+    side = getattr(config, "image_size", None) or 32
+    sides = tuple(side) if isinstance(side, (tuple, list)) else (side, side)
+    return torch.zeros(1, getattr(config, "num_channels", 3), *sides)
+
+
+def _of_library(model: nn.Module) -> dict[str, str] | None:
+    """From the config's own plan for tensor parallelism, or from structure for GPT-2.
+
+    None for a family that has neither, and where words or modules are left over.
     """
     inner: Any = model.model
     prefix = f"model.{inner.base_model_prefix}."
@@ -37,12 +115,7 @@ def roles_for(model: nn.Module) -> dict[str, str]:
     if inner.config.model_type == "gpt2":
         table = {f"{prefix}{pattern}": role for pattern, role in GPT2_ROLES.items()}
     elif not own:
-        raise ModelError(
-            f"transformers has no tensor-parallel plan for {inner.config.model_type}, so "
-            f"{hf_experts.a_layer(model)} has no role; give a table, [model] roles = "
-            "{pattern: role} or Options(roles=...), or split this model by dp and pp, which need "
-            "no roles"
-        )
+        return None
     else:
         names = [name.removeprefix(prefix) for name, _ in model.named_modules()]
         own = {
@@ -51,29 +124,43 @@ def roles_for(model: nn.Module) -> dict[str, str]:
             if ".mlp.experts" not in pattern  # see `hf_experts.roles`
             and any(matches(pattern, name) for name in names)
         }
-        unknown = sorted(set(own.values()) - STYLES.keys())
-        if unknown:
-            raise ModelError(
-                f"the tensor-parallel plan of {inner.config.model_type} says "
-                f"{', '.join(unknown)}; give roles = {{...}}"
-            )
+        if set(own.values()) - STYLES.keys():
+            return None
         table = {f"{prefix}{pattern}": STYLES[style] for pattern, style in own.items()}
         doors = {pattern.rpartition(".")[0] for pattern, role in table.items() if role == "column"}
         table |= {door: "region" for door in doors if "attention" in door or "attn" in door}
-        table |= {
-            re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name): role
-            for name, role in hf_experts.roles(model).items()
-        }
-    _refuse_dropped_attention(inner.config)
+        table |= _by_pattern(hf_experts.roles(model))
     for name, module in model.named_modules():
-        pattern = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
+        pattern = _pattern(name)
         if module is inner.get_input_embeddings():
             table[pattern] = "embedding"
         elif module is inner.get_output_embeddings():
             table[pattern] = "head"
         elif "Norm" in type(module).__name__:
             table.setdefault(pattern, "norm")
-    return table
+    return table if _covers(model, table) else None
+
+
+def _pattern(name: str) -> str:
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
+
+
+def _by_pattern(roles: dict[str, str]) -> dict[str, str]:
+    return {_pattern(name): role for name, role in roles.items()}
+
+
+def _covers(model: nn.Module, table: dict[str, str]) -> bool:
+    """Whether every module with parameters has a role that its class can take."""
+    for name, module in model.named_modules():
+        if not any(param is not None for param in module._parameters.values()):
+            continue
+        role = next((role for pattern, role in table.items() if matches(pattern, name)), None)
+        if role is None or (role in ("column", "row", "head") and not is_linear(module)):
+            return False
+        scaled = type(module) in (nn.Embedding, ScaledEmbedding)
+        if role == "embedding" and not scaled:
+            return False
+    return True
 
 
 def _refuse_dropped_attention(config: Any) -> None:

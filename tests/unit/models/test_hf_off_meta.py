@@ -69,16 +69,20 @@ def test_parameters_that_are_made_with_values_start_as_the_others(family: str) -
 @pytest.mark.parametrize(
     ("family", "plan", "layer"),
     [
-        ("diffllama", "tp2", "self_attn"),
-        ("xlnet", "tp2", "rel_attn"),
         ("ctrl", "cp2", "multi_head_attention"),
-        ("mamba", "tp2", "mixer"),
         ("mamba", "cp2", "mixer"),
     ],
 )
 def test_a_family_without_roles_is_refused_with_a_cure(family: str, plan: str, layer: str) -> None:
     with pytest.raises(ModelError, match=rf"{layer}' \(.*has no role; give .* roles.*dp and pp"):
         threaded(2, loss_of_a_step, made(family), plan, plan=plan)
+
+
+@pytest.mark.parametrize("family", ["diffllama", "xlnet", "mamba"])
+def test_a_family_without_a_plan_is_split_as_its_dataflow_says(family: str) -> None:
+    expected = threaded(1, loss_of_a_step, made(family), "dp1", plan="dp1")[0]
+    losses = threaded(2, loss_of_a_step, made(family), "tp2", plan="tp2")
+    assert losses == pytest.approx([expected] * 2, rel=1e-5)
 
 
 def test_what_has_values_on_a_meta_model_is_named() -> None:

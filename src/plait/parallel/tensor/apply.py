@@ -8,21 +8,30 @@ are cut from whole ones by `Placement.cut`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from plait.comm import Axis
 from plait.comm.functional import transition
 from plait.errors import ModelError, NotAvailable
-from plait.mesh.layouts import INVARIANT, PARTIAL, REPLICATED, Sharded
+from plait.mesh.layouts import INVARIANT, REPLICATED, Sharded
 from plait.parallel.tensor import adapters, layers
 from plait.parallel.tensor.group import ActivationLayout, ForwardContext, TensorGroup
+from plait.parallel.tensor.inside import InsideRoles
 from plait.parallel.tensor.mode import LinearRule, Mode
 from plait.parallel.tensor.modes import mode_of
-from plait.parallel.tensor.placement import Cut, Placement, place
-from plait.parallel.tensor.roles import FUSED, check_sizes, is_transposed, linear_shape, match
+from plait.parallel.tensor.placement import Cut, LocalParameter, Placement, place
+from plait.parallel.tensor.roles import (
+    check_sizes,
+    equal_parts,
+    is_transposed,
+    linear_shape,
+    match,
+    packed_parts,
+    word_of,
+)
 from plait.parallel.tensor.split import TensorSplit
 
 
@@ -52,14 +61,6 @@ def apply(model: nn.Module, roles: Mapping[str, str], group: TensorGroup) -> Ten
     )
 
 
-@dataclass(frozen=True)
-class _LocalParameter:
-    """A parameter of this rank, and where it lies in the whole."""
-
-    param: nn.Parameter
-    placement: Placement
-
-
 class _Splitter:
     """Replaces the modules of one model."""
 
@@ -72,35 +73,44 @@ class _Splitter:
         self._group = group
         self.context = ForwardContext(mode.residual, products=group.products)
         # By the id of the whole parameter, so that tied parameters stay tied.
-        self._local: dict[int, _LocalParameter] = {}
+        self._local: dict[int, LocalParameter] = {}
         self.originals = {
             name: module
             for name, module in model.named_modules()
             if next(module.parameters(recurse=False), None) is not None
         }
         self._regions = [name for name, role in roles.items() if role == "region"]
+        self._inside = InsideRoles(group, roles, self)
+        self._paths: dict[int, list[str]] = {}
+        for name, module in model.named_modules(remove_duplicate=False):
+            self._paths.setdefault(id(module), []).append(name)
 
     def run_all(self) -> None:
         """Replace every module that has a role, and every dropout."""
         for name, module in list(self._model.named_modules()):
             role = self._roles.get(name)
             if role is not None:
-                kind = "linear" if role in self._mode.linear else role
-                self._replace(name, getattr(self, f"_{kind}")(name, module))
+                word = word_of(role)
+                kind = "linear" if word in self._mode.linear else word
+                inside = getattr(self._inside, kind, None)
+                split = getattr(self, f"_{kind}") if inside is None else inside
+                self._replace(module, split(name, module))
             elif type(module) is nn.Dropout and module.p > 0:
-                self._replace(name, layers.Dropout(module.p, self.context))
+                self._replace(module, layers.Dropout(module.p, self.context))
 
     def placements_by_name(self) -> dict[str, Placement]:
         """The placement of every parameter of the split model, by name."""
         by_id = {id(local.param): local.placement for local in self._local.values()}
         return {name: by_id[id(param)] for name, param in self._model.named_parameters()}
 
-    def _replace(self, name: str, module: nn.Module) -> None:
-        parent, _, child = name.rpartition(".")
-        module.train(self._model.get_submodule(name).training)
-        setattr(self._model.get_submodule(parent), child, module)
+    def _replace(self, old: nn.Module, module: nn.Module) -> None:
+        """Put a module in the place of another, wherever the model has that."""
+        module.train(old.training)
+        for name in self._paths[id(old)]:
+            parent, _, child = name.rpartition(".")
+            setattr(self._model.get_submodule(parent), child, module)
 
-    def _give(self, module: nn.Module, original: nn.Module, cuts: Mapping[str, Placement]) -> None:
+    def give(self, module: nn.Module, original: nn.Module, cuts: Mapping[str, Placement]) -> None:
         """Register the local parameters of a module, None where the original has none."""
         for key, param in original._parameters.items():
             local = None if param is None else self._localise(key, param, cuts[key])
@@ -112,9 +122,7 @@ class _Splitter:
             data = torch.zeros((), dtype=param.dtype, device=param.device).expand(
                 placement.local_shape
             )
-            known = _LocalParameter(
-                nn.Parameter(data, requires_grad=param.requires_grad), placement
-            )
+            known = LocalParameter(nn.Parameter(data, requires_grad=param.requires_grad), placement)
             self._local[id(param)] = known
         if known.placement.box != placement.box:
             owners = " and ".join(
@@ -134,7 +142,7 @@ class _Splitter:
 
         return [name for name, module in self.originals.items() if holds(module)]
 
-    def _place(
+    def place(
         self, param: Tensor, cuts: list[Cut], partial: Cut, fused: dict[int, int] | None = None
     ) -> Placement:
         return place(param.shape, cuts, self._group, fused=fused, partial=partial)
@@ -143,21 +151,27 @@ class _Splitter:
 
     def _linear(self, name: str, module: nn.Module) -> nn.Module:
         role = self._roles[name]
-        rule = self._rule(name, role)
+        rule = self._rule(name, word_of(role))
         transposed = is_transposed(module)
-        number = FUSED.get(role, 1)
+        number = equal_parts(role)
         out, into = linear_shape(module, name)
         linear = layers.ParallelLinear(
             rule, self.context, into, transposed=transposed, label=f"'{name}' ({role})"
         )
+        if number is None:
+            adapters.check_none(name, module, self._group)
+            tp = self._group.axis("tp")
+            linear.picked = layers.picked_rows(packed_parts(role), tp.rank, tp.size)
+            self.give(linear, module, self.alike(module, (tp,)))
+            return linear
         cuts: list[Cut] = [rule.into, rule.out] if transposed else [rule.out, rule.into]
         weight = module._parameters["weight"]
         assert weight is not None
         bias_cut: Cut = () if rule.target.features is None else (rule.target.features,)
-        placements = {"weight": self._place(weight, cuts, rule.partial, {int(transposed): number})}
+        placements = {"weight": self.place(weight, cuts, rule.partial, {int(transposed): number})}
         if (bias := module._parameters.get("bias")) is not None:
-            placements["bias"] = self._place(bias, [bias_cut], rule.target.different, {0: number})
-        self._give(linear, module, placements)
+            placements["bias"] = self.place(bias, [bias_cut], rule.target.different, {0: number})
+        self.give(linear, module, placements)
         self._adapt(name, module, linear, rule)
         if number > 1:
             divisor = 1 if rule.target.features is None else rule.target.features.size
@@ -170,15 +184,16 @@ class _Splitter:
         def local(part: nn.Module, cuts: list[Cut], partial: Cut, fused: int) -> nn.Module:
             holder = adapters.Holder()
             weight = layers.parameters_of(part)["weight"]
-            place = self._place(weight, cuts, partial, {0: fused})
-            self._give(holder, part, {"weight": place})
+            place = self.place(weight, cuts, partial, {0: fused})
+            self.give(holder, part, {"weight": place})
             return holder
 
         role = self._roles[name]
-        is_inside = rule is not self._mode.linear[role]
+        word = word_of(role)
+        is_inside = word == "column_inside" or rule is not self._mode.linear[word]
         how = adapters.adapter_rule(rule, self._mode, self._group, self.context, is_inside)
         into = linear_shape(module, name)[1]
-        delta = adapters.Delta(rule, how, self.context, FUSED.get(role, 1), into)
+        delta = adapters.Delta(rule, how, self.context, equal_parts(role) or 1, into)
         adapters.split(module, linear, delta, local)
 
     def _rule(self, name: str, role: str) -> LinearRule:
@@ -214,8 +229,8 @@ class _Splitter:
         embedding = layers.ParallelEmbedding(
             rule, self.context, self._mode.residual, module.padding_idx, scale=scale
         )
-        weight = self._place(module.weight, [rule.vocabulary, rule.features], rule.partial)
-        self._give(embedding, module, {"weight": weight})
+        weight = self.place(module.weight, [rule.vocabulary, rule.features], rule.partial)
+        self.give(embedding, module, {"weight": weight})
         return embedding
 
     def _position(self, name: str, module: nn.Module) -> nn.Module:
@@ -227,7 +242,7 @@ class _Splitter:
         if not module._parameters:
             return module
         features: Cut = () if stream.features is None else (stream.features,)
-        local = self._localised(module, features, stream.different)
+        local = self.localised(module, features, stream.different)
         if stream.sequence is not None and stream.sequence.size > 1:
             if type(module).forward is nn.Embedding.forward:
                 local.register_forward_hook(layers.own_positions(stream.sequence))
@@ -237,20 +252,33 @@ class _Splitter:
                 )
         return local
 
-    def _localised(self, module: nn.Module, features: Cut, partial: Cut) -> nn.Module:
+    def localised(self, module: nn.Module, features: Cut, partial: Cut) -> nn.Module:
         """A copy of a module with local parameters, their last dimension cut."""
         local = layers.shallow_copy(module)
         placements = {
-            key: self._place(param, [()] * (param.dim() - 1) + [features], partial)
+            key: self.place(param, [*[()] * (param.dim() - 1), features][: param.dim()], partial)
             for key, param in layers.parameters_of(module).items()
         }
-        self._give(local, module, placements)
+        self.give(local, module, placements)
+        for key, part in adapters.parts_of(module):
+            layers.give_child(local, key, self.localised(part, (), partial))
         return local
+
+    def alike(self, module: nn.Module, partial: Cut) -> dict[str, Placement]:
+        """Placements of parameters that every rank has whole."""
+        return {
+            key: self.place(param, [()] * param.dim(), partial)
+            for key, param in layers.parameters_of(module).items()
+        }
 
     def _norm(self, name: str, module: nn.Module) -> nn.Module:
         stream = self._mode.residual
         if stream.features is None or stream.features.size == 1:
-            return self._localised(module, (), stream.different)
+            return self.localised(module, (), stream.different)
+        return self.norm_in_parts(name, module, stream.features, stream.different)
+
+    def norm_in_parts(self, name: str, module: nn.Module, axis: Axis, different: Cut) -> nn.Module:
+        """A norm of features that are cut over an axis."""
         centered = isinstance(module, nn.LayerNorm)
         if not centered and not (type(module).__name__ == "RMSNorm" and hasattr(module, "eps")):
             raise ModelError(
@@ -260,12 +288,12 @@ class _Splitter:
             )
         offset = float(getattr(module, "offset", 0.0))
         eps: float | None = module.eps  # type: ignore[assignment]
-        norm = layers.ParallelNorm(stream.features, eps, centered=centered, offset=offset)
+        norm = layers.ParallelNorm(axis, eps, centered=centered, offset=offset)
         placements = {
-            key: self._place(param, [(stream.features,)], stream.different)
+            key: self.place(param, [(axis,)], different)
             for key, param in layers.parameters_of(module).items()
         }
-        self._give(norm, module, placements)
+        self.give(norm, module, placements)
         if "bias" not in module._parameters:
             norm.register_parameter("bias", None)
         return norm
@@ -284,19 +312,10 @@ class _Splitter:
             )
         return norm
 
-    def _head_norm(self, name: str, module: nn.Module) -> nn.Module:
-        """A norm of each head's features, between column and row.
-
-        Every rank has other heads or other samples.
-        """
-        return self._localised(module, (), (self._group.axis("tp"),))
-
     def _replicated(self, name: str, module: nn.Module) -> nn.Module:
         stream = self._mode.residual
         if stream.features is None or stream.features.size == 1:
-            local = self._localised(module, (), stream.different)
-            for key, part in adapters.parts_of(module):
-                layers.give_child(local, key, self._localised(part, (), stream.different))
+            local = self.localised(module, (), stream.different)
             if isinstance(local, nn.Linear):
                 local.register_forward_pre_hook(layers.whole_features(f"'{name}' (replicated)"))
             return local
@@ -308,10 +327,10 @@ class _Splitter:
         adapters.check_none(name, module, self._group)
         replicated = layers.ReplicatedLinear(stream.features, self.context, module)
         placements = {
-            key: self._place(param, [()] * param.dim(), stream.different)
+            key: self.place(param, [()] * param.dim(), stream.different)
             for key, param in layers.parameters_of(module).items()
         }
-        self._give(replicated, module, placements)
+        self.give(replicated, module, placements)
         if "bias" not in replicated._parameters:
             replicated.register_parameter("bias", None)
         return replicated
@@ -342,27 +361,7 @@ class _Splitter:
                 f"{self._group} cuts the tokens or features that '{name}' routes; "
                 "experts run under tpN:1d"
             )
-        return self._localised(module, (), ())
-
-    def _experts(self, name: str, module: nn.Module) -> nn.Module:
-        """Experts that all ranks share, a part of each on every rank.
-
-        `gate` and `up` [experts, out, in] are cut as a column, `down` as a row; `gate_up_proj` is
-        gate and up in one.
-        """
-        tp = self._group.axis("tp")
-        local = layers.shallow_copy(module)
-        placements = {}
-        for key, param in layers.parameters_of(module).items():
-            cuts: list[Cut] = [(), (), (tp,)] if key.startswith("down") else [(), (tp,), ()]
-            fused = {1: 2} if key == "gate_up_proj" else None
-            placements[key] = self._place(param, cuts, (), fused)
-        self._give(local, module, placements)
-        local.register_forward_pre_hook(
-            lambda _, args: (transition(args[0], tp, INVARIANT, REPLICATED), *args[1:])
-        )
-        local.register_forward_hook(lambda _, args, rows: transition(rows, tp, PARTIAL, INVARIANT))
-        return local
+        return self.localised(module, (), ())
 
     def _attention(self, name: str, module: nn.Module) -> nn.Module:
         p = float(getattr(module, "dropout", 0.0) or 0.0)

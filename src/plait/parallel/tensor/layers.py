@@ -6,6 +6,7 @@ Each computes what its original does, on this rank's parts, under the same param
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,7 +24,10 @@ from plait.parallel.tensor.vocabulary import look_up
 
 
 class ParallelLinear(nn.Module):
-    """x W^T + b: [..., in] -> [..., out], from its rule's source layout into the target layout."""
+    """x W^T + b: [..., in] -> [..., out], from its rule's source layout into the target layout.
+
+    `picked`: the output features of this rank, of a packed layer whose weight each rank has whole.
+    """
 
     weight: Tensor
     bias: Tensor | None
@@ -43,6 +47,7 @@ class ParallelLinear(nn.Module):
         self._context = context
         self._in_features = in_features
         self._transposed = transposed
+        self.picked: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Whole features (of raw data, or of a replicated layer) are cut first."""
@@ -53,9 +58,26 @@ class ParallelLinear(nn.Module):
             raise misfit(self._label, x.shape[-1], f"{local}, its part of {self._in_features}")
         x = part_of_features(x, rule.source.features, self._in_features)
         weight = self.weight.t() if self._transposed else self.weight
-        y = rule.product(x, weight, self.bias, self._context)
+        bias = self.bias
+        if self.picked is not None:
+            picked = self.picked.to(weight.device)
+            weight = weight[picked]
+            bias = None if bias is None else bias[picked]
+        y = rule.product(x, weight, bias, self._context)
         self._context.layout = rule.target
         return y
+
+
+def picked_rows(parts: Sequence[tuple[int, bool]], rank: int, size: int) -> Tensor:
+    """The output features of a rank, of a layer whose unequal parts are each cut or kept whole."""
+    rows: list[int] = []
+    start = 0
+    for length, is_cut in parts:
+        share = length // size if is_cut else length
+        first = start + (rank * share if is_cut else 0)
+        rows += range(first, first + share)
+        start += length
+    return torch.tensor(rows, device="cpu")
 
 
 def misfit(label: str, found: int, expected: str) -> ModelError:

@@ -28,6 +28,7 @@ def one_d(group: TensorGroup, *, has_sequence: bool) -> Mode:
     layout = group.layout(has_sequence=has_sequence)
     mode = Mode.of(layout, group, lambda linear: _product(linear, group))
     linear = dict(mode.linear)
+    linear["column_inside"] = replace(mode.linear["column"], product=column_row.column)
     if layout.residual.sequence:
         # Inside a region, whose door has gathered already.
         for role in ("column", "qkv", "head"):

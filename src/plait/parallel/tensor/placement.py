@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from plait.comm import Axis
 from plait.mesh import Shard
@@ -52,6 +52,14 @@ class Placement:
     def shard(self, local: Shard) -> Shard:
         """A shard of this rank's tensor as a shard of the whole parameter."""
         return replace(local, global_shape=self.shape, box=self.box, view=self.view)
+
+
+@dataclass(frozen=True)
+class LocalParameter:
+    """A parameter of this rank, and where it lies in the whole."""
+
+    param: nn.Parameter
+    placement: Placement
 
 
 Cut = tuple[Axis, ...]

@@ -25,6 +25,7 @@ ROLES = (
     "last_norm",
     "head_norm",
     "column",
+    "column_inside",
     "qkv",
     "row",
     "attention",
@@ -33,9 +34,46 @@ ROLES = (
     "replicated",
     "router",
     "experts",
+    "share",
+    "spread",
+    "inside",
+    "inner_norm",
+    "whole",
 )
-LINEAR = ("column", "qkv", "row", "head")
+LINEAR = ("column", "column_inside", "qkv", "row", "head")
 FUSED = {"qkv": 3}
+WHOLE_STREAM = ("whole", "share", "spread", "inside", "inner_norm", "column_inside")
+"""Roles that count on activations which are whole between layers."""
+PACKED = ("column", "column_inside")
+
+
+def word_of(role: str) -> str:
+    """The role without what stands behind it: sizes of parts, names of numbers and parameters."""
+    return role.partition(" ")[0]
+
+
+def packed_parts(role: str) -> list[tuple[int, bool]]:
+    """The parts of a packed layer, in output features, and whether each is cut.
+
+    >>> packed_parts("column 32+8+8!")
+    [(32, True), (8, True), (8, False)]
+    """
+    word, _, rest = role.partition(" ")
+    if word not in PACKED or not rest:
+        return []
+    return [(int(part.rstrip("!")), not part.endswith("!")) for part in rest.split("+")]
+
+
+def equal_parts(role: str) -> int | None:
+    """The number of parts of a layer that are cut alike; None where parts differ.
+
+    >>> equal_parts("qkv"), equal_parts("column 8+8"), equal_parts("column 8+4")
+    (3, 2, None)
+    """
+    parts = packed_parts(role)
+    if not parts:
+        return FUSED.get(word_of(role), 1)
+    return len(parts) if len(set(parts)) == 1 and parts[0][1] else None
 
 
 def match(model: nn.Module, roles: Mapping[str, str]) -> dict[str, str]:
@@ -46,7 +84,7 @@ def match(model: nn.Module, roles: Mapping[str, str]) -> dict[str, str]:
         no role covers. Also a table under which nothing would be split.
     """
     for pattern, role in roles.items():
-        if role not in ROLES:
+        if word_of(role) not in ROLES:
             raise ModelError(f"roles['{pattern}'] = '{role}' is no role; {nearest(role, ROLES)}")
     names = [name for name, _ in model.named_modules() if name]
     expressions = {pattern: expression(pattern) for pattern in roles}
@@ -62,7 +100,7 @@ def match(model: nn.Module, roles: Mapping[str, str]) -> dict[str, str]:
         likely = nearest(next(iter(unused)), sorted({_pattern(name) for name in names}))
         raise ModelError(f"roles: no module matches {lost}; {likely}")
     _check_covered(model, found)
-    if not any(role in LINEAR for role in found.values()):
+    if "whole" not in found.values() and not any(role in LINEAR for role in found.values()):
         raise ModelError(
             "tensor parallel would split nothing of this model: "
             "no module has a role column, row, qkv or head"
@@ -106,9 +144,11 @@ def _misfits(model: nn.Module, found: Mapping[str, str], mode: Mode) -> Iterator
     for name, role in found.items():
         module = model.get_submodule(name)
         label = f"{_pattern(name)} ({role})"
-        if role in mode.linear:
-            rule = mode.linear[role]
-            fused = FUSED.get(role, 1)
+        if word_of(role) in mode.linear:
+            rule = mode.linear[word_of(role)]
+            fused = equal_parts(role)
+            if fused is None:
+                continue
             out, into = linear_shape(module, name)
             what = "the vocabulary" if role == "head" else "output features"
             yield from _misfit(label, what, out // fused, max(parts(rule.out), _size(rule)))

@@ -1,0 +1,87 @@
+"""Which layers become rows: those whose demand holds, the largest first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from plait.models.derived.cuts import Misfit
+from plait.models.derived.demands import Demand, Region
+from plait.models.derived.record import LINEAR, Graph, in_features, is_linear
+
+
+def pattern_of(name: str) -> str:
+    """A name with `*` for the numbers of layers."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
+
+
+@dataclass
+class Choice:
+    """Rows by pattern with all that they ask; `left_out` says why others are none."""
+
+    rows: dict[str, int] = field(default_factory=dict)
+    region: Region = field(default_factory=Region)
+    entered: frozenset[str] = frozenset()
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def choose(
+    model: nn.Module,
+    graph: Graph,
+    size: int,
+    refused: Mapping[str, str] | None = None,
+    heads: Collection[str] = (),
+) -> Choice:
+    """Rows that hold together; `refused` are patterns that may be none, with the reasons.
+
+    `heads` give the logits, and are no rows.
+    """
+    layers = {name: module for name, module in model.named_modules() if is_linear(module)}
+    called = {node.name for node in graph.nodes if node.kind == LINEAR}
+    groups: dict[str, dict[str, int]] = {}
+    for name, module in layers.items():
+        if name in called and name not in heads:
+            groups.setdefault(pattern_of(name), {})[name] = in_features(module)
+    left_out = dict(refused or {})
+    alone: dict[str, Region] = {}
+    for pattern, rows in groups.items():
+        if pattern in left_out:
+            continue
+        try:
+            region = _region(graph, rows, size)
+        except Misfit as misfit:
+            left_out[pattern] = str(misfit)
+        else:
+            if region.columns:
+                alone[pattern] = region
+    weight = {
+        pattern: _weight(layers, groups[pattern], region) for pattern, region in alone.items()
+    }
+    taken: dict[str, int] = {}
+    for pattern in sorted(alone, key=lambda one: -weight[one]):
+        try:
+            _region(graph, {**taken, **groups[pattern]}, size)
+        except Misfit as misfit:
+            left_out[pattern] = str(misfit)
+        else:
+            taken |= groups[pattern]
+    demand = Demand(graph, taken, size)
+    region = demand.run()
+    entered = frozenset(name for name in region.columns if demand.entered(name))
+    return Choice(taken, region, entered, left_out)
+
+
+def _region(graph: Graph, rows: Mapping[str, int], size: int) -> Region:
+    for name, length in rows.items():
+        if length % size:
+            raise Misfit(f"{length} input features of {name} are not divided by {size}")
+    return Demand(graph, rows, size).run()
+
+
+def _weight(layers: Mapping[str, nn.Module], rows: Mapping[str, int], region: Region) -> int:
+    modules: list[Any] = [layers[name] for name in (*rows, *region.columns)]
+    return sum(int(module.weight.numel()) for module in modules)

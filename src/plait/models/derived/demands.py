@@ -1,0 +1,272 @@
+"""Demands of row layers whose inputs are cut, on everything before them.
+
+The demand goes backward through operations until it meets linear layers. One that makes a cut value
+becomes a column. One that makes a value which ranks share between cut ones spreads it. All between
+is inside: its gradients are partial sums over the ranks.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from plait.models.derived.cuts import ALIKE, Cut, Misfit, Part, Want, even, joined
+from plait.models.derived.record import EMBEDDING, LINEAR, NORM, OPAQUE, Graph, Node, Value
+from plait.models.derived.rules import ask, chosen, operation, through_window
+from plait.models.layers import RMSNorm
+
+MOST_PULLED = 400
+KNOWN_NORMS = (nn.LayerNorm, nn.RMSNorm, RMSNorm)
+"""Norms whose features can be cut."""
+WINDOWS = ("slice", "split", "split_with_sizes", "narrow")
+
+
+@dataclass
+class Region:
+    """The values that are wanted, and what layers and parameters become of it."""
+
+    columns: dict[str, Cut] = field(default_factory=dict)
+    spread: set[str] = field(default_factory=set)
+    inside: set[str] = field(default_factory=set)
+    norms: set[str] = field(default_factory=set)
+    tables: set[str] = field(default_factory=set)
+    parameters: dict[str, Want] = field(default_factory=dict)
+    wants: dict[Value, Want] = field(default_factory=dict)
+
+
+class Demand:
+    """The demand of a set of row layers, by their names."""
+
+    def __init__(self, graph: Graph, rows: Mapping[str, int], size: int) -> None:
+        self._graph = graph
+        self._rows = rows
+        self._size = size
+        self._alive = alive(graph)
+        self._direct: dict[Value, Want] = {}
+        self._windows: dict[Value, list[tuple[int, int, int, Want]]] = {}
+        self._heap: list[int] = []
+        self._queued: set[int] = set()
+        self.region = Region()
+
+    def run(self) -> Region:
+        """Follow it to the end. Raises `Misfit` where it cannot hold."""
+        for node in self._graph.nodes:
+            if node.kind == LINEAR and node.name in self._rows:
+                value = node.inputs[0]
+                self._want(value, even(len(value.shape) - 1, value.shape[-1]))
+        self._backward()
+        for _ in range(MOST_PULLED):
+            leaks = self._leaks()
+            if not leaks:
+                return self._finished()
+            for node in leaks:
+                self._pull(node)
+            self._backward()
+        raise Misfit("too much hangs on the values that are cut")
+
+    def _want(self, value: Value, want: Want) -> None:
+        if isinstance(want, Cut) and any(cut and n % self._size for n, cut in want.parts):
+            raise Misfit(f"{want.parts} are not divided by {self._size}")
+        if value.memory in self._graph.written and isinstance(want, Cut):
+            raise Misfit("memory that is written in place is cut")
+        if self._direct.setdefault(value, want) != want:
+            raise Misfit("one value is wanted in two ways")
+        self._queue(value)
+
+    def _queue(self, value: Value) -> None:
+        if value.node is not None and value.node.index not in self._queued:
+            self._queued.add(value.node.index)
+            heapq.heappush(self._heap, -value.node.index)
+        elif value.node is None:
+            self._source(value)
+
+    def _source(self, value: Value) -> None:
+        want = self._resolved(value)
+        if value.name:
+            self.region.parameters[value.name] = want
+        elif isinstance(want, Cut):
+            raise Misfit("a value that the model is given, or makes of none, is cut")
+        self.region.wants[value] = want
+
+    def _resolved(self, value: Value) -> Want:
+        """The one want of a value, from all that use it or parts of it."""
+        wants = [self._direct[value]] if value in self._direct else []
+        by_dim: dict[int, list[tuple[int, int, Want]]] = {}
+        for dim, start, stop, want in self._windows.get(value, ()):
+            if isinstance(want, Cut) and want.dim != dim:
+                wants.append(want)
+            else:
+                by_dim.setdefault(dim, []).append((start, stop, want))
+        for dim, pieces in by_dim.items():
+            if all(want == ALIKE for _, _, want in pieces):
+                aligned = [want for want in wants if isinstance(want, Cut) and want.dim == dim]
+                if not wants or aligned:
+                    wants.append(ALIKE)
+                continue
+            wants.append(Cut(dim, _composed(pieces, value.shape[dim])))
+        if len(set(wants)) != 1:
+            raise Misfit("one value is wanted in two ways")
+        return wants[0]
+
+    def _backward(self) -> None:
+        while self._heap:
+            index = -heapq.heappop(self._heap)
+            self._queued.discard(index)
+            node = self._graph.nodes[index]
+            wanted = [
+                self._resolved(value)
+                if value is not None and (value in self._direct or value in self._windows)
+                else None
+                for value in node.outputs
+            ]
+            for value, want in zip(node.outputs, wanted, strict=True):
+                if value is not None and want is not None:
+                    self.region.wants[value] = want
+            if node.kind == "op":
+                self._through(node, wanted)
+            else:
+                self._layer(node, wanted[0])
+
+    def _through(self, node: Node, wanted: Sequence[Want | None]) -> None:
+        name = operation(node)
+        if name in WINDOWS:
+            source = node.inputs[0]
+            for piece in through_window(node, wanted):
+                pieces = self._windows.setdefault(source, [])
+                if piece not in pieces:
+                    pieces.append(piece)
+            self._queue(source)
+            return
+        asked = (
+            chosen(node, wanted) if name in ("select", "unbind") else ask(node, wanted, self._size)
+        )
+        for value, want in asked:
+            self._want(value, want)
+
+    def _layer(self, node: Node, want: Want | None) -> None:
+        out = node.outputs[0]
+        if node.kind == OPAQUE or out is None or want is None:
+            raise Misfit(f"{node.name} cannot be cut")
+        last = isinstance(want, Cut) and want.dim == len(out.shape) - 1
+        if node.kind == LINEAR:
+            self._linear(node, want, last=last)
+        elif node.kind == EMBEDDING:
+            if isinstance(want, Cut) and not (last and len(want.parts) == 1):
+                raise Misfit("the rows of a table are cut")
+            (self.region.tables if last else self.region.inside).add(node.name)
+        elif node.kind == NORM:
+            if last:
+                assert isinstance(want, Cut)
+                if len(want.parts) > 1 or not issubclass(node.func, KNOWN_NORMS):
+                    raise Misfit(f"{node.name} is cut in several parts, or is of no known class")
+                self.region.norms.add(node.name)
+            else:
+                self.region.inside.add(node.name)
+            self._want(node.inputs[0], want)
+
+    def _linear(self, node: Node, want: Want, *, last: bool) -> None:
+        if node.name in self._rows:
+            raise Misfit(f"{node.name} is a row, and its output is cut")
+        if isinstance(want, Cut):
+            if not last:
+                raise Misfit("a linear layer is cut along its rows")
+            if self.region.columns.setdefault(node.name, want) != want:
+                raise Misfit(f"{node.name} is cut in two ways")
+        else:
+            self.region.spread.add(node.name)
+
+    def _leaks(self) -> list[Node]:
+        """Nodes that use a wanted value and are not of the region, though the output needs them."""
+        wants = self.region.wants
+        leaks: dict[int, Node] = {}
+        for value in wants:
+            if value in self._graph.results:
+                raise Misfit("the output of the model is cut")
+            for node in value.users:
+                known = self._known(node)
+                ends = node.kind == LINEAR and (
+                    node.name in self._rows or node.name in self.region.columns
+                )
+                if node.index in self._alive and not known and not ends:
+                    leaks[node.index] = node
+        return [leaks[index] for index in sorted(leaks)]
+
+    def _known(self, node: Node) -> bool:
+        """Whether a node is of the region: all that is used of a split's outputs is wanted."""
+        wants = self.region.wants
+        outputs = [out for out in node.outputs if out is not None]
+        if node.kind == "op" and operation(node) in WINDOWS:
+            outputs = [out for out in outputs if self._is_used(out)]
+            return all(out in wants for out in outputs)
+        return any(out in wants for out in outputs)
+
+    def _is_used(self, value: Value) -> bool:
+        used = any(user.index in self._alive for user in value.users)
+        return used or value in self._graph.results
+
+    def _pull(self, node: Node) -> None:
+        """Take a node into the region whose inputs are shared, none of them cut."""
+        wants = self.region.wants
+        if node.kind == "op" and operation(node) in WINDOWS:
+            for value in node.outputs:
+                if value is not None and value not in wants and self._is_used(value):
+                    self._want(value, ALIKE)
+            return
+        if node.kind == OPAQUE or any(isinstance(wants.get(one), Cut) for one in node.inputs):
+            raise Misfit(f"{node.name or operation(node)} needs the whole of a cut value")
+        for value in node.outputs:
+            if value is not None:
+                self._want(value, ALIKE)
+
+    def _finished(self) -> Region:
+        """Linear layers whose input is shared inside are inside too: nothing need be spread."""
+        region = self.region
+        for node in self._graph.nodes:
+            if (
+                node.kind == LINEAR
+                and node.inputs[0] in region.wants
+                and node.name in region.spread
+            ):
+                region.spread.discard(node.name)
+                region.inside.add(node.name)
+        return region
+
+    def entered(self, name: str) -> bool:
+        """Whether a column's input is shared inside the region already."""
+        return any(
+            node.inputs[0] in self.region.wants
+            for node in self._graph.nodes
+            if node.kind == LINEAR and node.name == name
+        )
+
+
+def _composed(pieces: Sequence[tuple[int, int, Want]], length: int) -> tuple[Part, ...]:
+    """The parts of a dimension from those of its pieces; what nobody wants stays whole."""
+    parts: list[Part] = []
+    position = 0
+    for start, stop, want in sorted(set(pieces), key=lambda piece: piece[:2]):
+        if start < position:
+            raise Misfit("pieces of one value overlap")
+        if start > position:
+            parts.append((start - position, False))
+        parts += want.parts if isinstance(want, Cut) else ((stop - start, False),)
+        position = stop
+    if position < length:
+        parts.append((length - position, False))
+    return joined(parts)
+
+
+def alive(graph: Graph) -> set[int]:
+    """The nodes that the output of the model is made of."""
+    found: set[int] = set()
+    left: list[Any] = [value.node for value in graph.results]
+    while left:
+        node = left.pop()
+        if node is not None and node.index not in found:
+            found.add(node.index)
+            left += [value.node for value in node.inputs]
+    return found

@@ -1,0 +1,310 @@
+"""One forward as a graph: operations and layers, and which values each makes of which.
+
+Layers run without their weights: a linear layer gives zeros of its output's size. So a model on the
+meta device is followed on the host. Its own control flow runs, and no parameter has memory.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from plait.models.layers import RMSNorm
+from plait.torch_internals import storage_key
+
+LINEAR = "linear"
+NORM = "norm"
+EMBEDDING = "embedding"
+OPAQUE = "opaque"
+MADE = {
+    *("full", "zeros", "ones", "empty", "zeros_like", "ones_like", "full_like", "empty_like"),
+    *("new_zeros", "new_ones", "new_full", "new_empty", "scalar_tensor"),
+}
+"""Operations whose result is the same number everywhere, or not written yet."""
+
+
+@dataclass(eq=False)
+class Value:
+    """A tensor of the forward. `name` is that of a parameter; `node` is what made it."""
+
+    shape: tuple[int, ...]
+    memory: Any
+    node: Node | None = None
+    output: int = 0
+    name: str = ""
+    users: list[Node] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Node:
+    """An operation, or a layer by its kind, name and class. `args` hold values for tensors."""
+
+    index: int
+    kind: str
+    func: Any
+    args: tuple[Any, ...]
+    name: str = ""
+    outputs: list[Value | None] = field(default_factory=list)
+
+    @property
+    def inputs(self) -> list[Value]:
+        """The values among the arguments."""
+        return [leaf for leaf in tree_leaves(self.args) if isinstance(leaf, Value)]
+
+
+@dataclass
+class Graph:
+    """The nodes in their order, the values of the output, and memory that was written in place."""
+
+    nodes: list[Node] = field(default_factory=list)
+    results: list[Value] = field(default_factory=list)
+    written: set[Any] = field(default_factory=set)
+
+
+Check = Callable[[Node, Sequence[Tensor | None]], None]
+
+
+class Recorder(TorchDispatchMode):
+    """Records every operation outside layers. `check` sees each node with its real outputs."""
+
+    def __init__(self, named: dict[str, nn.Module], check: Check | None = None) -> None:
+        super().__init__()
+        self.graph = Graph()
+        self._values: dict[int, Value] = {}
+        self._alive: list[Any] = []
+        self._paused = False
+        self._check = check
+        self.names = {module: name for name, module in named.items()}
+        self._fresh: set[int] = set()
+        self._window_of: dict[int, Tensor] = {}
+        self._seen: dict[Any, set[int]] = defaultdict(set)
+
+    def name(self, tensor: Tensor, name: str) -> None:
+        """Call the value of a tensor a parameter's."""
+        self._value(tensor).name = name
+
+    def _value(self, tensor: Tensor) -> Value:
+        key = id(tensor)
+        if key not in self._values:
+            self._values[key] = Value(tuple(tensor.shape), storage_key(tensor))
+            self._alive.append((tensor, tensor.untyped_storage()))
+        return self._values[key]
+
+    def values(self, tree: Any) -> list[Value]:
+        """The values of the tensors in a tree."""
+        return [self._value(leaf) for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+    def layer(self, kind: str, module: nn.Module, inputs: Sequence[Tensor], make: Any) -> Any:
+        """The output of a layer, which `make` gives, as one node."""
+        name = self.names[module]
+        self._paused = True
+        try:
+            output = make()
+        finally:
+            self._paused = False
+        self._add(kind, type(module), tuple(inputs), output, name)
+        return output
+
+    def _add(self, kind: str, func: Any, args: Any, output: Any, name: str = "") -> None:
+        held = tree_map(lambda leaf: self._value(leaf) if isinstance(leaf, Tensor) else leaf, args)
+        node = Node(len(self.graph.nodes), kind, func, held, name)
+        self.graph.nodes.append(node)
+        for value in dict.fromkeys(node.inputs):
+            value.users.append(node)
+        leaves = list(output) if isinstance(output, (tuple, list)) else [output]
+        flat = [leaf if isinstance(leaf, Tensor) else None for leaf in tree_leaves(leaves)]
+        for index, leaf in enumerate(flat):
+            if leaf is None:
+                node.outputs.append(None)
+                continue
+            value = Value(tuple(leaf.shape), storage_key(leaf), node, index)
+            self._values[id(leaf)] = value
+            self._seen[value.memory].add(id(leaf))
+            self._alive.append((leaf, leaf.untyped_storage()))
+            node.outputs.append(value)
+        if self._check is not None:
+            self._check(node, flat)
+
+    def __torch_dispatch__(  # as torch calls it
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if self._paused:
+            return output
+        name = str(func._schema.name).rpartition("::")[2]
+        if name == "copy_" and self._assembles(args):
+            base = self._window_of[id(args[0])]
+            self._add("op", func, ((base, args[1]), {}), base)
+            return output
+        if func._schema.is_mutable:
+            self._write(func, args)
+        self._add("op", func, (args, kwargs or {}), output)
+        if name in MADE:
+            self._fresh.add(id(output))
+        elif name == "slice":
+            self._window_of[id(output)] = args[0]
+        return output
+
+    def _assembles(self, args: Any) -> bool:
+        """Whether a copy fills a part of a tensor that was made empty for this."""
+        base = self._window_of.get(id(args[0]))
+        return base is not None and id(base) in self._fresh
+
+    def _write(self, func: Any, args: Any) -> None:
+        """Memory that other values see too is not followed any more."""
+        for leaf, argument in zip(args, func._schema.arguments, strict=False):
+            written = argument.alias_info is not None and argument.alias_info.is_write
+            if isinstance(leaf, Tensor) and written and len(self._seen[storage_key(leaf)]) > 1:
+                self.graph.written.add(storage_key(leaf))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes on one rank: output features by linear layer, and shapes of parameters."""
+
+    outputs: dict[str, int] = field(default_factory=dict)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module is a linear layer with the forward of its class, or GPT-2's Conv1D."""
+    plain = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
+    return plain or type(module).__name__ == "Conv1D"
+
+
+def out_features(module: Any) -> int:
+    """Output features of a linear layer."""
+    return int(module.weight.shape[1 if type(module).__name__ == "Conv1D" else 0])
+
+
+def in_features(module: Any) -> int:
+    """Input features of a linear layer."""
+    return int(module.weight.shape[0 if type(module).__name__ == "Conv1D" else 1])
+
+
+def _is_norm(module: nn.Module) -> bool:
+    known = isinstance(module, (nn.LayerNorm, nn.RMSNorm, RMSNorm))
+    alone = not any(True for _ in module.children()) and bool(module._parameters)
+    vectors = all(param is None or param.dim() == 1 for param in module._parameters.values())
+    named = type(module).__name__.endswith(("Norm", "LayerNorm", "NormP")) and alone
+    return (known or named) and vectors and "Group" not in type(module).__name__
+
+
+def layer_kind(module: nn.Module, opaque: Sequence[type]) -> str | None:
+    """The kind of a layer that is one node; None for a module whose code is followed."""
+    if isinstance(module, tuple(opaque)):
+        return OPAQUE
+    if is_linear(module):
+        return LINEAR
+    if isinstance(module, nn.Embedding) and type(module).forward is nn.Embedding.forward:
+        return EMBEDDING
+    if _is_norm(module):
+        return NORM
+    return OPAQUE if _holds_experts(module) else None
+
+
+def _holds_experts(module: nn.Module) -> bool:
+    """Whether the weights of many experts are one parameter, which code takes by number."""
+    deep = any(param is not None and param.dim() > 2 for param in module._parameters.values())
+    return deep and "Experts" in type(module).__name__
+
+
+def run(
+    model: nn.Module,
+    call: Callable[[], Any],
+    *,
+    sizes: Sizes | None = None,
+    check: Check | None = None,
+    opaque: Sequence[type] = (),
+) -> Graph:
+    """The graph of `call()`, which runs the model; `sizes` are those of one rank."""
+    named = dict(model.named_modules())
+    recorder = Recorder(named, check)
+    training = [module for module in named.values() if module.training]
+    model.eval()
+    try:
+        with (
+            _weightless(named, recorder, sizes or Sizes()),
+            _layers(named, recorder, sizes or Sizes(), opaque),
+            torch.no_grad(),
+            recorder,
+        ):
+            recorder.graph.results = recorder.values(call())
+    finally:
+        for module in training:
+            module.training = True
+    return recorder.graph
+
+
+@contextmanager
+def _weightless(named: dict[str, nn.Module], recorder: Recorder, sizes: Sizes) -> Iterator[None]:
+    """One zero in the place of every parameter and of every buffer on the meta device."""
+    held: list[tuple[Any, str, Any]] = []
+    for name, module in named.items():
+        for table in (module._parameters, module._buffers):
+            for key, tensor in table.items():
+                if tensor is None or (table is module._buffers and not tensor.is_meta):
+                    continue
+                held.append((table, key, tensor))
+                path = f"{name}.{key}" if name else key
+                shape = sizes.shapes.get(path, tuple(tensor.shape))
+                zero = torch.zeros((), dtype=tensor.dtype).expand(shape)
+                if table is module._parameters:
+                    recorder.name(zero, path)
+                table[key] = zero  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for table, key, tensor in held:
+            table[key] = tensor
+
+
+@contextmanager
+def _layers(
+    named: dict[str, nn.Module], recorder: Recorder, sizes: Sizes, opaque: Sequence[type]
+) -> Iterator[None]:
+    """Forwards of layers that give zeros and are one node each."""
+    replaced: list[tuple[nn.Module, Any]] = []
+    for name, module in named.items():
+        kind = layer_kind(module, opaque)
+        if kind is not None:
+            replaced.append((module, vars(module).get("forward")))
+            out = out_features(module) if kind == LINEAR else 0
+            out = sizes.outputs.get(name, out)
+            module.forward = _forward(kind, module, recorder, out)
+    try:
+        yield
+    finally:
+        for module, before in replaced:
+            if before is None:
+                del module.forward
+            else:
+                module.forward = before
+
+
+def _forward(kind: str, module: nn.Module, recorder: Recorder, out: int) -> Callable[..., Any]:
+    forward = module.forward
+    weight = next((part for part in module._parameters.values() if part is not None), None)
+    dtype = torch.get_default_dtype() if weight is None else weight.dtype
+
+    def run_layer(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        inputs = [leaf for leaf in tree_leaves((x, args, kwargs)) if isinstance(leaf, Tensor)]
+        if kind == NORM and (args or kwargs or weight is None or x.shape[-1:] != weight.shape):
+            return forward(x, *args, **kwargs)
+        shape = tuple(x.shape)
+        if kind == LINEAR:
+            shape = (*shape[:-1], out)
+        elif kind == EMBEDDING:
+            assert weight is not None
+            shape = (*shape, int(weight.shape[-1]))
+        return recorder.layer(kind, module, inputs, lambda: torch.zeros(shape, dtype=dtype))
+
+    return run_layer

@@ -1,0 +1,252 @@
+"""The forward with the sizes of one rank: numbers that the code of a model holds are found.
+
+Attention that reshapes to `self.num_heads` fails where a rank has half of the heads. The line says
+which attribute it was; that is divided, and the forward runs again. Every shape must be the one
+that the cuts say: a wrong number may fit by chance.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import inspect
+import re
+import textwrap
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import FrameType, TracebackType
+from typing import Any
+
+from torch import Tensor, nn
+
+from plait.models.derived.choose import Choice, pattern_of
+from plait.models.derived.cuts import Cut, Misfit
+from plait.models.derived.demands import alive
+from plait.models.derived.record import Graph, Node, Sizes
+
+MOST_NUMBERS = 24
+_PARSING = threading.Lock()  # Python's parser is not safe on threads
+
+_OWN_NUMBER = re.compile(r"self(\.config)?\.\w+")
+Held = tuple[nn.Module, str, Any]
+
+
+@dataclass
+class Stage:
+    """A forward of one rank: attributes that are divided by module pattern, and why it stops."""
+
+    divided: dict[str, list[str]] = field(default_factory=dict)
+    place: str = ""
+    reason: str = ""
+
+
+def rehearse(
+    model: nn.Module,
+    run_again: Callable[..., Graph],
+    whole: tuple[Graph, Choice],
+    size: int,
+) -> Stage:
+    """Run it as one of `size` ranks; `place` is empty where it runs to the end."""
+    graph, choice = whole
+    wanted = _expected(graph, choice, size)
+    sizes = _sizes(choice, size, model)
+    stage = Stage()
+    held: list[Held] = []
+
+    def attempt() -> tuple[int, Exception | None]:
+        seen = [0]
+
+        def check(node: Node, outputs: Sequence[Tensor | None]) -> None:
+            seen[0] = node.index
+            _compare(graph, node, outputs, wanted)
+
+        try:
+            run_again(sizes=sizes, check=check)
+        except Exception as failure:
+            return seen[0], failure
+        return len(graph.nodes), None
+
+    try:
+        reached, failure = attempt()
+        for _ in range(MOST_NUMBERS):
+            if failure is None:
+                return stage
+            for name, attribute in _suspects(model, failure, size):
+                done = _divide(model, name, attribute, size)
+                further, again = attempt()
+                if further > reached or again is None:
+                    held += done
+                    stage.divided.setdefault(pattern_of(name), []).append(attribute)
+                    reached, failure = further, again
+                    break
+                _restore(done)
+            else:
+                break
+        stage.place, stage.reason = _place(model, failure)
+        return stage
+    finally:
+        _restore(held)
+
+
+def _expected(graph: Graph, choice: Choice, size: int) -> dict[tuple[int, int], tuple[int, ...]]:
+    shapes = {}
+    needed = alive(graph)
+    for node in (node for node in graph.nodes if node.index in needed):
+        inside = any(value in choice.region.wants for value in node.outputs if value is not None)
+        for index, value in enumerate(node.outputs):
+            if value is not None and (value in choice.region.wants or not inside):
+                want = choice.region.wants.get(value)
+                shapes[node.index, index] = value.shape
+                if isinstance(want, Cut):
+                    shapes[node.index, index] = want.local(value.shape, size)
+    return shapes
+
+
+def _sizes(choice: Choice, size: int, model: nn.Module) -> Sizes:
+    region = choice.region
+    outputs = {name: cut.local((0,), size)[0] for name, cut in _flat(region.columns).items()}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, want in region.parameters.items():
+        if isinstance(want, Cut):
+            shapes[name] = want.local(tuple(model.get_parameter(name).shape), size)
+    for name in (*region.norms, *region.tables):
+        for key, param in model.get_submodule(name)._parameters.items():
+            if param is not None:
+                shapes[f"{name}.{key}"] = (*param.shape[:-1], param.shape[-1] // size)
+    return Sizes(outputs, shapes)
+
+
+def _flat(columns: dict[str, Cut]) -> dict[str, Cut]:
+    return {name: Cut(0, cut.parts) for name, cut in columns.items()}
+
+
+def _compare(
+    graph: Graph,
+    node: Node,
+    outputs: Sequence[Tensor | None],
+    wanted: dict[tuple[int, int], tuple[int, ...]],
+) -> None:
+    if node.index >= len(graph.nodes):
+        raise Misfit("a rank runs more operations than one device")
+    whole = graph.nodes[node.index]
+    if (whole.kind, whole.name, whole.func) != (node.kind, node.name, node.func):
+        raise Misfit("a rank runs other operations than one device")
+    for index, output in enumerate(outputs):
+        shape = wanted.get((node.index, index))
+        if output is not None and shape is not None and tuple(output.shape) != shape:
+            raise Misfit(f"a rank has {list(output.shape)} where {list(shape)} is its part")
+
+
+def _frames(failure: BaseException | None) -> list[tuple[FrameType, int]]:
+    """The frames of the model's own code, the innermost first."""
+    found: list[tuple[FrameType, int]] = []
+    trace: TracebackType | None = None if failure is None else failure.__traceback__
+    while trace is not None:
+        if isinstance(trace.tb_frame.f_locals.get("self"), nn.Module):
+            found.append((trace.tb_frame, trace.tb_lineno))
+        trace = trace.tb_next
+    own = [(frame, line) for frame, line in found if "/torch/" not in frame.f_code.co_filename]
+    return own[::-1]
+
+
+def _suspects(model: nn.Module, failure: BaseException, size: int) -> Iterator[tuple[str, str]]:
+    """(module, attribute) whose number may be that of one device, the likeliest first."""
+    name_of = {id(module): name for name, module in model.named_modules()}
+    for frame, line in _frames(failure)[:3]:
+        module = frame.f_locals["self"]
+        name = name_of.get(id(module))
+        if name is None:
+            continue
+        attributes = [
+            attribute
+            for attribute in _attributes_near(frame, line)
+            if (number := number_of(module, attribute)) is not None
+            and number > 1
+            and number % size == 0
+        ]
+        likely = [one for one in attributes if "head" in one and "dim" not in one]
+        for attribute in dict.fromkeys([*likely, *attributes]):
+            yield name, attribute
+
+
+def _attributes_near(frame: FrameType, line: int) -> list[str]:
+    """Attributes of `self` in the statement at a line, and in those that give it its names."""
+    try:
+        source, first = inspect.getsourcelines(frame.f_code)
+        with _PARSING:
+            tree = ast.parse(textwrap.dedent("".join(source)))
+    except (OSError, SyntaxError, TypeError):
+        return []
+    at = line - max(first, 1) + 1
+    statements = [one for one in ast.walk(tree) if isinstance(one, ast.stmt)]
+    around = [one for one in statements if one.lineno <= at <= (one.end_lineno or one.lineno)]
+    if not around:
+        return []
+    statement = min(around, key=lambda one: (one.end_lineno or one.lineno) - one.lineno)
+    names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+    giving = [
+        one
+        for one in statements
+        if isinstance(one, ast.Assign)
+        and any(
+            isinstance(target, ast.Name) and target.id in names
+            for whole in one.targets
+            for target in ast.walk(whole)
+        )
+    ]
+    paths = [
+        ast.unparse(node)
+        for one in (statement, *giving)
+        for node in ast.walk(one)
+        if isinstance(node, ast.Attribute)
+    ]
+    return [path.removeprefix("self.") for path in paths if _OWN_NUMBER.fullmatch(path)]
+
+
+def number_of(module: nn.Module, path: str) -> int | None:
+    """The whole number that a module, or its config, has under a name; None for anything else."""
+    owner, _, name = path.rpartition(".")
+    held = getattr(module, owner, None) if owner else module
+    value = getattr(held, name, None)
+    return value if type(value) is int else None
+
+
+def set_number(module: nn.Module, path: str, value: int) -> None:
+    """Give a module another number; a config is copied first, as others have it too."""
+    owner, _, name = path.rpartition(".")
+    if not owner:
+        setattr(module, name, value)
+        return
+    own = copy.copy(getattr(module, owner))
+    setattr(own, name, value)
+    setattr(module, owner, own)
+
+
+def _divide(model: nn.Module, name: str, path: str, size: int) -> list[Held]:
+    """Divide the number of every module of this pattern; what it was before."""
+    pattern = pattern_of(name)
+    root = path.partition(".")[0]
+    done: list[Held] = []
+    for other, module in model.named_modules():
+        value = number_of(module, path)
+        if pattern_of(other) == pattern and value is not None and value % size == 0:
+            done.append((module, root, getattr(module, root)))
+            set_number(module, path, value // size)
+    return done
+
+
+def _restore(held: Sequence[Held]) -> None:
+    for module, attribute, value in reversed(held):
+        setattr(module, attribute, value)
+
+
+def _place(model: nn.Module, failure: BaseException | None) -> tuple[str, str]:
+    """The module whose code fails, and the line in words."""
+    name_of = {id(module): name for name, module in model.named_modules()}
+    for frame, line in _frames(failure):
+        name = name_of.get(id(frame.f_locals["self"]))
+        if name:
+            file = frame.f_code.co_filename.rpartition("/")[2]
+            return name, f"{file}:{line} counts on the size of one device: {failure}"
+    return "model", str(failure)

@@ -1,0 +1,262 @@
+"""Demands of an operation on its inputs, where its outputs are wanted cut: one rule a kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from plait.models.derived.cuts import ALIKE, Cut, Misfit, Want, even, joined, reshaped
+from plait.models.derived.record import MADE, Node, Value
+
+Asked = list[tuple[Value, Want]]
+Windows = dict[int, list[tuple[int, int, Want]]]
+SAME_ORDER = {
+    *("view", "_unsafe_view", "reshape", "_reshape_alias", "_reshape_copy", "unsqueeze", "squeeze"),
+    *("clone", "contiguous", "alias", "detach", "_to_copy", "lift_fresh"),
+}
+REDUCTIONS = {
+    *("_softmax", "_log_softmax", "_safe_softmax", "logsumexp", "cumsum", "sum", "mean", "prod"),
+    *("amax", "amin", "argmax", "max", "min", "any", "all", "var", "std", "norm"),
+    "linalg_vector_norm",
+}
+LIKE_POINTWISE = {"masked_fill", "where", "native_dropout", "copy_", "fill_", "zero_", "bernoulli"}
+
+
+def operation(node: Node) -> str:
+    """The name of an operation, without its overload."""
+    return str(node.func._schema.name).rpartition("::")[2]
+
+
+def ask(node: Node, wants: Sequence[Want | None], size: int) -> Asked:
+    """The demands of a node on its inputs; raises `Misfit` where a cut does not pass."""
+    cuts = [(index, want) for index, want in enumerate(wants) if isinstance(want, Cut)]
+    if not cuts:
+        return [(value, ALIKE) for value in node.inputs]
+    index, cut = cuts[0]
+    name = operation(node)
+    out = node.outputs[index]
+    assert out is not None
+    if name in SAME_ORDER and node.inputs:
+        source = node.inputs[0]
+        return [(source, reshaped(cut, out.shape, source.shape, size))]
+    if name in MADE:
+        return []
+    rule = RULES.get(name)
+    if rule is not None:
+        return rule(node, cut, out, size)
+    pointwise = torch.Tag.pointwise in node.func.tags or name in LIKE_POINTWISE
+    if pointwise:
+        return [(value, _broadcast(cut, out, value)) for value in node.inputs]
+    raise Misfit(f"{name} is not followed")
+
+
+def _broadcast(cut: Cut, out: Value, value: Value) -> Want:
+    """The cut of an operand that is stretched to the shape of the output."""
+    dim = cut.dim - (len(out.shape) - len(value.shape))
+    if dim < 0 or value.shape[dim] == 1:
+        return ALIKE
+    if value.shape[dim] != out.shape[cut.dim]:
+        raise Misfit("a value is assembled along the dimension that is cut")
+    return Cut(dim, cut.parts)
+
+
+def _argument(node: Node, position: int, default: Any = None) -> Any:
+    args: Any = node.args[0]
+    return args[position] if len(args) > position else default
+
+
+def _permute(node: Node, cut: Cut, out: Value, size: int) -> Asked:
+    order = [int(dim) % len(out.shape) for dim in _argument(node, 1)]
+    return [(node.inputs[0], Cut(order[cut.dim], cut.parts))]
+
+
+def _transpose(node: Node, cut: Cut, out: Value, size: int) -> Asked:
+    rank = len(out.shape)
+    first, second = (int(_argument(node, place, place - 1)) % rank for place in (1, 2))
+    swapped = {first: second, second: first}
+    return [(node.inputs[0], Cut(swapped.get(cut.dim, cut.dim), cut.parts))]
+
+
+def _expand(node: Node, cut: Cut, out: Value, size: int) -> Asked:
+    return [(node.inputs[0], _broadcast(cut, out, node.inputs[0]))]
+
+
+def _repeat(node: Node, cut: Cut, out: Value, size: int) -> Asked:
+    source = node.inputs[0]
+    dim = cut.dim - (len(out.shape) - len(source.shape))
+    if dim < 0 or source.shape[dim] != out.shape[cut.dim]:
+        raise Misfit("a repeated dimension is cut")
+    return [(source, Cut(dim, cut.parts))]
+
+
+def _reduction(node: Node, cut: Cut, out: Value, size: int) -> Asked:
+    source = node.inputs[0]
+    dims = _argument(node, 1)
+    if operation(node) in ("linalg_vector_norm", "norm"):
+        dims = _argument(node, 2)
+    if dims is None:
+        raise Misfit("all dimensions are reduced")
+    dims = [dims] if isinstance(dims, int) else list(dims)
+    gone = {int(dim) % len(source.shape) for dim in dims}
+    dim = cut.dim
+    if len(out.shape) < len(source.shape):
+        left = [one for one in range(len(source.shape)) if one not in gone]
+        dim = left[cut.dim]
+    if dim in gone:
+        raise Misfit(f"{operation(node)} reduces the dimension that is cut")
+    return [(source, Cut(dim, cut.parts))]
+
+
+def _cat(node: Node, cut: Cut, out: Value, size: int) -> Asked:
+    dim = int(_argument(node, 1, 0)) % len(out.shape)
+    if dim != cut.dim:
+        return [(value, Cut(cut.dim, cut.parts)) for value in node.inputs]
+    left = list(cut.parts)
+    asked: Asked = []
+    for value in node.inputs:
+        taken: list[tuple[int, bool]] = []
+        while left and sum(length for length, _ in taken) < value.shape[dim]:
+            taken.append(left.pop(0))
+        if sum(length for length, _ in taken) != value.shape[dim]:
+            raise Misfit("a part crosses the seam of a concatenation")
+        whole = not any(is_cut for _, is_cut in taken)
+        asked.append((value, ALIKE if whole else Cut(dim, joined(taken))))
+    return asked
+
+
+def _stack(node: Node, cut: Cut, out: Value, size: int) -> Asked:
+    dim = int(_argument(node, 1, 0)) % len(out.shape)
+    if dim == cut.dim:
+        raise Misfit("a stacked dimension is cut")
+    return [(value, Cut(cut.dim - (cut.dim > dim), cut.parts)) for value in node.inputs]
+
+
+def _matmul(node: Node, cut: Cut, out: Value, size: int) -> Asked:
+    """Products: in `addmm` and `baddbmm` what is added stands before the factors."""
+    *added, left, right = node.inputs
+    asked: Asked = [(value, _broadcast(cut, out, value)) for value in added]
+    rank = len(out.shape)
+    if cut.dim == rank - 2:
+        return [*asked, (left, cut), (right, ALIKE)]
+    if cut.dim == rank - 1:
+        return [*asked, (left, ALIKE), (right, cut)]
+    return [*asked, (left, cut), (right, cut)]
+
+
+def _attention(node: Node, cut: Cut, out: Value, size: int) -> Asked:
+    """Queries, keys and values [B, heads, S, K]; of keys and values there may be fewer heads."""
+    if cut.dim > 1:
+        raise Misfit("attention is cut inside heads")
+    query, *others = node.inputs
+    asked: Asked = [(query, cut)]
+    for value in others[:2]:
+        heads = value.shape[1]
+        if cut.dim == 1 and heads != query.shape[1]:
+            if len(cut.parts) > 1 or heads % size:
+                raise Misfit("groups of heads are not divided")
+            asked.append((value, even(1, heads)))
+        else:
+            asked.append((value, cut))
+    return asked + [(value, _broadcast(cut, out, value)) for value in others[2:]]
+
+
+def _padding(node: Node, cut: Cut, out: Value, size: int) -> Asked:
+    padded = len(_argument(node, 1)) // 2
+    if cut.dim >= len(out.shape) - padded:
+        raise Misfit("a padded dimension is cut")
+    return [(node.inputs[0], cut)]
+
+
+def _other_dims(position: int) -> Callable[[Node, Cut, Value, int], Asked]:
+    """A rule of operations that mix along the dimensions in one argument."""
+
+    def rule(node: Node, cut: Cut, out: Value, size: int) -> Asked:
+        dims = _argument(node, position)
+        dims = [dims] if isinstance(dims, int) else list(dims)
+        if cut.dim in {int(dim) % len(out.shape) for dim in dims}:
+            raise Misfit(f"{operation(node)} mixes the dimension that is cut")
+        return [(value, cut) for value in node.inputs[:1]]
+
+    return rule
+
+
+def _triangle(node: Node, cut: Cut, out: Value, size: int) -> Asked:
+    if cut.dim >= len(out.shape) - 2:
+        raise Misfit("a triangle is cut")
+    return [(node.inputs[0], cut)]
+
+
+RULES: dict[str, Callable[[Node, Cut, Value, int], Asked]] = {
+    "permute": _permute,
+    "transpose": _transpose,
+    "t": lambda node, cut, out, size: [(node.inputs[0], Cut(1 - cut.dim, cut.parts))],
+    "expand": _expand,
+    "repeat": _repeat,
+    "cat": _cat,
+    "stack": _stack,
+    "flip": _other_dims(1),
+    "roll": _other_dims(2),
+    "tril": _triangle,
+    "triu": _triangle,
+    "constant_pad_nd": _padding,
+    **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm"), _matmul),
+    **dict.fromkeys(REDUCTIONS, _reduction),
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "_scaled_dot_product_efficient_attention": _attention,
+}
+
+
+def window(node: Node, index: int) -> tuple[int, int, int] | None:
+    """(dim, start, stop) of the part of its input that an output is; None for other operations."""
+    name = operation(node)
+    if name not in ("slice", "split", "split_with_sizes", "narrow"):
+        return None
+    source = node.inputs[0]
+    if name == "slice":
+        dim = int(_argument(node, 1, 0)) % len(source.shape)
+        if int(_argument(node, 4, 1)) != 1:
+            return dim, 0, source.shape[dim]
+        start = int(_argument(node, 2, 0) or 0)
+        start = max(start + source.shape[dim], 0) if start < 0 else start
+        out = node.outputs[index]
+        assert out is not None
+        return dim, start, start + out.shape[dim]
+    dim = int(_argument(node, 2, 0)) % len(source.shape)
+    sizes = [0 if out is None else out.shape[dim] for out in node.outputs]
+    start = sum(sizes[:index])
+    return dim, start, start + sizes[index]
+
+
+def through_window(node: Node, wants: Sequence[Want | None]) -> list[tuple[int, int, int, Want]]:
+    """(dim, start, stop, want) for each wanted output of a slice or split."""
+    found = []
+    for index, want in enumerate(wants):
+        place = window(node, index)
+        if want is None:
+            continue
+        assert place is not None
+        out = node.outputs[index]
+        assert out is not None
+        if (
+            isinstance(want, Cut)
+            and want.dim == place[0]
+            and place[2] - place[1] != out.shape[place[0]]
+        ):
+            raise Misfit("every n-th element is taken of a dimension that is cut")
+        found.append((*place, want))
+    return found
+
+
+def chosen(node: Node, wants: Sequence[Want | None]) -> Asked:
+    """The demands of `select` and `unbind`: the dimension that is chosen from stays whole."""
+    source = node.inputs[0]
+    dim = int(_argument(node, 1, 0)) % len(source.shape)
+    asked: Asked = []
+    for want in wants:
+        if isinstance(want, Cut):
+            asked.append((source, Cut(want.dim + (want.dim >= dim), want.parts)))
+        elif want is not None:
+            asked.append((source, ALIKE))
+    return asked

@@ -1,0 +1,224 @@
+"""The table of roles that a model is given, and what it leaves whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from plait.models.derived.choose import Choice, choose, pattern_of
+from plait.models.derived.cuts import Cut, Part
+from plait.models.derived.record import LINEAR, Graph, Value, is_linear, out_features, run
+from plait.models.derived.rehearse import Stage, number_of, rehearse
+
+MOST_ATTEMPTS = 12
+
+
+@dataclass(frozen=True)
+class Table:
+    """Roles by pattern, and a note for each kind of layer that every rank computes alike."""
+
+    roles: dict[str, str]
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The model's own embedding and head, and the classes of embeddings that can be cut."""
+
+    embedding: nn.Module | None = None
+    head: nn.Module | None = None
+    plain: Sequence[type] = (nn.Embedding,)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The layers that know the vocabulary: embeddings of tokens, and the layer of logits."""
+
+    embeddings: frozenset[str]
+    heads: frozenset[str]
+
+
+def derive(
+    model: nn.Module,
+    call: Callable[[], Any],
+    size: int,
+    ends: Ends | None = None,
+    opaque: Sequence[type] = (),
+) -> Table:
+    """The table for `size` ranks; `call()` runs the model on an example on the host."""
+    graph = run(model, call, opaque=opaque)
+    run_again = partial(run, model, call, opaque=opaque)
+    tables = _tables(model, graph, size, ends or Ends())
+    refused: dict[str, str] = {}
+    choice = Choice()
+    stage = Stage()
+    for _ in range(MOST_ATTEMPTS):
+        choice = choose(model, graph, size, refused, tables.heads)
+        stage = rehearse(model, run_again, (graph, choice), size)
+        if not stage.place:
+            break
+        nearest = _rows_near(choice, stage.place)
+        refused |= dict.fromkeys(nearest, stage.reason)
+    else:
+        choice = Choice(left_out=refused)
+    return _write(model, choice, stage, tables)
+
+
+def left_whole(model: nn.Module, why: str) -> Table:
+    """The table of a model that every rank computes alike."""
+    roles = {
+        name: "replicated"
+        for name, module in model.named_modules()
+        if name and any(param is not None for param in module._parameters.values())
+    }
+    return Table(_by_pattern(roles | {"model": "whole"}), [f"every rank computes all: {why}"])
+
+
+def _rows_near(choice: Choice, place: str) -> list[str]:
+    """The rows that share the longest path with a module; all where none shares any."""
+
+    def shared(name: str) -> int:
+        pairs = zip(name.split("."), place.split("."), strict=False)
+        length = 0
+        for mine, theirs in pairs:
+            if mine != theirs:
+                return length
+            length += 1
+        return length
+
+    most = max((shared(name) for name in choice.rows), default=0)
+    return [pattern_of(name) for name in choice.rows if shared(name) == most]
+
+
+def _write(model: nn.Module, choice: Choice, stage: Stage, tables: Tables) -> Table:
+    region = choice.region
+    shares: dict[str, list[str]] = {}
+    named = dict(model.named_modules())
+    divided = stage.divided if choice.rows else {}
+    for name, module in named.items():
+        for attribute in divided.get(pattern_of(name), ()):
+            if number_of(module, attribute) is not None:
+                shares.setdefault(name, []).append(attribute)
+    for path, want in region.parameters.items():
+        owner, _, key = path.rpartition(".")
+        where = str(want.dim) if isinstance(want, Cut) else want
+        shares.setdefault(owner, []).append(f"{key}:{where}")
+    for name in region.tables:
+        shares.setdefault(name, []).append("weight:1")
+    roles = {name: f"share {' '.join(words)}" for name, words in shares.items()}
+    for name, cut in region.columns.items():
+        word = "column_inside" if name in choice.entered else "column"
+        parts = _parts(cut.parts)
+        roles[name] = f"{word} {parts}" if parts else word
+    roles |= dict.fromkeys(choice.rows, "row")
+    roles |= dict.fromkeys(region.spread, "spread")
+    roles |= dict.fromkeys(region.inside, "inside")
+    roles |= dict.fromkeys(region.norms, "inner_norm")
+    roles |= dict.fromkeys(tables.embeddings, "embedding")
+    roles |= dict.fromkeys(tables.heads, "head")
+    same_layers = _same_layers(named, roles)
+    for name, module in named.items():
+        if name and name not in roles and any(p is not None for p in module._parameters.values()):
+            roles[name] = same_layers.get(pattern_of(name), "replicated")
+    notes = [
+        f"{pattern} is computed alike on every rank"
+        for pattern in dict.fromkeys(pattern_of(name) for name, role in roles.items())
+        if _is_large(named, roles, pattern)
+    ]
+    return Table(_by_pattern({"model": "whole"} | roles), notes)
+
+
+def _same_layers(named: dict[str, nn.Module], roles: dict[str, str]) -> dict[str, str]:
+    """Roles of layers that the example did not reach, such as experts without tokens."""
+    found: dict[str, set[str]] = {}
+    for name, role in roles.items():
+        if is_linear(named[name]):
+            found.setdefault(pattern_of(name), set()).add(role)
+    return {pattern: next(iter(same)) for pattern, same in found.items() if len(same) == 1}
+
+
+def _is_large(named: dict[str, nn.Module], roles: dict[str, str], pattern: str) -> bool:
+    """Whether matrices of a pattern are left whole."""
+    return any(
+        pattern_of(name) == pattern
+        and role in ("replicated", "inside", "spread")
+        and any(p is not None and p.dim() > 1 for p in named[name]._parameters.values())
+        for name, role in roles.items()
+    )
+
+
+def _parts(parts: Sequence[Part]) -> str:
+    """The parts of a packed layer as text, `!` behind one that stays whole; empty for one part."""
+    if len(parts) == 1 and parts[0][1]:
+        return ""
+    return "+".join(f"{length}{'' if cut else '!'}" for length, cut in parts)
+
+
+def _by_pattern(roles: dict[str, str]) -> dict[str, str]:
+    """One entry a pattern where all its modules agree, else one a module."""
+    groups: dict[str, set[str]] = {}
+    for name, role in roles.items():
+        groups.setdefault(pattern_of(name), set()).add(role)
+    return {
+        pattern_of(name) if len(groups[pattern_of(name)]) == 1 else name: role
+        for name, role in roles.items()
+    }
+
+
+def _tables(model: nn.Module, graph: Graph, size: int, ends: Ends) -> Tables:
+    """The embeddings and the head that can be cut by the vocabulary; tied ones together or not."""
+    weight = None if ends.embedding is None else ends.embedding._parameters.get("weight")
+    alike = {
+        name: module
+        for name, module in model.named_modules()
+        if weight is not None and module._parameters.get("weight") is weight
+    }
+    looked = frozenset(name for name, module in alike.items() if type(module) in ends.plain)
+    tied = alike.keys() - looked
+    heads = frozenset(name for name, module in model.named_modules() if module is ends.head)
+    heads_fit = bool(heads) and all(_gives_logits(model, graph, name, size) for name in heads)
+    used = {
+        owner
+        for node in graph.nodes
+        for value in node.inputs
+        if value.name and node.kind == "op"
+        for owner in [value.name.rpartition(".")[0]]
+    }
+    embeds = weight is not None and weight.dim() == 2 and weight.shape[0] % size == 0
+    embeds = embeds and not (alike.keys() & used) and tied <= heads
+    heads_fit = heads_fit and not (heads & used)
+    if tied and not (embeds and heads_fit):
+        return Tables(frozenset(), frozenset())
+    return Tables(looked if embeds else frozenset(), heads if heads_fit else frozenset())
+
+
+def _gives_logits(model: nn.Module, graph: Graph, name: str, size: int) -> bool:
+    """Whether a layer's output becomes the model's by operations on each number alone."""
+    module = model.get_submodule(name)
+    if not is_linear(module) or out_features(module) % size:
+        return False
+    values = [
+        value
+        for node in graph.nodes
+        if node.kind == LINEAR and node.name == name
+        for value in node.outputs
+        if value is not None
+    ]
+    return bool(values) and any(_reaches(graph, value) for value in values)
+
+
+def _reaches(graph: Graph, value: Value) -> bool:
+    if value in graph.results:
+        return True
+    for node in value.users:
+        others = [one for one in node.inputs if one is not value]
+        alone = node.kind == "op" and torch.Tag.pointwise in node.func.tags
+        same = [out for out in node.outputs if out is not None and out.shape == value.shape]
+        if alone and all(len(one.shape) == 0 for one in others) and same:
+            return any(_reaches(graph, out) for out in same)
+    return False

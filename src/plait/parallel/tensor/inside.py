@@ -1,0 +1,138 @@
+"""Roles of what lies between a column and its row, and of what every rank computes alike.
+
+Between a column and its row each rank has a part of the sum that a gradient is. A layer there whose
+weights are whole on every rank sums its own gradients at the end of the step. One outside sums the
+gradient of its output, once.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from plait.comm import Axis
+from plait.comm.functional import transition
+from plait.mesh.layouts import INVARIANT, PARTIAL, REPLICATED
+from plait.parallel.tensor import layers
+from plait.parallel.tensor.group import TensorGroup
+from plait.parallel.tensor.placement import Cut, Placement
+
+
+class Splitter(Protocol):
+    """The maker of local parameters."""
+
+    def localised(self, module: nn.Module, features: Cut, partial: Cut) -> nn.Module:
+        """A copy of a module with local parameters, their last dimension cut."""
+
+    def give(self, module: nn.Module, original: nn.Module, cuts: Mapping[str, Placement]) -> None:
+        """Register the local parameters of a module."""
+
+    def alike(self, module: nn.Module, partial: Cut) -> dict[str, Placement]:
+        """Placements of parameters that every rank has whole."""
+
+    def place(
+        self,
+        param: Tensor,
+        cuts: list[Cut],
+        partial: Cut,
+        fused: dict[int, int] | None = None,
+    ) -> Placement:
+        """The placement of a parameter."""
+
+    def norm_in_parts(self, name: str, module: nn.Module, axis: Axis, different: Cut) -> nn.Module:
+        """A norm of features that are cut over an axis."""
+
+
+class InsideRoles:
+    """One method a role."""
+
+    def __init__(self, group: TensorGroup, roles: Mapping[str, str], splitter: Splitter) -> None:
+        self._group = group
+        self._roles = roles
+        self._splitter = splitter
+
+    def inner_norm(self, name: str, module: nn.Module) -> nn.Module:
+        """A norm between column and row, over features that are cut."""
+        return self._splitter.norm_in_parts(name, module, self._group.axis("tp"), ())
+
+    def inside(self, name: str, module: nn.Module) -> nn.Module:
+        """A module between column and row that every rank computes alike.
+
+        Its output's gradient is a part of a sum on each rank, and so are those of its parameters.
+        """
+        return self._splitter.localised(module, (), (self._group.axis("tp"),))
+
+    def spread(self, name: str, module: nn.Module) -> nn.Module:
+        """A layer that computes alike, whose output goes between column and row.
+
+        Gradients are summed there once.
+        """
+        tp = self._group.axis("tp")
+        local = self._splitter.localised(module, (), ())
+        local.register_forward_hook(
+            lambda module, args, y: transition(y, tp, INVARIANT, REPLICATED)
+        )
+        return local
+
+    def share(self, name: str, module: nn.Module) -> nn.Module:
+        """A module that counts heads: its numbers are divided, and parameters of heads are cut."""
+        tp = self._group.axis("tp")
+        local = layers.shallow_copy(module)
+        placements = self._splitter.alike(module, ())
+        for word in self._roles[name].split()[1:]:
+            key, _, where = word.partition(":")
+            param = module._parameters.get(key)
+            if param is None:
+                _divide(local, key, tp.size)
+            elif where == "alike":
+                placements[key] = self._splitter.place(param, [()] * param.dim(), (tp,))
+            else:
+                cuts: list[Cut] = [()] * param.dim()
+                cuts[int(where)] = (tp,)
+                placements[key] = self._splitter.place(param, cuts, ())
+        self._splitter.give(local, module, placements)
+        return local
+
+    def whole(self, name: str, module: nn.Module) -> nn.Module:
+        """A model whose activations between layers are whole on every rank."""
+        return self._splitter.localised(module, (), ()) if module._parameters else module
+
+    def experts(self, name: str, module: nn.Module) -> nn.Module:
+        """Experts that all ranks share, a part of each on every rank.
+
+        `gate` and `up` [experts, out, in] are cut as a column, `down` as a row; `gate_up_proj` is
+        gate and up in one.
+        """
+        tp = self._group.axis("tp")
+        local = layers.shallow_copy(module)
+        placements = {}
+        for key, param in layers.parameters_of(module).items():
+            cuts: list[Cut] = [(), (), (tp,)] if key.startswith("down") else [(), (tp,), ()]
+            fused = {1: 2} if key == "gate_up_proj" else None
+            placements[key] = self._splitter.place(param, cuts, (), fused)
+        self._splitter.give(local, module, placements)
+        local.register_forward_pre_hook(
+            lambda _, args: (transition(args[0], tp, INVARIANT, REPLICATED), *args[1:])
+        )
+        local.register_forward_hook(lambda _, args, rows: transition(rows, tp, PARTIAL, INVARIANT))
+        return local
+
+    def head_norm(self, name: str, module: nn.Module) -> nn.Module:
+        """A norm of each head's features, between column and row.
+
+        Every rank has other heads or other samples.
+        """
+        return self._splitter.localised(module, (), (self._group.axis("tp"),))
+
+
+def _divide(module: nn.Module, path: str, size: int) -> None:
+    """Divide a number of a module, or of its config, which is copied first."""
+    owner, _, name = path.rpartition(".")
+    held = module
+    if owner:
+        held = copy.copy(getattr(module, owner))
+        setattr(module, owner, held)
+    setattr(held, name, getattr(held, name) // size)

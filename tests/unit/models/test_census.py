@@ -1,0 +1,32 @@
+"""A sample of the census: classes without a table of roles equal one device under tensor plans."""
+
+from __future__ import annotations
+
+import pytest
+from benchmarks.census.cell import judge
+from benchmarks.census.configs import classes, tiny
+
+pytest.importorskip("transformers")
+
+
+@pytest.mark.parametrize(
+    ("family", "task"),
+    [
+        ("deepseek_v3", "causal"),  # latent attention, experts
+        ("phi3", "causal"),  # packed projections of unequal parts
+        ("bloom", "causal"),  # ALiBi, numbers of heads in the code
+        ("t5", "seq2seq"),  # relative positions that layers share
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_class_equals_one_device(family: str, task: str) -> None:
+    cell = judge(task, tiny(task, family), "tp2")
+    assert cell.verdict == "equal", cell.reason
+
+
+def test_every_class_is_counted_once_under_its_namesake() -> None:
+    found = classes()
+    assert len(found) == len(set(found)) > 150
+    assert {("causal", "llama"), ("seq2seq", "t5"), ("masked", "bert"), ("image", "vit")} <= set(
+        found
+    )
