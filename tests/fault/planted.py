@@ -40,6 +40,7 @@ lr = 1e-3
 
 [recovery]
 hang_seconds = 5
+check_replicas_every = 2
 """
 PLANS = ("dp2", "dp3", "dp2:zero3", "dp2:zero1", "tp2", "pp2:1f1b mb4", "dp2 pp2:gpipe mb2")
 SYNCHRONOUS_COPIES = ("dp2", "dp3", "dp3:ring")

@@ -159,6 +159,8 @@ class Recovery(Section):
     """The answer to a loss or gradient that is no finite number."""
     spike_factor: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
     """The multiple of the median gradient norm from which `on_nan` answers too."""
+    check_replicas_every: Annotated[int, Field(ge=0)] = 0
+    """Steps between two comparisons of parameters that several ranks hold; 0 compares none."""
     deadline_seconds: Positive = 60.0
     """Seconds to save after SIGTERM, SIGUSR1 or SIGINT."""
     keep: Annotated[int, Field(ge=0)] = 0

@@ -4,7 +4,8 @@ It runs in the launcher, which no rank can hold up. In a world that others have 
 every rank, and the first to claim a finding acts. A hang ends by the death of the rank at fault.
 So a run that starts lost ranks again treats it as any other lost rank.
 
-A rank that has not moved for the limit hangs, with two exceptions. While it starts, compiles,
+A rank that has not moved for the limit hangs, with three exceptions. A process that was ready and
+had no processor most of that time does not. While it starts, compiles,
 evaluates, saves, or is in its first two steps, it may take `SLOW_SECONDS`. Its process must then
 compute, read or write. A rank that waits is judged by whom it waits for.
 """
@@ -35,7 +36,8 @@ STEPS_OF_A_HANG: Final = 10
 FIRST_STEPS: Final = 2
 STALE_SECONDS: Final = 3.0
 BUSY_CPU: Final = 0.05
-BUSY_BYTES: Final = 1 << 20
+BUSY_BYTES: Final = 1 << 14
+STARVED: Final = 0.5
 SLOW_PHASES: Final = (Phase.STARTING, Phase.EVALUATING, Phase.SAVING, Phase.ENDING)
 
 End = Callable[[RankView, Finding], None]
@@ -131,28 +133,22 @@ class Watcher:
 
     def _may_be_slow(self, view: RankView, limit: float) -> bool:
         """Whether a rank that does not move is in a part of the run that takes long, and works."""
-        early = view.last_step == 0 or len(view.steps) < FIRST_STEPS
-        if not (view.compiling or early or view.phase in SLOW_PHASES) or view.waits:
-            return False
-        quiet = limit if self._limits.seconds is not None else max(limit, QUIET_SECONDS)
         still = now() - view.moved
-        if still > SLOW_SECONDS:
-            return False
-        return still <= quiet or self._works(view)
-
-    def _works(self, view: RankView) -> bool:
-        """Whether the process has computed, read or written since it moved last."""
-        if view.process_state() in ("T", "t"):
+        if still > SLOW_SECONDS or view.process_state() in ("T", "t"):
             return False
         moment = now()
         since, before = self._usage.get(view.rank, (moment, None))
-        after = process.usage(view.pid)
         if before is None or moment - since < 1.0:
             return True
+        after = process.usage(view.pid)
         seconds = moment - since
-        busy = after.cpu_seconds - before.cpu_seconds > BUSY_CPU * seconds
-        moved = after.io_bytes - before.io_bytes > BUSY_BYTES * seconds
-        return busy or moved or after.major_faults > before.major_faults
+        if after.delay_seconds - before.delay_seconds > STARVED * seconds:
+            return True
+        early = view.last_step == 0 or len(view.steps) < FIRST_STEPS
+        if not (view.compiling or early or view.phase in SLOW_PHASES) or view.waits:
+            return False
+        quiet = max(limit, QUIET_SECONDS) if view.phase in SLOW_PHASES else limit
+        return still <= quiet or works(before, after, seconds)
 
     def _judge(
         self, views: dict[int, RankView], idle: list[int], stuck: list[int], limit: float
@@ -190,6 +186,13 @@ class Watcher:
 def recent_seconds(views: dict[int, RankView]) -> list[float]:
     """The seconds of the last steps of all ranks, the first of a run left out."""
     return [one.seconds for view in views.values() for one in view.steps[-32:] if one.step > 1]
+
+
+def works(before: process.Usage, after: process.Usage, seconds: float) -> bool:
+    """Whether a process has computed, read or written, or would have with a processor."""
+    ran = after.cpu_seconds - before.cpu_seconds + after.delay_seconds - before.delay_seconds
+    moved = after.io_bytes - before.io_bytes > BUSY_BYTES * seconds
+    return ran > BUSY_CPU * seconds or moved or after.major_faults > before.major_faults
 
 
 def is_frozen(view: RankView) -> bool:

@@ -261,9 +261,11 @@ def _table(world: World, job: TrainingRun, folder: RunFolder | None, plan: Plan)
 def _hooks(
     job: TrainingRun, world: World, folder: RunFolder | None, training: Training
 ) -> list[Hook]:
+    from plait.doctor.findings import tell
     from plait.run.hooks import Checkpoints
     from plait.run.metrics import MetricsFile
     from plait.run.progress import progress
+    from plait.run.replicas import CompareReplicas
 
     hooks: list[Hook] = []
     if world.rank == 0 and folder is not None:
@@ -274,6 +276,9 @@ def _hooks(
     if folder is not None:
         saving = job.config.train
         hooks.append(Checkpoints(folder, saving.checkpoint_every, job.config.recovery.keep))
+    every = job.config.recovery.check_replicas_every
+    if folder is not None and every:
+        hooks.insert(0, CompareReplicas(every, partial(tell, folder.doctor)))
     return hooks
 
 

@@ -1,0 +1,117 @@
+"""Replicas compared: ranks that hold the same parameters must hold the same bits.
+
+`[recovery] check_replicas_every = N` compares them before the update of every N-th step, by a sum
+over the bits of each parameter. Of three or more the odd one is at fault. Of two, a rank whose
+parameters have changed between two updates, when nothing may change them, is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from plait.doctor.findings import Finding
+from plait.engine.engine import Engine
+from plait.engine.state.shards import module_shards
+from plait.errors import NotAvailable, RunError
+from plait.run.hooks import Hook, Start, StepDone
+
+Place = tuple[str, object, int, int]
+"""A parameter, and which of its elements."""
+Marks = dict[Place, int]
+WIDTHS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True)
+class Report:
+    """One rank's marks, and the places that have changed between two updates."""
+
+    marks: Marks
+    changed: frozenset[Place]
+
+
+class CompareReplicas(Hook):
+    """Compares every `every` steps, and ends the run where a replica is damaged. For all ranks."""
+
+    def __init__(self, every: int, tell: Callable[[Finding], None]) -> None:
+        self._every = every
+        self._tell = tell
+        self._last: Marks = {}
+        self._changed: set[Place] = set()
+
+    def on_start(self, start: Start) -> None:
+        """Look before every update from here on."""
+        self._engine: Engine = start.engine
+        if not self._engine.driver.is_synchronous:
+            raise NotAvailable(
+                f"'{self._engine.plan}': ranks that do not step together hold no replicas; leave "
+                "[recovery] check_replicas_every out"
+            )
+        self._last = marks_of(self._engine)
+        self._engine.before_update.append(self._before_update)
+
+    def on_step(self, done: StepDone) -> None:
+        """Note the parameters that the update has made."""
+        self._last = marks_of(self._engine)
+
+    def _before_update(self, engine: Engine) -> None:
+        now = marks_of(engine)
+        before = self._last
+        self._changed |= {key for key, mark in now.items() if before.get(key, mark) != mark}
+        step = engine.step_index + 1
+        if step % self._every:
+            return
+        report = Report(now, frozenset(self._changed))
+        told: list[Report] = engine.world.axis("world").gather_objects(report)
+        self._changed.clear()
+        finding = damaged(told, step)
+        if finding is None:
+            return
+        if engine.world.rank == 0:
+            self._tell(finding)
+        raise RunError(f"{finding.text()}; continue from a checkpoint that was saved before")
+
+
+def marks_of(engine: Engine) -> Marks:
+    """The sum over the bits of each parameter that this rank's modules hold."""
+    return {
+        (shard.name, shard.box, shard.start, shard.stop): mark(shard.values)
+        for shard in module_shards(engine.holding)
+    }
+
+
+def mark(values: Tensor) -> int:
+    """A number of all bits, without a copy: it differs where one bit does."""
+    flat = values.detach().reshape(-1)
+    whole = flat.view(WIDTHS[values.element_size()])
+    return int(whole.sum(dtype=torch.int64))
+
+
+def damaged(told: list[Report], step: int) -> Finding | None:
+    """The finding for the first place whose replicas differ; None where all are equal."""
+    places = dict.fromkeys(place for report in told for place in report.marks)
+    for place in places:
+        held = {rank: one.marks[place] for rank, one in enumerate(told) if place in one.marks}
+        if len(set(held.values())) > 1:
+            return _finding(place, held, told, step)
+    return None
+
+
+def _finding(place: Place, held: Mapping[int, int], told: list[Report], step: int) -> Finding:
+    counts = Counter(held.values())
+    usual, most = counts.most_common(1)[0]
+    changed = [rank for rank in held if place in told[rank].changed]
+    odd = [rank for rank, value in held.items() if value != usual]
+    if len(changed) == 1:
+        rank, how = changed[0], "they changed between two updates"
+    elif most > len(held) / 2:
+        rank, how = odd[0], f"they differ from those of {most} other ranks"
+    else:
+        rank, how = None, f"the replicas of ranks {sorted(held)} differ, and none is the odd one"
+    cause = f"silent corruption: bits of its replica are wrong, as {how}"
+    return Finding("corruption", rank, step, f"parameter {place[0]}", cause)
