@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from plait.cli import common, replanning
 from plait.cli.answer import Answer, Json
-from plait.errors import CheckpointError
+from plait.errors import CheckpointError, ConfigError
 from plait.launcher import is_restart, joined_world, launch
 from plait.launcher.main_process import is_main_process, say
 from plait.plan import Plan
@@ -43,6 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, metavar="DIR", help="the run's folder (default: runs/<config>-<time>)"
     )
     parser.add_argument(
+        "--profile",
+        type=int,
+        metavar="STEP",
+        help="record this step with torch's profiler, into profile/ of the run's folder",
+    )
+    parser.add_argument(
         "--resume",
         nargs="?",
         type=Path,
@@ -61,11 +67,21 @@ def run(arguments: argparse.Namespace) -> Answer:
     from plait.engine.runlock import held
 
     config = common.read_config(arguments)
+    if arguments.profile is not None and not 1 <= arguments.profile <= config.train.steps:
+        raise ConfigError(
+            f"--profile {arguments.profile} is none of the steps 1 to {config.train.steps}"
+        )
     plan = common.plan_of(config, arguments.plan, arguments.nproc)
     replanning.check(config, plan)
     folder, checkpoint = _folder(arguments)
     if folder is None:
-        quiet = job.TrainingRun(config, str(plan), checkpoint=checkpoint, watches_itself=True)
+        quiet = job.TrainingRun(
+            config,
+            str(plan),
+            checkpoint=checkpoint,
+            watches_itself=True,
+            profiled_step=arguments.profile,
+        )
         result = kept_alive(quiet, plan.world_size)
         if "stopped" in result:
             end_by_signal(result, quiet, arguments.config)
@@ -77,6 +93,7 @@ def run(arguments: argparse.Namespace) -> Answer:
         folder=folder.path,
         checkpoint=checkpoint,
         watches_itself=not alone,
+        profiled_step=arguments.profile,
         began=time.time() - FILE_SECONDS,
     )
     lock = held(folder.path) if is_main_process() else contextlib.nullcontext(None)

@@ -106,6 +106,8 @@ class Train(Section):
     """Products of experts: by rule, by measurement after the first step, or by name."""
     linear_product: Literal["measured", "rule", "torch"] = "measured"
     """float32 products on CPUs: the library measured as faster, by rule, or torch's."""
+    deterministic: bool = False
+    """Whether torch may use deterministic algorithms alone; those that have none are errors."""
     fixed_order: bool = False
     """Whether sums over samples and ranks follow one fixed tree, for equal bits under dp 1 to 8."""
 

@@ -7,7 +7,9 @@ be seen has been refused before (see `common`).
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.errors import RunError
+from plait.run.logs import logged, terminal_of
 
 if TYPE_CHECKING:
     from plait.cluster.products import ProductTable
@@ -48,6 +51,7 @@ class TrainingRun:
     shows_progress: bool = True
     keeps_timeline: bool = False
     watches_itself: bool = False
+    profiled_step: int | None = None
     began: float = 0.0
 
     @property
@@ -91,7 +95,8 @@ def _watched(
         job = _continued(job, folder)
     if folder is not None:
         world.record_into(folder.doctor)
-    with job.supervision.inside(folder):
+    log = contextlib.nullcontext() if folder is None else logged(folder.log(world.rank))
+    with log, job.supervision.inside(folder):
         return _trained(job, world, place, ending)
 
 
@@ -110,6 +115,8 @@ def _trained(
     job: TrainingRun, world: World, place: Place | None, ending: Ending | None
 ) -> dict[str, Any]:
     """The run itself. Collective."""
+    import torch
+
     from plait.doctor.findings import tell
     from plait.engine.explain import explained, memory_error
     from plait.plan import Plan
@@ -122,6 +129,9 @@ def _trained(
 
     plan = Plan.parse(job.plan)
     folder = None if job.folder is None else RunFolder(job.folder)
+    if job.config.train.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
     table = _table(world, job, folder, plan)
     with explained(memory_error(world.rank, "building the model")):
         training = assemble(job.config, plan, world, table)
@@ -264,6 +274,7 @@ def _hooks(
     from plait.doctor.findings import tell
     from plait.run.hooks import Checkpoints
     from plait.run.metrics import MetricsFile
+    from plait.run.profile import ProfileStep
     from plait.run.progress import progress
     from plait.run.replicas import CompareReplicas
 
@@ -272,10 +283,12 @@ def _hooks(
         first = training.engine.step_index + 1
         hooks.append(MetricsFile(folder.metrics, first, partial(_describe, folder, job)))
     if world.rank == 0 and job.shows_progress:
-        hooks.append(progress(sys.stderr))
+        hooks.append(progress(terminal_of(sys.stderr)))
     if folder is not None:
         saving = job.config.train
         hooks.append(Checkpoints(folder, saving.checkpoint_every, job.config.recovery.keep))
+    if folder is not None and job.profiled_step is not None:
+        hooks.append(ProfileStep(job.profiled_step, folder.profile(world.rank)))
     every = job.config.recovery.check_replicas_every
     if folder is not None and every:
         hooks.insert(0, CompareReplicas(every, partial(tell, folder.doctor)))

@@ -8,6 +8,7 @@
     best/                        the state of the best evaluation
     summary.json, trace.json     written at the end
     doctor/                      the ranks' flight records, and findings.jsonl
+    logs/rank-0.txt, profile/    what each rank wrote; its step under torch's profiler
     .lock                        held by the process that runs (see `runlock`)
 
 Knows no torch: the launcher prepares the folder before any rank exists, so a refusal costs
@@ -84,6 +85,14 @@ class RunFolder:
         """The flight records of the ranks, and the findings."""
         return self.path / "doctor"
 
+    def log(self, rank: int) -> Path:
+        """The log of a rank: its stdout and stderr."""
+        return self.path / "logs" / f"rank-{rank}.txt"
+
+    def profile(self, rank: int) -> Path:
+        """The trace of a rank's step that torch's profiler has recorded."""
+        return self.path / "profile" / f"rank-{rank}.json"
+
     def checkpoint(self, step: int) -> Path:
         """Where the state after `step` is saved."""
         return self.path / "checkpoints" / f"step-{step:08d}"
@@ -92,8 +101,10 @@ class RunFolder:
         """A run that failed before its first step leaves nothing behind, and its name is free
         again.
         """
-        if self.path.is_dir() and {one.name for one in self.path.iterdir()} <= {"doctor", LOCK}:
-            shutil.rmtree(self.doctor, ignore_errors=True)
+        names = {one.name for one in self.path.iterdir()} if self.path.is_dir() else {""}
+        if names <= {"doctor", "logs", LOCK}:
+            for name in ("doctor", "logs"):
+                shutil.rmtree(self.path / name, ignore_errors=True)
         with contextlib.suppress(OSError):
             self.path.rmdir()
 

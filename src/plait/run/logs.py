@@ -1,0 +1,69 @@
+"""The log of a rank: what its Python code writes to stdout and stderr, in `RUN/logs/rank-N.txt`.
+
+The terminal gets it too, at once. Each line is in the file when its write returns, so that a rank
+that is killed loses none. What native code writes past Python goes to the terminal alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+
+class Tee(io.TextIOBase):
+    """A stream that writes to another stream and to a log. `terminal` is the other stream."""
+
+    def __init__(self, terminal: TextIO, log: TextIO) -> None:
+        self.terminal = terminal
+        self._log = log
+
+    def write(self, text: str) -> int:
+        """Write to both."""
+        if not self._log.closed:
+            self._log.write(text)
+        return self.terminal.write(text)
+
+    def flush(self) -> None:
+        """Flush both."""
+        if not self._log.closed:
+            self._log.flush()
+        self.terminal.flush()
+
+    def isatty(self) -> bool:
+        """Whether the other stream is a terminal."""
+        return self.terminal.isatty()
+
+    def fileno(self) -> int:
+        """The descriptor of the other stream."""
+        return self.terminal.fileno()
+
+    def writable(self) -> bool:
+        """Always."""
+        return True
+
+
+@contextlib.contextmanager
+def logged(path: Path) -> Iterator[None]:
+    """Keep a log of what is written inside; an error that leaves it is written there too."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        path.open("a", buffering=1, encoding="utf-8") as log,
+        contextlib.redirect_stdout(Tee(sys.stdout, log)),
+        contextlib.redirect_stderr(Tee(sys.stderr, log)),
+    ):
+        try:
+            yield
+        except BaseException:
+            log.write(traceback.format_exc())
+            raise
+
+
+def terminal_of(stream: TextIO) -> TextIO:
+    """The terminal behind a stream; a bar that is drawn anew and anew belongs into no log."""
+    is_drawn = isinstance(stream, Tee) and stream.isatty()
+    return stream.terminal if is_drawn and isinstance(stream, Tee) else stream

@@ -1,0 +1,25 @@
+"""A log has what went to the terminal, and the error that ended it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from plait.run.logs import logged, terminal_of
+
+
+def test_a_log_has_both_streams_and_the_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "logs" / "rank-0.txt"
+    with pytest.raises(ValueError, match="end"), logged(path):
+        print("out")
+        print("err", file=sys.stderr)
+        assert path.read_text() == "out\nerr\n"
+        assert terminal_of(sys.stderr) is sys.stderr
+        raise ValueError("the end")
+    assert path.read_text().endswith("ValueError: the end\n")
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("out\n", "err\n")
