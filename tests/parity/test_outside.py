@@ -29,7 +29,7 @@ def report_of(ranks: Any, text: str) -> Report:
     return reports[0]
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp2", "tensor", "pipelining"])
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "tensor", "pipelining", "modules"])
 def test_a_right_step_is_equal(ranks, name: str) -> None:
     report = report_of(ranks, f"{name}.py")
     assert report.ok, report.text()
@@ -56,6 +56,28 @@ def test_a_wrong_step_is_not(ranks, text: str, cause: str, words: str) -> None:
     causes = {finding.cause for finding in report.findings}
     assert not cause or cause in causes, report.text()
     assert words in report.text()
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ("wrong_output", "first output that differs is that of 'blocks.1.down', on rank 1 in"),
+        (
+            "wrong_backward",
+            "gradient of an output that differs is that of 'blocks.1.up', on rank",
+        ),
+    ],
+)
+def test_the_first_wrong_module_is_named(ranks, function: str, words: str) -> None:
+    report = report_of(ranks, f"modules.py:{function}")
+    assert not report.ok
+    assert words in report.text()
+    assert [one.name for one in report.modules][:2] == ["blocks.0.norm", "blocks.0.up"]
+
+
+def test_a_missing_reduction_leaves_all_modules_right(ranks) -> None:
+    report = report_of(ranks, "ddp.py:beside_the_wrapper")
+    assert "modules-right" in {finding.cause for finding in report.findings}
 
 
 def test_a_loss_of_each_ranks_own_part_is_not_compared(ranks) -> None:

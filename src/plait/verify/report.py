@@ -8,10 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plait.verify.diagnosis.finding import Finding
 from plait.verify.record.compare import UPDATE_FACTOR, Difference
+
+if TYPE_CHECKING:
+    from plait.verify.outside.modules import ModuleError
 
 PARAM_KINDS = ("param", "start", "replica", "buffer")
 
@@ -35,6 +38,7 @@ class Report:
         default_factory=tuple
     )  # one a probe, when this is the report of several
     paths_not_walked: Sequence[str] = ()
+    modules: Sequence[ModuleError] = ()  # in forward order, where they were watched
 
     @property
     def ok(self) -> bool:

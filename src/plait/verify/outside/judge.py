@@ -5,24 +5,41 @@ One device does the plain step with the optimizer that was seen, and the two are
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from plait.errors import RunError
 from plait.verify.diagnosis.finding import Finding, list_names
 from plait.verify.external import judge
 from plait.verify.outside.loss import summed
+from plait.verify.outside.modules import (
+    ModuleError,
+    Sketch,
+    compare,
+    first_wrong,
+    reference_sketches,
+)
 from plait.verify.outside.optimizer import factors, maker
 from plait.verify.outside.rows import Reading, Rows, reading, taken
 from plait.verify.outside.task import DTYPES, Made, Trial
 from plait.verify.outside.watch import Settings, Update
 from plait.verify.record.observation import Observation, Record, Tensors, merge
 from plait.verify.reference import lowered
-from plait.verify.reference.one_device import Batch, Recipe, Slice, num_samples, run_reference
+from plait.verify.reference.one_device import (
+    Batch,
+    Loss,
+    Recipe,
+    Slice,
+    call,
+    loss_sum,
+    num_samples,
+    run_reference,
+)
 from plait.verify.report import Report
 
 
@@ -35,6 +52,7 @@ class RankSteps:
     updates: Sequence[Update]
     rows: Sequence[Rows] = field(default_factory=tuple)
     owns_loop: bool = False
+    sketches: Sequence[Sketch] = ()
 
 
 def judged(ranks: Sequence[RankSteps], plain: nn.Module, made: Made, trial: Trial) -> Report:
@@ -71,11 +89,29 @@ def judged(ranks: Sequence[RankSteps], plain: nn.Module, made: Made, trial: Tria
     found = list(report.findings)
     if not report.ok:
         found = [*_causes(ranks, readings, names, settings), *found]
+        errors = _module_errors(ranks, plain, batches[0], loss)
+        if any(one.step == 0 for one in report.failed):
+            found += first_wrong(errors)
+        report = replace(report, modules=tuple(errors))
     if len(ranks) > 1 and all(len(one.lines) == 1 for one in readings):
         whole = len(next(iter(readings[0].lines.values()))) == len(ranks)
         if whole:
             notes = (*notes, "every rank computed on every sample: no data axis was seen")
     return replace(report, findings=found, notes=[*made.notes, *notes, *report.notes])
+
+
+def _module_errors(
+    ranks: Sequence[RankSteps], plain: nn.Module, batch: Batch, loss: Loss
+) -> list[ModuleError]:
+    """How far each module's output of the first step is from one device's, and its gradient."""
+    model = copy.deepcopy(plain)
+
+    def run() -> Tensor:
+        total, count = loss_sum(loss, call(model, batch[0]), batch)
+        return total / count
+
+    truth = reference_sketches(model, run)
+    return compare(truth, [rank.sketches for rank in ranks], [rank.rows[0] for rank in ranks])
 
 
 def _given(ranks: Sequence[RankSteps], made: Made) -> tuple[list[Batch], list[Reading]]:

@@ -24,6 +24,7 @@ from plait.launcher import joined_world, launch
 from plait.mesh import Mesh
 from plait.verify.external import Parallel, differential
 from plait.verify.outside.judge import RankSteps, judged
+from plait.verify.outside.modules import Sketch
 from plait.verify.outside.rows import keys_of, rows_of
 from plait.verify.outside.source import LOOP, PAIR, Functions
 from plait.verify.outside.task import DTYPES, Made, Trial
@@ -157,11 +158,14 @@ def _run(functions: Functions, made: Made) -> RankSteps:
     found: list[Observation] = []
     updates: list[Update] = []
     rows = []
+    sketches: list[Sketch] = []
     names = {name for name, _ in made.model.named_parameters()}
 
     def keep(loss: Any, keys: Mapping[bytes, int]) -> None:
         calls = watch.inputs or watch.of_roots
         rows.append(tuple(rows_of(call, keys) for call in calls))
+        if not found:
+            sketches.extend(watch.sketches.found)
         update = watch.take()
         norm = update.norms[-1][1] if update.norms else None
         params = watch.params(set(update.settings) | set(update.grads))
@@ -181,7 +185,7 @@ def _run(functions: Functions, made: Made) -> RankSteps:
                 watch.take()
                 loss = functions["train_step"](state, copy.deepcopy(given), made.loss)
                 keep(loss, keys_of(batch))
-    return RankSteps(start, found, updates, rows, LOOP in functions)
+    return RankSteps(start, found, updates, rows, LOOP in functions, sketches)
 
 
 def _number(loss: Any) -> float:

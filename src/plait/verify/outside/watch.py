@@ -26,6 +26,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from plait.torch_internals import in_backward
+from plait.verify.outside.modules import Sketches
 from plait.verify.record.observation import plain_name, whole
 
 Settings = dict[str, Any]
@@ -54,12 +56,16 @@ class Watch:
         self.model = model
         self.roots: list[nn.Module] = []
         self.depth = 0
+        self.calls = 0
+        self.sketches = Sketches()
+        self._modules: dict[int, str] = {id(one): name for name, one in model.named_modules()}
         self.inputs: list[Any] = []  # of the model, or of the outermost modules where it never runs
         self.of_roots: list[Any] = []
         self.update = Update()
         self.after_update: Callable[[], None] | None = None
         self._made = {id(p): name for name, p in model.named_parameters()}
         self._kept = [p for _, p in model.named_parameters()]  # an id is of a living object
+        self._names = {name for name, _ in model.named_modules() if name}
         self._known = set(self._made.values())
 
     @contextmanager
@@ -88,6 +94,8 @@ class Watch:
         done, self.update = self.update, Update()
         self.inputs = []
         self.of_roots = []
+        self.calls = 0
+        self.sketches = Sketches()
         return done
 
     def live(self) -> dict[str, nn.Parameter]:
@@ -108,6 +116,8 @@ class Watch:
         if self.depth == 0:
             if module is not self.model and not any(module is root for root in self.roots):
                 self.roots.append(module)
+                for name, part in module.named_modules():
+                    self._modules.setdefault(id(part), plain_name(name))
             self.of_roots.append(args)
         self.depth += 1
 
@@ -116,6 +126,11 @@ class Watch:
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         self.depth = max(self.depth - 1, 0)
+        name = self._modules.get(id(module), "")
+        if name in self._names and not in_backward():
+            self.sketches.add(name, self.calls, output)
+        if self.depth == 0 and any(True for _ in module.parameters()):
+            self.calls += 1
 
     def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if _is_wrapper(optimizer):
