@@ -57,7 +57,7 @@ class Config(Sections):
             )
         return config
 
-    def as_dict(self) -> dict[str, dict[str, Any]]:
+    def as_dict(self) -> dict[str, dict[str, object]]:
         """The sections as plain data, defaults included; `Config.load` of it is this config
         again.
         """
@@ -131,7 +131,7 @@ def _overridden(
     return result
 
 
-def _copied(tables: Mapping[str, Any]) -> dict[str, Any]:
+def _copied(tables: Mapping[str, object]) -> dict[str, Any]:
     return {
         key: _copied(value) if isinstance(value, Mapping) else value
         for key, value in tables.items()

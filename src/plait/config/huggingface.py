@@ -72,7 +72,7 @@ ALIASES: Final = {
     },
 }
 
-MUST_BE: Final[dict[str, dict[str, tuple[Any, ...]]]] = {
+MUST_BE: Final[dict[str, dict[str, tuple[object, ...]]]] = {
     "gpt": {
         "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
         "hidden_act": ("gelu_new", "gelu_pytorch_tanh"),
@@ -108,7 +108,7 @@ implemented.
 _DROPOUTS: Final = ("attn_pdrop", "embd_pdrop", "resid_pdrop")
 
 
-def digest(family: str, keys: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def digest(family: str, keys: Mapping[str, object]) -> tuple[dict[str, object], list[str]]:
     """The keys as this project names them, and one message for each that would be another model."""
     left = {
         key: value for key, value in keys.items() if value is not None and not _has_no_effect(key)
@@ -123,7 +123,7 @@ def _has_no_effect(key: str) -> bool:
     return key in NO_EFFECT or any(part in key for part in NO_EFFECT_PARTS)
 
 
-def _balance_loss(family: str, keys: dict[str, Any]) -> list[str]:
+def _balance_loss(family: str, keys: dict[str, object]) -> list[str]:
     """A saved config carries the coefficient always, and its library uses it only with
     `output_router_logits`.
     """
@@ -150,7 +150,7 @@ def _model_type(family: str, keys: dict[str, Any]) -> list[str]:
     return []
 
 
-def _dropouts(family: str, keys: dict[str, Any]) -> list[str]:
+def _dropouts(family: str, keys: dict[str, object]) -> list[str]:
     """GPT-2 names three rates of dropout; here one rate serves all three places."""
     if family != "gpt":
         return []
@@ -199,7 +199,7 @@ def _layer_types(family: str, keys: dict[str, Any]) -> list[str]:
     )
 
 
-def _fixed(family: str, keys: dict[str, Any]) -> list[str]:
+def _fixed(family: str, keys: dict[str, object]) -> list[str]:
     faults = []
     for key, values in MUST_BE[family].items():
         if key not in keys:
@@ -213,7 +213,7 @@ def _fixed(family: str, keys: dict[str, Any]) -> list[str]:
     return faults
 
 
-def _aliases(family: str, keys: dict[str, Any]) -> list[str]:
+def _aliases(family: str, keys: dict[str, object]) -> list[str]:
     faults = []
     for alias, name in ALIASES[family].items():
         if alias not in keys:

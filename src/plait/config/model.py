@@ -18,7 +18,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Reference = Annotated[str, Field(pattern=r"^[^:\s]+:[^:\s]+$")]  # module:function
 
 
-def path_text(value: Any) -> Any:
+def path_text(value: object) -> object:
     """A path as its text, anything else as it is."""
     return str(value) if isinstance(value, os.PathLike) else value
 
@@ -37,7 +37,7 @@ class Section(BaseModel):
         use_attribute_docstrings=True,
     )
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """The keys that have a value, as JSON and TOML can hold them; the name of the thing
         first.
         """

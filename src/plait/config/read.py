@@ -45,7 +45,7 @@ ELSEWHERE: Final = {
 """Keys that people look for in `[train]`, and where they are."""
 
 
-def read_model(table: Mapping[str, Any], faults: list[str]) -> ModelSection | None:
+def read_model(table: Mapping[str, object], faults: list[str]) -> ModelSection | None:
     """The section of a `[model]` table; adds its faults and returns None when it has any."""
     keys: dict[str, Any] = dict(table)
     if "python" in keys and "name" not in keys:
@@ -150,7 +150,7 @@ def unknown_section(name: str) -> str:
 
 
 def _sentence(
-    section: str, schema: type[BaseModel], key: str, value: Any, details: list[ErrorDetails]
+    section: str, schema: type[BaseModel], key: str, value: object, details: list[ErrorDetails]
 ) -> str:
     path = f"{section}.{key}"
     kind = details[0]["type"]

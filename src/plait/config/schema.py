@@ -34,7 +34,7 @@ class Key:
     meaning: str
     model: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """The key as plain data."""
         return asdict(self)
 
@@ -104,7 +104,7 @@ def _range_text(about: dict[str, Any]) -> str:
     )
 
 
-def json_schema() -> dict[str, Any]:
+def json_schema() -> dict[str, object]:
     """The JSON schema of a config file, for editors that check TOML."""
     schemas = [*MODEL_SCHEMAS.values(), *SCHEMAS.values()]
     _, described = models_json_schema([(schema, "validation") for schema in schemas])
@@ -115,7 +115,7 @@ def json_schema() -> dict[str, Any]:
         if "required" in definition:
             definition["required"] = missing
     families = [_reference(schema) for schema in MODEL_SCHEMAS.values()]
-    properties: dict[str, Any] = {"model": {"anyOf": families}}
+    properties: dict[str, object] = {"model": {"anyOf": families}}
     for section, schema in SCHEMAS.items():
         properties[section] = _reference(schema)
     return {

@@ -5,7 +5,7 @@ run.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -14,7 +14,7 @@ from plait.config.model import Count, ModelSection, PathText, Positive, Referenc
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-def _as_tuple(value: Any) -> Any:
+def _as_tuple(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value  # TOML has arrays only
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +45,7 @@ class Load:
     busiest: float
     products: Mapping[str, ProductChoice] = field(default_factory=dict)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """The load as `metrics.jsonl` has it."""
         layers = [[round(number) for number in layer] for layer in self.by_layer]
         told = {
@@ -143,7 +142,7 @@ class Balance(MicroBatchContext):
     def enter(self, index: int, micro_batch: MicroBatch, *, recording: bool) -> None:
         self._router_context.enter(index, present=micro_batch.num_samples > 0, recording=recording)
 
-    def after_forward(self, losses: LossSum, loss: Any) -> None:
+    def after_forward(self, losses: LossSum, loss: object) -> None:
         """Add this rank's part of the auxiliary losses.
 
         Raises ModelError for a loss whose count could not be known beforehand.

@@ -243,7 +243,7 @@ class Engine:
         self._timing.end_drain()
 
     @torch.no_grad()
-    def evaluate(self, batch: Any) -> float:
+    def evaluate(self, batch: object) -> float:
         """The mean loss over all ranks' shares of a batch; nothing is updated. Collective.
 
         It may be called between any two steps, with any number of samples. An asynchronous pipeline
@@ -268,7 +268,7 @@ class Engine:
             measured = self._pipeline.evaluate(self._step_of(batch), functions)
         return summed(measured, self.update.loss_copies, (self._everyone, self._stages))
 
-    def save(self, path: str | Path, **meta: Any) -> None:
+    def save(self, path: str | Path, **meta: object) -> None:
         """Save parameters, optimizer state, step and random state, by slices; `meta` is stored
         beside them. Collective.
         """
@@ -316,7 +316,7 @@ class Engine:
         """The dynamic scale of the loss, for the meta data of a checkpoint; empty without one."""
         return self._scale.meta()
 
-    def load_scale(self, meta: Mapping[str, Any]) -> None:
+    def load_scale(self, meta: Mapping[str, object]) -> None:
         """Take the scale from a checkpoint's meta data; other precisions have saved none."""
         self._scale.load_meta(meta)
 
@@ -327,7 +327,7 @@ class Engine:
         """
         return self._divisor()
 
-    def _cut_by(self, batch: Any) -> None:
+    def _cut_by(self, batch: object) -> None:
         """Cut a model that is still whole. Collective."""
         uncut = self._uncut
         if uncut is not None:

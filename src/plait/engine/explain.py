@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +60,7 @@ def memory_error(rank: int, what: str) -> Explainer:
     return explain
 
 
-def token_error(model: nn.Module, batches: Iterable[tuple[Any, Any]], what: str) -> Explainer:
+def token_error(model: nn.Module, batches: Iterable[tuple[object, object]], what: str) -> Explainer:
     """Explains tokens of (inputs, targets) that the model has no row of a table for."""
 
     def explain(error: Exception) -> DataError | None:
@@ -73,7 +72,7 @@ def token_error(model: nn.Module, batches: Iterable[tuple[Any, Any]], what: str)
     return explain
 
 
-def _fault_of(model: nn.Module, batches: Iterable[tuple[Any, Any]], what: str) -> str | None:
+def _fault_of(model: nn.Module, batches: Iterable[tuple[object, object]], what: str) -> str | None:
     """The fault in the tokens of (inputs, targets) for a model that looks tokens up. None where
     there is none.
     """
@@ -98,7 +97,7 @@ def _fault_of(model: nn.Module, batches: Iterable[tuple[Any, Any]], what: str) -
     return None
 
 
-def _outside(leaves: Iterable[Any], vocab_size: int, name: str) -> int | None:
+def _outside(leaves: Iterable[object], vocab_size: int, name: str) -> int | None:
     """The first whole number outside a vocabulary; of targets, a negative one masks."""
     for leaf in leaves:
         if not isinstance(leaf, Tensor) or leaf.is_floating_point() or not leaf.numel():

@@ -88,7 +88,7 @@ class NoLossScale:
         """Nothing for a checkpoint to keep."""
         return {}
 
-    def load_meta(self, meta: Mapping[str, Any]) -> None:
+    def load_meta(self, meta: Mapping[str, object]) -> None:
         """Take nothing from a checkpoint."""
 
 

@@ -38,7 +38,9 @@ _KEPT = frozenset(
 )
 
 
-def _keep_products(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+def _keep_products(
+    context: object, op: object, *args: object, **kwargs: object
+) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if op in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
 
 

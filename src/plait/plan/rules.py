@@ -21,7 +21,7 @@ from plait.plan.terms import Terms
 # -------------------------------
 
 
-def _not_counts(thing: object, **numbers: Any) -> list[str]:
+def _not_counts(thing: object, **numbers: object) -> list[str]:
     return [
         f"{thing}: {name} must be a whole number from 1, not {value!r}"
         for name, value in numbers.items()

@@ -39,7 +39,7 @@ _OPTIONS: Final[dict[str, dict[str, tuple[str, int | None]]]] = {
     "pp": {"v": ("virtual", 1)},
     "cp": {},
 }
-_RECORDS: Final[dict[str, Callable[..., Any]]] = {
+_RECORDS: Final[dict[str, Callable[..., object]]] = {
     "dp": DataAxis,
     "tp": TensorAxis,
     "pp": PipelineAxis,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from plait.trace.timeline import Timeline
 
@@ -35,7 +34,7 @@ class TimeBreakdown:
         """The share of the step in which the rank waited for other stages of the pipeline."""
         return self.waiting_seconds.get("pp", 0.0) / self.step_seconds if self.step_seconds else 0.0
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Plain data, for `--json`."""
         return {
             "step_seconds": self.step_seconds,

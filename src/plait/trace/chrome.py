@@ -18,7 +18,7 @@ COMM_LANE = 1
 
 def to_chrome(
     spans: Iterable[Span], comms: Iterable[CommEvent], marks: Iterable[MemoryMark]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The trace object: `{"traceEvents": [...], "displayTimeUnit": "ms"}`."""
     spans = list(spans)
     comms = list(comms)
@@ -41,7 +41,7 @@ def to_chrome(
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def _lane_names(rank: int) -> list[dict[str, Any]]:
+def _lane_names(rank: int) -> list[dict[str, object]]:
     names = [
         {"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}}
     ]
@@ -52,7 +52,7 @@ def _lane_names(rank: int) -> list[dict[str, Any]]:
     return names
 
 
-def _span(span: Span) -> dict[str, Any]:
+def _span(span: Span) -> dict[str, object]:
     return {
         "ph": "X",
         "name": span.name,
@@ -65,7 +65,7 @@ def _span(span: Span) -> dict[str, Any]:
     }
 
 
-def _comm(comm: CommEvent, number: int) -> list[dict[str, Any]]:
+def _comm(comm: CommEvent, number: int) -> list[dict[str, object]]:
     both = {
         "name": f"{comm.axis} {comm.op}",
         "cat": "comm",

@@ -35,7 +35,7 @@ class Timeline:
         return time.perf_counter() - self.origin_seconds
 
     @contextmanager
-    def span(self, name: str, kind: str, **args: Any) -> Iterator[None]:
+    def span(self, name: str, kind: str, **args: object) -> Iterator[None]:
         """Record the block as a span; an exception passes through and the span is recorded too."""
         if not self.enabled:
             yield
@@ -126,7 +126,7 @@ class Timeline:
             ]
         return merged
 
-    def labelled(self, **args: Any) -> Timeline:
+    def labelled(self, **args: object) -> Timeline:
         """A timeline of these records, every span with the given arguments beside its own."""
         other = Timeline(self.rank, origin_seconds=self.origin_seconds)
         other.spans = [replace(span, args={**span.args, **args}) for span in self.spans]
@@ -166,7 +166,7 @@ class Timeline:
         return found
 
     @classmethod
-    def from_chrome(cls, trace: Mapping[str, Any]) -> Timeline:
+    def from_chrome(cls, trace: Mapping[str, object]) -> Timeline:
         """The timeline of a trace that `to_chrome` made. Raises KeyError or ValueError for
         another.
         """
@@ -174,6 +174,6 @@ class Timeline:
         timeline.spans, timeline.comms, timeline.marks = from_chrome(trace)
         return timeline
 
-    def to_chrome(self) -> dict[str, Any]:
+    def to_chrome(self) -> dict[str, object]:
         """The trace as an object for Perfetto and chrome://tracing; `json.dumps` it."""
         return to_chrome(self.spans, self.comms, self.marks)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 from plait.engine.batch import MicroBatch
 from plait.engine.loss import LossSum
@@ -28,7 +27,7 @@ class MicroBatchContext(ABC):
         """The forward or backward of a micro-batch begins; `recording` in a forward of training."""
 
     @abstractmethod
-    def after_forward(self, losses: LossSum, loss: Any) -> None:
+    def after_forward(self, losses: LossSum, loss: object) -> None:
         """A forward has ended. `loss` is the loss function's result; None before the last stage."""
 
 
@@ -44,7 +43,7 @@ class TensorContext(MicroBatchContext):
     def enter(self, index: int, micro_batch: MicroBatch, *, recording: bool) -> None:
         self._split.enter(micro_batch.num_rows)
 
-    def after_forward(self, losses: LossSum, loss: Any) -> None:
+    def after_forward(self, losses: LossSum, loss: object) -> None:
         pass
 
 

@@ -45,7 +45,7 @@ class PipelineStep:
     seed: Callable[[int], int]
     loss_scale: float = 1.0
 
-    def pairs(self) -> list[tuple[Any, Any]]:
+    def pairs(self) -> list[tuple[object, object]]:
         """The inputs and targets of every micro-batch."""
         return [(micro.inputs, micro.targets) for micro in self.micro_batches.values()]
 
@@ -208,7 +208,7 @@ class Pipeline:
         self.parts[stage].strategy.before_forward()
         return received, seeded
 
-    def _end_forward(self, stage: int, micro_batch: int, output: Any, seeded: Tensor) -> None:
+    def _end_forward(self, stage: int, micro_batch: int, output: object, seeded: Tensor) -> None:
         self.parts[stage].strategy.after_forward()
         if isinstance(output, Payload):
             self._random.pack(output, seeded)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 SMALL_BYTES = 64 * 1024
 Slot = tuple[nn.Module, str]
-Context = AbstractContextManager[Any]
+Context = AbstractContextManager[object]
 
 
 class Buffers:

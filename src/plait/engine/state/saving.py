@@ -34,7 +34,7 @@ OPTIMIZER = "optimizer/"
 STRATEGY = "strategy/"
 
 
-def save(state: TrainingState, path: Path, meta: dict[str, Any]) -> None:
+def save(state: TrainingState, path: Path, meta: dict[str, object]) -> None:
     """Write the checkpoint `path`; again, without a rank that is lost meanwhile, where others may
     go on. Collective.
     """
@@ -42,7 +42,7 @@ def save(state: TrainingState, path: Path, meta: dict[str, Any]) -> None:
     state.world.together(lambda: _write(state, path, meta))
 
 
-def _write(state: TrainingState, path: Path, meta: dict[str, Any]) -> None:
+def _write(state: TrainingState, path: Path, meta: dict[str, object]) -> None:
     world = state.world
     average_buffers(state)
     average_optimizer_state(state)

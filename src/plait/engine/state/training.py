@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import nn
 
@@ -35,5 +35,5 @@ class TrainingState(Protocol):
     def scale_state(self) -> dict[str, list[float]]:
         """The dynamic scale of the loss; empty where there is none."""
 
-    def load_scale(self, meta: Mapping[str, Any]) -> None:
+    def load_scale(self, meta: Mapping[str, object]) -> None:
         """Take the dynamic scale from the meta data of a checkpoint."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from plait.comm import Axis
 from plait.parallel.data.bucket import Bucket
@@ -117,7 +117,7 @@ class GradientStore(ABC):
         """A backward has ended, and every bucket of it has been launched."""
 
     @abstractmethod
-    def take(self, state: BucketState, index: int, param: nn.Parameter) -> None:
+    def take(self, state: BucketState, index: int, param: Tensor) -> None:
         """The gradient of slot `index` is complete for this micro-batch."""
 
     @abstractmethod
@@ -154,7 +154,7 @@ class PersistentGradients(GradientStore):
     def after_backward(self) -> None:
         pass
 
-    def take(self, state: BucketState, index: int, param: nn.Parameter) -> None:
+    def take(self, state: BucketState, index: int, param: Tensor) -> None:
         grad = param.grad
         param.grad = None
         assert grad is not None
@@ -197,7 +197,7 @@ class PooledGradients(GradientStore):
     def begin_step(self, states: Sequence[BucketState]) -> None:
         self._released.clear()
 
-    def take(self, state: BucketState, index: int, param: nn.Parameter) -> None:
+    def take(self, state: BucketState, index: int, param: Tensor) -> None:
         pass  # stays in param.grad until the bucket goes
 
     def collect(self, state: BucketState) -> None:
@@ -302,11 +302,9 @@ class Reducer:
         def ready(param: Tensor) -> None:
             if param.grad is not None:
                 state.touched.add(index)
-                self.store.take(state, index, param)  # type: ignore[arg-type]  # torch types hooks by Tensor
-            elif (
-                index not in state.direct
-            ):  # torch calls this for a gradient that was left for later, too
-                return
+                self.store.take(state, index, param)
+            elif index not in state.direct:
+                return  # torch calls this for a gradient that was left for later, too
             state.direct.discard(index)
             if self._final and self._eager:
                 state.missing -= 1

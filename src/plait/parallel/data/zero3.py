@@ -14,7 +14,6 @@ to its saved parameters, and finds them again once the storage has been filled.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -162,7 +161,7 @@ class Zero3(DataStrategy):
         def after_backward(grad: Tensor) -> None:
             unit.reshard()
 
-        def hook(module: nn.Module, args: Any) -> None:
+        def hook(module: nn.Module, args: object) -> None:
             if (
                 self._backward
             ):  # a recomputed forward: a block is whole already, a module inside of it may not be
@@ -191,7 +190,7 @@ class Zero3(DataStrategy):
                 other.unshard()
             self._prefetch(unit.index - 1)
 
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
+        def hook(module: nn.Module, args: object, output: object) -> None:
             if not self._backward:
                 self._running.pop()
                 _on_gradient(output, before_backward)
@@ -268,7 +267,7 @@ def in_order(units: Iterable[ShardedUnit]) -> list[ShardedUnit]:
     return sorted(units, key=lambda unit: unit.index)
 
 
-def _on_gradient(values: Any, hook: Callable[[Tensor], None]) -> None:
+def _on_gradient(values: object, hook: Callable[[Tensor], None]) -> None:
     """Call `hook` when the gradient of a tensor among `values` has been computed."""
     for tensor in tree_leaves(values):
         if isinstance(tensor, Tensor) and tensor.requires_grad:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -31,7 +30,7 @@ class ProductChoice:
     method: str
     seconds: dict[str, float]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """The record of the choice in `metrics.jsonl`."""
         return {"method": self.method, "seconds": self.seconds}
 

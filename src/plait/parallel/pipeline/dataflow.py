@@ -100,7 +100,7 @@ class _Watch(TorchDispatchMode):
         super().__init__()
         self._name_of = {id(param): name for name, param in model.named_parameters()}
         self._origins: dict[int, _Origins] = {}
-        self._alive: list[Any] = []  # addresses are names here, so nothing may be freed
+        self._alive: list[object] = []  # addresses are names here, so nothing may be freed
         self.inside_unit = False
         self.written: set[Result] = set()
 
@@ -142,7 +142,7 @@ def _with_memory(tensor: Tensor) -> Tensor:
     return torch.zeros(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor
 
 
-def discover(model: nn.Module, blocks: Iterable[str], run: Callable[[], Any]) -> Flow:
+def discover(model: nn.Module, blocks: Iterable[str], run: Callable[[], object]) -> Flow:
     """The flow of `run()`, which calls the model on an example. Units on the meta device get zeros
     while they run.
     """
@@ -150,10 +150,10 @@ def discover(model: nn.Module, blocks: Iterable[str], run: Callable[[], Any]) ->
     calls: list[str] = []
     needs: list[_Origins] = []
 
-    def observed(name: str, module: nn.Module) -> Callable[..., Any]:
+    def observed(name: str, module: nn.Module) -> Callable[..., object]:
         forward = module.forward
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> Any:
             if watch.inside_unit:
                 return forward(*args, **kwargs)
             number = len(calls)

@@ -58,7 +58,7 @@ class TensorForm:
         return torch.empty(self.shape, dtype=self.dtype, device=device)
 
 
-def pack(value: Any, what: str) -> Payload:
+def pack(value: object, what: str) -> Payload:
     """Any nesting of tensors (and None) as a payload. Raises ModelError for anything that cannot be
     sent.
     """
@@ -73,12 +73,12 @@ def pack(value: Any, what: str) -> Payload:
     return Payload([leaf for leaf in leaves if leaf is not None], skeleton)
 
 
-def unpack(payload: Payload) -> Any:
+def unpack(payload: Payload) -> object:
     """The value that `pack` made the payload from."""
     return tree_map(lambda place: None if place is None else payload.tensors[place], payload.note)
 
 
-def check_sendable(leaf: Any, what: str) -> None:
+def check_sendable(leaf: object, what: str) -> None:
     """Raise ModelError unless `leaf` is a dense tensor of a dtype that travels."""
     if not isinstance(leaf, Tensor):
         raise ModelError(

@@ -22,7 +22,7 @@ STATE_COPIES = 4  # of each trainable element: weight, gradient and the two mome
 
 
 def profile_layers(
-    model: nn.Module, names: Sequence[str], run: Callable[[], Any], repeats: int = 3
+    model: nn.Module, names: Sequence[str], run: Callable[[], object], repeats: int = 3
 ) -> list[LayerProfile]:
     """The profiles of the layers `names`, in the order in which `run()` calls them.
 
@@ -32,10 +32,10 @@ def profile_layers(
     profiles: list[LayerProfile] = []
     units = {name: model.get_submodule(name) for name in names}
 
-    def weighed(name: str, module: nn.Module) -> Callable[..., Any]:
+    def weighed(name: str, module: nn.Module) -> Callable[..., object]:
         forward = module.forward
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> Any:
             with in_memory(module), torch.enable_grad():
                 work = _LayerCall(module, forward, args, kwargs)
                 seconds = min(work.seconds() for _ in range(max(1, repeats)))
@@ -84,7 +84,7 @@ class _LayerCall:
             )
         return time.perf_counter() - began
 
-    def kept(self) -> tuple[Any, float]:
+    def kept(self) -> tuple[object, float]:
         """(output, bytes that backward would need of this call, beside parameters)."""
         own = {param.untyped_storage().data_ptr() for param in self.module.parameters()}
         kept: dict[int, int] = {}
@@ -101,13 +101,13 @@ class _LayerCall:
         return output, float(sum(kept.values()))
 
 
-def _leaf(value: Any) -> Any:
+def _leaf(value: object) -> object:
     if not isinstance(value, Tensor):
         return value
     return value.detach().requires_grad_(value.is_floating_point())
 
 
-def _tensors(value: Any) -> Iterable[Tensor]:
+def _tensors(value: object) -> Iterable[Tensor]:
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 

@@ -31,7 +31,7 @@ class _StageDone(Exception):
 class _Template:
     """The form of a call's result: places in `leaves`, forms of tensors or other values."""
 
-    skeleton: Any
+    skeleton: object
     leaves: tuple[Any, ...]
 
 
@@ -61,8 +61,8 @@ class Replay:
             module = model.get_submodule(name)
             module.forward = self._replayed(name, module.forward)
 
-    def _replayed(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
+    def _replayed(self, name: str, forward: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object, **kwargs: object) -> Any:
             running = self.running
             if running is None:
                 return forward(*args, **kwargs)
@@ -82,7 +82,7 @@ class ReplayedStage(StageModule):
 
     def __init__(
         self,
-        run: Callable[[Any], Any],
+        run: Callable[[Any], object],
         replay: Replay,
         stage: int,
         swaps: Sequence[ParameterSwap] = (),
@@ -165,7 +165,7 @@ class ReplayedStage(StageModule):
             self._record(now, number, output)
         return output
 
-    def _stand_in(self, now: _ReplayState, number: int) -> Any:
+    def _stand_in(self, now: _ReplayState, number: int) -> object:
         """The result of an earlier unit: the tensors that were received, and zeros for the rest.
 
         Glue that writes into a result does so here as it did there, so it gets memory of its own.
@@ -187,7 +187,7 @@ class ReplayedStage(StageModule):
 
         return tree_map(value, template.skeleton)
 
-    def _record(self, now: _ReplayState, number: int, output: Any) -> None:
+    def _record(self, now: _ReplayState, number: int, output: object) -> None:
         leaves, structure = tree_flatten(output)
         for place, leaf in enumerate(leaves):
             result = Result(number, place)

@@ -28,14 +28,14 @@ from plait.parallel.pipeline.weight_grad_store import (
     WeightGradTasks,
 )
 
-Arguments = Callable[[Any], tuple[Sequence[Any], Mapping[str, Any]]]
+Arguments = Callable[[Any], tuple[Sequence[object], Mapping[str, object]]]
 
 
 class StageModule(ABC):
     """The part of a model that a stage runs."""
 
     @abstractmethod
-    def forward(self, inputs: Any, received: Payload | None) -> Any:
+    def forward(self, inputs: object, received: Payload | None) -> Any:
         """`inputs` are those of the whole model; `received` is None on the first stage.
 
         Returns a Payload, or on the last stage the output of the model.
@@ -54,7 +54,7 @@ class WholeModel(StageModule):
         self._model = model
         self._arguments = arguments
 
-    def forward(self, inputs: Any, received: Payload | None) -> Any:
+    def forward(self, inputs: object, received: Payload | None) -> Any:
         positional, named = self._arguments(inputs)
         return self._model(*positional, **named)
 
@@ -69,7 +69,7 @@ class ChainStage(StageModule):
     def __init__(
         self,
         links: Sequence[tuple[str, nn.Module]],
-        call: Callable[[nn.Module, Any], Any],
+        call: Callable[[nn.Module, Any], object],
         *,
         last: bool,
         names: Sequence[str] = (),
@@ -80,7 +80,7 @@ class ChainStage(StageModule):
         self._taken = () if first is None else _parameters(first)
         self._beside = {name: _parameters(link) for name, link in self._links}
 
-    def forward(self, inputs: Any, received: Payload | None) -> Any:
+    def forward(self, inputs: object, received: Payload | None) -> Any:
         links, (own, beside) = iter(self._links), self._apart(inputs)
         if received is None:
             value = self._call(next(links)[1], own)
@@ -91,7 +91,7 @@ class ChainStage(StageModule):
             value = link(value, **{key: beside[key] for key in self._beside[name] if key in beside})
         return value if self._last else pack(value, f"'{self._links[-1][0]}'")
 
-    def _apart(self, inputs: Any) -> tuple[Any, dict[str, Any]]:
+    def _apart(self, inputs: object) -> tuple[object, dict[str, object]]:
         """The inputs of the first link, and those of the others by name."""
         if isinstance(inputs, tuple | list):
             named = dict(zip(self._names, inputs, strict=False))

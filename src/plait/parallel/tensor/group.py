@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -108,7 +108,7 @@ class ForwardContext:
     num_rows: int = 0
     products: Products = field(default_factory=Products)
     choices: Counter[str] = field(default_factory=Counter)
-    _key: tuple[Any, ...] = ()
+    _key: tuple[object, ...] = ()
     _source: Tensor | None = None
     _entered: Tensor | None = None
     _saved: SavedShard | None = None

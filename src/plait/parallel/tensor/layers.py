@@ -284,7 +284,7 @@ def with_positions(axis: Axis) -> Any:
 def own_positions(axis: Axis) -> Any:
     """A hook that keeps this rank's part of the vectors of all positions, [.., S, D]."""
 
-    def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    def hook(module: nn.Module, args: object, output: Tensor) -> Tensor:
         length = output.shape[-2] // axis.size
         return output.narrow(-2, axis.rank * length, length)
 

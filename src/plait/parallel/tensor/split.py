@@ -27,7 +27,7 @@ MISFIT = re.compile(r"shape '\[([-0-9, ]+)\]' is invalid for input of size (\d+)
 # Gradients of so many elements are summed where they lie; smaller ones travel together.
 ALONE_NUMEL = 1 << 16
 
-LossFunction = Callable[[Any, Any], Any]
+LossFunction = Callable[[Any, Any], Tensor | tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class TensorSplit:
         """On how many ranks each sample's loss is computed."""
         return self.group.size // _size(self.outputs.samples)
 
-    def share(self, inputs: Any, targets: Any, num_samples: int) -> Share:
+    def share(self, inputs: object, targets: object, num_samples: int) -> Share:
         """The part of a micro-batch that this rank takes.
 
         Samples that do not divide are filled up with copies of the first, whose outputs `loss`
@@ -105,7 +105,7 @@ class TensorSplit:
         """
         axis = self.outputs.features
 
-        def loss(output: Any, targets: Any) -> Any:
+        def loss(output: Any, targets: Any) -> Tensor | tuple[Tensor, Tensor]:
             self.context.forget()
             self._check_output()
             rows = _first(targets).shape[0]
@@ -237,7 +237,7 @@ def _size(axis: Axis | None) -> int:
     return 1 if axis is None else axis.size
 
 
-def _first(tree: Any) -> Tensor:
+def _first(tree: object) -> Tensor:
     leaves: list[Tensor] = []
     tree_map(
         lambda leaf: leaves.append(leaf) if isinstance(leaf, Tensor) and leaf.dim() > 0 else None,
@@ -250,7 +250,7 @@ def _size_of_part(tensor: Tensor, axis: Axis) -> int:
     return -(-tensor.shape[0] // axis.size)
 
 
-def _part(leaf: Any, start: int, length: int) -> Any:
+def _part(leaf: object, start: int, length: int) -> object:
     """Rows [start, start + length) of a tensor; copies of the first row where it has no more."""
     if not isinstance(leaf, Tensor) or leaf.dim() == 0:
         return leaf

@@ -21,7 +21,7 @@ from plait.predict.cost.time.machine import Efficiency, Machine
 
 
 def estimate(
-    config: Mapping[str, Any] | str | Path,
+    config: Mapping[str, object] | str | Path,
     plan: Plan | str | None = None,
     cluster: Cluster | str | None = None,
     *,
@@ -51,7 +51,7 @@ def estimate(
 
 
 def check_question(
-    tables: Mapping[str, Any], plan: Plan | str | None, framework: Framework | str = PLAIT
+    tables: Mapping[str, object], plan: Plan | str | None, framework: Framework | str = PLAIT
 ) -> Plan:
     """The plan that is asked about. Raises every error of `estimate` that needs no machine, so that
     one is measured for good questions alone.

@@ -41,7 +41,7 @@ class Choice:
 
 
 def choose(
-    config: Mapping[str, Any] | str | Path,
+    config: Mapping[str, object] | str | Path,
     cluster: Cluster | str | None = None,
     *,
     objective: str = "time",

@@ -27,7 +27,7 @@ class Exported:
     other_ranks: bool = False
     """An axis is lost, so that what was written is another plan."""
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """For `--json`."""
         return {
             "framework": self.framework,
@@ -108,10 +108,10 @@ def to_megatron(plan: Plan, global_batch: int) -> Exported:
     return out
 
 
-def _megatron_data(plan: Plan, out: Exported) -> list[Any]:
+def _megatron_data(plan: Plan, out: Exported) -> list[object]:
     strategy = plan.dp.strategy
     stage = STRATEGIES[strategy].zero_stage
-    words = list[Any]()
+    words = list[object]()
     if stage == 1:
         words = ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"]
         if plan.dp.replicate > 1:
@@ -169,9 +169,9 @@ def to_deepspeed(plan: Plan, global_batch: int) -> Exported:
     return out
 
 
-def _deepspeed_zero(plan: Plan, out: Exported) -> dict[str, Any]:
+def _deepspeed_zero(plan: Plan, out: Exported) -> dict[str, object]:
     stage = STRATEGIES[plan.dp.strategy].zero_stage
-    zero: dict[str, Any] = {"stage": stage}
+    zero: dict[str, object] = {"stage": stage}
     if plan.dp.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     if plan.dp.replicate > 1 and stage == 3:
@@ -192,7 +192,7 @@ def _deepspeed_zero(plan: Plan, out: Exported) -> dict[str, Any]:
     return zero
 
 
-def _deepspeed_layers(plan: Plan, out: Exported) -> dict[str, Any]:
+def _deepspeed_layers(plan: Plan, out: Exported) -> dict[str, object]:
     config: dict[str, Any] = {}
     if _tensor_is_1d(plan, out, "DeepSpeed") and plan.tp.size > 1:
         config["tensor_parallel"] = {"autotp_size": plan.tp.size}

@@ -61,7 +61,7 @@ class StepSeconds(NamedTuple):
     passed: float
 
 
-def engine_seconds() -> dict[str, Any]:
+def engine_seconds() -> dict[str, object]:
     """`step`, `micro_batch` and `expert` (each chunk of a block) in seconds, `memory` in bytes,
     `blocks` as in `block_seconds`.
 

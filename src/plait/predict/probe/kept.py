@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from plait.cluster import DEFAULT_PROBE_PATH, Cluster, read_probe
 from plait.errors import ClusterError, ConfigError
@@ -41,12 +41,12 @@ def ensure_probe_together(meeting: Axis) -> None:
         measure_here(path, meeting.size)
 
 
-def is_complete(probe: dict[str, Any]) -> bool:
+def is_complete(probe: dict[str, object]) -> bool:
     """Whether a probe holds all that this version asks of a processor."""
     return is_usable(probe) and probe.get("host") is not None
 
 
-def is_usable(probe: dict[str, Any]) -> bool:
+def is_usable(probe: dict[str, object]) -> bool:
     """Whether a cluster can be made of a probe."""
     try:
         Cluster.local(probe)

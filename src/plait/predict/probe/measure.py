@@ -33,7 +33,7 @@ MOST_RANKS = 16
 
 def measure_here(
     out: Path, num_ranks: int | None = None, *, quick: bool = False, anew: bool = False
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Measure this machine and write the numbers at once, so that no reader meets half a file.
 
     `quick` leaves out how more ranks than cores share these. Estimates of such plans then draw on
@@ -56,7 +56,7 @@ def measure_here(
     return result
 
 
-def _measured(num_ranks: int, quick: bool, anew: bool) -> dict[str, Any]:
+def _measured(num_ranks: int, quick: bool, anew: bool) -> dict[str, object]:
     """The contents of a probe file, from ranks that are started for it."""
     measured = launch(_measure, num_ranks, True, anew, nproc=num_ranks)
     result = summary(measured[0])
@@ -183,7 +183,7 @@ def _fits(axes: dict[str, Any]) -> dict[str, list[float]]:
     return {op: [link["latency_seconds"], link["bytes_per_second"]] for op, link in ops.items()}
 
 
-def _meet(num_ranks: int, table: ProductTable) -> dict[str, Any]:
+def _meet(num_ranks: int, table: ProductTable) -> dict[str, object]:
     """Seconds of one rank with so many others: in the blocks of plans, and in collectives alone."""
     from plait import comm
     from plait.mesh import Mesh

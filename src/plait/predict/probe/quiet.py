@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 BUSY: Final = 0.1
 """The part of the cores from which other processes count."""
@@ -82,7 +82,7 @@ def quietest(
     return best
 
 
-def warning(probe: dict[str, Any]) -> str | None:
+def warning(probe: dict[str, object]) -> str | None:
     """The sentence about measurements of a busy machine; None for those of a quiet one."""
     others = probe.get("others_share")
     if not isinstance(others, float) or others <= BUSY:

@@ -177,7 +177,7 @@ def describe_keys(model: Mapping[str, Any], seq_len: int) -> Model:
     )
 
 
-def _read(path: str | Path) -> Any:
+def _read(path: str | Path) -> object:
     file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
     try:
         return parse_json(file.read_text(encoding="utf-8"))
@@ -185,7 +185,7 @@ def _read(path: str | Path) -> Any:
         raise ModelError(f"the config {str(file)!r} cannot be read as JSON: {cause}") from None
 
 
-def wrong_sizes(model: Mapping[str, Any]) -> Iterator[str]:
+def wrong_sizes(model: Mapping[str, object]) -> Iterator[str]:
     """A sentence for each size that is no count."""
     family = model.get("model_type")
     if family is not None and not isinstance(family, str):
@@ -333,7 +333,7 @@ def describe_module(module: Any, seq_len: int = 1, roles: Mapping[str, str] | No
         return describe_by_leaves(module, seq_len)
 
 
-def _own_config(module: Any) -> Mapping[str, Any] | None:
+def _own_config(module: Any) -> Mapping[str, object] | None:
     """The config.json of a Hugging Face model, or of one that a wrapper holds as `model`, if it has
     the sizes.
     """

@@ -187,7 +187,7 @@ _SWITCHES: Final = {
 """Keys of configs that turn biases on and off."""
 
 
-def _falcon(traits: Traits, model: Mapping[str, Any]) -> Traits:
+def _falcon(traits: Traits, model: Mapping[str, object]) -> Traits:
     bias = bool(model.get("bias", False))
     parallel = bool(model.get("parallel_attn", True))
     new = bool(model.get("new_decoder_architecture", False))

@@ -18,7 +18,7 @@ BY_RUNNING = frozenset({"fno"})
 """Models of plait's own that have no formulae here."""
 
 
-def is_made(model: Mapping[str, Any]) -> bool:
+def is_made(model: Mapping[str, object]) -> bool:
     """Whether a `[model]` table names code rather than sizes."""
     return bool(model.get("python")) or model.get("name") in BY_RUNNING
 

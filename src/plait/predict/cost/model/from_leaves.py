@@ -7,7 +7,7 @@ bound.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plait.predict.cost.model.operations import (
     Block,
@@ -19,8 +19,11 @@ from plait.predict.cost.model.operations import (
     Saved,
 )
 
+if TYPE_CHECKING:
+    from torch import nn
 
-def describe_by_leaves(module: Any, seq_len: int) -> Model:
+
+def describe_by_leaves(module: nn.Module, seq_len: int) -> Model:
     """The description from the layers of a module; children of its largest list are its blocks."""
     lists = [
         child

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plait.errors import ModelError
 from plait.patterns import matches
@@ -21,14 +21,17 @@ from plait.predict.cost.model.operations import Block, Elementwise, Model, Saved
 from plait.predict.cost.model.watching import OperationWatch, is_layer
 from plait.predict.cost.model.with_values import state_of, tokens_for, value_of
 
+if TYPE_CHECKING:
+    from torch import nn
+
 SAMPLES = 2
 """Samples of the run on the meta device; some layers refuse a single one."""
 
-Call = tuple[tuple[Any, ...], dict[str, Any]]
+Call = tuple[tuple[object, ...], dict[str, object]]
 
 
 def describe_by_running(
-    module: Any, seq_len: int, roles: Mapping[str, str] | None = None, *, example: Any = None
+    module: nn.Module, seq_len: int, roles: Mapping[str, str] | None = None, *, example: Any = None
 ) -> Model:
     """The description of a torch module from its forward on samples of `seq_len` tokens (1: without
     a sequence).
@@ -82,7 +85,7 @@ def describe_by_running(
     return _assembled(module, described, seq_len)
 
 
-def repeated(module: Any) -> list[Any]:
+def repeated(module: Any) -> list[nn.Module]:
     """The blocks of a module: the children of its largest list."""
     lists = [
         c
@@ -99,21 +102,21 @@ def _role(name: str, table: Mapping[str, str]) -> str | None:
 
 
 def _first_run(
-    module: Any,
-    candidates: Iterable[Any],
-    units: list[Any],
+    module: nn.Module,
+    candidates: Iterable[nn.Module],
+    units: list[nn.Module],
     blocks: set[int],
     *,
     real: bool = False,
-) -> list[tuple[Any, Call]]:
+) -> list[tuple[nn.Module, Call]]:
     """Each block and each layer outside of blocks with what it was called with, in order. One of
     the `blocks` that fails is taken to give back something like what it was given.
     """
     import torch
 
-    met: list[tuple[Any, Call]] = []
+    met: list[tuple[nn.Module, Call]] = []
 
-    def remember(unit: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def remember(unit: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         met.append((unit, (args, kwargs)))
 
     state = state_of(module, real=real)
@@ -139,7 +142,7 @@ def _first_run(
 
 
 @contextlib.contextmanager
-def _lenient(blocks: list[Any]) -> Iterator[None]:
+def _lenient(blocks: list[nn.Module]) -> Iterator[None]:
     """While it lasts, a block whose forward needs values returns something like its first input."""
     import torch
 
@@ -193,7 +196,7 @@ def _inputs(module: Any, seq_len: int) -> Iterator[Any]:
 
 def _known(
     known: dict[str, Block],
-    unit: Any,
+    unit: nn.Module,
     call: Call,
     tokens: int,
     roles: Mapping[int, str],
@@ -215,7 +218,7 @@ def _known(
     return known[key]
 
 
-def _with_values(unit: Any, call: Call, tokens: int, roles: Mapping[int, str]) -> Block:
+def _with_values(unit: nn.Module, call: Call, tokens: int, roles: Mapping[int, str]) -> Block:
     """A block that does not run on the meta device, run on a few tokens with values. Where that
     fails, its layers.
     """
@@ -251,7 +254,7 @@ def _with_values(unit: Any, call: Call, tokens: int, roles: Mapping[int, str]) -
 
 
 def _watched(
-    unit: Any,
+    unit: nn.Module,
     call: Call,
     tokens: float,
     roles: Mapping[int, str],
@@ -293,7 +296,7 @@ def _watched(
     )
 
 
-def _assembled(module: Any, described: list[tuple[bool, Block]], seq_len: int) -> Model:
+def _assembled(module: nn.Module, described: list[tuple[bool, Block]], seq_len: int) -> Model:
     """Operations before the first block are the embedding, those after the last one the
     head.
     """

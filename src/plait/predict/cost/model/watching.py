@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plait.predict.cost.model.operations import (
     Attention,
@@ -21,6 +21,9 @@ from plait.predict.cost.model.operations import (
     Split,
 )
 from plait.predict.cost.model.with_values import state_of
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 SPLITS: dict[str, Split] = {"column": "column", "head": "column", "row": "row"}
 """Split that a role gives a linear layer."""
@@ -55,11 +58,16 @@ class OperationWatch:
         self._inside = False
         self._layers = 0
         self._moved: dict[Split, list[float]] = {}
-        self._seen: dict[int, Any] = {}
+        self._seen: dict[int, object] = {}
         self._column: tuple[int, int] = (-1, -1)
 
     def run(
-        self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, real: bool = False
+        self,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        real: bool = False,
     ) -> Any:
         """The output of the module, on the meta device or with values
         (`plait.predict.cost.model.with_values`).
@@ -97,7 +105,7 @@ class OperationWatch:
             for split, (reads, writes) in self._moved.items()
         ]
 
-    def attention(self, query: Any, key: Any, value: Any, *, causal: bool) -> None:
+    def attention(self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> None:
         """A fused attention: [..., heads, queries, width]; the whole square of keys counts."""
         heads, kv_heads = (x.shape[-3] if x.dim() > 3 else 1 for x in (query, key))
         self.operations.append(
@@ -212,7 +220,7 @@ class OperationWatch:
             self.gathered += x.numel()
         self.operations.append(one)
 
-    def _save(self, tensor: Any) -> Any:
+    def _save(self, tensor: Tensor) -> Any:
         """Autograd keeps a tensor: counted once for each memory."""
         from plait.torch_internals import storage_key
 
@@ -227,7 +235,7 @@ class OperationWatch:
         return tensor
 
 
-def is_layer(module: Any) -> bool:
+def is_layer(module: nn.Module) -> bool:
     """Whether it is counted as a whole: it owns weights and holds no other modules."""
     return (
         not list(module.children())

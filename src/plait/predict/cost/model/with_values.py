@@ -8,7 +8,10 @@ a large weight one number.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
 
 MOST_TOKENS = 512
 FEWEST_TOKENS = 16
@@ -22,14 +25,14 @@ LARGE = 4_000_000
 SCALE = 0.02
 
 
-def tokens_for(module: Any) -> int:
+def tokens_for(module: nn.Module) -> int:
     """How many tokens a run with values may take; 0: none."""
     numbers = max(1, sum(param.numel() for param in module.parameters()))
     few = int(MOST_FLOPS / (2.0 * numbers))
     return min(MOST_TOKENS, max(few, FEWEST_TOKENS)) if 10 * few >= FEWEST_TOKENS else 0
 
 
-def state_of(module: Any, *, real: bool) -> dict[str, Any]:
+def state_of(module: nn.Module, *, real: bool) -> dict[str, Any]:
     """Weights and buffers by name: on the meta device, or with values, those that it has or
     noise.
     """
@@ -39,7 +42,7 @@ def state_of(module: Any, *, real: bool) -> dict[str, Any]:
     }
 
 
-def value_of(x: Any, *, weight: bool = False) -> Any:
+def value_of(x: object, *, weight: bool = False) -> Any:
     """A meta tensor with values: noise, ones for a weight of one dim (a norm's), zeros for indices.
     Anything else stays unchanged.
     """
