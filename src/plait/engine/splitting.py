@@ -13,9 +13,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from plait import models
 from plait.comm import World
@@ -81,11 +81,7 @@ def _split_sequences(
     if plan.cp.size == 1:
         return None
     if not has_attention_roles(model, options):
-        if plan.tp.sequence_parallel or plan.tp.mode != "1d":
-            raise PlanError(
-                f"{plan.tp} gives each rank a part of what comes to the blocks, and {plan.cp} "
-                f"needs it whole in a {type(model).__name__}; use tp{plan.tp.size}:1d"
-            )
+        _check_tensor_mode(model, plan)
         return context.apply_to_trunk(
             model,
             block_names(model, options.blocks),
@@ -100,6 +96,25 @@ def _split_sequences(
         if role is not None:
             named[name] = role
     return context.apply(model, named, world.axis("cp"), plan.cp.strategy)
+
+
+def rehearse_sequences(model: nn.Module, plan: Plan, options: Options) -> None:
+    """Raise what `split_model` would for a model whose sequences cannot be cut; no ranks needed."""
+    if has_attention_roles(model, options):
+        return
+    _check_tensor_mode(model, plan)
+    example = example_inputs(model, options.cutting)
+    run = partial(call_without_values, model, example)
+    blocks = block_names(model, options.blocks)
+    context.rehearse(model, blocks, run, plan.cp.strategy, plan.cp.size)
+
+
+def _check_tensor_mode(model: nn.Module, plan: Plan) -> None:
+    if plan.tp.sequence_parallel or plan.tp.mode != "1d":
+        raise PlanError(
+            f"{plan.tp} gives each rank a part of what comes to the blocks, and {plan.cp} "
+            f"needs it whole in a {type(model).__name__}; use tp{plan.tp.size}:1d"
+        )
 
 
 def has_attention_roles(model: nn.Module, options: Options) -> bool:
@@ -123,10 +138,15 @@ def call_without_values(model: nn.Module, example: Any, make: Callable[[Any], An
 
     Its parameters are zeros without memory, on the device of the inputs.
     """
-    inputs = make(accepted(model, example))
-    positional, named = arguments(inputs)
-    device = tree_leaves(inputs)[0].device
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    floats = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    inputs = tree_map_only(
+        Tensor,
+        lambda leaf: leaf.to(floats) if leaf.is_floating_point() else leaf,
+        make(accepted(model, example)),
+    )
+    positional, named = arguments(inputs)
+    device = next(leaf.device for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
     zeros = {
         name: torch.zeros((), dtype=tensor.dtype, device=device).expand(tensor.shape)
         for name, tensor in tensors.items()

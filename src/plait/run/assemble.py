@@ -174,6 +174,8 @@ def make_options(config: ConfigSource, plan: Plan | None = None) -> Options:
     if plan is not None and plan.pp.size > 1:
         cutting = make_cutting(config)
         schedule = make_schedule(config)
+    elif plan is not None and plan.cp.size > 1 and keys.get("name") not in models.CLASSES:
+        cutting = make_cutting(config)
     return Options(
         seed=train.seed,
         blocks=models.blocks_of(keys["name"]) if "name" in keys else None,

@@ -36,11 +36,22 @@ def check_code(config: Config, plan: Plan) -> None:
         raise ModelError('model "hf" needs the package transformers: pip install "plait[hf]"')
     if config.model.roles is None and _needs_roles(plan):
         _check_roles(model)
+    if plan.cp.size > 1 and model.get("name") == "hf":
+        _check_sequences(config, plan)
 
 
 def _needs_roles(plan: Plan) -> bool:
-    """Whether a plan splits layers or sequences, for which it must know what modules mean."""
-    return plan.cp.size > 1 or plan.tp.size > 1 or plan.tp.mode != "1d"
+    """Whether a plan splits layers, for which it must know what modules mean."""
+    return plan.tp.size > 1 or plan.tp.mode != "1d"
+
+
+def _check_sequences(config: Config, plan: Plan) -> None:
+    """See that the sequences of a library's model can be cut."""
+    from plait.engine.splitting import rehearse_sequences
+    from plait.run import assemble
+
+    made = assemble.make_model(assemble.model_keys(config), config.train.seed)
+    rehearse_sequences(made, plan, assemble.make_options(config, plan))
 
 
 def _check_roles(model: Mapping[str, Any]) -> None:

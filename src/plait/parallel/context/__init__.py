@@ -11,6 +11,7 @@ from __future__ import annotations
 from plait.parallel.context.apply import apply, apply_to_trunk
 from plait.parallel.context.group import ContextGroup
 from plait.parallel.context.halo import HaloConv2d, with_halo
+from plait.parallel.context.rehearsal import rehearse
 from plait.parallel.context.ring import RingAttention
 from plait.parallel.context.ulysses import UlyssesAttention
 
@@ -21,5 +22,6 @@ __all__ = [
     "UlyssesAttention",
     "apply",
     "apply_to_trunk",
+    "rehearse",
     "with_halo",
 ]

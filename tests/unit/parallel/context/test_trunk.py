@@ -13,12 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plait.engine.build import Options, build
-from plait.engine.splitting import call_without_values
-from plait.errors import ModelError
+from plait.engine.splitting import call_without_values, rehearse_sequences
+from plait.errors import ModelError, PlanError
 from plait.models import hf
 from plait.models.losses import cross_entropy
 from plait.parallel.context.rehearsal import rehearse
 from plait.parallel.context.trunk import Trunk
+from plait.plan import Plan
 from tests.helpers.threaded import threaded
 from tests.parity.harness import TOLERANCE
 
@@ -98,6 +99,20 @@ class Pooled(Language):
         return super().forward(input_ids).mean(1)
 
 
+class Series(Language):
+    """Sequences of vectors -> logits of each; `x` tells nothing of its shape."""
+
+    def __init__(self) -> None:
+        super().__init__([Attention(False)])
+        self.read = nn.Linear(3, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.read(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
 def trunk_of(model: nn.Module, strategy: str = "ring") -> Trunk:
     example = torch.zeros(1, 8, dtype=torch.int64)
     blocks = [name for name, module in model.named_modules() if isinstance(module, Block)]
@@ -156,6 +171,34 @@ def test_a_module_of_the_users_own_trains_as_on_one_device(kind: str, strategy: 
 
     for found in threaded(2, rank, plan=plan):
         assert found == pytest.approx(alone, rel=TOLERANCE)
+
+
+def series(world: Any, plan: str) -> float:
+    with LOCK:
+        torch.manual_seed(0)
+        model = Series().double()
+    sgd = lambda params: torch.optim.SGD(params, lr=0.1)  # noqa: E731
+    engine = build(
+        model, f"{plan} precision:float64", loss=cross_entropy, optimizer=sgd, world=world
+    )
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(4, 16, 3, generator=generator)
+    labels = torch.randint(0, V, (4, 16), generator=generator)
+    engine.step((inputs, labels), trace=False)
+    return engine.step((inputs, labels), trace=False).loss
+
+
+def test_the_first_batch_shows_what_a_model_takes() -> None:
+    alone = threaded(1, series, "dp1", plan="dp1")[0]
+    found = threaded(2, series, "cp2:ring", plan="cp2:ring")
+    assert found == pytest.approx([alone, alone], rel=TOLERANCE)
+
+
+def test_parts_of_the_tensor_axis_ahead_of_the_blocks_are_refused() -> None:
+    plan = Plan.parse("cp2:ring tp2:1d,sp")
+    with pytest.raises(PlanError, match=r"needs it whole in a Language; use tp2:1d"):
+        rehearse_sequences(model_of("attention"), plan, Options())
+    rehearse_sequences(model_of("attention"), Plan.parse("cp2:ring tp2"), Options())
 
 
 def test_what_mixes_positions_is_found() -> None:
