@@ -36,6 +36,27 @@ def look_beside(config: str | Path, tables: Mapping[str, Any]) -> None:
         sys.path.insert(0, folder)
 
 
+PATHS = (("model", "config"), ("model", "weights"), ("adapter", "weights"))
+"""Where a config may name a folder or file of a model: section and key."""
+
+
+def beside(config: str | Path, tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables whose relative paths of models are those beside this config file.
+
+    A path that is not there stays as it is: relative to the working folder.
+    """
+    found = dict(tables)
+    folder = Path(config).resolve().parent
+    for section, key in PATHS:
+        table = found.get(section)
+        if not isinstance(table, Mapping) or not isinstance(table.get(key), (str, os.PathLike)):
+            continue
+        path = Path(table[key])
+        if not path.is_absolute() and (folder / path).exists():
+            found[section] = {**table, key: str(folder / path)}
+    return found
+
+
 def load(reference: str, error: type[PlaitError]) -> Callable[..., Any]:
     """The function that `module:function` names; raises `error` with what is missing and what is
     there instead.

@@ -37,11 +37,13 @@ OWN = {
 }
 FAMILIES: dict[str, dict[str, Any]] = {
     "own": OWN,
+    "moe": {**OWN, "num_local_experts": 4, "num_experts_per_tok": 2, "num_shared_experts": 1},
     "llama": {"name": "hf", "config": HUGGING_FACE["hf-llama"]},
     "gpt2": {"name": "hf", "config": HUGGING_FACE["hf-gpt2"]},
 }
 TARGETS = {
     "own": ("q", "v", "o", "gate", "down"),
+    "moe": ("q", "o", "shared.up", "shared.down"),
     "llama": ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj"),
     "gpt2": ("c_attn", "c_proj", "c_fc"),
 }
@@ -52,6 +54,7 @@ CASES = [
     *[("own", "lora", plan) for plan in [*ALL, "tp8:2.5d,depth2", "pp2:1f1b mb2", "cp2:ring"]],
     *[("own", "lora", plan) for plan in [*PRODUCTS, "cp2:ulysses tp2 dp2:zero3"]],
     *[("own", "dora", plan) for plan in ["dp2:zero3", "tp2", "tp4:2d", "tp8:3d", "cp2:ring"]],
+    *[("moe", "lora", plan) for plan in ["dp2 ep2", "dp2:zero3 ep2", "tp2 dp2:zero1 ep2"]],
     *[("llama", "lora", plan) for plan in ["dp2:zero3", "tp2:1d,sp", "tp4:2d", "pp2 mb2"]],
     *[("llama", "dora", plan) for plan in ["tp2:1d,sp", *PRODUCTS[:1]]],
     *[("gpt2", kind, plan) for kind in ("lora", "dora") for plan in ("tp2", "tp4:2d", "tp8:3d")],

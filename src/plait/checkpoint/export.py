@@ -8,11 +8,12 @@ model.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from plait.checkpoint.entry import RANDOM_PREFIX
 from plait.checkpoint.file import Declared, FileWriter, file_order
@@ -21,6 +22,8 @@ from plait.checkpoint.read import Checkpoint
 from plait.errors import CheckpointError
 
 MAX_SHARD_BYTES = 5_000_000_000
+Change = Callable[[Checkpoint, str, Tensor], Tensor]
+"""From a checkpoint, the name of a tensor in it and its value to the value that is exported."""
 INDEX_NAME = "model.safetensors.index.json"
 
 
@@ -43,6 +46,7 @@ def export_safetensors(
     names: Mapping[str, str] | None = None,
     dtype: torch.dtype | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
+    change: Change | None = None,
 ) -> list[Path]:
     """Write full tensors; returns the files written, the index last.
 
@@ -50,7 +54,7 @@ def export_safetensors(
     with `model.safetensors`, or with shards of at most `max_shard_bytes` and their index. A larger
     tensor is alone in its shard. `names` maps names of the checkpoint to names of the export, and
     selects. Without it all but random states are written under their names. `dtype` converts
-    floating tensors.
+    floating tensors, after `change` has changed them.
 
     Raises:
         CheckpointError: as `Checkpoint.open` and `fill`; a name that is not there; two tensors
@@ -68,9 +72,9 @@ def export_safetensors(
     try:
         if out.suffix == ".safetensors":
             out.parent.mkdir(parents=True, exist_ok=True)
-            return [_write(checkpoint, out, entries)]
+            return [_write(checkpoint, out, entries, change)]
         out.mkdir(parents=True, exist_ok=True)
-        return _write_shards(checkpoint, out, _shards(entries, max_shard_bytes))
+        return _write_shards(checkpoint, out, _shards(entries, max_shard_bytes), change)
     except OSError as error:
         raise CheckpointError(f"{out} cannot be written: {error}") from error
 
@@ -107,28 +111,40 @@ def _shards(entries: Sequence[_Entry], max_bytes: int) -> list[list[_Entry]]:
     return shards
 
 
-def _write(checkpoint: Checkpoint, path: Path, entries: Sequence[_Entry]) -> Path:
+def _write(
+    checkpoint: Checkpoint, path: Path, entries: Sequence[_Entry], change: Change | None
+) -> Path:
     """One file, visible when it is complete."""
     declared = [entry.declared for entry in entries]
     temporary = path.with_name(f"{path.name}.tmp")
     with FileWriter(temporary, declared, {"format": "pt"}, checksums=False) as file:
         for index in file_order(declared):
-            file.write(checkpoint.tensor(entries[index].source, declared[index][1]))
+            file.write(_value(checkpoint, entries[index], change))
     temporary.replace(path)
     sync_directory(path.parent)
     return path
 
 
+def _value(checkpoint: Checkpoint, entry: _Entry, change: Change | None) -> Tensor:
+    dtype = entry.declared[1]
+    if change is None:
+        return checkpoint.tensor(entry.source, dtype)
+    return change(checkpoint, entry.source, checkpoint.tensor(entry.source)).to(dtype)
+
+
 def _write_shards(
-    checkpoint: Checkpoint, folder: Path, shards: Sequence[Sequence[_Entry]]
+    checkpoint: Checkpoint,
+    folder: Path,
+    shards: Sequence[Sequence[_Entry]],
+    change: Change | None,
 ) -> list[Path]:
     if len(shards) == 1:
-        return [_write(checkpoint, folder / "model.safetensors", shards[0])]
+        return [_write(checkpoint, folder / "model.safetensors", shards[0], change)]
     written = []
     weight_map = {}
     for number, entries in enumerate(shards, 1):
         name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        written.append(_write(checkpoint, folder / name, entries))
+        written.append(_write(checkpoint, folder / name, entries, change))
         weight_map.update({entry.declared[0]: name for entry in entries})
     total_bytes = sum(entry.num_bytes for entries in shards for entry in entries)
     index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}

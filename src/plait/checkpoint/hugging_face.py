@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.checkpoint.entry import RANDOM_PREFIX, dtype_name
-from plait.checkpoint.export import export_safetensors
+from plait.checkpoint.export import MAX_SHARD_BYTES, export_safetensors
 from plait.checkpoint.folder import write_text_atomic
 from plait.checkpoint.read import Checkpoint
 
@@ -27,6 +27,10 @@ META = "huggingface"
 """The key of the meta data that holds the files of a library's model, by name. They are
 `config.json`, and `generation_config.json` where there is one.
 """
+ADAPTER = "adapter"
+"""The key of the meta data that holds the form of adapters: PEFT's config and names."""
+ADAPTER_MODEL = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
 CONFIG = "config.json"
 WRAPPER = "model."
 """The prefix of a library's parameters, which plait holds as `.model` of a wrapper."""
@@ -48,6 +52,8 @@ def export_model(
     out: str | Path,
     dtype: torch.dtype | None = None,
     tables: Mapping[str, Any] | None = None,
+    *,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> tuple[list[Path], dict[str, str]]:
     """Write the weights of a run or checkpoint; returns the files and the name that each weight
     got.
@@ -57,14 +63,34 @@ def export_model(
     none. Raises `CheckpointError` where there is no checkpoint, and as `export_safetensors`.
     """
     opened = Checkpoint.open(source)
+    form = opened.meta.get(ADAPTER)
+    if form is not None:
+        adapter = write_adapter(opened.directory, Path(out), form["config"], form["names"], dtype)
+        return adapter, dict(form["names"])
     weights = [name for name in opened.names() if not name.startswith(NOT_WEIGHTS)]
     tables = opened.meta.get(META, tables)
     names = exported_names(weights, is_wrapped=tables is not None)
-    files = export_safetensors(opened.directory, out, names=names, dtype=dtype)
+    files = export_safetensors(
+        opened.directory, out, names=names, dtype=dtype, max_shard_bytes=max_shard_bytes
+    )
     if tables is not None and Path(out).suffix != ".safetensors":
         saved = dtype or opened.dtype(weights[0])
         files = [*files, *write_tables(Path(out), tables, dtype_name(saved))]
     return files, names
+
+
+def write_adapter(
+    checkpoint: Path,
+    out: Path,
+    config: Mapping[str, Any],
+    names: Mapping[str, str],
+    dtype: torch.dtype | None = None,
+) -> list[Path]:
+    """Write the two files of PEFT: the tensors `names` of a checkpoint, and the config."""
+    files = export_safetensors(checkpoint, out / ADAPTER_MODEL, names=names, dtype=dtype)
+    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+    write_text_atomic(out / ADAPTER_CONFIG, text)
+    return [*files, out / ADAPTER_CONFIG]
 
 
 def write_tables(folder: Path, tables: Mapping[str, Any], dtype: str) -> list[Path]:

@@ -8,6 +8,7 @@ is 1 when the rest is no longer the plan, since its ranks would be other ones.
 from __future__ import annotations
 
 import argparse
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from plait.cli.parser import UsageError
 from plait.toml import is_file
 
 if TYPE_CHECKING:
+    import torch
     from rich.console import RenderableType
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -49,6 +51,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where to write (plan: default stdout; checkpoint: needed)",
     )
     parser.add_argument(
+        "--merge", action="store_true", help="checkpoint of adapters: add them to the whole model"
+    )
+    parser.add_argument(
+        "--shard-gb",
+        type=float,
+        metavar="N",
+        help="checkpoint: the largest file, in 10^9 bytes (default: 5)",
+    )
+    parser.add_argument(
         "--dtype", choices=DTYPES, help="checkpoint: convert the weights (default: as they are)"
     )
 
@@ -74,6 +85,9 @@ def _plan(arguments: argparse.Namespace) -> Answer:
         raise UsageError(f"say for which framework: --to {', '.join(EXPORTERS)}")
     if arguments.dtype is not None:
         raise UsageError("--dtype belongs to a checkpoint; a plan says precision:bf16")
+    for option in ("merge", "shard_gb"):
+        if getattr(arguments, option):
+            raise UsageError(f"--{option.replace('_', '-')} belongs to a checkpoint, not to a plan")
     plan, batch = _plan_and_batch(arguments)
     exported = export_plan(plan, arguments.to, batch)
     text = exported.text if exported.text.endswith("\n") else f"{exported.text}\n"
@@ -139,8 +153,13 @@ def _checkpoint(arguments: argparse.Namespace) -> Answer:
     dtype = None if arguments.dtype is None else getattr(torch, arguments.dtype)
     source = Path(arguments.source)
     source = resolve(latest_run() if is_word(source, LATEST) else source)
-    tables = _library_files(source)
-    files, names = export_model(source, arguments.out, dtype, tables)
+    limit = _shard_bytes(arguments.shard_gb)
+    if arguments.merge:
+        files, names = _merged(source, arguments.out, dtype, limit)
+    else:
+        tables = _library_files(source)
+        files, names = export_model(source, arguments.out, dtype, tables, max_shard_bytes=limit)
+    files = [*files, *_carried(source, arguments.out)]
     data = {
         "out": str(arguments.out),
         "files": [str(file) for file in files],
@@ -149,6 +168,66 @@ def _checkpoint(arguments: argparse.Namespace) -> Answer:
     }
     view = f"{len(names)} tensors written to {', '.join(map(str, files))}"
     return Answer(data, view)
+
+
+def _shard_bytes(gigabytes: float | None) -> int:
+    """The largest size of a file."""
+    from plait.checkpoint.export import MAX_SHARD_BYTES
+
+    if gigabytes is None:
+        return MAX_SHARD_BYTES
+    if not gigabytes > 0:
+        raise UsageError(f"--shard-gb is {gigabytes:g}; a file has more than 0 bytes")
+    return max(1, round(gigabytes * 1e9))
+
+
+def _merged(
+    checkpoint: Path, out: Path, dtype: torch.dtype | None, limit: int
+) -> tuple[list[Path], dict[str, str]]:
+    """Write the model of a run with its adapters in the weights, made on this one device."""
+    from plait.checkpoint.hugging_face import ADAPTER
+    from plait.checkpoint.read import Checkpoint
+    from plait.config import load
+    from plait.engine.build import join_world
+    from plait.engine.state.pretrained import save_pretrained
+    from plait.plan import Plan
+    from plait.run.assemble import assemble
+    from plait.run.rundir import RunFolder
+
+    if ADAPTER not in Checkpoint.open(checkpoint).meta:
+        raise UsageError(f"{checkpoint} holds no adapters to merge; leave --merge out")
+    config = RunFolder(checkpoint.parent.parent).config
+    if not config.is_file():
+        raise UsageError(
+            f"{checkpoint} holds adapters alone, and {config} is missing, which names their base"
+        )
+    alone = Plan.parse("dp1")
+    engine = assemble(load(config), alone, join_world(alone)).engine
+    engine.load(checkpoint)
+    files = save_pretrained(engine, out, dtype=dtype, max_shard_bytes=limit, merge=True)
+    names = [name for name, param in engine.model.named_parameters() if not param.requires_grad]
+    return files, {name: name for name in names}
+
+
+def _carried(checkpoint: Path, out: Path) -> list[Path]:
+    """Copy the files of the tokenizer from beside the weights, or the config, of a run's model."""
+    from plait.config import load
+    from plait.models.hf import is_path
+    from plait.models.hf_files import tokenizer_files
+    from plait.run.rundir import RunFolder
+
+    config = RunFolder(checkpoint.parent.parent).config
+    if out.suffix == ".safetensors" or not config.is_file():
+        return []
+    keys = load(config).model.keys_for_factory()
+    folders = [Path(keys[key]) for key in ("weights", "config") if is_path(keys.get(key))]
+    copied = []
+    for source in tokenizer_files(folders if keys.get("name") == "hf" else []):
+        target = out / source.name
+        if not target.exists():
+            shutil.copyfile(source, target)
+            copied.append(target)
+    return copied
 
 
 def _library_files(checkpoint: Path) -> Json | None:

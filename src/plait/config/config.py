@@ -47,6 +47,7 @@ class Config(Sections):
         else:
             tables = read_toml(source, ConfigError)
             reference.look_beside(source, tables)
+            tables = reference.beside(source, tables)
         faults: list[str] = []
         config = _read(_overridden(tables, overrides, faults), faults)
         if config is not None:

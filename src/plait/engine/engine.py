@@ -285,21 +285,20 @@ class Engine:
         self.flush()
         return load(self, Path(path))
 
-    def save_pretrained(self, path: str | Path, *, dtype: torch.dtype | None = None) -> list[Path]:
-        """Save the parameters as safetensors files that others load, and a Hugging Face model's
-        config. Collective.
+    def save_pretrained(
+        self, path: str | Path, *, dtype: torch.dtype | None = None, merge: bool = False
+    ) -> list[Path]:
+        """Save safetensors files that others load; no rank holds the whole model. Collective.
 
-        No rank holds the whole model for it; `dtype` converts. Returns the files.
+        Adapters are saved as PEFT's files, or with `merge` in the weights. Returns the files.
         """
         from plait.engine.state.pretrained import save_pretrained
 
         self.flush()
-        return save_pretrained(self, Path(path), dtype=dtype)
+        return save_pretrained(self, Path(path), dtype=dtype, merge=merge)
 
     def memory(self) -> dict[str, int]:
-        """Bytes of this rank's live model state between steps: parameters, gradients, optimizer,
-        buffers.
-        """
+        """Bytes of this rank's live state: parameters, gradients, optimizer, buffers."""
         return live_bytes(self, self._timing)
 
     def local_parameters(self) -> list[Shard]:

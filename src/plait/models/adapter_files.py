@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from plait.errors import ModelError
 from plait.models.adapters import (
@@ -187,15 +187,3 @@ def _target_names(model: nn.Module, names: list[str]) -> list[str]:
     if set(meant) <= {*names} or set(linear_layers(model)) & set(meant) == {*names}:
         return sorted(last)
     return sorted(base_name(model, name) for name in names)
-
-
-def write(directory: Path, form: AdapterForm, tensors: Mapping[str, Tensor]) -> list[Path]:
-    """Write PEFT's two files; `tensors` by the parameters' names in the model."""
-    from safetensors.torch import save_file
-
-    directory.mkdir(parents=True, exist_ok=True)
-    named = {form.names[name]: tensors[name].contiguous() for name in form.names}
-    save_file(named, directory / MODEL, metadata={"format": "pt"})
-    text = json.dumps(form.config, indent=2, sort_keys=True) + "\n"
-    (directory / CONFIG).write_text(text, encoding="utf-8")
-    return [directory / MODEL, directory / CONFIG]

@@ -143,6 +143,15 @@ def with_adapters(model: nn.Module, keys: Mapping[str, Any], seed: int) -> nn.Mo
     return adapter_files.with_adapters(model, AdapterSettings(**wanted), reseed)
 
 
+def bare_model(keys: Mapping[str, Any]) -> nn.Module:
+    """The model with its adapters on the meta device, also one that is the user's own."""
+    python = keys.get("python")
+    if python is None:
+        return make_model(keys)
+    with torch.device("meta"):
+        return with_adapters(user.make(python, keys.get("arguments")), keys, 0)
+
+
 def _make_base(keys: Mapping[str, Any], seed: int) -> nn.Module:
     """The model without adapters."""
     arguments = {key: value for key, value in keys.items() if key not in ("roles", ADAPTER)}

@@ -34,10 +34,19 @@ def check_code(config: Config, plan: Plan) -> None:
         reference.load(config.train.loss, ModelError)
     if model.get("name") == "hf" and find_spec("transformers") is None:
         raise ModelError('model "hf" needs the package transformers: pip install "plait[hf]"')
+    if config.adapter.kind is not None:
+        _check_adapters(config)
     if config.model.roles is None and _needs_roles(plan):
         _check_roles(model)
     if plan.cp.size > 1 and model.get("name") == "hf":
         _check_sequences(config, plan)
+
+
+def _check_adapters(config: Config) -> None:
+    """Hang the adapters on the model without values: their targets and files must be there."""
+    from plait.run import assemble
+
+    assemble.bare_model(assemble.model_keys(config))
 
 
 def _needs_roles(plan: Plan) -> bool:

@@ -12,14 +12,17 @@ import shutil
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from plait.checkpoint import Checkpoint, export_safetensors
 from plait.checkpoint import save as save_shards
 from plait.checkpoint.entry import dtype_name
-from plait.checkpoint.hugging_face import write_tables
+from plait.checkpoint.hugging_face import write_adapter, write_tables
 from plait.engine.state import saving
 from plait.engine.state.training import TrainingState
 from plait.errors import CheckpointError
+from plait.models.adapter_files import form_of, peft_names
+from plait.models.adapters import PARTS, adapted, merged
 from plait.models.hf import HuggingFace, files_of
 
 MAX_SHARD_BYTES = 5_000_000_000
@@ -31,9 +34,13 @@ def save_pretrained(
     *,
     dtype: torch.dtype | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
+    merge: bool = False,
 ) -> list[Path]:
     """Write `model.safetensors`, or shards with their index, and the `config.json` of a Hugging
     Face model. Collective.
+
+    A model with adapters is written as PEFT's two files. With `merge` it is the whole model, each
+    adapter added to its weight.
 
     Values are those of the masters, converted to `dtype` if given. A tied parameter is written
     once, under the name that it has first, as transformers does.
@@ -46,13 +53,19 @@ def save_pretrained(
     gather = state.world.axis("world").gather_objects
     rank = state.world.rank
     slices = path / ".slices"
-    shards = [*saving.saved_parameters(state), *saving.saved_buffers(state)]
+    alone = bool(adapted(state.model)) and not merge
+    shards = [*saving.saved_parameters(state, frozen=not alone)]
+    shards += [] if alone else saving.saved_buffers(state)
     failure: str | None = None
     written: list[Path] = []
     save_shards(slices, shards, {}, rank=rank, world_size=state.world.size, gather=gather)
     if rank == 0:
         try:
-            written = _assemble(state, slices, path, dtype, max_shard_bytes)
+            if alone:
+                form = form_of(state.model)
+                written = write_adapter(slices, path, form.config, form.names, dtype)
+            else:
+                written = _assemble(state, slices, path, dtype, max_shard_bytes)
         except (CheckpointError, OSError) as error:
             failure = str(error)
         shutil.rmtree(slices, ignore_errors=True)
@@ -65,15 +78,30 @@ def save_pretrained(
 def _assemble(
     state: TrainingState, slices: Path, path: Path, dtype: torch.dtype | None, max_shard_bytes: int
 ) -> list[Path]:
-    names = {name: name for name in state.holding.shapes}
+    adapters = adapted(state.model)
+    parts = peft_names(state.model)
+    names = {name: name for name in state.holding.shapes if name not in parts}
     config: list[Path] = []
     if isinstance(state.model, HuggingFace):
         names = {name: name.removeprefix("model.") for name in names}
         saved = dtype or Checkpoint.open(slices).dtype(next(iter(names)))
         config = write_tables(path, files_of(state.model), dtype_name(saved))
-    return [
-        *export_safetensors(
-            slices, path, names=names, dtype=dtype, max_shard_bytes=max_shard_bytes
-        ),
-        *config,
-    ]
+
+    def change(slices: Checkpoint, name: str, weight: Tensor) -> Tensor:
+        layer, _, key = name.rpartition(".")
+        if key != "weight" or layer not in adapters:
+            return weight
+        a, b = (slices.tensor(f"{layer}.{part}.weight") for part in PARTS[:2])
+        trained = f"{layer}.{PARTS[2]}.weight"
+        magnitude = slices.tensor(trained) if trained in parts else None
+        return merged(weight, a, b, adapters[layer].adapter, magnitude)
+
+    files = export_safetensors(
+        slices,
+        path,
+        names=names,
+        dtype=dtype,
+        max_shard_bytes=max_shard_bytes,
+        change=change if adapters else None,
+    )
+    return [*files, *config]

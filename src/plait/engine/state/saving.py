@@ -17,16 +17,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from plait.checkpoint import Checkpoint
 from plait.checkpoint import save as save_shards
-from plait.checkpoint.hugging_face import META
+from plait.checkpoint.hugging_face import ADAPTER, META
 from plait.engine.axes import data_axis
 from plait.engine.state.shards import buffer_shards, frozen_shards, optimizer_shards
 from plait.engine.state.training import TrainingState
 from plait.errors import CheckpointError
 from plait.mesh import Shard
+from plait.models.adapter_files import form_of
+from plait.models.adapters import adapted
+from plait.models.experts import ExpertWeights
 from plait.models.hf import HuggingFace, files_of
 from plait.parallel.data import OptimizerShard, Replicas
 
@@ -59,7 +62,7 @@ def _write(state: TrainingState, path: Path, meta: dict[str, object]) -> None:
 def shards_of(state: TrainingState) -> list[Shard]:
     """This rank's share of the model's state."""
     return [
-        *saved_parameters(state),
+        *saved_parameters(state, frozen=not adapted(state.model)),
         *_saved_optimizer(state),
         *_saved_strategy(state),
         *saved_buffers(state),
@@ -70,6 +73,7 @@ def meta_of(state: TrainingState) -> dict[str, Any]:
     """The facts of a state that are no tensors."""
     return {
         **_library_files(state),
+        **_adapter_form(state),
         "step": state.step_index,
         "plan": str(state.plan),
         "optimizer": type(state.update.optimizer).__name__,
@@ -99,7 +103,7 @@ def load_from(state: TrainingState, checkpoint: Checkpoint) -> dict[str, Any]:
             for key, tensor in state.driver.extra_state(piece).items():
                 if (name := f"{STRATEGY}{key}/{piece.name}") in checkpoint.names():
                     _fill(checkpoint, shard.like(name, tensor))
-        for shard in frozen_shards([state.strategy], state.holding):
+        for shard in _kept_frozen(state):
             _fill(checkpoint, shard)
         for shard in buffer_shards(state.holding):
             _fill(checkpoint, shard)
@@ -115,6 +119,21 @@ def _library_files(state: TrainingState) -> dict[str, Any]:
     if not isinstance(state.model, HuggingFace):
         return {}
     return {META: files_of(state.model)}
+
+
+def _adapter_form(state: TrainingState) -> dict[str, Any]:
+    """The form of the adapters' own files, so that they are written without the model."""
+    if not adapted(state.model):
+        return {}
+    form = form_of(state.model)
+    return {ADAPTER: {"config": form.config, "names": form.names}}
+
+
+def _kept_frozen(state: TrainingState) -> list[Shard]:
+    """The frozen parameters that a checkpoint holds: none beside adapters, whose base is where it
+    came from.
+    """
+    return [] if adapted(state.model) else frozen_shards([state.strategy], state.holding)
 
 
 def average_optimizer_state(state: TrainingState) -> None:
@@ -157,21 +176,41 @@ def _check(state: TrainingState, checkpoint: Checkpoint) -> None:
             f"{there}"
         )
     wanted = dict(state.holding.shapes)
+    if adapted(state.model):
+        for name, param in state.model.named_parameters():
+            if not param.requires_grad:
+                del wanted[name]
     for name in checkpoint.names():
         if name.startswith((OPTIMIZER, STRATEGY)) and name.split("/", 2)[-1] in wanted:
             wanted[name] = checkpoint.global_shape(name)
     checkpoint.check(wanted)
 
 
-def saved_parameters(state: TrainingState) -> Iterator[Shard]:
-    """The shards of parameters that this rank saves."""
+def saved_parameters(state: TrainingState, *, frozen: bool = True) -> Iterator[Shard]:
+    """The shards of parameters that this rank saves; the trained alone without `frozen`."""
     for piece, shard in _counted(state):
         yield from _share(state, piece.name, shard, piece.replicas)
-    axis = data_axis(state.world)
-    replicas = Replicas(1, 0) if state.strategy.frozen_states else Replicas(axis.size, axis.rank)
+    if not frozen:
+        return
     for shard in frozen_shards([state.strategy], state.holding):
         if shard.name not in state.holding.tied_copies:
-            yield from _share(state, shard.name, shard, replicas)
+            yield from _share(state, shard.name, shard, _frozen_replicas(state, shard.name))
+
+
+def _frozen_replicas(state: TrainingState, name: str) -> Replicas:
+    """The ranks of the data axis that hold the same elements of a frozen parameter."""
+    if state.strategy.frozen_states:
+        return Replicas(1, 0)
+    axis = data_axis(state.world)
+    if state.plan.ep > 1 and _is_expert(state.model, name):
+        axis = state.world.axis("edp")
+    return Replicas(axis.size, axis.rank)
+
+
+def _is_expert(model: nn.Module, name: str) -> bool:
+    """Whether a parameter belongs to experts, of which a rank has a part."""
+    module = model.get_submodule(name.rpartition(".")[0])
+    return isinstance(module, ExpertWeights)
 
 
 def saved_buffers(state: TrainingState) -> Iterator[Shard]:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from plait.comm import Axis
-from plait.errors import ModelError, NotAvailable
+from plait.errors import ModelError
 from plait.mesh.boxes import Box
 from plait.models import packed_experts
 from plait.models.experts import MixtureOfExperts
@@ -89,15 +89,11 @@ def _cut(
     for key in keys or original._parameters:
         param = original._parameters[key]
         assert param is not None
-        if not param.requires_grad:
-            raise NotAvailable(
-                f"'{name}.{key}' is frozen; "
-                "experts that are not trained cannot be split over ep yet"
-            )
         length = param.shape[0] // axis.size
         offset = (axis.rank * length, *(0 for _ in param.shape[1:]))
         shape = (length, *param.shape[1:])
         split.boxes[f"{name}.{key}"] = Box(offset, shape)
         split.shapes[f"{name}.{key}"] = tuple(param.shape)
         element = torch.zeros((), dtype=param.dtype, device=param.device)
-        experts.register_parameter(key, nn.Parameter(element.expand(shape)))
+        part = nn.Parameter(element.expand(shape), requires_grad=param.requires_grad)
+        experts.register_parameter(key, part)

@@ -53,6 +53,7 @@ def config_tables(
     else:
         tables = read_toml(config, ConfigError)
         reference.look_beside(config, tables)
+        tables = reference.beside(config, tables)
     check_tables(tables if with_model else {**tables, "model": {"model_type": ""}})
     return tables
 
