@@ -12,6 +12,7 @@ from plait.errors import WorldSizeError
 from plait.plan import Plan, check_batch
 from plait.predict.cost.frameworks import PLAIT, Framework, framework_of
 from plait.predict.cost.machines import machine_of
+from plait.predict.cost.model.adapters import adapter_share
 from plait.predict.cost.model.describe import describe
 from plait.predict.cost.model.tables import config_tables, global_batch, with_lengths
 from plait.predict.cost.records import Estimate, Job
@@ -113,7 +114,8 @@ def job_of(
     optimizer = str(train.get("optimizer") or "adamw")
     if optimizer == "sgd" and momentum:
         optimizer = "momentum"
-    return Job(described(tables, runs), batch, optimizer, runtime or runs.runtime)
+    model = described(tables, runs)
+    return Job(model, batch, optimizer, runtime or runs.runtime, adapter_share(tables))
 
 
 def described(tables: Mapping[str, Any], runs: Framework = PLAIT) -> Any:

@@ -96,9 +96,38 @@ def rank_state(stages: tuple[StageBlocks, ...], plan: Plan, job: Job) -> RankSta
     if plan.dp.strategy == "ring":
         weights = replace(weights, padding=ring_padding(blocks, shard, plan.dp.size * plan.cp.size))
     shared = shared_sums(blocks, shard, parts, width)
+    if job.adapters:
+        return _adapted(weights, plan, job, buckets_of(blocks))
     messages = data_messages(plan, weights, width, shared, reduces_whole=job.runtime.reduces_whole)
     states = model_states(weights, plan, job.optimizer, width)
     offloaded = optimizer_bytes(weights, plan, job.optimizer) if plan.dp.offload else 0.0
     own = updated_numbers(weights, plan)
     sent = buckets_of(blocks)
     return RankState(weights, messages, states, weights.total * width, own, offloaded, sent)
+
+
+def _adapted(weights: WeightBytes, plan: Plan, job: Job, sent: Buckets) -> RankState:
+    """State of a rank whose weights are frozen: adapters alone have gradients and moments.
+
+    ZeRO-3 gathers the frozen weights as well, forward and backward.
+    """
+    width = job.gradient_width(plan.precision)
+    trained = WeightBytes(
+        weights.dense * job.adapters,
+        weights.experts * job.adapters,
+        weights.largest_block * job.adapters,
+    )
+    messages = data_messages(plan, trained, width)
+    frozen = data_messages(plan, weights, width)
+    gathers = tuple(one for one in frozen.forward if one.op == "all_gather")
+    messages = replace(
+        messages,
+        forward=(*messages.forward, *gathers),
+        backward=(*messages.backward, *gathers),
+    )
+    states = model_states(trained, plan, job.optimizer, width)
+    base = model_states(weights, plan, job.optimizer, width)
+    states = replace(states, parameters=states.parameters + base.parameters)
+    offloaded = optimizer_bytes(trained, plan, job.optimizer) if plan.dp.offload else 0.0
+    own = updated_numbers(trained, plan)
+    return RankState(weights, messages, states, trained.total * width, own, offloaded, sent)

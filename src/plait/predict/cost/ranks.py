@@ -7,7 +7,7 @@ The estimate asks them for every rank of a plan, the rough estimate for one rank
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from plait.plan import Plan
@@ -36,7 +36,11 @@ class Question:
     def passes(self, stages: Sequence[StageBlocks]) -> list[PassSeconds]:
         """One micro-batch on each of these stages."""
         numerics = self.job.numerics(self.plan)
-        return [stage_pass(stage, self.machine, self.shard, numerics) for stage in stages]
+        passes = [stage_pass(stage, self.machine, self.shard, numerics) for stage in stages]
+        if not self.job.adapters:
+            return passes
+        share = self.job.adapters  # frozen weights have no gradient to compute
+        return [replace(one, weight_grad=one.weight_grad * share) for one in passes]
 
     def send_seconds(self) -> float:
         """Seconds to hand a micro-batch to the next stage."""

@@ -21,6 +21,8 @@ class Job:
     global_batch: int
     optimizer: str = "adamw"
     runtime: Runtime = field(default_factory=Runtime)
+    adapters: float = 0.0
+    """Numbers of adapters over those of the model, which is then frozen; 0 trains all."""
 
     def gradient_width(self, precision: str) -> float:
         """Bytes of a gradient, kept and sent."""

@@ -1,0 +1,59 @@
+"""The estimate of a model with adapters: they alone have gradients and moments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from plait import models
+from plait.errors import ModelError
+from plait.models.adapters import AdapterSettings, adapt
+from plait.predict.cost import estimate
+
+MODEL: dict[str, Any] = {
+    "name": "llama",
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "vocab_size": 256,
+}
+CONFIG = {"model": MODEL, "data": {"name": "random", "seq_len": 32}}
+ADAPTER = {"kind": "lora", "rank": 4, "targets": ["q", "v"]}
+
+
+def numbers() -> tuple[int, int]:
+    """Parameters of the base, and of the adapters."""
+    with torch.device("meta"):
+        model = models.make(**MODEL)
+    base = sum(param.numel() for param in model.parameters())
+    adapt(model, AdapterSettings(rank=4, targets=("q", "v")))
+    return base, sum(param.numel() for param in model.parameters()) - base
+
+
+def test_adapters_alone_have_gradients_and_moments() -> None:
+    base, trained = numbers()
+    whole = estimate(CONFIG, plan="dp1", cluster="a100-80gbx1")
+    guess = estimate({**CONFIG, "adapter": ADAPTER}, plan="dp1", cluster="a100-80gbx1")
+    memory = guess.as_dict()["memory"]
+    assert memory["parameters"] == pytest.approx(4 * (base + trained), rel=1e-6)
+    assert memory["gradients"] == pytest.approx(4 * trained, rel=1e-6)
+    assert memory["optimizer"] == pytest.approx(8 * trained, rel=1e-6)
+    assert guess.step_seconds < whole.step_seconds
+
+
+def test_zero3_gathers_the_frozen_weights_and_reduces_adapters() -> None:
+    whole = estimate(CONFIG, plan="dp2:zero3", cluster="a100-80gbx2")
+    guess = estimate({**CONFIG, "adapter": ADAPTER}, plan="dp2:zero3", cluster="a100-80gbx2")
+    share = guess.as_dict()["traffic"]["dp"] / whole.as_dict()["traffic"]["dp"]
+    assert 2 / 3 < share < 0.75
+
+
+def test_a_model_without_a_name_is_refused() -> None:
+    config = {"model": {"model_type": "llama"}, "adapter": ADAPTER}
+    with pytest.raises(ModelError, match="the size of adapters is counted on the model itself"):
+        from plait.predict.cost.model.adapters import adapter_share
+
+        adapter_share(config)
