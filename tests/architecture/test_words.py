@@ -1,12 +1,14 @@
 """Docstrings that stand alone, in sentences that are understood at first reading.
 
-An editor shows a docstring without the one before it. A sentence has at most 20 words.
+An editor shows a docstring without the one before it. A sentence has at most 20 words. The name of
+a class has one meaning.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +36,8 @@ ENTRY = re.compile(
     r"|\S.*?\S  +\S"
 )
 FIGURE = "|"  # a line of a table or a drawing
+# Names of classes that still have two meanings.
+SHARED = {"Choice", "Node", "Recorder", "Report", "Stage"}
 
 
 def docstrings(root: ast.Module) -> Iterator[tuple[int, str]]:
@@ -110,3 +114,14 @@ def test_sentences_end_where_a_reader_pauses() -> None:
         "- a dash",
     ]
     assert [count_words(sentence) for sentence in sentences(text)] == [9, 1, 4, 7, 2]
+
+
+def test_the_name_of_a_class_has_one_meaning() -> None:
+    homes = defaultdict(list)
+    for path in files():
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].append(module(path))
+    several = {name: places for name, places in homes.items() if len(places) > 1}
+    several = {name: places for name, places in several.items() if name not in SHARED}
+    assert not several, f"classes of one name, which two things share: {several}"

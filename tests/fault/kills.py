@@ -28,7 +28,7 @@ from plait.checkpoint import Checkpoint
 from plait.cli import replanning
 from plait.config import Config
 from plait.launcher.keeper import keep
-from plait.launcher.seat import Layout
+from plait.launcher.seat import LaunchPlan
 from plait.plan import Plan
 from plait.run import kept
 from plait.run.job import TrainingRun
@@ -112,7 +112,7 @@ def trained(case: Case, folder: Path, kills: tuple[Kill, ...]) -> dict[str, Any]
     killer = threading.Thread(target=_kill_all, args=(kills, folder, ended), daemon=True)
     killer.start()
     try:
-        layout = Layout(str(plan), plan.world_size)
+        layout = LaunchPlan(str(plan), plan.world_size)
         result: dict[str, Any] = keep(
             kept.run, (job,), layout, replanning.policy(config, plan)
         ).results[0]

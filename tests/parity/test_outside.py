@@ -10,14 +10,14 @@ import pytest
 
 from plait.errors import ConfigError
 from plait.verify import Report
-from plait.verify.outside.source import Source, parse
+from plait.verify.outside.source import FunctionSource, parse
 from plait.verify.outside.task import Trial
 from plait.verify.outside.trial import check, on_ranks
 
 FOLDER = Path(__file__).parent / "outside"
 
 
-def _check(world: Any, source: Source) -> Report:
+def _check(world: Any, source: FunctionSource) -> Report:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return on_ranks(world, Trial(source))

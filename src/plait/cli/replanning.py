@@ -13,7 +13,7 @@ from plait.plan.fit import check_config
 if TYPE_CHECKING:
     from plait.config import Config
     from plait.launcher.keeper import Policy
-    from plait.launcher.seat import Layout
+    from plait.launcher.seat import LaunchPlan
 
 
 def check(config: Config, plan: Plan) -> None:
@@ -66,7 +66,7 @@ def policy(config: Config, plan: Plan) -> Policy:
 
     recovery = config.recovery
 
-    def choose(num_ranks: int) -> Layout | None:
+    def choose(num_ranks: int) -> LaunchPlan | None:
         return _layout(config, plan, num_ranks)
 
     return Policy(
@@ -77,18 +77,18 @@ def policy(config: Config, plan: Plan) -> Policy:
     )
 
 
-def _layout(config: Config, first: Plan, num_ranks: int) -> Layout | None:
+def _layout(config: Config, first: Plan, num_ranks: int) -> LaunchPlan | None:
     """The plan for so many ranks or fewer, most ranks first; None where there is none."""
-    from plait.launcher.seat import Layout
+    from plait.launcher.seat import LaunchPlan
 
     if config.recovery.replan != "auto":
         listed = [Plan.parse(text) for text in named(config)]
         chosen = next((plan for plan in listed if plan.world_size <= num_ranks), None)
-        return None if chosen is None else Layout(str(chosen), chosen.world_size)
+        return None if chosen is None else LaunchPlan(str(chosen), chosen.world_size)
     for count in range(num_ranks, 0, -1):
         found = _best(config, first, count)
         if found is not None:
-            return Layout(str(found), found.world_size)
+            return LaunchPlan(str(found), found.world_size)
     return None
 
 

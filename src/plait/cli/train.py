@@ -189,13 +189,13 @@ def kept_alive(task: job.TrainingRun, num_ranks: int) -> Json:
     if joined_world() is not None:
         return launch(job.run, task, None, True, nproc=num_ranks)[0]
     from plait.launcher.keeper import keep
-    from plait.launcher.seat import Layout
+    from plait.launcher.seat import LaunchPlan
     from plait.run import kept
 
     policy = replanning.policy(task.config, Plan.parse(task.plan))
     try:
         with task.supervision.outside():
-            ended = keep(kept.run, (task,), Layout(task.plan, num_ranks), policy)
+            ended = keep(kept.run, (task,), LaunchPlan(task.plan, num_ranks), policy)
             result: Json = ended.results[0]
             return result
     finally:

@@ -181,7 +181,7 @@ class Recovery(Section):
         return self.snapshot_every
 
 
-class Adapter(Section):
+class AdapterConfig(Section):
     """Low-rank adapters on a frozen model."""
 
     kind: Literal["lora", "dora"] | None = None
@@ -291,7 +291,7 @@ SCHEMAS: Final[dict[str, type[Section]]] = {
     "cluster": ClusterSection,
     "federated": Federated,
     "recovery": Recovery,
-    "adapter": Adapter,
+    "adapter": AdapterConfig,
     "eval": Eval,
     "log": Log,
 }
@@ -309,6 +309,6 @@ class Sections:
     cluster: ClusterSection
     federated: Federated = field(default_factory=Federated)
     recovery: Recovery = field(default_factory=Recovery)
-    adapter: Adapter = field(default_factory=Adapter)
+    adapter: AdapterConfig = field(default_factory=AdapterConfig)
     eval: Eval = field(default_factory=Eval)
     log: Log = field(default_factory=Log)

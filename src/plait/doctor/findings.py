@@ -15,7 +15,7 @@ FILE: Final = "findings.jsonl"
 
 
 @dataclass(frozen=True)
-class Finding:
+class Symptom:
     """One fault: whose it is, where it is, why.
 
     Attributes:
@@ -62,7 +62,7 @@ def text_of(finding: Mapping[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def add(folder: Path, finding: Finding) -> None:
+def add(folder: Path, finding: Symptom) -> None:
     """Leave a finding; a line is written whole, so that several processes may do so."""
     folder.mkdir(parents=True, exist_ok=True)
     line = json.dumps(finding.as_dict(), default=str) + "\n"
@@ -73,7 +73,7 @@ def add(folder: Path, finding: Finding) -> None:
         os.close(descriptor)
 
 
-def tell(folder: Path, finding: Finding) -> None:
+def tell(folder: Path, finding: Symptom) -> None:
     """Leave a finding, and say it on stderr."""
     add(folder, finding)
     say(finding.text())
@@ -100,7 +100,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
         except ValueError:
             continue
         if isinstance(one, dict) and one.get("kind") in KINDS:
-            found.append({**asdict(Finding("", None, None, "", "")), **one})
+            found.append({**asdict(Symptom("", None, None, "", "")), **one})
     for one in found:
         one.pop("details", None)
     return found

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from plait.doctor.record import Communication, RankView
+from plait.doctor.record import Communication, RankSnapshot
 
 EQUAL_BYTES: Final = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
-Views = Mapping[int, RankView]
+Views = Mapping[int, RankSnapshot]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Fault:
     waiting: tuple[int, ...]
 
 
-def awaited(view: RankView, views: Views) -> tuple[int, ...]:
+def awaited(view: RankSnapshot, views: Views) -> tuple[int, ...]:
     """The ranks that a rank waits for: those that have not come to its communication."""
     mine = view.current
     if not view.waits or mine is None:
@@ -165,7 +165,7 @@ def _kind(one: Communication) -> tuple[str, int]:
     return one.op, one.bytes if one.op in EQUAL_BYTES else 0
 
 
-def _reached(view: RankView, mine: Communication) -> Communication | None:
+def _reached(view: RankSnapshot, mine: Communication) -> Communication | None:
     """The communication of that number on the same ranks; None where the rank has not begun it.
 
     Where the record does not reach back so far, it counts as equal.
@@ -181,7 +181,7 @@ def _reached(view: RankView, mine: Communication) -> Communication | None:
     return None if found is None else mine
 
 
-def _is_through(view: RankView, mine: Communication) -> bool:
+def _is_through(view: RankSnapshot, mine: Communication) -> bool:
     """Whether a rank has ended the communication, or waits in it too."""
     theirs = _reached(view, mine)
     if theirs is None:
@@ -191,7 +191,7 @@ def _is_through(view: RankView, mine: Communication) -> bool:
     return theirs.ended > 0 or (view.waits and inside)
 
 
-def _awaited_peer(view: RankView, mine: Communication, views: Views) -> tuple[int, ...]:
+def _awaited_peer(view: RankSnapshot, mine: Communication, views: Views) -> tuple[int, ...]:
     if not 0 <= mine.peer < len(mine.ranks):
         return ()
     peer = mine.ranks[mine.peer]
@@ -219,7 +219,7 @@ def _deviants(views: Views, ranks: Iterable[int], until: Mapping[int, float]) ->
     return by_pair if len(by_pair) == 1 else by_step
 
 
-def _deviates(view: RankView, until: float) -> bool:
+def _deviates(view: RankSnapshot, until: float) -> bool:
     """Whether the communications of the step under way began no step before."""
     ends = [step.ended for step in view.steps]
     if len(ends) < 2:
@@ -232,7 +232,7 @@ def _deviates(view: RankView, until: float) -> bool:
     return True
 
 
-def _follows_anew(view: RankView, until: float) -> bool:
+def _follows_anew(view: RankSnapshot, until: float) -> bool:
     """Whether the last communication has never followed the one before it."""
     words = [_word(one) for one in view.entries if one.issued <= until]
     pairs = list(itertools.pairwise(words))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from plait.doctor.flight import stack_path
-from plait.doctor.record import RankView
+from plait.doctor.record import RankSnapshot
 
 SIGNAL: Final = getattr(signal, "SIGRTMIN", signal.SIGUSR1) + 7
 ANSWER_SECONDS: Final = 1.0
@@ -40,7 +40,7 @@ def answer_signals(folder: Path, rank: int) -> None:
     faulthandler.register(SIGNAL, file=_open[0], all_threads=True)
 
 
-def stack_of(folder: Path, view: RankView) -> list[str]:
+def stack_of(folder: Path, view: RankSnapshot) -> list[str]:
     """The stack of a rank's main thread, innermost first, as `file:line in function`; empty where
     it does not answer. A stopped process is continued for it.
     """

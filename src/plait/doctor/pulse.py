@@ -12,7 +12,7 @@ from typing import Final
 from plait.doctor.findings import say
 from plait.doctor.flight import FlightRecorder
 from plait.doctor.hangs import awaited
-from plait.doctor.record import Communication, RankView, Records, now, own_view
+from plait.doctor.record import Communication, RankSnapshot, Records, now, own_view
 
 BEAT_SECONDS: Final = 0.25
 NOTICE_SECONDS: Final = 5.0
@@ -62,7 +62,7 @@ class Pulse:
         say(waiting_line(view, view.current, known))
 
 
-def waiting_line(view: RankView, place: Communication, views: dict[int, RankView]) -> str:
+def waiting_line(view: RankSnapshot, place: Communication, views: dict[int, RankSnapshot]) -> str:
     """`rank 0 has been waiting for rank 2 for 5 s (all_reduce on axis dp)`."""
     ranks = awaited(view, views) or tuple(one for one in place.ranks if one != view.rank)
     names = " or ".join(map(str, ranks))

@@ -91,7 +91,7 @@ class StepTimes:
 
 
 @dataclass
-class RankView:
+class RankSnapshot:
     """One rank at one moment; steps and communications are read when they are asked for."""
 
     rank: int
@@ -159,7 +159,7 @@ PHASES = {
 
 def view_of(
     data: bytes, names: Sequence[Mapping[str, Any]], about: Mapping[str, Any] | None = None
-) -> RankView:
+) -> RankSnapshot:
     """The record in these bytes. Raises `ValueError` for what is no record."""
     magic, pid, start, rank, size = HEADER.unpack_from(data, 0)
     if len(data) < RECORD_BYTES or magic != MAGIC:
@@ -171,7 +171,7 @@ def view_of(
     current = None
     if state:
         current = _communication(names, name, (number, num_bytes, peer), (since, since, 0.0))
-    return RankView(
+    return RankSnapshot(
         rank=rank,
         size=size,
         pid=pid,
@@ -192,7 +192,7 @@ def view_of(
     )
 
 
-def own_view(recorder: FlightRecorder) -> RankView:
+def own_view(recorder: FlightRecorder) -> RankSnapshot:
     """The record of this process."""
     return view_of(recorder.view(), recorder.names)
 
@@ -244,7 +244,7 @@ class Records:
         self.folder = folder
         self._names: dict[Path, tuple[int, list[dict[str, Any]], dict[str, Any]]] = {}
 
-    def views(self) -> dict[int, RankView]:
+    def views(self) -> dict[int, RankSnapshot]:
         """The view of each rank now, by rank; a rank without a record that can be read is left
         out.
         """
@@ -255,7 +255,7 @@ class Records:
                 found[view.rank] = view
         return found
 
-    def _view(self, path: Path) -> RankView | None:
+    def _view(self, path: Path) -> RankSnapshot | None:
         try:
             rank = int(path.stem.removeprefix("rank-"))
             data = path.read_bytes()

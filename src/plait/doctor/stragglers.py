@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from plait.doctor import process
-from plait.doctor.findings import Finding
-from plait.doctor.record import RankView, StepTimes, now
+from plait.doctor.findings import Symptom
+from plait.doctor.record import RankSnapshot, StepTimes, now
 
 STEPS: Final = 12
 LEAST_SHARE: Final = 0.15  # of a step, that the others would be quicker
@@ -54,7 +54,7 @@ class Stragglers:
         self._looked = 0.0
         self._delays: dict[int, float] = {}
 
-    def look(self, views: Mapping[int, RankView]) -> list[Finding]:
+    def look(self, views: Mapping[int, RankSnapshot]) -> list[Symptom]:
         """The stragglers that are new."""
         moment = now()
         if moment - self._looked < WINDOW_SECONDS or len(views) < 2:
@@ -79,8 +79,8 @@ class Stragglers:
 
 
 def slowness(
-    view: RankView, views: Mapping[int, RankView], delay_share: float = 0.0
-) -> Finding | None:
+    view: RankSnapshot, views: Mapping[int, RankSnapshot], delay_share: float = 0.0
+) -> Symptom | None:
     """The finding for a rank that is slower than its equals; None for one that is not.
 
     `delay_share` is the part of the time in which its threads had no processor.
@@ -101,7 +101,7 @@ def slowness(
     cause = "memory" if worst.name == "computing" and _pages(mine, theirs) else worst.name
     told = f"{worst.own * 1e3:.1f} ms a step against {worst.others * 1e3:.1f} ms"
     where = {"loader": "loading the batch", "link": "communication"}.get(cause, "its actions")
-    return Finding(
+    return Symptom(
         "straggler",
         view.rank,
         view.last_step,

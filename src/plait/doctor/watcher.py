@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Final
 
 from plait.doctor import findings, hangs, process
-from plait.doctor.findings import Finding
+from plait.doctor.findings import Symptom
 from plait.doctor.flight import Phase
 from plait.doctor.lines import line_of, stack_of
-from plait.doctor.record import RankView, Records, now
+from plait.doctor.record import RankSnapshot, Records, now
 from plait.doctor.stragglers import Stragglers
 
 LOOK_SECONDS: Final = 0.5
@@ -40,11 +40,11 @@ BUSY_BYTES: Final = 1 << 14
 STARVED: Final = 0.5
 SLOW_PHASES: Final = (Phase.STARTING, Phase.EVALUATING, Phase.SAVING, Phase.ENDING)
 
-End = Callable[[RankView, Finding], None]
+End = Callable[[RankSnapshot, Symptom], None]
 
 
 @dataclass(frozen=True)
-class Limits:
+class HangLimits:
     """The seconds after which a rank that does not move hangs; without `seconds`, several measured
     steps. `ends` says whether a hang ends its rank.
     """
@@ -62,7 +62,7 @@ class Limits:
         return max(LEAST_SECONDS, STEPS_OF_A_HANG * middle, STEPS_OF_A_HANG / 2 * longest)
 
 
-def kill(view: RankView, finding: Finding) -> None:
+def kill(view: RankSnapshot, finding: Symptom) -> None:
     """End the rank at fault."""
     with contextlib.suppress(OSError):
         os.kill(view.pid, getattr(signal, "SIGKILL", signal.SIGTERM))
@@ -71,8 +71,8 @@ def kill(view: RankView, finding: Finding) -> None:
 class Watcher:
     """The watcher of one folder of records. `hang` is what has ended the run, if something has."""
 
-    def __init__(self, folder: Path, limits: Limits, end: End = kill) -> None:
-        self.hang: Finding | None = None
+    def __init__(self, folder: Path, limits: HangLimits, end: End = kill) -> None:
+        self.hang: Symptom | None = None
         self._folder = folder
         self._limits = limits
         self._end = end
@@ -98,7 +98,7 @@ class Watcher:
             if views:
                 self._look(views)
 
-    def _running(self) -> dict[int, RankView]:
+    def _running(self) -> dict[int, RankSnapshot]:
         views = self._records.views()
         return {rank: view for rank, view in views.items() if view.process_state()}
 
@@ -110,11 +110,11 @@ class Watcher:
             view = views[fault.rank]
             awaits = hangs.awaited(view, views)
             where = view.doing() if fault.place is None else fault.place.text()
-            words = Finding("hang", view.rank, view.last_step + 1, where, str(fault.why), awaits)
+            words = Symptom("hang", view.rank, view.last_step + 1, where, str(fault.why), awaits)
             self.hang = words
             self._tell(words)
 
-    def _look(self, views: dict[int, RankView]) -> None:
+    def _look(self, views: dict[int, RankSnapshot]) -> None:
         limit = self._limits.of(recent_seconds(views))
         moment = now()
         idle = [rank for rank, view in views.items() if moment - view.moved > limit]
@@ -131,7 +131,7 @@ class Watcher:
             for finding in self._stragglers.look(views):
                 self._tell(finding)
 
-    def _may_be_slow(self, view: RankView, limit: float) -> bool:
+    def _may_be_slow(self, view: RankSnapshot, limit: float) -> bool:
         """Whether a rank that does not move is in a part of the run that takes long, and works."""
         still = now() - view.moved
         if still > SLOW_SECONDS or view.process_state() in ("T", "t"):
@@ -151,7 +151,7 @@ class Watcher:
         return still <= quiet or works(before, after, seconds)
 
     def _judge(
-        self, views: dict[int, RankView], idle: list[int], stuck: list[int], limit: float
+        self, views: dict[int, RankSnapshot], idle: list[int], stuck: list[int], limit: float
     ) -> None:
         frozen = [rank for rank in idle if is_frozen(views[rank])]
         fault = hangs.at_fault(views, idle, frozen)
@@ -170,7 +170,7 @@ class Watcher:
             self.hang = finding
             self._end(view, finding)
 
-    def _claim(self, view: RankView) -> bool:
+    def _claim(self, view: RankSnapshot) -> bool:
         """Whether nobody else has taken up this fault."""
         path = self._folder / f"hang-{view.pid}-{view.last_step}.claim"
         try:
@@ -179,11 +179,11 @@ class Watcher:
             return False
         return True
 
-    def _tell(self, finding: Finding) -> None:
+    def _tell(self, finding: Symptom) -> None:
         findings.tell(self._folder, finding)
 
 
-def recent_seconds(views: dict[int, RankView]) -> list[float]:
+def recent_seconds(views: dict[int, RankSnapshot]) -> list[float]:
     """The seconds of the last steps of all ranks, the first of a run left out."""
     return [one.seconds for view in views.values() for one in view.steps[-32:] if one.step > 1]
 
@@ -195,22 +195,22 @@ def works(before: process.Usage, after: process.Usage, seconds: float) -> bool:
     return ran > BUSY_CPU * seconds or moved or after.major_faults > before.major_faults
 
 
-def is_frozen(view: RankView) -> bool:
+def is_frozen(view: RankSnapshot) -> bool:
     """Whether a process is stopped, or its interpreter does nothing but one call."""
     stopped = view.process_state() in ("T", "t")
     return stopped or now() - view.heartbeat > STALE_SECONDS
 
 
 def finding_of(
-    view: RankView, fault: hangs.Fault, views: dict[int, RankView], limit: float
-) -> Finding:
+    view: RankSnapshot, fault: hangs.Fault, views: dict[int, RankSnapshot], limit: float
+) -> Symptom:
     """The words for a rank that hangs."""
     where = view.doing()
     if fault.place is not None and fault.waiting:
         others = ", ".join(map(str, fault.waiting))
         where = f"{where}, while {fault.place.text()} waits for it on rank {others}"
     silent = f"rank {view.rank} (process {view.pid}) was silent for {limit:g} s"
-    return Finding(
+    return Symptom(
         "hang",
         view.rank,
         view.last_step + 1,
@@ -225,7 +225,7 @@ def finding_of(
     )
 
 
-def cause_of(view: RankView, fault: hangs.Fault) -> str:
+def cause_of(view: RankSnapshot, fault: hangs.Fault) -> str:
     """Why a rank does not move."""
     state = view.process_state()
     stale = now() - view.heartbeat > STALE_SECONDS

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from plait.comm import World
-from plait.doctor.findings import Finding
+from plait.doctor.findings import Symptom
 from plait.engine.loss import LossTotals
 from plait.engine.options import Options
 from plait.engine.stages.pipeline import Pipeline
@@ -34,7 +34,7 @@ LEAST_HISTORY: Final = 3
 SPIKE_FACTOR: Final = 20.0
 SAMPLES_NAMED: Final = 4
 
-Tell = Callable[[Finding], None]
+Tell = Callable[[Symptom], None]
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Guard:
             for buffer, before in self._buffers:
                 buffer.copy_(before)
 
-    def _tell(self, finding: Finding) -> None:
+    def _tell(self, finding: Symptom) -> None:
         for tell in self.listeners:
             tell(finding)
 
@@ -176,14 +176,14 @@ def loudest(suspect: Suspect, size: float, middle: float) -> tuple[int, Origin]:
     return rank, Origin(0, "the gradient of this rank's parameters", cause, told[rank][1])
 
 
-def _finding(kind: str, step: int, found: tuple[int, Origin]) -> Finding:
+def _finding(kind: str, step: int, found: tuple[int, Origin]) -> Symptom:
     rank, origin = found
     details: dict[str, Any] = {"module": origin.module, "micro_batch": origin.micro_batch}
     details["samples"] = list(origin.samples)
-    return Finding(kind, rank, step, origin.where, origin.cause, details=details)
+    return Symptom(kind, rank, step, origin.where, origin.cause, details=details)
 
 
-def _sentence(finding: Finding) -> str:
+def _sentence(finding: Symptom) -> str:
     return f"It began on rank {finding.rank}, in {finding.where}: {finding.cause}"
 
 

@@ -24,10 +24,10 @@ from plait.comm.shm.snapshot_head import newest_whole
 from plait.errors import PlaitError, RankFailed, RunError
 from plait.launcher.board import Board, Files
 from plait.launcher.failure import died_silently, read_failures
-from plait.launcher.kept_process import KeptProcess, Start, start_process
+from plait.launcher.kept_process import KeptProcess, RunFacts, start_process
 from plait.launcher.leftovers import leftovers
 from plait.launcher.main_process import say
-from plait.launcher.seat import SIGNALS, Assignment, Layout, Loss, Note
+from plait.launcher.seat import SIGNALS, Assignment, LaunchPlan, Note, RankLoss
 
 Main = Callable[..., Any]
 LOOK_SECONDS = 0.1
@@ -51,7 +51,7 @@ class Policy:
     """
 
     restarts: int = 0
-    choose: Callable[[int], Layout | None] | None = None
+    choose: Callable[[int], LaunchPlan | None] | None = None
     wait_seconds: float = 10.0
     deadline_seconds: float = 60.0
 
@@ -69,7 +69,7 @@ class Kept:
     signal: int = 0
 
 
-def keep(main: Main, args: tuple[object, ...], layout: Layout, policy: Policy) -> Kept:
+def keep(main: Main, args: tuple[object, ...], layout: LaunchPlan, policy: Policy) -> Kept:
     """Run `main(seat, *args)` in the ranks of a layout, until all of them are done.
 
     Errors: what no restart cures, as with `launch`. `RunError` when a signal asks for the end and
@@ -88,7 +88,7 @@ class _Run:
     """The processes of a run, their seats, and the meetings."""
 
     def __init__(
-        self, main: Main, args: tuple[object, ...], layout: Layout, policy: Policy, folder: Path
+        self, main: Main, args: tuple[object, ...], layout: LaunchPlan, policy: Policy, folder: Path
     ) -> None:
         self._layout = layout
         self._policy = policy
@@ -97,7 +97,7 @@ class _Run:
         self._num_seats = layout.size
         board = self._files.make()
         self._board = Board(board, layout.size)
-        start = Start(folder, board, layout.size, policy.goes_on)
+        start = RunFacts(folder, board, layout.size, policy.goes_on)
         self._start_process = partial(start_process, start, main, args)
         self._store = listening_store()
         self._ranks: dict[int, KeptProcess] = {}
@@ -111,7 +111,7 @@ class _Run:
         self._cause = ""
         self._lost_at = 0.0
         self._steps_done = 0
-        self._losses: list[Loss] = []
+        self._losses: list[RankLoss] = []
         self._first_note = 0.0
         self._signals: list[int] = []
         self._asked_at: float | None = None
@@ -288,7 +288,7 @@ class _Run:
         self._complete_last_loss()
         self._count_failure()
         self._choose_layout()
-        loss = Loss(
+        loss = RankLoss(
             max(0, self._steps_done),
             tuple(sorted(self._lost)),
             self._cause,
@@ -331,7 +331,7 @@ class _Run:
             )
         self._layout = chosen
 
-    def _take_snapshot(self, before: Layout) -> None:
+    def _take_snapshot(self, before: LaunchPlan) -> None:
         """Find the newest whole snapshot; another layout writes its own into other files."""
         newest = newest_whole(self._parts)
         if newest:
@@ -345,7 +345,7 @@ class _Run:
                     self._files.drop(path)
             self._parts = self._make_parts(self._layout)
 
-    def _make_parts(self, layout: Layout) -> tuple[tuple[Path, ...], ...]:
+    def _make_parts(self, layout: LaunchPlan) -> tuple[tuple[Path, ...], ...]:
         return tuple(
             tuple(self._files.make() for _ in range(FILES_A_RANK)) for _ in range(layout.size)
         )

@@ -20,7 +20,7 @@ Main = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Start:
+class RunFacts:
     """The facts that every process of a run is told.
 
     Attributes:
@@ -44,7 +44,7 @@ class KeptProcess:
     started: float = field(default_factory=time.monotonic)
 
 
-def start_process(start: Start, main: Main, args: tuple[object, ...], seat: int) -> KeptProcess:
+def start_process(start: RunFacts, main: Main, args: tuple[object, ...], seat: int) -> KeptProcess:
     """Start `main(seat, *args)` in a new process."""
     context: Any = multiprocessing.get_context(start_server())
     ours, theirs = context.Pipe()
@@ -60,7 +60,7 @@ def start_process(start: Start, main: Main, args: tuple[object, ...], seat: int)
 
 def _live(
     line: Connection,
-    place: tuple[int, Start],
+    place: tuple[int, RunFacts],
     settings: RankSettings,
     main: Main,
     args: tuple[object, ...],

@@ -26,7 +26,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 @dataclass(frozen=True)
-class Layout:
+class LaunchPlan:
     """A plan, as a text that the launcher does not read, and the ranks that it needs."""
 
     text: str
@@ -34,7 +34,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Loss:
+class RankLoss:
     """A moment at which ranks were lost, and the generation that followed.
 
     Attributes:
@@ -79,12 +79,12 @@ class Assignment:
 
     generation: int
     rank: int
-    layout: Layout
+    layout: LaunchPlan
     members: tuple[int, ...]
     store: tuple[str, int]
     parts: tuple[tuple[Path, ...], ...]
     snapshot: tuple[Path, ...] = ()
-    losses: tuple[Loss, ...] = ()
+    losses: tuple[RankLoss, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ PLAIN_SCHEDULE: Final[PipelineSchedule] = "gpipe"
 """The simplest schedule with several micro-batches: every forward, then every backward."""
 
 
-class Place(NamedTuple):
+class StagePlace(NamedTuple):
     """One stage of a pipeline: p ranks of v stages each, m micro-batches."""
 
     p: int
@@ -68,7 +68,7 @@ class ScheduleFacts:
     asynchronous: bool = False
     splits_backward: bool = False
     bubble: float | None = 1.0
-    live: Callable[[Place], int] = lambda at: at.p - at.rank
+    live: Callable[[StagePlace], int] = lambda at: at.p - at.rank
     searched: bool = False
     elsewhere: frozenset[str] = frozenset()
     torch_name: str | None = None
@@ -99,17 +99,17 @@ class ScheduleFacts:
         return max(1, self.least_per_rank * num_ranks)
 
 
-def _every_micro_batch(at: Place) -> int:
+def _every_micro_batch(at: StagePlace) -> int:
     return at.m
 
 
-def _interleaved(at: Place) -> int:
+def _interleaved(at: StagePlace) -> int:
     if not at.is_late or at.stage < at.p * (at.v - 1):
         return at.p
     return max(1, at.p - 2 * at.rank)
 
 
-def _vee(at: Place) -> int:
+def _vee(at: StagePlace) -> int:
     return at.rank + 1 if at.is_late else 2 * at.p - at.rank
 
 

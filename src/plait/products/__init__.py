@@ -55,46 +55,46 @@ class Products:
         self.table = fixed_table(table) if isinstance(table, str) else table
         self.paths = paths or Paths()
 
-    def serves(self, dtype: torch.dtype, device: torch.device) -> bool:
+    def supports(self, dtype: torch.dtype, device: torch.device) -> bool:
         """Whether there is anything to choose for such tensors."""
         has_both = dtype == torch.float32 and device.type == "cpu" and _onednn() is not None
         if has_both and not self.table.onednn:
             self.paths.note("product_multiplications", False)
         return has_both and bool(self.table.onednn)
 
-    def gains(self, x: Tensor, num_outputs: int, kind: str | None = None) -> bool:
+    def is_faster(self, x: Tensor, num_outputs: int, kind: str | None = None) -> bool:
         """Whether oneDNN is the quicker for x (.., K) times (K, num_outputs) in a product of this
         kind. Without a kind, for any product of a layer with that forward.
 
         Lower limits of a proof's `paths` count as if what is at hand were larger by as much.
         """
         numel = x.numel()
-        if not (numel and self.serves(x.dtype, x.device)):
+        if not (numel and self.supports(x.dtype, x.device)):
             return False
         rows = _scaled(
             numel // x.shape[-1], self.paths.limit("product_rows", FEWEST_ROWS), FEWEST_ROWS
         )
         fewest = self.paths.limit("product_multiplications", FEWEST_MULTIPLICATIONS)
         kinds = self.table.kinds(rows, _scaled(numel * num_outputs, fewest, FEWEST_MULTIPLICATIONS))
-        gains = bool(kinds) if kind is None else kind in kinds
-        self.paths.note("product_multiplications", gains)
-        return gains
+        is_faster = bool(kinds) if kind is None else kind in kinds
+        self.paths.note("product_multiplications", is_faster)
+        return is_faster
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """x (.., K) times the transpose of weight (N, K), plus bias (N,)."""
-        if self.gains(x, weight.shape[0], FORWARD) and not _recorded(x, weight):
+        if self.is_faster(x, weight.shape[0], FORWARD) and not _recorded(x, weight):
             return _by_onednn(x, weight, bias)
         return F.linear(x, weight, bias)
 
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
         """x (.., N) times weight (N, K)."""
-        gains = self.gains(x, weight.shape[1], INPUT_GRAD) and not _recorded(x, weight)
-        return _by_onednn(x, weight.t()) if gains else x @ weight
+        is_faster = self.is_faster(x, weight.shape[1], INPUT_GRAD) and not _recorded(x, weight)
+        return _by_onednn(x, weight.t()) if is_faster else x @ weight
 
     def weight_grad(self, left: Tensor, right: Tensor) -> Tensor:
         """left (N, rows) times right (rows, K): a sum over the rows, as a new tensor."""
-        gains = self.gains(right, left.shape[0], WEIGHT_GRAD) and not _recorded(left, right)
-        return _by_onednn(left, right.t()) if gains else left @ right
+        is_faster = self.is_faster(right, left.shape[0], WEIGHT_GRAD) and not _recorded(left, right)
+        return _by_onednn(left, right.t()) if is_faster else left @ right
 
     def summed(self, left: Tensor, right: Tensor) -> Tensor | None:
         """The product of `weight_grad`, to be added elsewhere; None where adding it in place is as
@@ -103,7 +103,7 @@ class Products:
         Below `FEWEST_SUMMED` rows the sum is as large as the weight, so that it is as quick.
         """
         fewest = self.paths.limit("product_summed", FEWEST_SUMMED)
-        if right.shape[0] < fewest or not self.gains(right, left.shape[0], WEIGHT_GRAD):
+        if right.shape[0] < fewest or not self.is_faster(right, left.shape[0], WEIGHT_GRAD):
             return None
         return _by_onednn(left, right.t())
 
@@ -112,7 +112,7 @@ class Products:
         Records nothing.
         """
         sums_enough = x.shape[1] >= self.paths.limit("product_summed", FEWEST_SUMMED)
-        if not (sums_enough and self.gains(x, weight.shape[0], FORWARD)):
+        if not (sums_enough and self.is_faster(x, weight.shape[0], FORWARD)):
             torch.addmm(out, x, weight.t(), beta=int(add), out=out)
         elif add:
             out.add_(_by_onednn(x, weight))

@@ -18,7 +18,7 @@ from plait.engine.engine import Engine
 from plait.engine.loss import MetricSum
 from plait.errors import RunError
 from plait.models.losses import correct_classes
-from plait.run.hooks import Hook, Start, StepDone
+from plait.run.hooks import Hook, RunStart, StepDone
 from plait.run.rundir import RunFolder
 
 
@@ -107,7 +107,7 @@ class Evaluations(Hook):
         """The step and the numbers of the newest evaluation."""
         return None if self.last is None else (self._evaluated, self.last.as_dict())
 
-    def on_start(self, start: Start) -> None:
+    def on_start(self, start: RunStart) -> None:
         """Learn what is evaluated, and what a run that is continued has reached."""
         self._start = start
         self._step = start.first_step - 1

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from plait.checkpoint.folder import newest_whole, step_number
 from plait.doctor import findings
-from plait.doctor.record import RankView, Records, now
+from plait.doctor.record import RankSnapshot, Records, now
 from plait.errors import CheckpointError, ConfigError
 from plait.run.rundir import RunFolder
 from plait.toml import parse_json, read_toml
@@ -56,7 +56,7 @@ def status_of(path: Path) -> dict[str, Any]:
     }
 
 
-def state_of(folder: RunFolder, views: dict[int, RankView]) -> str:
+def state_of(folder: RunFolder, views: dict[int, RankSnapshot]) -> str:
     """`running`, `finished`, or `ended` for a run that stopped before its last step."""
     if any(_is_alive(view) for view in views.values()):
         return "running"
@@ -67,7 +67,7 @@ def state_of(folder: RunFolder, views: dict[int, RankView]) -> str:
     return "finished" if whole and folder.summary.exists() else "ended"
 
 
-def _rank(view: RankView) -> dict[str, Any]:
+def _rank(view: RankSnapshot) -> dict[str, Any]:
     alive = _is_alive(view)
     return {
         "rank": view.rank,
@@ -80,7 +80,7 @@ def _rank(view: RankView) -> dict[str, Any]:
     }
 
 
-def _is_alive(view: RankView) -> bool:
+def _is_alive(view: RankSnapshot) -> bool:
     """Whether the rank runs, as far as can be seen from this host."""
     return view.host == socket.gethostname() and bool(view.process_state())
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Start:
+class RunStart:
     """The beginning of a run: steps `first_step` to `last_step` are still to do, counted from 1."""
 
     engine: Engine
@@ -41,7 +41,7 @@ class StepDone:
 class Hook:
     """The three moments; a hook defines those that it needs."""
 
-    def on_start(self, start: Start) -> None:
+    def on_start(self, start: RunStart) -> None:
         """Before the first step."""
 
     def on_step(self, done: StepDone) -> None:
@@ -64,7 +64,7 @@ class Checkpoints(Hook):
         self.keep = keep
         self._saved = 0
 
-    def on_start(self, start: Start) -> None:
+    def on_start(self, start: RunStart) -> None:
         """Learn what to save."""
         self._start = start
         self._step = start.first_step - 1

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from plait.run.ending import Ending
     from plait.run.hooks import Hook
     from plait.run.metrics import Tally
-    from plait.run.place import Place
+    from plait.run.place import RankContext
     from plait.run.rundir import RunFolder
     from plait.run.watching import Supervision
 
@@ -63,7 +63,9 @@ class TrainingRun:
         return Supervision(self.plan, seconds, self.folder, self.watches_itself)
 
 
-def run(job: TrainingRun, place: Place | None = None, by_peers: bool = False) -> dict[str, Any]:
+def run(
+    job: TrainingRun, place: RankContext | None = None, by_peers: bool = False
+) -> dict[str, Any]:
     """Train, and return the numbers of `plait train --json`, the same on every rank. Collective.
 
     `place` is the part of this rank where a launcher keeps the run alive. With `by_peers` the ranks
@@ -87,7 +89,7 @@ def run(job: TrainingRun, place: Place | None = None, by_peers: bool = False) ->
 
 
 def _watched(
-    job: TrainingRun, world: World, place: Place | None, ending: Ending | None
+    job: TrainingRun, world: World, place: RankContext | None, ending: Ending | None
 ) -> dict[str, Any]:
     """The run in a world, watched over where no launcher does. Collective."""
     job, folder = _agreed(world, job)
@@ -112,7 +114,7 @@ def _continued(job: TrainingRun, folder: RunFolder | None) -> TrainingRun:
 
 
 def _trained(
-    job: TrainingRun, world: World, place: Place | None, ending: Ending | None
+    job: TrainingRun, world: World, place: RankContext | None, ending: Ending | None
 ) -> dict[str, Any]:
     """The run itself. Collective."""
     import torch
@@ -170,7 +172,7 @@ def _trained(
     return result
 
 
-def _load(job: TrainingRun, training: Training, place: Place | None) -> None:
+def _load(job: TrainingRun, training: Training, place: RankContext | None) -> None:
     """Take the state to go on from: a snapshot in memory, else a checkpoint. Collective."""
     if training.engine.step_index:  # it was brought in by ranks that go on from it
         return

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from plait.errors import PlaitError, RankFailed
 from plait.launcher.seat import Assignment, Note, Seat
 from plait.run import job as jobs
-from plait.run.place import Place
+from plait.run.place import RankContext
 
 if TYPE_CHECKING:
     from plait.comm.severance import Severance
@@ -34,7 +34,7 @@ def _live_through(seat: Seat, assignment: Assignment, job: jobs.TrainingRun) -> 
     from plait.comm.severance import Severance
 
     severance = Severance()
-    place = Place(seat, assignment, severance)
+    place = RankContext(seat, assignment, severance)
     own = replace(job, plan=assignment.layout.text)
     with seat.watching(severance.cut):
         try:

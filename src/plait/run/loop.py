@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from plait.doctor.flight import Phase
 from plait.engine.engine import Engine
 from plait.engine.step import StepResult
-from plait.run.hooks import Hook, Start, StepDone
+from plait.run.hooks import Hook, RunStart, StepDone
 
 
 class Batches(Protocol):
@@ -33,7 +33,7 @@ def fit(
     ends earlier where `ends_before` says so, alike on every rank.
     """
     for hook in hooks:
-        hook.on_start(Start(engine, loader, engine.step_index + 1, steps))
+        hook.on_start(RunStart(engine, loader, engine.step_index + 1, steps))
     flight = engine.world.recorder.flight
     batches = iter(loader)
     result: StepResult | None = None

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from plait.errors import RunError
-from plait.run.hooks import Hook, Start, StepDone
+from plait.run.hooks import Hook, RunStart, StepDone
 from plait.trace import Timeline
 from plait.trace.breakdown import TimeBreakdown, of_steps
 
@@ -110,7 +110,7 @@ class Tally(Hook):
     last_step: int = 0
     timelines: deque[Timeline] = field(default_factory=lambda: deque(maxlen=TRACED_STEPS))
 
-    def on_start(self, start: Start) -> None:
+    def on_start(self, start: RunStart) -> None:
         """Learn where the run begins."""
         self.last_step = start.first_step - 1
 

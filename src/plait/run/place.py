@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from plait.launcher.seat import Assignment, Seat
-from plait.run.hooks import Hook, Start, StepDone
+from plait.run.hooks import Hook, RunStart, StepDone
 
 if TYPE_CHECKING:
     from plait.comm import World
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Place:
+class RankContext:
     """The part of this process in one generation of a run."""
 
     seat: Seat
@@ -57,7 +57,7 @@ class Place:
         """The hook that tells the launcher how far this rank is, and takes a snapshot every so
         many steps.
         """
-        return [_Progress(self, every)]
+        return [_RankProgress(self, every)]
 
     @property
     def is_first(self) -> bool:
@@ -83,18 +83,18 @@ class Place:
         return [loss.as_dict() for loss in losses]
 
 
-class _Progress(Hook):
+class _RankProgress(Hook):
     """Tells the launcher of every step that is done, and keeps its state.
 
     The snapshot comes first: a step that counts as done can be gone on from.
     """
 
-    def __init__(self, place: Place, every: int) -> None:
+    def __init__(self, place: RankContext, every: int) -> None:
         self._seat = place.seat
         self._every = every
         self._paths = place.assignment.parts[place.assignment.rank]
 
-    def on_start(self, start: Start) -> None:
+    def on_start(self, start: RunStart) -> None:
         """Say where this generation begins."""
         from plait.engine.state.snapshots import Snapshots
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from plait.run.hooks import Hook, Start, StepDone
+from plait.run.hooks import Hook, RunStart, StepDone
 
 
 class ProfileStep(Hook):
@@ -18,7 +18,7 @@ class ProfileStep(Hook):
         self._path = path
         self._profile: profile | None = None
 
-    def on_start(self, start: Start) -> None:
+    def on_start(self, start: RunStart) -> None:
         """Begin, where it is the first step."""
         self._begin(start.first_step)
 

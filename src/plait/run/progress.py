@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, TextIO
 
-from plait.run.hooks import Hook, Start, StepDone
+from plait.run.hooks import Hook, RunStart, StepDone
 from plait.run.metrics import peak_memory_bytes
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Lines(Hook):
         self.every_seconds = every_seconds
         self._printed_at = -float("inf")
 
-    def on_start(self, start: Start) -> None:
+    def on_start(self, start: RunStart) -> None:
         """Learn how many steps there are."""
         self._last = start.last_step
         self._pace = Pace(start.last_step - start.first_step + 1)
@@ -93,7 +93,7 @@ class ProgressBar(Hook):
         self._bar: Progress | None = None
         self._task: TaskID | None = None
 
-    def on_start(self, start: Start) -> None:
+    def on_start(self, start: RunStart) -> None:
         """Draw the empty bar."""
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn

@@ -15,11 +15,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from plait.doctor.findings import Finding
+from plait.doctor.findings import Symptom
 from plait.engine.engine import Engine
 from plait.engine.state.shards import module_shards
 from plait.errors import NotAvailable, RunError
-from plait.run.hooks import Hook, Start, StepDone
+from plait.run.hooks import Hook, RunStart, StepDone
 
 Place = tuple[str, object, int, int]
 """A parameter, and which of its elements."""
@@ -38,13 +38,13 @@ class Report:
 class CompareReplicas(Hook):
     """Compares every `every` steps, and ends the run where a replica is damaged. For all ranks."""
 
-    def __init__(self, every: int, tell: Callable[[Finding], None]) -> None:
+    def __init__(self, every: int, tell: Callable[[Symptom], None]) -> None:
         self._every = every
         self._tell = tell
         self._last: Marks = {}
         self._changed: set[Place] = set()
 
-    def on_start(self, start: Start) -> None:
+    def on_start(self, start: RunStart) -> None:
         """Look before every update from here on."""
         self._engine: Engine = start.engine
         if not self._engine.driver.is_synchronous:
@@ -92,7 +92,7 @@ def mark(values: Tensor) -> int:
     return int(whole.sum(dtype=torch.int64))
 
 
-def damaged(told: list[Report], step: int) -> Finding | None:
+def damaged(told: list[Report], step: int) -> Symptom | None:
     """The finding for the first place whose replicas differ; None where all are equal."""
     places = dict.fromkeys(place for report in told for place in report.marks)
     for place in places:
@@ -102,7 +102,7 @@ def damaged(told: list[Report], step: int) -> Finding | None:
     return None
 
 
-def _finding(place: Place, held: Mapping[int, int], told: list[Report], step: int) -> Finding:
+def _finding(place: Place, held: Mapping[int, int], told: list[Report], step: int) -> Symptom:
     counts = Counter(held.values())
     usual, most = counts.most_common(1)[0]
     changed = [rank for rank in held if place in told[rank].changed]
@@ -114,4 +114,4 @@ def _finding(place: Place, held: Mapping[int, int], told: list[Report], step: in
     else:
         rank, how = None, f"the replicas of ranks {sorted(held)} differ, and none is the odd one"
     cause = f"silent corruption: bits of its replica are wrong, as {how}"
-    return Finding("corruption", rank, step, f"parameter {place[0]}", cause)
+    return Symptom("corruption", rank, step, f"parameter {place[0]}", cause)

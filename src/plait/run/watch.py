@@ -15,7 +15,7 @@ from torch import Tensor
 
 from plait.engine.engine import Engine
 from plait.engine.state.start import listed
-from plait.run.hooks import Hook, Start, StepDone
+from plait.run.hooks import Hook, RunStart, StepDone
 
 STEPS = 3  # an output layer that starts from 0 holds back the gradients of the first two
 SMALLEST_RATE = 0.1  # of the learning rate: smaller ones may well be lost in rounding
@@ -35,7 +35,7 @@ class Watch(Hook):
         self._warn = warn
         self._done = True
 
-    def on_start(self, start: Start) -> None:
+    def on_start(self, start: RunStart) -> None:
         """Note where the weights are."""
         engine: Engine = start.engine
         self._engine = engine

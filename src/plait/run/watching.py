@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from plait.doctor.watcher import SLOW_SECONDS, Limits, Watcher
+from plait.doctor.watcher import SLOW_SECONDS, HangLimits, Watcher
 from plait.errors import PlaitError, RankFailed
 from plait.plan import Plan
 from plait.plan.facts import STRATEGIES
@@ -30,10 +30,10 @@ class Supervision:
     by_ranks: bool = False
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> HangLimits:
         """The limits of the run. Ranks that do not step together are not ended: others go on."""
         together = STRATEGIES[Plan.parse(self.plan).dp.strategy].synchronous
-        return Limits(self.hang_seconds, ends=together)
+        return HangLimits(self.hang_seconds, ends=together)
 
     @property
     def silent_seconds(self) -> float:

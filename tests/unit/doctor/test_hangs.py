@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from plait.doctor.flight import FlightRecorder, Phase
 from plait.doctor.hangs import Fault, at_fault, awaited, first_difference
-from plait.doctor.record import RankView, own_view
+from plait.doctor.record import RankSnapshot, own_view
 
 RANKS = (0, 1, 2)
 
@@ -25,7 +25,7 @@ def hang(recorder: FlightRecorder, op: str = "all_reduce", num_bytes: int = 8) -
     recorder.wait(entry)
 
 
-def views(known: list[FlightRecorder]) -> dict[int, RankView]:
+def views(known: list[FlightRecorder]) -> dict[int, RankSnapshot]:
     return {recorder.rank: own_view(recorder) for recorder in known}
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.comm import World
-from plait.doctor.findings import Finding
+from plait.doctor.findings import Symptom
 from plait.engine.build import build
 from plait.errors import RunError
 from plait.run.loop import fit
@@ -33,7 +33,7 @@ def train(world: World, plan: str, flips: bool) -> Any:
         optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
         world=world,
     )
-    said: list[Finding] = []
+    said: list[Symptom] = []
 
     def flip(module: nn.Module, args: Any) -> None:
         if engine.step_index == 2 and flips and world.rank == 1:

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from plait.doctor.flight import FlightRecorder
-from plait.doctor.record import RankView, StepTimes, own_view
+from plait.doctor.record import RankSnapshot, StepTimes, own_view
 from plait.doctor.stragglers import slowness
 
 FAST = StepTimes(1, 0.0, 0.1, 0.005, 0.06, 0.001, 0.0, 0.0)
@@ -19,7 +19,7 @@ SLOW = {
 }
 
 
-def view(rank: int, step: StepTimes) -> RankView:
+def view(rank: int, step: StepTimes) -> RankSnapshot:
     made = own_view(FlightRecorder(rank, 3))
     made.equals = (0, 1, 2)
     made.__dict__["steps"] = tuple(

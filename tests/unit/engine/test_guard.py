@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.comm import World
-from plait.doctor.findings import Finding
+from plait.doctor.findings import Symptom
 from plait.engine.build import Options, build
 from plait.engine.engine import Engine
 from plait.errors import NonFiniteLoss, NotAvailable
@@ -38,7 +38,7 @@ def squared(output: Tensor, target: Tensor) -> Tensor:
     return (output - target).square().mean()
 
 
-def engine_of(world: World, plan: str, **options: Any) -> tuple[Engine, list[Finding]]:
+def engine_of(world: World, plan: str, **options: Any) -> tuple[Engine, list[Symptom]]:
     engine = build(
         copy.deepcopy(NET),
         plan,
@@ -47,7 +47,7 @@ def engine_of(world: World, plan: str, **options: Any) -> tuple[Engine, list[Fin
         world=world,
         options=Options(**options),
     )
-    said: list[Finding] = []
+    said: list[Symptom] = []
     engine.guard.listeners.append(said.append)
     return engine, said
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from plait.engine.balance import Load
-from plait.run.hooks import Start, StepDone
+from plait.run.hooks import RunStart, StepDone
 from plait.run.progress import Lines, Pace, ProgressBar, progress
 from tests.unit.engine.test_metrics import done
 
@@ -19,7 +19,7 @@ class Terminal(io.StringIO):
 
 
 def _run(hook: ProgressBar | Lines, first: int = 1, last: int = 5) -> None:
-    hook.on_start(Start(None, None, first, last))
+    hook.on_start(RunStart(None, None, first, last))
     for step in range(first, last + 1):
         hook.on_step(done(step, loss=1.0 / step))
     hook.on_end()
@@ -71,7 +71,7 @@ def test_the_line_tells_where_tokens_went() -> None:
     assert load.as_dict() == {"busiest": 1.5, "dropped": 0.25, "ranks": [3, 1], "layers": [[3, 1]]}
     stream = io.StringIO()
     lines = Lines(stream)
-    lines.on_start(Start(None, None, 1, 1))
+    lines.on_start(RunStart(None, None, 1, 1))
     result: Any = SimpleNamespace(loss=1.0, tokens=4, load=load)
     lines.on_step(StepDone(1, 0.5, result))
     assert stream.getvalue().rstrip().endswith(load.text())

@@ -120,7 +120,7 @@ def test_an_unknown_rule_is_refused() -> None:
 @pytest.mark.skipif(not operations(), reason="torch was built without oneDNN")
 def test_a_run_that_leaves_all_to_torch_says_so() -> None:
     made = Products("torch")
-    assert not made.serves(torch.float64, torch.device("cpu"))
+    assert not made.supports(torch.float64, torch.device("cpu"))
     assert made.paths.taken() == {}
-    assert not made.serves(torch.float32, torch.device("cpu"))
+    assert not made.supports(torch.float32, torch.device("cpu"))
     assert made.paths.taken() == {"product_multiplications": (False,)}

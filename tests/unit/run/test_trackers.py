@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from plait.run.hooks import Start, StepDone
+from plait.run.hooks import RunStart, StepDone
 from plait.run.trackers import hook
 from plait.run.trackers.hook import Trackers
 from plait.run.trackers.tracker import TrackedRun
@@ -47,7 +47,7 @@ def done(step: int, loss: float = 1.0) -> StepDone:
 
 def walk(trackers: Trackers, steps: range, report: Path | None = None) -> None:
     anything: Any = None
-    trackers.on_start(Start(anything, None, steps.start, steps.stop - 1))
+    trackers.on_start(RunStart(anything, None, steps.start, steps.stop - 1))
     for step in steps:
         trackers.on_step(done(step))
     trackers.on_end()
@@ -92,7 +92,7 @@ def test_numbers_that_are_none_are_left_out(
     monkeypatch.setitem(hook.TRACKERS, "wandb", ("wandb", lambda run: recorder))
     trackers = Trackers(["wandb"], tmp_path, CONFIG, "dp1")
     anything: Any = None
-    trackers.on_start(Start(anything, None, 1, 1))
+    trackers.on_start(RunStart(anything, None, 1, 1))
     trackers.on_step(done(1, float("nan")))
     assert "train/loss" not in recorder.rows[0][1]
 

@@ -29,8 +29,8 @@ from plait.parallel.pipeline.actions import Schedule
 from plait.parallel.pipeline.dataflow import Flow, discover
 from plait.parallel.pipeline.partition import (
     LayerProfile,
-    Limits,
     Partition,
+    StageLimits,
     balanced,
     by_counts,
     by_names,
@@ -264,7 +264,9 @@ def partition_layers(
     if cutting.splits is not None:
         _expect(len(cutting.splits) + 1, num_stages, "splits make")
         return by_names(layers, cutting.splits)
-    return balanced(layers, num_stages, Limits(memory_bytes=cutting.memory_bytes, live=tuple(live)))
+    return balanced(
+        layers, num_stages, StageLimits(memory_bytes=cutting.memory_bytes, live=tuple(live))
+    )
 
 
 def _expect(given: int, num_stages: int, what: str) -> None:

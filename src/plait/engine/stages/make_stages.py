@@ -97,8 +97,8 @@ def layer_products(
     splits_backward = any(action.kind is Kind.WEIGHT_GRAD for action in schedule)
     products = Products(options.linear_product, world.paths)
     accumulates = splits_backward or (schedule.num_stages > 1 and not plan.compile)
-    gains = not plan.compile and products.serves(precision.compute, world.device)
-    return LayerProducts(products, replaced=accumulates or gains, accumulates=accumulates)
+    is_faster = not plan.compile and products.supports(precision.compute, world.device)
+    return LayerProducts(products, replaced=accumulates or is_faster, accumulates=accumulates)
 
 
 def local_stages(

@@ -91,7 +91,7 @@ class _Origins:
         self.weights |= other.weights
 
 
-class _Watch(TorchDispatchMode):
+class _UnitWatch(TorchDispatchMode):
     """Follows origins through the operations of the glue, by memory, so that views and writes in
     place count too.
     """
@@ -146,7 +146,7 @@ def discover(model: nn.Module, blocks: Iterable[str], run: Callable[[], object])
     """The flow of `run()`, which calls the model on an example. Units on the meta device get zeros
     while they run.
     """
-    watch = _Watch(model)
+    watch = _UnitWatch(model)
     calls: list[str] = []
     needs: list[_Origins] = []
 

@@ -33,7 +33,7 @@ class LayerProfile:
 
 
 @dataclass(frozen=True)
-class Limits:
+class StageLimits:
     """The limits of a stage: `memory_bytes`, with `live` micro-batches of activations.
 
     The schedule gives `live` for each stage.
@@ -90,7 +90,7 @@ class Partition:
 
 
 def balanced(
-    layers: Sequence[LayerProfile], num_stages: int, limits: Limits | None = None
+    layers: Sequence[LayerProfile], num_stages: int, limits: StageLimits | None = None
 ) -> Partition:
     """The cut whose slowest stage (or link) is fastest, within the limits; the most even one of
     these.
@@ -98,7 +98,7 @@ def balanced(
     Raises ModelError: fewer layers than stages, or no cut fits into the memory (it says what the
     best would need).
     """
-    limits = limits or Limits()
+    limits = limits or StageLimits()
     _check(layers, num_stages)
     pace = _pace(layers, limits)
     room = _room(layers, num_stages, limits)
@@ -200,7 +200,7 @@ def _check(layers: Sequence[LayerProfile], num_stages: int) -> None:
     check_depth(len(layers), num_stages)
 
 
-def _pace(layers: Sequence[LayerProfile], limits: Limits) -> Callable[[int, int], float]:
+def _pace(layers: Sequence[LayerProfile], limits: StageLimits) -> Callable[[int, int], float]:
     """Seconds of layers start to stop, or of the link behind them where that is slower."""
     before = [0.0, *accumulate(layer.seconds for layer in layers)]
 
@@ -216,7 +216,7 @@ def _pace(layers: Sequence[LayerProfile], limits: Limits) -> Callable[[int, int]
 
 
 def _room(
-    layers: Sequence[LayerProfile], num_stages: int, limits: Limits
+    layers: Sequence[LayerProfile], num_stages: int, limits: StageLimits
 ) -> Callable[[int, int, int], float]:
     """Bytes of layers start to stop as a stage."""
     if limits.live and len(limits.live) != num_stages:

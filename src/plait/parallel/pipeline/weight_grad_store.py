@@ -160,9 +160,9 @@ class _WeightLayer:
         self.module: Any = module
         self.products = products
 
-    def gains(self, x: Tensor, weight: Tensor) -> bool:
+    def is_faster(self, x: Tensor, weight: Tensor) -> bool:
         """Whether `products` multiply quicker than the layer itself would."""
-        return self.products.gains(x, weight.shape[0])
+        return self.products.is_faster(x, weight.shape[0])
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return self.products.linear(x, weight, bias)
@@ -199,8 +199,8 @@ class _WeightLayer:
 class _TransposedLinear(_WeightLayer):
     """`x @ weight + bias`, as Hugging Face's GPT-2 has it."""
 
-    def gains(self, x: Tensor, weight: Tensor) -> bool:
-        return self.products.gains(x, weight.shape[1])
+    def is_faster(self, x: Tensor, weight: Tensor) -> bool:
+        return self.products.is_faster(x, weight.shape[1])
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return self.products.linear(x, weight.t(), bias)
@@ -297,7 +297,7 @@ def _forward(
     original = layer.module.forward
 
     def forward(x: Tensor) -> Tensor:
-        if quicker_only and (not layer.gains(x, module.weight) or has_function_transforms()):
+        if quicker_only and (not layer.is_faster(x, module.weight) or has_function_transforms()):
             plain: Tensor = original(x)
             return plain
         output: Tensor = _SplitBackward.apply(x, module.weight, module.bias, (layer, store))

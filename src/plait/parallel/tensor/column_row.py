@@ -40,7 +40,7 @@ def column(x: Tensor, weight: Tensor, bias: Tensor | None, context: ForwardConte
     saved = context.saved_shard(x)
     if saved is not None and torch.is_grad_enabled():
         saved.users += int(weight.requires_grad)
-    elif not context.products.serves(x.dtype, x.device):
+    elif not context.products.supports(x.dtype, x.device):
         return F.linear(x, weight, bias)
     shard = x if saved is None else saved.shard
     y: Tensor = _Column.apply(x, shard, weight, bias, MatmulPlan(saved, context.products))

@@ -25,7 +25,7 @@ from plait.mesh import tensor_layout
 from plait.mesh.tensor_layout import LinearLayout
 from plait.parallel.tensor.group import TensorGroup
 from plait.parallel.tensor.mode import Mode, Product
-from plait.parallel.tensor.products import Gathered, Move
+from plait.parallel.tensor.products import Gathered, PanelMove
 from plait.parallel.tensor.summa import Summa
 
 
@@ -35,8 +35,8 @@ def grid(group: TensorGroup) -> Mode:
 
 
 def _product(linear: LinearLayout, group: TensorGroup) -> Product:
-    def bound(move: tensor_layout.Move | None) -> Move | None:
-        return None if move is None else Move(group.axis(move.axis), move.dim)
+    def bound(move: tensor_layout.Move | None) -> PanelMove | None:
+        return None if move is None else PanelMove(group.axis(move.axis), move.dim)
 
     x = bound(linear.x)
     weight = bound(linear.weight)

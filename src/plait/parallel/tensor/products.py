@@ -23,7 +23,7 @@ from plait.parallel.tensor.group import ForwardContext, MatmulPlan
 
 
 @dataclass(frozen=True)
-class Move:
+class PanelMove:
     """Parts along dimension `dim`, one on each rank of `axis`."""
 
     axis: Axis
@@ -46,9 +46,9 @@ class Gathered:
     its gradients is scattered once, too.
     """
 
-    x: Move | None = None
-    weight: Move | None = None
-    y: Move | None = None
+    x: PanelMove | None = None
+    weight: PanelMove | None = None
+    y: PanelMove | None = None
 
     def __call__(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, context: ForwardContext
@@ -64,11 +64,11 @@ class Gathered:
         return product if bias is None else product + bias
 
 
-def _gather(move: Move | None, part: Tensor) -> Tensor:
+def _gather(move: PanelMove | None, part: Tensor) -> Tensor:
     return part if move is None else move.gather(part)
 
 
-def _scatter(move: Move | None, partial: Tensor) -> Tensor:
+def _scatter(move: PanelMove | None, partial: Tensor) -> Tensor:
     return partial if move is None else move.scatter(partial)
 
 

@@ -27,7 +27,7 @@ from torch.autograd.function import once_differentiable
 
 from plait.comm import Axis, Work
 from plait.parallel.tensor.group import ForwardContext
-from plait.parallel.tensor.products import Gathered, Move
+from plait.parallel.tensor.products import Gathered, PanelMove
 from plait.products import Products
 
 
@@ -35,9 +35,9 @@ from plait.products import Products
 class Summa:
     """x weight^T on a grid: `x` is given for a column, `y` for a row."""
 
-    weight: Move
-    x: Move | None = None
-    y: Move | None = None
+    weight: PanelMove
+    x: PanelMove | None = None
+    y: PanelMove | None = None
     limit_bytes: int = 64 << 20
 
     def __call__(

@@ -26,7 +26,7 @@ CAUSES = {
 
 
 @dataclass(frozen=True)
-class Loss:
+class LossCause:
     """The loss of a plan against the best: the whole, and each cause's part of the best's step."""
 
     plan: str
@@ -74,7 +74,7 @@ def explain(choice: Choice, limit: int = 8) -> list[str]:
     return lines
 
 
-def losses(choice: Choice, best: Estimate, limit: int) -> list[Loss]:
+def losses(choice: Choice, best: Estimate, limit: int) -> list[LossCause]:
     """The best plan of each other combination of degrees against the winner, of those that were
     guessed to be nearest.
     """
@@ -86,7 +86,7 @@ def losses(choice: Choice, best: Estimate, limit: int) -> list[Loss]:
     return [loss_against(choice, best, other, name) for name, other in estimates if other.fits]
 
 
-def loss_against(choice: Choice, best: Estimate, other: Estimate, name: str = "") -> Loss:
+def loss_against(choice: Choice, best: Estimate, other: Estimate, name: str = "") -> LossCause:
     """Causes of the difference between two estimates: those that make most of it, largest
     first.
     """
@@ -100,7 +100,7 @@ def loss_against(choice: Choice, best: Estimate, other: Estimate, name: str = ""
     causes = tuple((_cause(choice, best, other, key), part) for part, key in worth)
     least, key = parts[0]
     gain = (CAUSES[key], -least) if -least > 0.25 * slower else None
-    return Loss(name or str(other.plan), slower, causes, gain)
+    return LossCause(name or str(other.plan), slower, causes, gain)
 
 
 def _cause(choice: Choice, best: Estimate, other: Estimate, key: str) -> str:

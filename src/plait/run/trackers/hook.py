@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from plait.errors import ConfigError
-from plait.run.hooks import Hook, Start, StepDone
+from plait.run.hooks import Hook, RunStart, StepDone
 from plait.run.trackers.mlflow import MLflow
 from plait.run.trackers.tensorboard import TensorBoard
 from plait.run.trackers.tracker import TrackedRun, Tracker
@@ -55,7 +55,7 @@ class Trackers(Hook):
         self._told: int | None = None
         self._trackers: dict[str, Tracker] = {}
 
-    def on_start(self, start: Start) -> None:
+    def on_start(self, start: RunStart) -> None:
         """Open each tracker."""
         run = TrackedRun(self._folder, self._config, self._plan, start.first_step)
         for name in self._names:

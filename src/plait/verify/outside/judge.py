@@ -27,7 +27,7 @@ from plait.verify.outside.modules import (
 from plait.verify.outside.optimizer import factors, maker
 from plait.verify.outside.rows import Reading, Rows, reading, taken
 from plait.verify.outside.task import DTYPES, Made, Trial
-from plait.verify.outside.watch import Settings, Update
+from plait.verify.outside.watch import ObservedUpdate, Settings
 from plait.verify.record.observation import Observation, Record, Tensors, merge
 from plait.verify.reference import lowered
 from plait.verify.reference.one_device import (
@@ -49,7 +49,7 @@ class RankSteps:
 
     start: Tensors
     steps: Sequence[Observation]
-    updates: Sequence[Update]
+    updates: Sequence[ObservedUpdate]
     rows: Sequence[Rows] = field(default_factory=tuple)
     owns_loop: bool = False
     sketches: Sequence[Sketch] = ()

@@ -29,7 +29,7 @@ Functions = Mapping[str, Callable[..., Any]]
 
 
 @dataclass(frozen=True)
-class Source:
+class FunctionSource:
     """Where the functions are: a file and the name of the second one, or pickled ones."""
 
     path: str = ""
@@ -56,7 +56,7 @@ def carried(
     make: Callable[[], Any],
     train_step: Callable[..., Any],
     prepare: Callable[[Any], Any] | None = None,
-) -> Source:
+) -> FunctionSource:
     """The source of functions of this process, which travel to the ranks by value.
 
     A test's module need not be importable there.
@@ -76,10 +76,10 @@ def carried(
     finally:
         for module in named:
             cloudpickle.unregister_pickle_by_value(module)
-    return Source(second=getattr(train_step, "__name__", SECOND), pickled=pickled)
+    return FunctionSource(second=getattr(train_step, "__name__", SECOND), pickled=pickled)
 
 
-def parse(text: str) -> Source:
+def parse(text: str) -> FunctionSource:
     """The source that `FILE.py[:function]` names. Runs nothing of the file.
 
     Errors: `ConfigError`, for a file or a function that is not there.
@@ -94,12 +94,12 @@ def parse(text: str) -> Source:
         raise ConfigError(f"there is no file {path}; write FILE.py or FILE.py:function")
     names = _names(file)
     if not second and set(PAIR) <= names and "make" not in names:
-        return Source(str(file.resolve()), PAIR[1])
+        return FunctionSource(str(file.resolve()), PAIR[1])
     wanted = second or (LOOP if LOOP in names and SECOND not in names else SECOND)
     for name in ("make", wanted):
         if name not in names:
             raise ConfigError(_lacks(file, name, names))
-    return Source(str(file.resolve()), wanted)
+    return FunctionSource(str(file.resolve()), wanted)
 
 
 def _names(file: Path) -> set[str]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from plait.verify.outside.loss import of_output
-from plait.verify.outside.source import Source
+from plait.verify.outside.source import FunctionSource
 from plait.verify.reference.one_device import Batch, Loss
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bf16": torch.bfloat16}
@@ -21,7 +21,7 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "bf16": torch.bflo
 class Trial:
     """The task of the ranks. `tolerance` None: that of the precision."""
 
-    source: Source
+    source: FunctionSource
     steps: int = 3
     dtype: str = "float64"
     tolerance: float | None = None

@@ -28,7 +28,7 @@ from plait.verify.outside.modules import Sketch
 from plait.verify.outside.rows import keys_of, rows_of
 from plait.verify.outside.source import LOOP, PAIR, Functions
 from plait.verify.outside.task import DTYPES, Made, Trial
-from plait.verify.outside.watch import Update, Watch, group_is_there
+from plait.verify.outside.watch import ObservedUpdate, StepWatch, group_is_there
 from plait.verify.record.observation import Observation
 from plait.verify.report import Report
 
@@ -153,10 +153,10 @@ def _without_dropout(model: nn.Module) -> tuple[str, ...]:
 
 def _run(functions: Functions, made: Made) -> RankSteps:
     """Every step on this rank, watched."""
-    watch = Watch(made.model)
+    watch = StepWatch(made.model)
     prepare = functions.get("prepare")
     found: list[Observation] = []
-    updates: list[Update] = []
+    updates: list[ObservedUpdate] = []
     rows = []
     sketches: list[Sketch] = []
     names = {name for name, _ in made.model.named_parameters()}

@@ -34,7 +34,7 @@ Settings = dict[str, Any]
 
 
 @dataclass
-class Update:
+class ObservedUpdate:
     """One optimizer step on one rank: gradients by name, and the settings of each parameter.
 
     `updates` counts the optimizer's calls. `stale` are parameters that the optimizer holds and the
@@ -49,7 +49,7 @@ class Update:
     norms: list[tuple[float, float]] = field(default_factory=list)
 
 
-class Watch:
+class StepWatch:
     """Hooks for the time of `with watch.on():`; `take()` gives what the last step did."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -61,7 +61,7 @@ class Watch:
         self._modules: dict[int, str] = {id(one): name for name, one in model.named_modules()}
         self.inputs: list[Any] = []  # of the model, or of the outermost modules where it never runs
         self.of_roots: list[Any] = []
-        self.update = Update()
+        self.update = ObservedUpdate()
         self.after_update: Callable[[], None] | None = None
         self._made = {id(p): name for name, p in model.named_parameters()}
         self._kept = [p for _, p in model.named_parameters()]  # an id is of a living object
@@ -69,7 +69,7 @@ class Watch:
         self._known = set(self._made.values())
 
     @contextmanager
-    def on(self) -> Iterator[Watch]:
+    def on(self) -> Iterator[StepWatch]:
         """Everything torch does in this process is watched."""
         with ExitStack() as stack:
             for handle in (
@@ -89,9 +89,9 @@ class Watch:
                     stack.enter_context(patch.object(module, "clip_grads_with_norm_", scale))
             yield self
 
-    def take(self) -> Update:
+    def take(self) -> ObservedUpdate:
         """The update since the last call."""
-        done, self.update = self.update, Update()
+        done, self.update = self.update, ObservedUpdate()
         self.inputs = []
         self.of_roots = []
         self.calls = 0

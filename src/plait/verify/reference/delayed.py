@@ -32,7 +32,7 @@ class DelayedRecord:
 
 
 @dataclass
-class _Stage:
+class _DelayedStage:
     """The parameters of one stage: all versions, and what is gathered for the next."""
 
     params: list[nn.Parameter]
@@ -117,9 +117,9 @@ def run_delayed(
     )
 
 
-def _stage(params: list[nn.Parameter], weights: StageWeights, recipe: Recipe) -> _Stage:
+def _stage(params: list[nn.Parameter], weights: StageWeights, recipe: Recipe) -> _DelayedStage:
     optimizer = recipe.optimizer(params)
     rates = [group["lr"] for group in optimizer.param_groups]
-    stage = _Stage(params, weights, optimizer, rates, grads=[None] * len(params))
+    stage = _DelayedStage(params, weights, optimizer, rates, grads=[None] * len(params))
     stage.versions.append([param.detach().clone() for param in params])
     return stage

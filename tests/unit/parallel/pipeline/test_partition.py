@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from plait.errors import ModelError
 from plait.parallel.pipeline.partition import (
     LayerProfile,
-    Limits,
+    StageLimits,
     balanced,
     by_counts,
     by_names,
@@ -159,9 +159,9 @@ def test_it_is_the_best_of_all_cuts_that_fit(
             fitting.append((max(times), sum(t**2 for t in times)))
     if not fitting:
         with pytest.raises(ModelError, match="no cut into"):
-            balanced(layers, num_stages, Limits(memory, live))
+            balanced(layers, num_stages, StageLimits(memory, live))
         return
-    times = balanced(layers, num_stages, Limits(memory, live)).seconds
+    times = balanced(layers, num_stages, StageLimits(memory, live)).seconds
     assert (max(times), sum(t**2 for t in times)) == pytest.approx(min(fitting))
 
 
@@ -189,7 +189,7 @@ def test_a_slow_link_moves_the_cut_to_a_narrow_place() -> None:
         for name, size in (("a", 100.0), ("b", 100.0), ("c", 1.0), ("d", 1.0))
     ]
     assert balanced(layers, 2).counts == (2, 2)
-    assert balanced(layers, 2, Limits(bytes_per_second=10.0)).counts == (3, 1)
+    assert balanced(layers, 2, StageLimits(bytes_per_second=10.0)).counts == (3, 1)
 
 
 def test_explicit_cuts() -> None:
@@ -227,7 +227,7 @@ def test_errors_name_the_numbers_and_the_cure() -> None:
     with pytest.raises(
         ModelError, match=r"no cut into 2 stages fits 1.00 GiB a stage: the best needs 2.00 GiB"
     ):
-        balanced(layers, 2, Limits(memory_bytes=2.0**30))
+        balanced(layers, 2, StageLimits(memory_bytes=2.0**30))
     with pytest.raises(ModelError, match=r"\(1, 1\) sum to 2; the model has 3"):
         by_counts(layers, (1, 1))
     with pytest.raises(ModelError, match="no layer is called 'l9'; layers: l0, l1, l2"):

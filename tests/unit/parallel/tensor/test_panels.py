@@ -15,7 +15,7 @@ from torch import Tensor
 from plait.comm import World
 from plait.parallel.tensor import summa
 from plait.parallel.tensor.group import ActivationLayout, ForwardContext
-from plait.parallel.tensor.products import Move
+from plait.parallel.tensor.products import PanelMove
 from tests.helpers.threaded import threaded
 
 
@@ -88,7 +88,7 @@ def test_the_choice_is_made_by_size_and_recorded(limit: int, choice: str) -> Non
         row = world.axis("tp_row")
         column = world.axis("tp_col")
         run = ForwardContext(ActivationLayout())
-        product = summa.Summa(x=Move(column, -1), weight=Move(row, 1), limit_bytes=limit)
+        product = summa.Summa(x=PanelMove(column, -1), weight=PanelMove(row, 1), limit_bytes=limit)
         product(
             torch.ones(3, 2, dtype=torch.float64), torch.ones(4, 2, dtype=torch.float64), None, run
         )

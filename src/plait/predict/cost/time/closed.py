@@ -9,7 +9,7 @@ replays the schedule; these only decide which plans are worth a replay.
 
 from __future__ import annotations
 
-from plait.plan.facts import SCHEDULES, Place
+from plait.plan.facts import SCHEDULES, StagePlace
 
 CHAIN = 2 / 3
 """The part of a micro-batch's work that the next stage waits for: forward and input gradient of
@@ -62,6 +62,6 @@ def closed_live(
     placement = rank_of_stage(name, p, virtual)
     live = []
     for stage, rank in enumerate(placement):
-        most = SCHEDULES[name].live(Place(p, m, virtual, stage, rank))
+        most = SCHEDULES[name].live(StagePlace(p, m, virtual, stage, rank))
         live.append(max(1, min(m, most)))
     return tuple(live), placement
