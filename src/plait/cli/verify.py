@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import argparse
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plait.cli import common
 from plait.cli.answer import Answer
 from plait.cli.parser import UsageError
 from plait.cli.verify_all import resume_plans_of, run_all
-from plait.cli.verify_step import run_step
+from plait.cli.verify_step import run_step, write_page
 from plait.launcher.main_process import is_main_process, say
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="check a training step of any framework: make() and train_step(model, batch, loss)",
     )
     parser.add_argument("--nproc", type=int, metavar="N", help="ranks of --step (default: 2)")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write one page: errors against depth"
+    )
     parser.add_argument(
         "--steps", type=int, default=3, metavar="K", help="updates that are compared (default: 3)"
     )
@@ -76,6 +80,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Answer:
     """The report of `plait.verify.run`; its errors, and those of the config and the plan."""
+    if arguments.html is not None and is_main_process():
+        common.check_writable(arguments.html)
     if arguments.step is not None:
         return run_step(arguments)
     _check(arguments)
@@ -87,6 +93,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     for text in resume_plans:
         common.plan_of(config, text)
     say(f"plait verify: {plan} on {common.ranks(plan)}, against one device")
+    from plait.verify.report import Report
     from plait.verify.run import run as verify
 
     report = verify(
@@ -99,6 +106,8 @@ def run(arguments: argparse.Namespace) -> Answer:
         resume_plans=resume_plans,
         clock=clock_of(arguments),
     )
+    if isinstance(report, Report):
+        write_page(arguments, report)
     return (
         Answer(report.as_dict(), report.text(), ok=report.ok)
         if is_main_process()
@@ -121,6 +130,8 @@ def _check(arguments: argparse.Namespace) -> None:
     budget = arguments.budget
     if budget is not None and not (math.isfinite(budget) and budget > 0):
         raise UsageError(f"--budget {budget:g}: a number of seconds above 0 is needed")
+    if arguments.html is not None and (arguments.all or arguments.dtype == "bf16"):
+        raise UsageError("--html shows one proof of equality: leave --all and --dtype bf16 out")
     if arguments.steps_after_resume < 0:
         raise UsageError(f"--steps-after-resume {arguments.steps_after_resume}: 0 or more")
     if arguments.resume_plan and not arguments.steps_after_resume:

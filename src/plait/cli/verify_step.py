@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from plait.cli.answer import Answer
 from plait.cli.parser import UsageError
 from plait.launcher.main_process import is_main_process, say
+
+if TYPE_CHECKING:
+    from plait.verify.report import Report
+
+
+def write_page(arguments: argparse.Namespace, report: Report) -> None:
+    """Write the page of `--html`, where it is wanted."""
+    if arguments.html is not None and is_main_process():
+        from plait.verify.page import page
+
+        arguments.html.write_text(page(report), encoding="utf-8")
+        say(f"plait verify: {arguments.html}")
 
 
 def run_step(arguments: argparse.Namespace) -> Answer:
@@ -25,4 +38,5 @@ def run_step(arguments: argparse.Namespace) -> Answer:
 
     trial = Trial(source, arguments.steps, arguments.dtype, arguments.tolerance)
     report = check(trial, nproc)
+    write_page(arguments, report)
     return Answer(report.as_dict() if is_main_process() else None, report.text(), ok=report.ok)
