@@ -180,7 +180,8 @@ def damage(fault: dict[str, Any], module: nn.Module) -> None:
             module.weight.view(-1)[3] = float("nan")
         if is_due(fault, "infinite weight"):
             module.weight.view(-1)[3] = float("inf")
-        if is_due(fault, "spike"):
+        is_head = module.out_features == VOCAB_SIZE
+        if is_head and is_due(fault, "spike"):
             module.weight.mul_(1e3)
 
 

@@ -130,7 +130,10 @@ def size_of(plan: str) -> int:
 
 def commit(fault: Planted, folder: Path) -> Outcome:
     """Run it, and ask the doctor."""
-    (folder / "faulty.toml").write_text(CONFIG)
+    config = CONFIG
+    if fault.finding != "corruption":  # a changed weight is one, whatever else it is
+        config = config.replace("check_replicas_every = 2", "check_replicas_every = 0")
+    (folder / "faulty.toml").write_text(config)
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "PLANTED": json.dumps(asdict(fault))}
     paths = [str(ROOT), str(ROOT / "src"), variables.get("PYTHONPATH", "")]
     variables["PYTHONPATH"] = os.pathsep.join(paths)
@@ -149,7 +152,7 @@ def commit(fault: Planted, folder: Path) -> Outcome:
         check=False,
     )
     text = (folder / "err").read_text()
-    findings = json.loads(said.stdout)["findings"] if said.stdout else []
+    findings = json.loads(said.stdout).get("findings", []) if said.stdout else []
     finding = next((one for one in findings if one["kind"] == fault.finding), None)
     return Outcome(is_right(fault, finding), finding, text + said.stderr)
 
