@@ -57,6 +57,9 @@ class HuggingFace(nn.Module):
     the library.
     """
 
+    gives_positions = True
+    """Whether the library's model is told positions, which it then does not make itself."""
+
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
@@ -126,6 +129,8 @@ class HuggingFace(nn.Module):
 class EncoderDecoder(HuggingFace):
     """Token numbers [B, S] of the source, and [B, T] of the target -> logits [B, T, V]."""
 
+    gives_positions = False
+
     def forward(self, input_ids: Tensor, decoder_input_ids: Tensor | None = None) -> Tensor:
         """Without a target, the decoder reads the source."""
         target = input_ids if decoder_input_ids is None else decoder_input_ids
@@ -135,6 +140,8 @@ class EncoderDecoder(HuggingFace):
 class Encoder(HuggingFace):
     """Token numbers [B, S] -> logits [B, S, V] of a masked language model."""
 
+    gives_positions = False
+
     def forward(self, input_ids: Tensor) -> Tensor:
         """Every position sees every other: nothing is padded."""
         return self._logits(input_ids=input_ids)
@@ -142,6 +149,8 @@ class Encoder(HuggingFace):
 
 class Pictures(HuggingFace):
     """Pictures [B, channels, height, width] -> logits [B, classes]."""
+
+    gives_positions = False
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         """The library's model, without the wrapper around its logits."""

@@ -54,11 +54,12 @@ def derive(
     graph = run(model, call, opaque=opaque)
     run_again = partial(run, model, call, opaque=opaque)
     tables = _tables(model, graph, size, ends or Ends())
+    tied = _tied_layers(model)
     refused: dict[str, str] = {}
     choice = Choice()
     stage = Stage()
     for _ in range(MOST_ATTEMPTS):
-        choice = choose(model, graph, size, refused, tables.heads)
+        choice = choose(model, graph, size, refused, tables.heads | tied)
         stage = rehearse(model, run_again, (graph, choice), size)
         if not stage.place:
             break
@@ -191,10 +192,32 @@ def _tables(model: nn.Module, graph: Graph, size: int, ends: Ends) -> Tables:
     }
     embeds = weight is not None and weight.dim() == 2 and weight.shape[0] % size == 0
     embeds = embeds and not (alike.keys() & used) and tied <= heads
-    heads_fit = heads_fit and not (heads & used)
+    heads_fit = heads_fit and not (heads & used) and not _shares_bias(model, heads)
     if tied and not (embeds and heads_fit):
         return Tables(frozenset(), frozenset())
     return Tables(looked if embeds else frozenset(), heads if heads_fit else frozenset())
+
+
+def _tied_layers(model: nn.Module) -> frozenset[str]:
+    """The linear layers whose weight another module has too: both keep it whole, or are tables."""
+    owners: dict[int, list[str]] = {}
+    for name, module in model.named_modules():
+        for param in module._parameters.values():
+            if param is not None:
+                owners.setdefault(id(param), []).append(name)
+    shared = {name for names in owners.values() if len(names) > 1 for name in names}
+    return frozenset(name for name in shared if is_linear(model.get_submodule(name)))
+
+
+def _shares_bias(model: nn.Module, heads: frozenset[str]) -> bool:
+    """Whether another module holds the bias of a head too, and would have it whole."""
+    biases = [model.get_submodule(name)._parameters.get("bias") for name in heads]
+    return any(
+        bias is not None and name not in heads and any(bias is other for other in held)
+        for bias in biases
+        for name, module in model.named_modules()
+        for held in [module._parameters.values()]
+    )
 
 
 def _gives_logits(model: nn.Module, graph: Graph, name: str, size: int) -> bool:
