@@ -107,8 +107,8 @@ def example_of(model: nn.Module) -> torch.Tensor:
 def _of_library(model: nn.Module) -> dict[str, str] | None:
     """From the config's own plan for tensor parallelism, or from structure for GPT-2.
 
-    None for a family that has neither, for other models than causal ones, which make their
-    positions themselves, and where words or modules are left over.
+    None for a family that has neither, and where words or modules are left over. None for a model
+    that makes its positions itself.
     """
     inner: Any = model.model
     if not getattr(model, "gives_positions", True):
