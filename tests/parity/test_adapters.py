@@ -183,3 +183,20 @@ def test_training_is_that_of_peft_on_one_device(
         expected = truth.state[peft_name].flatten()
         error = (found[name] - expected).abs().max() / expected.abs().max()
         assert error < TOLERANCE, (name, float(error))
+
+
+@pytest.mark.parametrize("plan", ["dp2", "dp2:zero3"])
+def test_a_model_that_peft_has_wrapped_trains_as_it_is(plan: str, reference: Any) -> None:
+    truth = reference("own", "lora")
+    base = base_of("own")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        model = peft.PeftModel.from_pretrained(base, truth.folder, is_trainable=True).double()
+    results = threaded(2, train, plan, model, plan=plan)
+    for losses_of_rank, *_ in results:
+        torch.testing.assert_close(losses_of_rank, truth.losses, rtol=TOLERANCE, atol=0)
+    found = join([parts for _, parts, _ in results])
+    for name, expected in truth.state.items():
+        part, _, _ = name.rpartition(".")
+        value = found[f"{part}.default.weight"].view_as(expected)
+        torch.testing.assert_close(value, expected, rtol=TOLERANCE, atol=1e-12)
