@@ -24,6 +24,7 @@ from plait.parallel.context.ring import ring_attention
 from plait.plan import Plan
 from tests.parity.families import LONG
 from tests.parity.harness import SEED, TOLERANCE, check, join, optimizer
+from tests.parity.hugging_face import GROUPED, causal
 
 Run = Callable[..., list[Any]]
 MIXTRAL_LONG = {**LONG, "num_local_experts": 4, "seq_aux": True, "router_aux_loss_coef": 0.1}
@@ -46,6 +47,21 @@ def test_equals_one_device(ranks: Run, plan: str, family: str) -> None:
 )  # fmt: skip
 def test_shards_over_data_and_context(ranks: Run, plan: str) -> None:
     outcome = check(ranks, f"{plan} precision:float64", "long-llama", 5, clip_grad_norm=0.05)
+    assert outcome.largest <= TOLERANCE, outcome
+
+
+@pytest.mark.parametrize("family", ["hf-gpt2", "hf-bert"])
+@pytest.mark.parametrize("plan", ["cp2:ring", "cp2:ulysses mb2"])
+def test_hugging_face_models_equal_one_device(ranks: Run, plan: str, family: str) -> None:
+    outcome = check(ranks, f"{plan} precision:float64", family, 5)
+    assert outcome.largest <= TOLERANCE, outcome
+
+
+@pytest.mark.parametrize("plan", ["dp2 ep2", "cp2:ring ep2"])
+def test_packed_experts_of_hugging_face_equal_one_device(ranks: Run, plan: str) -> None:
+    keys = {**GROUPED, "head_dim": 4, "pad_token_id": 0, "num_local_experts": 4}
+    family = causal(model_type="gpt_oss", num_experts_per_tok=2, sliding_window=4, **keys)
+    outcome = check(ranks, f"{plan} precision:float64", family, 6)
     assert outcome.largest <= TOLERANCE, outcome
 
 

@@ -28,7 +28,8 @@ from plait.torch_internals import no_dispatch_modes
 
 RANKS = 3
 SAMPLES = 2
-PARTS = (7, 5, 11, 13, 17, 19, 23, 29, 31, 37)
+PARTS = (7, 5, 3, 11, 13, 17, 19, 23, 29, 31, 37)
+LENGTHS_TRIED = 3
 ROUNDS = 24
 PER_TOKEN = "computes_tokens_alone"
 
@@ -122,10 +123,7 @@ def rehearse(model: nn.Module, blocks: Sequence[str], run: Run, strategy: str, s
     the forward calls. `run` calls the model on inputs that its argument makes of an example, with
     parameters without values. Raises `ModelError` where no cut is found.
     """
-    part = _unlike(model)
-    group = LengthsOnly(strategy, part, size)
-    stage = _Stage(model, group, run, {part, SAMPLES * part})
-    calls = stage.calls()
+    stage, calls = _first_that_runs(model, run, strategy, size)
     trunk = _trunk_of(model, blocks, calls)
     for _ in range(ROUNDS):
         trunk.forget()
@@ -171,6 +169,20 @@ def _trunk_of(model: nn.Module, blocks: Sequence[str], calls: Sequence[str]) -> 
     leaves = [name for name in calls if not any(True for _ in model.get_submodule(name).children())]
     outside = [name for name in leaves if not _inside(name, names)] or leaves
     return Trunk({name: {} for name in names}, (last_block, outside[-1]))
+
+
+def _first_that_runs(
+    model: nn.Module, run: Run, strategy: str, size: int
+) -> tuple[_Stage, list[str]]:
+    """The rehearsal of a length that the model takes, and its calls: some take no long sequence."""
+    failures = []
+    for part in _unlike(model):
+        stage = _Stage(model, LengthsOnly(strategy, part, size), run, {part, SAMPLES * part})
+        try:
+            return stage, stage.calls()
+        except ModelError as failure:
+            failures.append(failure)
+    raise failures[-1]
 
 
 class _Stage:
@@ -279,14 +291,14 @@ def _inside(name: str, outer: Any) -> bool:
     return any(name == one or name.startswith(f"{one}.") for one in outer)
 
 
-def _unlike(model: nn.Module) -> int:
-    """A length of parts that no dim of the model has, nor one of its multiples that are met."""
+def _unlike(model: nn.Module) -> list[int]:
+    """Lengths of parts that no dim of the model has, nor one of their multiples that are met."""
     tensors = [*model.parameters(), *model.buffers()]
     sizes = {size for tensor in tensors for size in tensor.shape}
-    for part in PARTS:
-        if not sizes & {part, SAMPLES * part, RANKS * part}:
-            return part
-    raise ModelError(f"every length of {PARTS} is a size of the model; leave cp out")
+    parts = [part for part in PARTS if not sizes & {part, SAMPLES * part, RANKS * part}]
+    if not parts:
+        raise ModelError(f"every length of {PARTS} is a size of the model; leave cp out")
+    return parts[:LENGTHS_TRIED]
 
 
 @contextmanager
