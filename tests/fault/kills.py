@@ -124,11 +124,11 @@ def trained(case: Case, folder: Path, kills: tuple[Kill, ...]) -> dict[str, Any]
 
 def _kill_all(kills: tuple[Kill, ...], folder: Path, ended: threading.Event) -> None:
     for kill in kills:
-        while _steps_done(folder) < kill.step or not _process(kill.rank):
+        while _steps_done(folder) < kill.step or not living_process(kill.rank):
             if ended.wait(0.002):
                 return
         time.sleep(kill.seconds)
-        process = _process(kill.rank)
+        process = living_process(kill.rank)
         if process is None:
             continue
         os.kill(process.pid, signal.SIGKILL)
@@ -136,7 +136,7 @@ def _kill_all(kills: tuple[Kill, ...], folder: Path, ended: threading.Event) -> 
             pass
 
 
-def _process(rank: int) -> Any:
+def living_process(rank: int) -> Any:
     """The living process of a seat; None while it has none."""
     known = list(getattr(multiprocessing.process, "_children"))  # noqa: B009 - reaping is the launcher's
     named = [one for one in known if one.name == f"rank {rank}" and is_running(one.pid)]

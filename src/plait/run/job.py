@@ -153,8 +153,9 @@ def _trained(
     steps = job.config.train.steps
     observers = Observers.of(job.config, job.plan, world, folder)
     hooks = [tally, watch, *_hooks(job, world, folder, training), *observers.hooks()]
-    if place is not None:
-        hooks += place.hooks(job.config.recovery.steps_between_snapshots)
+    every = job.config.recovery.steps_between_snapshots
+    progress = [] if place is None else [place.hook(every)]
+    hooks += progress
 
     def ends_before(step: int) -> bool:
         return observers.ends or (ending is not None and ending.ends_before(step))
@@ -166,6 +167,8 @@ def _trained(
         return {"stopped": training.engine.step_index, "signal": ending.signal}
     recoveries = [] if place is None else place.recoveries()
     more = {"warnings": watch.warnings, "recoveries": recoveries, **observers.numbers()}
+    if every and progress:
+        more["snapshots"] = progress[0].waited()
     result = _ended(job, world, training, tally, more)
     observers.finish()
     world.close()

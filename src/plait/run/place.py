@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -53,11 +54,11 @@ class RankContext:
             severance=self.severance,
         )
 
-    def hooks(self, every: int) -> list[Hook]:
+    def hook(self, every: int) -> RankProgress:
         """The hook that tells the launcher how far this rank is, and takes a snapshot every so
         many steps.
         """
-        return [_RankProgress(self, every)]
+        return RankProgress(self, every)
 
     @property
     def is_first(self) -> bool:
@@ -83,15 +84,19 @@ class RankContext:
         return [loss.as_dict() for loss in losses]
 
 
-class _RankProgress(Hook):
+class RankProgress(Hook):
     """Tells the launcher of every step that is done, and keeps its state.
 
-    The snapshot comes first: a step that counts as done can be gone on from.
+    The snapshot comes first: a step that counts as done can be gone on from. `waited` is what
+    snapshots have cost this rank in this generation: their number, seconds, and bytes of one.
     """
 
     def __init__(self, place: RankContext, every: int) -> None:
         self._seat = place.seat
         self._every = every
+        self._num = 0
+        self._seconds = 0.0
+        self._bytes = 0
         self._paths = place.assignment.parts[place.assignment.rank]
 
     def on_start(self, start: RunStart) -> None:
@@ -106,9 +111,17 @@ class _RankProgress(Hook):
     def on_step(self, done: StepDone) -> None:
         """Keep the state of the step, and say that it is done."""
         if self._every and done.step % self._every == 0:
+            began = time.perf_counter()
             meta = {"loader": self._loader.state_dict()}
-            self._snapshots.take(self._engine, done.step // self._every, meta)
+            turn = done.step // self._every
+            self._bytes = self._snapshots.take(self._engine, turn, meta)
+            self._seconds += time.perf_counter() - began
+            self._num += 1
         self._seat.board.finish(self._seat.number, done.step)
+
+    def waited(self) -> dict[str, float]:
+        """The cost of the snapshots of this generation."""
+        return {"count": self._num, "seconds": self._seconds, "bytes": self._bytes}
 
 
 def closing(world: World, act: Callable[[], Any]) -> Any:
