@@ -31,7 +31,7 @@ from plait.doctor.stragglers import Stragglers
 LOOK_SECONDS: Final = 0.5
 LEAST_SECONDS: Final = 5.0
 SLOW_SECONDS: Final = 900.0
-QUIET_SECONDS: Final = 30.0
+QUIET_SECONDS: Final = 120.0
 STEPS_OF_A_HANG: Final = 10
 FIRST_STEPS: Final = 2
 STALE_SECONDS: Final = 3.0

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plait.checkpoint.folder import LATEST, newest_whole, resolve
+from plait.doctor.findings import FILE as FINDINGS
 from plait.engine.runlock import LOCK
 from plait.errors import CheckpointError, ConfigError
 
@@ -102,7 +103,7 @@ class RunFolder:
         again.
         """
         names = {one.name for one in self.path.iterdir()} if self.path.is_dir() else {""}
-        if names <= {"doctor", "logs", LOCK}:
+        if names <= {"doctor", "logs", LOCK} and not (self.doctor / FINDINGS).exists():
             for name in ("doctor", "logs"):
                 shutil.rmtree(self.path / name, ignore_errors=True)
         with contextlib.suppress(OSError):

@@ -62,3 +62,14 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         findings_of(tmp_path)
     with pytest.raises(ConfigError, match="is no folder of a run"):
         status_of(tmp_path / "nowhere")
+
+
+def test_a_run_that_hangs_before_its_first_step_keeps_its_findings(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.doctor.mkdir(parents=True)
+    findings.add(folder.doctor, Symptom("hang", 0, 1, "starting", "disk"))
+    folder.remove_if_empty()
+    assert findings.read(folder.doctor)
+    (folder.doctor / findings.FILE).unlink()
+    folder.remove_if_empty()
+    assert not folder.path.exists()
