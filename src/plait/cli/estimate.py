@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from plait.cli import common
@@ -124,9 +125,21 @@ def lines(data: Json) -> list[str]:
         f"spent on   {spent}",
         f"memory     {size(memory['total'])} of {size(limit)} on the fullest rank ({verdict}): "
         f"{parts}",
+        f"90 % bars  {_bar(data['bars']['step_seconds'], seconds_text)} a step, "
+        f"{_bar(data['bars']['memory_total'], size)} of memory; "
+        f"fits with probability {data['fits_probability']:.0%}",
         f"traffic    {sent}  sent by a rank in a step",
         f"price      {data['cost_per_million_tokens']:.4g} USD for a million tokens",
     ]
+
+
+def seconds_text(seconds: float) -> str:
+    """Seconds for people."""
+    return f"{seconds:.3g} s"
+
+
+def _bar(ends: list[float], text: Callable[[float], str]) -> str:
+    return f"{text(ends[0])} to {text(ends[1])}"
 
 
 def size(count: float) -> str:

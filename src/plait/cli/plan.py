@@ -53,6 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PLAN",
         help="say why other ways to split lost, or why these plans do",
     )
+    parser.add_argument(
+        "--risk",
+        type=float,
+        metavar="P",
+        help="largest accepted probability of running out of memory, as 0.05",
+    )
     common.add_framework(parser)
     parser.add_argument(
         "--set",
@@ -86,7 +92,11 @@ def run(arguments: argparse.Namespace) -> Answer:
         check_size(plan, cluster)
     try:
         choice = decide(
-            tables, cluster, objective=arguments.objective, framework=arguments.framework
+            tables,
+            cluster,
+            objective=arguments.objective,
+            framework=arguments.framework,
+            risk=arguments.risk,
         )
     except NothingFits as reason:
         return Answer({"plans": [], "reason": str(reason)}, str(reason), ok=False)

@@ -44,6 +44,8 @@ def predicted(text: str) -> dict[str, Any]:
         "memory": memory,
         "memory_limit": 80e9,
         "fits": False,
+        "fits_probability": 0.123,
+        "bars": {"step_seconds": [1.234, 12.34], "memory_total": [12.3e9, 1234.5e9]},
         "traffic": dict.fromkeys(("dp", "pp", "tp", "cp", "ep"), 123.4e9),
         "cost_per_million_tokens": 0.1234567,
         "breakdown_seconds": dict.fromkeys(("compute", "bubble", "tensor", "data", "host"), 2.4),

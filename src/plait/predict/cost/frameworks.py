@@ -13,7 +13,7 @@ from typing import Any
 from plait.errors import ConfigError, nearest
 from plait.plan import Plan
 from plait.plan.axes import CONTEXT_STRATEGIES, DATA_STRATEGIES, TENSOR_MODES
-from plait.plan.facts import ZERO, schedules_of
+from plait.plan.facts import ZERO, DataStrategy, schedules_of
 from plait.predict.cost.runtime import Runtime
 
 LATE = 0.15e-3
@@ -34,9 +34,11 @@ class Framework:
     """None: any, those that a user wrote too."""
     tensor_modes: tuple[str, ...] = TENSOR_MODES
     sequence_parallel: bool = True
-    data: tuple[str, ...] = DATA_STRATEGIES
+    data: tuple[DataStrategy, ...] = DATA_STRATEGIES
     contexts: tuple[str, ...] = CONTEXT_STRATEGIES
     experts: bool = True
+    replicates_alone: bool = False
+    """All-reduce over the data axis goes with no other axis."""
 
     def offers(self, plan: Plan) -> bool:
         """Whether the framework has every part of the plan."""
@@ -53,6 +55,9 @@ class Framework:
                 ),
                 pp.size == 1 or self.schedules is None or pp.schedule in self.schedules,
                 (dp.size == 1 and dp.strategy == "allreduce") or dp.strategy in self.data,
+                dp.strategy != "allreduce"
+                or not self.replicates_alone
+                or dp.size in (1, plan.world_size),
                 cp.size == 1 or cp.strategy in self.contexts,
                 plan.ep == 1 or self.experts,
             )
@@ -139,8 +144,9 @@ TORCHTITAN = Framework(
     behaviour(2.0),
     schedules=schedules_of("torchtitan"),
     tensor_modes=("1d",),
-    data=(ZERO[3],),
+    data=("allreduce", ZERO[3]),
     contexts=("ring",),
+    replicates_alone=True,
 )
 """Fully sharded, or sharded inside groups and replicated across: its plain data parallelism goes
 with no other axis.

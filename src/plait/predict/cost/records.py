@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plait.plan import Plan
+from plait.predict.cost import bars
 from plait.predict.cost.memory.rank_memory import Numerics, RankMemory
 from plait.predict.cost.model.operations import Model
 from plait.predict.cost.runtime import Runtime
@@ -77,11 +78,32 @@ class Estimate:
     """Memory of each pipeline rank."""
     host_overfull: float = 0.0
     """Memory that offloaded state needs of a node's host, over what the host has."""
+    reach: str = "one node"
+    """How far the run reaches, by which its error bars are chosen (see `bars.reach`)."""
+    framework_named: bool = False
+    """Whether a framework was named, whose ways the estimate then knows."""
 
     @property
     def fits(self) -> bool:
         """Whether the fullest rank has room."""
         return self.memory.total <= self.memory_limit and self.host_overfull <= 1.0
+
+    @property
+    def fits_probability(self) -> float:
+        """The probability that the fullest rank has room, by the errors of published runs."""
+        if self.host_overfull > 1.0:
+            return 0.0
+        limit = self.memory_limit
+        total = self.memory.total
+        return bars.probability_below(limit, total, self.reach, named=self.framework_named)
+
+    def bars(self) -> dict[str, list[float]]:
+        """The 90 % bars [low, high] of the step's seconds and the memory's total."""
+        named = self.framework_named
+        return {
+            "step_seconds": bars.bar(self.step_seconds, "time", self.reach, named=named),
+            "memory_total": bars.bar(self.memory.total, "memory", self.reach, named=named),
+        }
 
     @property
     def tokens_per_second(self) -> float:
@@ -105,6 +127,7 @@ class Estimate:
         return {
             "plan": str(self.plan),
             "fits": self.fits,
+            "fits_probability": self.fits_probability,
             "step_seconds": self.step_seconds,
             "tokens_per_second": self.tokens_per_second,
             "tokens_per_second_per_device": self.tokens_per_second / self.num_devices,
@@ -116,4 +139,5 @@ class Estimate:
             "traffic": dict(self.traffic),
             "cost_per_million_tokens": self.cost_per_million_tokens,
             "breakdown_seconds": self.breakdown.as_dict(),
+            "bars": self.bars(),
         }

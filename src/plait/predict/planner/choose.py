@@ -10,11 +10,14 @@ from typing import Any
 from plait.cluster import Cluster
 from plait.errors import ConfigError, PlanError, nearest
 from plait.plan import Plan
+from plait.predict.cost import bars
 from plait.predict.cost.api import cluster_of, job_of
+from plait.predict.cost.bars import reach
 from plait.predict.cost.frameworks import PLAIT, Framework, framework_of
 from plait.predict.cost.machines import machine_of
 from plait.predict.cost.model.tables import config_tables
 from plait.predict.cost.records import Estimate, Job
+from plait.predict.cost.runtime import Runtime
 from plait.predict.cost.time.machine import Machine
 from plait.predict.planner.refine import LocalSearch
 from plait.predict.planner.search import OBJECTIVES, Found, SearchSettings, fits_somehow, search
@@ -48,17 +51,20 @@ def choose(
     top: int = 10,
     runnable: bool = False,
     framework: Framework | str = PLAIT,
+    risk: float | None = None,
 ) -> list[Estimate]:
     """The best plans, best first; `config` as in `plait.estimate`.
 
     `objective` is "time" (seconds of a step), "cost" (price of a token) or "memory" (the fullest
     rank). "cost" may leave devices idle. `runnable` leaves out plans that this version of plait
     cannot run yet. `framework` is who will run them: the choice is among what it offers, predicted
-    as it runs. Raises `NothingFits` when no plan fits.
+    as it runs. `risk` is the largest accepted probability of running out of memory; without it a
+    plan fits when its prediction does. Raises `NothingFits` when no plan fits.
     """
-    return decide(
-        config, cluster, objective=objective, runnable=runnable, framework=framework
-    ).plans[:top]
+    choice = decide(
+        config, cluster, objective=objective, runnable=runnable, framework=framework, risk=risk
+    )
+    return choice.plans[:top]
 
 
 def decide(
@@ -68,8 +74,11 @@ def decide(
     objective: str = "time",
     runnable: bool = False,
     framework: Framework | str = PLAIT,
+    risk: float | None = None,
 ) -> Choice:
     """`choose` with what the search saw, for explanations."""
+    if risk is not None and not 0 < risk < 1:
+        raise ConfigError(f"risk = {risk:g}: a probability lies between 0 and 1, as 0.05")
     if objective not in OBJECTIVES:
         raise ConfigError(f"objective {objective!r} is unknown; {nearest(objective, OBJECTIVES)}")
     tables = config_tables(config)
@@ -77,6 +86,11 @@ def decide(
     machines = cluster_of(tables, cluster)
     machine = machine_of(machines)
     job = job_of(tables, None, runs, num_devices=machines.num_devices)
+    share = 1.0
+    if risk is not None:
+        place = reach(machines.num_devices, machine.devices_per_node)
+        share = bars.share_for(risk, place, named=job.runtime != Runtime())
+        machine = replace(machine, memory=replace(machine.memory, share=share))
     settings = replace(settings_for(tables, machine, objective), runnable=runnable, framework=runs)
     machines.device.peak_flops(settings.precision)
     sizes = [machines.num_devices]
@@ -92,6 +106,7 @@ def decide(
     plans = [estimate for one in found for estimate in one.best]
     if not plans:
         raise NothingFits(_why_nothing_fits(job, machine, machines, settings, found[0]))
+    plans = [replace(one, memory_limit=one.memory_limit / share) for one in plans]
     plans.sort(key=_order(objective))
     return Choice(plans, found[0], job, machine)
 

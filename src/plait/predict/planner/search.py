@@ -154,7 +154,9 @@ def allowed(
     for combination in degrees(
         job.model, num_devices, job.global_batch, machine.devices_per_node, sequence=sequence
     ):
-        if settings.allows(_plan(combination, settings, 1)):
+        plan = _plan(combination, settings, 1)
+        axes = (plan.dp, *(DataAxis(plan.dp.size, name) for name in settings.framework.data))
+        if any(settings.allows(replace(plan, dp=axis)) for axis in axes):
             yield combination
 
 
@@ -276,15 +278,14 @@ def cheapest_that_fits(
     """
     limit = machine.memory.usable_bytes(plan)
     node_ranks = machine.devices_per_node // (plan.tp.size * plan.cp.size)
-    axes = list(
-        data_axes(
-            plan.dp.size,
-            plan.cp.size,
-            settings.framework.data,
-            node_ranks,
-            offloads=settings.offloads,
-        )
+    offered = data_axes(
+        plan.dp.size,
+        plan.cp.size,
+        settings.framework.data,
+        node_ranks,
+        offloads=settings.offloads,
     )
+    axes = [axis for axis in offered if settings.allows(replace(plan, dp=axis))]
     known: dict[tuple[DataAxis, Remat], Guess] = {}
 
     def guessed(data: DataAxis, remat: Remat) -> Guess:

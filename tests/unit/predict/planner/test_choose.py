@@ -134,3 +134,14 @@ def test_runnable_plans_are_what_this_version_runs():
 
     for one in plait.choose(config(GPT, seq_len=512), "h100x4", runnable=True):
         check_runnable(one.plan)
+
+
+@pytest.mark.parametrize(("cluster", "data_ranks"), [("a100-80gbx8", 8), ("h100x64", 8)])
+def test_torchtitan_is_offered_data_axes(cluster: str, data_ranks: int) -> None:
+    best = plait.choose(config(GPT, seq_len=1024), cluster, framework="torchtitan")
+    assert best[0].plan.dp.size >= data_ranks
+    for one in best:  # its DDP goes with no other axis
+        plan = one.plan
+        assert plan.dp.strategy in ("allreduce", "zero3")
+        if plan.dp.strategy == "allreduce" and plan.dp.size > 1:
+            assert plan.dp.size == plan.world_size

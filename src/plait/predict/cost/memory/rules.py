@@ -32,6 +32,11 @@ class MemoryRules(ABC):
     process_bytes: float = 0.0
     """Bytes of a process before it holds any model, where they are part of what is measured."""
 
+    share: float = 1.0
+    """The part of the room that a model may take; below 1 it leaves a margin for what is not
+    predicted.
+    """
+
     fragmentation: ClassVar[float]
     """Bytes that an allocator reserves beyond what lives, as a fraction of activations."""
     fragments_working: ClassVar[bool]
@@ -41,8 +46,12 @@ class MemoryRules(ABC):
     keeps_expert_products: ClassVar[bool]
     """Whether selective recomputation keeps the products of experts."""
 
-    @abstractmethod
     def usable_bytes(self, plan: Plan) -> float:
+        """The part of a rank's room that a model may take."""
+        return self.room_bytes(plan) * self.share
+
+    @abstractmethod
+    def room_bytes(self, plan: Plan) -> float:
         """Room of a rank for a model, once the process and its communicators have theirs."""
 
     @abstractmethod
@@ -58,7 +67,7 @@ class DeviceMemory(MemoryRules):
     keeps_block_gradients = False
     keeps_expert_products = False
 
-    def usable_bytes(self, plan: Plan) -> float:
+    def room_bytes(self, plan: Plan) -> float:
         """All but the process and the buffers of each axis."""
         sizes = (plan.dp.size * plan.cp.size, plan.tp.size, plan.pp.size, plan.ep)
         axes = sum(size > 1 for size in sizes)
@@ -82,7 +91,7 @@ class ProcessMemory(MemoryRules):
     keeps_block_gradients = True
     keeps_expert_products = True
 
-    def usable_bytes(self, plan: Plan) -> float:
+    def room_bytes(self, plan: Plan) -> float:
         """Share of a rank, less where more ranks than cores share the memory."""
         return self.total_bytes * min(1.0, self.cores / plan.world_size)
 

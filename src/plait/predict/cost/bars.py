@@ -1,0 +1,79 @@
+"""Error bars of an estimate, from the residuals of published runs.
+
+A residual is published over predicted. `residuals.json` holds quantiles of them for what the asker
+has named and how far the run reaches; `benchmarks.planner.bars` makes the file and says how often
+bars hold for sources that were left out.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+LEVELS: Final = tuple(step / 20 for step in range(21))
+"""The levels of the stored quantiles; 0.05 and 0.95 bound the 90 % bar."""
+LOW: Final = LEVELS.index(0.05)
+HIGH: Final = LEVELS.index(0.95)
+MANY: Final = 64
+"""Devices above which a run counts as large."""
+
+Quantiles = Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]
+
+
+def reach(num_devices: int, node_size: int) -> str:
+    """How far a run reaches: one node, several nodes, or more than 64 devices."""
+    if num_devices > MANY:
+        return "large"
+    return "one node" if num_devices <= node_size else "several nodes"
+
+
+@lru_cache(maxsize=1)
+def stored() -> Quantiles:
+    """The quantiles by what was named, by kind and by reach."""
+    quantiles: Quantiles = json.loads(Path(__file__).with_name("residuals.json").read_text())
+    return quantiles
+
+
+def quantiles_of(kind: str, place: str, *, named: bool) -> Sequence[float]:
+    """The quantiles of "time" or "memory" residuals."""
+    by_place = stored()["named" if named else "plain"][kind]
+    return by_place[place] if place in by_place else by_place["several nodes"]
+
+
+def bar(value: float, kind: str, place: str, *, named: bool) -> list[float]:
+    """The 90 % bar [low, high] round a predicted number; it holds the number itself."""
+    quantiles = quantiles_of(kind, place, named=named)
+    return [value * min(1.0, quantiles[LOW]), value * max(1.0, quantiles[HIGH])]
+
+
+def probability_below(limit: float, value: float, place: str, *, named: bool) -> float:
+    """The probability that the memory of a run stays below a limit, given its prediction."""
+    if value <= 0:
+        return 1.0
+    quantiles = quantiles_of("memory", place, named=named)
+    ratio = limit / value
+    if ratio <= quantiles[0]:
+        return 0.0
+    if ratio >= quantiles[-1]:
+        return 1.0
+    upper = bisect_right(quantiles, ratio)
+    below = quantiles[upper - 1]
+    above = quantiles[upper]
+    part = (ratio - below) / (above - below)
+    return LEVELS[upper - 1] + part * (LEVELS[upper] - LEVELS[upper - 1])
+
+
+def share_for(risk: float, place: str, *, named: bool) -> float:
+    """The part of the memory that a plan may be predicted to take, so that it runs out with the
+    probability `risk` at most.
+    """
+    quantiles = quantiles_of("memory", place, named=named)
+    position = (1 - risk) * (len(LEVELS) - 1)
+    lower = min(int(position), len(LEVELS) - 2)
+    part = position - lower
+    ratio = quantiles[lower] + part * (quantiles[lower + 1] - quantiles[lower])
+    return min(1.0, 1 / ratio)
