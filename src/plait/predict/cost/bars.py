@@ -1,7 +1,7 @@
 """Error bars of an estimate, from the residuals of published runs.
 
-A residual is published over predicted. `residuals.json` holds quantiles of them for what the asker
-has named and how far the run reaches; `benchmarks.planner.bars` makes the file and says how often
+A residual is published over predicted. `residuals.json` holds their quantiles, by what the asker
+has named and by how far the run reaches. `benchmarks.planner.bars` makes the file, and says how often
 bars hold for sources that were left out.
 """
 
@@ -68,8 +68,9 @@ def probability_below(limit: float, value: float, place: str, *, named: bool) ->
 
 
 def share_for(risk: float, place: str, *, named: bool) -> float:
-    """The part of the memory that a plan may be predicted to take, so that it runs out with the
-    probability `risk` at most.
+    """The part of the memory that a plan may be predicted to take.
+
+    A run of such a plan then runs out of memory with the probability `risk` at most.
     """
     quantiles = quantiles_of("memory", place, named=named)
     position = (1 - risk) * (len(LEVELS) - 1)
