@@ -95,9 +95,9 @@ def _fsdp(source: Source, draft: Draft) -> None:
     if str(reshard).upper() in (*names.values(), "HYBRID_SHARD_ZERO2"):  # before version 2
         word = word or str(reshard).upper()
         reshard = None
-    draft.strategy = "zero3"
+    draft.strategy = ZERO_STRATEGIES[3]
     if word in ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2") or str(reshard).lower() == "false":
-        draft.strategy = "zero2"
+        draft.strategy = ZERO_STRATEGIES[2]
     if word == "NO_SHARD":
         draft.strategy = "allreduce"
     if word.startswith("HYBRID"):
@@ -151,7 +151,7 @@ def _megatron(source: Source, draft: Draft) -> None:
     batches = source.count(f"{prefix}num_micro_batches")
     draft.micro_batches = batches or draft.micro_batches
     if source.flag(f"{prefix}use_distributed_optimizer"):
-        draft.strategy = "zero1"
+        draft.strategy = ZERO_STRATEGIES[1]
     if source.flag(f"{prefix}recompute_activations"):
         draft.remat = "selective"
     draft.put("train", clip_grad_norm=source.number(f"{prefix}gradient_clipping"))
@@ -173,5 +173,5 @@ def _axes(source: Source, draft: Draft) -> None:
         return
     draft.dp = (replicate or 1) * (shard or 1)
     if (shard or 1) > 1:
-        draft.strategy = "zero3"
+        draft.strategy = ZERO_STRATEGIES[3]
         draft.replicate = replicate or 1

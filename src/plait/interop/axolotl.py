@@ -168,7 +168,7 @@ def _axes(source: Source, draft: Draft) -> None:
     version = source.take("fsdp_version")
     has_fsdp = source.under("fsdp_config") or source.values.get("fsdp") not in (None, [], "")
     if file is not None:
-        stage = next((number for number in (3, 2, 1) if f"zero{number}" in str(file)), None)
+        stage = next((number for number in (3, 2, 1) if ZERO_STRATEGIES[number] in str(file)), None)
         if stage is not None:
             draft.strategy = ZERO_STRATEGIES[stage]
         source.note(
@@ -177,10 +177,10 @@ def _axes(source: Source, draft: Draft) -> None:
             f"import that file as well: plait import {file} --from deepspeed",
         )
     elif has_fsdp or version is not None or (shard or 1) > 1:
-        draft.strategy = "zero3"
+        draft.strategy = ZERO_STRATEGIES[3]
         reshard = source.take("fsdp_config.reshard_after_forward")
         if reshard is not None and not reshard:
-            draft.strategy = "zero2"
+            draft.strategy = ZERO_STRATEGIES[2]
         draft.offload = source.flag("fsdp_config.offload_params", "fsdp_config.fsdp_offload_params")
         if source.flag("fsdp_config.activation_checkpointing"):
             draft.remat = "full"

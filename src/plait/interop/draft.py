@@ -9,10 +9,19 @@ from typing import Any, Final
 
 from plait.errors import ConfigError, PlanError
 from plait.interop.source import Imported, Source
-from plait.plan import Plan
+from plait.plan import PipelineAxis, Plan
+from plait.plan.facts import DATA_STRATEGIES, SCHEDULES, ZERO, DataStrategy
 
-ZERO_STRATEGIES: Final = ("allreduce", "zero1", "zero2", "zero3")
-"""The data strategy of each ZeRO stage."""
+ZERO_STRATEGIES: Final[tuple[DataStrategy, ...]] = (DATA_STRATEGIES[0], *ZERO.values())
+"""The data strategy of each ZeRO stage, from 0 to 3."""
+SCHEDULE_BY_TORCH_NAME: Final = {
+    facts.torch_name.lower(): name for name, facts in SCHEDULES.items() if facts.torch_name
+}
+"""Schedules by the name that torch gives them, in small letters."""
+PLAIN_SCHEDULE: Final = PipelineAxis(2).schedule
+"""The schedule of a pipeline that names none."""
+INTERLEAVED: Final = next(name for name, facts in SCHEDULES.items() if facts.needs_virtual)
+"""The schedule of several stages a rank."""
 
 
 @dataclass
@@ -23,7 +32,7 @@ class Draft:
     tp: int = 1
     sequence_parallel: bool = False
     pp: int = 1
-    schedule: str = "1f1b"
+    schedule: str = PLAIN_SCHEDULE
     virtual: int | None = None
     cp: int = 1
     context: str = "ring"

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from plait.interop.draft import Draft
+from plait.interop.draft import INTERLEAVED, ZERO_STRATEGIES, Draft
 from plait.interop.megatron_options import NOTES
 from plait.interop.optimizers import adopt_name
 from plait.interop.source import Imported, Source
@@ -87,18 +87,19 @@ def _axes(source: Source, draft: Draft) -> None:
     if stages is None and layers is not None and str(total).isdigit():
         stages = int(str(total)) // (layers * draft.pp)
     if stages is not None and stages > 1 and draft.pp > 1:
-        draft.schedule = "interleaved"
+        draft.schedule = INTERLEAVED
         draft.virtual = stages
 
 
 def _data_axis(source: Source, draft: Draft) -> None:
     sharding = source.take("data-parallel-sharding-strategy")
-    stages = {"optim": "zero1", "optim_grads": "zero2", "optim_grads_params": "zero3"}
+    names = ("no_shard", "optim", "optim_grads", "optim_grads_params")
+    stages = dict(zip(names, ZERO_STRATEGIES, strict=True))
     fsdp = source.flag("use-megatron-fsdp", "use-torch-fsdp2", "use-custom-fsdp")
     if fsdp:
-        draft.strategy = stages.get(str(sharding), "zero3")
+        draft.strategy = stages.get(str(sharding), ZERO_STRATEGIES[3])
     elif source.flag("use-distributed-optimizer"):
-        draft.strategy = "zero1"
+        draft.strategy = ZERO_STRATEGIES[1]
     if sharding is not None and not fsdp:
         source.note(
             "data-parallel-sharding-strategy", "contradictory", "it needs --use-megatron-fsdp"

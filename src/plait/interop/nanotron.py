@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from plait.interop.draft import ZERO_STRATEGIES, Draft
+from plait.interop.draft import (
+    PLAIN_SCHEDULE,
+    SCHEDULE_BY_TORCH_NAME,
+    ZERO_STRATEGIES,
+    Draft,
+)
 from plait.interop.optimizers import adopt_name
 from plait.interop.source import Imported, Kind, Source
 
@@ -58,8 +63,9 @@ def read(source: Source) -> Imported:
 
 
 def _pipeline(source: Source, draft: Draft) -> None:
-    engine = str(source.take("parallelism.pp_engine") or "1f1b").lower()
-    draft.schedule = "gpipe" if engine in ("afab", "gpipe") else "1f1b"
+    engine = str(source.take("parallelism.pp_engine") or PLAIN_SCHEDULE).lower()
+    words = "GPipe" if engine == "afab" else engine  # all forwards, all backwards
+    draft.schedule = SCHEDULE_BY_TORCH_NAME.get(words.lower(), PLAIN_SCHEDULE)
     if source.flag("parallelism.recompute_layer"):
         draft.remat = "full"
 

@@ -8,18 +8,16 @@ from __future__ import annotations
 from typing import Any, Final
 
 from plait.errors import ConfigError
-from plait.interop.draft import Draft
+from plait.interop.draft import (
+    INTERLEAVED,
+    PLAIN_SCHEDULE,
+    SCHEDULE_BY_TORCH_NAME,
+    ZERO_STRATEGIES,
+    Draft,
+)
 from plait.interop.optimizers import adopt_name
 from plait.interop.source import Imported, Kind, Source
 
-SCHEDULES: Final = {
-    "1f1b": "1f1b",
-    "gpipe": "gpipe",
-    "interleaved1f1b": "interleaved",
-    "interleavedzerobubble": "zb-h1",
-    "zbvzerobubble": "zbv",
-    "dualpipev": "dualpipev",
-}
 LLAMA3: Final[dict[str, dict[str, Any]]] = {
     "debugmodel": {
         "hidden_size": 256,
@@ -117,15 +115,15 @@ def _axes(source: Source, draft: Draft) -> None:
     _data_axis(source, draft)
     name = source.take("parallelism.pipeline_parallel_schedule")
     if name is not None and draft.pp > 1:
-        schedule = SCHEDULES.get(str(name).lower())
+        schedule = SCHEDULE_BY_TORCH_NAME.get(str(name).lower())
         if schedule is None:
             source.note(
                 "parallelism.pipeline_parallel_schedule",
                 "ignored",
-                "no schedule of plait by that name; 1f1b is taken",
+                f"no schedule of plait by that name; {PLAIN_SCHEDULE} is taken",
             )
-        draft.schedule = schedule or "1f1b"
-        draft.virtual = 2 if schedule == "interleaved" else None
+        draft.schedule = schedule or PLAIN_SCHEDULE
+        draft.virtual = 2 if schedule == INTERLEAVED else None
 
 
 def _data_axis(source: Source, draft: Draft) -> None:
@@ -148,7 +146,7 @@ def _data_axis(source: Source, draft: Draft) -> None:
         raise ConfigError(f"torchtitan: parallelism.data_parallel_shard_degree = {shard}")
     draft.dp = replicate * shard
     if shard > 1:
-        draft.strategy = "zero3"
+        draft.strategy = ZERO_STRATEGIES[3]
         draft.replicate = replicate
     draft.offload = source.flag("training.enable_cpu_offload") and shard > 1
 

@@ -1,8 +1,8 @@
 """Error bars of an estimate, from the residuals of published runs.
 
-A residual is published over predicted. `residuals.json` holds their quantiles, by what the asker
-has named and by how far the run reaches. `benchmarks.planner.bars` makes the file, and says how often
-bars hold for sources that were left out.
+A residual is published over predicted. `residuals.json` holds their quantiles, by the things that
+the asker has named and by how far the run reaches. `benchmarks.planner.bars` makes the file. It
+says how often bars hold for sources that were left out.
 """
 
 from __future__ import annotations
