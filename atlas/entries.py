@@ -9,7 +9,7 @@ from pathlib import Path
 from plait.errors import ConfigError
 from plait.toml import read_toml
 from plait.verify import Report
-from plait.verify.outside.source import Source, parse
+from plait.verify.outside.source import FunctionSource, parse
 from plait.verify.outside.task import Trial
 
 ROOT = Path(__file__).parent
@@ -33,7 +33,7 @@ class Entry:
     words: str
     nproc: int = 2
 
-    def source(self, function: str) -> Source:
+    def source(self, function: str) -> FunctionSource:
         """The step `broken` or `fixed`."""
         return parse(f"{ROOT / self.name / 'steps.py'}:{function}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -75,8 +76,11 @@ def with_a_bad_sample(world: World, plan: str) -> Any:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_a_bad_step_is_skipped_alike_and_its_sample_named(plan: str) -> None:
-    told = threaded(SIZES.get(plan, 2), with_a_bad_sample, plan, plan=plan)
+def test_a_bad_step_is_skipped_alike_and_its_sample_named(
+    plan: str, ranks: Callable[..., list[Any]]
+) -> None:
+    # Processes, not threads: threads share one random state, whose draws stages watch.
+    told = ranks(SIZES.get(plan, 2), with_a_bad_sample, plan, plan=plan)
     assert all(skipped and same and not again for skipped, same, _, again, _ in told)
     assert len({loss for *_, loss in told}) == 1
     for _, _, (finding,), _, _ in told:

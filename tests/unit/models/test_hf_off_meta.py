@@ -67,21 +67,17 @@ def test_parameters_that_are_made_with_values_start_as_the_others(family: str) -
 
 
 @pytest.mark.parametrize(
-    ("family", "plan", "layer"),
+    ("family", "plan"),
     [
-        ("ctrl", "cp2", "multi_head_attention"),
-        ("mamba", "cp2", "mixer"),
+        ("diffllama", "tp2"),
+        ("xlnet", "tp2"),
+        ("mamba", "tp2"),
+        ("mamba", "cp2:ring"),
     ],
 )
-def test_a_family_without_roles_is_refused_with_a_cure(family: str, plan: str, layer: str) -> None:
-    with pytest.raises(ModelError, match=rf"{layer}' \(.*has no role; give .* roles.*dp and pp"):
-        threaded(2, loss_of_a_step, made(family), plan, plan=plan)
-
-
-@pytest.mark.parametrize("family", ["diffllama", "xlnet", "mamba"])
-def test_a_family_without_a_plan_is_split_as_its_dataflow_says(family: str) -> None:
+def test_a_family_without_a_plan_is_split_as_its_dataflow_says(family: str, plan: str) -> None:
     expected = threaded(1, loss_of_a_step, made(family), "dp1", plan="dp1")[0]
-    losses = threaded(2, loss_of_a_step, made(family), "tp2", plan="tp2")
+    losses = threaded(2, loss_of_a_step, made(family), plan, plan=plan)
     assert losses == pytest.approx([expected] * 2, rel=1e-5)
 
 
