@@ -89,7 +89,14 @@ def test_the_next_start_sweeps_and_says_so(
     run = run_folder(tmp_path / "run")
     age(run, 1000.0)
     keys: dict[str, Any] = {"config": str(tmp_path / "mlp.toml"), "plan": "dp1", "nproc": None}
-    keys |= {"overrides": [], "steps": None, "out": run, "resume": run, "json": False, "profile": None}
+    keys |= {
+        "overrides": [],
+        "steps": None,
+        "out": run,
+        "resume": run,
+        "json": False,
+        "profile": None,
+    }
     monkeypatch.setattr(train, "kept_alive", lambda task, size: {})
     monkeypatch.setattr(train, "view", lambda result: "")
     monkeypatch.setattr(train, "say", print)
