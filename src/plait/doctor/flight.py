@@ -99,9 +99,11 @@ class FlightRecorder:
         self._faults = (0, 0)
         self._compiling = 0
         self._map = self._mapped(folder)
-        HEADER.pack_into(self._map, 0, MAGIC, os.getpid(), start_ticks(os.getpid()), rank, size)
         self._write_phase()
+        self._move(self._phase_since)  # a record begins as one that has just moved
         self.beat()
+        # The header comes last: it makes the record one that a reader believes.
+        HEADER.pack_into(self._map, 0, MAGIC, os.getpid(), start_ticks(os.getpid()), rank, size)
         if folder is not None:
             names_path(folder, rank).write_text("")
             about = {"pid": os.getpid(), "host": socket.gethostname(), "equals": list(equals)}

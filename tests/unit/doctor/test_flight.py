@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from plait.doctor.flight import NUM_ENTRIES, NUM_STEPS, FlightRecorder, Phase, record_path
-from plait.doctor.record import Records, own_view
+from plait.doctor.record import Records, now, own_view
 
 
 def test_a_record_says_what_its_rank_does(tmp_path: Path) -> None:
@@ -44,3 +44,10 @@ def test_damaged_records_are_left_out(tmp_path: Path) -> None:
     FlightRecorder(0, 2, tmp_path)
     record_path(tmp_path, 1).write_bytes(b"nothing")
     assert list(Records(tmp_path).views()) == [0]
+
+
+def test_a_record_that_has_just_begun_has_just_moved(tmp_path: Path) -> None:
+    before = now()
+    FlightRecorder(0, 2, tmp_path)
+    view = Records(tmp_path).views()[0]
+    assert before <= view.moved <= now()
