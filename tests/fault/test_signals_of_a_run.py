@@ -130,7 +130,8 @@ def test_a_run_under_torchrun_saves_and_its_restart_goes_on(tmp_path: Path) -> N
         time.sleep(0.05)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().count("\n")
     while (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") <= lines + 3:
-        assert run.poll() is None and time.monotonic() < end
+        assert run.poll() is None, run.communicate()[1]
+        assert time.monotonic() < end
         time.sleep(0.05)
     everyone = children(run.pid)
     os.kill(max(everyone), signal.SIGTERM)

@@ -54,8 +54,8 @@ class Train(Section):
     """Updates in all."""
     global_batch: Count = 16
     """Samples of a step, over all ranks and micro-batches."""
-    optimizer: Literal["adamw", "sgd"] = "adamw"
-    """The optimizer."""
+    optimizer: Literal["adamw", "sgd", "muon"] | Reference = "adamw"
+    """The optimizer, or a user's function `module:function` of the parameters."""
     lr: Positive = 1e-3
     """The learning rate after the warm-up."""
     betas: Betas = (0.9, 0.999)
@@ -64,6 +64,8 @@ class Train(Section):
     """AdamW: the number that is added to the denominator."""
     weight_decay: NonNegative = 0.0
     """The factor of decoupled weight decay (AdamW), or of the L2 term (SGD)."""
+    no_decay: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ()
+    """Parts of names of parameters without weight decay, as ["norm", "bias"]."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """SGD: the momentum."""
     nesterov: bool = False

@@ -44,8 +44,9 @@ from plait.engine.stages.make_stages import (
 from plait.engine.stages.tied import tied_sums
 from plait.engine.state.values import FullState, prepare
 from plait.engine.strategies import as_one, asynchrony_of, strategy_maker
-from plait.engine.update import Parameters, Update, partial_sums
+from plait.engine.update import Update, partial_sums
 from plait.mesh import Mesh
+from plait.models.parameters import Parameters
 from plait.outer import make_driver
 from plait.parallel import data
 from plait.plan import Plan, check_restarts, check_runnable

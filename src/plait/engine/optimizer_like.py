@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from plait.engine.update import Parameters
 from plait.errors import OptimizerError
+from plait.models.parameters import Parameters
 
 
 def like(optimizer: torch.optim.Optimizer, model: nn.Module) -> Callable[[Parameters], Any]:

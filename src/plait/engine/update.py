@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from plait.comm import Axis
 from plait.engine.loss import LossSum, LossTotals
 from plait.errors import OptimizerError
+from plait.models.parameters import Parameters
 from plait.outer import Change
 from plait.parallel.data import DataStrategy
 from plait.parallel.data.gradients import BucketState
@@ -28,22 +29,6 @@ CLIP_EPSILON = 1e-6
 
 LearningRate = Callable[[int], float]
 SumTotals = Callable[[Tensor, Axis], None]
-
-
-class Parameters(list[nn.Parameter]):
-    """The parameters that one rank's optimizer owns, as the user's `make_optimizer` gets them: a
-    list.
-
-    Under ZeRO they are one-dimensional parts of the model's parameters; `named` says of which.
-    """
-
-    def __init__(self, named: Sequence[tuple[str, nn.Parameter]]) -> None:
-        super().__init__(param for _, param in named)
-        self._names = [name for name, _ in named]
-
-    def named(self) -> list[tuple[str, nn.Parameter]]:
-        """(name in the model, parameter) pairs, for parameter groups by name."""
-        return list(zip(self._names, self, strict=True))
 
 
 class Update:

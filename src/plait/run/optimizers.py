@@ -3,39 +3,124 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
+from plait import reference
 from plait.config import Train
+from plait.errors import OptimizerError, PlaitError
+from plait.models.parameters import Parameters
+
+IN_A_BLOCK = re.compile(r"(^|\.)\d+\.")
+"""A name with a number in it, which a list of blocks gives."""
 
 
 def from_config(train: Train) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
-    """The function that makes `[train] optimizer`. The fused kernels read and write each element
-    once a step.
-    """
+    """The function that makes `[train] optimizer`, with no decay for the names of `no_decay`.
 
-    def make(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        if train.optimizer == "sgd":
-            return torch.optim.SGD(
-                params,
-                lr=train.lr,
-                momentum=train.momentum,
-                nesterov=train.nesterov,
-                weight_decay=train.weight_decay,
-                fused=True,
-            )
-        return torch.optim.AdamW(
-            params,
+    The fused kernels read and write each element once a step. Errors: `OptimizerError` of a user's
+    own function.
+    """
+    if ":" in train.optimizer:
+        function = reference.load(train.optimizer, OptimizerError)
+        return partial(_made_by_user, function, train.optimizer)
+    if train.optimizer == "muon":
+        return lambda params: Muon(params, train)
+    return lambda params: _elementwise(groups_of(named(params), train), train)
+
+
+def named(params: Iterable[nn.Parameter]) -> list[tuple[str, nn.Parameter]]:
+    """The parameters with their names in the model; empty names where nobody knows them."""
+    if isinstance(params, Parameters):
+        return params.named()
+    return [("", param) for param in params]
+
+
+def groups_of(params: Sequence[tuple[str, nn.Parameter]], train: Train) -> list[dict[str, Any]]:
+    """Parameter groups: with the weight decay of `[train]`, and without it."""
+    spared = [param for name, param in params if _is_spared(name, train)]
+    decayed = [param for name, param in params if not _is_spared(name, train)]
+    groups = [{"params": decayed, "weight_decay": train.weight_decay}]
+    if spared:
+        groups.append({"params": spared, "weight_decay": 0.0})
+    return [group for group in groups if group["params"]] or groups
+
+
+def _is_spared(name: str, train: Train) -> bool:
+    return any(pattern in name for pattern in train.no_decay)
+
+
+def _elementwise(groups: list[dict[str, Any]], train: Train) -> torch.optim.Optimizer:
+    if train.optimizer == "sgd":
+        return torch.optim.SGD(
+            groups,
             lr=train.lr,
-            betas=train.betas,
-            eps=train.eps,
-            weight_decay=train.weight_decay,
+            momentum=train.momentum,
+            nesterov=train.nesterov,
             fused=True,
         )
+    return torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps, fused=True)
 
-    return make
+
+def _made_by_user(
+    function: Callable[[Iterable[nn.Parameter]], Any], name: str, params: Iterable[nn.Parameter]
+) -> torch.optim.Optimizer:
+    try:
+        optimizer = function(params)
+    except PlaitError:
+        raise
+    except Exception as error:
+        raise OptimizerError(
+            f"train.optimizer = '{name}' failed: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise OptimizerError(
+            f"train.optimizer = '{name}' returned a {type(optimizer).__name__}; it must return a "
+            "torch.optim.Optimizer of the parameters that it is given"
+        )
+    return optimizer
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon on the matrices of blocks, AdamW on all other parameters, with one learning rate.
+
+    Muon's update is torch's, with `adjust_lr_fn="match_rms_adamw"` (Jordan 2024; Liu et al. 2025,
+    "Muon is Scalable for LLM Training"). It needs whole matrices.
+    """
+
+    def __init__(self, params: Iterable[nn.Parameter], train: Train) -> None:
+        pairs = named(params)
+        matrices = [
+            (name, one) for name, one in pairs if one.dim() == 2 and IN_A_BLOCK.search(name)
+        ]
+        chosen = {id(param) for _, param in matrices}
+        others = [(name, one) for name, one in pairs if id(one) not in chosen]
+        self._parts: list[torch.optim.Optimizer] = []
+        if matrices:
+            groups = groups_of(matrices, train)
+            muon = torch.optim.Muon(groups, lr=train.lr, adjust_lr_fn="match_rms_adamw")
+            self._parts.append(muon)
+        if others:
+            groups = groups_of(others, train)
+            fused = torch.optim.AdamW(
+                groups, lr=train.lr, betas=train.betas, eps=train.eps, fused=True
+            )
+            self._parts.append(fused)
+        super().__init__([{"params": [param]} for _, param in pairs] or [{"params": []}], {})
+        # The parts update their own groups; the state of all is one, as a checkpoint reads it.
+        self.param_groups = [group for part in self._parts for group in part.param_groups]
+        for own in self._parts:
+            own.state = self.state
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no closure here
+        """Update every parameter. A closure is not called."""
+        for part in self._parts:
+            part.step()
 
 
 def learning_rate(train: Train) -> Callable[[int], float] | None:

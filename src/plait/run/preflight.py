@@ -10,7 +10,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from plait import reference
-from plait.errors import DataError, ModelError
+from plait.errors import DataError, ModelError, OptimizerError
+from plait.plan.facts import STRATEGIES
 
 if TYPE_CHECKING:
     from plait.config import Config
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 def check_code(config: Config, plan: Plan) -> None:
     """Refuse what no rank could do. Errors: `ModelError`, `DataError`, naming what is missing."""
+    check_optimizer(config.train.optimizer, plan)
     model = config.model.keys_for_factory()
     if "python" in model:
         reference.load(model["python"], ModelError)
@@ -47,6 +49,25 @@ def _check_adapters(config: Config) -> None:
     from plait.run import assemble
 
     assemble.bare_model(assemble.model_keys(config))
+
+
+def check_optimizer(name: str, plan: Plan) -> None:
+    """Refuse a matrix optimizer where ranks hold parts of matrices, and a function that is not
+    there. Errors: `OptimizerError`.
+    """
+    if ":" in name:
+        reference.load(name, OptimizerError)
+    if name != "muon":
+        return
+    cuts = [str(axis) for axis in (plan.tp,) if axis.size > 1]
+    cuts += [f"ep{plan.ep}"] if plan.ep > 1 else []
+    facts = STRATEGIES[plan.dp.strategy]
+    cuts += [str(plan.dp)] if facts.shards_optimizer or facts.elementwise else []
+    if cuts:
+        raise OptimizerError(
+            f"muon updates whole matrices, of which a rank holds parts under {', '.join(cuts)}; "
+            "choose dpN, dpN:ring, ppN or cpN, or optimizer = 'adamw'"
+        )
 
 
 def _needs_roles(plan: Plan) -> bool:

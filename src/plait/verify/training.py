@@ -18,6 +18,7 @@ from torch import nn
 from plait.comm import World
 from plait.comm.simulated import simulate
 from plait.mesh import Mesh
+from plait.models.parameters import Parameters
 from plait.plan import Plan
 from plait.verify.drift import DriftTask, compared, observe
 from plait.verify.probes import with_optimizer
@@ -95,7 +96,7 @@ def updates(record: Record, problem: Problem) -> Iterator[Difference]:
     names = [name for name in record.start if _trains(record, name)]
     params = {name: nn.Parameter(record.start[name].double()) for name in names}
     recipe = problem.recipe()
-    optimizer = recipe.optimizer(list(params.values()))
+    optimizer = recipe.optimizer(Parameters(list(params.items())))
     rates = [group["lr"] for group in optimizer.param_groups]
     for step, seen in enumerate(record.steps):
         for group, rate in zip(optimizer.param_groups, rates, strict=True):

@@ -169,7 +169,7 @@ def test_an_optimizer_of_the_whole_model_is_made_anew_with_its_groups() -> None:
         lr=0.125,
     )
     made = like(optimizer, model)
-    from plait.engine.update import Parameters
+    from plait.models.parameters import Parameters
 
     piece = nn.Parameter(torch.ones(1))
     groups = made(Parameters([("bias", piece), ("weight", nn.Parameter(torch.ones(3)))]))

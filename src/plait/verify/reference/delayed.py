@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from plait.models.parameters import Parameters
 from plait.parallel.pipeline.weights import StageWeights
 from plait.verify.record.observation import Tensors
 from plait.verify.reference.one_device import Batch, Recipe, call, loss_sum, num_samples
@@ -87,7 +88,10 @@ def run_delayed(
     """
     model = copy.deepcopy(model)
     named = dict(model.named_parameters())
-    made = [_stage([named[name] for name in names], weights, recipe) for names, weights in stages]
+    made = []
+    for names, weights in stages:
+        params = Parameters([(name, named[name]) for name in names])
+        made.append(_stage(params, weights, recipe))
     losses: list[float] = []
     number = 0
     num_tokens = 0.0
@@ -117,7 +121,7 @@ def run_delayed(
     )
 
 
-def _stage(params: list[nn.Parameter], weights: StageWeights, recipe: Recipe) -> _DelayedStage:
+def _stage(params: Parameters, weights: StageWeights, recipe: Recipe) -> _DelayedStage:
     optimizer = recipe.optimizer(params)
     rates = [group["lr"] for group in optimizer.param_groups]
     stage = _DelayedStage(params, weights, optimizer, rates, grads=[None] * len(params))

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
+from plait.models.parameters import Parameters
 from plait.verify.record.observation import Contribution, Observation, Record, Tensors
 from plait.verify.reference.apart import BuffersApart, persistent_buffers
 from plait.verify.reference.auxiliary import Auxiliary, Pool
@@ -74,9 +75,8 @@ def run_reference(
     old = copy.deepcopy(model) if contributions else None
     model = copy.deepcopy(model)
     named = dict(model.named_parameters())
-    optimizer = recipe.optimizer(
-        [parameter for parameter in named.values() if parameter.requires_grad]
-    )
+    trained = [(name, one) for name, one in named.items() if one.requires_grad]
+    optimizer = recipe.optimizer(Parameters(trained))
     rates = [group["lr"] for group in optimizer.param_groups]
     start = _values(named)
     apart = BuffersApart(model)

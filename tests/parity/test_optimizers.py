@@ -1,0 +1,141 @@
+"""Optimizers that a config names: Muon, groups without decay, a user's own function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from plait.comm import World
+from plait.config import Config, Train
+from plait.engine.build import build
+from plait.engine.options import Options
+from plait.errors import OptimizerError
+from plait.models import losses
+from plait.plan import Plan
+from plait.run import optimizers
+from plait.run.preflight import check_optimizer
+from tests.parity.families import DEEP
+from tests.parity.harness import SEED, TOLERANCE, _copies, join, whole_model
+
+Run = Callable[..., list[Any]]
+GPT = DEEP["gpt-deep"]
+SPARED = ("norm", "bias")
+# An eps above rounding: gradients of key biases are zero but for the order of sums.
+MUON = Train(optimizer="muon", lr=0.02, weight_decay=0.1, no_decay=SPARED, eps=1e-5)
+
+
+def trained(world: World, plan: str, train: Train) -> Any:
+    engine = build(
+        GPT.model(),
+        Plan.parse(f"{plan} precision:float64"),
+        loss=losses.cross_entropy,
+        optimizer=optimizers.from_config(train),
+        options=Options(seed=SEED),
+        world=world,
+    )
+    axis = world.axis("dp")
+    for batch in GPT.batches(8):
+        engine.step(tuple(one.tensor_split(axis.size)[axis.rank] for one in batch), trace=False)
+    return _copies(engine.local_parameters())
+
+
+def plainly(make: Callable[[dict[str, nn.Parameter]], list[torch.optim.Optimizer]]) -> nn.Module:
+    """One device, with torch's own optimizers."""
+    model = whole_model(GPT)
+    made = make(dict(model.named_parameters()))
+    for inputs, targets in GPT.batches(8):
+        loss = F.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
+        loss.backward()
+        for optimizer in made:
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+def is_spared(name: str) -> bool:
+    return any(word in name for word in SPARED)
+
+
+def groups(params: dict[str, nn.Parameter]) -> list[dict[str, Any]]:
+    decayed = [one for name, one in params.items() if not is_spared(name)]
+    spared = [one for name, one in params.items() if is_spared(name)]
+    both = [{"params": decayed, "weight_decay": 0.1}, {"params": spared, "weight_decay": 0.0}]
+    return [group for group in both if group["params"]]
+
+
+def muon_and_adamw(params: dict[str, nn.Parameter]) -> list[torch.optim.Optimizer]:
+    matrices = {n: p for n, p in params.items() if p.dim() == 2 and n.startswith("blocks.")}
+    others = {n: p for n, p in params.items() if n not in matrices}
+    assert matrices
+    muon = torch.optim.Muon(groups(matrices), lr=0.02, adjust_lr_fn="match_rms_adamw")
+    return [muon, torch.optim.AdamW(groups(others), lr=0.02, eps=1e-5)]
+
+
+def adamw(params: dict[str, nn.Parameter]) -> list[torch.optim.Optimizer]:
+    return [torch.optim.AdamW(groups(params), lr=0.02, eps=1e-5)]
+
+
+def check(results: list[Any], model: nn.Module) -> None:
+    params = join(results)
+    for name, parameter in model.named_parameters():
+        expected = parameter.detach()
+        values = params[name].view_as(expected)
+        # Key biases have no gradient but for rounding, so they stay near zero: no scale of theirs.
+        scale = max(float(expected.abs().max()), 1e-2)
+        error = float((values - expected).abs().max()) / scale
+        assert error <= TOLERANCE, (name, error)
+
+
+@pytest.mark.parametrize("plan", ["dp1", "dp2", "dp2:ring", "pp2:1f1b mb2"])
+def test_muon_equals_one_device(ranks: Run, plan: str) -> None:
+    size = Plan.parse(plan).world_size
+    check(ranks(size, trained, plan, MUON, plan=plan), plainly(muon_and_adamw))
+
+
+@pytest.mark.parametrize(("size", "plan"), [(2, "dp2:zero3"), (2, "dp2:zero1"), (2, "pp2 mb2")])
+def test_parameters_are_spared_decay_by_name(ranks: Run, size: int, plan: str) -> None:
+    train = replace_train(optimizer="adamw")
+    check(ranks(size, trained, plan, train, plan=plan), plainly(adamw))
+
+
+def replace_train(**keys: Any) -> Train:
+    return Train.model_validate({**MUON.model_dump(), **keys})
+
+
+@pytest.mark.parametrize("plan", ["tp2", "dp2:zero1", "dp2:zero3", "dp2 ep2", "tp4:2d"])
+def test_muon_is_refused_where_matrices_are_cut(plan: str) -> None:
+    with pytest.raises(OptimizerError, match="muon updates whole matrices"):
+        check_optimizer("muon", Plan.parse(plan))
+
+
+def test_a_users_own_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: Run) -> None:
+    (tmp_path / "my_optimizers.py").write_text(
+        "import torch\n"
+        "def rmsprop(params):\n"
+        "    return torch.optim.RMSprop(params, lr=0.01)\n"
+        "def nothing(params):\n"
+        "    return None\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    params: Iterable[nn.Parameter] = [nn.Parameter(torch.zeros(2, 2))]
+    made = optimizers.from_config(replace_train(optimizer="my_optimizers:rmsprop"))(params)
+    assert isinstance(made, torch.optim.RMSprop)
+    with pytest.raises(OptimizerError, match="returned a NoneType"):
+        optimizers.from_config(replace_train(optimizer="my_optimizers:nothing"))(params)
+    with pytest.raises(OptimizerError, match="my_optimizers:missing"):
+        check_optimizer("my_optimizers:missing", Plan.parse("dp1"))
+
+
+def test_the_config_takes_them() -> None:
+    keys = {"optimizer": "muon", "no_decay": ["norm", "bias"], "global_batch": 8}
+    model = {"name": "mlp", "in_features": 2, "hidden_size": 4, "num_hidden_layers": 1}
+    config = Config.load({"model": {**model, "out_features": 2}, "train": keys})
+    assert Config.load(config.as_dict()).train.no_decay == ("norm", "bias")
+    assert replace(config, train=config.train).train.optimizer == "muon"
