@@ -24,15 +24,26 @@ ROOT = Path(__file__).parents[1]
 LONG = frozenset(
     {
         "tests/fault/test_coming_and_going.py",
+        "tests/fault/test_kills.py",
+        "tests/fault/test_new_plans.py",
+        "tests/fault/test_planted.py",
+        "tests/fault/test_signals_of_a_run.py",
         "tests/fault/test_sockets.py",
         "tests/federated/test_deployment.py",
+        "tests/fuzz/test_fuzz.py",
+        "tests/parity/test_adapters.py",
         "tests/parity/test_async_server.py",
         "tests/parity/test_compile.py",
+        "tests/parity/test_expert_parallel.py",
         "tests/parity/test_generator.py",
         "tests/parity/test_hybrid.py",
+        "tests/parity/test_linear_products.py",
         "tests/parity/test_mutations.py",
+        "tests/parity/test_outside.py",
         "tests/parity/test_pipeline_hugging_face.py",
         "tests/parity/test_predicted_traffic.py",
+        "tests/parity/test_pytest_plugin.py",
+        "tests/parity/test_tensor_parallel.py",
         "tests/test_examples.py",
     }
 )

@@ -20,7 +20,7 @@ from plait.errors import ConfigError, RunError, nearest
 if TYPE_CHECKING:  # a launcher starts its server before it loads torch
     from datetime import timedelta
 
-    from torch._C._distributed_c10d import TCPStore
+    from torch._C._distributed_c10d import Store, TCPStore
 
 LOOPBACK = "127.0.0.1"
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -121,18 +121,28 @@ def listening_store(host: str = LOOPBACK, port: int = _EPHEMERAL) -> TCPStore:
         )
 
 
-def store_of_world(timeout: timedelta) -> TCPStore | None:
-    """The store of a world whose rank 0 keeps it, on one interface alone. None where somebody else
-    keeps it (as torchrun does), there is no world, or no interface is known.
+def store_of_world(timeout: timedelta) -> Store | None:
+    """The store of a world whose rank 0 keeps it, on one interface alone; or that of torchrun's
+    agent on one machine. None where there is no world, no interface is known, or agents of several
+    machines keep the store.
+
+    An agent of one machine keeps one store over its restarts. So the keys of each start stand
+    apart: a rank would else connect to the address of one that is dead.
 
     Raises:
         RunError: the store's port is taken on that interface.
     """
-    from torch._C._distributed_c10d import TCPStore
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
 
     told = os.environ
-    if told.get("TORCHELASTIC_USE_AGENT_STORE") == str(True) or "MASTER_PORT" not in told:
+    if "MASTER_PORT" not in told:
         return None
+    if told.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
+        if not on_one_machine(told):
+            return None
+        address = (told["MASTER_ADDR"], int(told["MASTER_PORT"]))
+        kept = TCPStore(*address, is_master=False, timeout=timeout)
+        return PrefixStore(f"start/{told.get('TORCHELASTIC_RESTART_COUNT', '0')}", kept)
     interface = told.get(VARIABLES[0])
     port = int(told["MASTER_PORT"])
     here = on_one_machine(told)

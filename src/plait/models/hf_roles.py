@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from plait.errors import ModelError
-from plait.models import hf_experts
+from plait.models import adapters, hf_experts
 from plait.models.derived.record import is_linear
 from plait.models.derived.table import Ends, Table, derive, left_whole
 from plait.models.layers import ScaledEmbedding
@@ -82,7 +82,13 @@ def derived_table(model: nn.Module, size: int) -> Table:
     except Exception as failure:  # the library's code, on numbers that are all zero
         table = left_whole(model, f"its forward cannot be followed on an example: {failure}")
     mixtures = _by_pattern(hf_experts.roles(model))
-    return Table({**mixtures, **table.roles, **mixtures}, table.notes)
+    roles = {name: role for name, role in table.roles.items() if not _is_of_adapter(name)}
+    return Table({**mixtures, **roles, **mixtures}, table.notes)
+
+
+def _is_of_adapter(name: str) -> bool:
+    """Whether a module is a matrix of a layer's adapter."""
+    return name.rpartition(".")[2] in adapters.PARTS
 
 
 def _part(get: Callable[[], Any]) -> nn.Module | None:
@@ -156,6 +162,8 @@ def _covers(model: nn.Module, table: dict[str, str]) -> bool:
     """Whether every module with parameters has a role that its class can take."""
     for name, module in model.named_modules():
         if not any(param is not None for param in module._parameters.values()):
+            continue
+        if _is_of_adapter(name):  # it is cut with the layer that it belongs to
             continue
         role = next((role for pattern, role in table.items() if matches(pattern, name)), None)
         if role is None or (role in ("column", "row", "head") and not is_linear(module)):
