@@ -139,7 +139,7 @@ def without(table: dict[str, Any], key: str) -> dict[str, Any]:
         ),
         (
             {"model": GPT, "train": {"optimizer": "adam"}},
-            "one of 'adamw', 'sgd'; did you mean 'adamw'?",
+            "one of 'adamw', 'sgd', 'muon' or 'module:function'; did you mean 'adamw'?",
         ),
         ({"model": GPT, "train": {"lr": 0}}, "train.lr = 0 is wrong: it must be more than 0"),
         (
