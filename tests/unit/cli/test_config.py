@@ -33,7 +33,7 @@ def test_the_list_says_type_default_and_meaning(capsys: pytest.CaptureFixture[st
     by_name = {(row["section"], row["key"]): row for row in rows}
     lr = by_name["train", "lr"]
     assert (lr["type"], lr["default"], lr["required"]) == ("number > 0", 1e-3, False)
-    assert by_name["train", "optimizer"]["type"] == "adamw | sgd"
+    assert by_name["train", "optimizer"]["type"] == "adamw | sgd | muon | module:function"
     assert by_name["data", "files"]["type"] == "list of string"
     assert not by_name["model", "intermediate_size"]["required"]
     assert main(["config", "--list"]) == 0
