@@ -122,9 +122,10 @@ def listening_store(host: str = LOOPBACK, port: int = _EPHEMERAL) -> TCPStore:
 
 
 def store_of_world(timeout: timedelta) -> Store | None:
-    """The store of a world whose rank 0 keeps it, on one interface alone; or that of torchrun's
-    agent on one machine. None where there is no world, no interface is known, or agents of several
-    machines keep the store.
+    """The store that ranks meet at: rank 0 keeps it on one interface, or torchrun's agent does.
+
+    None where there is no world, no interface is known, or agents of several machines keep the
+    store.
 
     An agent of one machine keeps one store over its restarts. So the keys of each start stand
     apart: a rank would else connect to the address of one that is dead.
