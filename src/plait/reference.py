@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import PlaitError, nearest
+from plait.values import JsonMapping, JsonObject
 
 KEYS = (("model", "python"), ("data", "python"), ("train", "loss"))
 """Where a config may name a function: section and key."""
 
 
-def look_beside(config: str | Path, tables: Mapping[str, Any]) -> None:
+def look_beside(config: str | Path, tables: JsonMapping) -> None:
     """Let modules beside this config file come first, then those of the working folder.
 
     A config that names no module leaves the search as it is.
@@ -40,7 +41,7 @@ PATHS = (("model", "config"), ("model", "weights"), ("adapter", "weights"))
 """Where a config may name a folder or file of a model: section and key."""
 
 
-def beside(config: str | Path, tables: Mapping[str, Any]) -> dict[str, Any]:
+def beside(config: str | Path, tables: JsonMapping) -> JsonObject:
     """Tables whose relative paths of models are those beside this config file.
 
     A path that is not there stays as it is: relative to the working folder.

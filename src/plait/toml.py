@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import PlaitError
+from plait.values import JsonMapping, JsonObject
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -20,7 +21,7 @@ else:
     import tomli as tomllib
 
 
-def read_toml(path: str | Path, error: type[PlaitError]) -> dict[str, Any]:
+def read_toml(path: str | Path, error: type[PlaitError]) -> JsonObject:
     """The tables of a TOML file; raises `error` for a file that is missing, unreadable or no TOML
     (with the line).
     """
@@ -74,7 +75,7 @@ def parse_value(text: str) -> Any:
     return tables["value"] if set(tables) == {"value"} else text
 
 
-def write_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
+def write_toml(tables: Mapping[str, JsonMapping]) -> str:
     """One section a table, nested tables inline; the inverse of reading. None, which TOML does not
     have, is left out.
     """

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from plait.mesh import Shard
 from plait.mesh.boxes import Rectangle
+from plait.values import JsonObject
 
 RANDOM_PREFIX = "random/"
 """States of random generators, one tensor a rank: kept out of `check` and of exports."""
@@ -18,7 +17,7 @@ RANK_PREFIX = "rank/"
 """Tensors that every rank has for itself, in a snapshot alone."""
 
 
-def entry_of(shard: Shard) -> dict[str, Any]:
+def entry_of(shard: Shard) -> JsonObject:
     """The shard without its values, as JSON."""
     return {
         "name": shard.name,

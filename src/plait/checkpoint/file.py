@@ -21,12 +21,12 @@ import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from plait.errors import CheckpointError
+from plait.values import JsonObject
 
 CHECKSUMS = "checksums/crc32"
 BLOCK_BYTES = 1 << 20
@@ -90,7 +90,7 @@ class FileWriter:
         self._write(header)
 
     def _make_header(self, metadata: dict[str, str]) -> bytes:
-        entries: dict[str, Any] = {"__metadata__": metadata}
+        entries: JsonObject = {"__metadata__": metadata}
         offset = 0
         for name, dtype, shape in self._expected:
             end = offset + dtype.itemsize * torch.Size(shape).numel()
@@ -206,7 +206,7 @@ class FileReader:
         """Where each tensor lies, and the checksums. Errors: `ValueError`, `TypeError`,
         `KeyError`.
         """
-        self._entries: dict[str, Any] = json.loads(self._map[8 : self._base])
+        self._entries: JsonObject = json.loads(self._map[8 : self._base])
         self._data_bytes, end = self._entries.pop(CHECKSUMS)["data_offsets"]
         num_blocks = -(-self._data_bytes // BLOCK_BYTES)
         if end - self._data_bytes != 4 * num_blocks or self._base + end != len(self._map):

@@ -20,11 +20,11 @@ import re
 import shutil
 import zlib
 from pathlib import Path
-from typing import Any
 
 from plait.checkpoint.rules import first_fault
 from plait.checkpoint.token import fits
 from plait.errors import CheckpointError
+from plait.values import JsonObject
 
 FORMAT = 1
 INDEX = "checkpoint.json"
@@ -62,13 +62,13 @@ def write_text_atomic(path: Path, text: str) -> None:
     sync_directory(path.parent)
 
 
-def write_index(directory: Path, index: dict[str, Any]) -> None:
+def write_index(directory: Path, index: JsonObject) -> None:
     """Write `checkpoint.json` with its own checksum inside: the inverse of `read_index`."""
     whole = {"format": FORMAT, "checksum": _checksum(index), **index}
     write_text_atomic(directory / INDEX, json.dumps(whole, indent=1))
 
 
-def read_index(directory: Path) -> dict[str, Any]:
+def read_index(directory: Path) -> JsonObject:
     """Read `checkpoint.json`.
 
     Raises:
@@ -101,7 +101,7 @@ def read_index(directory: Path) -> dict[str, Any]:
     return whole
 
 
-def _checksum(index: dict[str, Any]) -> str:
+def _checksum(index: JsonObject) -> str:
     return f"{zlib.crc32(json.dumps(index, sort_keys=True).encode()):08x}"
 
 

@@ -12,12 +12,13 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from plait.checkpoint.entry import RANDOM_PREFIX, dtype_name
 from plait.checkpoint.export import MAX_SHARD_BYTES, export_safetensors
 from plait.checkpoint.folder import write_text_atomic
 from plait.checkpoint.read import Checkpoint
+from plait.values import JsonMapping
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +52,7 @@ def export_model(
     source: str | Path,
     out: str | Path,
     dtype: torch.dtype | None = None,
-    tables: Mapping[str, Any] | None = None,
+    tables: JsonMapping | None = None,
     *,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> tuple[list[Path], dict[str, str]]:
@@ -82,7 +83,7 @@ def export_model(
 def write_adapter(
     checkpoint: Path,
     out: Path,
-    config: Mapping[str, Any],
+    config: JsonMapping,
     names: Mapping[str, str],
     dtype: torch.dtype | None = None,
 ) -> list[Path]:
@@ -93,7 +94,7 @@ def write_adapter(
     return [*files, out / ADAPTER_CONFIG]
 
 
-def write_tables(folder: Path, tables: Mapping[str, Any], dtype: str) -> list[Path]:
+def write_tables(folder: Path, tables: JsonMapping, dtype: str) -> list[Path]:
     """Write the files of a library's model; its config says the type that the weights have now."""
     written = []
     for name, table in tables.items():

@@ -11,9 +11,8 @@ from __future__ import annotations
 import json
 import mmap
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,10 +23,11 @@ from plait.checkpoint.write import agree
 from plait.comm.shm.snapshot_head import NOTHING, Head
 from plait.errors import CheckpointError
 from plait.mesh import Shard
+from plait.values import JsonMapping, JsonObject
 
 ALIGNMENT = 64
 ROOM_BYTES = 1 << 16
-Entry = dict[str, Any]
+Entry = JsonObject
 
 
 class MemoryFile:
@@ -41,7 +41,7 @@ class MemoryFile:
         self._list_place = 0
         self._list_bytes = 0
 
-    def write(self, step: int, shards: Iterable[Shard], meta: Mapping[str, Any]) -> int:
+    def write(self, step: int, shards: Iterable[Shard], meta: JsonMapping) -> int:
         """Write the shards of a step over what the file holds; returns their bytes.
 
         Until that is done the file counts as empty.
@@ -99,7 +99,7 @@ class _MemoryReader:
         start = self.head.list_place
         end = start + self.head.list_bytes
         entries: list[Entry] = json.loads(self._map[start:end])
-        self.meta: dict[str, Any] = json.loads(self._map[end : end + self.head.meta_bytes])
+        self.meta: JsonObject = json.loads(self._map[end : end + self.head.meta_bytes])
         self.entries = [one for one in entries if not one["name"].startswith(RANK_PREFIX)]
         self._own = {one["name"]: one for one in entries if one["name"].startswith(RANK_PREFIX)}
         self._by_key = {f"{n:06d}/{one['name']}": one for n, one in enumerate(self.entries)}

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from plait.checkpoint.token import KEY, digest, lacks_token, token_in
 from plait.errors import CheckpointError, nearest
 from plait.mesh import Shard
 from plait.mesh.boxes import Box, FlatRange, Rectangle
+from plait.values import JsonObject
 
 _LISTED = 8  # names in an error message
 
@@ -62,12 +63,12 @@ class Checkpoint:
     checked when it is read.
     """
 
-    def __init__(self, directory: Path, index: dict[str, Any]) -> None:
+    def __init__(self, directory: Path, index: JsonObject) -> None:
         self.directory = directory
-        self.meta: dict[str, Any] = index["meta"]
+        self.meta: JsonObject = index["meta"]
         self.token: str | None = index.get(KEY)
-        self._files: list[dict[str, Any]] = index["files"]
-        self._tensors: dict[str, Any] = index["tensors"]
+        self._files: list[JsonObject] = index["files"]
+        self._tensors: JsonObject = index["tensors"]
         self._readers: dict[int, ShardFile] = {}
         self._shards: dict[int, dict[str, list[_Saved]]] = {}
 
@@ -139,12 +140,12 @@ class Checkpoint:
         found: torch.dtype = getattr(torch, self._tensor(name)["dtype"])
         return found
 
-    def _tensor(self, name: str) -> dict[str, Any]:
+    def _tensor(self, name: str) -> JsonObject:
         if name not in self._tensors:
             raise CheckpointError(
                 f"'{name}' is not in {self.directory}; {nearest(name, self._tensors)}"
             )
-        found: dict[str, Any] = self._tensors[name]
+        found: JsonObject = self._tensors[name]
         return found
 
     def check(self, wanted: Mapping[str, Sequence[int]], complete: bool = True) -> None:

@@ -7,8 +7,10 @@ leads out of the folder must not reach an engine.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
+
+from plait.values import JsonMapping
 
 ITEM_BYTES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
@@ -22,7 +24,7 @@ MAX_DIMS = 64
 MAX_STEP = 1 << 53
 
 
-def first_fault(index: Mapping[str, Any], step: int | None) -> str | None:
+def first_fault(index: JsonMapping, step: int | None) -> str | None:
     """The first thing that is wrong; None for a sound index. `step` is that of the folder's name,
     where it has one.
     """
@@ -45,7 +47,7 @@ def is_shape(value: Any) -> bool:
     return isinstance(value, list) and all(is_count(size) for size in value)
 
 
-def _sections(index: Mapping[str, Any]) -> Iterator[str]:
+def _sections(index: JsonMapping) -> Iterator[str]:
     for name, kind, word in (("meta", dict, "table"), ("files", list, "list")):
         if not isinstance(index.get(name), kind):
             yield f"'{name}' is not a {word}"
@@ -53,7 +55,7 @@ def _sections(index: Mapping[str, Any]) -> Iterator[str]:
         yield "'tensors' is not a table"
 
 
-def _meta(index: Mapping[str, Any]) -> Iterator[str]:
+def _meta(index: JsonMapping) -> Iterator[str]:
     meta = index["meta"]
     if "step" in meta and not (is_count(meta["step"]) and meta["step"] < MAX_STEP):
         yield f"meta.step is {meta['step']!r}, and a step is a whole number of 0 or more"
@@ -62,7 +64,7 @@ def _meta(index: Mapping[str, Any]) -> Iterator[str]:
             yield f"meta.{key} is {meta[key]!r}, and must be a text"
 
 
-def _files(index: Mapping[str, Any]) -> Iterator[str]:
+def _files(index: JsonMapping) -> Iterator[str]:
     seen: set[str] = set()
     for number, file in enumerate(index["files"]):
         where = f"files[{number}]"
@@ -82,7 +84,7 @@ def _files(index: Mapping[str, Any]) -> Iterator[str]:
             yield f"{where}.checksum is {file.get('checksum')!r}"
 
 
-def _tensors(index: Mapping[str, Any]) -> Iterator[str]:
+def _tensors(index: JsonMapping) -> Iterator[str]:
     sizes = [file["size_bytes"] for file in index["files"]]
     for name, tensor in index["tensors"].items():
         where = f"tensor '{name}'"

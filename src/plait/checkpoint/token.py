@@ -11,9 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from plait.values import JsonMapping
 
 KEY = "save"
 _TOKEN = r"[0-9a-f]{12}-[0-9a-f]{16}"
@@ -21,9 +22,7 @@ _HEAD = re.compile(rf'\{{"__metadata__":\{{"{KEY}":"({_TOKEN})"'.encode())
 _HEAD_BYTES = 128
 
 
-def make_token(
-    random: str, meta: Mapping[str, Any], tensors: Mapping[str, Any], pieces: Sequence[str]
-) -> str:
+def make_token(random: str, meta: JsonMapping, tensors: JsonMapping, pieces: Sequence[str]) -> str:
     """The token of a save; `pieces` are the digests of what each file holds, in their order."""
     text = json.dumps([meta, tensors, list(pieces)], sort_keys=True)
     return f"{random}-{digest(text)}"
@@ -34,7 +33,7 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def fits(index: Mapping[str, Any]) -> bool:
+def fits(index: JsonMapping) -> bool:
     """Whether an index is the one that its token was made of; one without a token always is."""
     token = index.get(KEY)
     if token is None:

@@ -32,6 +32,7 @@ from plait.checkpoint.folder import (
 from plait.checkpoint.token import KEY, digest, make_token
 from plait.errors import CheckpointError, SaveFailed
 from plait.mesh import Shard
+from plait.values import JsonObject
 
 Gather = Callable[[Any], list[Any]]  # what every rank gives, by rank, to every rank
 
@@ -39,7 +40,7 @@ Gather = Callable[[Any], list[Any]]  # what every rank gives, by rank, to every 
 def save(
     directory: str | Path,
     shards: Iterable[Shard],
-    meta: dict[str, Any],
+    meta: JsonObject,
     *,
     rank: int = 0,
     world_size: int = 1,
@@ -108,11 +109,11 @@ class _Hold:
     """The report of one rank before anything is written."""
 
     token: str
-    entries: list[dict[str, Any]]
+    entries: list[JsonObject]
     failure: _Failure | None
 
 
-def _attempt(action: Callable[..., Any], *args: Any) -> Any:
+def _attempt(action: Callable[..., Any], *args: object) -> Any:
     """The action's result, or its failure as something that can be sent to the other ranks."""
     try:
         return action(*args)
@@ -154,14 +155,14 @@ def _distinct(shards: Iterable[Shard]) -> list[Shard]:
     return list(found.values())
 
 
-def agree(entries: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
+def agree(entries: Sequence[Sequence[JsonObject]]) -> JsonObject:
     """The tensors of all ranks: name -> shape, dtype, and the indices of the files that hold
     elements of it.
 
     Raises:
         CheckpointError: two shards of one name disagree, or too few elements are there to cover it.
     """
-    tensors: dict[str, Any] = {}
+    tensors: JsonObject = {}
     sizes: dict[str, dict[Any, int]] = {}
     for rank, held in enumerate(entries):
         for entry in held:
@@ -196,12 +197,12 @@ def _prepare(temporary: Path, final: Path) -> None:
     temporary.mkdir()
 
 
-def _listed(entries: Sequence[dict[str, Any]]) -> str:
+def _listed(entries: Sequence[JsonObject]) -> str:
     """The list of a file's shards, for its header."""
     return json.dumps(entries, separators=(",", ":"))
 
 
-def _write_file(path: Path, shards: Sequence[Shard], token: str) -> dict[str, Any]:
+def _write_file(path: Path, shards: Sequence[Shard], token: str) -> JsonObject:
     """Write one rank's file; returns its record in `checkpoint.json`."""
     declared: list[Declared] = [
         (f"{i:06d}/{p.name}", p.values.dtype, tuple(p.values.shape)) for i, p in enumerate(shards)

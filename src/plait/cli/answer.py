@@ -7,10 +7,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from plait.values import JsonObject
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-Json = dict[str, Any]
+Json = JsonObject
 """One object of `--json`, or a row of one."""
 
 

@@ -53,4 +53,4 @@ def load(verb: str) -> Verb:
     """The verb's module. Errors: `UsageError` for a word that is no verb."""
     if verb not in VERBS:
         raise UsageError(f"'{verb}' is not a verb of plait; {nearest(verb, VERBS)}")
-    return cast(Verb, importlib.import_module(f"plait.cli.{MODULES.get(verb, verb)}"))
+    return cast("Verb", importlib.import_module(f"plait.cli.{MODULES.get(verb, verb)}"))

@@ -8,12 +8,13 @@ many), not unusual machines.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from plait.cluster.bounds import MOST_DEVICES, Bounds, number_faults
 from plait.cluster.hardware import Device, Hardware, Network, Node
 from plait.cluster.presets import NETWORK_LATENCY_US, NVLINK_LATENCY_US, Preset
 from plait.errors import ClusterError
+from plait.values import JsonMapping, JsonObject
 
 GIB: Final = 2.0**30  # device memory is sold in GB and made in GiB
 GIGABYTE: Final = 1e9
@@ -35,7 +36,7 @@ BOUNDS: Final[dict[str, Bounds]] = {
 }
 
 
-def settings_of(preset: Preset) -> dict[str, Any]:
+def settings_of(preset: Preset) -> JsonObject:
     """A preset as the settings of a cluster file, by dotted key."""
     return {
         "device.peak_tflops": {
@@ -54,7 +55,7 @@ def settings_of(preset: Preset) -> dict[str, Any]:
     }
 
 
-DEFAULTS: Final[dict[str, Any]] = {
+DEFAULTS: Final[JsonObject] = {
     "device.price_per_hour": 0.0,
     "node.latency_us": NVLINK_LATENCY_US,
     "network.latency_us": NETWORK_LATENCY_US,
@@ -62,7 +63,7 @@ DEFAULTS: Final[dict[str, Any]] = {
 """Settings that a file without a preset may leave out."""
 
 
-def faults(settings: Mapping[str, Any]) -> list[str]:
+def faults(settings: JsonMapping) -> list[str]:
     """One message for each number that is missing, no number, or out of bounds."""
     found: list[str] = []
     for key, bounds in BOUNDS.items():
@@ -84,9 +85,7 @@ def faults(settings: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def build(
-    name: str, device: str, settings: Mapping[str, Any], achieved_bf16: float = 0.0
-) -> Hardware:
+def build(name: str, device: str, settings: JsonMapping, achieved_bf16: float = 0.0) -> Hardware:
     """The hardware of complete settings, in SI units; raises `ClusterError` listing every wrong
     number.
     """

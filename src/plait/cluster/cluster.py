@@ -5,10 +5,8 @@ The parts are in `plait.cluster.hardware`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from plait.cluster.bounds import MOST_DEVICES
 from plait.cluster.cpu_profile import CpuProfile
@@ -17,6 +15,7 @@ from plait.cluster.local import hardware_of_probe
 from plait.cluster.parse import parse_cluster
 from plait.cluster.products import ProductTable
 from plait.errors import ClusterError
+from plait.values import JsonMapping
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Cluster:
         return Cluster(*parse_cluster(text, probe_path))
 
     @staticmethod
-    def local(probe: Mapping[str, Any] | None) -> Cluster:
+    def local(probe: JsonMapping | None) -> Cluster:
         """This machine, from the measurements of `plait probe`; raises `ClusterError` when there
         are none.
         """

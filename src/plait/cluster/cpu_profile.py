@@ -15,6 +15,7 @@ from typing import Any, Final
 from plait.cluster.bounds import Bounds, number_faults
 from plait.cluster.products import TORCH, ProductTable, table_of_probe
 from plait.errors import ClusterError
+from plait.values import JsonMapping
 
 KINDS: Final = (
     "add",
@@ -89,7 +90,7 @@ class CpuProfile:
     met_at_once: float = 1.0
 
 
-def profile_of_probe(probe: Mapping[str, Any]) -> CpuProfile | None:
+def profile_of_probe(probe: JsonMapping) -> CpuProfile | None:
     """The `host` of a probe file, None where it has none. Raises `ClusterError` with every wrong
     number.
     """
@@ -102,7 +103,7 @@ def profile_of_probe(probe: Mapping[str, Any]) -> CpuProfile | None:
         )
     wrong: list[str] = []
 
-    def table(name: str, of: Any) -> Mapping[str, Any]:
+    def table(name: str, of: Any) -> JsonMapping:
         if not isinstance(of, Mapping):
             wrong.append(f"host.{name} is missing, a table of numbers")
             return {}
@@ -172,7 +173,7 @@ def profile_of_probe(probe: Mapping[str, Any]) -> CpuProfile | None:
     )
 
 
-def _table_of_products(given: Mapping[str, Any], wrong: list[str]) -> ProductTable:
+def _table_of_products(given: JsonMapping, wrong: list[str]) -> ProductTable:
     """The table of a probe; what is wrong with it is added to `wrong`."""
     try:
         return table_of_probe(given)

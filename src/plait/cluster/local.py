@@ -8,13 +8,14 @@ file says.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from plait.cluster.bounds import Bounds, number_faults
 from plait.cluster.cpu_profile import profile_of_probe
 from plait.cluster.hardware import Device, Hardware, Network, Node
 from plait.cluster.products import MEASUREMENTS
 from plait.errors import ClusterError
+from plait.values import JsonMapping
 
 DEFAULT_PROBE_PATH: Final = MEASUREMENTS / "probe.json"
 
@@ -30,7 +31,7 @@ PROBE_KEYS: Final[dict[str, Bounds]] = {
 """
 
 
-def hardware_of_probe(probe: Mapping[str, Any] | None) -> Hardware:
+def hardware_of_probe(probe: JsonMapping | None) -> Hardware:
     """The hardware of `Cluster.local`."""
     if probe is None:
         raise ClusterError(
@@ -41,7 +42,7 @@ def hardware_of_probe(probe: Mapping[str, Any] | None) -> Hardware:
     for key, bounds in PROBE_KEYS.items():
         wrong += number_faults(key, probe[key], bounds) if key in probe else []
     given = probe.get("peak_flops")
-    peaks: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
+    peaks: JsonMapping = given if isinstance(given, Mapping) else {}
     if "float32" not in peaks:
         wrong.append("peak_flops is missing, a table of flop/s with at least float32")
     for precision, rate in peaks.items():

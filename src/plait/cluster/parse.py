@@ -20,6 +20,7 @@ from plait.cluster.local import DEFAULT_PROBE_PATH, hardware_of_probe
 from plait.cluster.presets import PRESETS
 from plait.errors import ClusterError, nearest
 from plait.toml import is_file, parse_json, read_toml
+from plait.values import JsonMapping, JsonObject
 
 _FIRST_PRECISION = ("bf16", "float32", "float64")
 
@@ -56,7 +57,7 @@ def parse_cluster(text: str, probe_path: str | Path | None = None) -> Hardware:
     return build(text, name, settings, PRESETS[name].achieved_bf16)
 
 
-def hardware_of_tables(name: str, tables: Mapping[str, Any]) -> Hardware:
+def hardware_of_tables(name: str, tables: JsonMapping) -> Hardware:
     """The hardware of a TOML file's tables; raises `ClusterError` naming unknown keys and
     impossible numbers.
     """
@@ -88,10 +89,10 @@ def hardware_of_tables(name: str, tables: Mapping[str, Any]) -> Hardware:
     return build(name, preset_name or Path(name).stem, settings, achieved)
 
 
-def _flatten(name: str, tables: Mapping[str, Any]) -> dict[str, Any]:
+def _flatten(name: str, tables: JsonMapping) -> JsonObject:
     """The settings by dotted key, after refusing keys that no setting has."""
     known = {*BOUNDS, "device.preset"}
-    given: dict[str, Any] = {}
+    given: JsonObject = {}
     for section, value in tables.items():
         if isinstance(value, Mapping):
             given.update({f"{section}.{key}": number for key, number in value.items()})
@@ -116,7 +117,7 @@ def _nearest_preset(word: str) -> str:
     return f"did you mean {' or '.join(family)}?" if family else nearest(word.lower(), PRESETS)
 
 
-def read_probe(path: str | Path | None = None) -> dict[str, Any] | None:
+def read_probe(path: str | Path | None = None) -> JsonObject | None:
     """The measurements that `plait probe` wrote, or None when it has not run here."""
     path = Path(path) if path is not None else DEFAULT_PROBE_PATH.expanduser()
     try:

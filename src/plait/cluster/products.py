@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from plait.errors import ClusterError
+from plait.values import JsonMapping, JsonObject
 
 FORWARD: Final = "forward"
 INPUT_GRAD: Final = "input_grad"
@@ -84,9 +85,9 @@ class ProductTable:
         place = bisect_right(ROWS, rows) - 1, bisect_right(MULTIPLICATIONS, multiplications) - 1
         return self._kinds.get(place, frozenset())
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """Plain data for a file: every class with its library, and its ratio where measured."""
-        rows: dict[str, dict[str, Any]] = {}
+        rows: dict[str, JsonObject] = {}
         for one in CLASSES:
             library = "onednn" if one in self.onednn else "torch"
             rows[str(one)] = {"library": library}
@@ -155,7 +156,7 @@ def read_table(path: Path, machine: ProductConditions | str) -> ProductTable | N
         return None
 
 
-def table_of_probe(host: Mapping[str, Any]) -> ProductTable:
+def table_of_probe(host: JsonMapping) -> ProductTable:
     """The table for the circumstances of a probe, from the file that training reads as well.
 
     Where none is kept, as after a busy probe, it is torch's own. A table that `host` brings along

@@ -12,7 +12,6 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import torch
 
@@ -20,6 +19,7 @@ from plait.comm.axis import Axis
 from plait.comm.transitions import bytes_sent
 from plait.comm.world import World
 from plait.mesh import AxisName
+from plait.values import JsonObject
 
 SIZES_BYTES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 23)
 ROW_BYTES = 24 << 20
@@ -32,7 +32,7 @@ STAGED = ("staged_all_reduce", "staged_all_gather", "staged_reduce_scatter")
 """Operations on tensors that peers cannot read in place, as inside a block."""
 
 
-def probe(world: World, axes: Iterable[AxisName] = ("world",)) -> dict[str, Any]:
+def probe(world: World, axes: Iterable[AxisName] = ("world",)) -> JsonObject:
     """Measure the device of this rank and the given axes; the times of axes are those of the
     slowest rank.
 
@@ -51,7 +51,7 @@ def probe_links(
     sizes_bytes: Sequence[int] = SIZES_BYTES,
     *,
     work: bool = False,
-) -> dict[str, Any]:
+) -> JsonObject:
     """The `axes` of `probe`, with messages of these sizes. With `work`, the seconds that a rank's
     processor takes, on average, instead of those that pass, and `STAGED` besides. Collective.
     """
@@ -66,7 +66,7 @@ def probe_links(
     return links
 
 
-def probe_device(device: torch.device) -> dict[str, Any]:
+def probe_device(device: torch.device) -> JsonObject:
     """Matrix rate (multiplications and additions both counted) by dtype, and memory bandwidth (read
     and written).
     """
@@ -89,9 +89,7 @@ def probe_device(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _links(
-    axis: Axis, device: torch.device, sizes_bytes: Sequence[int], work: bool
-) -> dict[str, Any]:
+def _links(axis: Axis, device: torch.device, sizes_bytes: Sequence[int], work: bool) -> JsonObject:
     """Each operation at each size."""
     result = {}
     for op in (*OPS, *STAGED) if work else OPS:

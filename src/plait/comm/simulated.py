@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def simulate(
-    mesh: Mesh, fn: Callable[..., T], *args: Any, timeout_seconds: float = 60.0
+    mesh: Mesh, fn: Callable[..., T], *args: object, timeout_seconds: float = 60.0
 ) -> list[T]:
     """Call `fn(world, *args)` on every rank of the mesh, each in a thread; the results by rank.
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from plait import reference
 from plait.config import read
@@ -18,6 +17,7 @@ from plait.config.rules import broken_rules
 from plait.config.sections import SCHEMAS, Sections
 from plait.errors import ConfigError, nearest
 from plait.toml import parse_value, read_toml, write_toml
+from plait.values import JsonMapping, JsonObject
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,7 @@ class Config(Sections):
     """
 
     @staticmethod
-    def load(
-        source: str | Path | Mapping[str, Any] | Config, overrides: Sequence[str] = ()
-    ) -> Config:
+    def load(source: str | Path | JsonMapping | Config, overrides: Sequence[str] = ()) -> Config:
         """The config of a TOML file or of a mapping of the same shape, with `section.key=value`
         overrides.
 
@@ -69,12 +67,12 @@ class Config(Sections):
         return write_toml(self.as_dict())
 
 
-def load(source: str | Path | Mapping[str, Any] | Config, overrides: Sequence[str] = ()) -> Config:
+def load(source: str | Path | JsonMapping | Config, overrides: Sequence[str] = ()) -> Config:
     """See `Config.load`."""
     return Config.load(source, overrides)
 
 
-def _read(tables: Mapping[str, Any], faults: list[str]) -> Config | None:
+def _read(tables: JsonMapping, faults: list[str]) -> Config | None:
     """The sections; None when one of them has faults, which are then added."""
     wrong = {name for name in read.SECTIONS if not isinstance(tables.get(name, {}), Mapping)}
     faults += [f"[{name}] must be a table of keys, not {tables[name]!r}" for name in sorted(wrong)]
@@ -87,7 +85,7 @@ def _read(tables: Mapping[str, Any], faults: list[str]) -> Config | None:
         if "model" in tables and "model" not in wrong
         else None
     )
-    sections: dict[str, Any] = {
+    sections: JsonObject = {
         "model": model,
         "data": read.read_data(table["data"] if "data" in tables else None, model, faults),
         "eval": read.read_eval(table["eval"], model, faults),
@@ -100,9 +98,7 @@ def _read(tables: Mapping[str, Any], faults: list[str]) -> Config | None:
     return Config(**sections)
 
 
-def _overridden(
-    tables: Mapping[str, Any], overrides: Sequence[str], faults: list[str]
-) -> dict[str, Any]:
+def _overridden(tables: JsonMapping, overrides: Sequence[str], faults: list[str]) -> JsonObject:
     """A copy of the tables with the overrides in their places."""
     result = _copied(tables)
     for override in overrides:
@@ -132,7 +128,7 @@ def _overridden(
     return result
 
 
-def _copied(tables: Mapping[str, object]) -> dict[str, Any]:
+def _copied(tables: Mapping[str, object]) -> JsonObject:
     return {
         key: _copied(value) if isinstance(value, Mapping) else value
         for key, value in tables.items()

@@ -8,9 +8,10 @@ one value that is implemented.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from plait.errors import nearest
+from plait.values import JsonObject
 
 MODEL_TYPES: Final = {
     "gpt2": "gpt",
@@ -132,7 +133,7 @@ def _balance_loss(family: str, keys: dict[str, object]) -> list[str]:
     return []
 
 
-def _model_type(family: str, keys: dict[str, Any]) -> list[str]:
+def _model_type(family: str, keys: JsonObject) -> list[str]:
     model_type = keys.pop("model_type", None)
     if model_type is None:
         return []
@@ -166,7 +167,7 @@ def _dropouts(family: str, keys: dict[str, object]) -> list[str]:
     return []
 
 
-def _rope(family: str, keys: dict[str, Any]) -> list[str]:
+def _rope(family: str, keys: JsonObject) -> list[str]:
     """Newer files keep `rope_theta` in a table of rotary parameters, and say that nothing is scaled
     in words.
     """
@@ -189,7 +190,7 @@ def _rope(family: str, keys: dict[str, Any]) -> list[str]:
     return faults
 
 
-def _layer_types(family: str, keys: dict[str, Any]) -> list[str]:
+def _layer_types(family: str, keys: JsonObject) -> list[str]:
     types = keys.pop("layer_types", None)
     others = [kind for kind in types or [] if kind != "full_attention"]
     return (

@@ -6,9 +6,11 @@ What a family does not have is an unknown key, so that a typing error cannot bec
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from plait.values import JsonObject
 
 LARGEST_COUNT: Final = 10**15  # a count above it is a typing error, and no float holds it exactly
 Count = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
@@ -53,7 +55,7 @@ class ModelSection(Section):
     roles: dict[str, str] | None = None
     """Roles by module pattern, for plans that split layers; by default the model's own."""
 
-    def keys_for_factory(self) -> dict[str, Any]:
+    def keys_for_factory(self) -> JsonObject:
         """The keyword arguments of the model factory: `name` (or `python`) and every key that has a
         value, but `roles`.
         """
@@ -213,7 +215,7 @@ class HuggingFaceConfig(ModelSection):
 
     name: Literal["hf"]
     """A model of `transformers`."""
-    config: PathText | dict[str, Any]
+    config: PathText | JsonObject
     """The path of a config.json, or a table with `model_type`."""
     weights: PathText | None = None
     """A folder of safetensors to start from."""
@@ -226,7 +228,7 @@ class Python(ModelSection):
 
     python: Reference
     """A user's function `module:function` that returns the model."""
-    arguments: dict[str, Any] | None = None
+    arguments: JsonObject | None = None
     """The keyword arguments of the function."""
 
 

@@ -26,6 +26,7 @@ from plait.config.model import (
 )
 from plait.config.sections import SCHEMAS, Data, Eval, Train
 from plait.errors import nearest
+from plait.values import JsonMapping, JsonObject
 
 AnySection = TypeVar("AnySection", bound=BaseModel)
 
@@ -47,7 +48,7 @@ ELSEWHERE: Final = {
 
 def read_model(table: Mapping[str, object], faults: list[str]) -> ModelSection | None:
     """The section of a `[model]` table; adds its faults and returns None when it has any."""
-    keys: dict[str, Any] = dict(table)
+    keys: JsonObject = dict(table)
     if "python" in keys and "name" not in keys:
         return read_section("model", Python, keys, faults)
     name = keys.get("name")
@@ -82,12 +83,12 @@ def read_model(table: Mapping[str, object], faults: list[str]) -> ModelSection |
 
 
 def read_data(
-    table: Mapping[str, Any] | None, model: ModelSection | None, faults: list[str]
+    table: JsonMapping | None, model: ModelSection | None, faults: list[str]
 ) -> Data | None:
     """The section of a `[data]` table, random data without one; language models get a sequence
     length.
     """
-    keys: dict[str, Any] = {"name": "random"} if table is None else dict(table)
+    keys: JsonObject = {"name": "random"} if table is None else dict(table)
     if (
         keys.get("seq_len") is None
         and getattr(model, "name", None) in LANGUAGE_MODELS
@@ -105,11 +106,9 @@ def longest_sequence(model: ModelSection | None) -> int | None:
     return getattr(model, "max_position_embeddings", None)
 
 
-def read_eval(
-    table: Mapping[str, Any], model: ModelSection | None, faults: list[str]
-) -> Eval | None:
+def read_eval(table: JsonMapping, model: ModelSection | None, faults: list[str]) -> Eval | None:
     """The section of an `[eval]` table; its data is read as `[data]` is."""
-    keys: dict[str, Any] = dict(table)
+    keys: JsonObject = dict(table)
     data = keys.get("data")
     if isinstance(data, Mapping):
         inner: list[str] = []
@@ -121,7 +120,7 @@ def read_eval(
 
 
 def read_section(
-    name: str, schema: type[AnySection], table: Mapping[str, Any], faults: list[str]
+    name: str, schema: type[AnySection], table: JsonMapping, faults: list[str]
 ) -> AnySection | None:
     """One section by its schema; adds a sentence for each key at fault and returns None when there
     are any.

@@ -13,6 +13,7 @@ from pydantic.json_schema import models_json_schema
 
 from plait.config.model import MODELS, Python, Section
 from plait.config.sections import SCHEMAS
+from plait.values import JsonObject
 
 MODEL_SCHEMAS: Final[dict[str, type[Section]]] = {**MODELS, "python": Python}
 """The schema of `[model]` by its name; `python` is a user's own function."""
@@ -64,7 +65,7 @@ def _keys_of(section: str, schema: type[Section], model: str = "") -> Iterator[K
         )
 
 
-def type_text(about: dict[str, Any]) -> str:
+def type_text(about: JsonObject) -> str:
     """The type of a JSON schema in words: `integer >= 1`, `adamw | sgd`, `list of string`.
 
     >>> type_text({"type": "integer", "minimum": 1})
@@ -84,13 +85,13 @@ def type_text(about: dict[str, Any]) -> str:
     return f"{name}{_range_text(about)}"
 
 
-def _list_text(about: dict[str, Any]) -> str:
+def _list_text(about: JsonObject) -> str:
     if "prefixItems" in about:
         return "[" + ", ".join(type_text(item) for item in about["prefixItems"]) + "]"
     return f"list of {type_text(about['items'])}"
 
 
-def _range_text(about: dict[str, Any]) -> str:
+def _range_text(about: JsonObject) -> str:
     signs = {
         "minimum": ">=",
         "exclusiveMinimum": ">",

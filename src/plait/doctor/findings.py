@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+from plait.values import JsonMapping, JsonObject
 
 KINDS: Final = ("hang", "straggler", "nan", "spike", "corruption")
 FILE: Final = "findings.jsonl"
@@ -36,9 +38,9 @@ class Symptom:
     cause: str
     waits_for: tuple[int, ...] = ()
     line: str | None = None
-    details: Mapping[str, Any] = field(default_factory=dict)
+    details: JsonMapping = field(default_factory=dict)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """The finding as plain data, its details beside the other keys."""
         known = asdict(self)
         details = known.pop("details")
@@ -49,7 +51,7 @@ class Symptom:
         return text_of(self.as_dict())
 
 
-def text_of(finding: Mapping[str, Any]) -> str:
+def text_of(finding: JsonMapping) -> str:
     """One line for people, of a finding as plain data."""
     rank = finding["rank"]
     who = "the run" if rank is None else f"rank {rank}"
@@ -85,7 +87,7 @@ def say(line: str) -> None:
     sys.stderr.flush()
 
 
-def read(folder: Path) -> list[dict[str, Any]]:
+def read(folder: Path) -> list[JsonObject]:
     """The findings of a folder, in the order in which they were made; damaged lines are left
     out.
     """

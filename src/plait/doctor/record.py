@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from plait.doctor import process
 from plait.doctor.flight import (
@@ -39,6 +38,7 @@ from plait.doctor.flight import (
     WaitState,
     names_path,
 )
+from plait.values import JsonMapping, JsonObject
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class RankSnapshot:
     equals: tuple[int, ...] = ()
     host: str = ""
     data: bytes = field(default=b"", repr=False)
-    names: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
+    names: Sequence[JsonMapping] = field(default=(), repr=False)
 
     @cached_property
     def steps(self) -> tuple[StepTimes, ...]:
@@ -158,7 +158,7 @@ PHASES = {
 
 
 def view_of(
-    data: bytes, names: Sequence[Mapping[str, Any]], about: Mapping[str, Any] | None = None
+    data: bytes, names: Sequence[JsonMapping], about: JsonMapping | None = None
 ) -> RankSnapshot:
     """The record in these bytes. Raises `ValueError` for what is no record."""
     magic, pid, start, rank, size = HEADER.unpack_from(data, 0)
@@ -197,12 +197,12 @@ def own_view(recorder: FlightRecorder) -> RankSnapshot:
     return view_of(recorder.view(), recorder.names)
 
 
-def _about(names: Sequence[Mapping[str, Any]], name: int) -> Mapping[str, Any]:
+def _about(names: Sequence[JsonMapping], name: int) -> JsonMapping:
     return names[name - 1] if 0 < name <= len(names) else {}
 
 
 def _communication(
-    names: Sequence[Mapping[str, Any]],
+    names: Sequence[JsonMapping],
     name: int,
     numbers: tuple[int, int, int],
     times: tuple[float, float, float],
@@ -223,7 +223,7 @@ def _steps(data: bytes) -> list[StepTimes]:
     return found
 
 
-def _entries(data: bytes, names: Sequence[Mapping[str, Any]]) -> list[Communication]:
+def _entries(data: bytes, names: Sequence[JsonMapping]) -> list[Communication]:
     num_entries = MOVED.unpack_from(data, MOVED_AT)[1]
     found = []
     for entry in range(max(0, num_entries - NUM_ENTRIES), num_entries):
@@ -242,7 +242,7 @@ class Records:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._names: dict[Path, tuple[int, list[dict[str, Any]], dict[str, Any]]] = {}
+        self._names: dict[Path, tuple[int, list[JsonObject], JsonObject]] = {}
 
     def views(self) -> dict[int, RankSnapshot]:
         """The view of each rank now, by rank; a rank without a record that can be read is left
@@ -263,7 +263,7 @@ class Records:
         except (OSError, ValueError, struct.error, KeyError, TypeError):
             return None
 
-    def _names_of(self, path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    def _names_of(self, path: Path) -> tuple[list[JsonObject], JsonObject]:
         size = path.stat().st_size
         known = self._names.get(path)
         if known is None or known[0] != size:
@@ -272,7 +272,7 @@ class Records:
         return known[1], known[2]
 
 
-def _names(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def _names(path: Path) -> tuple[list[JsonObject], JsonObject]:
     first, *lines = path.read_text().splitlines() or ["{}"]
     names = []
     for line in lines:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from plait.errors import DataError
+from plait.values import JsonMapping, PyTree
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,8 @@ class MicroBatch:
     `num_rows`: of the inputs of all ranks of a tensor axis together; 0 without one.
     """
 
-    inputs: Any
-    targets: Any
+    inputs: PyTree
+    targets: PyTree
     num_samples: int
     num_rows: int = 0
 
@@ -73,7 +74,7 @@ class BatchSplitter:
         self._share = share
         self._accepts = _accepted_keys(model)
 
-    def split(self, batch: Any) -> list[MicroBatch]:
+    def split(self, batch: PyTree) -> list[MicroBatch]:
         """Cut a batch into `num_micro_batches` parts whose sizes differ by one sample at most."""
         inputs, targets = self._inputs_and_targets(batch)
         inputs, targets = self._cut((inputs, targets))
@@ -99,7 +100,7 @@ class BatchSplitter:
             result.append(self._share(MicroBatch(part_inputs, part_targets, size)))
         return result
 
-    def _inputs_and_targets(self, batch: Any) -> tuple[Any, Any]:
+    def _inputs_and_targets(self, batch: PyTree) -> tuple[Any, Any]:
         if isinstance(batch, Mapping):
             names = batch.keys() if self._accepts is None else batch.keys() & self._accepts
             return {name: batch[name] for name in sorted(names)}, dict(batch)
@@ -109,14 +110,14 @@ class BatchSplitter:
             f"a batch is (inputs, targets) or a mapping; this one is {_describe(batch)}"
         )
 
-    def _place(self, leaf: Any) -> Any:
+    def _place(self, leaf: PyTree) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
         dtype = self._dtype if leaf.is_floating_point() else leaf.dtype
         return leaf.to(self._device, dtype)
 
 
-def accepted(model: nn.Module, inputs: Any) -> Any:
+def accepted(model: nn.Module, inputs: PyTree) -> Any:
     """The entries of a mapping that the model's forward takes; anything else as it is."""
     names = _accepted_keys(model)
     if names is None or not isinstance(inputs, Mapping):
@@ -124,13 +125,13 @@ def accepted(model: nn.Module, inputs: Any) -> Any:
     return {name: inputs[name] for name in sorted(inputs.keys() & names)}
 
 
-def call(model: nn.Module, inputs: Any) -> Any:
+def call(model: nn.Module, inputs: PyTree) -> Any:
     """Run the model on the inputs of a micro-batch."""
     positional, named = arguments(inputs)
     return model(*positional, **named)
 
 
-def arguments(inputs: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
+def arguments(inputs: PyTree) -> tuple[Sequence[Any], JsonMapping]:
     """Positional and named arguments of a model's forward, from the inputs of a micro-batch."""
     if isinstance(inputs, Mapping):
         return (), inputs
@@ -166,7 +167,7 @@ def _never_empty(part: Any) -> Any:
     return part
 
 
-def _describe(batch: Any) -> str:
+def _describe(batch: PyTree) -> str:
     return f"a {type(batch).__name__}" + (
         f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
     )

@@ -50,6 +50,7 @@ from plait.models.parameters import Parameters
 from plait.outer import make_driver
 from plait.parallel import data
 from plait.plan import Plan, check_restarts, check_runnable
+from plait.values import PyTree
 
 __all__ = ["Options", "build", "compose", "join_world"]
 
@@ -99,7 +100,7 @@ def build(
     return Engine(make(options))
 
 
-def _with_example(options: Options, inputs: Any) -> Options:
+def _with_example(options: Options, inputs: PyTree) -> Options:
     return replace(options, cutting=replace(options.cutting, example=inputs))
 
 

@@ -116,7 +116,7 @@ def _run_alone(module: nn.Module) -> None:
 
 @functools.cache
 def _alone(kind: Any, own: bool) -> Any:
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: Any, *args: object, **kwargs: object) -> Any:
         return self.own_forward(*args, **kwargs) if own else kind.forward(self, *args, **kwargs)
 
     return type(

@@ -47,6 +47,7 @@ from plait.parallel.pipeline.runtime import execute
 from plait.parallel.tensor import TensorSplit
 from plait.plan import Plan
 from plait.trace import Timeline
+from plait.values import JsonObject, PyTree
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,7 @@ class Engine:
             self._cut_by(first_batch(loader))
         return share(loader, self.world)
 
-    def step(self, batch: Any, *, trace: bool = True) -> StepResult:
+    def step(self, batch: PyTree, *, trace: bool = True) -> StepResult:
         """Forward, backward and update on this rank's share of a global batch. Collective.
 
         `batch` is `(inputs, targets)`, or a mapping; the first dim of every tensor counts samples.
@@ -252,7 +253,7 @@ class Engine:
         return self.measure(batch)[0].mean
 
     @torch.no_grad()
-    def measure(self, batch: Any, functions: Sequence[LossFunction] = ()) -> list[MetricSum]:
+    def measure(self, batch: PyTree, functions: Sequence[LossFunction] = ()) -> list[MetricSum]:
         """The sums of the loss and of further functions over all ranks' shares of a batch.
 
         A function takes (output, targets) and returns (sum, count), as a loss does. It sees whole
@@ -278,7 +279,7 @@ class Engine:
         with self.world.recorder.flight.during(Phase.SAVING):
             save(self, Path(path), meta)
 
-    def load(self, path: str | Path) -> dict[str, Any]:
+    def load(self, path: str | Path) -> JsonObject:
         """Load what any plan has saved, and return its `meta`. Collective."""
         from plait.engine.state.saving import load
 
@@ -335,7 +336,7 @@ class Engine:
             self._uncut = None
             self._take(parts)
 
-    def _step_of(self, batch: Any) -> PipelineStep:
+    def _step_of(self, batch: PyTree) -> PipelineStep:
         micro_batches = self.splitter.split(batch)
         first = self.world.worker[0] * len(micro_batches)
         return PipelineStep(

@@ -28,6 +28,7 @@ from plait.errors import NonFiniteLoss, NotAvailable
 from plait.parallel.data import DataStrategy
 from plait.plan import Plan
 from plait.plan.facts import SCHEDULES, STRATEGIES
+from plait.values import JsonObject, PyTree
 
 HISTORY: Final = 32
 LEAST_HISTORY: Final = 3
@@ -178,7 +179,7 @@ def loudest(suspect: Suspect, size: float, middle: float) -> tuple[int, Origin]:
 
 def _finding(kind: str, step: int, found: tuple[int, Origin]) -> Symptom:
     rank, origin = found
-    details: dict[str, Any] = {"module": origin.module, "micro_batch": origin.micro_batch}
+    details: JsonObject = {"module": origin.module, "micro_batch": origin.micro_batch}
     details["samples"] = list(origin.samples)
     return Symptom(kind, rank, step, origin.where, origin.cause, details=details)
 
@@ -236,7 +237,7 @@ def _replayed(suspect: Suspect) -> Origin | None:
 def _watched(model: nn.Module, pipeline: Pipeline, seen: list[Origin]) -> Iterator[None]:
     """Have the first module noted that makes something that is no number of finite inputs."""
 
-    def look(name: str, args: Any, output: Any) -> None:
+    def look(name: str, args: PyTree, output: PyTree) -> None:
         if seen or all(is_finite(one) for one in _numbers(output)):
             return
         if not all(is_finite(one) for one in _numbers(args)):
@@ -260,7 +261,7 @@ def _watched(model: nn.Module, pipeline: Pipeline, seen: list[Origin]) -> Iterat
             handle.remove()
 
 
-def _bad_samples(output: Any, num_samples: int) -> tuple[int, ...]:
+def _bad_samples(output: PyTree, num_samples: int) -> tuple[int, ...]:
     """The samples of a micro-batch whose output is no number; empty where it is all of them."""
     for one in _numbers(output):
         if one.dim() > 1 and one.shape[0] == num_samples:

@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from plait.errors import CheckpointError, NonFiniteLoss, PlanError
 from plait.plan import Plan
 from plait.plan.facts import SCHEDULES, STRATEGIES
+from plait.values import JsonMapping
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "float64": torch.float64}
 MASTER_DTYPES = {"float32": torch.float32, "bf16": torch.float32, "float64": torch.float64}
@@ -112,7 +112,7 @@ class LossScale:
         """The entry of a checkpoint's meta data."""
         return {"loss_scale": self.state()}
 
-    def load_meta(self, meta: Mapping[str, Any]) -> None:
+    def load_meta(self, meta: JsonMapping) -> None:
         """Go on as `meta` says; a checkpoint of another precision says nothing."""
         if "loss_scale" in meta:
             self.load(meta["loss_scale"])

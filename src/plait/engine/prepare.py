@@ -19,9 +19,10 @@ from torch.utils.data import DataLoader, IterableDataset
 from plait.comm import World
 from plait.datasets import Loader
 from plait.errors import DataError
+from plait.values import PyTree
 
 
-def example_of(batch: Any) -> Any:
+def example_of(batch: PyTree) -> Any:
     """The inputs of one sample of a batch; a sample of zeros where this rank has none."""
     inputs = batch if isinstance(batch, Mapping) else batch[0]
     return tree_map_only(Tensor, _first_sample, inputs)

@@ -24,6 +24,7 @@ from torch.utils.checkpoint import (
 from plait import products
 from plait.engine.state.buffers import Again, Buffers, Context, First
 from plait.errors import ModelError
+from plait.values import PyTree
 
 Contexts = Callable[[], tuple[Context, Context]]
 _KEPT = frozenset(
@@ -75,7 +76,7 @@ def _checkpointed(
         first = First(buffers, inner)
         return first, Again(buffers, first, inner_again)
 
-    def recomputing(*args: Any, **kwargs: Any) -> Any:
+    def recomputing(*args: PyTree, **kwargs: PyTree) -> PyTree:
         minds = bool(buffers) and torch.is_grad_enabled() and not torch.compiler.is_compiling()
         context_fn = minding_buffers if minds else contexts
         return checkpoint(forward, *args, use_reentrant=False, context_fn=context_fn, **kwargs)

@@ -33,6 +33,7 @@ from plait.parallel.expert import ExpertSplit
 from plait.parallel.tensor import Placement, TensorGroup, TensorSplit
 from plait.plan import Plan
 from plait.products import Products
+from plait.values import PyTree
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ def cuts_unknown_inputs(model: nn.Module, plan: Plan, options: Options) -> bool:
     return is_without_example(model, options.cutting)
 
 
-def call_without_values(model: nn.Module, example: Any, make: Callable[[Any], Any]) -> Any:
+def call_without_values(model: nn.Module, example: PyTree, make: Callable[[Any], Any]) -> Any:
     """Call a model on inputs made from the example.
 
     Its parameters are zeros without memory, on the device of the inputs.

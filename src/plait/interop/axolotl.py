@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from plait.interop.draft import ZERO_STRATEGIES, Draft
 from plait.interop.optimizers import adopt_course, adopt_name
 from plait.interop.source import Imported, Kind, Source
+from plait.values import PyTree
 
 LOG: Final = "output of axolotl's own logging; plait writes metrics.jsonl and trace.json"
 FILES: Final = "axolotl's own folders; plait writes into --out"
@@ -245,7 +246,7 @@ def _adapter(source: Source, draft: Draft) -> None:
     elif str(kind).lower() != "lora":
         source.note("adapter", "ignored", "plait has lora and dora")
         return
-    targets: Any = source.take("lora_target_modules")
+    targets: PyTree = source.take("lora_target_modules")
     targets = [targets] if isinstance(targets, str) else targets
     if source.flag("lora_target_linear") and not targets:
         source.note("lora_target_linear", "different", "name the layers in adapter.targets")

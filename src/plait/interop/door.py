@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from plait.errors import ConfigError, nearest
 from plait.interop import accelerate, axolotl, deepspeed, files, megatron, nanotron, torchtitan
 from plait.interop.source import Imported, Source
+from plait.values import JsonMapping
 
 FRAMEWORKS: Final[dict[str, Callable[[Source], Imported]]] = {
     "deepspeed": deepspeed.read,
@@ -93,7 +94,7 @@ def _name_of(framework: str | None) -> str | None:
     return word
 
 
-def _guess(values: Mapping[str, Any], name: str) -> str:
+def _guess(values: JsonMapping, name: str) -> str:
     votes = {
         framework: sum(_has(values, sign) for sign in signs) for framework, signs in SIGNS.items()
     }
@@ -105,5 +106,5 @@ def _guess(values: Mapping[str, Any], name: str) -> str:
     return best
 
 
-def _has(values: Mapping[str, Any], sign: str) -> bool:
+def _has(values: JsonMapping, sign: str) -> bool:
     return sign in values or any(key.startswith(f"{sign}.") for key in values)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from plait.errors import ConfigError, PlanError
 from plait.interop.source import Imported, Source
 from plait.plan import PipelineAxis, Plan
 from plait.plan.facts import DATA_STRATEGIES, SCHEDULES, ZERO, DataStrategy
+from plait.values import JsonObject
 
 ZERO_STRATEGIES: Final[tuple[DataStrategy, ...]] = (DATA_STRATEGIES[0], *ZERO.values())
 """The data strategy of each ZeRO stage, from 0 to 3."""
@@ -48,11 +49,11 @@ class Draft:
     remat: str = "none"
     precision: str = "float32"
     compile: bool = False
-    sections: dict[str, dict[str, Any]] = field(
+    sections: dict[str, JsonObject] = field(
         default_factory=lambda: {"model": {}, "data": {}, "train": {}}
     )
 
-    def put(self, section: str, **values: Any) -> None:
+    def put(self, section: str, **values: object) -> None:
         """Set keys of a section; None leaves a key out."""
         table = self.sections.setdefault(section, {})
         table.update({key: value for key, value in values.items() if value is not None})

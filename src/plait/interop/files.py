@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from plait.errors import ConfigError
 from plait.toml import parse_json
+from plait.values import JsonObject
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -35,7 +36,7 @@ def read_text(path: Path) -> str:
         raise ConfigError(f"{path}: cannot be read as text: {error}") from None
 
 
-def parse(text: str, form: str) -> dict[str, Any]:
+def parse(text: str, form: str) -> JsonObject:
     """The table of a text in one form: `json`, `yaml`, `toml` or `shell`.
 
     Errors: `ConfigError` with the parser's words.
@@ -96,7 +97,7 @@ _OPTION: Final = re.compile(r"--[A-Za-z][\w.-]*(=.*)?$", re.DOTALL)
 _MAX_EXPANSIONS: Final = 8
 
 
-def command_line(text: str) -> dict[str, Any]:
+def command_line(text: str) -> JsonObject:
     """The options of a shell script or a command line: `--name value ...` as {name: value}.
 
     Variables that the script sets are put in. An option without a value is True, several values are
@@ -114,7 +115,7 @@ def command_line(text: str) -> dict[str, Any]:
             continue
         bare = re.sub(r"^\s*(?:export\s+)?[A-Za-z_]\w*\+?=\(?", " ", bare)
         words += _split(_expanded(bare, variables))
-    options: dict[str, Any] = {}
+    options: JsonObject = {}
     said = re.search(r"^\s*#\s*WORLD_SIZE=(\d+)", text, re.MULTILINE)
     if said:
         variables["WORLD_SIZE"] = said.group(1)

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from plait.interop.draft import INTERLEAVED, ZERO_STRATEGIES, Draft
 from plait.interop.megatron_options import NOTES
 from plait.interop.optimizers import adopt_name
 from plait.interop.source import Imported, Source
+from plait.values import JsonMapping, JsonObject
 
 
-def options_of(table: Mapping[str, Any]) -> dict[str, Any]:
+def options_of(table: JsonMapping) -> JsonObject:
     """The options of a YAML file with `MODEL_ARGS`, as Megatron-LM's functional tests keep them.
 
     A file without that table is its own options; `ENV_VARS` gives the number of ranks.

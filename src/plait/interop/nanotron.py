@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from plait.interop.draft import (
     PLAIN_SCHEDULE,
@@ -12,6 +12,7 @@ from plait.interop.draft import (
 )
 from plait.interop.optimizers import adopt_name
 from plait.interop.source import Imported, Kind, Source
+from plait.values import JsonObject
 
 LOG: Final = "output of nanotron's own logging; plait writes metrics.jsonl and trace.json"
 KNOB: Final = "a setting of nanotron's own implementation; results do not depend on it"
@@ -119,7 +120,7 @@ def _model(source: Source, draft: Draft) -> None:
         *("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads"),
         *("intermediate_size", "vocab_size", "max_position_embeddings"),
     )
-    values: dict[str, Any] = {name: source.count(f"{prefix}{name}") for name in names}
+    values: JsonObject = {name: source.count(f"{prefix}{name}") for name in names}
     tied = source.take(f"{prefix}tie_word_embeddings")
     draft.put(
         "model",

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
 from plait.errors import ConfigError
+from plait.values import JsonMapping, JsonObject
 
 Kind = Literal["ignored", "contradictory", "different", "unknown"]
 
@@ -30,7 +31,7 @@ class Unmapped:
     kind: Kind
     reason: str
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """The fields as plain data."""
         return asdict(self)
 
@@ -48,11 +49,11 @@ class Imported:
 
     framework: str
     plan: str
-    config: dict[str, dict[str, Any]]
+    config: dict[str, JsonObject]
     mapped: list[str]
     unmapped: list[Unmapped]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """The fields as plain data, for `--json`."""
         return asdict(self)
 
@@ -66,14 +67,14 @@ class Source:
     """
 
     framework: str
-    values: dict[str, Any]
+    values: JsonObject
     world_size: int | None = None
     """The number of ranks that the user told; files often do not say it."""
     taken: set[str] = field(default_factory=set)
     unmapped: list[Unmapped] = field(default_factory=list)
 
     @staticmethod
-    def of(framework: str, table: Mapping[str, Any], world_size: int | None = None) -> Source:
+    def of(framework: str, table: JsonMapping, world_size: int | None = None) -> Source:
         """The source of a nested table."""
         return Source(framework, _flattened(table), world_size)
 
@@ -172,8 +173,8 @@ class Source:
             self.note(key, "unknown", f"plait knows no such key of {self.framework}")
 
 
-def _flattened(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def _flattened(table: JsonMapping, prefix: str = "") -> JsonObject:
+    flat: JsonObject = {}
     for key, value in table.items():
         path = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:

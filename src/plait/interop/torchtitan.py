@@ -5,7 +5,7 @@ Keys as in torchtitan's `config/job_config.py`.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from plait.errors import ConfigError
 from plait.interop.draft import (
@@ -17,8 +17,9 @@ from plait.interop.draft import (
 )
 from plait.interop.optimizers import adopt_name
 from plait.interop.source import Imported, Kind, Source
+from plait.values import JsonObject
 
-LLAMA3: Final[dict[str, dict[str, Any]]] = {
+LLAMA3: Final[dict[str, JsonObject]] = {
     "debugmodel": {
         "hidden_size": 256,
         "num_hidden_layers": 6,

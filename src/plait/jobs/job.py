@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from plait.values import JsonObject
+
 PORT: Final = 29500
 """The port of rank 0's store, where nobody names another one."""
 NAME_LENGTH: Final = 40
@@ -75,7 +77,7 @@ class JobScript:
     notes: list[str] = field(default_factory=list)
     """Things that only the user knows, which the script leaves open."""
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """The fields as plain data, for `--json`."""
         data = asdict(self)
         data["for"] = data.pop("target")

@@ -7,9 +7,9 @@ PersistentVolumeClaim.
 from __future__ import annotations
 
 import shlex
-from typing import Any
 
 from plait.jobs.job import PORT, JobScript, TrainJob, yaml_text
+from plait.values import JsonObject
 
 GRACE_SECONDS = 30
 """Seconds between the deadline of a save and the end of a pod."""
@@ -32,7 +32,7 @@ def script(job: TrainJob, config_text: str = "") -> JobScript:
     return JobScript("kubernetes", text, file, submit, job.world_size, notes)
 
 
-def _config_map(job: TrainJob, config_text: str) -> dict[str, Any]:
+def _config_map(job: TrainJob, config_text: str) -> JsonObject:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -41,7 +41,7 @@ def _config_map(job: TrainJob, config_text: str) -> dict[str, Any]:
     }
 
 
-def _volume(job: TrainJob) -> dict[str, Any]:
+def _volume(job: TrainJob) -> JsonObject:
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -53,7 +53,7 @@ def _volume(job: TrainJob) -> dict[str, Any]:
     }
 
 
-def _service(job: TrainJob) -> dict[str, Any]:
+def _service(job: TrainJob) -> JsonObject:
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -67,7 +67,7 @@ def _service(job: TrainJob) -> dict[str, Any]:
     }
 
 
-def _job(job: TrainJob) -> dict[str, Any]:
+def _job(job: TrainJob) -> JsonObject:
     out = f"{RUNS_FOLDER}/{job.name}"
     command = " ".join(
         [
@@ -82,7 +82,7 @@ def _job(job: TrainJob) -> dict[str, Any]:
             job.train_line(f"{CONFIG_FOLDER}/config.toml", out),
         ]
     )
-    container: dict[str, Any] = {
+    container: JsonObject = {
         "name": "plait",
         "image": job.image,
         "command": ["/bin/bash", "-c", command],

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from typing import Any
 
 from plait.jobs.job import PORT, JobScript, TrainJob, yaml_text
+from plait.values import JsonObject
 
 CHECKPOINTS = "/checkpoints"
 
@@ -23,10 +23,10 @@ def script(job: TrainJob) -> JobScript:
             f"  -m plait {job.train_line(out=f'{CHECKPOINTS}/{job.name}')}",
         ]
     )
-    resources: dict[str, Any] = {"use_spot": True}
+    resources: JsonObject = {"use_spot": True}
     if job.gpus:
         resources = {"accelerators": f"H100:{job.ranks_per_node}", **resources}
-    task: dict[str, Any] = {
+    task: JsonObject = {
         "name": job.name,
         "num_nodes": job.nodes,
         "resources": resources,

@@ -24,6 +24,7 @@ from plait.comm.network import LOOPBACK, loopback_interface, variables_of
 from plait.launcher.failure import died_silently, read_failures
 from plait.launcher.leftovers import leftovers
 from plait.launcher.rank import RankSettings, run_rank
+from plait.values import JsonObject
 
 T = TypeVar("T")
 
@@ -64,7 +65,7 @@ def run_ranks(
     ):
         failures = folder / "failures"
         failures.mkdir()
-        config: dict[str, Any] = {
+        config: JsonObject = {
             "min_nodes": 1,
             "max_nodes": 1,
             "nproc_per_node": nproc,

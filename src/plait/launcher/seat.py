@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.launcher.board import NOTHING, Board
+from plait.values import JsonObject
 
 LOOK_SECONDS = 0.02
 POLITE_SECONDS = 0.001
@@ -53,7 +54,7 @@ class RankLoss:
     resumed: int = NOTHING
     moved: float = -1.0
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """The recovery as summaries tell it."""
         return {
             "step": self.step,

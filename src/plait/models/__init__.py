@@ -37,6 +37,7 @@ from torch import nn
 
 from plait.errors import ModelError, nearest
 from plait.patterns import matches
+from plait.values import JsonObject
 
 CLASSES = {"mlp": "MLP", "gpt": "GPT", "llama": "Llama", "resnet": "ResNet", "fno": "FNO"}
 SPECIAL = ("hf",)
@@ -44,7 +45,7 @@ OF_FIELDS = frozenset({"fno"})
 """Families whose outputs and targets are fields of numbers: they minimise the squared error."""
 
 
-def make(name: str, **keys: Any) -> nn.Module:
+def make(name: str, **keys: object) -> nn.Module:
     """The model `name` with the keys of its config, on the current default device; keys that are
     None count as absent.
 
@@ -140,7 +141,7 @@ def _module(name: str) -> ModuleType:
     return importlib.import_module(f"plait.models.{name}")
 
 
-def _call(constructor: Any, name: str, keys: dict[str, Any]) -> nn.Module:
+def _call(constructor: Any, name: str, keys: JsonObject) -> nn.Module:
     """Call with a check of the keys first, so that a TypeError from inside stays what it is."""
     known = {
         key: p

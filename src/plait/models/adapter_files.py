@@ -26,6 +26,7 @@ from plait.models.adapters import (
     parts_of,
 )
 from plait.models.weights import RowNorms, Stored, Weights, fit, open_folder, weights_of
+from plait.values import JsonObject
 
 MODEL = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
@@ -152,7 +153,7 @@ class AdapterForm:
     parameter there.
     """
 
-    config: dict[str, Any]
+    config: JsonObject
     names: dict[str, str]
 
 

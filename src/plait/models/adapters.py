@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from plait.errors import ModelError, nearest
 from plait.patterns import matches
+from plait.values import PyTree
 
 KINDS = ("lora", "dora")
 OUTPUTS = ("head", "lm_head", "embed_out", "output", "score", "classifier")
@@ -118,7 +119,7 @@ def adapt(model: nn.Module, settings: AdapterSettings, reseed: Reseed | None = N
 
 def attach(module: nn.Module, settings: AdapterSettings) -> None:
     """Hang an adapter on a linear layer."""
-    target: Any = module
+    target: PyTree = module
     weight = target.weight
     transposed = is_transposed(module)
     out, into = weight.shape[::-1] if transposed else weight.shape
@@ -159,7 +160,9 @@ def row_norms(weight: Tensor, transposed: bool) -> Tensor:
     return torch.linalg.vector_norm(wide, dim=0 if transposed else 1)
 
 
-def add_delta(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+def add_delta(
+    module: Any, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], output: Tensor
+) -> Tensor:
     """A hook of a layer with an adapter: its output with the adapter's share."""
     adapter: Adapter = module.adapter
     x = args[0] if args else next(iter(kwargs.values()))

@@ -26,6 +26,7 @@ from plait.models.hf_roles import roles_for
 from plait.models.layers import RMSNorm, ScaledEmbedding
 from plait.models.routing import Router
 from plait.models.weights import MakeStart, Weights, fit, open_folder, wholly_on_meta
+from plait.values import JsonMapping, JsonObject
 
 OWN = (
     RMSNorm,
@@ -64,7 +65,7 @@ class HuggingFace(nn.Module):
         super().__init__()
         self.model = model
         self.weights: Weights | None = None
-        self.generation: dict[str, Any] | None = None
+        self.generation: JsonObject | None = None
         self.make_start: MakeStart | None = None
         _replace_own(model)
         hf_experts.adopt(model)
@@ -84,7 +85,7 @@ class HuggingFace(nn.Module):
             input_ids=input_ids, position_ids=positions, attention_mask=masks, use_cache=False
         )
 
-    def _logits(self, **inputs: Any) -> Tensor:
+    def _logits(self, **inputs: object) -> Tensor:
         """The logits of the library's model; inputs that its forward does not know are left out."""
         known = inspect.signature(self.model.forward).parameters
         if not any(one.kind is one.VAR_KEYWORD for one in known.values()):
@@ -180,7 +181,7 @@ def _let_experts_take_float64(model: nn.Module) -> None:
 
 
 def make(
-    config: str | Path | Mapping[str, Any],
+    config: str | Path | JsonMapping,
     weights: str | Path | None = None,
     task: str = "causal",
 ) -> HuggingFace:
@@ -234,7 +235,7 @@ def _adopt_generation(made: HuggingFace, sources: list[Any]) -> None:
             return
 
 
-def files_of(made: HuggingFace) -> dict[str, Any]:
+def files_of(made: HuggingFace) -> JsonObject:
     """The small files that `from_pretrained` reads beside the weights: their names and tables."""
     inner: Any = made.model
     config = json.loads(inner.config.to_json_string(use_diff=True))
@@ -275,7 +276,7 @@ def _replace_own(model: nn.Module) -> None:
                 and isinstance(module, nn.Embedding)
                 and scale is not None
             ):
-                weight = cast(nn.Parameter, module.weight)
+                weight = cast("nn.Parameter", module.weight)
                 setattr(parent, name, ScaledEmbedding(weight, module.padding_idx, _float32(scale)))
 
 
@@ -344,7 +345,7 @@ def library() -> Any:
     return transformers
 
 
-def vocabulary(config: str | Path | Mapping[str, Any]) -> int | None:
+def vocabulary(config: str | Path | JsonMapping) -> int | None:
     """The number of tokens of a config, or of its family where it says none; None where unknown."""
     table = read_config(config)
     known = library().models.auto.configuration_auto.CONFIG_MAPPING
@@ -356,7 +357,7 @@ def vocabulary(config: str | Path | Mapping[str, Any]) -> int | None:
     return size
 
 
-def read_config(config: str | Path | Mapping[str, Any]) -> dict[str, Any]:
+def read_config(config: str | Path | JsonMapping) -> JsonObject:
     """The table of a config, wherever it is."""
     if isinstance(config, Mapping):
         return dict(config)

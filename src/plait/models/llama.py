@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,7 @@ from plait.models.experts import Experts, MixtureOfExperts
 from plait.models.layers import CausalAttention, Embedding, Linear, check_divides, check_positive
 from plait.models.router_settings import RouterSettings
 from plait.models.routing import Router
+from plait.values import JsonObject
 
 BLOCKS = "blocks.*"
 CHAIN = ("embed", BLOCKS, "norm", "head")
@@ -247,7 +248,7 @@ class Llama(nn.Module):
         dropout: float = 0.0,
         initializer_range: float = 0.02,
         num_local_experts: int | None = None,
-        **expert_keys: Any,
+        **expert_keys: object,
     ) -> None:
         """With `num_local_experts`, the MLPs are mixtures of experts; `mixture` knows the other
         keys.
@@ -284,7 +285,7 @@ class Llama(nn.Module):
         )  # each block adds two parts to the residual stream
 
         def mlp(index: int) -> nn.Module:
-            widths: dict[str, Any] = {"std": std, "std_residual": std_residual, **expert_keys}
+            widths: JsonObject = {"std": std, "std_residual": std_residual, **expert_keys}
             return mixture(
                 index,
                 num_local_experts,

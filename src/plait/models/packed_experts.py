@@ -12,13 +12,13 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from plait.models.experts import Exchange, MixtureOfExperts
 from plait.models.permute import inverse
+from plait.values import PyTree
 
 FIRST = ("gate_up_proj", "up_proj")
 LAST = "down_proj"
@@ -54,7 +54,7 @@ class PackedExperts:
         self.exchange = exchange
         self.module.forward = self.forward
 
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(self, *args: PyTree, **kwargs: PyTree) -> Tensor:
         """The module's own, over the experts of all ranks."""
         given = [*args, *kwargs.values()]
         if self._num_arguments == SORTED:
@@ -131,7 +131,7 @@ def is_sum(module: nn.Module) -> bool:
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, device="cpu")
 
-    small: Any = copy.copy(module)
+    small: PyTree = copy.copy(module)
     small._forward_pre_hooks = type(module._forward_pre_hooks)()
     small._parameters = {
         key: param if param is None else nn.Parameter(draw(2, *param.shape[1:]) / 4)
@@ -152,7 +152,7 @@ def is_sum(module: nn.Module) -> bool:
             config._experts_implementation = method  # type: ignore[union-attr]
 
 
-def _agrees(small: Any, draw: Callable[..., Tensor]) -> bool:
+def _agrees(small: PyTree, draw: Callable[..., Tensor]) -> bool:
     by_rows = PackedExperts(small)
     hidden = _hidden_size(small)
     if by_rows._num_arguments == SORTED:

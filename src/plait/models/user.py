@@ -5,16 +5,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from typing import Any
 
 from torch import nn
 
 from plait.errors import ModelError, PlaitError
 from plait.reference import load
+from plait.values import JsonMapping
 
 
-def make(python: str, arguments: Mapping[str, Any] | None = None) -> nn.Module:
+def make(python: str, arguments: JsonMapping | None = None) -> nn.Module:
     """Call the function with `arguments` on the current default device.
 
     A failure inside it becomes a `ModelError` that names it.

@@ -16,6 +16,7 @@ from plait.plan import axes
 from plait.plan.axes import ContextAxis, DataAxis, PipelineAxis, TensorAxis
 from plait.plan.rules import broken_axis_rules
 from plait.plan.terms import Terms
+from plait.values import JsonObject
 
 _SHAPE: Final = re.compile(r"(?P<name>[a-z]+)(?P<number>[0-9]*)(?P<tail>[:,].*)?")
 _OPTION: Final = re.compile(r"(?P<name>[a-z]+)(?P<number>[0-9]+)?")
@@ -54,14 +55,14 @@ class _BadTermError(Exception):
     """The bare fact; `parse_terms` adds the term and collects."""
 
 
-def parse_terms(text: str) -> dict[str, Any]:
+def parse_terms(text: str) -> JsonObject:
     """The keyword arguments of `Plan` that a text means.
 
     Raises `PlanError` with one line for each term that cannot be read.
     """
     if not isinstance(text, str):
         raise PlanError(f"a plan is text such as 'dp2:zero3', not {type(text).__name__} {text!r}")
-    fields: dict[str, Any] = {}
+    fields: JsonObject = {}
     seen: dict[str, str] = {}
     bad: list[str] = []
     for term in text.split():
@@ -123,7 +124,7 @@ def _choice(name: str, number: str, tail: str) -> str:
 
 def _axis(name: str, size: int, tail: str) -> Any:
     """The record of one axis: at most one word and any options, in any order."""
-    fields: dict[str, Any] = {"size": size}
+    fields: JsonObject = {"size": size}
     kind, words = _WORDS[name]
     for piece in tail[1:].split(",") if tail else []:
         if piece in words:

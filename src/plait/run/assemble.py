@@ -8,7 +8,7 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,7 @@ from plait.parallel.pipeline.actions import Schedule
 from plait.parallel.pipeline.text import load as load_schedule
 from plait.plan import Plan, check_batch
 from plait.run import optimizers
+from plait.values import JsonMapping
 
 ADAPTER = "adapter"
 """The key of a model's keys that holds its `[adapter]`."""
@@ -47,11 +48,11 @@ class ConfigSource(Protocol):
     """
 
     @property
-    def model(self) -> ModelSection | Mapping[str, Any]:
+    def model(self) -> ModelSection | JsonMapping:
         """The model by name, or the user's function."""
 
     @property
-    def data(self) -> Data | Mapping[str, Any]:
+    def data(self) -> Data | JsonMapping:
         """The data by name, or the user's function."""
 
     @property
@@ -99,7 +100,7 @@ def assemble(
     return Training(engine, loader)
 
 
-def model_keys(config: ConfigSource) -> Mapping[str, Any]:
+def model_keys(config: ConfigSource) -> JsonMapping:
     """The `[model]` section as plain keys: `name` or `python`, and what the model's constructor
     takes. An `[adapter]` is one more key.
     """
@@ -119,7 +120,7 @@ def roles_of(config: ConfigSource) -> Mapping[str, str] | None:
     return section.get("roles") if isinstance(section, Mapping) else section.roles
 
 
-def make_model(keys: Mapping[str, Any], seed: int = 0) -> nn.Module:
+def make_model(keys: JsonMapping, seed: int = 0) -> nn.Module:
     """The model on the meta device; a user's own with the values that its code gives it.
 
     Those are the values of plain PyTorch on the CPU with `torch.manual_seed(seed)` right before the
@@ -130,7 +131,7 @@ def make_model(keys: Mapping[str, Any], seed: int = 0) -> nn.Module:
     return with_adapters(model, keys, seed)
 
 
-def with_adapters(model: nn.Module, keys: Mapping[str, Any], seed: int) -> nn.Module:
+def with_adapters(model: nn.Module, keys: JsonMapping, seed: int) -> nn.Module:
     """A model with the adapters that its keys name, each matrix from the seed of its name."""
     table = keys.get(ADAPTER)
     if table is None:
@@ -143,7 +144,7 @@ def with_adapters(model: nn.Module, keys: Mapping[str, Any], seed: int) -> nn.Mo
     return adapter_files.with_adapters(model, AdapterSettings(**wanted), reseed)
 
 
-def bare_model(keys: Mapping[str, Any]) -> nn.Module:
+def bare_model(keys: JsonMapping) -> nn.Module:
     """The model with its adapters on the meta device, also one that is the user's own."""
     python = keys.get("python")
     if python is None:
@@ -152,7 +153,7 @@ def bare_model(keys: Mapping[str, Any]) -> nn.Module:
         return with_adapters(user.make(python, keys.get("arguments")), keys, 0)
 
 
-def _make_base(keys: Mapping[str, Any], seed: int) -> nn.Module:
+def _make_base(keys: JsonMapping, seed: int) -> nn.Module:
     """The model without adapters."""
     arguments = {key: value for key, value in keys.items() if key not in ("roles", ADAPTER)}
     python = arguments.pop("python", None)
@@ -165,7 +166,7 @@ def _make_base(keys: Mapping[str, Any], seed: int) -> nn.Module:
         return models.make(arguments.pop("name"), **arguments)
 
 
-def make_loss(train: Train, keys: Mapping[str, Any]) -> LossFunction:
+def make_loss(train: Train, keys: JsonMapping) -> LossFunction:
     """`[train] loss`, a user's function of (output, targets); else the squared error of models of
     fields, or cross-entropy.
     """

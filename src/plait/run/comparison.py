@@ -5,11 +5,11 @@ on one time scale.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from plait.trace import Timeline
 from plait.trace.page import Grid, PageSection, Picture, page
 from plait.trace.picture import Bar, Frame, bars, lanes, timeline_lanes
+from plait.values import JsonObject
 
 HEAD = ("plan", "loss", "error", "ms/step", "tokens/s", "bubble", "peak MB", "MB sent by axis")
 STEP_TEXT = (
@@ -19,7 +19,7 @@ STEP_TEXT = (
 MEMORY_TEXT = "The state of the fullest rank between steps."
 
 
-def cells(row: dict[str, Any]) -> tuple[str, ...]:
+def cells(row: JsonObject) -> tuple[str, ...]:
     """One row of the table, as the terminal and the page show it."""
     return (
         row["plan"],
@@ -33,7 +33,7 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def html(title: str, rows: Sequence[dict[str, Any]], timelines: Sequence[Timeline]) -> str:
+def html(title: str, rows: Sequence[JsonObject], timelines: Sequence[Timeline]) -> str:
     """The whole page; everything on it was measured in the runs of the rows."""
     seconds = [Bar(row["plan"], _parts(row["breakdown"])) for row in rows]
     traffic = [_bar(row, "traffic", 1e6) for row in rows]
@@ -48,7 +48,7 @@ def html(title: str, rows: Sequence[dict[str, Any]], timelines: Sequence[Timelin
     return page(title, sections)
 
 
-def _parts(breakdown: dict[str, Any]) -> tuple[tuple[str, float], ...]:
+def _parts(breakdown: JsonObject) -> tuple[tuple[str, float], ...]:
     waiting = [
         (f"waiting for {axis}", seconds * 1e3)
         for axis, seconds in sorted(breakdown["waiting_seconds"].items())
@@ -60,16 +60,16 @@ def _parts(breakdown: dict[str, Any]) -> tuple[tuple[str, float], ...]:
     )
 
 
-def _bar(row: dict[str, Any], key: str, unit: float) -> Bar:
+def _bar(row: JsonObject, key: str, unit: float) -> Bar:
     return Bar(row["plan"], tuple((name, value / unit) for name, value in row[key].items()))
 
 
-def _memory(row: dict[str, Any]) -> Bar:
+def _memory(row: JsonObject) -> Bar:
     fullest = max(row["state_memory"], key=lambda kinds: sum(kinds.values()))
     return Bar(row["plan"], tuple((kind, value / 1e6) for kind, value in fullest.items()))
 
 
-def _pictures(rows: Sequence[dict[str, Any]], timelines: Sequence[Timeline]) -> list[str | Picture]:
+def _pictures(rows: Sequence[JsonObject], timelines: Sequence[Timeline]) -> list[str | Picture]:
     """One time scale for all, so that lengths can be compared by eye."""
     pictures = [
         (row["plan"], timeline)

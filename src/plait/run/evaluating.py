@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from plait.values import JsonObject
 
 if TYPE_CHECKING:
     from plait.config import Config
@@ -20,7 +22,7 @@ class EvaluateJob:
     batches: int | None = None
 
 
-def run(job: EvaluateJob) -> dict[str, Any]:
+def run(job: EvaluateJob) -> JsonObject:
     """Evaluate, and return the object of `plait evaluate --json`. Collective."""
     from plait.engine.build import join_world
     from plait.engine.explain import explained, memory_error

@@ -20,6 +20,7 @@ from plait.errors import RunError
 from plait.models.losses import correct_classes
 from plait.run.hooks import Hook, RunStart, StepDone
 from plait.run.rundir import RunFolder
+from plait.values import JsonObject
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Evaluation:
     accuracy: float | None
     samples: int
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """The fields as plain data."""
         return asdict(self)
 
@@ -103,7 +104,7 @@ class Evaluations(Hook):
         self._best = math.inf
         self._worse = 0
 
-    def newest(self) -> tuple[int, dict[str, Any]] | None:
+    def newest(self) -> tuple[int, JsonObject] | None:
         """The step and the numbers of the newest evaluation."""
         return None if self.last is None else (self._evaluated, self.last.as_dict())
 
@@ -113,7 +114,7 @@ class Evaluations(Hook):
         self._step = start.first_step - 1
         self._evaluated = self._step
         world = start.engine.world
-        rows: list[dict[str, Any]] = []
+        rows: list[JsonObject] = []
         if self.folder is not None and world.rank == 0:
             rows = [row for row in read_rows(self.folder) if row["step"] <= self._step]
             write_rows(self.folder, rows)
@@ -153,11 +154,11 @@ class Evaluations(Hook):
         return False
 
 
-def read_rows(folder: RunFolder | None) -> list[dict[str, Any]]:
+def read_rows(folder: RunFolder | None) -> list[JsonObject]:
     """The evaluations of a run so far; lines that a crash has cut are left out."""
     if folder is None or not folder.evaluations.is_file():
         return []
-    rows: list[dict[str, Any]] = []
+    rows: list[JsonObject] = []
     for line in folder.evaluations.read_text(encoding="utf-8").splitlines():
         try:
             row = json.loads(line)
@@ -168,7 +169,7 @@ def read_rows(folder: RunFolder | None) -> list[dict[str, Any]]:
     return rows
 
 
-def write_rows(folder: RunFolder, rows: list[dict[str, Any]]) -> None:
+def write_rows(folder: RunFolder, rows: list[JsonObject]) -> None:
     """Write `eval.jsonl` anew; without rows there is no file."""
     if not rows:
         folder.evaluations.unlink(missing_ok=True)
@@ -177,7 +178,7 @@ def write_rows(folder: RunFolder, rows: list[dict[str, Any]]) -> None:
     folder.evaluations.write_text(text, encoding="utf-8")
 
 
-def append_row(folder: RunFolder, row: dict[str, Any]) -> None:
+def append_row(folder: RunFolder, row: JsonObject) -> None:
     """Add an evaluation to `eval.jsonl`. Errors: `RunError` when it cannot be written."""
     standard = {key: _finite(value) for key, value in row.items()}
     try:

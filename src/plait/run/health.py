@@ -9,7 +9,7 @@ import json
 import socket
 import statistics
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from plait.checkpoint.folder import newest_whole, step_number
 from plait.doctor import findings
@@ -17,11 +17,12 @@ from plait.doctor.record import RankSnapshot, Records, now
 from plait.errors import CheckpointError, ConfigError
 from plait.run.rundir import RunFolder
 from plait.toml import parse_json, read_toml
+from plait.values import JsonObject
 
 RECENT: Final = 20
 
 
-def findings_of(path: Path) -> dict[str, Any]:
+def findings_of(path: Path) -> JsonObject:
     """The keys of `plait doctor --json`. Errors: `ConfigError` for what is no folder of a run."""
     folder = _folder(path)
     views = Records(folder.doctor).views()
@@ -33,7 +34,7 @@ def findings_of(path: Path) -> dict[str, Any]:
     }
 
 
-def status_of(path: Path) -> dict[str, Any]:
+def status_of(path: Path) -> JsonObject:
     """The keys of `plait status --json`. Errors: `ConfigError` for what is no folder of a run."""
     folder = _folder(path)
     views = Records(folder.doctor).views()
@@ -67,7 +68,7 @@ def state_of(folder: RunFolder, views: dict[int, RankSnapshot]) -> str:
     return "finished" if whole and folder.summary.exists() else "ended"
 
 
-def _rank(view: RankSnapshot) -> dict[str, Any]:
+def _rank(view: RankSnapshot) -> JsonObject:
     alive = _is_alive(view)
     return {
         "rank": view.rank,
@@ -92,7 +93,7 @@ def _folder(path: Path) -> RunFolder:
     return folder
 
 
-def _metrics(folder: RunFolder) -> list[dict[str, Any]]:
+def _metrics(folder: RunFolder) -> list[JsonObject]:
     """The steps of `metrics.jsonl` that can be read."""
     found = []
     for line in (_text(folder.metrics) or "").splitlines():
@@ -120,7 +121,7 @@ def _text(path: Path) -> str | None:
         return None
 
 
-def _checkpoint(path: Path) -> dict[str, Any] | None:
+def _checkpoint(path: Path) -> JsonObject | None:
     try:
         found = newest_whole(path)
     except (CheckpointError, OSError, json.JSONDecodeError):

@@ -12,14 +12,14 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from plait.errors import RunError
 from plait.run.logs import logged, terminal_of
+from plait.values import JsonMapping, JsonObject
 
 if TYPE_CHECKING:
     from plait.cluster.products import ProductTable
@@ -63,9 +63,7 @@ class TrainingRun:
         return Supervision(self.plan, seconds, self.folder, self.watches_itself)
 
 
-def run(
-    job: TrainingRun, place: RankContext | None = None, by_peers: bool = False
-) -> dict[str, Any]:
+def run(job: TrainingRun, place: RankContext | None = None, by_peers: bool = False) -> JsonObject:
     """Train, and return the numbers of `plait train --json`, the same on every rank. Collective.
 
     `place` is the part of this rank where a launcher keeps the run alive. With `by_peers` the ranks
@@ -84,13 +82,13 @@ def run(
     world = join(plan, job.supervision.silent_seconds)
     if peers is not None and world.membership is None:
         ending = peers.of(world)
-    numbers: dict[str, Any] = closing(world, partial(_watched, job, world, place, ending))
+    numbers: JsonObject = closing(world, partial(_watched, job, world, place, ending))
     return numbers
 
 
 def _watched(
     job: TrainingRun, world: World, place: RankContext | None, ending: Ending | None
-) -> dict[str, Any]:
+) -> JsonObject:
     """The run in a world, watched over where no launcher does. Collective."""
     job, folder = _agreed(world, job)
     if place is not None and not place.is_first:
@@ -115,7 +113,7 @@ def _continued(job: TrainingRun, folder: RunFolder | None) -> TrainingRun:
 
 def _trained(
     job: TrainingRun, world: World, place: RankContext | None, ending: Ending | None
-) -> dict[str, Any]:
+) -> JsonObject:
     """The run itself. Collective."""
     import torch
 
@@ -187,8 +185,8 @@ def _load(job: TrainingRun, training: Training, place: RankContext | None) -> No
 
 
 def _ended(
-    job: TrainingRun, world: World, training: Training, tally: Tally, more: Mapping[str, Any]
-) -> dict[str, Any]:
+    job: TrainingRun, world: World, training: Training, tally: Tally, more: JsonMapping
+) -> JsonObject:
     """The numbers of a run that has done its steps, and `more`, written into its folder."""
     from plait.run.metrics import first_loss
     from plait.run.rundir import RunFolder
@@ -302,7 +300,7 @@ def _hooks(
 
 def _numbers(
     world: World, training: Training, tally: Tally, folder: RunFolder | None
-) -> dict[str, Any]:
+) -> JsonObject:
     """The summary over all ranks; rank 0 writes the trace of all into the folder."""
     from plait.run.metrics import peak_memory_bytes, summary
     from plait.trace import Timeline, breakdown

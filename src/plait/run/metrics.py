@@ -13,12 +13,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from plait.errors import RunError
 from plait.run.hooks import Hook, RunStart, StepDone
 from plait.trace import Timeline
 from plait.trace.breakdown import TimeBreakdown, of_steps
+from plait.values import JsonObject
 
 TRACED_STEPS = 5
 
@@ -75,10 +76,10 @@ class MetricsFile(Hook):
             self._file.close()
 
 
-def _record(done: StepDone) -> dict[str, Any]:
+def _record(done: StepDone) -> JsonObject:
     """One line of `metrics.jsonl`."""
     result = done.result
-    record: dict[str, Any] = {
+    record: JsonObject = {
         "step": done.step,
         "loss": _finite(result.loss),
         "grad_norm": _finite(result.grad_norm),
@@ -152,7 +153,7 @@ class Tally(Hook):
 
 def summary(
     tally: Tally, peak_memory_bytes: list[int], traffic: list[dict[str, float]]
-) -> dict[str, Any]:
+) -> JsonObject:
     """The numbers of `plait train --json`, from one rank's tally and what every rank sent: peak
     memory and traffic.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from plait.errors import PlaitError
 from plait.run.assemble import make_eval_batches
@@ -12,6 +12,7 @@ from plait.run.evaluation import Evaluations
 from plait.run.hooks import Hook
 from plait.run.rundir import RunFolder
 from plait.run.trackers import Trackers
+from plait.values import JsonObject
 
 if TYPE_CHECKING:
     from plait.comm import World
@@ -55,7 +56,7 @@ class Observers:
         """Whether evaluations have become no better for as long as `[eval] patience` says."""
         return self.evaluations is not None and self.evaluations.ends
 
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> JsonObject:
         """The newest evaluation, for the summary."""
         if self.evaluations is None or self.evaluations.last is None:
             return {}

@@ -15,6 +15,7 @@ from plait import reference
 from plait.config import Train
 from plait.errors import OptimizerError, PlaitError
 from plait.models.parameters import Parameters
+from plait.values import JsonObject
 
 IN_A_BLOCK = re.compile(r"(^|\.)\d+\.")
 """A name with a number in it, which a list of blocks gives."""
@@ -41,7 +42,7 @@ def named(params: Iterable[nn.Parameter]) -> list[tuple[str, nn.Parameter]]:
     return [("", param) for param in params]
 
 
-def groups_of(params: Sequence[tuple[str, nn.Parameter]], train: Train) -> list[dict[str, Any]]:
+def groups_of(params: Sequence[tuple[str, nn.Parameter]], train: Train) -> list[JsonObject]:
     """Parameter groups: with the weight decay of `[train]`, and without it."""
     spared = [param for name, param in params if _is_spared(name, train)]
     decayed = [param for name, param in params if not _is_spared(name, train)]
@@ -55,7 +56,7 @@ def _is_spared(name: str, train: Train) -> bool:
     return any(pattern in name for pattern in train.no_decay)
 
 
-def _elementwise(groups: list[dict[str, Any]], train: Train) -> torch.optim.Optimizer:
+def _elementwise(groups: list[JsonObject], train: Train) -> torch.optim.Optimizer:
     if train.optimizer == "sgd":
         return torch.optim.SGD(
             groups,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.launcher.seat import Assignment, Seat
 from plait.run.hooks import Hook, RunStart, StepDone
+from plait.values import JsonObject
 
 if TYPE_CHECKING:
     from plait.comm import World
@@ -65,7 +66,7 @@ class RankContext:
         """Whether this is the first generation of the run."""
         return self.assignment.generation == 0
 
-    def restore(self, engine: Engine) -> dict[str, Any] | None:
+    def restore(self, engine: Engine) -> JsonObject | None:
         """Fill the engine from the newest snapshot; returns its meta data, None where there is
         none. Collective.
         """
@@ -75,7 +76,7 @@ class RankContext:
             return None
         return restore(engine, self.assignment.snapshot)
 
-    def recoveries(self) -> list[dict[str, Any]]:
+    def recoveries(self) -> list[JsonObject]:
         """The recoveries of the run until now."""
         board = self.seat.board
         losses = list(self.assignment.losses)

@@ -5,13 +5,13 @@ They come before a folder is made and before any rank starts, so that errors are
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from plait import reference
 from plait.errors import DataError, ModelError, OptimizerError
 from plait.plan.facts import STRATEGIES
+from plait.values import JsonMapping
 
 if TYPE_CHECKING:
     from plait.config import Config
@@ -84,7 +84,7 @@ def _check_sequences(config: Config, plan: Plan) -> None:
     rehearse_sequences(made, plan, assemble.make_options(config, plan))
 
 
-def _check_roles(model: Mapping[str, Any]) -> None:
+def _check_roles(model: JsonMapping) -> None:
     """See that a model which is not plait's own has a table of roles."""
     if "python" not in model and model.get("name") != "hf":
         return

@@ -14,6 +14,7 @@ from plait.run.rundir import RunFolder
 from plait.trace import Timeline
 from plait.trace.page import Grid, PageSection, Picture, page
 from plait.trace.picture import COLOURS, Bar, Frame, Lane, bars, lanes, legend, timeline_lanes
+from plait.values import JsonMapping
 
 MAX_LANES = 16
 NAMES = {
@@ -189,7 +190,7 @@ def _traffic(data: RunData) -> PageSection:
     )
 
 
-def _course(metrics: Sequence[Mapping[str, Any]]) -> PageSection:
+def _course(metrics: Sequence[JsonMapping]) -> PageSection:
     """Every step or, of many, some of them."""
     every = max(1, len(metrics) // 20)
     shown = [*metrics[:-1:every], metrics[-1]] if metrics else []

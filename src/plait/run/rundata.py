@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from plait.errors import ConfigError, PlaitError
 from plait.mesh import Mesh
@@ -28,6 +27,7 @@ from plait.plan import Plan
 from plait.run.rundir import RunFolder
 from plait.run.runfiles import metrics_of, summary_of, text_of, timeline_of
 from plait.trace import Timeline
+from plait.values import JsonMapping, JsonObject
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Prediction:
 
     cluster: str
     timeline: Timeline
-    numbers: Mapping[str, Any]
+    numbers: JsonMapping
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class RunData:
 
     folder: Path
     plan: Plan
-    summary: Mapping[str, Any]
-    metrics: tuple[Mapping[str, Any], ...]
+    summary: JsonMapping
+    metrics: tuple[JsonMapping, ...]
     steps: Mapping[int, Timeline]
     simulated: Timeline
     prediction: Prediction | None
@@ -67,7 +67,7 @@ class RunData:
         """The median length of the traced steps, from the first action to the last."""
         return statistics.median(step.seconds for step in self.steps.values())
 
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> JsonObject:
         """The keys of `plait report --json`."""
         predicted = self.prediction
         return {

@@ -15,6 +15,7 @@ from plait.errors import ConfigError, ScheduleError
 from plait.parallel.pipeline.actions import Action
 from plait.toml import parse_json
 from plait.trace import Timeline
+from plait.values import JsonObject
 
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Bytes = Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False)]
@@ -123,14 +124,14 @@ def text_of(path: Path) -> str:
         ) from error
 
 
-def summary_of(path: Path) -> dict[str, Any]:
+def summary_of(path: Path) -> JsonObject:
     """The object of `summary.json`. Raises `ConfigError` naming the key at fault."""
     given = _json(path)
     _held(Summary, given, str(path))
     return dict(given)
 
 
-def metrics_of(path: Path) -> tuple[dict[str, Any], ...]:
+def metrics_of(path: Path) -> tuple[JsonObject, ...]:
     """The steps of `metrics.jsonl`. Raises `ConfigError` naming the line and the key."""
     steps = []
     for number, line in enumerate(text_of(path).splitlines(), 1):

@@ -7,10 +7,11 @@ overlap are async events, because the format wants the slices of one lane nested
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from plait.trace.records import CommEvent, MemoryMark, Span
+from plait.values import JsonMapping
 
 COMPUTE_LANE = 0
 COMM_LANE = 1
@@ -85,13 +86,13 @@ def _comm(comm: CommEvent, number: int) -> list[dict[str, object]]:
     ]
 
 
-def from_chrome(trace: Mapping[str, Any]) -> tuple[list[Span], list[CommEvent], list[MemoryMark]]:
+def from_chrome(trace: JsonMapping) -> tuple[list[Span], list[CommEvent], list[MemoryMark]]:
     """The records of a trace that `to_chrome` made: its inverse, up to rounding. Raises KeyError or
     ValueError for others.
     """
     spans: list[Span] = []
     marks: list[MemoryMark] = []
-    begun: dict[Any, Mapping[str, Any]] = {}
+    begun: dict[Any, JsonMapping] = {}
     comms: list[CommEvent] = []
     for event in trace["traceEvents"]:
         phase = event["ph"]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+
+from plait.values import JsonMapping
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Span:
     rank: int
     start_seconds: float
     seconds: float
-    args: Mapping[str, Any] = field(default_factory=dict)
+    args: JsonMapping = field(default_factory=dict)
 
     @property
     def stop_seconds(self) -> float:

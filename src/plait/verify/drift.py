@@ -24,6 +24,7 @@ from plait.errors import PlanError
 from plait.mesh import Mesh
 from plait.paths import not_walked
 from plait.plan import Plan
+from plait.values import JsonObject
 from plait.verify.asynchronous import is_asynchronous
 from plait.verify.problem import Problem
 from plait.verify.ranks import in_new_world, make_engine
@@ -75,7 +76,7 @@ class DriftReport:
         """Whether no kind drifts much further than one device."""
         return all(drift.ok for drift in self.kinds.values())
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """The keys of every verification, errors being the largest drifts, and the
         distributions.
         """

@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from plait.values import JsonMapping
 from plait.verify.diagnosis.diagnose import diagnose
 from plait.verify.diagnosis.finding import Facts
 from plait.verify.record.compare import Key, differences, refusals, tolerance_of
 from plait.verify.record.observation import Observation, Record, Tensors, merge
 from plait.verify.report import Report
 
-Step = Callable[[int], "Observation | Mapping[str, Any]"]
+Step = Callable[[int], "Observation | JsonMapping"]
 
 
 @dataclass(frozen=True)

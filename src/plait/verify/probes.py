@@ -7,15 +7,15 @@ token, no tied weights) says so and is left out. It never counts as passed.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
 
 from plait import models
 from plait.plan import Plan
+from plait.values import JsonMapping
 from plait.verify.problem import Problem, with_keys
 
 Change = Callable[[Problem, Plan, int], "tuple[Problem, Plan] | str"]
@@ -142,7 +142,7 @@ def _dropout(problem: Problem, plan: Plan, steps: int) -> tuple[Problem, Plan] |
     return replace(problem, model={**problem.model, **dict.fromkeys(rates, 0.2)}), plan
 
 
-def _keys(problem: Problem) -> Mapping[str, Any]:
+def _keys(problem: Problem) -> JsonMapping:
     name = problem.model.get("name")
     if name not in models.CLASSES:
         return {}

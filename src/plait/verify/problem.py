@@ -7,7 +7,7 @@ between what is compared.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from typing import Any
@@ -28,6 +28,7 @@ from plait.errors import ModelError
 from plait.plan import Plan
 from plait.products import MEASURED
 from plait.run import assemble, optimizers
+from plait.values import JsonMapping
 from plait.verify.reference.one_device import Batch, Recipe, Slice
 from plait.verify.reference.start import plain_start, start_by_name
 
@@ -43,8 +44,8 @@ class Problem:
     cuts the model and what schedule it runs.
     """
 
-    model: Mapping[str, Any]
-    data: Data | Mapping[str, Any]
+    model: JsonMapping
+    data: Data | JsonMapping
     train: Train
     masked: bool = False
     frozen: tuple[str, ...] = ()

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from plait.values import JsonMapping, JsonObject
 from plait.verify.diagnosis.finding import Finding
 from plait.verify.record.compare import UPDATE_FACTOR, Difference
 
@@ -96,7 +97,7 @@ class Report:
         }
         return sorted(found.values(), key=lambda one: -one.confidence)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """The record of the contract; infinite errors are the string `inf`, as JSON has none."""
         worst = self.worst
         return {
@@ -161,7 +162,7 @@ def _json(error: float) -> float | str:
     return error if math.isfinite(error) else "inf"
 
 
-def _probe(part: Report) -> Mapping[str, Any]:
+def _probe(part: Report) -> JsonMapping:
     return {
         "name": part.title,
         "ok": part.ok,

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from plait.comm import World
 from plait.config import Config, load
@@ -23,6 +22,7 @@ from plait.parallel.pipeline.schedules import adopt
 from plait.paths import not_walked
 from plait.plan import Plan, check_runnable, facts
 from plait.run import assemble
+from plait.values import JsonMapping
 from plait.verify.asynchronous import SKIPPED, is_asynchronous, record_stream
 from plait.verify.diagnosis.bisect import bisect
 from plait.verify.diagnosis.finding import Finding
@@ -63,7 +63,7 @@ Runner = Callable[[VerifyTask], Report]
 
 
 def run(
-    config: Config | Mapping[str, Any] | str | Path,
+    config: Config | JsonMapping | str | Path,
     plan: Plan | str,
     *,
     steps: int = 3,

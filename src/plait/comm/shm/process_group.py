@@ -223,35 +223,35 @@ class SharedMemoryGroup(dist.ProcessGroup):
         """Gloo's."""
         return self._gloo.barrier(dist.BarrierOptions() if opts is None else opts)
 
-    def reduce(self, *arguments: Any) -> dist.Work:
+    def reduce(self, *arguments: object) -> dist.Work:
         """Gloo's."""
         return self._gloo.reduce(*arguments)
 
-    def gather(self, *arguments: Any) -> dist.Work:
+    def gather(self, *arguments: object) -> dist.Work:
         """Gloo's."""
         return self._gloo.gather(*arguments)
 
-    def scatter(self, *arguments: Any) -> dist.Work:
+    def scatter(self, *arguments: object) -> dist.Work:
         """Gloo's."""
         return self._gloo.scatter(*arguments)
 
-    def alltoall(self, *arguments: Any) -> dist.Work:
+    def alltoall(self, *arguments: object) -> dist.Work:
         """Gloo's."""
         return self._gloo.alltoall(*arguments)
 
-    def alltoall_base(self, *arguments: Any) -> dist.Work:
+    def alltoall_base(self, *arguments: object) -> dist.Work:
         """Gloo's."""
         return self._gloo.alltoall_base(*arguments)
 
-    def send(self, *arguments: Any) -> dist.Work:
+    def send(self, *arguments: object) -> dist.Work:
         """Gloo's."""
         return self._gloo.send(*arguments)
 
-    def recv(self, *arguments: Any) -> dist.Work:
+    def recv(self, *arguments: object) -> dist.Work:
         """Gloo's."""
         return self._gloo.recv(*arguments)
 
-    def recv_anysource(self, *arguments: Any) -> dist.Work:
+    def recv_anysource(self, *arguments: object) -> dist.Work:
         """Gloo's."""
         return self._gloo.recv_anysource(*arguments)
 

@@ -38,6 +38,7 @@ from plait.parallel.pipeline.partition import (
 )
 from plait.parallel.pipeline.profile import STATE_COPIES, profile_layers
 from plait.parallel.pipeline.simulate import peak_activations
+from plait.values import PyTree
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Cutting:
     counts: tuple[int, ...] | None = None
     splits: tuple[str, ...] | None = None
     chain: tuple[str, ...] | None = None
-    example: Any = None
+    example: PyTree = None
     measure: bool = False
     memory_bytes: float = math.inf
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +31,7 @@ from plait.models.adapters import adapted
 from plait.models.experts import ExpertWeights
 from plait.models.hf import HuggingFace, files_of
 from plait.parallel.data import OptimizerShard, Replicas
+from plait.values import JsonObject
 
 OPTIMIZER = "optimizer/"
 STRATEGY = "strategy/"
@@ -69,7 +69,7 @@ def shards_of(state: TrainingState) -> list[Shard]:
     ]
 
 
-def meta_of(state: TrainingState) -> dict[str, Any]:
+def meta_of(state: TrainingState) -> JsonObject:
     """The facts of a state that are no tensors."""
     return {
         **_library_files(state),
@@ -81,7 +81,7 @@ def meta_of(state: TrainingState) -> dict[str, Any]:
     }
 
 
-def load(state: TrainingState, path: Path) -> dict[str, Any]:
+def load(state: TrainingState, path: Path) -> JsonObject:
     """Fill the engine from the checkpoint `path`; returns its meta data. Collective.
 
     Errors: `CheckpointError` for a missing or damaged checkpoint, another model or another
@@ -93,7 +93,7 @@ def load(state: TrainingState, path: Path) -> dict[str, Any]:
     return load_from(state, checkpoint)
 
 
-def load_from(state: TrainingState, checkpoint: Checkpoint) -> dict[str, Any]:
+def load_from(state: TrainingState, checkpoint: Checkpoint) -> JsonObject:
     """Fill the engine from an open checkpoint; returns its meta data. Collective."""
     _check(state, checkpoint)
     with torch.no_grad():
@@ -114,14 +114,14 @@ def load_from(state: TrainingState, checkpoint: Checkpoint) -> dict[str, Any]:
     return checkpoint.meta
 
 
-def _library_files(state: TrainingState) -> dict[str, Any]:
+def _library_files(state: TrainingState) -> JsonObject:
     """The config of a Hugging Face model, so that its weights load wherever they are taken."""
     if not isinstance(state.model, HuggingFace):
         return {}
     return {META: files_of(state.model)}
 
 
-def _adapter_form(state: TrainingState) -> dict[str, Any]:
+def _adapter_form(state: TrainingState) -> JsonObject:
     """The form of the adapters' own files, so that they are written without the model."""
     if not adapted(state.model):
         return {}
@@ -264,7 +264,7 @@ def _saved_strategy(state: TrainingState) -> Iterator[Shard]:
 def _load_optimizer_state(
     state: TrainingState, checkpoint: Checkpoint, piece: OptimizerShard, shard: Shard
 ) -> None:
-    moments: dict[str, Any] = {}
+    moments: JsonObject = {}
     for name in checkpoint.names():
         prefix, _, rest = name.partition("/")
         key, _, param = rest.partition("/")

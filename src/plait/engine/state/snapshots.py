@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -19,6 +18,7 @@ from plait.engine.state.saving import load_from, meta_of, shards_of
 from plait.engine.state.shards import buffer_shards
 from plait.engine.state.training import TrainingState
 from plait.mesh import Shard
+from plait.values import JsonObject
 
 
 class Snapshots:
@@ -28,7 +28,7 @@ class Snapshots:
         self._files = [MemoryFile(path) for path in paths]
         self._count = 0
 
-    def take(self, state: TrainingState, turn: int, meta: dict[str, Any]) -> int:
+    def take(self, state: TrainingState, turn: int, meta: JsonObject) -> int:
         """Copy the state into the file whose turn it is; returns its bytes."""
         own = [
             Shard.whole(RANK_PREFIX + shard.name, shard.values)
@@ -39,7 +39,7 @@ class Snapshots:
         return file.write(state.step_index, shards, {**meta, **meta_of(state)})
 
 
-def restore(state: TrainingState, paths: Sequence[Path]) -> dict[str, Any]:
+def restore(state: TrainingState, paths: Sequence[Path]) -> JsonObject:
     """Fill the engine from the snapshot in these files, by rank; returns its meta data. Collective.
 
     Under the plan that wrote it, each rank gets its own statistics back, else their mean.

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from plait.models.layers import RMSNorm
 from plait.torch_internals import storage_key
+from plait.values import PyTree
 
 LINEAR = "linear"
 NORM = "norm"
@@ -98,7 +99,7 @@ class Recorder(TorchDispatchMode):
             self._alive.append((tensor, tensor.untyped_storage()))
         return self._values[key]
 
-    def values(self, tree: Any) -> list[Value]:
+    def values(self, tree: PyTree) -> list[Value]:
         """The values of the tensors in a tree."""
         return [self._value(leaf) for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
@@ -113,7 +114,7 @@ class Recorder(TorchDispatchMode):
         self._add(kind, type(module), tuple(inputs), output, name)
         return output
 
-    def _add(self, kind: str, func: Any, args: Any, output: Any, name: str = "") -> None:
+    def _add(self, kind: str, func: Any, args: PyTree, output: PyTree, name: str = "") -> None:
         held = tree_map(lambda leaf: self._value(leaf) if isinstance(leaf, Tensor) else leaf, args)
         node = Node(len(self.graph.nodes), kind, func, held, name)
         self.graph.nodes.append(node)
@@ -134,7 +135,7 @@ class Recorder(TorchDispatchMode):
             self._check(node, flat)
 
     def __torch_dispatch__(  # as torch calls it
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        self, func: Any, types: Any, args: PyTree = (), kwargs: PyTree = None
     ) -> Any:
         output = func(*args, **(kwargs or {}))
         if self._paused:
@@ -153,12 +154,12 @@ class Recorder(TorchDispatchMode):
             self._window_of[id(output)] = args[0]
         return output
 
-    def _assembles(self, args: Any) -> bool:
+    def _assembles(self, args: PyTree) -> bool:
         """Whether a copy fills a part of a tensor that was made empty for this."""
         base = self._window_of.get(id(args[0]))
         return base is not None and id(base) in self._fresh
 
-    def _write(self, func: Any, args: Any) -> None:
+    def _write(self, func: Any, args: PyTree) -> None:
         """Memory that other values see too is not followed any more."""
         for leaf, argument in zip(args, func._schema.arguments, strict=False):
             written = argument.alias_info is not None and argument.alias_info.is_write
@@ -295,7 +296,7 @@ def _forward(kind: str, module: nn.Module, recorder: Recorder, out: int) -> Call
     weight = next((part for part in module._parameters.values() if part is not None), None)
     dtype = torch.get_default_dtype() if weight is None else weight.dtype
 
-    def run_layer(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def run_layer(x: Tensor, *args: object, **kwargs: object) -> Any:
         inputs = [leaf for leaf in tree_leaves((x, args, kwargs)) if isinstance(leaf, Tensor)]
         if kind == NORM and (args or kwargs or weight is None or x.shape[-1:] != weight.shape):
             return forward(x, *args, **kwargs)

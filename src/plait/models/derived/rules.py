@@ -9,6 +9,7 @@ import torch
 
 from plait.models.derived.cuts import ALIKE, Cut, Misfit, Want, even, joined, reshaped
 from plait.models.derived.record import MADE, Node, Value
+from plait.values import PyTree
 
 Asked = list[tuple[Value, Want]]
 Windows = dict[int, list[tuple[int, int, Want]]]
@@ -63,7 +64,7 @@ def _broadcast(cut: Cut, out: Value, value: Value) -> Want:
 
 
 def _argument(node: Node, position: int, default: Any = None) -> Any:
-    args: Any = node.args[0]
+    args: PyTree = node.args[0]
     return args[position] if len(args) > position else default
 
 

@@ -22,6 +22,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from plait.errors import RunError
 from plait.outer.federated import wire
+from plait.values import JsonMapping
 
 if TYPE_CHECKING:  # a node's app need not load torch
     from torch import Tensor
@@ -38,7 +39,7 @@ ANSWER_SECONDS = 24 * 3600.0
 LAST_SECONDS = 3600.0  # for `min_replies` clients to be there and answer
 
 
-def pack(head: Mapping[str, Any], vectors: Mapping[str, np.ndarray[Any, Any]]) -> RecordDict:
+def pack(head: JsonMapping, vectors: Mapping[str, np.ndarray[Any, Any]]) -> RecordDict:
     """A statement as Flower carries it."""
     record = RecordDict({HEAD: ConfigRecord({"json": json.dumps(dict(head), allow_nan=False)})})
     if vectors:
@@ -48,7 +49,7 @@ def pack(head: Mapping[str, Any], vectors: Mapping[str, np.ndarray[Any, Any]]) -
 
 def unpack(record: RecordDict) -> tuple[wire.Head, wire.Vectors]:
     """The statement in a message."""
-    vectors: Mapping[str, Any] = record.array_records.get(VECTORS, {})
+    vectors: JsonMapping = record.array_records.get(VECTORS, {})
     return json.loads(str(record.config_records[HEAD]["json"])), {
         name: array.numpy() for name, array in vectors.items()
     }

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +18,9 @@ from plait.errors import RunError
 from plait.outer.federated import privacy, secure
 from plait.outer.federated.messages import Reply, TrainTask
 from plait.outer.federated.secure import Ciphertext, PublicKeys, SecureClient
+from plait.values import JsonObject
 
-Content = tuple[dict[str, Any], dict[str, Tensor]]
+Content = tuple[JsonObject, dict[str, Tensor]]
 Ask = Callable[[str, Mapping[int, Content]], dict[int, Content]]
 Train = Callable[[TrainTask, Sequence[int]], list[Reply]]
 PHASES = ("advertise", "share", "mask", "unmask")

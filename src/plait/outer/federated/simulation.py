@@ -37,6 +37,7 @@ from plait.outer.federated.secret_round import Content, SecureClients, answer
 from plait.outer.federated.strategies import StrategySettings, make
 from plait.plan import Plan
 from plait.run import assemble, optimizers
+from plait.values import JsonObject
 
 HELD_OUT = 0.2  # of all samples, at the server; and of each client's, for its own test
 
@@ -301,7 +302,7 @@ class PoolFleet:
 
 def simulate(
     config: Config, on_round: Callable[[Any], None], fails: Callable[[int, int], bool] | None = None
-) -> dict[str, Any]:
+) -> JsonObject:
     """Run a config's federation on this machine, and return its numbers. Every rank of a client's
     plan calls it.
     """
@@ -342,7 +343,7 @@ def shared_seed(world: World) -> int:
     return int(axis.gather_objects(own)[0]) if axis.size > 1 else own
 
 
-def totals(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def totals(rounds: Sequence[JsonObject]) -> JsonObject:
     """The numbers over all rounds."""
     last = rounds[-1] if rounds else {}
     evaluated = [done for done in rounds if done["client_accuracy"]]

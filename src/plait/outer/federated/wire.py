@@ -17,13 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Head = dict[str, Any]
+from plait.values import JsonMapping, JsonObject
+
+Head = JsonObject
 Vectors = dict[str, NDArray[Any]]
 DTYPES = ("float32", "float64", "int64")
 LIMIT_BYTES = 1 << 26  # of a head
 
 
-def pack(head: Mapping[str, Any], vectors: Mapping[str, NDArray[Any]]) -> bytes:
+def pack(head: JsonMapping, vectors: Mapping[str, NDArray[Any]]) -> bytes:
     """The bytes of a statement: length of the JSON, the JSON, the vectors end to end. Raises
     `ValueError` for other types.
     """
@@ -43,7 +45,7 @@ def pack(head: Mapping[str, Any], vectors: Mapping[str, NDArray[Any]]) -> bytes:
     )
 
 
-def send(line: socket.socket, head: Mapping[str, Any], vectors: Mapping[str, NDArray[Any]]) -> None:
+def send(line: socket.socket, head: JsonMapping, vectors: Mapping[str, NDArray[Any]]) -> None:
     """Write a statement."""
     line.sendall(pack(head, vectors))
 

@@ -16,6 +16,7 @@ from plait.parallel.context.ring import RingAttention
 from plait.parallel.context.shared import shared_attention
 from plait.parallel.context.trunk import cut_at_head, install
 from plait.parallel.context.ulysses import UlyssesAttention
+from plait.values import PyTree
 
 
 def apply(model: nn.Module, roles: Mapping[str, str], axis: Axis, strategy: str) -> ContextGroup:
@@ -67,8 +68,8 @@ def apply_to_trunk(
 
 def _tell_positions(group: ContextGroup) -> Any:
     def hook(
-        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        module: nn.Module, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]
+    ) -> tuple[tuple[PyTree, ...], dict[str, PyTree]]:
         return args, {**kwargs, "positions": group.positions().to(args[0].device)}
 
     return hook

@@ -22,6 +22,7 @@ from plait.comm import Axis
 from plait.comm.functional import transition
 from plait.errors import DataError
 from plait.mesh.layouts import REPLICATED, Sharded
+from plait.values import PyTree
 
 
 def _nothing() -> None:
@@ -104,7 +105,7 @@ class ContextGroup:
         whole = transition(wire, self.axis, Sharded(dim), REPLICATED).to(part.dtype)
         return whole.index_select(dim, self.order().to(whole.device))
 
-    def cut(self, batch: Any) -> Any:
+    def cut(self, batch: PyTree) -> Any:
         """This rank's positions of every tensor of a batch that has a sequence (dimension 1).
 
         `batch` is (inputs, targets). Raises `DataError` for tensors that disagree on the length, or
@@ -115,7 +116,7 @@ class ContextGroup:
             return inputs, self._cut(targets)
         return self._cut(batch)
 
-    def _cut(self, batch: Any) -> Any:
+    def _cut(self, batch: PyTree) -> Any:
         lengths: set[int] = set()
         tree_map_only(
             Tensor, lambda leaf: lengths.add(leaf.shape[1]) if leaf.dim() > 1 else None, batch

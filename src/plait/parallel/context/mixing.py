@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from plait.values import PyTree
+
 VIEWS = """
     view _unsafe_view reshape _reshape_alias permute transpose t numpy_T unsqueeze squeeze
     expand alias detach clone contiguous _to_copy to copy_ lift_fresh lift unflatten stack
@@ -32,7 +34,7 @@ PLAIN = """
 PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1, "mv": 0}  # the first factor
 
 
-def mixes(func: Any, args: Sequence[Any], kwargs: Any, result: Any, lengths: set[int]) -> bool:
+def mixes(func: Any, args: Sequence[Any], kwargs: PyTree, result: Any, lengths: set[int]) -> bool:
     """Whether `func` makes a value of one position from others; dims of `lengths` are sequences."""
     inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
@@ -72,7 +74,7 @@ def _along(  # noqa: PLR0917
     func: Any,
     name: str,
     args: Sequence[Any],
-    kwargs: Any,
+    kwargs: PyTree,
     results: Sequence[Tensor],
     lengths: set[int],
 ) -> bool:

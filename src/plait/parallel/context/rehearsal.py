@@ -25,6 +25,7 @@ from plait.parallel.context.mixing import draws, mixes
 from plait.parallel.context.shared import Interception, check_call, masks_fit, zeros_of
 from plait.parallel.context.trunk import Trunk, WholeForm, cut_at_head, install
 from plait.torch_internals import no_dispatch_modes
+from plait.values import PyTree
 
 RANKS = 3
 SAMPLES = 2
@@ -74,7 +75,7 @@ class LengthsOnly(ContextGroup):
         attn_mask: Tensor | None = None,
         dropout_p: float = 0.0,
         is_causal: bool = False,
-        **how: Any,
+        **how: object,
     ) -> Tensor:
         """Attention's checks and the shape of its result."""
         if self.is_part(q, -2) or self.is_part(k, -2):
@@ -102,7 +103,9 @@ class _Watch(TorchDispatchMode):
         self._found = found
         self._lengths = lengths
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: PyTree = (), kwargs: PyTree = None
+    ) -> Any:
         """Numbers that are read from tensors without values are taken to be one, or true."""
         kwargs = kwargs or {}
         name = func._schema.name.partition("::")[2]
@@ -221,7 +224,7 @@ class _Stage:
         found = _Found()
         stack = [""]
 
-        def attend(*args: Any, **kwargs: Any) -> Tensor:
+        def attend(*args: PyTree, **kwargs: PyTree) -> Tensor:
             found.attention.add(stack[-1])
             return self._group.attend(*args, **kwargs)
 
@@ -248,11 +251,11 @@ class _Stage:
         return self._run(partial(_inputs, length=self._group.seq_len, device=self._device))
 
 
-def _is_cut(leaf: Any, group: LengthsOnly) -> bool:
+def _is_cut(leaf: PyTree, group: LengthsOnly) -> bool:
     return isinstance(leaf, Tensor) and leaf.dim() > 1 and group.is_part(leaf, 1)
 
 
-def _inputs(example: Any, length: int, device: str) -> Any:
+def _inputs(example: PyTree, length: int, device: str) -> Any:
     """Inputs like the example's, of another length and without values."""
     lengths = [x.shape[1] for x in tree_leaves(example) if isinstance(x, Tensor) and x.dim() > 1]
 
@@ -327,13 +330,13 @@ def _named(model: nn.Module, stack: list[str], calls: list[str] | None = None) -
             module.training = training
 
 
-def _enter(stack: list[str], calls: list[str] | None, name: str, *_: Any) -> None:
+def _enter(stack: list[str], calls: list[str] | None, name: str, *_: object) -> None:
     stack.append(name)
     if calls is not None:
         calls.append(name)
 
 
-def _leave(stack: list[str], *_: Any) -> None:
+def _leave(stack: list[str], *_: object) -> None:
     stack.pop()
 
 
@@ -343,7 +346,7 @@ def _is_experts(module: nn.Module) -> bool:
     return packed or bool(getattr(module, PER_TOKEN, False))
 
 
-def _first(*args: Any, **kwargs: Any) -> Tensor:
+def _first(*args: object, **kwargs: object) -> Tensor:
     """A result like the first argument."""
     return torch.empty_like(
         next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))

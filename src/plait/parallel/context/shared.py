@@ -23,6 +23,7 @@ from plait.parallel.context.group import ContextGroup
 from plait.parallel.context.ring import masked_ring_attention
 from plait.parallel.context.ring_schedule import Visibility
 from plait.parallel.context.ulysses import HEADS, SEQUENCE, check_heads
+from plait.values import PyTree
 
 
 class Interception(TorchFunctionMode):
@@ -33,7 +34,7 @@ class Interception(TorchFunctionMode):
         self._attend = attend
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        self, func: Any, types: Any, args: tuple[PyTree, ...] = (), kwargs: PyTree = None
     ) -> Any:
         """Every other function is called as it is."""
         if func is F.scaled_dot_product_attention:

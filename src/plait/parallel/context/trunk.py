@@ -21,6 +21,7 @@ from torch.utils._pytree import keystr, tree_map_with_path
 from plait.errors import ModelError
 from plait.parallel.context.group import ContextGroup
 from plait.parallel.context.shared import Interception
+from plait.values import PyTree
 
 STAYS = 99  # the dim of what is not cut: no tensor has it
 Dims = dict[str, int]
@@ -108,7 +109,7 @@ def _unwrap(wrapped: Iterable[tuple[nn.Module, Any]]) -> None:
 
 def _intercepting(attend: Callable[..., Tensor], forward: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(forward)
-    def intercepting(*args: Any, **kwargs: Any) -> Any:
+    def intercepting(*args: object, **kwargs: object) -> Any:
         with Interception(attend):
             return forward(*args, **kwargs)
 
@@ -117,7 +118,7 @@ def _intercepting(attend: Callable[..., Tensor], forward: Callable[..., Any]) ->
 
 def _cutting(group: ContextGroup, dims: Dims, forward: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(forward)
-    def cutting(*args: Any, **kwargs: Any) -> Any:
+    def cutting(*args: object, **kwargs: object) -> Any:
         args, kwargs = cut((args, kwargs), group, dims)
         return forward(*args, **kwargs)
 
@@ -128,7 +129,7 @@ def _gathering(
     group: ContextGroup, form: WholeForm, name: str, forward: Callable[..., Any]
 ) -> Callable[..., Any]:
     @functools.wraps(forward)
-    def gathering(*args: Any, **kwargs: Any) -> Any:
+    def gathering(*args: object, **kwargs: object) -> Any:
         args, kwargs = gather((args, kwargs), group, form.inputs)
         outputs = cut(forward(*args, **kwargs), group, form.outputs)
         if set(form.outputs.values()) <= {STAYS}:
@@ -140,7 +141,7 @@ def _gathering(
 
 def _gathered(group: ContextGroup, dims: Dims, forward: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(forward)
-    def gathered(*args: Any, **kwargs: Any) -> Any:
+    def gathered(*args: object, **kwargs: object) -> Any:
         return gather(forward(*args, **kwargs), group, dims)
 
     return gathered
@@ -153,7 +154,7 @@ def cut(values: Any, group: ContextGroup, dims: Dims) -> Any:
     stay whole.
     """
 
-    def part(path: Any, leaf: Any) -> Any:
+    def part(path: Any, leaf: PyTree) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
         dim = _dim_of(leaf, group, group.seq_len, dims, keystr(path))
@@ -165,7 +166,7 @@ def cut(values: Any, group: ContextGroup, dims: Dims) -> Any:
 def gather(values: Any, group: ContextGroup, dims: Dims) -> Any:
     """All positions of all tensors with one dim that is as long as a rank's part."""
 
-    def whole(path: Any, leaf: Any) -> Any:
+    def whole(path: Any, leaf: PyTree) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
         dim = _dim_of(leaf, group, group.length, dims, keystr(path))

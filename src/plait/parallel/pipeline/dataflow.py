@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from plait.torch_internals import storage_key
+from plait.values import PyTree
 
 
 @dataclass(frozen=True, order=True)
@@ -122,7 +123,9 @@ class _UnitWatch(TorchDispatchMode):
         self._alive.append((tensor, storage))
         self._origins.setdefault(storage_key(tensor), _Origins()).add(origins)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: PyTree = (), kwargs: PyTree = None
+    ) -> Any:
         kwargs = kwargs or {}
         if self.inside_unit:
             return func(*args, **kwargs)

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from plait.parallel.pipeline.dataflow import glue_in_memory, in_memory, replaced
 from plait.parallel.pipeline.partition import LayerProfile
+from plait.values import PyTree
 
 STATE_COPIES = 4  # of each trainable element: weight, gradient and the two moments of Adam
 
@@ -68,8 +69,8 @@ class _LayerCall:
 
     module: nn.Module
     forward: Callable[..., Any]
-    args: Any
-    kwargs: Any
+    args: PyTree
+    kwargs: PyTree
 
     def seconds(self) -> float:
         """Seconds of a forward and a backward."""

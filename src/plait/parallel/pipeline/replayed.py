@@ -21,6 +21,7 @@ from plait.errors import ModelError
 from plait.parallel.pipeline.dataflow import Flow, Result
 from plait.parallel.pipeline.payload import Payload, TensorForm, check_sendable, get_state
 from plait.parallel.pipeline.stage import StageModule
+from plait.values import PyTree
 
 
 class _StageDone(Exception):
@@ -105,7 +106,7 @@ class ReplayedStage(StageModule):
         for module, key, param in self._swaps:
             module._parameters[key] = param
 
-    def forward(self, inputs: Any, received: Payload | None) -> Any:
+    def forward(self, inputs: PyTree, received: Payload | None) -> Any:
         arrived = (
             {} if received is None else dict(zip(self._arriving, received.tensors, strict=True))
         )
@@ -135,7 +136,7 @@ class ReplayedStage(StageModule):
         return output
 
     def call(
-        self, name: str, forward: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
+        self, name: str, forward: Callable[..., Any], args: PyTree, kwargs: Mapping[str, PyTree]
     ) -> Any:
         """A unit of the model is called in this stage's forward."""
         now = self._now

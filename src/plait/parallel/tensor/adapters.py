@@ -27,6 +27,7 @@ from plait.parallel.tensor.group import ActivationLayout, ForwardContext, Tensor
 from plait.parallel.tensor.layers import mask_like, part_of_features
 from plait.parallel.tensor.mode import LinearRule, Mode
 from plait.parallel.tensor.placement import Cut
+from plait.values import PyTree
 
 PARTS = ("lora_A", "lora_B", "lora_magnitude_vector")
 """The children of a layer that are its adapter."""
@@ -132,7 +133,7 @@ class Delta:
     num_fused: int
     features: int
 
-    def __call__(self, module: Any, args: tuple[Any, ...], output: Tensor) -> Tensor:
+    def __call__(self, module: Any, args: tuple[PyTree, ...], output: Tensor) -> Tensor:
         adapter = module.adapter
         rule = self.adapter_rule
         x = part_of_features(args[0], self.rule.source.features, self.features)

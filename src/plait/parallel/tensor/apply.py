@@ -8,7 +8,6 @@ are cut from whole ones by `Placement.cut`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +32,7 @@ from plait.parallel.tensor.roles import (
     word_of,
 )
 from plait.parallel.tensor.split import TensorSplit
+from plait.values import PyTree
 
 
 def apply(model: nn.Module, roles: Mapping[str, str], group: TensorGroup) -> TensorSplit:
@@ -377,8 +377,8 @@ class _Splitter:
         if axis is not None and axis.size > 1:
 
             def gather(
-                module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-            ) -> tuple[Any, dict[str, Any]]:
+                module: nn.Module, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]
+            ) -> tuple[PyTree, dict[str, PyTree]]:
                 x = args[0] if args else kwargs["hidden_states"]
                 whole = context.enter(x, axis, Sharded(1), REPLICATED)
                 layers.check_mask(name, kwargs.get("attention_mask"), whole.shape[1])

@@ -21,6 +21,7 @@ from plait.parallel.tensor.group import ActivationLayout, ForwardContext
 from plait.parallel.tensor.mode import EmbeddingRule, LinearRule
 from plait.parallel.tensor.norms import normalise
 from plait.parallel.tensor.vocabulary import look_up
+from plait.values import PyTree
 
 
 class ParallelLinear(nn.Module):
@@ -105,7 +106,7 @@ def check_mask(label: str, mask: object, length: int) -> None:
 def whole_features(label: str) -> Any:
     """A hook of a replicated linear layer, which refuses parts of features."""
 
-    def hook(module: nn.Linear, args: tuple[Any, ...]) -> None:
+    def hook(module: nn.Linear, args: tuple[PyTree, ...]) -> None:
         if args and args[0].shape[-1] != module.in_features:
             raise misfit(label, args[0].shape[-1], f"all {module.in_features}")
 
@@ -267,8 +268,8 @@ def with_positions(axis: Axis) -> Any:
     """A hook that gives a position module the positions of this rank's part of the sequence."""
 
     def hook(
-        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, dict[str, Any]]:
+        module: nn.Module, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]
+    ) -> tuple[PyTree, dict[str, PyTree]]:
         length = args[0].shape[1]
         start = axis.rank * length
         positions = kwargs.get("positions")

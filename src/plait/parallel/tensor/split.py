@@ -22,6 +22,7 @@ from plait.parallel.tensor.mode import Mode
 from plait.parallel.tensor.placement import Placement
 from plait.parallel.tensor.roles import LINEAR
 from plait.parallel.tensor.vocabulary import cross_entropy
+from plait.values import PyTree
 
 MISFIT = re.compile(r"shape '\[([-0-9, ]+)\]' is invalid for input of size (\d+)")
 # Gradients of so many elements are summed where they lie; smaller ones travel together.
@@ -37,8 +38,8 @@ class Share:
     `num_rows`: of the inputs of all ranks of the tensor axis together, before they are filled up.
     """
 
-    inputs: Any
-    targets: Any
+    inputs: PyTree
+    targets: PyTree
     num_samples: int
     num_rows: int
 
@@ -105,12 +106,12 @@ class TensorSplit:
         """
         axis = self.outputs.features
 
-        def loss(output: Any, targets: Any) -> Tensor | tuple[Tensor, Tensor]:
+        def loss(output: PyTree, targets: PyTree) -> Tensor | tuple[Tensor, Tensor]:
             self.context.forget()
             self._check_output()
             rows = _first(targets).shape[0]
 
-            def without_filling(leaf: Any) -> Any:
+            def without_filling(leaf: PyTree) -> Any:
                 return leaf[:rows] if isinstance(leaf, Tensor) and leaf.shape[0] > rows else leaf
 
             output = tree_map(without_filling, output)

@@ -19,6 +19,7 @@ from plait.predict.cost.records import Estimate, Job
 from plait.predict.cost.runtime import Runtime
 from plait.predict.cost.step import estimate_job
 from plait.predict.cost.time.machine import Efficiency, Machine
+from plait.values import JsonMapping
 
 
 def estimate(
@@ -76,14 +77,14 @@ def check_size(chosen: Plan, machines: Cluster) -> None:
         )
 
 
-def plan_of(tables: Mapping[str, Any], plan: Plan | str | None) -> Plan:
+def plan_of(tables: JsonMapping, plan: Plan | str | None) -> Plan:
     """The plan asked for, or the config's own."""
     if plan is None:
         plan = tables.get("plan", {}).get("text", "dp1")
     return (Plan.parse(plan) if isinstance(plan, str) else plan).check()
 
 
-def cluster_of(tables: Mapping[str, Any], cluster: Cluster | str | None) -> Cluster:
+def cluster_of(tables: JsonMapping, cluster: Cluster | str | None) -> Cluster:
     """The cluster asked for, or the config's own; its processors multiply as the config says."""
     if cluster is None:
         cluster = cluster_name(tables)
@@ -92,13 +93,13 @@ def cluster_of(tables: Mapping[str, Any], cluster: Cluster | str | None) -> Clus
     return found if table is None else found.multiplying_by(table)
 
 
-def cluster_name(tables: Mapping[str, Any]) -> str:
+def cluster_name(tables: JsonMapping) -> str:
     """The config's own cluster, else this machine."""
     return str(tables.get("cluster", {}).get("name", "local"))
 
 
 def job_of(
-    tables: Mapping[str, Any],
+    tables: JsonMapping,
     plan: Plan | None,
     runs: Framework = PLAIT,
     runtime: Runtime | None = None,
@@ -118,7 +119,7 @@ def job_of(
     return Job(model, batch, optimizer, runtime or runs.runtime, adapter_share(tables))
 
 
-def described(tables: Mapping[str, Any], runs: Framework = PLAIT) -> Any:
+def described(tables: JsonMapping, runs: Framework = PLAIT) -> Any:
     """The description of the config's model, for samples of its length. Attention is as the
     framework computes it, unless the config says.
     """

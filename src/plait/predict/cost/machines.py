@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from plait.cluster import Cluster, CpuProfile, Device
 from plait.predict.cost.memory.rules import (
@@ -15,6 +14,7 @@ from plait.predict.cost.memory.rules import (
 from plait.predict.cost.time.accelerator import Accelerator
 from plait.predict.cost.time.machine import Efficiency, Machine
 from plait.predict.cost.time.processor import Processor
+from plait.values import JsonObject
 
 SUSTAINED = {
     "a100-40gb": 0.80, "a100-80gb": 0.80, "h100": 0.71, "h200": 0.67, "b200": 0.61, "gb200": 0.56,
@@ -65,7 +65,7 @@ def machine_of(cluster: Cluster, efficiency: Efficiency | None = None) -> Machin
     """
     device = cluster.device
     profile = cluster.profile
-    numbers: dict[str, Any] = {
+    numbers: JsonObject = {
         "name": cluster.name,
         "num_devices": cluster.num_devices,
         "peak_flops": dict(device.flops),

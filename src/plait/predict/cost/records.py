@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from plait.plan import Plan
 from plait.predict.cost import bars
@@ -12,6 +11,7 @@ from plait.predict.cost.memory.rank_memory import Numerics, RankMemory
 from plait.predict.cost.model.operations import Model
 from plait.predict.cost.runtime import Runtime
 from plait.predict.cost.widths import BYTES
+from plait.values import JsonObject
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Estimate:
         """US dollars, from the cluster's price of a device."""
         return self.price_per_hour / 3600 * self.num_devices / self.tokens_per_second * 1e6
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """The contract's keys, SI units."""
         return {
             "plan": str(self.plan),

@@ -21,6 +21,7 @@ from plait.predict.cost.runtime import Runtime
 from plait.predict.cost.time.machine import Machine
 from plait.predict.planner.refine import LocalSearch
 from plait.predict.planner.search import OBJECTIVES, Found, SearchSettings, fits_somehow, search
+from plait.values import JsonMapping
 
 LARGEST_CLUSTER = 1 << 20
 
@@ -68,7 +69,7 @@ def choose(
 
 
 def decide(
-    config: Mapping[str, Any] | str | Path,
+    config: JsonMapping | str | Path,
     cluster: Cluster | str | None = None,
     *,
     objective: str = "time",
@@ -124,7 +125,7 @@ def _order(objective: str) -> Any:
     return key
 
 
-def settings_for(tables: Mapping[str, Any], machine: Machine, objective: str) -> SearchSettings:
+def settings_for(tables: JsonMapping, machine: Machine, objective: str) -> SearchSettings:
     """Settings from the config's plan text: precision and compiling; else bf16 on accelerators and
     float32 on processors.
     """

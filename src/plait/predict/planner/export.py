@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from plait.errors import PlanError, nearest
 from plait.plan import Plan
 from plait.plan.facts import DEFAULT_SCHEDULE, SCHEDULES, STRATEGIES
+from plait.values import JsonObject
 
 
 @dataclass
@@ -135,7 +135,7 @@ def to_deepspeed(plan: Plan, global_batch: int) -> Exported:
     file.
     """
     out = Exported("deepspeed")
-    config: dict[str, Any] = {
+    config: JsonObject = {
         "train_batch_size": global_batch,
         "train_micro_batch_size_per_gpu": _samples(plan, global_batch, out),
         "gradient_accumulation_steps": plan.micro_batches,
@@ -193,7 +193,7 @@ def _deepspeed_zero(plan: Plan, out: Exported) -> dict[str, object]:
 
 
 def _deepspeed_layers(plan: Plan, out: Exported) -> dict[str, object]:
-    config: dict[str, Any] = {}
+    config: JsonObject = {}
     if _tensor_is_1d(plan, out, "DeepSpeed") and plan.tp.size > 1:
         config["tensor_parallel"] = {"autotp_size": plan.tp.size}
         if plan.tp.sequence_parallel:

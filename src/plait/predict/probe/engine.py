@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from plait.cluster.products import RULE, ProductTable
 from plait.comm.simulated import simulate
 from plait.mesh import Mesh
+from plait.values import JsonObject
 
 STEPS = 9
 FEWEST_STEPS = 6
@@ -44,7 +45,7 @@ class Tiny:
     """
 
     name: str
-    keys: dict[str, Any]
+    keys: JsonObject
     depth: str = "num_hidden_layers"
     few: int = FEW
     many: int = MANY

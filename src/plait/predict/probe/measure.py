@@ -10,7 +10,7 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from plait.cluster import Cluster
 from plait.cluster.cpu_profile import MEETINGS, VERSION
@@ -18,6 +18,7 @@ from plait.cluster.products import MEASUREMENTS, ProductTable, processor_name
 from plait.launcher import joined_world, launch
 from plait.launcher.main_process import is_main_process, say
 from plait.predict.probe.quiet import quietest
+from plait.values import JsonObject
 
 if TYPE_CHECKING:
     from plait.comm import World
@@ -65,7 +66,7 @@ def _measured(num_ranks: int, quick: bool, anew: bool) -> dict[str, object]:
     return result
 
 
-def _measure(num_ranks: int, shared: bool, anew: bool) -> dict[str, Any]:
+def _measure(num_ranks: int, shared: bool, anew: bool) -> JsonObject:
     """The measurements of one rank, while all ranks are at work.
 
     `shared` adds the numbers of a processor's cost model. `anew` measures the table of products,
@@ -83,7 +84,7 @@ def _measure(num_ranks: int, shared: bool, anew: bool) -> dict[str, Any]:
 
     world = comm.init(Mesh(dp=num_ranks))
     on_gpu = world.device.type == "cuda"
-    own: dict[str, Any] = {}
+    own: JsonObject = {}
     if not on_gpu and shared:
         first = table_here(MEASUREMENTS, anew=anew) if world.rank == 0 else None
         table = world.axis("world").gather_objects(first)[0]
@@ -113,12 +114,12 @@ def _measure(num_ranks: int, shared: bool, anew: bool) -> dict[str, Any]:
     }
 
 
-def _operation_seconds(world: World) -> dict[str, dict[str, Any]]:
+def _operation_seconds(world: World) -> dict[str, JsonObject]:
     """Seconds of single operations: each rank measures a part of them, all ranks at once."""
     from plait.predict.probe.engine import OTHER_FAMILIES, block_seconds, engine_seconds
     from plait.predict.probe.operations import OPERATIONS
 
-    found: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
+    found: dict[str, JsonObject] = {part: {} for part in PARTS}
     if world.rank == 0:
         found["engine"] = engine_seconds()
         found["blocks"] = found["engine"].pop("blocks")
@@ -130,7 +131,7 @@ def _operation_seconds(world: World) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _host(measured: list[dict[str, Any]], num_ranks: int, quick: bool) -> dict[str, Any]:
+def _host(measured: list[JsonObject], num_ranks: int, quick: bool) -> JsonObject:
     """The numbers of a processor's cost model beside a cluster's: see `plait.cluster.Host`."""
     from plait.parallel.context.ring_schedule import KEYS_PER_STEP
     from plait.predict.cost.machines import machine_of
@@ -148,7 +149,7 @@ def _host(measured: list[dict[str, Any]], num_ranks: int, quick: bool) -> dict[s
     engine, blocks, seconds = (
         {k: v for one in measured for k, v in one["own"][part].items()} for part in PARTS
     )
-    host: dict[str, Any] = {
+    host: JsonObject = {
         "version": VERSION,
         "seconds": seconds,
         "engine": engine
@@ -178,7 +179,7 @@ def _host(measured: list[dict[str, Any]], num_ranks: int, quick: bool) -> dict[s
     return host
 
 
-def _fits(axes: dict[str, Any]) -> dict[str, list[float]]:
+def _fits(axes: JsonObject) -> dict[str, list[float]]:
     ops = next(iter(axes.values()))["ops"]
     return {op: [link["latency_seconds"], link["bytes_per_second"]] for op, link in ops.items()}
 
@@ -194,7 +195,7 @@ def _meet(num_ranks: int, table: ProductTable) -> dict[str, object]:
     return found
 
 
-def _met(world: World, table: ProductTable) -> dict[str, Any]:
+def _met(world: World, table: ProductTable) -> JsonObject:
     from plait.comm.probing import probe_links
     from plait.predict.probe.meetings import plans_of, shortest_step
 
@@ -209,7 +210,7 @@ def num_devices() -> int:
     return torch.cuda.device_count() or len(os.sched_getaffinity(0))
 
 
-def summary(measured: dict[str, Any]) -> dict[str, Any]:
+def summary(measured: JsonObject) -> JsonObject:
     """The numbers that make a cluster (SI units, for each device), with the raw ones in `measured`.
 
     The link's rate is that of an all-reduce, its latency that of a small message. A single device

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.cluster.cpu_profile import MEETINGS
 from plait.plan import Plan
+from plait.values import JsonObject
 
 if TYPE_CHECKING:
     from plait.cluster.products import ProductTable
@@ -37,7 +38,7 @@ data axis, steps of ring attention, all-to-alls and transfers. ZeRO-3's collecti
 blocks and are a kind too. What was found of the earlier is known to the later: ranks of a ring also
 sum gradients.
 """
-MODEL: dict[str, Any] = {
+MODEL: JsonObject = {
     "name": "gpt",
     "num_hidden_layers": 2,
     "hidden_size": 128,

@@ -16,6 +16,7 @@ from plait.run.trackers.mlflow import MLflow
 from plait.run.trackers.tensorboard import TensorBoard
 from plait.run.trackers.tracker import TrackedRun, Tracker
 from plait.run.trackers.wandb import WandB
+from plait.values import JsonMapping
 
 TRACKERS: Final[dict[str, tuple[str, Callable[[TrackedRun], Tracker]]]] = {
     "tensorboard": ("tensorboard", TensorBoard),
@@ -43,9 +44,9 @@ class Trackers(Hook):
         self,
         names: Iterable[str],
         folder: Path,
-        config: Mapping[str, Any],
+        config: JsonMapping,
         plan: str,
-        evaluation: Callable[[], tuple[int, Mapping[str, Any]] | None] = lambda: None,
+        evaluation: Callable[[], tuple[int, JsonMapping] | None] = lambda: None,
     ) -> None:
         self._names = tuple(names)
         self._folder = folder
@@ -95,7 +96,7 @@ class Trackers(Hook):
         self._told, values = newest
         self._tell({f"eval/{name}": value for name, value in values.items()}, self._told)
 
-    def _tell(self, metrics: Mapping[str, Any], step: int) -> None:
+    def _tell(self, metrics: JsonMapping, step: int) -> None:
         numbers = {
             name: float(value)
             for name, value in metrics.items()

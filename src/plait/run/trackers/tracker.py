@@ -6,7 +6,9 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
+
+from plait.values import JsonMapping, JsonObject
 
 PROJECT = "plait"
 """The project or experiment of all runs, where the package's own variables name none."""
@@ -23,7 +25,7 @@ class TrackedRun:
     """
 
     folder: Path
-    config: Mapping[str, Any]
+    config: JsonMapping
     plan: str
     first_step: int
 
@@ -32,9 +34,9 @@ class TrackedRun:
         """A name that stays when the run is continued: by the folder's place."""
         return hashlib.sha256(str(self.folder.resolve()).encode()).hexdigest()[:16]
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         """The config by dotted key, and the plan."""
-        flat: dict[str, Any] = {"plan": self.plan}
+        flat: JsonObject = {"plan": self.plan}
         for section, table in self.config.items():
             flat.update({f"{section}.{key}": value for key, value in table.items()})
         return flat

@@ -10,11 +10,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from plait.values import JsonObject
 from plait.verify.record.observation import Gradients
 
 
@@ -31,7 +31,7 @@ class Finding:
     confidence: float
     names: tuple[str, ...] = ()
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """The record in a report."""
         return {
             "cause": self.cause,

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from plait.comm import World
 from plait.parallel.tensor import ActivationLayout, TensorSplit
 from plait.plan import Plan
+from plait.values import PyTree
 from plait.verify.diagnosis.finding import Finding, list_names
 from plait.verify.problem import Problem, reference_dtype
 from plait.verify.ranks import make_engine
@@ -138,7 +139,7 @@ def watched(model: nn.Module, split: TensorSplit | None = None) -> Iterator[list
     found: dict[str, Seen] = {}
 
     def hook(name: str) -> Any:
-        def keep(module: nn.Module, args: Any, output: Any) -> None:
+        def keep(module: nn.Module, args: PyTree, output: PyTree) -> None:
             if isinstance(output, Tensor) and name not in found:
                 found[name] = Seen(
                     name,

@@ -9,11 +9,11 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from torch import Tensor, nn
 
 from plait.errors import RunError
+from plait.values import JsonObject
 from plait.verify.diagnosis.finding import Finding, list_names
 from plait.verify.external import judge
 from plait.verify.outside.loss import summed
@@ -79,7 +79,7 @@ def judged(ranks: Sequence[RankSteps], plain: nn.Module, made: Made, trial: Tria
     if not any(rank.updates[0].norms for rank in ranks):
         truth = Record(truth.start, [replace(seen, grad_norm=None) for seen in truth.steps])
     facts = readings[0].facts(len(ranks))
-    about: dict[str, Any] = {"plan": trial.source.name, "world_size": len(ranks)}
+    about: JsonObject = {"plan": trial.source.name, "world_size": len(ranks)}
     report = judge(parallel, truth, facts, tolerance=trial.tolerance, **about)
     if report.failed and not report.refusals and trial.tolerance is None:
         limits = lowered.bounds(truth, run, DTYPES[trial.dtype])

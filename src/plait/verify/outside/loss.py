@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from plait.values import PyTree
 from plait.verify.reference.one_device import Batch, Loss, call, num_samples
 
 IGNORED = -100
@@ -36,7 +37,7 @@ def summed(model: nn.Module, batch: Batch, loss: Loss) -> tuple[Loss, bool]:
 
 
 def _with(loss: Loss, count: Count) -> Loss:
-    def as_sum(output: Any, targets: Any) -> tuple[Tensor, float]:
+    def as_sum(output: PyTree, targets: PyTree) -> tuple[Tensor, float]:
         value = loss(output, targets)
         first = next(
             leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.dim()
@@ -56,26 +57,26 @@ def _adds_up(model: nn.Module, loss: Loss, batch: Batch, halves: list[Batch]) ->
     return number == numbers and abs(added - total) <= 1e-6 * max(abs(total), 1e-30)
 
 
-def _targets(targets: Any, samples: int) -> float:
+def _targets(targets: PyTree, samples: int) -> float:
     return _unmasked(targets, slice(None))
 
 
-def _shifted(targets: Any, samples: int) -> float:
+def _shifted(targets: PyTree, samples: int) -> float:
     return _unmasked(targets, slice(1, None))
 
 
-def _unmasked(targets: Any, part: slice) -> float:
+def _unmasked(targets: PyTree, part: slice) -> float:
     labels = targets.get("labels") if isinstance(targets, dict) else targets
     if not isinstance(labels, Tensor) or labels.is_floating_point():
         return -1.0
     return float((labels[..., part] != IGNORED).sum())
 
 
-def _samples(targets: Any, samples: int) -> float:
+def _samples(targets: PyTree, samples: int) -> float:
     return float(samples)
 
 
-def of_output(output: Any, targets: Any) -> Tensor:
+def of_output(output: PyTree, targets: PyTree) -> Tensor:
     """The loss that a model computes itself, as Hugging Face models do: `output.loss`."""
     value: Tensor = output["loss"] if isinstance(output, dict) else output.loss
     return value

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from plait.values import PyTree
 from plait.verify.diagnosis.finding import Finding
 from plait.verify.outside.rows import Rows
 
@@ -40,7 +41,7 @@ class Sketches:
     found: list[Sketch] = field(default_factory=list)
     seen: set[tuple[int, str]] = field(default_factory=set)
 
-    def add(self, name: str, call: int, output: Any) -> None:
+    def add(self, name: str, call: int, output: PyTree) -> None:
         """Keep the first output of a module in a call."""
         leaf = next((one for one in tree_leaves(output) if type(one) is Tensor), None)
         if leaf is None or not leaf.is_floating_point() or leaf.dim() < 2 or not leaf.numel():
@@ -101,7 +102,7 @@ def reference_sketches(model: nn.Module, run: Callable[[], Tensor]) -> list[Sket
 
 
 def _hook(kept: Sketches, name: str) -> Callable[[nn.Module, Any, Any], None]:
-    def hook(module: nn.Module, args: Any, output: Any) -> None:
+    def hook(module: nn.Module, args: PyTree, output: PyTree) -> None:
         kept.add(name, 0, output)
 
     return hook

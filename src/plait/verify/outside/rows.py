@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from plait.values import PyTree
 from plait.verify.diagnosis.finding import Facts, Finding
 from plait.verify.reference.one_device import Batch, Slice
 
@@ -91,7 +91,7 @@ class Reading:
         return Finding("data-split", "data", "; ".join(parts), 0.96)
 
 
-def rows_of(inputs: Any, keys: Mapping[bytes, int]) -> tuple[int, ...]:
+def rows_of(inputs: PyTree, keys: Mapping[bytes, int]) -> tuple[int, ...]:
     """The numbers of the samples in the first tensor of these inputs; empty where one is
     unknown.
     """

@@ -22,6 +22,7 @@ from plait.comm import World
 from plait.errors import ConfigError, PlaitError, RunError, WorldSizeError
 from plait.launcher import joined_world, launch
 from plait.mesh import Mesh
+from plait.values import PyTree
 from plait.verify.external import Parallel, differential
 from plait.verify.outside.judge import RankSteps, judged
 from plait.verify.outside.modules import Sketch
@@ -132,7 +133,7 @@ def _made(functions: Functions, dtype: torch.dtype, steps: int) -> Made:
     return Made(model.to(dtype), given, loss, notes)
 
 
-def _cast(batch: Any, dtype: torch.dtype) -> Any:
+def _cast(batch: PyTree, dtype: torch.dtype) -> Any:
     return tree_map_only(
         Tensor, lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, batch
     )

@@ -27,10 +27,11 @@ from torch.optim.optimizer import (
 )
 
 from plait.torch_internals import in_backward
+from plait.values import JsonObject, PyTree
 from plait.verify.outside.modules import Sketches
 from plait.verify.record.observation import plain_name, whole
 
-Settings = dict[str, Any]
+Settings = JsonObject
 
 
 @dataclass
@@ -112,7 +113,7 @@ class StepWatch:
         """Whole values of these parameters. Collective where they are sharded."""
         return {name: whole(value) for name, value in self.live().items() if name in names}
 
-    def _enter(self, module: nn.Module, args: Any) -> None:
+    def _enter(self, module: nn.Module, args: PyTree) -> None:
         if self.depth == 0:
             if module is not self.model and not any(module is root for root in self.roots):
                 self.roots.append(module)
@@ -121,10 +122,10 @@ class StepWatch:
             self.of_roots.append(args)
         self.depth += 1
 
-    def _called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _called(self, module: nn.Module, args: PyTree, kwargs: PyTree) -> None:
         self.inputs.append((args, kwargs))
 
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _leave(self, module: nn.Module, args: PyTree, output: PyTree) -> None:
         self.depth = max(self.depth - 1, 0)
         name = self._modules.get(id(module), "")
         if name in self._names and not in_backward():
@@ -132,7 +133,7 @@ class StepWatch:
         if self.depth == 0 and any(True for _ in module.parameters()):
             self.calls += 1
 
-    def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_update(self, optimizer: Optimizer, args: PyTree, kwargs: PyTree) -> None:
         if _is_wrapper(optimizer):
             return  # a wrapper: the optimizer inside has its own hook
         live = self.live()
@@ -156,12 +157,14 @@ class StepWatch:
                 grad = parameter.grad
                 update.grads[name] = None if grad is None else whole(grad)
 
-    def _after_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _after_update(self, optimizer: Optimizer, args: PyTree, kwargs: PyTree) -> None:
         if self.after_update is not None and not _is_wrapper(optimizer):
             self.after_update()
 
     def _clipping(self, clip: Callable[..., Any]) -> Callable[..., Any]:
-        def clip_grad_norm_(parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
+        def clip_grad_norm_(
+            parameters: Any, max_norm: float, *args: object, **kwargs: object
+        ) -> Any:
             norm = clip(parameters, max_norm, *args, **kwargs)
             self.update.norms.append((float(max_norm), float(whole(torch.as_tensor(norm)))))
             return norm
@@ -170,7 +173,7 @@ class StepWatch:
 
     def _scaling(self, scale: Callable[..., Any]) -> Callable[..., Any]:
         def clip_grads_with_norm_(
-            parameters: Any, max_norm: float, total_norm: Tensor, *args: Any, **kwargs: Any
+            parameters: Any, max_norm: float, total_norm: Tensor, *args: object, **kwargs: object
         ) -> Any:
             result = scale(parameters, max_norm, total_norm, *args, **kwargs)
             self.update.norms.append((float(max_norm), float(whole(total_norm))))
@@ -195,7 +198,7 @@ def _plain(value: Any) -> Any:
 def group_is_there() -> Iterator[None]:
     """Let code that starts and ends a process group find the one that is there."""
 
-    def nothing(*args: Any, **kwargs: Any) -> None:
+    def nothing(*args: object, **kwargs: object) -> None:
         return None
 
     with (

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from plait.values import JsonMapping
 
 Tensors = Mapping[str, Tensor]
 Gradients = Mapping[str, Tensor | None]
@@ -70,7 +71,7 @@ class Observation:
     buffers: Tensors = field(default_factory=dict)
 
     @classmethod
-    def of(cls, source: Observation | Mapping[str, Any]) -> Observation:
+    def of(cls, source: Observation | JsonMapping) -> Observation:
         """An observation from a mapping with the same keys (`loss`, `grads`, `params`; others
         optional).
         """

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from plait.torch_internals import in_backward
+from plait.values import PyTree
 from plait.verify.record.compare import TOLERANCE, Key, differences
 from plait.verify.record.observation import Record
 
@@ -40,7 +41,7 @@ class LowPrecision(TorchDispatchMode):
         self._generator = generator
 
     def __torch_dispatch__(  # as torch calls it
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        self, func: Any, types: Any, args: PyTree = (), kwargs: PyTree = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if _is_view(func) or not any(_is_trained(leaf) for leaf in tree_leaves((args, kwargs))):
@@ -115,14 +116,14 @@ def _is_view(func: Any) -> bool:
     return any(alias is not None and not alias.is_write for alias in aliases)
 
 
-def _is_trained(leaf: Any) -> bool:
+def _is_trained(leaf: PyTree) -> bool:
     """Whether a tensor depends on parameters: in a backward everything does."""
     if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
         return False
     return leaf.requires_grad or in_backward()
 
 
-def _floating(tree: Any) -> Iterator[Tensor]:
+def _floating(tree: PyTree) -> Iterator[Tensor]:
     for leaf in tree_leaves(tree):
         if isinstance(leaf, Tensor) and leaf.is_floating_point():
             yield leaf

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from plait.models.parameters import Parameters
+from plait.values import PyTree
 from plait.verify.record.observation import Contribution, Observation, Record, Tensors
 from plait.verify.reference.apart import BuffersApart, persistent_buffers
 from plait.verify.reference.auxiliary import Auxiliary, Pool
@@ -150,7 +151,7 @@ def _stale_gradients(
     return {name: p.grad for name, p in named.items()}
 
 
-def call(model: nn.Module, inputs: Any) -> Any:
+def call(model: nn.Module, inputs: PyTree) -> Any:
     """Run the model: a mapping is its keywords, a tuple or list its arguments."""
     if isinstance(inputs, Mapping):
         return model(**inputs)
@@ -161,7 +162,7 @@ def _values(named: dict[str, nn.Parameter]) -> Tensors:
     return {name: parameter.detach().clone() for name, parameter in named.items()}
 
 
-def loss_sum(loss: Loss, output: Any, batch: Batch) -> tuple[Tensor, float]:
+def loss_sum(loss: Loss, output: PyTree, batch: Batch) -> tuple[Tensor, float]:
     """(sum, count) of one part: a loss that is one number is a mean over its samples."""
     result = loss(output, batch[1])
     if isinstance(result, Tensor):
@@ -291,7 +292,7 @@ def random_from(seed: int, wanted: bool = True) -> Iterator[None]:
         yield
 
 
-def _tensors(tree: Any) -> Iterator[Tensor]:
+def _tensors(tree: PyTree) -> Iterator[Tensor]:
     return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
 
 
@@ -356,15 +357,15 @@ def pooled_losses(model: nn.Module) -> list[str]:
     ]
 
 
-def _output(model: nn.Module, inputs: Any) -> Tensor:
+def _output(model: nn.Module, inputs: PyTree) -> Tensor:
     return next(_tensors(call(model, inputs)))
 
 
-def _head(inputs: Any, count: int) -> Any:
+def _head(inputs: PyTree, count: int) -> Any:
     return tree_map_only(Tensor, lambda leaf: leaf[:count], inputs)
 
 
-def _slack(model: nn.Module, inputs: Any, dtype: torch.dtype) -> float:
+def _slack(model: nn.Module, inputs: PyTree, dtype: torch.dtype) -> float:
     """How far outputs of one sample may lie apart, by the coarsest precision that takes part."""
     with LowPrecision(torch.float64) as watch, torch.enable_grad():
         call(model, inputs)

@@ -6,18 +6,16 @@ is made right after `torch.manual_seed`. What has no such code is started by nam
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from plait.engine.state.init import Initializer, place_holders
 from plait.models import user
 from plait.models.weights import start_of
+from plait.values import JsonMapping
 
 
-def plain_start(keys: Mapping[str, Any], seed: int, model: nn.Module) -> nn.Module | None:
+def plain_start(keys: JsonMapping, seed: int, model: nn.Module) -> nn.Module | None:
     """The model of a `[model]` section, in torch's default precision.
 
     `model` is the one that the engine is given. None where plain PyTorch has no start of its own:

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from plait.errors import ModelError
+from plait.values import JsonMapping
 
 
-def adapter_share(tables: Mapping[str, Any]) -> float:
+def adapter_share(tables: JsonMapping) -> float:
     """Numbers of a config's adapters over those of its model; 0 without adapters.
 
     Raises `ModelError` for targets that match nothing, and for a model that no code here makes.
@@ -37,7 +38,7 @@ def adapter_share(tables: Mapping[str, Any]) -> float:
     return trained / numbers
 
 
-def _made(model: Mapping[str, Any]) -> Any:
+def _made(model: JsonMapping) -> Any:
     import torch
 
     from plait.models import make, user

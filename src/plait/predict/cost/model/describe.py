@@ -19,6 +19,7 @@ from plait.predict.cost.model.operations import Model
 from plait.predict.cost.model.transformer import Transformer, transformer_model
 from plait.predict.cost.model.vision import mlp_model, resnet_model
 from plait.toml import parse_json
+from plait.values import JsonMapping
 
 ALIASES = {
     "hidden_size": ("n_embd", "d_model", "dim"),
@@ -137,7 +138,7 @@ def describe(config: Any, seq_len: int | None = None) -> Model:
     return describe_keys({**model, **image}, int(length))
 
 
-def describe_keys(model: Mapping[str, Any], seq_len: int) -> Model:
+def describe_keys(model: JsonMapping, seq_len: int) -> Model:
     """The description of a `[model]` table or a config.json; `seq_len` 0 means its longest
     position.
     """
@@ -231,7 +232,7 @@ def _uneven(shape: Transformer) -> Iterator[str]:
         yield "kv_lora_rank needs qk_nope_head_dim, qk_rope_head_dim and v_head_dim"
 
 
-def transformer_shape(model: Mapping[str, Any], family: str) -> Transformer:
+def transformer_shape(model: JsonMapping, family: str) -> Transformer:
     """The sizes of a transformer from the keys of its family, defaults filled as that family fills
     them.
 
@@ -287,7 +288,7 @@ def transformer_shape(model: Mapping[str, Any], family: str) -> Transformer:
     return shape
 
 
-def _kv_heads(model: Mapping[str, Any]) -> int:
+def _kv_heads(model: JsonMapping) -> int:
     family = model.get("model_type", model.get("name"))
     if family in {"falcon", "gpt_bigcode"} and not model.get("new_decoder_architecture"):
         return 1 if model.get("multi_query", True) else 0
@@ -296,14 +297,14 @@ def _kv_heads(model: Mapping[str, Any]) -> int:
     return int(_get(model, "num_key_value_heads") or 0)
 
 
-def _get(model: Mapping[str, Any], key: str) -> Any:
+def _get(model: JsonMapping, key: str) -> Any:
     for name in (key, *ALIASES.get(key, ())):
         if model.get(name) is not None:
             return model[name]
     return None
 
 
-def _need(model: Mapping[str, Any], key: str, family: str) -> Any:
+def _need(model: JsonMapping, key: str, family: str) -> Any:
     value = _get(model, key)
     if value is None:
         raise ModelError(f"model {family!r} needs the key {key!r} to be described")

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
+
+from plait.values import JsonMapping, JsonObject
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ def is_known(family: str) -> bool:
     return family in FAMILIES or family in LIKE_LLAMA
 
 
-def traits_of(family: str, model: Mapping[str, Any]) -> Traits:
+def traits_of(family: str, model: JsonMapping) -> Traits:
     """A family as a config's own keys change it."""
     traits = FAMILIES.get(family, LLAMA)
     if family == "falcon":
@@ -160,7 +162,8 @@ def traits_of(family: str, model: Mapping[str, Any]) -> Traits:
         if key == "attention_bias" and family in _NO_OUTPUT_BIAS:
             names = ("qkv_bias",)
         if isinstance(model.get(key), bool):
-            traits = replace(traits, **dict.fromkeys(names, model[key]))
+            switches: JsonObject = dict.fromkeys(names, model[key])
+            traits = replace(traits, **switches)
     if isinstance(model.get("use_qk_norm"), bool) and not family.startswith(
         "llama4"
     ):  # Llama 4's has no weights

@@ -13,6 +13,7 @@ from typing import Any
 from plait.errors import PlaitError
 from plait.predict.cost.model.modules import SAMPLES, describe_by_running
 from plait.predict.cost.model.operations import Model
+from plait.values import JsonMapping
 
 BY_RUNNING = frozenset({"fno"})
 """Models of plait's own that have no formulae here."""
@@ -23,7 +24,7 @@ def is_made(model: Mapping[str, object]) -> bool:
     return bool(model.get("python")) or model.get("name") in BY_RUNNING
 
 
-def describe_made(model: Mapping[str, Any], data: Mapping[str, Any], seq_len: int) -> Model:
+def describe_made(model: JsonMapping, data: JsonMapping, seq_len: int) -> Model:
     """The description of the model that a `[model]` table makes, of samples as its `[data]` table
     gives them.
 
@@ -44,7 +45,7 @@ def describe_made(model: Mapping[str, Any], data: Mapping[str, Any], seq_len: in
     return describe_by_running(made, seq_len or 1, model.get("roles"), example=_sample(data, model))
 
 
-def _sample(data: Mapping[str, Any], model: Mapping[str, Any]) -> Any:
+def _sample(data: JsonMapping, model: JsonMapping) -> Any:
     """The inputs of the first sample, as a batch of `SAMPLES` on the meta device. None where there
     are no data.
     """

@@ -20,6 +20,7 @@ from plait.predict.cost.model.from_leaves import describe_leaves
 from plait.predict.cost.model.operations import Block, Elementwise, Model, Saved
 from plait.predict.cost.model.watching import OperationWatch, is_layer
 from plait.predict.cost.model.with_values import state_of, tokens_for, value_of
+from plait.values import PyTree
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,7 +32,11 @@ Call = tuple[tuple[object, ...], dict[str, object]]
 
 
 def describe_by_running(
-    module: nn.Module, seq_len: int, roles: Mapping[str, str] | None = None, *, example: Any = None
+    module: nn.Module,
+    seq_len: int,
+    roles: Mapping[str, str] | None = None,
+    *,
+    example: PyTree = None,
 ) -> Model:
     """The description of a torch module from its forward on samples of `seq_len` tokens (1: without
     a sequence).
@@ -116,7 +121,7 @@ def _first_run(
 
     met: list[tuple[nn.Module, Call]] = []
 
-    def remember(unit: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def remember(unit: nn.Module, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> None:
         met.append((unit, (args, kwargs)))
 
     state = state_of(module, real=real)
@@ -147,7 +152,7 @@ def _lenient(blocks: list[nn.Module]) -> Iterator[None]:
     import torch
 
     def wrapped(forward: Any) -> Any:
-        def run(*args: Any, **kwargs: Any) -> Any:
+        def run(*args: object, **kwargs: object) -> Any:
             try:
                 return forward(*args, **kwargs)
             except (NotImplementedError, RuntimeError):

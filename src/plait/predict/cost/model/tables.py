@@ -19,6 +19,7 @@ from plait.plan import Plan
 from plait.predict.cost.model.describe import ALIASES, DESCRIBED
 from plait.predict.cost.model.families import is_known
 from plait.toml import parse_json, parse_value, read_toml
+from plait.values import JsonMapping
 
 GLOBAL_BATCH = 16
 """Samples of a step where neither the config says how many nor the devices ask for more: as `plait
@@ -27,9 +28,7 @@ train` takes them.
 SAMPLES_PER_DEVICE = 4
 
 
-def config_tables(
-    config: Mapping[str, Any] | str | Path, *, with_model: bool = True
-) -> Mapping[str, Any]:
+def config_tables(config: JsonMapping | str | Path, *, with_model: bool = True) -> JsonMapping:
     """The tables of a config: a mapping as it is, a TOML file, or a Hugging Face config.json as the
     model. Who needs no model (`with_model`) need not have one that is whole.
 
@@ -58,7 +57,7 @@ def config_tables(
     return tables
 
 
-def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Mapping[str, Any]:
+def read_config(path: str | Path, overrides: Sequence[str] = ()) -> JsonMapping:
     """The tables of a config file with `section.key=value` overrides.
 
     Raises `ConfigError` for an override that is no assignment.
@@ -89,7 +88,7 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Mapping[str,
     return tables
 
 
-def _json(path: Path) -> Mapping[str, Any]:
+def _json(path: Path) -> JsonMapping:
     try:
         table = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as cause:
@@ -99,7 +98,7 @@ def _json(path: Path) -> Mapping[str, Any]:
     return table
 
 
-def check_tables(tables: Mapping[str, Any]) -> None:
+def check_tables(tables: JsonMapping) -> None:
     """Refuse what nothing reads and what cannot be. Raises `ConfigError` with a sentence for each
     fault.
     """
@@ -122,7 +121,7 @@ def check_tables(tables: Mapping[str, Any]) -> None:
         raise ConfigError(faults[0] if len(faults) == 1 else "\n  ".join(["config:", *faults]))
 
 
-def _check_model(table: Mapping[str, Any], faults: list[str]) -> None:
+def _check_model(table: JsonMapping, faults: list[str]) -> None:
     """A model that has code here is held to its schema. One that only a description reads is held
     to the names of its keys.
     """
@@ -177,7 +176,7 @@ def _known_keys(own: set[str]) -> set[str]:
     return own | aliases | NO_EFFECT | DESCRIBED
 
 
-def global_batch(tables: Mapping[str, Any], num_devices: int, plan: Plan | None = None) -> int:
+def global_batch(tables: JsonMapping, num_devices: int, plan: Plan | None = None) -> int:
     """Samples of a step: the config's, else some for each device. There is one at least for each
     micro-batch of a plan.
     """
@@ -188,7 +187,7 @@ def global_batch(tables: Mapping[str, Any], num_devices: int, plan: Plan | None 
     return max(GLOBAL_BATCH, SAMPLES_PER_DEVICE * num_devices, shares)
 
 
-def with_lengths(tables: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_lengths(tables: JsonMapping) -> JsonMapping:
     """The tables with the length of a sequence as `plait train` reads a [data] that has none."""
     from plait.config.model import LANGUAGE_MODELS
     from plait.config.read import SEQ_LEN
@@ -208,7 +207,7 @@ def family_of(model: Any) -> str:
     return str(inner.get("model_type") or "") if isinstance(inner, Mapping) else ""
 
 
-def assumed(tables: Mapping[str, Any], batch: int, seq_len: int) -> list[str]:
+def assumed(tables: JsonMapping, batch: int, seq_len: int) -> list[str]:
     """Assumptions where the config left something open."""
     found = []
     if not tables.get("train", {}).get("global_batch"):

@@ -21,6 +21,7 @@ from plait.predict.cost.model.operations import (
     Split,
 )
 from plait.predict.cost.model.with_values import state_of
+from plait.values import PyTree
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -64,8 +65,8 @@ class OperationWatch:
     def run(
         self,
         module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        args: tuple[PyTree, ...],
+        kwargs: Mapping[str, PyTree],
         *,
         real: bool = False,
     ) -> Any:
@@ -146,16 +147,16 @@ class OperationWatch:
         return self.roles.get(id(layer), "")
 
     def _hooks(self, layer: Any) -> list[Any]:
-        def enter(*_: Any) -> None:
+        def enter(*_: object) -> None:
             self._layers += 1
 
-        def leave(layer: Any, args: tuple[Any, ...], out: Any) -> None:
+        def leave(layer: Any, args: tuple[PyTree, ...], out: Any) -> None:
             self._layers -= 1
             self._layer(layer, args[0], out)
 
         return [layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave)]
 
-    def _leave_row(self, *_: Any) -> None:
+    def _leave_row(self, *_: object) -> None:
         self._inside = False
 
     def _layer(self, layer: Any, x: Any, out: Any) -> None:
@@ -256,7 +257,7 @@ def _functions(watch: OperationWatch) -> Iterator[None]:
         """Keeps what a fused kernel keeps: inputs, output, one number for each row of scores."""
 
         @staticmethod
-        def forward(ctx: Any, *qkv: Any) -> Any:
+        def forward(ctx: Any, *qkv: Tensor) -> PyTree:
             query, key, value = qkv
             out = torch.empty(
                 *query.shape[:-1], value.shape[-1], dtype=query.dtype, device=query.device
@@ -265,12 +266,12 @@ def _functions(watch: OperationWatch) -> Iterator[None]:
             return out
 
         @staticmethod
-        def backward(ctx: Any, *grads: Any) -> Any:
+        def backward(ctx: Any, *grads: object) -> Any:
             return tuple(torch.empty_like(tensor) for tensor in ctx.saved_tensors[:3])
 
     class WatchFunctions(TorchFunctionMode):
         def __torch_function__(
-            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+            self, function: Any, types: Any, args: PyTree = (), kwargs: PyTree = None
         ) -> Any:
             kwargs = kwargs or {}
             if function is torch.nn.functional.scaled_dot_product_attention:
@@ -299,7 +300,7 @@ def _operators(watch: OperationWatch) -> Iterator[None]:
 
     class WatchOperators(TorchDispatchMode):
         def __torch_dispatch__(
-            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+            self, function: Any, types: Any, args: PyTree = (), kwargs: PyTree = None
         ) -> Any:
             out = function(*args, **(kwargs or {}))
             given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
