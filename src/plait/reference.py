@@ -7,6 +7,7 @@ is called. Ranks inherit the path from their parent process.
 
 from __future__ import annotations
 
+import glob
 import importlib
 import os
 import sys
@@ -37,25 +38,36 @@ def look_beside(config: str | Path, tables: JsonMapping) -> None:
         sys.path.insert(0, folder)
 
 
-PATHS = (("model", "config"), ("model", "weights"), ("adapter", "weights"))
-"""Where a config may name a folder or file of a model: section and key."""
+PATHS: Mapping[str, Any] = {
+    "model": {"config": None, "weights": None},
+    "adapter": {"weights": None},
+    "data": (DATA := {"files": None, "path": None, "tokenizer": None}),
+    "eval": {"data": DATA},
+}
+"""Where a config may name folders and files: keys of tables, and of tables inside them."""
 
 
 def beside(config: str | Path, tables: JsonMapping) -> JsonObject:
-    """Tables whose relative paths of models are those beside this config file.
+    """Tables whose relative paths are those beside this config file.
 
-    A path that is not there stays as it is: relative to the working folder.
+    A path or glob that finds nothing there stays as it is: relative to the working folder.
     """
-    found = dict(tables)
-    folder = Path(config).resolve().parent
-    for section, key in PATHS:
-        table = found.get(section)
-        if not isinstance(table, Mapping) or not isinstance(table.get(key), (str, os.PathLike)):
-            continue
-        path = Path(table[key])
-        if not path.is_absolute() and (folder / path).exists():
-            found[section] = {**table, key: str(folder / path)}
+    found: JsonObject = _beside(Path(config).resolve().parent, tables, PATHS)
     return found
+
+
+def _beside(folder: Path, value: Any, keys: Any) -> Any:
+    """A value with the paths at the keys looked for in a folder."""
+    if isinstance(value, Mapping) and isinstance(keys, Mapping):
+        found = {name: _beside(folder, value[name], keys[name]) for name in keys if name in value}
+        return {**value, **found}
+    if isinstance(value, (list, tuple)):
+        return [_beside(folder, one, keys) for one in value]
+    if keys is not None or not isinstance(value, (str, os.PathLike)) or Path(value).is_absolute():
+        return value
+    path = str(folder / value)
+    is_there = Path(path).exists() or glob.glob(path, recursive=True)  # noqa: PTH207 - any folder
+    return path if is_there else value
 
 
 def load(reference: str, error: type[PlaitError]) -> Callable[..., Any]:

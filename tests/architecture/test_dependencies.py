@@ -17,4 +17,6 @@ def test_what_reads_one_data_set_is_an_extra() -> None:
     project = read_toml(ROOT / "pyproject.toml", ConfigError)["project"]
     extras = {extra: names(found) for extra, found in project["optional-dependencies"].items()}
     assert not {"scikit-learn", "scipy"} & names(project["dependencies"])
+    assert not {"pyarrow", "datasets", "tokenizers"} & names(project["dependencies"])
+    assert {"pyarrow", "datasets", "tokenizers"} <= extras["data"]
     assert "scikit-learn" in extras["digits"] & extras["test"]

@@ -5,29 +5,18 @@ They need no data, no plan and no torch. Rooms that meet the real thing check ag
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from plait.config.data_rules import data_is_right
 from plait.config.model import (
     EXPERT_KEYS,
-    LANGUAGE_MODELS,
-    FNOConfig,
-    GPTConfig,
     HuggingFaceConfig,
     LlamaConfig,
-    MLPConfig,
-    Python,
-    ResNetConfig,
     TransformerConfig,
 )
-from plait.config.read import longest_sequence
 from plait.config.sections import Sections
 
-BYTES: Final = 256
-DIGIT_FEATURES = 64
-DIGIT_CLASSES = 10
 LEAST_SECRET = 2
 KRUM_NEIGHBOURS = 3
 
@@ -148,125 +137,6 @@ def hf_config_has_a_type(config: Sections) -> Iterator[str]:
         )
 
 
-def data_has_one_source(config: Sections) -> Iterator[str]:
-    """A name or a function."""
-    data = config.data
-    if data.name is None and data.python is None:
-        yield (
-            "data.name is missing; known: stdlib, text, digits, random (or python = "
-            "'module:function')"
-        )
-    if data.name is not None and data.python is not None:
-        yield f"data.name '{data.name}' and data.python '{data.python}' are two sources; keep one"
-    if data.name == "text" and not data.files:
-        yield "data.files is missing; data 'text' needs files = ['path', ...]"
-    if data.files and data.name not in (None, "text"):
-        yield f"data.files belongs to data 'text', not to '{data.name}'"
-
-
-def text_needs_a_language_model(config: Sections) -> Iterator[str]:
-    """Bytes are tokens: 256 of them, in sequences."""
-    data = config.data
-    model = config.model
-    if data.name not in ("stdlib", "text"):
-        return
-    if isinstance(model, (MLPConfig, ResNetConfig, FNOConfig)):
-        yield (
-            f"data '{data.name}' is text, and model '{model.name}' takes none; use a model of "
-            f"{', '.join(LANGUAGE_MODELS)}"
-        )
-    vocab_size: Any = getattr(model, "vocab_size", None)
-    if isinstance(model, HuggingFaceConfig):
-        vocab_size = written_vocabulary(model.config)
-    if isinstance(vocab_size, int) and vocab_size < BYTES:
-        yield (
-            f"model.vocab_size {vocab_size} is too small: data '{data.name}' is bytes and needs "
-            f"vocab_size {BYTES} or more"
-        )
-    elif isinstance(model, HuggingFaceConfig) and vocab_size is not None and data.tokenizer is None:
-        yield from foreign_alphabet(vocab_size, data.name)
-
-
-def foreign_alphabet(vocab_size: int, name: str) -> Iterator[str]:
-    """A Hugging Face config comes with the vocabulary of its tokenizer, whose numbers are no
-    bytes.
-    """
-    if vocab_size != BYTES:
-        yield (
-            f"model.config has vocab_size {vocab_size}, and data '{name}' is the {BYTES} bytes of "
-            "raw text, which are not "
-            f"the tokens of that vocabulary; set vocab_size = {BYTES} in model.config, give tokens "
-            "by data.python, or say "
-            "data.tokenizer = 'bytes' to train on bytes all the same"
-        )
-
-
-def written_vocabulary(config: Any) -> int | None:
-    """The `vocab_size` that a Hugging Face config says, a table or a file; None where it says
-    none.
-    """
-    table = config
-    if not isinstance(config, dict):
-        path = Path(config)
-        try:
-            file = path / "config.json" if path.is_dir() else path
-            table = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):  # said where the model is made
-            return None
-    inner = table.get("text_config") if isinstance(table, dict) else None
-    for part in (table, inner):
-        size = part.get("vocab_size") if isinstance(part, dict) else None
-        if isinstance(size, int) and not isinstance(size, bool):
-            return size
-    return None
-
-
-def digits_need_an_image_model(config: Sections) -> Iterator[str]:
-    """8 x 8 grey images of ten digits."""
-    model = config.model
-    if config.data.name != "digits":
-        return
-    if isinstance(model, (GPTConfig, LlamaConfig, HuggingFaceConfig, FNOConfig)):
-        yield f"data 'digits' is images, and model '{model.name}' takes none; use mlp or resnet"
-    if isinstance(model, MLPConfig) and model.in_features != DIGIT_FEATURES:
-        yield (
-            f"model.in_features {model.in_features}: data 'digits' needs in_features "
-            f"{DIGIT_FEATURES}"
-        )
-    if isinstance(model, MLPConfig) and model.out_features < DIGIT_CLASSES:
-        yield (
-            f"model.out_features {model.out_features}: data 'digits' needs out_features "
-            f"{DIGIT_CLASSES} or more"
-        )
-    if isinstance(model, ResNetConfig) and model.in_channels != 1:
-        yield f"model.in_channels {model.in_channels}: data 'digits' needs in_channels 1"
-    if isinstance(model, ResNetConfig) and model.num_classes < DIGIT_CLASSES:
-        yield (
-            f"model.num_classes {model.num_classes}: data 'digits' needs num_classes "
-            f"{DIGIT_CLASSES} or more"
-        )
-
-
-def random_data_needs_known_shapes(config: Sections) -> Iterator[str]:
-    """A user's own model does not say what it takes."""
-    if config.data.name == "random" and isinstance(config.model, Python):
-        yield (
-            "data.name 'random' needs a model by name, whose shapes it knows; give data.python = "
-            "'module:function'"
-        )
-
-
-def sequences_fit_the_positions(config: Sections) -> Iterator[str]:
-    """A sequence may not be longer than the positions that the model has."""
-    longest = longest_sequence(config.model)
-    if config.data.seq_len is not None and longest is not None and config.data.seq_len > longest:
-        yield (
-            f"data.seq_len {config.data.seq_len} is longer than model.max_position_embeddings "
-            f"{longest}; "
-            "shorten the one or raise the other"
-        )
-
-
 def optimizer_keys_go_together(config: Sections) -> Iterator[str]:
     """Momentum is SGD's; Nesterov's needs some; a floor lies below."""
     train = config.train
@@ -334,11 +204,7 @@ RULES: Final[tuple[Callable[[Sections], Iterator[str]], ...]] = (
     expert_keys_go_together,
     router_keys_go_together,
     hf_config_has_a_type,
-    data_has_one_source,
-    text_needs_a_language_model,
-    digits_need_an_image_model,
-    random_data_needs_known_shapes,
-    sequences_fit_the_positions,
+    data_is_right,
     optimizer_keys_go_together,
     federations_have_enough_clients,
     restarts_are_of_one_kind,

@@ -24,17 +24,35 @@ Plans = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
 Files = Annotated[tuple[PathText, ...], BeforeValidator(_as_tuple)]
 
 
-class Data(Section):
-    """The source of samples: a name, or a user's function."""
+class DataSource(Section):
+    """One source of samples: a name, or a user's function."""
 
-    name: Literal["stdlib", "text", "digits", "random"] | None = None
+    name: Literal["stdlib", "text", "files", "hf", "digits", "random"] | None = None
     """The built-in source of samples."""
     python: Reference | None = None
     """A user's function `module:function` that returns the data set."""
     seq_len: Count | None = None
     """Tokens of a sequence, for language models."""
     files: Files | None = None
-    """Paths of the files of data `text`."""
+    """Paths of the files of data `text` and `files`; of the latter also globs, as "a/*.jsonl"."""
+    path: PathText | None = None
+    """`hf`: a folder that the library datasets has saved by save_to_disk."""
+    split: str | None = None
+    """`hf`: the split of a folder with several; by default train."""
+    column: str | None = None
+    """`files`, `hf`: the column; by default the first of text, messages, input_ids."""
+    document: Literal["line", "file"] = "line"
+    """`files`: the document of a text file, a line or the whole."""
+    tokenizer: PathText | None = None
+    """`files`, `hf`: a tokenizer.json or a saved tokenizer's folder; `bytes` trains on bytes."""
+    end_token: str | None = None
+    """The token behind each document; by default the end token of a saved tokenizer."""
+    samples: Literal["stream", "documents"] | None = None
+    """Samples cut from one stream, or a document each; by default so for conversations alone."""
+    skip_bad: Annotated[int, Field(ge=0)] = 0
+    """`files`, `hf`: rows that may be left out because they cannot be read."""
+    cache: PathText | None = None
+    """`files`, `hf`: the folder of tokens; by default ~/.cache/plait/tokens."""
     seed: Annotated[int, Field(ge=0)] | None = None
     """The seed of random data; by default that of `[train]`."""
     num_samples: Count | None = None
@@ -43,8 +61,13 @@ class Data(Section):
     """The side of a random image, in pixels."""
     packed: bool = False
     """Whether sequences of one file see no other file."""
-    tokenizer: Literal["bytes"] | None = None
-    """`bytes` trains on bytes, whatever vocabulary the model has."""
+
+
+class Data(DataSource):
+    """The source of samples, and the processes that read it."""
+
+    workers: Annotated[int, Field(ge=0)] = 0
+    """Processes of each rank that read batches ahead; 0 reads them in the rank itself."""
 
 
 class Train(Section):

@@ -12,8 +12,10 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from plait.datasets import user
+from plait.datasets import files, user
 from plait.datasets.digits import Digits
+from plait.datasets.keys import key as key
+from plait.datasets.keys import known_vocabulary
 from plait.datasets.loader import Loader as Loader
 from plait.datasets.masked import Masked as Masked
 from plait.datasets.random import RandomClasses, RandomFields, RandomTokens
@@ -23,7 +25,8 @@ from plait.errors import DataError, nearest
 
 LANGUAGE = ("gpt", "llama", "hf")
 BYTE_DATA = ("stdlib", "text")
-NAMES = ("stdlib", "text", "digits", "random")
+TOKEN_DATA = files.NAMES
+NAMES = ("stdlib", "text", "files", "hf", "digits", "random")
 SEQ_LEN = 128
 IMAGE_SIZE = 32
 
@@ -49,6 +52,8 @@ def make(data: Any, model: Any = None, seed: int = 0) -> Dataset[Any]:
     if name == "random":
         return _random(data, model, key(data, "seed", seed))
     seq_len = _seq_len(data, model)
+    if name in files.NAMES:
+        return files.load_sequences(data, model, seq_len)
     vocab_size = _vocab_size(model, VOCAB_SIZE)
     if vocab_size < VOCAB_SIZE:
         raise DataError(
@@ -67,12 +72,6 @@ def make(data: Any, model: Any = None, seed: int = 0) -> Dataset[Any]:
     )
 
 
-def key(section: Any, name: str, default: Any = None) -> Any:
-    """The value of a key that is there and not None, else the default."""
-    value = section.get(name) if isinstance(section, Mapping) else getattr(section, name, None)
-    return default if value is None else value
-
-
 def _seq_len(data: Any, model: Any) -> int:
     family = key(model, "name")
     if family in ("mlp", "resnet", "fno"):
@@ -85,18 +84,10 @@ def _seq_len(data: Any, model: Any) -> int:
 
 
 def _vocab_size(model: Any, default: int | None = None) -> int:
-    size = key(model, "vocab_size", _vocab_of_config(key(model, "config")) or default)
+    size = known_vocabulary(model) or default
     if size is None:
         raise DataError(f"random data for model {key(model, 'name')!r} needs its vocab_size")
     return int(size)
-
-
-def _vocab_of_config(config: Any) -> int | None:
-    """The vocabulary of a Hugging Face table, or of the language model inside it."""
-    if not isinstance(config, Mapping):
-        return None
-    inner: int | None = key(config, "vocab_size", _vocab_of_config(config.get("text_config")))
-    return inner
 
 
 def _digits(model: Any) -> Dataset[Any]:

@@ -30,14 +30,19 @@ class DocumentFacts:
         digest: a number of 62 bits that follows from all tokens, labels and ends.
         num_bad: rows that were left out.
         bad: the sentences of the first such rows.
-        is_chat: whether the documents are conversations, learnt from in their answers alone.
+        kind: `text`, `tokens`, or `chat` for conversations.
     """
 
     max_token: int
     digest: int
     num_bad: int = 0
     bad: tuple[str, ...] = ()
-    is_chat: bool = False
+    kind: str = "text"
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether the documents are conversations, learnt from in their answers alone."""
+        return self.kind == "chat"
 
 
 class Documents(Sequence[dict[str, Tensor]]):

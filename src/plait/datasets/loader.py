@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.datasets.hashing import seed_of
+from plait.datasets.collate import collate
+from plait.datasets.order import order_of
+from plait.datasets.prefetch import read_ahead
 from plait.errors import DataError
 
 MAX_EPOCHS = 1 << 53
@@ -24,10 +26,18 @@ class Loader:
 
     The last batch of an epoch is as short as what is left. Parts differ by one sample at most. With
     fewer samples than ranks some parts have none: tensors of the right shape with a first dim of 0.
+    `workers` processes read ahead, without a difference in what is yielded.
     """
 
     def __init__(
-        self, dataset: Any, global_batch: int, *, dp_size: int = 1, dp_rank: int = 0, seed: int = 0
+        self,
+        dataset: Any,
+        global_batch: int,
+        *,
+        dp_size: int = 1,
+        dp_rank: int = 0,
+        seed: int = 0,
+        workers: int = 0,
     ) -> None:
         if global_batch < 1:
             raise DataError(f"global_batch = {global_batch}: must be at least 1")
@@ -40,22 +50,23 @@ class Loader:
         self.seed = seed
         self.dp_size = dp_size
         self.dp_rank = dp_rank
+        self.workers = workers
         self.epoch = self.position = 0
-        self._order: tuple[int, Tensor] | None = None
+        self._order = order_of(dataset, seed)
+        self._ahead: Iterator[tuple[Tensor, Tensor]] | None = None
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return self
 
     def __next__(self) -> tuple[Tensor, Tensor]:
-        if self.position >= len(self.dataset):
-            self.epoch = self.epoch + 1
-            self.position = 0
-        whole = self.order()[self.position : self.position + self.global_batch]
-        self.position += len(whole)
-        start, stop = (
-            len(whole) * rank // self.dp_size for rank in (self.dp_rank, self.dp_rank + 1)
-        )
-        return collate(self.dataset, whole[start:stop])
+        if not self.workers:
+            indices, self.epoch, self.position = self._part(self.epoch, self.position)
+            return collate(self.dataset, indices)
+        if self._ahead is None:
+            self._ahead = read_ahead(self.dataset, self._parts(), self.workers)
+        batch = next(self._ahead)
+        self.epoch, self.position = self._after(self.epoch, self.position)[0::2]
+        return batch
 
     @property
     def batches_per_epoch(self) -> int:
@@ -64,24 +75,46 @@ class Loader:
 
     def skip(self, num_batches: int) -> None:
         """Be where a new stream is after that many batches."""
-        self.epoch, index = divmod(num_batches, self.batches_per_epoch)
-        self.position = index * self.global_batch
+        batches_per_epoch = -(-self._order.num_samples // self.global_batch)
+        epoch, index = divmod(num_batches, batches_per_epoch)
+        self._move(epoch, index * self.global_batch)
 
-    def order(self) -> Tensor:
-        """The permutation of the current epoch, made once an epoch."""
-        if self._order is None or self._order[0] != self.epoch:
-            generator = torch.Generator().manual_seed(seed_of(self.seed, self.epoch))
-            self._order = self.epoch, torch.randperm(len(self.dataset), generator=generator)
-        return self._order[1]
+    def _move(self, epoch: int, position: int) -> None:
+        """Go to a place; what was read ahead from another one is dropped."""
+        self.epoch = epoch
+        self.position = position
+        self._ahead = None
+
+    def _after(self, epoch: int, position: int) -> tuple[int, int, int]:
+        """The next global batch behind a place: its epoch, and where it starts and stops."""
+        if position >= self._order.num_samples:
+            epoch, position = epoch + 1, 0
+        return epoch, position, min(position + self.global_batch, self._order.num_samples)
+
+    def _part(self, epoch: int, position: int) -> tuple[Tensor, int, int]:
+        """This coordinate's indices in the next global batch, and the place behind it."""
+        epoch, start, stop = self._after(epoch, position)
+        size = stop - start
+        first, last = (size * rank // self.dp_size for rank in (self.dp_rank, self.dp_rank + 1))
+        return self._order.at(epoch, start + first, start + last), epoch, stop
+
+    def _parts(self) -> Iterator[Tensor]:
+        """This coordinate's indices in every global batch from here on."""
+        epoch, position = self.epoch, self.position
+        while True:
+            indices, epoch, position = self._part(epoch, position)
+            yield indices
 
     def state_dict(self) -> dict[str, int]:
         """Where the stream is, and of what."""
-        return {
+        state = {
             "epoch": self.epoch,
             "position": self.position,
             "seed": self.seed,
             "num_samples": len(self.dataset),
         }
+        content = getattr(self.dataset, "content", None)
+        return state if content is None else {**state, "content": content}
 
     def load_state_dict(self, state: Mapping[str, int], num_batches: int | None = None) -> None:
         """Go on from `state`, under any number of ranks; `num_batches` is how many had been read.
@@ -99,16 +132,20 @@ class Loader:
                     f"the data was saved with {key} = {state[key]} and now has {here[key]}: its "
                     "order would differ"
                 )
+        if state.get("content") != here.get("content"):
+            raise DataError(
+                "the data have other tokens than those that the saved place is in: the files, the "
+                "tokenizer or a setting has changed, and samples would come twice or never"
+            )
         epoch = state["epoch"]
         position = state["position"]
         most = MAX_EPOCHS if num_batches is None else num_batches
-        if not (0 <= position <= here["num_samples"] and 0 <= epoch <= most):
+        if not (0 <= position <= self._order.num_samples and 0 <= epoch <= most):
             raise DataError(
                 f"the data's saved place is sample {position} of epoch {epoch}, and there are "
-                f"{here['num_samples']} samples an epoch and at most {most} epochs read"
+                f"{self._order.num_samples} samples an epoch and at most {most} epochs read"
             )
-        self.epoch = epoch
-        self.position = position
+        self._move(epoch, position)
 
 
 class InOrder:
@@ -140,24 +177,3 @@ class InOrder:
             first = begin + size * self.dp_rank // self.dp_size
             last = begin + size * (self.dp_rank + 1) // self.dp_size
             yield collate(self.dataset, torch.arange(first, last))
-
-
-def collate(dataset: Any, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """Samples [B] stacked, [B, ...] each; through the data set's own `batch` where it has one."""
-    if hasattr(dataset, "batch"):
-        batch: tuple[Tensor, Tensor] = dataset.batch(indices)
-        return batch
-    samples = [dataset[index] for index in indices.tolist()]
-    if not samples:
-        inputs, targets = (torch.as_tensor(part) for part in dataset[0])
-        return inputs.new_empty((0, *inputs.shape)), targets.new_empty((0, *targets.shape))
-    try:
-        inputs, targets = (
-            torch.stack([torch.as_tensor(part) for part in parts])
-            for parts in zip(*samples, strict=True)
-        )
-    except (RuntimeError, TypeError, ValueError) as failure:
-        raise DataError(
-            f"the samples {indices.tolist()} cannot be stacked into (inputs, targets): {failure}"
-        ) from failure
-    return inputs, targets

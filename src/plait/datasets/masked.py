@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from plait.datasets.collate import collate
 from plait.datasets.hashing import uniforms
-from plait.datasets.loader import collate
 from plait.errors import DataError
 
 IGNORE = -100
@@ -28,6 +28,8 @@ class Masked(Dataset[tuple[Tensor, Tensor]]):
     def __init__(self, dataset: Any, *, seed: int = 0) -> None:
         self.dataset = dataset
         self.seed = seed
+        self.keyed_order = getattr(dataset, "keyed_order", False)
+        self.draws = getattr(dataset, "draws", False)
 
     def __len__(self) -> int:
         return len(self.dataset)

@@ -8,7 +8,7 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -215,7 +215,7 @@ def make_cutting(config: ConfigSource) -> Cutting:
     seen.
     """
     section = config.plan
-    batch = next(iter(make_loader(config)))
+    batch = next(Loader(make_dataset(config), config.train.global_batch, seed=config.train.seed))
     inputs = batch if isinstance(batch, Mapping) else batch[0]
     return Cutting(
         counts=section.counts,
@@ -235,9 +235,23 @@ def make_schedule(config: ConfigSource) -> Schedule | None:
 def make_loader(config: ConfigSource, rank: int = 0, size: int = 1) -> Loader:
     """The share of data coordinate `rank` of `size` in every global batch."""
     train = config.train
+    return Loader(
+        make_dataset(config),
+        train.global_batch,
+        dp_size=size,
+        dp_rank=rank,
+        seed=train.seed,
+        workers=datasets.key(config.data, "workers", 0),
+    )
+
+
+def make_dataset(config: ConfigSource) -> Any:
+    """The samples of training. Raises `DataError` where they do not fit the model."""
     _check_alphabet(config)
-    dataset = datasets.make(config.data, model_keys(config), train.seed)
-    return Loader(dataset, train.global_batch, dp_size=size, dp_rank=rank, seed=train.seed)
+    keys = model_keys(config)
+    if datasets.key(config.data, "name") in datasets.TOKEN_DATA and keys.get("name") == "hf":
+        keys = {**keys, "vocab_size": models.hf_vocabulary(keys["config"])}
+    return datasets.make(config.data, keys, config.train.seed)
 
 
 def make_eval_batches(
@@ -248,8 +262,7 @@ def make_eval_batches(
     `batches` replaces `[eval] batches`. The data are those of `[eval]`, else of `[data]`.
     """
     source = config if config.eval.data is None else replace(config, data=config.eval.data)
-    _check_alphabet(source)
-    dataset = datasets.make(source.data, model_keys(source), config.train.seed)
+    dataset = make_dataset(source)
     count = config.eval.batches if batches is None else batches
     return InOrder(dataset, config.train.global_batch, dp_size=size, dp_rank=rank, batches=count)
 

@@ -165,6 +165,9 @@ def _trained(
         return {"stopped": training.engine.step_index, "signal": ending.signal}
     recoveries = [] if place is None else place.recoveries()
     more = {"warnings": watch.warnings, "recoveries": recoveries, **observers.numbers()}
+    num_bad = getattr(training.loader.dataset, "num_bad", None)
+    if num_bad is not None:
+        more["bad_rows"] = num_bad
     if every and progress:
         more["snapshots"] = progress[0].waited()
     result = _ended(job, world, training, tally, more)

@@ -5,11 +5,13 @@ They come before a folder is made and before any rank starts, so that errors are
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from plait import reference
 from plait.errors import DataError, ModelError, OptimizerError
+from plait.launcher.main_process import is_main_process
 from plait.plan.facts import STRATEGIES
 from plait.values import JsonMapping
 
@@ -28,6 +30,7 @@ def check_code(config: Config, plan: Plan) -> None:
         reference.load(config.data.python, DataError)
     if config.eval.data is not None and config.eval.data.python is not None:
         reference.load(config.eval.data.python, DataError)
+    _check_tokens(config)
     if config.log.to:
         from plait.run.trackers import check_packages
 
@@ -42,6 +45,21 @@ def check_code(config: Config, plan: Plan) -> None:
         _check_roles(model)
     if plan.cp.size > 1 and model.get("name") == "hf":
         _check_sequences(config, plan)
+
+
+def _check_tokens(config: Config) -> None:
+    """Make the tokens of files before a rank starts, and say how many documents are cut off."""
+    sources = [config]
+    if config.eval.data is not None:
+        sources.append(replace(config, data=config.eval.data))
+    for source in sources:
+        if source.data.name in ("files", "hf"):
+            from plait.datasets import files
+            from plait.run import assemble
+
+            samples = assemble.make_dataset(source)
+            if is_main_process():
+                files.say_cut_off(samples)
 
 
 def _check_adapters(config: Config) -> None:

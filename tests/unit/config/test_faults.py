@@ -275,7 +275,7 @@ DIGITS = {"name": "digits"}
         ),
         (
             {"model": GPT, "data": {"name": "stdlib", "files": ["a"]}},
-            "data.files belongs to data 'text', not to 'stdlib'",
+            "data.files belongs to data 'text' and 'files', not to 'stdlib'",
         ),
         (
             {"model": MLP, "data": STDLIB},

@@ -1,0 +1,192 @@
+"""Rules of `[data]`, of its mixture and of `[eval] data`, alone and with the model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from plait.config.model import (
+    LANGUAGE_MODELS,
+    FNOConfig,
+    GPTConfig,
+    HuggingFaceConfig,
+    LlamaConfig,
+    MLPConfig,
+    ModelSection,
+    Python,
+    ResNetConfig,
+)
+from plait.config.read import longest_sequence
+from plait.config.sections import DataSource, Sections
+
+BYTES: Final = 256
+DIGIT_FEATURES = 64
+DIGIT_CLASSES = 10
+TOKENS: Final = ("files", "hf")
+"""Data of tokens, which a tokenizer makes of texts."""
+OF_TOKENS: Final = ("column", "end_token", "samples", "skip_bad", "cache")
+"""Keys of data of tokens alone."""
+OWNERS: Final = {
+    "files": ("text", "files"),
+    "path": ("hf",),
+    "split": ("hf",),
+    "document": ("files",),
+    **dict.fromkeys(OF_TOKENS, TOKENS),
+}
+"""Keys that belong to data of certain names."""
+KNOWN: Final = "stdlib, text, digits, random, files, hf"
+
+Rule: TypeAlias = Callable[[DataSource, ModelSection], Iterator[str]]
+
+
+def has_one_source(data: DataSource, model: ModelSection) -> Iterator[str]:
+    """A name or a function."""
+    if data.name is None and data.python is None:
+        yield f"data.name is missing; known: {KNOWN} (or python = 'module:function')"
+    if data.name is not None and data.python is not None:
+        yield f"data.name '{data.name}' and data.python '{data.python}' are two sources; keep one"
+
+
+def names_its_files(data: DataSource, model: ModelSection) -> Iterator[str]:
+    """Files where there is something to read, and no keys of other data."""
+    if data.name in ("text", "files") and not data.files:
+        yield f"data.files is missing; data '{data.name}' needs files = ['path', ...]"
+    if data.name == "hf" and not data.path:
+        yield "data.path is missing; data 'hf' needs path = 'folder' of save_to_disk"
+    for key, owners in OWNERS.items():
+        is_set = getattr(data, key) != type(data).model_fields[key].default
+        if is_set and data.name is not None and data.name not in owners:
+            names = " and ".join(f"'{owner}'" for owner in owners)
+            yield f"data.{key} belongs to data {names}, not to '{data.name}'"
+    if data.tokenizer not in (None, "bytes") and data.name not in (None, *TOKENS):
+        yield (
+            f"data.tokenizer {data.tokenizer!r} belongs to data 'files' and 'hf'; data "
+            f"'{data.name}' knows bytes alone"
+        )
+    if data.packed and data.name in TOKENS:
+        yield f"data.packed belongs to data 'stdlib' and 'text', not to '{data.name}'"
+
+
+def text_needs_a_language_model(data: DataSource, model: ModelSection) -> Iterator[str]:
+    """Bytes are tokens: 256 of them, in sequences."""
+    if data.name not in ("stdlib", "text", *TOKENS):
+        return
+    if isinstance(model, (MLPConfig, ResNetConfig, FNOConfig)):
+        yield (
+            f"data '{data.name}' is text, and model '{model.name}' takes none; use a model of "
+            f"{', '.join(LANGUAGE_MODELS)}"
+        )
+    if data.name in TOKENS and data.tokenizer != "bytes":
+        return
+    vocab_size: Any = getattr(model, "vocab_size", None)
+    if isinstance(model, HuggingFaceConfig):
+        vocab_size = written_vocabulary(model.config)
+    if isinstance(vocab_size, int) and vocab_size < BYTES:
+        yield (
+            f"model.vocab_size {vocab_size} is too small: data '{data.name}' is bytes and needs "
+            f"vocab_size {BYTES} or more"
+        )
+    elif isinstance(model, HuggingFaceConfig) and vocab_size is not None and data.tokenizer is None:
+        yield from foreign_alphabet(vocab_size, data.name)
+
+
+def foreign_alphabet(vocab_size: int, name: str) -> Iterator[str]:
+    """A Hugging Face config comes with the vocabulary of its tokenizer, whose numbers are no
+    bytes.
+    """
+    if vocab_size != BYTES:
+        yield (
+            f"model.config has vocab_size {vocab_size}, and data '{name}' is the {BYTES} bytes of "
+            "raw text, which are not "
+            f"the tokens of that vocabulary; set vocab_size = {BYTES} in model.config, give tokens "
+            "by data.python, or say "
+            "data.tokenizer = 'bytes' to train on bytes all the same"
+        )
+
+
+def written_vocabulary(config: Any) -> int | None:
+    """The `vocab_size` that a Hugging Face config says, a table or a file; None where it says
+    none.
+    """
+    table = config
+    if not isinstance(config, dict):
+        path = Path(config)
+        try:
+            file = path / "config.json" if path.is_dir() else path
+            table = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):  # said where the model is made
+            return None
+    inner = table.get("text_config") if isinstance(table, dict) else None
+    for part in (table, inner):
+        size = part.get("vocab_size") if isinstance(part, dict) else None
+        if isinstance(size, int) and not isinstance(size, bool):
+            return size
+    return None
+
+
+def digits_need_an_image_model(data: DataSource, model: ModelSection) -> Iterator[str]:
+    """8 x 8 grey images of ten digits."""
+    if data.name != "digits":
+        return
+    if isinstance(model, (GPTConfig, LlamaConfig, HuggingFaceConfig, FNOConfig)):
+        yield f"data 'digits' is images, and model '{model.name}' takes none; use mlp or resnet"
+    if isinstance(model, MLPConfig) and model.in_features != DIGIT_FEATURES:
+        yield (
+            f"model.in_features {model.in_features}: data 'digits' needs in_features "
+            f"{DIGIT_FEATURES}"
+        )
+    if isinstance(model, MLPConfig) and model.out_features < DIGIT_CLASSES:
+        yield (
+            f"model.out_features {model.out_features}: data 'digits' needs out_features "
+            f"{DIGIT_CLASSES} or more"
+        )
+    if isinstance(model, ResNetConfig) and model.in_channels != 1:
+        yield f"model.in_channels {model.in_channels}: data 'digits' needs in_channels 1"
+    if isinstance(model, ResNetConfig) and model.num_classes < DIGIT_CLASSES:
+        yield (
+            f"model.num_classes {model.num_classes}: data 'digits' needs num_classes "
+            f"{DIGIT_CLASSES} or more"
+        )
+
+
+def random_data_needs_known_shapes(data: DataSource, model: ModelSection) -> Iterator[str]:
+    """A user's own model does not say what it takes."""
+    if data.name == "random" and isinstance(model, Python):
+        yield (
+            "data.name 'random' needs a model by name, whose shapes it knows; give data.python = "
+            "'module:function'"
+        )
+
+
+def sequences_fit_the_positions(data: DataSource, model: ModelSection) -> Iterator[str]:
+    """A sequence may not be longer than the positions that the model has."""
+    longest = longest_sequence(model)
+    if data.seq_len is not None and longest is not None and data.seq_len > longest:
+        yield (
+            f"data.seq_len {data.seq_len} is longer than model.max_position_embeddings "
+            f"{longest}; "
+            "shorten the one or raise the other"
+        )
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    has_one_source,
+    names_its_files,
+    text_needs_a_language_model,
+    digits_need_an_image_model,
+    random_data_needs_known_shapes,
+    sequences_fit_the_positions,
+)
+
+
+def data_is_right(config: Sections) -> Iterator[str]:
+    """All rules for the data of training and of evaluation, with the path of each key."""
+    sources: list[tuple[str, DataSource]] = [("data", config.data)]
+    if config.eval.data is not None:
+        sources.append(("eval.data", config.eval.data))
+    for path, source in sources:
+        for rule in RULES:
+            for sentence in rule(source, config.model):
+                yield sentence.replace("data.", f"{path}.", 1)

@@ -1,0 +1,96 @@
+"""Data `files` and `hf`: from a `[data]` section to documents, and to samples of equal length."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from plait.datasets import tokenizer as tokenizers
+from plait.datasets.documents import Documents
+from plait.datasets.keys import key, known_vocabulary
+from plait.datasets.rows import FileRows, RowSource, matching
+from plait.datasets.saved_set import SavedSet
+from plait.datasets.sequences import PaddedDocuments, Sequences, TokenStream
+from plait.datasets.token_store import Making
+from plait.datasets.token_store import documents as documents_of
+from plait.datasets.tokenizer import Tokenizer
+from plait.errors import DataError
+
+NAMES = ("files", "hf")
+
+
+def load_documents(data: Any, model: Any = None) -> tuple[Documents, Tokenizer]:
+    """The tokenised documents of a `[data]` section, and the tokenizer that it names.
+
+    They fit the vocabulary of a `[model]` section that says one. The tokens are made at the first
+    call and kept. Raises `DataError`.
+    """
+    vocab_size = known_vocabulary(model)
+    name = key(data, "tokenizer")
+    tokenizer = tokenizers.load(name, key(data, "end_token"))
+    rows = _rows(data)
+    if name is not None and vocab_size is not None and tokenizer.vocab_size > vocab_size:
+        raise DataError(
+            f"tokenizer {name!r} has {tokenizer.vocab_size} tokens, and the model's vocabulary "
+            f"{vocab_size}; set vocab_size = {tokenizer.vocab_size} or more"
+        )
+    making = Making(rows, tokenizer, key(data, "skip_bad", 0))
+    cache = key(data, "cache")
+    found = documents_of(making, None if cache is None else Path(cache))
+    largest = found.facts.max_token
+    is_bytes = name is None and found.facts.kind == "text"
+    if is_bytes and key(model, "name") == "hf" and vocab_size not in (None, tokenizer.vocab_size):
+        raise DataError(
+            f"the model's vocabulary has {vocab_size} tokens, and {rows.name} is read as bytes; "
+            "name the tokenizer by data.tokenizer, or say data.tokenizer = 'bytes' to train on "
+            "bytes all the same"
+        )
+    if vocab_size is not None and largest >= vocab_size:
+        raise DataError(
+            f"{rows.name} has the token {largest}, and the model's vocabulary {vocab_size}; set "
+            f"vocab_size = {largest + 1} or more"
+        )
+    return found, tokenizer
+
+
+def load_sequences(data: Any, model: Any, seq_len: int) -> Sequences:
+    """The samples of a `[data]` section: windows of the stream, or padded documents."""
+    documents, tokenizer = load_documents(data, model)
+    usual = "documents" if documents.facts.is_chat else "stream"
+    if key(data, "samples", usual) == "stream":
+        stream = TokenStream(documents, seq_len)
+        if len(stream) == 0:
+            raise DataError(
+                f"{_rows(data).name}: {documents.num_tokens} tokens are too few for one sample of "
+                f"seq_len + 1 = {seq_len + 1}"
+            )
+        return stream
+    return PaddedDocuments(documents, seq_len, tokenizer.pad)
+
+
+def describe(sequences: Sequences) -> str | None:
+    """A sentence on the documents that are cut off; None where none is."""
+    cut = sequences.num_truncated if isinstance(sequences, PaddedDocuments) else 0
+    if not cut:
+        return None
+    return (
+        f"{cut:,} of {len(sequences):,} documents are longer than seq_len = "
+        f"{sequences.seq_len} and are cut off there"
+    )
+
+
+def say_cut_off(sequences: Sequences) -> None:
+    """Print that sentence on stderr."""
+    sentence = describe(sequences)
+    if sentence is not None:
+        print(f"data: {sentence}", file=sys.stderr, flush=True)
+
+
+def _rows(data: Any) -> RowSource:
+    if key(data, "name") == "hf":
+        return SavedSet(key(data, "path", ""), key(data, "column"), key(data, "split"))
+    files = matching(key(data, "files", ()))
+    if not files:
+        raise DataError('data "files" needs files = ["a/*.jsonl", ...]')
+    return FileRows(files, key(data, "column"), key(data, "document", "line"))

@@ -1,0 +1,26 @@
+"""Keys of a section of a config, which is a mapping or an object with attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def key(section: Any, name: str, default: Any = None) -> Any:
+    """The value of a key that is there and not None, else the default."""
+    value = section.get(name) if isinstance(section, Mapping) else getattr(section, name, None)
+    return default if value is None else value
+
+
+def known_vocabulary(model: Any) -> int | None:
+    """The model's vocabulary, where its keys say one."""
+    size: int | None = key(model, "vocab_size", _vocabulary_of(key(model, "config")))
+    return size
+
+
+def _vocabulary_of(config: Any) -> int | None:
+    """The vocabulary of a Hugging Face table, or of the language model inside it."""
+    if not isinstance(config, Mapping):
+        return None
+    inner: int | None = key(config, "vocab_size", _vocabulary_of(config.get("text_config")))
+    return inner

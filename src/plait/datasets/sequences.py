@@ -1,0 +1,99 @@
+"""Samples of equal length from documents: cut from one stream, or one document each.
+
+The labels of a sample are its tokens one place ahead. -100 stands where nothing is learnt.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from plait.datasets.documents import IGNORE, Documents
+
+
+class Sequences(Dataset[tuple[Tensor, Tensor]]):
+    """Pairs (input_ids [S], labels [S]) of documents, in the order of a keyed permutation.
+
+    Attributes:
+        content: a number that follows from all tokens and labels.
+        num_bad: rows that were left out.
+    """
+
+    keyed_order = True
+
+    def __init__(self, documents: Documents, seq_len: int) -> None:
+        self.documents = documents
+        self.seq_len = seq_len
+        self.content = documents.facts.digest
+        self.num_bad = documents.facts.num_bad
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        inputs, labels = self.batch(torch.tensor([index]))
+        return inputs[0], labels[0]
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Samples [B] -> (input_ids [B, S], labels [B, S])."""
+        raise NotImplementedError
+
+    def _gathered(self, places: Any) -> tuple[Tensor, Tensor]:
+        """The tokens at places, and the labels that they are."""
+        documents = self.documents
+        tokens = torch.from_numpy(documents.tokens[places].astype(np.int64))
+        if documents.learnt is None:
+            return tokens, tokens
+        learnt = torch.from_numpy(documents.learnt[places].astype(np.bool_))
+        return tokens, tokens.masked_fill(~learnt, IGNORE)
+
+
+class TokenStream(Sequences):
+    """All documents end to end, cut into windows of S + 1 tokens.
+
+    The label of one window's end begins the next. An incomplete last window is left out.
+    """
+
+    def __len__(self) -> int:
+        return max(0, (self.documents.num_tokens - 1) // self.seq_len)
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Samples [B] -> (input_ids [B, S], labels [B, S])."""
+        places = indices.numpy()[:, None] * self.seq_len + np.arange(self.seq_len + 1)
+        tokens, labels = self._gathered(places)
+        return tokens[:, :-1], labels[:, 1:]
+
+
+class PaddedDocuments(Sequences):
+    """One document a sample: its first S + 1 tokens, filled up with `pad`, which is not learnt."""
+
+    def __init__(self, documents: Documents, seq_len: int, pad: int = 0) -> None:
+        super().__init__(documents, seq_len)
+        self.pad = pad
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    @property
+    def num_truncated(self) -> int:
+        """Documents of more than S + 1 tokens."""
+        return int((self.documents.lengths > self.seq_len + 1).sum())
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Samples [B] -> (input_ids [B, S], labels [B, S])."""
+        numbers = indices.numpy()
+        ends = self.documents.ends
+        stops = ends[numbers]
+        starts = np.where(numbers > 0, ends[numbers - 1], 0)
+        places = starts[:, None] + np.arange(self.seq_len + 1)
+        beyond = torch.from_numpy(places >= stops[:, None])
+        tokens, labels = self._gathered(np.minimum(places, stops[:, None] - 1))
+        tokens = tokens.masked_fill(beyond, self.pad)
+        labels = labels.masked_fill(beyond, IGNORE)
+        return tokens[:, :-1], labels[:, 1:]
