@@ -34,12 +34,19 @@ def read_toml(path: str | Path, error: type[PlaitError]) -> JsonObject:
         raise error(f"{path}: this is a directory, not a TOML file") from None
     except (OSError, ValueError) as cause:  # ValueError: no text, or a path with a null character
         raise error(f"{path}: cannot be read as text: {cause}") from None
+    return parse_toml(text, error, str(path))
+
+
+def parse_toml(text: str, error: type[PlaitError], name: str) -> dict[str, Any]:
+    """The tables of a TOML text; raises `error`, which begins with `name`, for a text that is
+    none.
+    """
     try:
         return tomllib.loads(text)
     except RecursionError:
-        raise error(f"{path}: {TOO_DEEP}") from None
+        raise error(f"{name}: {TOO_DEEP}") from None
     except ValueError as cause:  # no TOML, or a whole number of thousands of digits
-        raise error(f"{path}: this is not valid TOML: {cause}") from None
+        raise error(f"{name}: this is not valid TOML: {cause}") from None
 
 
 TOO_DEEP = "tables and lists stand too deep inside each other; a file of plait needs a few levels"

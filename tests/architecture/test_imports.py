@@ -60,7 +60,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "predict.cost": {*PLANNING, "models", "datasets", "reference", "products"},
     "predict.planner": {*PLANNING, "predict.cost"},
     "predict.probe": {*RUN, "run", "predict.cost"},
-    "cli": {"", "toml", "interop", "jobs", *RUN, "run", "verify", "outer.federated"}
+    "explore": {"errors", "toml", "predict.cost"},  # a page; the verbs answer it
+    "cli": {"", "toml", "interop", "jobs", "explore", *RUN, "run", "verify", "outer.federated"}
     | {"predict.cost", "predict.planner", "predict.probe"},
     # old addresses of two rooms
     "context": {"parallel.context"},
@@ -100,8 +101,10 @@ NEEDS_NO_TORCH = [
             "status",
             "federated",
             "config",
+            "explore",
         )
     ),
+    *(f"plait.explore.{name}" for name in ("html", "known", "question", "server")),
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +22,14 @@ class Answer:
     """`data` is the object of `--json`; `view` is what is printed otherwise; `ok` false means exit
     code 1.
 
-    Without data nothing is printed: a rank of a world lets rank 0 speak.
+    Without data nothing is printed: a rank of a world lets rank 0 speak. `serve` goes on after the
+    answer is printed, until it is stopped.
     """
 
     data: Json | None
     view: RenderableType | None = None
     ok: bool = True
+    serve: Callable[[], None] | None = None
 
 
 def to_json(data: Json) -> str:

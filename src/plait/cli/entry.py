@@ -42,7 +42,9 @@ def _answered(words: list[str], json_to: TextIO | None) -> int:
     try:
         answer = _run(words)
         _print(answer, json_to)
-    except SystemExit as end:  # argparse's --help, and a signal that ended a launch
+        if answer.serve is not None:
+            answer.serve()
+    except SystemExit as end:  # argparse's --help, and a signal that ended a launch or a server
         return end.code if isinstance(end.code, int) else 0
     except KeyboardInterrupt:
         print("plait: stopped by Ctrl-C", file=sys.stderr)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from plait.cli import common
 from plait.cli.answer import Answer, Json
@@ -42,12 +42,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Answer:
     """The prediction; the exit code is 1 when the plan does not fit."""
+    from plait.predict.cost.model.tables import read_config
+
+    return answer(read_config(arguments.config, arguments.set), arguments)
+
+
+def answer(tables: Mapping[str, Any], arguments: argparse.Namespace) -> Answer:
+    """The answer for the tables of a config; of `arguments`, the options beside the config."""
     from plait.predict.cost import estimate
     from plait.predict.cost.api import check_question, cluster_name, cluster_of, job_of
     from plait.predict.cost.frameworks import framework_of
-    from plait.predict.cost.model.tables import assumed, read_config
+    from plait.predict.cost.model.tables import assumed
 
-    tables = read_config(arguments.config, arguments.set)
     check_question(tables, arguments.plan, arguments.framework)
     common.measured(arguments.cluster or cluster_name(tables))
     guess = estimate(tables, arguments.plan, arguments.cluster, framework=arguments.framework)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from plait.cli import common
 from plait.cli.answer import Answer, Json
@@ -72,16 +73,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Answer:
     """The plans, best first; the exit code is 1 when none fits."""
+    from plait.predict.cost.model.tables import read_config
+
+    return answer(read_config(arguments.config, arguments.set), arguments)
+
+
+def answer(tables: Mapping[str, Any], arguments: argparse.Namespace) -> Answer:
+    """The answer for the tables of a config; of `arguments`, the options beside the config."""
     from plait.plan import Plan
     from plait.predict.cost.api import check_size, cluster_name, cluster_of, described
     from plait.predict.cost.frameworks import framework_of
-    from plait.predict.cost.model.tables import assumed, read_config
+    from plait.predict.cost.model.tables import assumed
     from plait.predict.planner.choose import NothingFits, decide
     from plait.predict.planner.pareto import pareto_front
 
     if arguments.top < 1:
         raise UsageError(f"--top is {arguments.top}; show one plan or more")
-    tables = read_config(arguments.config, arguments.set)
     named = [Plan.parse(text).check() for text in arguments.explain or ()]
     described(tables, framework_of(arguments.framework))
     common.measured(arguments.cluster or cluster_name(tables))

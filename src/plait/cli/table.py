@@ -21,6 +21,7 @@ VERBS = {
     "compare": "run several plans and set their numbers side by side",
     "plan": "choose the plan for a model and a cluster",
     "estimate": "predict time, memory and traffic of one plan",
+    "explore": "serve a page on which plans are compared",
     "schedule": "print a pipeline schedule as a grid, with its bubble and memory",
     "probe": "measure this machine: matrix rate, memory, links",
     "report": "turn the folder of a run into one page",

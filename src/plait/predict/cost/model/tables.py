@@ -62,9 +62,17 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> JsonMapping:
 
     Raises `ConfigError` for an override that is no assignment.
     """
+    return overridden(config_tables(path), overrides)
+
+
+def overridden(given: Mapping[str, Any], overrides: Sequence[str]) -> Mapping[str, Any]:
+    """The tables with `section.key=value` overrides laid over a copy.
+
+    Raises `ConfigError` for an override that is no assignment.
+    """
     tables = {
         section: dict(table) if isinstance(table, Mapping) else table
-        for section, table in config_tables(path).items()
+        for section, table in given.items()
     }
     for override in overrides:
         path_text, equals, value = override.partition("=")

@@ -1,0 +1,190 @@
+"""`plait explore`: a page on which plans are compared. Its data are the answers of other verbs."""
+
+from __future__ import annotations
+
+import argparse
+import traceback
+from collections.abc import Callable, Mapping
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plait.cli import estimate, export, plan, schedule
+from plait.cli.answer import Answer, to_json
+from plait.cli.parser import Parser, UsageError
+from plait.errors import ConfigError, PlaitError, nearest
+
+if TYPE_CHECKING:
+    from plait.explore.question import Choices, Opening
+    from plait.explore.server import Reply, Site
+
+FIRST_MODEL = "llama3-8b"
+PLAN_OPTIONS = ("cluster", "devices", "framework", "objective", "risk", "top")
+ESTIMATE_OPTIONS = ("cluster", "framework", "plan")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `plait explore`."""
+    parser.add_argument(
+        "config",
+        metavar="CONFIG",
+        nargs="?",
+        help="a TOML file, a Hugging Face config.json, or a known model such as llama3-8b "
+        f"(default: {FIRST_MODEL})",
+    )
+    parser.add_argument(
+        "--cluster",
+        metavar="NAME|FILE|local",
+        help="PRESETxCOUNT, a file, or local (default: the config's own)",
+    )
+    parser.add_argument(
+        "--port", type=int, default=0, metavar="N", help="the port (default: a free one)"
+    )
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="the address to listen on (default: 127.0.0.1, this machine alone)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> Answer:
+    """The address of the page, which is served until Ctrl-C."""
+    from plait.explore.server import PageServer
+
+    site = site_of(opening_of(arguments.config, arguments.cluster))
+    server = PageServer(site, arguments.host, arguments.port)
+    return Answer({"url": server.url}, server.url, serve=server.run)
+
+
+def opening_of(config: str | None, cluster: str | None) -> Opening:
+    """The question that the command line asks. Errors: those of a config and of a cluster."""
+    from plait.cluster import Cluster
+    from plait.explore.known import KNOWN
+    from plait.explore.question import FIRST_CLUSTER, Opening
+    from plait.predict.cost.model.tables import read_config
+
+    if cluster is not None and cluster.strip() != "local":
+        Cluster.parse(cluster)
+    name = FIRST_MODEL if config is None else config
+    if name in KNOWN and not Path(name).is_file():
+        return Opening(KNOWN[name].tables, cluster or FIRST_CLUSTER, name)
+    if not name.endswith((".toml", ".json")) and not Path(name).exists():
+        raise UsageError(
+            f"'{name}' is neither a file nor a known model; {nearest(name.lower(), KNOWN)}"
+        )
+    return Opening(read_config(name), cluster, name)
+
+
+def site_of(opening: Opening) -> Site:
+    """The page and its data, whose answers are those of the verbs."""
+    from plait.explore.html import page
+    from plait.explore.server import Site
+
+    html, policy = page(beginning(opening))
+    answers = {
+        "/plan.json": partial(_plan, opening),
+        "/estimate.json": partial(_estimate, opening),
+        "/schedule.json": _schedule,
+        "/export.json": _export,
+    }
+    replies = {path: partial(_reply, answer) for path, answer in answers.items()}
+    return Site(html, replies, policy=policy)
+
+
+def beginning(opening: Opening) -> Mapping[str, Any]:
+    """What the page shows before it asks: the choices that there are."""
+    from plait.cluster.presets import PRESETS
+    from plait.explore.known import KNOWN
+    from plait.plan.facts import DEFAULT_SCHEDULE, SCHEDULES
+    from plait.predict.cost.frameworks import FRAMEWORKS
+    from plait.predict.planner.export import EXPORTERS
+    from plait.predict.planner.search import OBJECTIVES
+
+    return {
+        "name": opening.name,
+        "cluster": opening.cluster or str(opening.tables.get("cluster", {}).get("name", "local")),
+        "models": {
+            name: {"source": one.source, "seq_len": one.seq_len, "config": one.model}
+            for name, one in KNOWN.items()
+        },
+        "clusters": {
+            name: {
+                "devices": preset.devices,
+                "price": preset.price,
+                "memory_gb": preset.memory_gb,
+                "tflops": preset.bf16,
+            }
+            for name, preset in PRESETS.items()
+        },
+        "frameworks": list(FRAMEWORKS),
+        "objectives": OBJECTIVES,
+        "schedules": {name: {"virtual": facts.needs_virtual} for name, facts in SCHEDULES.items()},
+        "schedule": DEFAULT_SCHEDULE,
+        "seq_len": opening.tables.get("data", {}).get("seq_len"),
+        "exports": list(EXPORTERS),
+    }
+
+
+def _reply(answer: Callable[[Choices], Answer], choices: Choices) -> Reply:
+    """The object of `--json`, that of a failure included."""
+    from plait.explore.server import Reply
+
+    try:
+        return Reply(to_json(answer(choices).data or {}))
+    except PlaitError as error:
+        data = {"error": str(error), "kind": type(error).__name__}
+        return Reply(to_json(data), HTTPStatus.BAD_REQUEST)
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        message = f"{type(error).__name__}: {error} (at {last.filename}:{last.lineno})"
+        data = {"error": message, "kind": type(error).__name__}
+        return Reply(to_json(data), HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+def _parsed(verb: Any, words: list[str]) -> argparse.Namespace:
+    parser = Parser("plait explore", "")
+    verb.add_arguments(parser)
+    return parser.parse(words)
+
+
+def _plan(opening: Opening, given: Choices) -> Answer:
+    from plait.explore.question import known_name
+
+    choices = known_name(given)
+    words = opening.words_for(choices, PLAN_OPTIONS)
+    return plan.answer(opening.tables_for(choices), _parsed(plan, [opening.name, *words]))
+
+
+def _estimate(opening: Opening, given: Choices) -> Answer:
+    from plait.explore.question import known_name
+
+    choices = known_name(given)
+    tables = opening.tables_for(choices)
+    words = opening.words_for(choices, ESTIMATE_OPTIONS)
+    return estimate.answer(tables, _parsed(estimate, [opening.name, *words]))
+
+
+def _schedule(given: Choices) -> Answer:
+    from plait.explore.question import one
+    from plait.plan.facts import SCHEDULES
+
+    name = one(given, "name") or ""
+    if name.partition(",v")[0] not in SCHEDULES:
+        raise ConfigError(f"no schedule is called '{name}'; {nearest(name, SCHEDULES)}")
+    options = ("stages", "microbatches", "virtual")
+    words = [f"--{key}={value}" for key in options if (value := one(given, key)) is not None]
+    return schedule.run(_parsed(schedule, [name, *words]))
+
+
+def _export(given: Choices) -> Answer:
+    from plait.explore.question import one
+
+    named = {"--plan": "plan", "--to": "to", "--global-batch": "batch"}
+    words = [
+        f"{option}={value}"
+        for option, key in named.items()
+        if (value := one(given, key)) is not None
+    ]
+    return export.run(_parsed(export, ["plan", *words]))

@@ -1,0 +1,48 @@
+"""The page as one text: its style, its script, the chart library and what it begins with, inlined.
+
+So it needs one request, no network, and runs from any host.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from base64 import b64encode
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any, Final
+
+STYLES: Final = ("uplot/uPlot.min.css", "page.css")
+SCRIPTS: Final = (
+    "uplot/uPlot.iife.min.js",
+    "words.js",
+    "charts.js",
+    "grid.js",
+    "page.js",
+)
+
+
+def page(beginning: Mapping[str, Any]) -> tuple[str, str]:
+    """The page that begins with some data, and its Content-Security-Policy.
+
+    The policy names the hashes of the page's own scripts and styles, so that no other runs.
+    """
+    folder = resources.files("plait.explore").joinpath("page")
+    style = "\n".join(folder.joinpath(name).read_text("utf-8") for name in STYLES)
+    script = "\n".join(folder.joinpath(name).read_text("utf-8") for name in SCRIPTS)
+    data = json.dumps(beginning).replace("<", "\\u003c")
+    html = folder.joinpath("page.html").read_text("utf-8")
+    for mark, text in (("/*STYLE*/", style), ("/*SCRIPT*/", script), ("/*DATA*/", data)):
+        before, found, after = html.partition(mark)
+        assert found, mark
+        html = f"{before}{text}{after}"
+    policy = (
+        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    )
+    return html, policy
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,0 +1,112 @@
+// A schedule's grid, as `plait schedule` gives it, on a canvas: ranks down, time across.
+"use strict";
+const COLOURS = { F: "#5b8fc7", B: "#f2954c", I: "#eeca3b", W: "#63b05c" };
+const MEANING = { F: "forward", B: "backward", I: "input gradient", W: "weight gradient" };
+const ROW = 22;
+const LEFT = 34;
+
+// The cells of the lines of a grid: [{rank, start, width, stage, kind, micro, updated}].
+function cellsOf(lines) {
+  const cells = [];
+  lines.forEach((line, rank) => {
+    line.trim().split(/\s+/).forEach((word, slot) => {
+      const parts = /^(\d+)([A-Z]+?)(\d+)(U?)$/.exec(word);
+      const last = cells[cells.length - 1];
+      if (parts) {
+        cells.push({ rank, start: slot, width: 1, stage: Number(parts[1]), kind: parts[2], micro: Number(parts[3]), updated: parts[4] === "U" });
+      } else if (word === "-" && last && last.rank === rank) last.width += 1;
+    });
+  });
+  return cells;
+}
+
+class Grid {
+  constructor(canvas, note) {
+    this.canvas = canvas;
+    this.cells = [];
+    this.until = Infinity;
+    this.hint = tip();
+    canvas.parentElement.style.position = "relative";
+    canvas.parentElement.append(this.hint);
+    canvas.addEventListener("mousemove", (event) => this.hover(event));
+    canvas.addEventListener("mouseleave", () => { this.hint.hidden = true; });
+    this.note = note;
+  }
+
+  show(answer) {
+    this.answer = answer;
+    this.cells = cellsOf(answer.grid);
+    this.slots = Math.max(1, ...this.cells.map((cell) => cell.start + cell.width));
+    this.until = Infinity;
+    const kinds = Object.keys(MEANING).filter((kind) => this.cells.some((cell) => cell.kind === kind));
+    this.note.textContent = `${kinds.map((kind) => `${kind} ${MEANING[kind]}`).join(", ")}; the number is the micro-batch. ` +
+      "Paler cells belong to later stages of a rank; a dark edge is an update.";
+    this.canvas.setAttribute("aria-label", `${answer.name}: ${answer.ranks} ranks, ${answer.micro_batches} ` +
+      `micro-batches, bubble ${percent(answer.bubble_fraction)}`);
+    this.draw();
+  }
+
+  draw() {
+    if (!this.answer) return;
+    const room = this.canvas.parentElement.clientWidth - LEFT - 2;
+    this.slot = Math.max(room / this.slots, Math.min(9, 6000 / this.slots));
+    const width = LEFT + this.slot * this.slots + 2;
+    const height = ROW * this.answer.ranks + 2;
+    const ratio = Math.min(devicePixelRatio, 16000 / width);
+    Object.assign(this.canvas, { width: width * ratio, height: height * ratio });
+    Object.assign(this.canvas.style, { width: `${width}px`, height: `${height}px` });
+    const context = this.canvas.getContext("2d");
+    context.scale(ratio, ratio);
+    context.font = "11px system-ui";
+    context.textBaseline = "middle";
+    context.fillStyle = ink("--faint");
+    for (let rank = 0; rank < this.answer.ranks; rank += 1) context.fillText(String(rank), 4, ROW * rank + ROW / 2);
+    context.textAlign = "center";
+    for (const cell of this.cells) this.drawCell(context, cell);
+  }
+
+  drawCell(context, cell) {
+    const x = LEFT + cell.start * this.slot;
+    const wide = cell.width * this.slot - (this.slot > 4 ? 1 : 0);
+    const chunk = Math.floor(cell.stage / this.answer.ranks);
+    context.globalAlpha = (cell.start < this.until ? 1 : 0.12) * (chunk ? Math.max(0.45, 1 - 0.25 * chunk) : 1);
+    context.fillStyle = COLOURS[cell.kind] || "#8a8f98";
+    context.fillRect(x, cell.rank * ROW + 1, wide, ROW - 3);
+    context.globalAlpha = cell.start < this.until ? 1 : 0.12;
+    const label = `${wide > 26 ? cell.kind : ""}${cell.micro}`;
+    if (wide > 7 * label.length) {
+      context.fillStyle = chunk && matchMedia("(prefers-color-scheme: dark)").matches ? "#ffffff" : "#111111";
+      context.fillText(label, x + wide / 2, cell.rank * ROW + ROW / 2);
+    }
+    if (cell.updated) {
+      context.fillStyle = ink("--bad");
+      context.fillRect(x + wide - 2, cell.rank * ROW, 2, ROW - 1);
+    }
+    context.globalAlpha = 1;
+  }
+
+  hover(event) {
+    const box = this.canvas.getBoundingClientRect();
+    const slot = (event.clientX - box.left - LEFT) / this.slot;
+    const rank = Math.floor((event.clientY - box.top) / ROW);
+    const cell = this.cells.find((one) => one.rank === rank && one.start <= slot && slot < one.start + one.width);
+    this.hint.hidden = !cell;
+    if (cell) {
+      showTip(this.hint, `rank ${rank}, stage ${cell.stage}: ${MEANING[cell.kind] || cell.kind} of micro-batch ${cell.micro}` +
+        `${cell.updated ? ", then the update" : ""}`, event.clientX - box.left, event.clientY - box.top, box.width);
+    }
+  }
+
+  play(done) {
+    const began = performance.now();
+    const whole = Math.min(12000, 1500 + 60 * this.slots);
+    const frame = (now) => {
+      this.until = ((now - began) / whole) * this.slots;
+      if (this.stopped || this.until >= this.slots) { this.until = Infinity; this.draw(); done(); return; }
+      this.draw();
+      requestAnimationFrame(frame);
+    };
+    this.stopped = false;
+    requestAnimationFrame(frame);
+  }
+}

@@ -1,0 +1,144 @@
+"""A question as a page asks it: choices by name in, the tables of a config and option words out.
+
+What comes from a page never names a file or code of this machine. The CONFIG and the cluster file
+of the command line are the exceptions, since their user named them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from plait.errors import ClusterError, ConfigError, nearest
+from plait.explore.known import KNOWN
+from plait.predict.cost.model.tables import config_tables, overridden
+from plait.toml import is_file, parse_json, parse_toml
+
+Choices = Mapping[str, Sequence[str]]
+"""The values of a query by name, as `urllib.parse.parse_qs` gives them."""
+
+ALIASES: Final = {
+    "config": "model",
+    "gpus": "devices",
+    "num_devices": "devices",
+    "global_batch": "batch",
+    "seq_len": "sequence",
+}
+OVERRIDES: Final = {"batch": "train.global_batch", "sequence": "data.seq_len"}
+"""Choices that are keys of the config."""
+OPTIONS: Final = {
+    "cluster": "--cluster",
+    "devices": "--gpus",
+    "framework": "--framework",
+    "objective": "--objective",
+    "risk": "--risk",
+    "top": "--top",
+    "plan": "--plan",
+}
+"""Choices that are options of a verb."""
+NAMES: Final = ("model", *OVERRIDES, *OPTIONS, "explain")
+FIRST_CLUSTER: Final = "h100x64"
+"""The cluster of a page that is opened without a config."""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What the command line said: the page begins with it, and so does every question."""
+
+    tables: Mapping[str, Any]
+    cluster: str | None = None
+    name: str = ""
+    """The CONFIG, or the known model."""
+
+    def tables_for(self, choices: Choices) -> Mapping[str, Any]:
+        """The tables of a question's config. Errors: `ConfigError`."""
+        text = one(choices, "model")
+        tables = model_tables(text) if text and text.strip() != self.name else self.tables
+        laid_over = [
+            f"{key}={value}"
+            for name, key in OVERRIDES.items()
+            if (value := one(choices, name)) is not None
+        ]
+        return overridden(tables, laid_over) if laid_over else tables
+
+    def words_for(self, choices: Choices, options: Sequence[str]) -> list[str]:
+        """The words of some options of a verb. Errors: `ClusterError` for a file that the command
+        line did not name.
+        """
+        words = []
+        for name in options:
+            value = one(choices, name)
+            if name == "cluster":
+                value = self._cluster(value)
+            if value is not None:
+                words.append(f"{OPTIONS[name]}={value}")
+        if "explain" in choices:
+            words += ["--explain", *(text for text in choices["explain"] if text not in {"", "1"})]
+        return words
+
+    def _cluster(self, value: str | None) -> str | None:
+        if value is None or value == self.cluster:
+            return self.cluster
+        if value.endswith(".toml") or "/" in value or is_file(value):
+            raise ClusterError(
+                f"cluster '{value}': a file is named on the command line, plait explore --cluster "
+                "FILE; here a cluster is PRESETxCOUNT or local"
+            )
+        return value
+
+
+def known_name(choices: Choices) -> Choices:
+    """The choices with the names that the page uses. Errors: `ConfigError` for an unknown one."""
+    found: dict[str, Sequence[str]] = {}
+    for given, values in choices.items():
+        name = ALIASES.get(given, given)
+        if name not in NAMES:
+            raise ConfigError(f"a question has no '{given}'; {nearest(given, NAMES)}")
+        found[name] = values
+    return found
+
+
+def one(choices: Choices, name: str) -> str | None:
+    """The last value of a choice; None where it is left open or empty."""
+    values = choices.get(name, ())
+    return values[-1].strip() or None if values else None
+
+
+def model_tables(text: str) -> Mapping[str, Any]:
+    """The tables that a text means: a known model, a pasted config.json, or a pasted TOML config.
+
+    Errors: `ConfigError`, also for a text that names code or files of this machine.
+    """
+    text = text.strip()
+    if text.lower() in KNOWN:
+        return KNOWN[text.lower()].tables
+    if text.startswith("{"):
+        try:
+            table = parse_json(text)
+        except ValueError as cause:
+            raise ConfigError(f"the pasted config cannot be read as JSON: {cause}") from None
+    elif "=" in text or text.startswith("["):
+        table = parse_toml(text, ConfigError, "the pasted config")
+    else:
+        raise ConfigError(
+            f"no model is known as '{text}'; {nearest(text.lower(), KNOWN)} (or paste a "
+            "config.json)"
+        )
+    model = table.get("model", table)
+    if isinstance(model, Mapping):
+        refuse_references(model)
+    return config_tables(table)
+
+
+def refuse_references(model: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` for a pasted model that is code, or a file, of this machine."""
+    if "python" in model:
+        raise ConfigError(
+            "a pasted config cannot name code (model.python); start plait explore with the file"
+        )
+    for key in ("config", "weights"):
+        if isinstance(model.get(key), str):
+            raise ConfigError(
+                f"a pasted config cannot name files (model.{key}); paste the config.json itself"
+            )

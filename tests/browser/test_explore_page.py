@@ -1,0 +1,144 @@
+"""The page of plans in a headless Chromium: no errors of the console, the data of `plait plan`,
+hostile text as text, every width. It writes its screenshots where `PLAIT_PICTURES` names a folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.cli import main
+from plait.cli.explore import opening_of, site_of
+from plait.explore.server import PageServer
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="playwright is not installed: pip install playwright"
+)
+if CHROMIUM is None:
+    pytest.skip("there is no Chromium: apt-get install chromium", allow_module_level=True)
+
+SCREENS = {
+    "light": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "light"},
+    "dark": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "dark"},
+    "narrow": {"viewport": {"width": 400, "height": 800}, "color_scheme": "light"},
+}
+HOSTILE = "<script>document.title='caught'</script><img src=x onerror=\"document.title='caught'\">"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PageServer]:
+    one = PageServer(site_of(opening_of("llama3-8b", "h100x64")))
+    thread = threading.Thread(target=one.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    yield one
+    one.shutdown()
+    thread.join()
+    one.server_close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        one = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield one
+        one.close()
+
+
+@pytest.fixture(params=SCREENS)
+def page(request: pytest.FixtureRequest, browser: Any, server: PageServer) -> Iterator[Any]:
+    context = browser.new_context(**SCREENS[request.param])
+    one = context.new_page()
+    said: list[str] = []
+    one.on("console", lambda message: said.append(message.text))
+    one.on("pageerror", lambda error: said.append(str(error)))
+    one.on(
+        "request",
+        lambda asked: said.extend(
+            []
+            if asked.url.startswith("http://127.0.0.1:") or asked.url.startswith("data:")
+            else [asked.url]
+        ),
+    )
+    one.goto(server.url)
+    one.wait_for_selector("#plans tbody tr")
+    one.name = request.param
+    yield one
+    context.close()
+    assert not [line for line in said if "status of 400" not in line], said
+
+
+def headline(page: Any) -> str:
+    page.wait_for_selector("#results:not(.waiting)")
+    return page.inner_text("#headline")
+
+
+def test_the_page_shows_plans_at_every_width(page: Any, server: PageServer) -> None:
+    assert "h100x64, 64 devices" in headline(page)
+    page.wait_for_selector("#scatter canvas")
+    page.wait_for_function("document.getElementById('grid').width > 0")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    folder = os.environ.get("PLAIT_PICTURES")
+    if folder:
+        page.wait_for_timeout(500)
+        whole = page.name == "narrow"
+        clip = {"x": 0, "y": 0, "width": 400, "height": 2000} if whole else None
+        page.screenshot(path=Path(folder) / f"explore-{page.name}.png", full_page=whole, clip=clip)
+
+
+def test_its_data_are_those_of_plait_plan(
+    browser: Any, server: PageServer, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    known = {"model": dict(opening_of("gpt2", None).tables["model"])}
+    pasted = tmp_path / "config.json"
+    pasted.write_text(json.dumps(known["model"]))
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(server.url)
+    for cluster in ("h100x8", "a100-80gbx16", "t4x4"):
+        capsys.readouterr()
+        main(["plan", str(pasted), "--cluster", cluster, "--json"])
+        expected = json.loads(capsys.readouterr().out)
+        given = {"model": pasted.read_text(), "cluster": cluster}
+        assert page.evaluate("(choices) => ask('/plan.json', choices)", given) == expected
+    context.close()
+
+
+def test_what_is_wrong_is_said_on_the_page_and_hostile_text_is_text(page: Any) -> None:
+    page.fill("#cluster", "h10x8")
+    page.wait_for_selector("#error:not([hidden])")
+    assert "unknown preset 'h10'" in page.inner_text("#error")
+    page.fill("#cluster", "h100x8")
+    page.wait_for_selector("#error[hidden]", state="attached")
+    page.click("#paste-box summary")
+    page.fill("#paste", HOSTILE)
+    page.wait_for_selector("#error:not([hidden])")
+    assert "<script>" in page.inner_text("#error") and page.title() == "plait explore"
+    page.fill("#paste", '{"model_type": "llama"}')
+    page.wait_for_function("document.getElementById('error').textContent.includes('needs')")
+
+
+def test_a_plan_is_selected_by_keys_and_stands_in_the_address(
+    page: Any, server: PageServer
+) -> None:
+    page.focus("#plans tbody tr:nth-child(3) button")
+    page.keyboard.press("Enter")
+    plan = page.inner_text("#plans tbody tr:nth-child(3) button")
+    assert page.inner_text("#chosen") == plan
+    link = page.url
+    page.goto("about:blank")
+    page.goto(link)
+    page.wait_for_selector("#plans tbody tr")
+    assert page.inner_text("#chosen") == plan
+    page.select_option("#export", "deepspeed")
+    page.wait_for_selector("#exported pre")
+    page.wait_for_function(
+        "document.querySelector('#exported pre').textContent.includes('train_batch_size')"
+    )
