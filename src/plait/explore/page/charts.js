@@ -32,7 +32,8 @@ function scatter(place, plans, front, selected, select) {
   const sorted = [...plans].sort((one, other) => one.step_seconds - other.step_seconds);
   const gigabytes = (one) => one.memory.total / 1e9;
   const times = sorted.map((one) => one.step_seconds);
-  const families = [...new Set(sorted.map((one) => familyOf(one.plan)))];
+  const colours = coloursOf(plans);
+  const families = [...colours.keys()];
   const best = new Set(front);
   const limit = sorted[0].memory_limit / 1e9;
   const highest = Math.max(...sorted.map(gigabytes));
@@ -83,7 +84,7 @@ function scatter(place, plans, front, selected, select) {
     series: [{},
       { stroke: ink("--faint"), width: 1.5, dash: [5, 4], spanGaps: true, points: { show: false } },
       ...families.map((name) => ({
-        paths: () => null, points: { show: true, size: 8, fill: PALETTE[name], stroke: PALETTE[name] },
+        paths: () => null, points: { show: true, size: 8, fill: colours.get(name), stroke: colours.get(name) },
       }))],
     hooks: { draw: [draw] },
   }, [times, frontLine, ...points], place);
@@ -117,7 +118,7 @@ function scatter(place, plans, front, selected, select) {
     const { found } = nearest(event);
     if (found) select(found.plan);
   });
-  place.append(keys(families.map((name) => [name, PALETTE[name]])));
+  place.append(keys([...colours]));
   return chart;
 }
 

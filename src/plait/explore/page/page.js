@@ -42,7 +42,12 @@ function question() {
 let running = null;
 let timer = null;
 
-function soon() { clearTimeout(timer); timer = setTimeout(look, 180); }
+// A question that changes follows the best plan, unless another one was selected.
+function soon() {
+  if (answer && state.plan === answer.plans[0]?.plan) state.plan = "";
+  clearTimeout(timer);
+  timer = setTimeout(look, 180);
+}
 
 async function look() {
   clearTimeout(timer);
@@ -62,6 +67,7 @@ async function look() {
     answer = found;
     say(found.plans.length ? "" : found.reason);
     if (!found.plans.some((one) => one.plan === state.plan)) state.plan = found.plans[0]?.plan || "";
+    writeHash();
     render();
   } catch (error) {
     if (error.name === "AbortError" || running !== own) return;
@@ -248,11 +254,11 @@ function select(plan) {
 
 function small(value, bar) { return element("td", {}, value, element("small", {}, bar)); }
 
-function row(one) {
+function row(one, colours) {
   const chosen = one.plan === state.plan;
   const sent = Object.values(one.traffic).reduce((all, count) => all + count, 0);
   const name = element("button", { type: "button", "aria-pressed": String(chosen), onclick: () => { select(one.plan); focusOn(one.plan); } },
-    element("i", { class: "dot", style: { background: PALETTE[familyOf(one.plan)] }, title: familyOf(one.plan) }), one.plan);
+    element("i", { class: "dot", style: { background: colours.get(familyOf(one.plan)) }, title: familyOf(one.plan) }), one.plan);
   return element("tr", { "aria-selected": String(chosen), onclick: (event) => { if (event.target.tagName !== "BUTTON") select(one.plan); } },
     element("td", {}, name),
     small(seconds(one.step_seconds), ends(one.bars.step_seconds, seconds)),
@@ -264,8 +270,9 @@ function row(one) {
 }
 
 function renderTable() {
+  const colours = coloursOf(answer.plans);
   const shown = answer.plans.filter((one, index) => showAll || index < FEW || one.plan === state.plan);
-  document.querySelector("#plans tbody").replaceChildren(...shown.map(row));
+  document.querySelector("#plans tbody").replaceChildren(...shown.map((one) => row(one, colours)));
   byId("more").hidden = answer.plans.length <= FEW;
   byId("more").textContent = showAll ? "Show fewer" : `Show all ${answer.plans.length}`;
 }

@@ -1,10 +1,8 @@
 // Numbers in words, elements from text, and what a plan's text says. Text is never read as HTML.
 "use strict";
 const SIZES = ["B", "kB", "MB", "GB", "TB", "PB"];
-const PALETTE = {
-  "data only": "#0072b2", "tensor": "#d55e00", "pipeline": "#009e73", "tensor + pipeline": "#cc79a7",
-  "context": "#56b4e9", "experts": "#e69f00", "pipeline + context": "#7a5cc7", "several": "#8a8f98",
-};
+const PALETTE = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7a5cc7"];
+const OTHERS = "#8a8f98";
 const AXES = { tp: "tensor", pp: "pipeline", cp: "context", ep: "experts" };
 
 function element(tag, attributes, ...children) {
@@ -69,8 +67,15 @@ function familyOf(text) {
   const axes = axesOf(text);
   const used = Object.keys(AXES).filter((name) => (axes[name]?.size ?? 1) > 1);
   if (used.length === 0) return "data only";
-  const joined = used.map((name) => AXES[name]).join(" + ");
-  return joined in PALETTE ? joined : "several";
+  return used.map((name) => AXES[name]).join(" + ");
+}
+
+// A colour for each family of some plans: the commonest first, the rarest share one.
+function coloursOf(plans) {
+  const counts = new Map();
+  for (const one of plans) counts.set(familyOf(one.plan), (counts.get(familyOf(one.plan)) || 0) + 1);
+  const names = [...counts.keys()].sort((one, other) => counts.get(other) - counts.get(one) || one.localeCompare(other));
+  return new Map(names.map((name, index) => [name, PALETTE[index] || OTHERS]));
 }
 
 function ink(name) {
