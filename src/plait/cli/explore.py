@@ -83,7 +83,7 @@ def site_of(opening: Opening) -> Site:
     from plait.explore.server import Site
 
     html, policy = page(beginning(opening))
-    answers = {
+    answers: dict[str, Callable[[Choices], Answer]] = {
         "/plan.json": partial(_plan, opening),
         "/estimate.json": partial(_estimate, opening),
         "/schedule.json": _schedule,

@@ -224,11 +224,11 @@ function card(name, value, bar) { return element("div", { class: "card" }, eleme
 function renderChosen(one) {
   byId("chosen").textContent = one.plan;
   const sent = Object.values(one.traffic).reduce((all, count) => all + count, 0);
-  const axes = Object.entries(one.traffic).filter(([, count]) => count > 0).map(([name, count]) => `${name} ${bytes(count)}`).join(", ");
+  const axes = Object.entries(one.traffic).filter(([, size]) => size > 0).map(([name, size]) => `${name} ${bytes(size)}`).join(", ");
   const tokens = Number(state.tokens) * 1e9;
   const cards = [
     card("a step", seconds(one.step_seconds), ends(one.bars.step_seconds, seconds)),
-    card("tokens a second", digits(one.tokens_per_second), ends(scaled(one, one.tokens_per_second, true), digits)),
+    card("tokens a second", count(one.tokens_per_second), ends(scaled(one, one.tokens_per_second, true), count)),
     card("MFU", percent(one.mfu), share(one)),
     card("memory", bytes(one.memory.total), ends(one.bars.memory_total, bytes)),
     card("fits", percent(one.fits_probability), `of ${bytes(one.memory_limit)}`),
@@ -239,7 +239,7 @@ function renderChosen(one) {
   if (tokens > 0) {
     const whole = tokens / one.tokens_per_second;
     const money = cost(one) * tokens / 1e6;
-    cards.push(card(`${digits(tokens / 1e9)} billion tokens`, seconds(whole), ends(scaled(one, whole), seconds)));
+    cards.push(card(`${count(tokens)} tokens`, seconds(whole), ends(scaled(one, whole), seconds)));
     cards.push(card("for them", dollars(money), ends(scaled(one, money), dollars)));
   }
   byId("cards").replaceChildren(...cards);

@@ -38,6 +38,12 @@ function seconds(value) {
   return `${digits(value / 86400)} days`;
 }
 
+function count(value) {
+  if (value >= 1e9) return `${digits(value / 1e9)} G`;
+  if (value >= 1e6) return `${digits(value / 1e6)} M`;
+  return value >= 1e4 ? `${digits(value / 1e3)} k` : digits(value);
+}
+
 function dollars(value) {
   if (value >= 1e9) return `$${digits(value / 1e9)} bn`;
   if (value >= 1e6) return `$${digits(value / 1e6)} M`;
