@@ -94,7 +94,7 @@ def site_of(opening: Opening) -> Site:
 
 
 def beginning(opening: Opening) -> Mapping[str, Any]:
-    """What the page shows before it asks: the choices that there are."""
+    """The choices that there are, which the page shows before it asks."""
     from plait.cluster.presets import PRESETS
     from plait.explore.known import KNOWN
     from plait.plan.facts import DEFAULT_SCHEDULE, SCHEDULES

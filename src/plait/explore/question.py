@@ -44,7 +44,7 @@ FIRST_CLUSTER: Final = "h100x64"
 
 @dataclass(frozen=True)
 class Opening:
-    """What the command line said: the page begins with it, and so does every question."""
+    """The question of the command line, with which the page and every question begin."""
 
     tables: Mapping[str, Any]
     cluster: str | None = None
