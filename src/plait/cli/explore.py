@@ -17,7 +17,7 @@ from plait.errors import ConfigError, PlaitError, nearest
 
 if TYPE_CHECKING:
     from plait.explore.question import Choices, Opening
-    from plait.explore.server import Reply, Site
+    from plait.explore.server import WebReply, Site
 
 FIRST_MODEL = "llama3-8b"
 PLAN_OPTIONS = ("cluster", "devices", "framework", "objective", "risk", "top")
@@ -127,20 +127,20 @@ def beginning(opening: Opening) -> Mapping[str, Any]:
     }
 
 
-def _reply(answer: Callable[[Choices], Answer], choices: Choices) -> Reply:
+def _reply(answer: Callable[[Choices], Answer], choices: Choices) -> WebReply:
     """The object of `--json`, that of a failure included."""
-    from plait.explore.server import Reply
+    from plait.explore.server import WebReply
 
     try:
-        return Reply(to_json(answer(choices).data or {}))
+        return WebReply(to_json(answer(choices).data or {}))
     except PlaitError as error:
         data = {"error": str(error), "kind": type(error).__name__}
-        return Reply(to_json(data), HTTPStatus.BAD_REQUEST)
+        return WebReply(to_json(data), HTTPStatus.BAD_REQUEST)
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         message = f"{type(error).__name__}: {error} (at {last.filename}:{last.lineno})"
         data = {"error": message, "kind": type(error).__name__}
-        return Reply(to_json(data), HTTPStatus.INTERNAL_SERVER_ERROR)
+        return WebReply(to_json(data), HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 def _parsed(verb: Any, words: list[str]) -> argparse.Namespace:

@@ -35,8 +35,8 @@ WAIT_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True)
-class Reply:
-    """What is sent: a status, and text of a kind."""
+class WebReply:
+    """An answer over HTTP: a status, and text of a kind."""
 
     text: str
     status: HTTPStatus = HTTPStatus.OK
@@ -48,14 +48,14 @@ class Site:
     """A page and its data by path, with the token that both ask for."""
 
     page: str
-    answers: Mapping[str, Callable[[Choices], Reply]]
+    answers: Mapping[str, Callable[[Choices], WebReply]]
     token: str = field(default_factory=lambda: secrets.token_urlsafe(16))
     policy: str = ""
     """The Content-Security-Policy of the page."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _kept: OrderedDict[object, Reply] = field(default_factory=OrderedDict)
+    _kept: OrderedDict[object, WebReply] = field(default_factory=OrderedDict)
 
-    def answer(self, path: str, choices: Choices, left: Callable[[], bool]) -> Reply | None:
+    def answer(self, path: str, choices: Choices, left: Callable[[], bool]) -> WebReply | None:
         """The reply to a question; None where the asker has `left` while it waited its turn."""
         key = (path, tuple(sorted((name, tuple(values)) for name, values in choices.items())))
         with self._lock:
@@ -118,7 +118,7 @@ class _Handler(BaseHTTPRequestHandler):
                 "the token is missing or wrong; open the address that plait explore printed",
             )
         elif path in ("/", "/index.html"):
-            self._send(Reply(site.page, kind="text/html"))
+            self._send(WebReply(site.page, kind="text/html"))
         elif path in site.answers:
             reply = site.answer(path, given, self._has_left)
             if reply is not None:
@@ -135,9 +135,9 @@ class _Handler(BaseHTTPRequestHandler):
             return True
 
     def _refuse(self, status: HTTPStatus, sentence: str) -> None:
-        self._send(Reply(sentence, status, "text/plain"))
+        self._send(WebReply(sentence, status, "text/plain"))
 
-    def _send(self, reply: Reply) -> None:
+    def _send(self, reply: WebReply) -> None:
         body = reply.text.encode("utf-8", "replace")
         try:
             self.send_response(reply.status)

@@ -12,7 +12,7 @@ import pytest
 
 from plait.errors import ConfigError
 from plait.explore.question import Choices
-from plait.explore.server import MOST_BYTES, PageServer, Reply, Site
+from plait.explore.server import MOST_BYTES, PageServer, WebReply, Site
 
 
 @contextmanager
@@ -34,9 +34,9 @@ def asked() -> list[Choices]:
 
 @pytest.fixture
 def server(asked: list[Choices]) -> Iterator[PageServer]:
-    def echo(choices: Choices) -> Reply:
+    def echo(choices: Choices) -> WebReply:
         asked.append(choices)
-        return Reply(str(choices))
+        return WebReply(str(choices))
 
     with served(
         PageServer(Site("the page", {"/echo.json": echo}, policy="default-src 'none'"))
@@ -96,9 +96,9 @@ def test_an_unknown_path_and_a_long_question_are_said(server: PageServer) -> Non
 
 
 def test_an_answer_is_kept_and_nobody_waits_for_one_who_left(asked: list[Choices]) -> None:
-    def count(choices: Choices) -> Reply:
+    def count(choices: Choices) -> WebReply:
         asked.append(choices)
-        return Reply("done")
+        return WebReply("done")
 
     site = Site("", {"/count": count})
     assert site.answer("/count", {}, lambda: True) is None
