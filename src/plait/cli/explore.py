@@ -17,7 +17,7 @@ from plait.errors import ConfigError, PlaitError, nearest
 
 if TYPE_CHECKING:
     from plait.explore.question import Choices, Opening
-    from plait.explore.server import WebReply, Site
+    from plait.explore.server import Site, WebReply
 
 FIRST_MODEL = "llama3-8b"
 PLAN_OPTIONS = ("cluster", "devices", "framework", "objective", "risk", "top")

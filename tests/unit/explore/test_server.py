@@ -12,7 +12,7 @@ import pytest
 
 from plait.errors import ConfigError
 from plait.explore.question import Choices
-from plait.explore.server import MOST_BYTES, PageServer, WebReply, Site
+from plait.explore.server import MOST_BYTES, PageServer, Site, WebReply
 
 
 @contextmanager
