@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 def check(config: Config, plan: Plan) -> None:
     """Refuse a recovery that could not be. Errors: `PlanError`."""
     recovery = config.recovery
-    if not recovery.goes_on and not recovery.steps_between_snapshots:
+    goes_back = recovery.goes_on or recovery.on_nan == "back"
+    if not goes_back and not recovery.steps_between_snapshots:
         return
     if not steps_together(plan):
         raise PlanError(
             f"plan '{plan}': its ranks do not step together on one version of the weights, so "
-            "[recovery] restarts, replan and snapshot_every cannot bring them back to one step; "
+            "[recovery] restarts, replan, snapshot_every and on_nan 'back' cannot bring them back "
+            "to one step; "
             "take a synchronous plan, or train.restarts for 'local' and 'async-server'"
         )
     if recovery.replan == "auto":

@@ -191,8 +191,6 @@ def new_plans_are_named(config: Sections) -> Iterator[str]:
 
 def not_yet(config: Sections) -> Iterator[str]:
     """Keys whose other values are still to come."""
-    if config.recovery.on_nan == "back":
-        yield f"recovery.on_nan '{config.recovery.on_nan}' does not exist yet; use 'stop' or 'skip'"
     if config.train.fixed_order:
         yield "train.fixed_order does not exist yet; leave it out"
 

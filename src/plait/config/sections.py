@@ -175,7 +175,7 @@ class Recovery(Section):
     restarts: Annotated[int, Field(ge=0)] = 0
     """Lost ranks that are started again, in all, under any plan whose ranks step together."""
     snapshot_every: Annotated[int, Field(ge=0)] | None = None
-    """Steps between snapshots in memory; by default 1 where lost ranks are made up for, else 0."""
+    """Steps between snapshots in memory; by default 1 where a run may go back to one, else 0."""
     wait_seconds: NonNegative = 10.0
     """Seconds that a lost rank has to come back before its worker counts as lost."""
     replan: str | Plans = "never"
@@ -202,7 +202,7 @@ class Recovery(Section):
     def steps_between_snapshots(self) -> int:
         """The steps between two snapshots; 0 for none."""
         if self.snapshot_every is None:
-            return int(self.goes_on)
+            return int(self.goes_on or self.on_nan == "back")
         return self.snapshot_every
 
 

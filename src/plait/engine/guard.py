@@ -12,7 +12,7 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -67,25 +67,37 @@ class Suspect:
 
 
 class Guard:
-    """Judges each step of one engine. `skips` drops a step where it would else raise.
+    """Judges each step of one engine. The answer to a bad one is `stop`, `skip` or `back`.
 
     `spike_factor` is the multiple of the median gradient norm from which a step is judged so too.
-    `skipped` says whether the last step was dropped; `listeners` are told of each finding, on
-    every rank.
+
+    Attributes:
+        skipped: whether the last step was dropped.
+        rolls_back: whether an earlier state is to be loaded, and the steps since replayed.
+        listeners: they are told of each finding, on every rank.
     """
 
-    def __init__(self, *, skips: bool = False, spike_factor: float | None = None) -> None:
+    def __init__(self, answer: str = "stop", *, spike_factor: float | None = None) -> None:
         self.skipped = False
+        self.rolls_back = False
         self.listeners: list[Tell] = []
-        self._skips = skips
+        self._answer = answer
         self._factor = spike_factor
-        self._norms: deque[float] = deque(maxlen=HISTORY)
+        self._norms: deque[tuple[int, float]] = deque(maxlen=HISTORY)
         self._buffers: list[tuple[Tensor, Tensor]] = []
+        self._replayed_from = 0
+        self._tried: set[int] = set()
+        self._open: dict[int, Symptom] = {}
 
     def begin(self, model: nn.Module) -> None:
         """A step begins; buffers that a dropped step would change are kept."""
+        if self.rolls_back:
+            raise NotAvailable(
+                "on_nan 'back': the last step was no number; load an earlier state and call "
+                "engine.guard.rolled_back(step) before the next one, or take on_nan 'skip'"
+            )
         self.skipped = False
-        if self._skips:
+        if self._answer != "stop":
             with torch.no_grad():
                 self._buffers = [(one, one.clone()) for one in model.buffers()]
 
@@ -100,38 +112,69 @@ class Guard:
             return True
         totals.check_counts(step)
         wrong = totals.not_finite(norm=norm)
-        if wrong is None:
-            return not norm or self._is_usual(totals.grad_norm, step, suspect)
-        where = origin_of(suspect)
-        finding = _finding("nan", step, where)
-        self._tell(finding)
-        if not self._skips:
-            raise NonFiniteLoss(f"{totals.complaint(step, wrong)}. {_sentence(finding)}")
-        self._drop()
-        return False
+        if wrong is not None:
+            finding = _finding("nan", step, origin_of(suspect))
+            return self._refuse(finding, f"{totals.complaint(step, wrong)}. ")
+        counts = not norm or self._is_usual(totals.grad_norm, step, suspect)
+        if counts and step in self._open:
+            passing = self._open.pop(step)
+            self._tell(self._judged(passing, "passing", "is finite"))
+        return counts
+
+    def rolled_back(self, step: int) -> None:
+        """Training goes on after this earlier step, whose state has been loaded."""
+        self.rolls_back = False
+        self._replayed_from = step
+        kept = [one for one in self._norms if one[0] <= step]
+        self._norms = deque(kept, maxlen=HISTORY)
 
     def _is_usual(self, size: float, step: int, suspect: Suspect) -> bool:
         """Whether a gradient is of the size of those before; findings say where it is not."""
-        known = sorted(self._norms)
+        known = sorted(norm for _, norm in self._norms)
         middle = statistics.median(known) if len(known) >= LEAST_HISTORY else math.inf
         factor = SPIKE_FACTOR if self._factor is None else self._factor
         if middle == 0.0 or size <= factor * middle:
-            self._norms.append(size)
+            self._norms.append((step, size))
             return True
         finding = _finding("spike", step, loudest(suspect, size, middle))
-        self._tell(finding)
         if self._factor is None:
-            self._norms.append(size)
+            self._tell(finding)
+            self._norms.append((step, size))
             return True
-        if not self._skips:
-            raise NonFiniteLoss(
-                f"step {step}: the gradient norm is {size:.4g}, {size / middle:.1f} times the "
-                f"median of the last {len(known)} steps, and [recovery] spike_factor is "
-                f"{factor:g}; the parameters are still those of step {step - 1}. "
-                f"{_sentence(finding)}"
-            )
-        self._drop()
-        return False
+        complaint = (
+            f"step {step}: the gradient norm is {size:.4g}, {size / middle:.1f} times the "
+            f"median of the last {len(known)} steps, and [recovery] spike_factor is "
+            f"{factor:g}; the parameters are still those of step {step - 1}. "
+        )
+        return self._refuse(finding, complaint)
+
+    def _refuse(self, finding: Symptom, complaint: str) -> bool:
+        """Answer a step that is not to count. A step that is replayed is never so again.
+
+        Errors: `NonFiniteLoss`, where the run is to end.
+        """
+        step = finding.step
+        assert step is not None
+        if self._answer == "back":
+            if step not in self._tried:
+                self._tried.add(step)
+                self._open[step] = finding
+                self.rolls_back = True
+                self._drop()
+                return False
+            finding = self._judged(finding, "lasting", "gives it again")
+        self._tell(finding)
+        if self._answer == "skip":
+            self._drop()
+            return False
+        raise NonFiniteLoss(complaint + _sentence(finding))
+
+    def _judged(self, finding: Symptom, kind: str, told: str) -> Symptom:
+        """The finding, with the word of the replay."""
+        first = finding.cause.removeprefix("passing: ")
+        cause = f"{kind}: a replay from step {self._replayed_from} {told}; {first}"
+        details = {**finding.details, "replayed_from": self._replayed_from}
+        return replace(finding, cause=cause, details=details)
 
     def _drop(self) -> None:
         self.skipped = True
@@ -190,7 +233,11 @@ def _sentence(finding: Symptom) -> str:
 
 def _bad_weight(suspect: Suspect) -> Origin | None:
     """The first parameter that has an element that is no number."""
-    for name, param in suspect.model.named_parameters():
+    held = [
+        *suspect.model.named_parameters(),
+        *((piece.name, piece.value) for piece in suspect.strategy.pieces),  # shards of zero3
+    ]
+    for name, param in held:
         if param.untyped_storage().nbytes() and not is_finite(param.detach()):
             module = name.rpartition(".")[0]
             count = int((~torch.isfinite(param.detach())).sum())
@@ -316,4 +363,4 @@ def make_guard(plan: Plan, options: Options) -> Guard:
             f"'{plan}': on_nan '{options.on_nan}' drops a step on all ranks at once, and those of "
             "this plan do not step together; use on_nan 'stop', or a synchronous plan"
         )
-    return Guard(skips=options.on_nan == "skip", spike_factor=options.spike_factor)
+    return Guard(options.on_nan, spike_factor=options.spike_factor)

@@ -39,7 +39,8 @@ class Options:
         `rule`, `torch`, or a table. Compiled products are torch's. weight_grad_group: of a schedule
         that splits backwards: the micro-batches whose weight gradients are made at once. More are
         quicker, and keep their factors for longer.
-        on_nan: `stop` raises at a loss or gradient that is no number, `skip` drops the step.
+        on_nan: `stop` raises at a loss or gradient that is no number, `skip` drops the step. With
+        `back` it is dropped, and the loop loads an earlier state (`engine.guard.rolls_back`).
         spike_factor: the multiple of the median gradient norm from which a step is such a one too.
     """
 

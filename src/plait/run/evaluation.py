@@ -111,8 +111,20 @@ class Evaluations(Hook):
     def on_start(self, start: RunStart) -> None:
         """Learn what is evaluated, and what a run that is continued has reached."""
         self._start = start
-        self._step = start.first_step - 1
-        self._evaluated = self._step
+        self._go_on_after(start.first_step - 1)
+
+    def on_rollback(self, step: int) -> None:
+        """Forget the evaluations of steps that are done again."""
+        if step < self._step:
+            self._go_on_after(step)
+
+    def _go_on_after(self, step: int) -> None:
+        """Take up the evaluations until a step. Collective."""
+        start = self._start
+        self._step = step
+        self._evaluated = step
+        self._best = math.inf
+        self._worse = 0
         world = start.engine.world
         rows: list[JsonObject] = []
         if self.folder is not None and world.rank == 0:

@@ -1,4 +1,4 @@
-"""Hooks: what happens beside training, at three moments of a run.
+"""Hooks: what happens beside training, at four moments of a run.
 
 The loop calls them in the order of the list, on every rank. A hook that stops the run raises. It
 must do so alike on every rank, from values that are equal on all of them.
@@ -39,13 +39,16 @@ class StepDone:
 
 
 class Hook:
-    """The three moments; a hook defines those that it needs."""
+    """The four moments; a hook defines those that it needs."""
 
     def on_start(self, start: RunStart) -> None:
         """Before the first step."""
 
     def on_step(self, done: StepDone) -> None:
         """After each step."""
+
+    def on_rollback(self, step: int) -> None:
+        """Training goes on after this earlier step; those since are done again."""
 
     def on_end(self) -> None:
         """After the last step; not called when the run fails."""
@@ -55,13 +58,17 @@ class Checkpoints(Hook):
     """Save into the run's folder every `every` steps (0: never in between) and after the last. On
     all ranks.
 
-    Of the checkpoints the `keep` newest stay (0: all).
+    Of the checkpoints the `keep` newest stay (0: all). With `saves_start` there is one before the
+    first step, too.
     """
 
-    def __init__(self, folder: RunFolder, every: int = 0, keep: int = 0) -> None:
+    def __init__(
+        self, folder: RunFolder, every: int = 0, keep: int = 0, *, saves_start: bool = False
+    ) -> None:
         self.folder = folder
         self.every = every
         self.keep = keep
+        self._saves_start = saves_start
         self._saved = 0
 
     def on_start(self, start: RunStart) -> None:
@@ -69,6 +76,13 @@ class Checkpoints(Hook):
         self._start = start
         self._step = start.first_step - 1
         self._saved = self._step
+        if self._saves_start and not self._is_saved():
+            self._save()
+
+    def on_rollback(self, step: int) -> None:
+        """Steps that are done again are saved again."""
+        self._step = step
+        self._saved = min(self._saved, step)
 
     def on_step(self, done: StepDone) -> None:
         """Save when it is time to."""
@@ -83,8 +97,13 @@ class Checkpoints(Hook):
 
     def _ends_before_its_first_step(self) -> bool:
         """Whether a run that has steps left ends with nothing in its folder to go on from."""
-        is_early = self._step < self._start.last_step
-        return is_early and not self.folder.checkpoint(self._step).exists()
+        return self._step < self._start.last_step and not self._is_saved()
+
+    def _is_saved(self) -> bool:
+        """Whether the step has a checkpoint in the folder. Collective: rank 0 looks."""
+        path = self.folder.checkpoint(self._step)
+        told: list[bool] = self._start.engine.world.axis("world").gather_objects(path.exists())
+        return told[0]
 
     def _save(self) -> None:
         path = self.folder.checkpoint(self._step)

@@ -124,6 +124,7 @@ def _trained(
     from plait.run.loop import fit
     from plait.run.metrics import Tally
     from plait.run.observing import Observers
+    from plait.run.rollback import Rollback
     from plait.run.rundir import RunFolder
     from plait.run.watch import Watch
 
@@ -150,20 +151,27 @@ def _trained(
     watch = Watch(_warn if world.rank == 0 else _be_silent)
     steps = job.config.train.steps
     observers = Observers.of(job.config, job.plan, world, folder)
-    hooks = [tally, watch, *_hooks(job, world, folder, training), *observers.hooks()]
+    hooks = [
+        tally,
+        watch,
+        *_hooks(job, world, folder, training, place is not None),
+        *observers.hooks(),
+    ]
     every = job.config.recovery.steps_between_snapshots
-    progress = [] if place is None else [place.hook(every)]
-    hooks += progress
+    goes_back = job.config.recovery.on_nan == "back"
+    progress = [] if place is None else [place.hook(every, keeps_start=goes_back)]
+    rollback = Rollback(job.folder, place)
+    hooks += [*progress, rollback]
 
     def ends_before(step: int) -> bool:
         return observers.ends or (ending is not None and ending.ends_before(step))
 
-    fit(training.engine, training.loader, steps, hooks, ends_before)
+    fit(training.engine, training.loader, steps, hooks, ends_before, rollback=rollback)
     if ending is not None and training.engine.step_index < steps and not observers.ends:
         observers.finish()
         world.close()
         return {"stopped": training.engine.step_index, "signal": ending.signal}
-    recoveries = [] if place is None else place.recoveries()
+    recoveries = [*([] if place is None else place.recoveries()), *rollback.recoveries]
     more = {"warnings": watch.warnings, "recoveries": recoveries, **observers.numbers()}
     num_bad = getattr(training.loader.dataset, "num_bad", None)
     if num_bad is not None:
@@ -275,7 +283,11 @@ def _table(world: World, job: TrainingRun, folder: RunFolder | None, plan: Plan)
 
 
 def _hooks(
-    job: TrainingRun, world: World, folder: RunFolder | None, training: Training
+    job: TrainingRun,
+    world: World,
+    folder: RunFolder | None,
+    training: Training,
+    is_kept: bool,
 ) -> list[Hook]:
     from plait.doctor.findings import tell
     from plait.run.hooks import Checkpoints
@@ -291,8 +303,15 @@ def _hooks(
     if world.rank == 0 and job.shows_progress:
         hooks.append(progress(terminal_of(sys.stderr)))
     if folder is not None:
-        saving = job.config.train
-        hooks.append(Checkpoints(folder, saving.checkpoint_every, job.config.recovery.keep))
+        recovery = job.config.recovery
+        hooks.append(
+            Checkpoints(
+                folder,
+                job.config.train.checkpoint_every,
+                recovery.keep,
+                saves_start=recovery.on_nan == "back" and not is_kept,
+            )
+        )
     if folder is not None and job.profiled_step is not None:
         hooks.append(ProfileStep(job.profiled_step, folder.profile(world.rank)))
     every = job.config.recovery.check_replicas_every

@@ -10,6 +10,7 @@ from plait.doctor.flight import Phase
 from plait.engine.engine import Engine
 from plait.engine.step import StepResult
 from plait.run.hooks import Hook, RunStart, StepDone
+from plait.run.rollback import Rollback
 
 
 class Batches(Protocol):
@@ -26,11 +27,14 @@ def fit(
     steps: int,
     hooks: Sequence[Hook] = (),
     ends_before: Callable[[int], bool] = lambda step: False,
+    *,
+    rollback: Rollback | None = None,
 ) -> StepResult | None:
     """Train until the engine has done `steps` steps in all, and return the last result. Collective.
 
     An engine that was loaded from a checkpoint continues after the step that was saved. Training
-    ends earlier where `ends_before` says so, alike on every rank.
+    ends earlier where `ends_before` says so, alike on every rank. `rollback` is needed with
+    `on_nan = "back"`, and is one of the hooks.
     """
     for hook in hooks:
         hook.on_start(RunStart(engine, loader, engine.step_index + 1, steps))
@@ -42,6 +46,12 @@ def fit(
         flight.enter(Phase.LOADING)
         batch = next(batches)
         result = engine.step(batch)
+        if rollback is not None and engine.guard.rolls_back:
+            step = rollback.go_back()
+            for hook in hooks:
+                hook.on_rollback(step)
+            batches = iter(loader)
+            continue
         done = StepDone(engine.step_index, time.perf_counter() - began, result)
         for hook in hooks:
             hook.on_step(done)

@@ -53,6 +53,12 @@ class MetricsFile(Hook):
                 f"step {done.step}, and --resume continues from its last checkpoint"
             ) from error
 
+    def on_rollback(self, step: int) -> None:
+        """Drop the lines of the steps that are done again."""
+        self.on_end()
+        self._file = None
+        _keep_before(self.path, step + 1)
+
     def _open(self, step: int) -> IO[str]:
         """The file, anew if it was taken away: what was written to it since would be lost."""
         if self._file is not None and not _is_there(self.path, self._file):
@@ -108,6 +114,7 @@ class Tally(Hook):
     seconds: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     bytes_by_axis: dict[str, int] = field(default_factory=dict)
+    num_counted: int = 0
     last_step: int = 0
     timelines: deque[Timeline] = field(default_factory=lambda: deque(maxlen=TRACED_STEPS))
 
@@ -121,13 +128,23 @@ class Tally(Hook):
         self.losses.append(float(done.result.loss))
         self.seconds.append(done.seconds)
         self.tokens.append(int(done.result.tokens))
+        self.num_counted += 1
         for axis, sent_bytes in done.result.ledger.by_axis().items():
             self.bytes_by_axis[axis] = self.bytes_by_axis.get(axis, 0) + sent_bytes
         self.timelines.append(done.result.timeline)
 
+    def on_rollback(self, step: int) -> None:
+        """Forget the steps that are done again."""
+        num_gone = self.last_step - step
+        self.last_step = step
+        for values in (self.losses, self.seconds, self.tokens):
+            del values[len(values) - num_gone :]
+        for _ in range(min(num_gone, len(self.timelines))):
+            self.timelines.pop()
+
     def traffic(self) -> dict[str, float]:
         """Bytes that this rank sent in a step, by axis: counted, the mean over the steps."""
-        num_steps = max(1, len(self.seconds))
+        num_steps = max(1, self.num_counted)
         return {axis: total / num_steps for axis, total in self.bytes_by_axis.items()}
 
     def tokens_per_second(self) -> float:

@@ -55,11 +55,17 @@ class RankContext:
             severance=self.severance,
         )
 
-    def hook(self, every: int) -> RankProgress:
+    def hook(self, every: int, *, keeps_start: bool = False) -> RankProgress:
         """The hook that tells the launcher how far this rank is, and takes a snapshot every so
-        many steps.
+        many steps; before the first step, too, with `keeps_start`.
         """
-        return RankProgress(self, every)
+        return RankProgress(self, every, keeps_start=keeps_start and not self._has_snapshot)
+
+    @property
+    def _has_snapshot(self) -> bool:
+        """Whether the files of this generation hold the snapshot that it goes on from."""
+        held = {path for files in self.assignment.parts for path in files}
+        return bool(held.intersection(self.assignment.snapshot))
 
     @property
     def is_first(self) -> bool:
@@ -92,7 +98,8 @@ class RankProgress(Hook):
     snapshots have cost this rank in this generation: their number, seconds, and bytes of one.
     """
 
-    def __init__(self, place: RankContext, every: int) -> None:
+    def __init__(self, place: RankContext, every: int, *, keeps_start: bool) -> None:
+        self._keeps_start = keeps_start
         self._seat = place.seat
         self._every = every
         self._num = 0
@@ -108,17 +115,22 @@ class RankProgress(Hook):
         self._loader = start.loader
         self._snapshots = Snapshots(self._paths)
         self._seat.board.resume(self._seat.number, start.first_step - 1)
+        if self._every and self._keeps_start:
+            self._take(start.first_step - 1)
 
     def on_step(self, done: StepDone) -> None:
         """Keep the state of the step, and say that it is done."""
         if self._every and done.step % self._every == 0:
-            began = time.perf_counter()
-            meta = {"loader": self._loader.state_dict()}
-            turn = done.step // self._every
-            self._bytes = self._snapshots.take(self._engine, turn, meta)
-            self._seconds += time.perf_counter() - began
-            self._num += 1
+            self._take(done.step)
         self._seat.board.finish(self._seat.number, done.step)
+
+    def _take(self, step: int) -> None:
+        began = time.perf_counter()
+        meta = {"loader": self._loader.state_dict()}
+        turn = step // self._every
+        self._bytes = self._snapshots.take(self._engine, turn, meta)
+        self._seconds += time.perf_counter() - began
+        self._num += 1
 
     def waited(self) -> dict[str, float]:
         """The cost of the snapshots of this generation."""

@@ -45,7 +45,7 @@ class Pace:
     def text(self) -> str:
         """`51,200 tokens/s, 0.9 GB, 0:12 left`."""
         rate = self.tokens / self.step_seconds if self.step_seconds > 0 else 0.0
-        left = round((self.num_steps - len(self.seconds)) * self.step_seconds)
+        left = max(0, round((self.num_steps - len(self.seconds)) * self.step_seconds))
         clock = (
             f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d}"
             if left >= 3600

@@ -59,6 +59,11 @@ class CompareReplicas(Hook):
         """Note the parameters that the update has made."""
         self._last = marks_of(self._engine)
 
+    def on_rollback(self, step: int) -> None:
+        """Note the parameters that were loaded."""
+        self._last = marks_of(self._engine)
+        self._changed.clear()
+
     def _before_update(self, engine: Engine) -> None:
         now = marks_of(engine)
         before = self._last

@@ -280,6 +280,8 @@ def _load_optimizer_state(
             moments[key] = checkpoint.tensor(name)
     if moments:
         state.update.optimizer.state[piece.value] = moments
+    else:  # saved before the first update
+        state.update.optimizer.state.pop(piece.value, None)
 
 
 def _is_first(state: TrainingState, shard: Shard) -> bool:

@@ -1,0 +1,87 @@
+"""Rollback: a step that is no number is done again from the last state that was kept.
+
+`[recovery] on_nan = "back"`. The replay begins at the newest snapshot in memory, where a launcher
+holds one, else at the newest checkpoint of the run. It tells a passing fault from a lasting one
+(`plait.engine.guard`).
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plait.checkpoint.folder import newest_whole as newest_checkpoint
+from plait.comm.shm.snapshot_head import newest_whole
+from plait.doctor.findings import say
+from plait.doctor.flight import Phase
+from plait.run.hooks import Hook, RunStart, StepDone
+
+if TYPE_CHECKING:
+    from plait.run.place import RankContext
+
+
+class Rollback(Hook):
+    """Loads the last state of a run into its engine and its loader. For all ranks.
+
+    Attributes:
+        recoveries: each rollback, in the form of the recoveries of a summary.
+    """
+
+    def __init__(self, folder: Path | None, place: RankContext | None) -> None:
+        self.recoveries: list[dict[str, Any]] = []
+        self._folder = folder
+        self._place = place
+        self._began: float | None = None
+
+    def on_start(self, start: RunStart) -> None:
+        """Learn what is loaded."""
+        self._engine = start.engine
+        self._loader = start.loader
+
+    def on_step(self, done: StepDone) -> None:
+        """A step is finished: the last rollback is over."""
+        if self._began is not None:
+            self.recoveries[-1]["seconds"] = time.monotonic() - self._began
+            self._began = None
+
+    def go_back(self) -> int:
+        """Load the state, and return its step. Collective."""
+        engine = self._engine
+        dropped = engine.step_index
+        self._began = time.monotonic()
+        with engine.world.recorder.flight.during(Phase.STARTING):
+            meta = self._load()
+        step = int(meta["step"])
+        self._loader.load_state_dict(meta.get("loader", {}), step)
+        engine.guard.rolled_back(step)
+        cause = f"step {dropped} was no finite number"
+        plan = str(engine.plan)
+        self.recoveries.append(
+            {
+                "step": dropped - 1,
+                "lost_ranks": [],
+                "cause": cause,
+                "seconds": None,
+                "plan_before": plan,
+                "plan_after": plan,
+                "steps_repeated": dropped - 1 - step,
+            }
+        )
+        if engine.world.rank == 0:
+            say(f"{cause}; it is replayed from the state of step {step}")
+        return step
+
+    def _load(self) -> dict[str, Any]:
+        """Fill the engine; the meta data of the state."""
+        from plait.engine.state.snapshots import restore
+
+        place = self._place
+        files = () if place is None else newest_whole(place.assignment.parts)
+        if files:
+            return restore(self._engine, files)
+        assert self._folder is not None
+        world = self._engine.world
+        newest = newest_checkpoint(self._folder) if world.rank == 0 else None
+        path = world.axis("world").gather_objects(newest)[0]
+        return self._engine.load(path)
