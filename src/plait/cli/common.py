@@ -17,7 +17,7 @@ from plait.cli.answer import Json
 from plait.errors import ConfigError, PlanError
 from plait.launcher import joined_world
 from plait.plan import Plan, check_batch, check_restarts, check_runnable, check_world, is_runnable
-from plait.plan.fit import check_config
+from plait.plan.fit import check_config, check_fixed_order
 from plait.run.preflight import check_code
 
 if TYPE_CHECKING:
@@ -116,6 +116,8 @@ def plan_of(config: Config, text: str | None, num_ranks: int | None = None) -> P
     check_config(plan, sizes(config))
     check_makeable(plan)
     check_code(config, plan)
+    if config.train.fixed_order:
+        check_fixed_order(plan)
     if config.train.restarts:
         check_restarts(plan, config.train.num_servers)
     if config.plan.schedule is not None and plan.pp.size > 1:

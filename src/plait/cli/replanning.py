@@ -8,7 +8,7 @@ from plait.cli import common
 from plait.errors import PlaitError, PlanError
 from plait.plan import Plan, check_batch, check_runnable
 from plait.plan.facts import SCHEDULES, STRATEGIES
-from plait.plan.fit import check_config
+from plait.plan.fit import check_config, check_fixed_order
 
 if TYPE_CHECKING:
     from plait.config import Config
@@ -54,6 +54,8 @@ def fitting(config: Config, plan: Plan, first: Plan) -> Plan:
     check_batch(plan, config.train.global_batch)
     check_config(plan, common.sizes(config))
     common.check_makeable(plan)
+    if config.train.fixed_order:
+        check_fixed_order(plan)
     if not steps_together(plan) or plan.precision != first.precision:
         raise PlanError(
             f"recovery.replan '{plan}' cannot go on from '{first}': it must be synchronous, and of "

@@ -189,12 +189,6 @@ def new_plans_are_named(config: Sections) -> Iterator[str]:
     )
 
 
-def not_yet(config: Sections) -> Iterator[str]:
-    """Keys whose other values are still to come."""
-    if config.train.fixed_order:
-        yield "train.fixed_order does not exist yet; leave it out"
-
-
 RULES: Final[tuple[Callable[[Sections], Iterator[str]], ...]] = (
     heads_divide_the_hidden_size,
     head_dim_is_even,
@@ -207,7 +201,6 @@ RULES: Final[tuple[Callable[[Sections], Iterator[str]], ...]] = (
     federations_have_enough_clients,
     restarts_are_of_one_kind,
     new_plans_are_named,
-    not_yet,
 )
 
 

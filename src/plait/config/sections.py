@@ -134,7 +134,7 @@ class Train(Section):
     deterministic: bool = False
     """Whether torch may use deterministic algorithms alone; those that have none are errors."""
     fixed_order: bool = False
-    """Whether sums over samples and ranks follow one fixed tree, for equal bits under dp 1 to 8."""
+    """Whether sums over micro-batches and ranks follow one tree, for equal bits under any dp."""
 
 
 class PlanSection(Section):

@@ -50,6 +50,7 @@ from plait.models.parameters import Parameters
 from plait.outer import make_driver
 from plait.parallel import data
 from plait.plan import Plan, check_restarts, check_runnable
+from plait.plan.fit import check_fixed_order
 from plait.values import PyTree
 
 __all__ = ["Options", "build", "compose", "join_world"]
@@ -80,6 +81,8 @@ def build(
     """
     options = options or Options()
     plan = _checked(plan)
+    if options.fixed_order:
+        check_fixed_order(plan)
     if isinstance(optimizer, torch.optim.Optimizer):
         optimizer = like(optimizer, model)
     if plan.dp.strategy in data.ELEMENTWISE_ONLY:
@@ -152,6 +155,7 @@ def compose(
         clip_grad_norm=options.clip_grad_norm,
         learning_rate=options.learning_rate,
         split=split.layers,
+        rounds_sums=options.fixed_order,
     )
     driver = make_driver(plan.dp.strategy, strategy, updater.make, asynchrony_of(plan, options))
     world.at_close(driver.leave, driver.close)

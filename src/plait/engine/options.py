@@ -42,6 +42,8 @@ class Options:
         on_nan: `stop` raises at a loss or gradient that is no number, `skip` drops the step. With
         `back` it is dropped, and the loop loads an earlier state (`engine.guard.rolls_back`).
         spike_factor: the multiple of the median gradient norm from which a step is such a one too.
+        fixed_order: sums over micro-batches and data ranks follow one tree, for equal bits under
+        any number of ranks.
     """
 
     seed: int = 0
@@ -62,3 +64,4 @@ class Options:
     weight_grad_group: int = 1
     on_nan: str = "stop"
     spike_factor: float | None = None
+    fixed_order: bool = False

@@ -69,6 +69,7 @@ def strategy_maker(
         num_servers=options.num_servers,
         eager=not splits_backward,
         membership=world.membership,
+        fixed_order=options.fixed_order,
     )
     return StrategyMaker(plan, group, asynchrony_of(plan, options), experts, world)
 

@@ -47,8 +47,14 @@ class Update:
         clip_grad_norm: float | None = None,
         learning_rate: LearningRate | None = None,
         split: TensorSplit | None = None,
+        rounds_sums: bool = False,
     ) -> None:
+        """With `rounds_sums` the loss and the norm are rounded to float32.
+
+        Their last bits in float64 depend on the order of the ranks.
+        """
         self._strategy = strategy
+        self._rounds_sums = rounds_sums
         self.loss_copies = 1 if split is None else split.loss_copies
         self._weight = None if split is None else split.weight
         self.optimizer = optimizer
@@ -94,6 +100,8 @@ class Update:
             stages.all_reduce(sums, control=True).wait()
             values = sums.tolist()
         loss_sum, count, squared_norm, tokens, num_graphs = values[:5]
+        if self._rounds_sums:
+            loss_sum, squared_norm = torch.tensor([loss_sum, squared_norm]).tolist()
         tokens_per_count = tokens / count if count else 1.0
         return LossTotals(loss_sum, count, squared_norm, tokens_per_count, num_graphs)
 

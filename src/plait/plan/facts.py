@@ -225,6 +225,11 @@ class StrategyFacts:
     through_stages: bool = True
 
     @property
+    def sums_in_order(self) -> bool:
+        """Whether its ranks can add their gradients in one fixed tree."""
+        return self.synchronous and self.through_stages
+
+    @property
     def shards_optimizer(self) -> bool:
         """Whether a rank holds its part of the optimizer's state alone."""
         return self.zero_stage >= 1

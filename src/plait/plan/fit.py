@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from plait.errors import NotAvailable, PlanError, WorldSizeError
-from plait.plan.facts import SCHEDULES
+from plait.plan.facts import SCHEDULES, STRATEGIES
 from plait.plan.plan import Plan
 
 
@@ -159,6 +159,27 @@ def check_config(plan: Plan, sizes: Mapping[str, int | None]) -> None:
     )
     known = {name: sizes.get(name) for name in names}
     check_model(plan, num_layers=sizes.get("num_layers", sizes.get("num_hidden_layers")), **known)
+
+
+def check_fixed_order(plan: Plan) -> None:
+    """Raises `NotAvailable` for a plan that cannot add gradients in one fixed tree."""
+    broken = next(_out_of_order(plan), None)
+    if broken is not None:
+        raise NotAvailable(f"plan '{plan}' cannot keep train.fixed_order: {broken}")
+
+
+def _out_of_order(plan: Plan) -> Iterator[str]:
+    num = plan.micro_batches
+    schedule = SCHEDULES[plan.pp.schedule]
+    if not STRATEGIES[plan.dp.strategy].sums_in_order or plan.dp.replicate > 1:
+        yield f"{plan.dp} has an order of its own; take dp{plan.dp.size} or dp{plan.dp.size}:zero1"
+    if plan.cp.size > 1 or plan.ep > 1:
+        yield "ranks of cp and ep sum over samples too; leave cp and ep out"
+    if schedule.asynchronous or schedule.splits_backward:
+        yield f"{plan.pp.schedule} mixes micro-batches; take 1f1b, gpipe or interleaved"
+    if plan.dp.size > 1 and num & (num - 1):
+        more = 1 << num.bit_length()
+        yield f"mb{num} is no power of two, so ranks have no whole subtrees; take mb{more}"
 
 
 def _tensor_splits(plan: Plan, sizes: Mapping[str, int | None]) -> Iterator[str]:

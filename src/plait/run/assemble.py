@@ -34,6 +34,7 @@ from plait.parallel.expert import Placing
 from plait.parallel.pipeline.actions import Schedule
 from plait.parallel.pipeline.text import load as load_schedule
 from plait.plan import Plan, check_batch
+from plait.products import MEASURED
 from plait.run import optimizers
 from plait.values import JsonMapping
 
@@ -203,11 +204,20 @@ def make_options(config: ConfigSource, plan: Plan | None = None) -> Options:
         float16=train.float16,
         placing=Placing(train.place_experts_every, train.spare_expert_slots),
         grouped_product=train.grouped_product,
-        linear_product=train.linear_product,
+        linear_product=product_of(train),
+        fixed_order=train.fixed_order,
         weight_grad_group=config.plan.weight_grad_group,
         cutting=cutting,
         schedule=schedule,
     )
+
+
+def product_of(train: Train) -> str:
+    """The choice of the library of products. A measurement may choose otherwise in another run, so
+    sums of a fixed order go by rule.
+    """
+    by_rule = train.fixed_order and train.linear_product == MEASURED
+    return "rule" if by_rule else train.linear_product
 
 
 def make_cutting(config: ConfigSource) -> Cutting:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from plait.cluster.products import ProductTable
     from plait.comm import World
     from plait.config import Config
+    from plait.config.sections import Train
     from plait.plan import Plan
     from plait.run.assemble import Training
     from plait.run.ending import Ending
@@ -115,8 +116,6 @@ def _trained(
     job: TrainingRun, world: World, place: RankContext | None, ending: Ending | None
 ) -> JsonObject:
     """The run itself. Collective."""
-    import torch
-
     from plait.doctor.findings import tell
     from plait.engine.explain import explained, memory_error
     from plait.plan import Plan
@@ -130,9 +129,7 @@ def _trained(
 
     plan = Plan.parse(job.plan)
     folder = None if job.folder is None else RunFolder(job.folder)
-    if job.config.train.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
+    _set_torch(job.config.train)
     table = _table(world, job, folder, plan)
     with explained(memory_error(world.rank, "building the model")):
         training = assemble(job.config, plan, world, table)
@@ -182,6 +179,17 @@ def _trained(
     observers.finish()
     world.close()
     return result
+
+
+def _set_torch(train: Train) -> None:
+    """Have torch compute as `[train]` asks for."""
+    import torch
+
+    if train.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    if train.fixed_order and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # more would cut products in as many parts as a rank has cores
 
 
 def _load(job: TrainingRun, training: Training, place: RankContext | None) -> None:
@@ -271,6 +279,7 @@ def _table(world: World, job: TrainingRun, folder: RunFolder | None, plan: Plan)
     """Which library multiplies: the choice of the run that is continued, else this machine's."""
     from plait.engine.choosing import agreed_table
     from plait.engine.precision import Precision
+    from plait.run.assemble import product_of
     from plait.run.rundir import RunFolder
 
     train = job.config.train
@@ -279,7 +288,7 @@ def _table(world: World, job: TrainingRun, folder: RunFolder | None, plan: Plan)
         source = RunFolder(job.checkpoint.parent.parent)
     compute = Precision.of(plan, float16=train.float16).compute
     run_file = None if source is None else source.products
-    return agreed_table(train.linear_product, world, compute, run_file)
+    return agreed_table(product_of(train), world, compute, run_file)
 
 
 def _hooks(

@@ -56,8 +56,9 @@ class RankContext:
         )
 
     def hook(self, every: int, *, keeps_start: bool = False) -> RankProgress:
-        """The hook that tells the launcher how far this rank is, and takes a snapshot every so
-        many steps; before the first step, too, with `keeps_start`.
+        """The hook that tells the launcher how far this rank is.
+
+        It takes a snapshot every so many steps, and with `keeps_start` before the first.
         """
         return RankProgress(self, every, keeps_start=keeps_start and not self._has_snapshot)
 

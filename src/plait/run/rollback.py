@@ -1,8 +1,8 @@
 """Rollback: a step that is no number is done again from the last state that was kept.
 
 `[recovery] on_nan = "back"`. The replay begins at the newest snapshot in memory, where a launcher
-holds one, else at the newest checkpoint of the run. It tells a passing fault from a lasting one
-(`plait.engine.guard`).
+holds one. Else it begins at the newest checkpoint of the run. It tells a passing fault from a
+lasting one (`plait.engine.guard`).
 """
 
 from __future__ import annotations

@@ -116,6 +116,9 @@ class GradientStore(ABC):
     def after_backward(self) -> None:
         """A backward has ended, and every bucket of it has been launched."""
 
+    def end_micro_batch(self, states: Sequence[BucketState]) -> None:  # noqa: B027 - most add up
+        """A backward that is not the last one of a step has ended."""
+
     @abstractmethod
     def take(self, state: BucketState, index: int, param: Tensor) -> None:
         """The gradient of slot `index` is complete for this micro-batch."""
@@ -287,6 +290,7 @@ class Reducer:
         gradient).
         """
         if not self._final:
+            self.store.end_micro_batch(self.states)
             return
         while self._next < len(self.states):
             self._send(self.states[self._next])

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from plait.comm import Axis, Waitable, wait_all
+from plait.parallel.data.fixed_order import FixedOrderGradients, fixed_order_all_reduce
 from plait.parallel.data.gradients import BucketState, PersistentGradients, Reducer
 from plait.parallel.data.ring import ring_all_reduce
 from plait.parallel.data.strategy import (
@@ -25,7 +26,6 @@ from plait.parallel.data.strategy import (
     make_optimizer_shard,
     make_states,
     squared_norm,
-    weighted_squared_norm,
 )
 from plait.parallel.data.units import Unit
 
@@ -52,13 +52,14 @@ class ReplicatedParameters(DataStrategy):
     ) -> None:
         super().__init__(group)
         self.states = make_states(units, group.axis.size)
-        self._all_reduce = all_reduce
+        self._all_reduce = fixed_order_all_reduce if group.fixed_order else all_reduce
         self._works: list[Waitable] = []
         self._masters: list[Tensor] = []
         self._flats: list[Tensor] = []
         for state in self.states:
             self._allocate(state)
-        store = PersistentGradients(self.states, group.axis, group.master_dtype)
+        make_store = FixedOrderGradients if group.fixed_order else PersistentGradients
+        store = make_store(self.states, group.axis, group.master_dtype)
         self.reducer = Reducer(self.states, store, self._launch, eager=group.eager)
 
     def _allocate(self, state: BucketState) -> None:
@@ -153,13 +154,13 @@ class ReplicatedParameters(DataStrategy):
             and not self.group.tied_copies.issuperset(slot.name for slot in state.bucket.slots)
         ]
         if weight is None:
-            return squared_norm((shard for _, shard in shards), self.group.device)
+            return self._sum_of_squares((("", shard) for _, shard in shards), None)
         parts = (
             (part.slot.name, part.view(shard))
             for bucket, shard in shards
             for part in bucket.shard_parts(rank)
         )
-        return weighted_squared_norm(parts, self.group.device, weight)
+        return self._sum_of_squares(parts, weight)
 
     def live_tensors(self) -> dict[str, list[Tensor]]:
         return {

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from plait.comm import Work, wait_all
+from plait.comm import Waitable, Work, wait_all
+from plait.parallel.data.fixed_order import FixedOrderGradients, FixedOrderScatter
 from plait.parallel.data.gradients import (
     BucketState,
     GradientStore,
@@ -75,7 +76,8 @@ class ShardedGradients:
     """Reduce-scatters each bucket's gradients into this rank's shard.
 
     A persistent store is reduced in place, once a step. A pooled one is reduced in every backward
-    and adds up here. Shards are all that stays of the gradients.
+    and adds up here. Shards are all that stays of the gradients. Sums of a fixed order need whole
+    gradients, so these are never pooled.
 
     Attributes:
         store: where gradients lie before they are reduced.
@@ -85,12 +87,12 @@ class ShardedGradients:
     def __init__(self, states: Sequence[BucketState], group: DataGroup, *, pooled: bool) -> None:
         self._states = states
         self._group = group
-        self._works: dict[int, Work] = {}
+        self._works: dict[int, Waitable] = {}
         axis = group.shard
         dtype = group.master_dtype
         self.store: GradientStore
         self._pool: PooledGradients | None = None
-        if pooled:
+        if pooled and not group.fixed_order:
             self._pool = PooledGradients(states, axis, dtype, self._release)
             self.store = self._pool
             self.shards = [
@@ -98,7 +100,8 @@ class ShardedGradients:
                 for state in states
             ]
         else:
-            self.store = PersistentGradients(states, axis, dtype)
+            make_store = FixedOrderGradients if group.fixed_order else PersistentGradients
+            self.store = make_store(states, axis, dtype)
             self.shards = [state.bucket.shard(self._full(state), axis.rank) for state in states]
 
     @staticmethod
@@ -111,6 +114,9 @@ class ShardedGradients:
         full = self._full(state)
         axis = self._group.shard
         own = state.bucket.shard(full, axis.rank)
+        if self._group.fixed_order:
+            self._works[state.index] = FixedOrderScatter(axis, own, full)
+            return
         self._works[state.index] = axis.reduce_scatter(own, full, padding=state.bucket.padding)
 
     def _release(self, state: BucketState, is_first: bool) -> None:

@@ -49,6 +49,7 @@ class DataGroup:
             backwards: then they are reduced at its end.
         tied_copies: parameters that an earlier pipeline stage holds too, and counts.
         membership: membership, where ranks join and leave.
+        fixed_order: sums over micro-batches and ranks follow one tree.
     """
 
     axis: Axis
@@ -62,6 +63,7 @@ class DataGroup:
     eager: bool = True
     tied_copies: frozenset[str] = frozenset()
     membership: Membership | None = None
+    fixed_order: bool = False
 
     @property
     def worker(self) -> int:
@@ -174,7 +176,13 @@ class DataStrategy(ABC):
             for piece in self.pieces
             if piece.value.grad is not None and not piece.is_tied_copy
         )
-        return weighted_squared_norm(grads, self.group.device, weight) / self.replicas.count
+        return self._sum_of_squares(grads, weight) / self.replicas.count
+
+    def _sum_of_squares(self, grads: Iterable[tuple[str, Tensor]], weight: Weight | None) -> Tensor:
+        """The sum of squares of gradients by name; in float64 where sums have a fixed order."""
+        if self.group.fixed_order:
+            grads = ((name, grad.double()) for name, grad in grads)
+        return weighted_squared_norm(grads, self.group.device, weight)
 
     def main_grads(self) -> Mapping[int, MainGrad]:
         """The places where layers may add their weights' gradients, by the id of the parameter."""
