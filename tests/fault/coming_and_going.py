@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from plait.engine.engine import Engine
 from plait.models import losses
 from plait.outer import AsyncServerDriver, LocalDriver
 from plait.plan import Plan
+from plait.run.hooks import Checkpoints
+from plait.run.loop import fit
+from plait.run.rundir import RunFolder
 from tests.parity.families import FAMILIES
 from tests.parity.harness import SEED
 from tests.parity.replay import Recorded
@@ -158,6 +162,51 @@ def saving(plan: str, folder: str) -> Any:
                 membership.wait_for_word("alive")
     world.together(world.barrier)
     found = (worker, is_back, world.size)
+    world.close()
+    return found
+
+
+class EndlessBatches:
+    """One rank's batches for `fit`, from the engine's step on."""
+
+    def __init__(self, engine: Engine, meets: Callable[[], None]) -> None:
+        worker, size = engine.world.worker
+        self._batches = Batches(worker, size)
+        self._engine = engine
+        self._meets = meets
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        while True:
+            self._meets()
+            yield self._batches[self._engine.step_index]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self._engine.step_index}
+
+
+def joins_at_a_save(plan: str, folder: str) -> Any:
+    """(the rank, the first step of this life, the world's size at the end). Every outer step is
+    followed by a save, so the rank that comes back joins the others at a step that they save.
+    """
+    world = join_world(Plan.parse(plan))
+    membership = world.membership
+    assert membership is not None
+    if (Path(folder) / "died").exists():
+        membership.announce()
+        membership.set_word("alive", "")
+    engine = engine_of(world, plan, Options(seed=SEED))
+    worker, size = world.worker
+    first = engine.step_index
+
+    def meets() -> None:
+        if worker == DIES and engine.step_index == AT_STEP:
+            dies_once(folder)
+        if world.size < size:
+            membership.wait_for_word("alive")
+
+    saves = Checkpoints(RunFolder(Path(folder) / "run"), every=2)
+    fit(engine, EndlessBatches(engine, meets), AT_STEP + AFTERWARDS, [saves])
+    found = (worker, first > 0, world.size)
     world.close()
     return found
 

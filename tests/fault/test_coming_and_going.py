@@ -88,6 +88,13 @@ def test_a_rank_that_dies_in_a_save_does_not_end_the_run(tmp_path: Path) -> None
     assert saved.meta["step"] == AT_STEP
 
 
+def test_a_rank_comes_back_at_a_step_that_the_others_save(tmp_path: Path) -> None:
+    """It saves that step with them; it would else meet them in another exchange than theirs."""
+    plan = f"dp{SIZE}:local,every2 precision:float64"
+    results = launch(ranks.joins_at_a_save, plan, str(tmp_path), nproc=SIZE, restarts=1)
+    assert results == [(0, False, SIZE), (DIES, True, SIZE), (2, False, SIZE)]
+
+
 def test_without_ranks_left_the_run_ends(tmp_path: Path) -> None:
     with pytest.raises(RankFailed, match="killed by SIGKILL"):
         launch(ranks.die, nproc=2, restarts=1)

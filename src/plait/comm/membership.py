@@ -81,6 +81,7 @@ class Membership:
         self._kept: Store | None = None
         self._members: tuple[int, ...] = ()
         self._is_in = False
+        self.joined_late = False  # whether others had met before this rank's first round
 
     def announce(self) -> None:
         """Have others wait for this rank when they meet."""
@@ -107,11 +108,13 @@ class Membership:
                 done.append(act(round_))
             except RankFailed:
                 # whoever still waits in the group for a rank that is gone is set free by that
-                self._leave()
-                self._members = ()
+                self._drop_group()
             if self._known().agree(bool(done)):
+                if not self._is_in:
+                    self.joined_late = set(round_.members) != round_.newcomers
                 self._is_in = True
                 return done[0]
+            self._drop_group()  # on every rank, for a group is made by all of its members
             undo()
 
     def set_word(self, name: str, text: str) -> None:
@@ -173,6 +176,10 @@ class Membership:
             raise RankFailed(
                 f"the ranks {list(members)} have met and cannot reach each other: {error}"
             ) from error
+
+    def _drop_group(self) -> None:
+        self._leave()
+        self._members = ()
 
     def _leave(self) -> None:
         if dist.is_initialized():

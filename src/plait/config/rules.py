@@ -176,6 +176,12 @@ def restarts_are_of_one_kind(config: Sections) -> Iterator[str]:
             f"train.restarts {asynchronous} and recovery.restarts {together} exclude each other; "
             "keep train.restarts for 'local' and 'async-server', recovery.restarts for other plans"
         )
+    if asynchronous and config.eval is not None and config.eval.every:
+        yield (
+            f"train.restarts {asynchronous} and eval.every {config.eval.every} exclude each other: "
+            "a rank that comes back cannot join an evaluation; evaluate afterwards, with "
+            "'plait evaluate RUN_DIR'"
+        )
 
 
 def new_plans_are_named(config: Sections) -> Iterator[str]:

@@ -72,12 +72,16 @@ class Checkpoints(Hook):
         self._saved = 0
 
     def on_start(self, start: RunStart) -> None:
-        """Learn what to save."""
+        """Learn what to save. A rank that has joined the others at a step saves it with them."""
         self._start = start
         self._step = start.first_step - 1
         self._saved = self._step
         if self._saves_start and not self._is_saved():
             self._save()
+        membership = start.engine.world.membership
+        has_steps_left = self._step < start.last_step
+        if membership is not None and membership.joined_late and has_steps_left:
+            self._save_if_due()
 
     def on_rollback(self, step: int) -> None:
         """Steps that are done again are saved again."""
@@ -87,8 +91,7 @@ class Checkpoints(Hook):
     def on_step(self, done: StepDone) -> None:
         """Save when it is time to."""
         self._step = done.step
-        if self.every and done.step % self.every == 0:
-            self._save()
+        self._save_if_due()
 
     def on_end(self) -> None:
         """Save the last step unless that has just happened."""
@@ -104,6 +107,10 @@ class Checkpoints(Hook):
         path = self.folder.checkpoint(self._step)
         told: list[bool] = self._start.engine.world.axis("world").gather_objects(path.exists())
         return told[0]
+
+    def _save_if_due(self) -> None:
+        if self.every and self._step % self.every == 0:
+            self._save()
 
     def _save(self) -> None:
         path = self.folder.checkpoint(self._step)

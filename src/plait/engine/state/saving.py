@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -31,7 +32,7 @@ from plait.models.adapters import adapted
 from plait.models.experts import ExpertWeights
 from plait.models.hf import HuggingFace, files_of
 from plait.parallel.data import OptimizerShard, Replicas
-from plait.values import JsonObject
+from plait.values import JsonMapping, JsonObject
 
 OPTIMIZER = "optimizer/"
 STRATEGY = "strategy/"
@@ -138,19 +139,50 @@ def _kept_frozen(state: TrainingState) -> list[Shard]:
 
 def average_optimizer_state(state: TrainingState) -> None:
     """Let optimizers that went apart between two outer steps agree on the mean of their states.
-    Collective.
+
+    A rank that has come since has no state yet, and takes the mean of the others. Collective.
     """
     strategy = state.strategy
     axis = state.world.axis("dp")
     if state.driver.is_synchronous or strategy.replicas.count == 1:
         return
-    for piece in strategy.pieces:
-        for _, value in sorted(
-            state.update.optimizer.state.get(piece.value, {}).items(), key=lambda item: item[0]
-        ):
-            if isinstance(value, Tensor) and value.is_floating_point():
-                axis.all_reduce(value).wait()
-                value.div_(axis.size)
+    optimizer = state.update.optimizer
+    own = [_described(optimizer.state.get(piece.value, {})) for piece in strategy.pieces]
+    of_ranks: list[list[JsonObject]] = axis.gather_objects(own)
+    for index, piece in enumerate(strategy.pieces):
+        holders = [described[index] for described in of_ranks if described[index]]
+        if not holders:
+            continue
+        values = optimizer.state[piece.value]
+        for key, about in sorted(holders[0].items()):
+            if not isinstance(about, EmptyTensor):
+                values.setdefault(key, about)
+                continue
+            if key not in values:
+                values[key] = about.zeros(piece.value.device)
+            if about.dtype.is_floating_point:
+                axis.all_reduce(values[key]).wait()
+                values[key].div_(len(holders))
+
+
+@dataclass(frozen=True)
+class EmptyTensor:
+    """A tensor's shape and type, without its values."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def zeros(self, device: torch.device) -> Tensor:
+        """A tensor of zeros; one number stays on the host, as optimizers keep it there."""
+        is_number = not self.shape
+        return torch.zeros(self.shape, dtype=self.dtype, device="cpu" if is_number else device)
+
+
+def _described(values: JsonMapping) -> JsonObject:
+    return {
+        key: EmptyTensor(tuple(value.shape), value.dtype) if isinstance(value, Tensor) else value
+        for key, value in values.items()
+    }
 
 
 def average_buffers(state: TrainingState) -> None:
