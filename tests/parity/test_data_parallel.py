@@ -26,7 +26,7 @@ STRATEGIES = {
 }
 
 
-@pytest.mark.parametrize("micro_batches", [1, 3])
+@pytest.mark.parametrize("micro_batches", [pytest.param(1, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_equals_one_device(ranks: Run, family: str, strategy: str, micro_batches: int) -> None:

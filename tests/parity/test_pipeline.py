@@ -23,6 +23,10 @@ from tests.parity.families import DEEP
 from tests.parity.harness import TOLERANCE, check
 
 Run = Callable[..., list[Any]]
+SHORT_AND_LONG = [
+    pytest.param(family, marks=pytest.mark.long) if family == "llama-deep" else family
+    for family in DEEP
+]
 SYNCHRONOUS = [name for name, family in SCHEDULES.items() if not family.facts.asynchronous]
 
 
@@ -30,8 +34,8 @@ def run_engines(world: World, plans: list[str], family: str, num_samples: int) -
     return [harness.run_engine(world, plan, family, num_samples, {}) for plan in plans]
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("family", DEEP)
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.long), 4])
+@pytest.mark.parametrize("family", SHORT_AND_LONG)
 @pytest.mark.parametrize("schedule", SYNCHRONOUS)
 def test_equals_one_device(ranks: Run, schedule: str, family: str, size: int) -> None:
     """One micro-batch, p, 2p and 7, each with 8 samples: 8 do not divide by 7 either."""

@@ -27,12 +27,12 @@ def run_task(world: Any, task: VerifyTask) -> Report:
     "plan",
     [
         "dp1",
-        "dp2 mb2",
-        "dp2:ring",
-        "dp2:server",
+        pytest.param("dp2 mb2", marks=pytest.mark.long),
+        pytest.param("dp2:ring", marks=pytest.mark.long),
+        pytest.param("dp2:server", marks=pytest.mark.long),
         "dp4:zero1 mb2",
-        "dp2:zero2 mb2",
-        "dp2:zero3",
+        pytest.param("dp2:zero2 mb2", marks=pytest.mark.long),
+        pytest.param("dp2:zero3", marks=pytest.mark.long),
         "dp4:zero3,replicate2",
     ],
 )

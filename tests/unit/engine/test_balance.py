@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from plait import datasets, models
@@ -52,6 +53,7 @@ def busiest(speed: float) -> list[float]:
     return (windows.amax(-1) / windows.mean(-1)).amax(1).tolist()
 
 
+@pytest.mark.long
 def test_the_busiest_expert_falls_to_the_mean() -> None:
     balanced = busiest(SPEED)
     free = busiest(0.0)
