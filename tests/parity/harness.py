@@ -4,7 +4,7 @@ PyTorch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -79,7 +79,9 @@ def run_engine(
 ) -> list[Any]:
     """Train the family's steps on this rank; every rank returns its parts, the test joins them."""
     family = family_of(family_name)
-    return train(make_engine(world, plan_text, family, options), family, num_samples)
+    shares = options.get("shares")
+    given = {key: value for key, value in options.items() if key != "shares"}
+    return train(make_engine(world, plan_text, family, given), family, num_samples, shares)
 
 
 def make_engine(
@@ -100,7 +102,16 @@ def make_engine(
     )
 
 
-def train(engine: Engine, family: Family, num_samples: int) -> list[Any]:
+def parts(tensor: Tensor, size: int, shares: Sequence[int] | None = None) -> Sequence[Tensor]:
+    """The samples of each data rank, equal or by shares."""
+    if shares is None:
+        return tensor.tensor_split(size)
+    return tensor.split([len(tensor) * share // sum(shares) for share in shares])
+
+
+def train(
+    engine: Engine, family: Family, num_samples: int, shares: Sequence[int] | None = None
+) -> list[Any]:
     """(loss, norm, gradients, parameters) after every step, as this rank has them."""
     axis = engine.world.axis("dp")
     seen = []
@@ -108,17 +119,17 @@ def train(engine: Engine, family: Family, num_samples: int) -> list[Any]:
     engine.before_update.append(lambda e: grads.append(e.local_gradients()))
     for inputs, targets in family.batches(num_samples):
         batch = (
-            inputs.tensor_split(axis.size)[axis.rank],
-            targets.tensor_split(axis.size)[axis.rank],
+            parts(inputs, axis.size, shares)[axis.rank],
+            parts(targets, axis.size, shares)[axis.rank],
         )
         result = engine.step(batch, trace=False)
         seen.append((result.loss, result.grad_norm, grads.pop(), engine.local_parameters()))
-        seen[-1] = (*seen[-1][:2], *(_copies(parts) for parts in seen[-1][2:]))
+        seen[-1] = (*seen[-1][:2], *(_copies(found) for found in seen[-1][2:]))
     return seen
 
 
-def _copies(parts: list[Any]) -> list[tuple[str, tuple[int, ...], slice | Tensor, Tensor]]:
-    return [(part.name, part.global_shape, part.index(), part.values.clone()) for part in parts]
+def _copies(shards: list[Any]) -> list[tuple[str, tuple[int, ...], slice | Tensor, Tensor]]:
+    return [(part.name, part.global_shape, part.index(), part.values.clone()) for part in shards]
 
 
 def join(parts_by_rank: list[Any]) -> dict[str, Tensor]:
@@ -165,7 +176,8 @@ def reference(
     family = family_of(family_name)
     by_micro_batch = family.by_micro_batch and plan.micro_batches > 1
     cut = (plan.dp.size, plan.micro_batches) if family.by_slice or by_micro_batch else None
-    key = (repr(family_name), cut, num_samples, options.get("clip_grad_norm"), aside)
+    shares = options.get("shares")
+    key = (repr(family_name), cut, num_samples, options.get("clip_grad_norm"), aside, shares)
     if key not in _REFERENCES:
         model = whole_model(family)
         model = nudged(model) if aside else model
@@ -182,7 +194,7 @@ def reference(
                     derive_seed(SEED, "step", step, rank * plan.micro_batches + micro),
                 )
                 for rank, (bx, by) in enumerate(
-                    zip(*(t.tensor_split(plan.dp.size) for t in batch), strict=True)
+                    zip(*(parts(t, plan.dp.size, shares) for t in batch), strict=True)
                 )
                 for micro, (x, y) in enumerate(
                     zip(*(t.tensor_split(plan.micro_batches) for t in (bx, by)), strict=True)

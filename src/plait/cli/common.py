@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING
 from plait.cli.answer import Json
 from plait.errors import ConfigError, PlanError
 from plait.launcher import joined_world
-from plait.plan import Plan, check_batch, check_restarts, check_runnable, check_world, is_runnable
+from plait.plan import (
+    Plan,
+    check_batch,
+    check_restarts,
+    check_runnable,
+    check_shares,
+    check_world,
+    is_runnable,
+)
 from plait.plan.fit import check_config, check_fixed_order
 from plait.run.preflight import check_code
 
@@ -113,6 +121,7 @@ def plan_of(config: Config, text: str | None, num_ranks: int | None = None) -> P
     check_runnable(plan)
     check_world(plan, plan.world_size if num_ranks is None else num_ranks)
     check_batch(plan, config.train.global_batch)
+    check_shares(plan, config.plan.shares, config.train.global_batch)
     check_config(plan, sizes(config))
     check_makeable(plan)
     check_code(config, plan)
@@ -204,12 +213,20 @@ def best(config: Config, cluster: Cluster, num_ranks: int | None) -> Plan:
         cluster = replace(cluster, num_devices=num_ranks)
     for estimate in planner.choose(config.as_dict(), cluster, top=ALL, runnable=True):
         plan = Plan.parse(str(estimate.plan))
-        if is_runnable(plan):
+        if is_runnable(plan) and _takes_shares(config, plan):
             return plan
     raise PlanError(
         f"of the plans that fit on {cluster.num_devices} x {cluster.device.name} none runs in this "
         "version yet"
     )
+
+
+def _takes_shares(config: Config, plan: Plan) -> bool:
+    try:
+        check_shares(plan, config.plan.shares, config.train.global_batch)
+    except PlanError:
+        return False
+    return True
 
 
 def measured(cluster: str | None) -> None:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from plait.cli import common
 from plait.cli.answer import Answer, Json
-from plait.errors import ConfigError
+from plait.errors import ConfigError, PlanError
 from plait.launcher import joined_world, launch
 from plait.launcher.main_process import is_main_process, say
+from plait.plan import shares_text
 
 if TYPE_CHECKING:
     from plait.config import Config
@@ -68,6 +69,11 @@ def run(arguments: argparse.Namespace) -> Answer:
     ]
     config = load(arguments.config, overrides)
     plan = common.plan_of(config, None)
+    if config.plan.shares:
+        raise PlanError(
+            f"plan.shares {shares_text(config.plan.shares)}: the ranks of a client share its "
+            "samples alike; leave shares out"
+        )
     if arguments.serve is not None:
         return be_client(config, arguments, plan.world_size)
     if arguments.deploy is not None:

@@ -122,6 +122,11 @@ def answer(tables: Mapping[str, Any], arguments: argparse.Namespace) -> Answer:
         },
     }
     data["notes"] = assumed(tables, choice.job.global_batch, choice.job.model.seq_len)
+    if choice.job.shares:
+        data["notes"].append(
+            f"plan.shares {list(choice.job.shares)} is for dp{len(choice.job.shares)}, which is "
+            "predicted with the largest share; other plans have equal ones"
+        )
     if arguments.explain is not None:
         data["explanation"] = _explanation(choice, named)
     return Answer(data, _view(data))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from plait.cli import common
 from plait.errors import PlaitError, PlanError
-from plait.plan import Plan, check_batch, check_runnable
+from plait.plan import Plan, check_batch, check_runnable, check_shares
 from plait.plan.facts import SCHEDULES, STRATEGIES
 from plait.plan.fit import check_config, check_fixed_order
 
@@ -52,6 +52,7 @@ def fitting(config: Config, plan: Plan, first: Plan) -> Plan:
     plan.check()
     check_runnable(plan)
     check_batch(plan, config.train.global_batch)
+    check_shares(plan, config.plan.shares, config.train.global_batch)
     check_config(plan, common.sizes(config))
     common.check_makeable(plan)
     if config.train.fixed_order:

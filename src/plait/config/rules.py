@@ -16,6 +16,7 @@ from plait.config.model import (
     TransformerConfig,
 )
 from plait.config.sections import Sections
+from plait.plan import shares_text
 
 LEAST_SECRET = 2
 KRUM_NEIGHBOURS = 3
@@ -195,6 +196,24 @@ def new_plans_are_named(config: Sections) -> Iterator[str]:
     )
 
 
+def shares_weigh_every_sample_alike(config: Sections) -> Iterator[str]:
+    """A mean of workers' means would weigh the samples of a small share more."""
+    shares = config.plan.shares
+    if not shares or len(set(shares)) == 1:
+        return
+    given = f"plan.shares {shares_text(shares)}"
+    if config.train.aggregate == "mean":
+        yield (
+            f"{given} and train.aggregate 'mean' exclude each other: the mean weighs workers "
+            "alike; take aggregate 'sum', or leave shares out"
+        )
+    if config.train.fixed_order:
+        yield (
+            f"{given} and train.fixed_order exclude each other: its tree is of equal parts; leave "
+            "one of them out"
+        )
+
+
 RULES: Final[tuple[Callable[[Sections], Iterator[str]], ...]] = (
     heads_divide_the_hidden_size,
     head_dim_is_even,
@@ -207,6 +226,7 @@ RULES: Final[tuple[Callable[[Sections], Iterator[str]], ...]] = (
     federations_have_enough_clients,
     restarts_are_of_one_kind,
     new_plans_are_named,
+    shares_weigh_every_sample_alike,
 )
 
 

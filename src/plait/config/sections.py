@@ -144,6 +144,8 @@ class PlanSection(Section):
     """The plan, or `auto` for the choice of the planner."""
     counts: Annotated[tuple[Count, ...], BeforeValidator(_as_tuple)] | None = None
     """Layers of each pipeline stage."""
+    shares: Annotated[tuple[Positive, ...], BeforeValidator(_as_tuple)] | None = None
+    """Parts of the global batch by data rank, in any numbers, as [3, 1]; equal by default."""
     splits: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] | None = None
     """The layer that begins each later pipeline stage."""
     schedule: str | None = None

@@ -7,7 +7,7 @@ the same global batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,12 +21,32 @@ from plait.errors import DataError
 MAX_EPOCHS = 1 << 53
 
 
+def bounds(num_samples: int, shares: Sequence[int], rank: int) -> tuple[int, int]:
+    """The samples [first, last) of a rank, where ranks share a batch in the ratio of `shares`.
+
+    Parts are contiguous and join to the whole; equal shares differ by one sample at most.
+    """
+    total = sum(shares)
+    before = sum(shares[:rank])
+    return num_samples * before // total, num_samples * (before + shares[rank]) // total
+
+
+def _checked_shares(shares: Sequence[int], size: int) -> tuple[int, ...]:
+    """The shares of `size` ranks; equal where none are given."""
+    if not shares:
+        return (1,) * size
+    if len(shares) != size or min(shares) < 1:
+        raise DataError(f"shares {list(shares)} must be {size} whole numbers above 0")
+    return tuple(shares)
+
+
 class Loader:
     """Yields `(inputs, targets)`, this coordinate's contiguous part of each global batch.
 
-    The last batch of an epoch is as short as what is left. Parts differ by one sample at most. With
-    fewer samples than ranks some parts have none: tensors of the right shape with a first dim of 0.
-    `workers` processes read ahead, without a difference in what is yielded.
+    The last batch of an epoch is as short as what is left. Parts differ by one sample at most,
+    unless `shares` says one whole number for each coordinate. With fewer samples than ranks some
+    parts have none: tensors of the right shape with a first dim of 0. `workers` processes read
+    ahead, without a difference in what is yielded.
     """
 
     def __init__(
@@ -38,6 +58,7 @@ class Loader:
         dp_rank: int = 0,
         seed: int = 0,
         workers: int = 0,
+        shares: Sequence[int] = (),
     ) -> None:
         if global_batch < 1:
             raise DataError(f"global_batch = {global_batch}: must be at least 1")
@@ -51,6 +72,7 @@ class Loader:
         self.dp_size = dp_size
         self.dp_rank = dp_rank
         self.workers = workers
+        self.shares = _checked_shares(shares, dp_size)
         self.epoch = self.position = 0
         self._order = order_of(dataset, seed)
         self._ahead: Iterator[tuple[Tensor, Tensor]] | None = None
@@ -94,8 +116,7 @@ class Loader:
     def _part(self, epoch: int, position: int) -> tuple[Tensor, int, int]:
         """This coordinate's indices in the next global batch, and the place behind it."""
         epoch, start, stop = self._after(epoch, position)
-        size = stop - start
-        first, last = (size * rank // self.dp_size for rank in (self.dp_rank, self.dp_rank + 1))
+        first, last = bounds(stop - start, self.shares, self.dp_rank)
         return self._order.at(epoch, start + first, start + last), epoch, stop
 
     def _parts(self) -> Iterator[Tensor]:
@@ -162,18 +183,17 @@ class InOrder:
         dp_size: int = 1,
         dp_rank: int = 0,
         batches: int | None = None,
+        shares: Sequence[int] = (),
     ) -> None:
         self.dataset = dataset
         self.global_batch = global_batch
-        self.dp_size = dp_size
         self.dp_rank = dp_rank
+        self.shares = _checked_shares(shares, dp_size)
         most = len(dataset) if batches is None else batches * global_batch
         self.num_samples = min(len(dataset), most)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for begin in range(0, self.num_samples, self.global_batch):
             end = min(begin + self.global_batch, self.num_samples)
-            size = end - begin
-            first = begin + size * self.dp_rank // self.dp_size
-            last = begin + size * (self.dp_rank + 1) // self.dp_size
-            yield collate(self.dataset, torch.arange(first, last))
+            first, last = bounds(end - begin, self.shares, self.dp_rank)
+            yield collate(self.dataset, torch.arange(begin + first, begin + last))

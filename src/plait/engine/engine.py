@@ -45,7 +45,7 @@ from plait.parallel.data import DataStrategy
 from plait.parallel.pipeline.actions import Action, Kind
 from plait.parallel.pipeline.runtime import execute
 from plait.parallel.tensor import TensorSplit
-from plait.plan import Plan
+from plait.plan import Plan, shares_of
 from plait.trace import Timeline
 from plait.values import JsonObject, PyTree
 
@@ -171,15 +171,15 @@ class Engine:
                 "options=plait.Options(cutting=plait.Cutting(example=...))"
             )
 
-    def prepare(self, loader: Iterable[Any]) -> Iterable[Any]:
+    def prepare(self, loader: Iterable[Any], shares: Sequence[float] = ()) -> Iterable[Any]:
         """The batches of a loader of whole global batches, of each this rank's part.
 
         `loader` is a torch `DataLoader`, a `plait.Loader` or any iterable of batches that every
-        rank reads alike. Shuffling follows the random state of rank 0. Collective.
+        rank reads alike. `shares`: of the data ranks. Shuffling follows rank 0. Collective.
         """
         if self._uncut is not None:
             self._cut_by(first_batch(loader))
-        return share(loader, self.world)
+        return share(loader, self.world, shares_of(self.plan, shares))
 
     def step(self, batch: PyTree, *, trace: bool = True) -> StepResult:
         """Forward, backward and update on this rank's share of a global batch. Collective.

@@ -7,7 +7,7 @@ join to the loader's batch.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from plait.comm import World
 from plait.datasets import Loader
+from plait.datasets.loader import bounds
 from plait.errors import DataError
 from plait.values import PyTree
 
@@ -53,28 +54,38 @@ def _is_indexed(loader: DataLoader[Any]) -> bool:
     return loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset)
 
 
-def share(loader: Iterable[Any], world: World) -> Iterable[Any]:
-    """The batches of a loader, of each this rank's part: `loader` yields whole global batches."""
+def share(loader: Iterable[Any], world: World, shares: Sequence[int] = ()) -> Iterable[Any]:
+    """The batches of a loader, of each this rank's part: `loader` yields whole global batches.
+
+    `shares`: whole numbers in whose ratio ranks share a batch; equal by default.
+    """
     rank, size = world.worker
+    shares = shares or (1,) * size
     if isinstance(loader, Loader):
         if loader.dp_size != 1:
             return loader
         mine = Loader(
-            loader.dataset, loader.global_batch, dp_size=size, dp_rank=rank, seed=loader.seed
+            loader.dataset,
+            loader.global_batch,
+            dp_size=size,
+            dp_rank=rank,
+            seed=loader.seed,
+            shares=shares,
         )
         mine.load_state_dict(loader.state_dict())
         return mine
     if isinstance(loader, DataLoader) and _is_indexed(loader):
-        return _IndexShare(loader, world)
-    return _BatchShare(loader, world)
+        return _IndexShare(loader, world, shares)
+    return _BatchShare(loader, world, shares)
 
 
 class _BatchShare:
     """Every rank reads whole batches and keeps its samples of each."""
 
-    def __init__(self, loader: Iterable[Any], world: World) -> None:
+    def __init__(self, loader: Iterable[Any], world: World, shares: Sequence[int]) -> None:
         self._loader = loader
         self._world = world
+        self._shares = shares
 
     def __len__(self) -> int:
         length: int = len(self._loader)  # type: ignore[arg-type]  # an error of the loader's own
@@ -82,9 +93,9 @@ class _BatchShare:
 
     def __iter__(self) -> Iterator[Any]:
         _agree_on_order(self._world)
-        rank, size = self._world.worker
+        cut = partial(_part, self._shares, self._world.worker[0])
         for batch in self._loader:
-            yield tree_map_only(Tensor, lambda tensor: _part(tensor, rank, size), batch)
+            yield tree_map_only(Tensor, cut, batch)
 
 
 class _IndexShare:
@@ -92,9 +103,9 @@ class _IndexShare:
     indices.
     """
 
-    def __init__(self, loader: DataLoader[Any], world: World) -> None:
+    def __init__(self, loader: DataLoader[Any], world: World, shares: Sequence[int]) -> None:
         self._world = world
-        self._sampler = _SharedSampler(loader.batch_sampler, *world.worker)
+        self._sampler = _SharedSampler(loader.batch_sampler, shares, world.worker[0])
         self._loader: DataLoader[Any] = DataLoader(
             loader.dataset,
             batch_sampler=self._sampler,
@@ -127,10 +138,10 @@ class _SharedSampler:
         sizes: of the batches that were drawn and not yet yielded, this rank's samples.
     """
 
-    def __init__(self, sampler: Any, rank: int, size: int) -> None:
+    def __init__(self, sampler: Any, shares: Sequence[int], rank: int) -> None:
         self._sampler = sampler
+        self._shares = shares
         self._rank = rank
-        self._size = size
         self.sizes: deque[int] = deque()
 
     def __len__(self) -> int:
@@ -139,7 +150,7 @@ class _SharedSampler:
     def __iter__(self) -> Iterator[list[int]]:
         for batch in self._sampler:
             indices = list(batch)
-            mine = indices[_slice(len(indices), self._rank, self._size)]
+            mine = indices[slice(*bounds(len(indices), self._shares, self._rank))]
             self.sizes.append(len(mine))
             yield mine or indices[:1]
 
@@ -148,12 +159,10 @@ def _first(size: int, tensor: Tensor) -> Tensor:
     return tensor if tensor.dim() == 0 else tensor[:size]
 
 
-def _part(tensor: Tensor, rank: int, size: int) -> Tensor:
-    return tensor if tensor.dim() == 0 else tensor[_slice(tensor.shape[0], rank, size)]
-
-
-def _slice(num_samples: int, rank: int, size: int) -> slice:
-    return slice(num_samples * rank // size, num_samples * (rank + 1) // size)
+def _part(shares: Sequence[int], rank: int, tensor: Tensor) -> Tensor:
+    if tensor.dim() == 0:
+        return tensor
+    return tensor[slice(*bounds(tensor.shape[0], shares, rank))]
 
 
 def _agree_on_order(world: World) -> None:

@@ -16,6 +16,7 @@ from plait.plan.fit import (
     is_runnable,
 )
 from plait.plan.plan import Plan
+from plait.plan.shares import check_shares, shares_of, shares_text, whole_shares
 
 __all__ = [
     "ContextAxis",
@@ -28,6 +29,10 @@ __all__ = [
     "check_model",
     "check_restarts",
     "check_runnable",
+    "check_shares",
     "check_world",
     "is_runnable",
+    "shares_of",
+    "shares_text",
+    "whole_shares",
 ]

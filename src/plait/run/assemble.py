@@ -33,7 +33,7 @@ from plait.outer import Asynchrony
 from plait.parallel.expert import Placing
 from plait.parallel.pipeline.actions import Schedule
 from plait.parallel.pipeline.text import load as load_schedule
-from plait.plan import Plan, check_batch
+from plait.plan import Plan, check_batch, check_shares, whole_shares
 from plait.products import MEASURED
 from plait.run import optimizers
 from plait.values import JsonMapping
@@ -82,6 +82,7 @@ def assemble(
     `DataError`.
     """
     check_batch(plan, config.train.global_batch)
+    check_shares(plan, config.plan.shares, config.train.global_batch)
     options = make_options(config, plan)
     if products is not None:
         options = replace(options, linear_product=products)
@@ -252,6 +253,7 @@ def make_loader(config: ConfigSource, rank: int = 0, size: int = 1) -> Loader:
         dp_rank=rank,
         seed=train.seed,
         workers=datasets.key(config.data, "workers", 0),
+        shares=shares_between(config.plan, size),
     )
 
 
@@ -264,6 +266,16 @@ def make_dataset(config: ConfigSource) -> Any:
     return datasets.make(config.data, keys, config.train.seed)
 
 
+def shares_between(section: PlanSection, size: int) -> tuple[int, ...]:
+    """The shares of `size` data ranks in a batch; none where `[plan]` has them for another number.
+
+    A plan that runs was checked against its shares. The plans that a proof derives from it take
+    equal parts.
+    """
+    shares = section.shares
+    return whole_shares(shares) if shares and len(shares) == size else ()
+
+
 def make_eval_batches(
     config: Config, rank: int = 0, size: int = 1, batches: int | None = None
 ) -> InOrder:
@@ -274,7 +286,14 @@ def make_eval_batches(
     source = config if config.eval.data is None else replace(config, data=config.eval.data)
     dataset = make_dataset(source)
     count = config.eval.batches if batches is None else batches
-    return InOrder(dataset, config.train.global_batch, dp_size=size, dp_rank=rank, batches=count)
+    return InOrder(
+        dataset,
+        config.train.global_batch,
+        dp_size=size,
+        dp_rank=rank,
+        batches=count,
+        shares=shares_between(config.plan, size),
+    )
 
 
 def _check_alphabet(config: ConfigSource) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice, pairwise
+from fractions import Fraction
+from itertools import accumulate, islice, pairwise
 from typing import Any
 
 import torch
@@ -100,7 +101,12 @@ class Problem:
         if self.masked:
             dataset = Masked(dataset, seed=self.train.seed)
         return Loader(
-            dataset, self.train.global_batch, dp_size=size, dp_rank=rank, seed=self.train.seed
+            dataset,
+            self.train.global_batch,
+            dp_size=size,
+            dp_rank=rank,
+            seed=self.train.seed,
+            shares=assemble.shares_between(self.plan, size),
         )
 
     def batches(self, steps: int, dtype: torch.dtype) -> list[Batch]:
@@ -161,7 +167,7 @@ class Problem:
 
         def cut(step: int, batch: Batch) -> list[Slice]:
             found = []
-            for rank, share in enumerate(_loader_shares(batch, plan.dp.size)):
+            for rank, share in enumerate(_loader_shares(batch, plan.dp.size, self.plan.shares)):
                 for index, part in enumerate(_even_parts(share, plan.micro_batches)):
                     seed = derive_seed(
                         self.train.seed, "step", step, rank * plan.micro_batches + index
@@ -199,10 +205,17 @@ def _cast(batch: Batch, dtype: torch.dtype) -> Batch:
     return cast
 
 
-def _loader_shares(batch: Batch, size: int) -> list[Batch]:
-    """Data rank r gets the samples from n r / size to n (r + 1) / size, rounded down."""
+def _loader_shares(batch: Batch, size: int, shares: Sequence[float] | None = None) -> list[Batch]:
+    """Data rank r gets the samples from n r / size to n (r + 1) / size, rounded down.
+
+    With shares, r / size is the part of all ranks before r.
+    """
     num_samples = len(batch[0])
-    edges = [num_samples * rank // size for rank in range(size + 1)]
+    parts = [Fraction(1)] * size
+    if shares and len(shares) == size:
+        parts = [Fraction(str(share)) for share in shares]
+    ends = [Fraction(0), *accumulate(parts)]
+    edges = [int(num_samples * end / ends[-1]) for end in ends]
     return [_cut(batch, start, stop) for start, stop in pairwise(edges)]
 
 

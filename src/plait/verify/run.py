@@ -20,7 +20,7 @@ from plait.errors import PlaitError, PlanError, nearest
 from plait.launcher import joined_world
 from plait.parallel.pipeline.schedules import adopt
 from plait.paths import not_walked
-from plait.plan import Plan, check_runnable, facts
+from plait.plan import Plan, check_runnable, check_shares, facts
 from plait.run import assemble
 from plait.values import JsonMapping
 from plait.verify.asynchronous import SKIPPED, is_asynchronous, record_stream
@@ -102,6 +102,7 @@ def run(
     check_runnable(parsed)
     _check_steps_together(parsed)
     config = load(config)
+    check_shares(parsed, config.plan.shares, config.train.global_batch)
     problem = problem_of(config)
     own = assemble.make_schedule(config) if parsed.pp.size > 1 else None
     if own is not None:

@@ -9,7 +9,7 @@ from typing import Any
 from plait.cluster import Cluster
 from plait.cluster.products import FIXED
 from plait.errors import WorldSizeError
-from plait.plan import Plan, check_batch
+from plait.plan import Plan, check_batch, check_shares, whole_shares
 from plait.predict.cost.frameworks import PLAIT, Framework, framework_of
 from plait.predict.cost.machines import machine_of
 from plait.predict.cost.model.adapters import adapter_share
@@ -48,6 +48,7 @@ def estimate(
     check_size(chosen, machines)
     job = job_of(tables, chosen, runs, runtime, num_devices=machines.num_devices)
     check_batch(chosen, job.global_batch)
+    check_shares(chosen, shares_in(tables), job.global_batch)
     machines.device.peak_flops(chosen.precision)
     return estimate_job(job, chosen, machine_of(machines, efficiency))
 
@@ -62,6 +63,7 @@ def check_question(
     chosen = plan_of(tables, plan)
     job = job_of(tables, chosen, runs)
     check_batch(chosen, job.global_batch)
+    check_shares(chosen, shares_in(tables), job.global_batch)
     return chosen
 
 
@@ -116,7 +118,13 @@ def job_of(
     if optimizer == "sgd" and momentum:
         optimizer = "momentum"
     model = described(tables, runs)
-    return Job(model, batch, optimizer, runtime or runs.runtime, adapter_share(tables))
+    shares = whole_shares(shares_in(tables))
+    return Job(model, batch, optimizer, runtime or runs.runtime, adapter_share(tables), shares)
+
+
+def shares_in(tables: Mapping[str, Any]) -> tuple[float, ...]:
+    """The config's parts of a batch by data rank; none where it says none."""
+    return tuple(tables.get("plan", {}).get("shares") or ())
 
 
 def described(tables: JsonMapping, runs: Framework = PLAIT) -> Any:

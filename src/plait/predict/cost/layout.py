@@ -60,9 +60,7 @@ class PlanLayout:
 
 def lay_out(job: Job, plan: Plan) -> PlanLayout:
     """The stages of a plan and what each rank holds."""
-    samples = -(
-        -job.global_batch // (plan.dp.size * plan.micro_batches)
-    )  # of the largest micro-batch
+    samples = job.largest_micro_batch(plan)
     shard = sharding(plan, job.model.seq_len, float(samples), job.runtime)
     stages = split_model(job.model, plan.pp.num_stages, job.runtime.balanced_stages)
     live, placement = live_micro_batches(

@@ -24,6 +24,14 @@ class Job:
     runtime: Runtime = field(default_factory=Runtime)
     adapters: float = 0.0
     """Numbers of adapters over those of the model, which is then frozen; 0 trains all."""
+    shares: tuple[int, ...] = ()
+    """Parts of the batch by data rank, under plans with so many of them; equal by default."""
+
+    def largest_micro_batch(self, plan: Plan) -> int:
+        """Samples of the largest micro-batch, which is the slowest rank's."""
+        size = plan.dp.size
+        shares = self.shares if len(self.shares) == size else (1,) * size
+        return -(-self.global_batch * max(shares) // (sum(shares) * plan.micro_batches))
 
     def gradient_width(self, precision: str) -> float:
         """Bytes of a gradient, kept and sent."""

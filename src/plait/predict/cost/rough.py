@@ -73,7 +73,7 @@ def rough_estimate(job: Job, plan: Plan, machine: Machine) -> Guess:
     asked = plan
     plan = machine.memory.placed(plan)
     m = plan.micro_batches
-    samples = -(-job.global_batch // (plan.dp.size * m))
+    samples = job.largest_micro_batch(plan)
     shard = sharding(plan, job.model.seq_len, float(samples), job.runtime)
     question = Question(job, plan, machine, shard)
     # Beyond this many the live micro-batches no longer grow, except where all of them live.

@@ -1,0 +1,1 @@
+"""Shares of samples for ranks that are not equally fast."""

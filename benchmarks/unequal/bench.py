@@ -1,0 +1,123 @@
+"""Whether shares reach the rate of all ranks together, where one rank is slower.
+
+    python -m benchmarks.unequal.bench [--steps 30] [--ratio 3] [--plan dp2]
+
+The second rank is throttled: another process stops and continues it, so that it runs one part in
+`ratio` of the time. A row has the samples a second, and their fraction of what both ranks reach
+alone, added up. A busy machine makes all of it noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from benchmarks.machine import announce
+from plait import Plan, launch
+from plait.config import load
+from plait.engine.build import join_world
+from plait.run.assemble import assemble
+
+MODEL: dict[str, Any] = {
+    "name": "gpt",
+    "num_hidden_layers": 4,
+    "hidden_size": 256,
+    "num_attention_heads": 8,
+    "intermediate_size": 1024,
+    "vocab_size": 256,
+}
+CYCLE_SECONDS = 0.01
+WARMUP_STEPS = 3
+
+THROTTLE = """
+import os, signal, sys, time
+rank, running, stopped = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
+try:
+    while True:
+        time.sleep(running)
+        os.kill(rank, signal.SIGSTOP)
+        time.sleep(stopped)
+        os.kill(rank, signal.SIGCONT)
+except ProcessLookupError:
+    pass
+"""
+
+
+@contextlib.contextmanager
+def throttled(ratio: float) -> Iterator[None]:
+    """This process runs one part in `ratio` of the time."""
+    if ratio == 1.0:
+        yield
+        return
+    running = CYCLE_SECONDS / ratio
+    times = (str(running), str(CYCLE_SECONDS - running))
+    throttle = subprocess.Popen([sys.executable, "-c", THROTTLE, str(os.getpid()), *times])
+    try:
+        yield
+    finally:
+        throttle.kill()
+        throttle.wait()
+
+
+def train(config: Mapping[str, Any], plan: str, steps: int, ratios: tuple[float, ...]) -> float:
+    """The median seconds of a step, where this rank is throttled by its ratio."""
+    world = join_world(Plan.parse(plan))
+    training = assemble(load(config), Plan.parse(plan), world)
+    seconds = []
+    with throttled(ratios[world.rank]):
+        for _ in range(steps + WARMUP_STEPS):
+            began = time.perf_counter()
+            training.engine.step(next(training.loader), trace=False)
+            seconds.append(time.perf_counter() - began)
+    world.close()
+    return statistics.median(seconds[WARMUP_STEPS:])
+
+
+def rate(plan: str, steps: int, ratios: tuple[float, ...], shares: tuple[float, ...] = ()) -> float:
+    """Samples a second of a plan."""
+    batch = 16
+    config = {
+        "model": MODEL,
+        "data": {"name": "random", "seq_len": 128},
+        "train": {"global_batch": batch},
+        "plan": {"shares": list(shares)},
+    }
+    found = launch(train, config, plan, steps, ratios, nproc=len(ratios))
+    return batch / max(found)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--ratio", type=int, default=3)
+    parser.add_argument("--plan", default="dp2")
+    arguments = parser.parse_args()
+    announce()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    ratio = float(arguments.ratio)
+    fast = rate("dp1", arguments.steps, (1.0,))
+    slow = rate("dp1", arguments.steps, (ratio,))
+    both = (1.0, ratio)
+    rows = {
+        "fast rank alone": fast,
+        "slow rank alone": slow,
+        f"{arguments.plan}, equal shares": rate(arguments.plan, arguments.steps, both),
+        f"{arguments.plan}, shares [{arguments.ratio}, 1]": rate(
+            arguments.plan, arguments.steps, both, (ratio, 1.0)
+        ),
+    }
+    print(f"{'':28} samples/s   of both together")
+    for name, samples in rows.items():
+        print(f"{name:28} {samples:9.1f}   {samples / (fast + slow):.2f}")
+
+
+if __name__ == "__main__":
+    main()
