@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from plait.comm import World
 from plait.engine.build import Options, build
@@ -117,11 +118,8 @@ def train(
     seen = []
     grads: list[Any] = []
     engine.before_update.append(lambda e: grads.append(e.local_gradients()))
-    for inputs, targets in family.batches(num_samples):
-        batch = (
-            parts(inputs, axis.size, shares)[axis.rank],
-            parts(targets, axis.size, shares)[axis.rank],
-        )
+    for whole in family.batches(num_samples):
+        batch = tree_map(lambda leaf: parts(leaf, axis.size, shares)[axis.rank], whole)
         result = engine.step(batch, trace=False)
         seen.append((result.loss, result.grad_norm, grads.pop(), engine.local_parameters()))
         seen[-1] = (*seen[-1][:2], *(_copies(found) for found in seen[-1][2:]))

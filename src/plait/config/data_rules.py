@@ -126,6 +126,28 @@ def written_vocabulary(config: Any) -> int | None:
     return None
 
 
+def packing_packs_documents(data: DataSource, model: ModelSection) -> Iterator[str]:
+    """Documents of tokens, for a model whose tokens compete for nothing."""
+    if not data.packing:
+        return
+    if data.packed or data.samples is not None:
+        yield "data.packing makes samples of documents itself; leave data.packed and samples out"
+    if data.name in ("random", "digits"):
+        yield f"data.packing needs documents, and data '{data.name}' has none"
+    if getattr(model, "task", "causal") != "causal":
+        yield "data.packing is for models that guess the next token; leave it out"
+    if getattr(model, "capacity_factor", None) or model_chooses(model):
+        yield (
+            "data.packing would let documents see each other: with model.capacity_factor or "
+            "topk_method 'expert_choice' the tokens of a sequence compete for experts"
+        )
+
+
+def model_chooses(model: ModelSection) -> bool:
+    """Whether experts choose their tokens."""
+    return getattr(model, "topk_method", None) == "expert_choice"
+
+
 def digits_need_an_image_model(data: DataSource, model: ModelSection) -> Iterator[str]:
     """8 x 8 grey images of ten digits."""
     if data.name != "digits":
@@ -175,6 +197,7 @@ RULES: Final[tuple[Rule, ...]] = (
     has_one_source,
     names_its_files,
     text_needs_a_language_model,
+    packing_packs_documents,
     digits_need_an_image_model,
     random_data_needs_known_shapes,
     sequences_fit_the_positions,

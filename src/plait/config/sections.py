@@ -61,6 +61,8 @@ class DataSource(Section):
     """The side of a random image, in pixels."""
     packed: bool = False
     """Whether sequences of one file see no other file."""
+    packing: bool = False
+    """Whether documents of tokens are packed into samples, in which none sees another."""
 
 
 class Data(DataSource):

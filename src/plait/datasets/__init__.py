@@ -18,14 +18,18 @@ from plait.datasets.keys import key as key
 from plait.datasets.keys import known_vocabulary
 from plait.datasets.loader import Loader as Loader
 from plait.datasets.masked import Masked as Masked
+from plait.datasets.packing import Packing
+from plait.datasets.packing import check as check_packing
 from plait.datasets.random import RandomClasses, RandomFields, RandomTokens
 from plait.datasets.text import VOCAB_SIZE as VOCAB_SIZE
-from plait.datasets.text import stdlib, text
+from plait.datasets.text import lines, stdlib, text
 from plait.errors import DataError, nearest
 
 LANGUAGE = ("gpt", "llama", "hf")
 BYTE_DATA = ("stdlib", "text")
 TOKEN_DATA = files.NAMES
+DOCUMENTS = (*BYTE_DATA, *TOKEN_DATA)
+"""Data that have documents."""
 NAMES = ("stdlib", "text", "files", "hf", "digits", "random")
 SEQ_LEN = 128
 IMAGE_SIZE = 32
@@ -38,6 +42,9 @@ def make(data: Any, model: Any = None, seed: int = 0) -> Dataset[Any]:
     (`seed` replaces a missing one). Random data also has num_samples and image_size. Raises
     `DataError` when data and model do not fit.
     """
+    if key(data, "packing", False):
+        check_packing(data, model, DOCUMENTS)
+        return Packing(_documents(data, model), _seq_len(data, model))
     if key(data, "python") is not None:
         return user.make(key(data, "python"))
     name = key(data, "name")
@@ -54,12 +61,7 @@ def make(data: Any, model: Any = None, seed: int = 0) -> Dataset[Any]:
     seq_len = _seq_len(data, model)
     if name in files.NAMES:
         return files.load_sequences(data, model, seq_len)
-    vocab_size = _vocab_size(model, VOCAB_SIZE)
-    if vocab_size < VOCAB_SIZE:
-        raise DataError(
-            f"data {name!r} is made of bytes and needs vocab_size = {VOCAB_SIZE} or more, not "
-            f"{vocab_size}"
-        )
+    _check_bytes(name, model)
     packed = bool(key(data, "packed", False))
     if packed and key(model, "name") != "llama":
         raise DataError(
@@ -70,6 +72,26 @@ def make(data: Any, model: Any = None, seed: int = 0) -> Dataset[Any]:
         if name == "stdlib"
         else text(key(data, "files", ()), seq_len, packed=packed)
     )
+
+
+def _documents(data: Any, model: Any) -> Any:
+    """The documents that a `[data]` section names."""
+    if key(data, "python") is not None:
+        return user.documents(key(data, "python"))
+    name = key(data, "name")
+    if name in files.NAMES:
+        return files.load_documents(data, model)[0]
+    _check_bytes(name, model)
+    return lines(None if name == "stdlib" else key(data, "files", ()))
+
+
+def _check_bytes(name: str, model: Any) -> None:
+    vocab_size = _vocab_size(model, VOCAB_SIZE)
+    if vocab_size < VOCAB_SIZE:
+        raise DataError(
+            f"data {name!r} is made of bytes and needs vocab_size = {VOCAB_SIZE} or more, not "
+            f"{vocab_size}"
+        )
 
 
 def _seq_len(data: Any, model: Any) -> int:

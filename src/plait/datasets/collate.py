@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from plait.errors import DataError
 
@@ -17,15 +19,19 @@ def collate(dataset: Any, indices: Tensor) -> tuple[Tensor, Tensor]:
         return batch
     samples = [dataset[index] for index in indices.tolist()]
     if not samples:
-        inputs, targets = (torch.as_tensor(part) for part in dataset[0])
-        return inputs.new_empty((0, *inputs.shape)), targets.new_empty((0, *targets.shape))
+        inputs, targets = (tree_map(lambda x: x[:0], _stacked([part])) for part in dataset[0])
+        return inputs, targets
     try:
-        inputs, targets = (
-            torch.stack([torch.as_tensor(part) for part in parts])
-            for parts in zip(*samples, strict=True)
-        )
+        inputs, targets = (_stacked(parts) for parts in zip(*samples, strict=True))
     except (RuntimeError, TypeError, ValueError) as failure:
         raise DataError(
             f"the samples {indices.tolist()} cannot be stacked into (inputs, targets): {failure}"
         ) from failure
     return inputs, targets
+
+
+def _stacked(parts: Sequence[Any]) -> Any:
+    """The tensors of all samples, stacked; a tuple of tensors gives a tuple of stacks."""
+    if isinstance(parts[0], tuple):
+        return tuple(_stacked(column) for column in zip(*parts, strict=True))
+    return torch.stack([torch.as_tensor(part) for part in parts])

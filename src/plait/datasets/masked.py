@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 from torch.utils.data import Dataset
 
 from plait.datasets.collate import collate
@@ -36,7 +37,8 @@ class Masked(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         inputs, targets = self.batch(torch.tensor([index]))
-        return inputs[0], targets[0]
+        first: tuple[Tensor, Tensor] = tree_map(lambda x: x[0], (inputs, targets))
+        return first
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Samples [B] -> (inputs [B, ...], targets [B, ...] with masks)."""

@@ -72,14 +72,33 @@ class Packed(Windows):
         )
 
 
+class Lines:
+    """The lines of a text as documents of bytes, each with the end of its line; blank ones are left
+    out.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        lines = [line for line in content.splitlines(keepends=True) if line.strip()]
+        self._bytes = torch.frombuffer(
+            bytearray(b"".join(lines)) or bytearray(1), dtype=torch.uint8
+        )
+        self.lengths = torch.tensor([len(line) for line in lines], dtype=torch.int64)
+        self._ends = self.lengths.cumsum(0)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        end = int(self._ends[index])
+        return {"input_ids": self._bytes[end - int(self.lengths[index]) : end].long()}
+
+
 def text(files: Sequence[str | Path], seq_len: int, *, packed: bool = False) -> Windows:
     """The files one after the other; `packed`: as documents that do not see each other.
 
     Raises `DataError` for a file that is missing, unreadable or empty, or a short corpus.
     """
-    if not files:
-        raise DataError('data "text" needs files = ["path", ...]')
-    contents = [read(Path(file)) for file in files]
+    contents = contents_of(files)
     num_bytes = sum(map(len, contents))
     if num_bytes < seq_len + 1:
         names = ", ".join(repr(str(file)) for file in files)
@@ -92,6 +111,13 @@ def text(files: Sequence[str | Path], seq_len: int, *, packed: bool = False) -> 
         if packed
         else Windows(corpus, seq_len)
     )
+
+
+def contents_of(files: Sequence[str | Path]) -> list[bytes]:
+    """The bytes of each file. Raises `DataError` for none, and for a file that cannot be read."""
+    if not files:
+        raise DataError('data "text" needs files = ["path", ...]')
+    return [read(Path(file)) for file in files]
 
 
 def read(path: Path) -> bytes:
@@ -114,14 +140,9 @@ def stdlib(seq_len: int, *, max_bytes: int = STDLIB_BYTES, packed: bool = False)
     It depends on the version of Python, and not on what is installed beside it.
     """
     root = Path(sysconfig.get_path("stdlib"))
-    corpus = bytearray()
-    lengths = []
-    for path in sources(root):
-        content = path.read_bytes()
-        corpus += content
-        lengths.append(len(content))
-        if len(corpus) >= max_bytes:
-            break
+    contents = contents_of_stdlib(root, max_bytes)
+    lengths = [len(content) for content in contents]
+    corpus = bytearray(b"".join(contents))
     if len(corpus) < seq_len + 1:
         raise DataError(
             f"{str(root)!r} holds {len(corpus)} bytes of Python source, fewer than seq_len + 1 = "
@@ -129,6 +150,31 @@ def stdlib(seq_len: int, *, max_bytes: int = STDLIB_BYTES, packed: bool = False)
         )
     tensor = torch.frombuffer(corpus[:max_bytes], dtype=torch.uint8)
     return Packed(tensor, seq_len, lengths) if packed else Windows(tensor, seq_len)
+
+
+def contents_of_stdlib(root: Path, max_bytes: int = STDLIB_BYTES) -> list[bytes]:
+    """The first modules of the standard library in `root` that have `max_bytes` together."""
+    contents = []
+    num_bytes = 0
+    for path in sources(root):
+        contents.append(path.read_bytes())
+        num_bytes += len(contents[-1])
+        if num_bytes >= max_bytes:
+            break
+    return contents
+
+
+def lines(files: Sequence[str | Path] | None) -> Lines:
+    """The lines of the files, or of the standard library, as documents."""
+    if files is None:
+        contents = contents_of_stdlib(Path(sysconfig.get_path("stdlib")))
+        return Lines(b"".join(contents)[:STDLIB_BYTES])
+    return Lines(
+        b"".join(
+            content if content.endswith(b"\n") else content + b"\n"
+            for content in contents_of(files)
+        )
+    )
 
 
 def sources(directory: Path) -> Iterator[Path]:

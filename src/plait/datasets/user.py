@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch.utils.data import Dataset
@@ -16,6 +17,32 @@ def make(python: str) -> Dataset[Any]:
     """Call the function. It returns a `Dataset` or a sequence, which has a length and a pair
     (input, target) at each index.
     """
+    data = _call(python)
+    sample = data[0]
+    if not (isinstance(sample, tuple | list) and len(sample) == 2):
+        raise DataError(
+            f"python = {python!r}: sample 0 is a {type(sample).__name__}, not a pair (input, "
+            "target)"
+        )
+    return data
+
+
+def documents(python: str) -> Any:
+    """Call the function. It returns documents for packing, which have a length and a mapping with
+    `input_ids` at each index.
+    """
+    data = _call(python)
+    first = data[0]
+    if not (isinstance(first, Mapping) and "input_ids" in first):
+        raise DataError(
+            f"python = {python!r}: document 0 is a {type(first).__name__}, and packing needs a "
+            "mapping with input_ids"
+        )
+    return data
+
+
+def _call(python: str) -> Any:
+    """The function's data, which has a length and samples."""
     function = load(python, DataError)
     try:
         data = function()
@@ -32,10 +59,4 @@ def make(python: str) -> Dataset[Any]:
         )
     if len(data) == 0:
         raise DataError(f"python = {python!r} returned no samples")
-    sample = data[0]
-    if not (isinstance(sample, tuple | list) and len(sample) == 2):
-        raise DataError(
-            f"python = {python!r}: sample 0 is a {type(sample).__name__}, not a pair (input, "
-            "target)"
-        )
     return data

@@ -108,9 +108,9 @@ NOTES: Final[tuple[tuple[str, Kind, str], ...]] = (
     (
         "reset-position-ids",
         "different",
-        "positions start again in each document; data.packed does it",
+        "positions start again in each document; data.packing does it",
     ),
-    ("reset-attention-mask", "different", "documents do not see each other; data.packed does it"),
+    ("reset-attention-mask", "different", "documents do not see each other; data.packing does it"),
     ("eod-mask-loss", "different", "the end of a document has no loss there"),
     ("attention-softmax-in-fp32", "ignored", KNOB),
     ("apply-query-key-layer-scaling", "ignored", KNOB),

@@ -40,7 +40,7 @@ class Positions(Embedding):
 
     def forward(self, hidden: Tensor, positions: Tensor | None = None) -> Tensor:
         """`positions` [S] are the places of this slice in the whole sequence; by default 0 ..
-        S-1.
+        S-1. Those of packed documents are [B, S].
         """
         length = hidden.shape[1]
         if positions is not None:
@@ -67,10 +67,11 @@ class GPTAttention(nn.Module):
         self.core = CausalAttention(dropout)
         self.o = Linear(hidden_size, hidden_size, std=std_residual)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Project, attend by head, project back."""
+    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+        """Project, attend by head, project back; `documents` as in `GPT`."""
         q, k, v = (self.split_heads(projection(x)) for projection in (self.q, self.k, self.v))
-        return self.o(self.core(q, k, v).transpose(1, 2).flatten(2))
+        inputs = (q, k, v) if documents is None else (q, k, v, documents)
+        return self.o(self.core(*inputs).transpose(1, 2).flatten(2))
 
     def split_heads(self, x: Tensor) -> Tensor:
         """[B, S, H K] -> [B, H, S, K], for as many heads as there are."""
@@ -105,9 +106,9 @@ class GPTBlock(nn.Module):
         self.mlp = mlp
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, S, D] -> [B, S, D]."""
-        x = x + self.dropout(self.attention(self.norm1(x)))
+    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+        """[B, S, D] -> [B, S, D]; `documents` as in `GPT`."""
+        x = x + self.dropout(self.attention(self.norm1(x), documents))
         return x + self.dropout(self.mlp(self.norm2(x)))
 
 
@@ -164,9 +165,19 @@ class GPT(nn.Module):
         if tie_word_embeddings:
             self.head.weight = self.embed.weight
 
-    def forward(self, input_ids: Tensor) -> Tensor:
-        """Token numbers [B, S] -> logits [B, S, V]."""
-        x = self.dropout(self.position(self.embed(input_ids)))
+    def forward(
+        self,
+        input_ids: Tensor,
+        documents: Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        """Token numbers [B, S] -> logits [B, S, V].
+
+        `documents` [B, S]: of packed sequences, the number of the document of each token; none sees
+        another. `positions` [B, S]: the place of each token in its document.
+        """
+        places = {} if positions is None else {"positions": positions}
+        x = self.dropout(self.position(self.embed(input_ids), **places))
         for block in self.blocks:
-            x = block(x)
+            x = block(x) if documents is None else block(x, documents)
         return self.head(self.norm(x))

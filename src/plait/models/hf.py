@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from plait.errors import ModelError, nearest
 from plait.models import hf_experts
+from plait.models.hf_masks import masks_of
 from plait.models.hf_roles import roles_for
 from plait.models.layers import RMSNorm, ScaledEmbedding
 from plait.models.routing import Router
@@ -75,12 +76,21 @@ class HuggingFace(nn.Module):
             if (module._parameters or module._buffers) and not isinstance(module, OWN):
                 module.reset_parameters = functools.partial(initialise, module)  # type: ignore[assignment]
 
-    def forward(self, input_ids: Tensor) -> Tensor:
-        """No cache, and the mask of the library's own: causal, nothing padded."""
-        positions = torch.arange(input_ids.shape[1], device=input_ids.device)[
-            None
-        ]  # said, as embeddings may be in parts
-        masks = self._windows(input_ids, positions)
+    def forward(
+        self,
+        input_ids: Tensor,
+        documents: Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        """No cache, and the mask of the library's own: causal, nothing padded.
+
+        `documents` [B, S]: of packed sequences, the number of the document of each token; none sees
+        another. `positions` [B, S]: the place of each token in its document.
+        """
+        if positions is None:  # said, as embeddings may be in parts
+            positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+        config: Any = self.model.config
+        masks = masks_of(config, input_ids, next(self.parameters()).dtype, documents)
         return self._logits(
             input_ids=input_ids, position_ids=positions, attention_mask=masks, use_cache=False
         )
@@ -92,39 +102,6 @@ class HuggingFace(nn.Module):
             inputs = {key: value for key, value in inputs.items() if key in known}
         logits: Tensor = self.model(**inputs).logits
         return logits
-
-    def _windows(self, input_ids: Tensor, positions: Tensor) -> Any:
-        """The masks of attention within a window, for whole sequences: made of activations, they
-        would fit a part of these.
-        """
-        config: Any = self.model.config
-        window = getattr(config, "sliding_window", None)
-        if window is None or window >= input_ids.shape[1]:
-            return None
-        from transformers import masking_utils
-
-        like = torch.empty(
-            (*input_ids.shape, 0), dtype=next(self.parameters()).dtype, device=input_ids.device
-        )
-        known = {
-            "config": config,
-            "inputs_embeds": like,
-            "input_embeds": like,
-            "attention_mask": None,
-        }
-        known |= {
-            "past_key_values": None,
-            "position_ids": positions,
-            "cache_position": positions[0],
-        }
-        make: Any = masking_utils.create_sliding_window_causal_mask
-        keys = {key: known[key] for key in inspect.signature(make).parameters if key in known}
-        if getattr(config, "layer_types", None) is None:
-            return make(**keys)
-        return {
-            "full_attention": masking_utils.create_causal_mask(**keys),
-            "sliding_attention": make(**keys),
-        }
 
 
 class EncoderDecoder(HuggingFace):

@@ -67,21 +67,25 @@ class Rotary(nn.Module):
         self, q: Tensor, k: Tensor, positions: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """`positions` [S] are the places of this slice in the whole sequence; by default 0 ..
-        S-1.
+        S-1. Those of packed documents are [B, S].
         """
         if positions is None:
             positions = torch.arange(q.shape[-2], device=q.device)
         exponents = (
             torch.arange(0, self.head_dim, 2, device=q.device, dtype=torch.float32) / self.head_dim
         )
-        angles = positions.float()[:, None] * (1.0 / self.theta**exponents)
+        angles = positions.float()[..., None] * (1.0 / self.theta**exponents)
+        if positions.dim() > 1:
+            angles = angles[:, None]  # alike for all heads
         cos = angles.cos().to(q.dtype)
         sin = angles.sin().to(q.dtype)
         return rotate(q, cos, sin), rotate(k, cos, sin)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (x_i, x_{i + K/2}) by the angles whose cosines and sines are [S, K/2]."""
+    """Turn the pairs (x_i, x_{i + K/2}) by the angles whose cosines and sines are [S, K/2]
+    or [B, 1, S, K/2].
+    """
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
@@ -110,10 +114,12 @@ class LlamaAttention(nn.Module):
         self.core = CausalAttention(dropout)
         self.o = Linear(num_heads * head_dim, hidden_size, bias=False, std=std_residual)
 
-    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, documents: Tensor | None = None, positions: Tensor | None = None
+    ) -> Tensor:
         """Project, turn queries and keys by their positions, attend by head, project back."""
         q, k, v = (self.split_heads(projection(x)) for projection in (self.q, self.k, self.v))
-        q, k = self.rotary(q, k)
+        q, k = self.rotary(q, k) if positions is None else self.rotary(q, k, positions=positions)
         return self.o(self.core(q, k, v, documents).transpose(1, 2).flatten(2))
 
     def split_heads(self, x: Tensor) -> Tensor:
@@ -214,9 +220,11 @@ class LlamaBlock(nn.Module):
         self.mlp = mlp
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
-        """[B, S, D] -> [B, S, D]; `documents` as in `Llama`."""
-        x = x + self.dropout(self.attention(self.norm1(x), documents))
+    def forward(
+        self, x: Tensor, documents: Tensor | None = None, positions: Tensor | None = None
+    ) -> Tensor:
+        """[B, S, D] -> [B, S, D]; `documents` and `positions` as in `Llama`."""
+        x = x + self.dropout(self.attention(self.norm1(x), documents, positions))
         return x + self.dropout(self.mlp(self.norm2(x)))
 
 
@@ -315,13 +323,21 @@ class Llama(nn.Module):
         if tie_word_embeddings:
             self.head.weight = self.embed.weight
 
-    def forward(self, input_ids: Tensor, documents: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor,
+        documents: Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
         """Token numbers [B, S] -> logits [B, S, V].
 
         `documents` [B, S]: of packed sequences, the number of the document of each token; none sees
-        another. (Rotary positions are differences, so they need not begin again.)
+        another. `positions` [B, S]: the place of each token in its document. Rotary positions are
+        differences, so without it only rounding differs.
         """
+        beside = {"documents": documents, "positions": positions}
+        given = {name: value for name, value in beside.items() if value is not None}
         x = self.embed(input_ids)
         for block in self.blocks:
-            x = block(x) if documents is None else block(x, documents)
+            x = block(x, **given)
         return self.head(self.norm(x))

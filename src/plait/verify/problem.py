@@ -30,7 +30,7 @@ from plait.plan import Plan
 from plait.products import MEASURED
 from plait.run import assemble, optimizers
 from plait.values import JsonMapping
-from plait.verify.reference.one_device import Batch, Recipe, Slice
+from plait.verify.reference.one_device import Batch, Recipe, Slice, num_samples
 from plait.verify.reference.start import plain_start, start_by_name
 
 
@@ -210,18 +210,18 @@ def _loader_shares(batch: Batch, size: int, shares: Sequence[float] | None = Non
 
     With shares, r / size is the part of all ranks before r.
     """
-    num_samples = len(batch[0])
+    total = num_samples(batch)
     parts = [Fraction(1)] * size
     if shares and len(shares) == size:
         parts = [Fraction(str(share)) for share in shares]
     ends = [Fraction(0), *accumulate(parts)]
-    edges = [int(num_samples * end / ends[-1]) for end in ends]
+    edges = [int(total * end / ends[-1]) for end in ends]
     return [_cut(batch, start, stop) for start, stop in pairwise(edges)]
 
 
 def _even_parts(batch: Batch, count: int) -> list[Batch]:
     """Parts that differ by one sample at most, the longer ones first."""
-    size, longer = divmod(len(batch[0]), count)
+    size, longer = divmod(num_samples(batch), count)
     edges = [index * size + min(index, longer) for index in range(count + 1)]
     return [_cut(batch, start, stop) for start, stop in pairwise(edges)]
 

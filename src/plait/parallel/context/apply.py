@@ -70,6 +70,8 @@ def _tell_positions(group: ContextGroup) -> Any:
     def hook(
         module: nn.Module, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]
     ) -> tuple[tuple[PyTree, ...], dict[str, PyTree]]:
+        if kwargs.get("positions") is not None:  # of packed documents, cut with the batch
+            return args, kwargs
         return args, {**kwargs, "positions": group.positions().to(args[0].device)}
 
     return hook

@@ -240,7 +240,7 @@ class _Splitter:
         """
         stream = self._mode.residual
         if not module._parameters:
-            return module
+            return self._told_rows(module)
         features: Cut = () if stream.features is None else (stream.features,)
         local = self.localised(module, features, stream.different)
         if stream.sequence is not None and stream.sequence.size > 1:
@@ -251,6 +251,11 @@ class _Splitter:
                     layers.with_positions(stream.sequence), with_kwargs=True
                 )
         return local
+
+    def _told_rows(self, module: nn.Module) -> nn.Module:
+        """A module between two layers, told of the documents of the samples that it computes."""
+        layers.tell_rows(module, self._mode.residual.samples, self._mode.inner.samples)
+        return module
 
     def localised(self, module: nn.Module, features: Cut, partial: Cut) -> nn.Module:
         """A copy of a module with local parameters, their last dimension cut."""
@@ -365,7 +370,7 @@ class _Splitter:
 
     def _attention(self, name: str, module: nn.Module) -> nn.Module:
         p = float(getattr(module, "dropout", 0.0) or 0.0)
-        return layers.AttentionWithDropout(p, self.context) if p > 0 else module
+        return self._told_rows(layers.AttentionWithDropout(p, self.context) if p > 0 else module)
 
     def _region(self, name: str, module: nn.Module) -> nn.Module:
         """A module whose code takes the length of the sequence from its input.

@@ -264,6 +264,32 @@ class AttentionWithDropout(nn.Module):
         return weights * mask_like(weights, self.dropout, self._context, 1) @ v
 
 
+def tell_rows(module: nn.Module, source: Axis | None, target: Axis | None) -> None:
+    """Have a module compute the samples of `target`, in a model fed with those of `source`.
+
+    Documents and positions of packed samples [B / source, S] become those [B / target, S].
+    """
+    if source is None or target is None or source is target:
+        return
+
+    def move(rows: Tensor) -> Tensor:
+        whole = rows.new_empty((source.size * rows.shape[0], *rows.shape[1:]))
+        source.all_gather(whole.view(-1), rows.contiguous().view(-1)).wait()
+        length = whole.shape[0] // target.size
+        return whole.narrow(0, target.rank * length, length)
+
+    def hook(
+        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
+        def moved(value: Any) -> Any:
+            is_rows = isinstance(value, Tensor) and value.dim() == 2
+            return move(value) if is_rows else value
+
+        return tuple(map(moved, args)), {key: moved(value) for key, value in kwargs.items()}
+
+    module.register_forward_pre_hook(hook, with_kwargs=True)
+
+
 def with_positions(axis: Axis) -> Any:
     """A hook that gives a position module the positions of this rank's part of the sequence."""
 
@@ -276,7 +302,7 @@ def with_positions(axis: Axis) -> Any:
         if positions is None:
             local = torch.arange(start, start + length, device=args[0].device)
         else:
-            local = positions[start : start + length]
+            local = positions[..., start : start + length]
         return args, {**kwargs, "positions": local}
 
     return hook
