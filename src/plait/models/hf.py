@@ -109,7 +109,7 @@ class EncoderDecoder(HuggingFace):
 
     gives_positions = False
 
-    def forward(self, input_ids: Tensor, decoder_input_ids: Tensor | None = None) -> Tensor:
+    def forward(self, input_ids: Tensor, decoder_input_ids: Tensor | None = None) -> Tensor:  # type: ignore[override]
         """Without a target, the decoder reads the source."""
         target = input_ids if decoder_input_ids is None else decoder_input_ids
         return self._logits(input_ids=input_ids, decoder_input_ids=target, use_cache=False)
@@ -120,7 +120,7 @@ class Encoder(HuggingFace):
 
     gives_positions = False
 
-    def forward(self, input_ids: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor) -> Tensor:  # type: ignore[override]
         """Every position sees every other: nothing is padded."""
         return self._logits(input_ids=input_ids)
 
@@ -130,7 +130,7 @@ class Pictures(HuggingFace):
 
     gives_positions = False
 
-    def forward(self, pixel_values: Tensor) -> Tensor:
+    def forward(self, pixel_values: Tensor) -> Tensor:  # type: ignore[override]
         """The library's model, without the wrapper around its logits."""
         return self._logits(pixel_values=pixel_values)
 
