@@ -134,7 +134,7 @@ def packing_packs_documents(data: DataSource, model: ModelSection) -> Iterator[s
         yield "data.packing makes samples of documents itself; leave data.packed and samples out"
     if data.name in ("random", "digits"):
         yield f"data.packing needs documents, and data '{data.name}' has none"
-    if getattr(model, "task", "causal") != "causal":
+    if getattr(model, "task", None) not in (None, "causal"):
         yield "data.packing is for models that guess the next token; leave it out"
     if getattr(model, "capacity_factor", None) or model_chooses(model):
         yield (

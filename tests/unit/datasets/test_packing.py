@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait import datasets
+from plait import config, datasets
 from plait.datasets import Loader
+from plait.datasets.files import load_documents
 from plait.datasets.packing import Packing, lengths_of, plan_of
-from plait.errors import DataError
+from plait.errors import ConfigError, DataError
 
 LLAMA = {"name": "llama", "vocab_size": 256}
 
@@ -102,6 +104,37 @@ def test_lines_of_a_text_are_documents(tmp_path: Path) -> None:
     assert tokens.shape == numbers.shape == labels.shape == (2, 8)
     stdlib = datasets.make({"name": "stdlib", "seq_len": 64, "packing": True}, LLAMA)
     assert stdlib.plan.fill > 0.98
+
+
+def test_documents_of_files_are_packed_too(tmp_path: Path) -> None:
+    rows = [json.dumps({"text": text}) for text in ("abc", "defghi")]
+    (tmp_path / "a.jsonl").write_text("\n".join(rows))
+    source = {"name": "files", "files": [str(tmp_path / "a.jsonl")], "cache": str(tmp_path / "c")}
+    documents, _ = load_documents(source, LLAMA)
+    samples = datasets.make({**source, "seq_len": 256, "packing": True}, LLAMA)
+    (tokens, numbers, _), labels = samples[0]
+    assert len(samples) == 1
+    by_length = sorted(documents, key=lambda document: -len(document["input_ids"]))
+    assert [int((numbers == number).sum()) for number in (0, 1)] == [
+        len(document["input_ids"]) - 1 for document in by_length
+    ]
+    for number, document in enumerate(by_length):
+        assert torch.equal(tokens[numbers == number], document["input_ids"][:-1])
+        assert torch.equal(labels[numbers == number], document["labels"][1:])
+    assert samples.content == documents.facts.digest
+    assert Loader(samples, 1).state_dict()["content"] == samples.content
+
+
+def test_a_config_says_what_cannot_be_packed() -> None:
+    model = {"name": "llama", "num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2}
+    model |= {"intermediate_size": 8, "vocab_size": 256}
+    data = {"name": "stdlib", "seq_len": 16, "packing": True}
+    assert config.load({"model": model, "data": data}).data.packing
+    model |= {"num_local_experts": 2, "capacity_factor": 1.0}
+    with pytest.raises(ConfigError, match="the tokens of a sequence compete for experts"):
+        config.load({"model": model, "data": data})
+    with pytest.raises(ConfigError, match="data 'random' has none"):
+        config.load({"model": model, "data": {**data, "name": "random"}})
 
 
 @pytest.mark.parametrize(
