@@ -3,9 +3,9 @@
 A document of L tokens has L - 1 positions: every token but the last guesses the next one. Documents
 of more than S positions are cut into pieces of S, which then are documents of their own. No token
 is guessed twice and none is left out. Pieces go into samples of S positions by best fit decreasing,
-`WINDOW` pieces at a time: the longest first, each into the fullest sample of its window that still
-takes it. So samples stay near the order of the documents, and the plan costs little for any number
-of them. The plan is a function of the lengths alone, so that a run resumes exactly.
+`WINDOW` pieces at a time. The longest comes first. Each goes into the fullest sample of its window
+that still takes it. So samples stay near the order of the documents, and the plan costs little for
+any number of them. The plan is a function of the lengths alone, so that a run resumes exactly.
 
 What is left of a sample is filled with zeros: one more document, none of whose labels count.
 """
@@ -69,9 +69,9 @@ class PackingPlan:
 class Packing(Dataset[tuple[Any, Tensor]]):
     """((input_ids [S], documents [S], positions [S]), labels [S]) of packed documents.
 
-    `documents[i]` is a mapping with `input_ids` [L], and `labels` [L] where not every token counts:
-    -100 in the place of a token that is not to be guessed. `documents.lengths` [number], where it
-    is there, saves reading all of them for the plan.
+    `documents[i]` is a mapping with `input_ids` [L], and `labels` [L] where not every token counts.
+    A label stands at the place of its token, and is -100 for one that is not to be guessed.
+    `documents.lengths` [number], where it is there, saves reading all of them for the plan.
 
     Attributes:
         content: a number that follows from all tokens and labels, where the documents know it.

@@ -72,10 +72,8 @@ class Packed(Windows):
         )
 
 
-class Lines:
-    """The lines of a text as documents of bytes, each with the end of its line; blank ones are left
-    out.
-    """
+class TextLines:
+    """The lines of a text as documents of bytes, each with its end; blank ones are left out."""
 
     def __init__(self, content: bytes) -> None:
         lines = [line for line in content.splitlines(keepends=True) if line.strip()]
@@ -164,12 +162,12 @@ def contents_of_stdlib(root: Path, max_bytes: int = STDLIB_BYTES) -> list[bytes]
     return contents
 
 
-def lines(files: Sequence[str | Path] | None) -> Lines:
+def lines(files: Sequence[str | Path] | None) -> TextLines:
     """The lines of the files, or of the standard library, as documents."""
     if files is None:
         contents = contents_of_stdlib(Path(sysconfig.get_path("stdlib")))
-        return Lines(b"".join(contents)[:STDLIB_BYTES])
-    return Lines(
+        return TextLines(b"".join(contents)[:STDLIB_BYTES])
+    return TextLines(
         b"".join(
             content if content.endswith(b"\n") else content + b"\n"
             for content in contents_of(files)
