@@ -43,6 +43,11 @@ def add_config(parser: argparse.ArgumentParser, *, optional: bool = False) -> No
         nargs="?" if optional else None,
         help="a TOML file: [model], [data], [train], [plan], [cluster]",
     )
+    add_overrides(parser, "train.lr=3e-4 model.hidden_size=256")
+
+
+def add_overrides(parser: argparse.ArgumentParser, example: str) -> None:
+    """`--set`, with an example of keys and values."""
     parser.add_argument(
         "--set",
         nargs="+",
@@ -50,7 +55,7 @@ def add_config(parser: argparse.ArgumentParser, *, optional: bool = False) -> No
         default=[],
         metavar="KEY=VALUE",
         dest="overrides",
-        help="override a key of the config: --set train.lr=3e-4 model.hidden_size=256",
+        help=f"override a key of the config: --set {example}",
     )
 
 

@@ -30,21 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where it would run (default: the config's own, else local)",
     )
     common.add_framework(parser)
-    parser.add_argument(
-        "--set",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override a key of the config: --set train.global_batch=64 data.seq_len=4096",
-    )
+    common.add_overrides(parser, "train.global_batch=64 data.seq_len=4096")
 
 
 def run(arguments: argparse.Namespace) -> Answer:
     """The prediction; the exit code is 1 when the plan does not fit."""
     from plait.predict.cost.model.tables import read_config
 
-    return answer(read_config(arguments.config, arguments.set), arguments)
+    return answer(read_config(arguments.config, arguments.overrides), arguments)
 
 
 def answer(tables: Mapping[str, Any], arguments: argparse.Namespace) -> Answer:

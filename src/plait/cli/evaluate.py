@@ -33,15 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--best", action="store_true", help="the best weights of the run, not the newest"
     )
-    parser.add_argument(
-        "--set",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY=VALUE",
-        dest="overrides",
-        help="override a key of the config: --set eval.batches=8",
-    )
+    common.add_overrides(parser, "eval.batches=8")
 
 
 def run(arguments: argparse.Namespace) -> Answer:

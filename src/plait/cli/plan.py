@@ -61,21 +61,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="largest accepted probability of running out of memory, as 0.05",
     )
     common.add_framework(parser)
-    parser.add_argument(
-        "--set",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override a key of the config: --set train.global_batch=64 data.seq_len=4096",
-    )
+    common.add_overrides(parser, "train.global_batch=64 data.seq_len=4096")
 
 
 def run(arguments: argparse.Namespace) -> Answer:
     """The plans, best first; the exit code is 1 when none fits."""
     from plait.predict.cost.model.tables import read_config
 
-    return answer(read_config(arguments.config, arguments.set), arguments)
+    return answer(read_config(arguments.config, arguments.overrides), arguments)
 
 
 def answer(tables: Mapping[str, Any], arguments: argparse.Namespace) -> Answer:

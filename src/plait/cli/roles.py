@@ -6,6 +6,7 @@ import argparse
 import copy
 from typing import TYPE_CHECKING, Any
 
+from plait.cli import common
 from plait.cli.answer import Answer, Json
 
 if TYPE_CHECKING:
@@ -18,14 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ranks", type=int, default=2, metavar="N", help="of the tensor axis (default: 2)"
     )
-    parser.add_argument(
-        "--set",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override a key of the config: --set model.task=masked",
-    )
+    common.add_overrides(parser, "model.task=masked")
 
 
 def run(arguments: argparse.Namespace) -> Answer:
@@ -36,7 +30,7 @@ def run(arguments: argparse.Namespace) -> Answer:
 
     if arguments.ranks < 2:
         raise UsageError(f"--ranks is {arguments.ranks}; a tensor axis has 2 or more")
-    config = load(arguments.config, arguments.set)
+    config = load(arguments.config, arguments.overrides)
     model = assemble.make_model(assemble.model_keys(config), config.train.seed)
     roles, notes = _table(model, arguments.ranks, assemble.roles_of(config))
     numbers = _cost(model, roles, arguments.ranks)

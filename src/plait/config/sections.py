@@ -171,6 +171,13 @@ class ClusterSection(Section):
     """`PRESETxCOUNT`, the path of a cluster file, or `local`."""
     interface: str | None = None
     """The network interface that ranks of several machines listen on."""
+    transport: Literal["auto", "sockets"] = "auto"
+    """`sockets` moves all bytes between processors through Gloo, also within one host."""
+
+    @property
+    def backend(self) -> str:
+        """The name of the transport in `comm.init`."""
+        return "gloo" if self.transport == "sockets" else "auto"
 
 
 class Recovery(Section):

@@ -31,7 +31,7 @@ def run(job: EvaluateJob) -> JsonObject:
     from plait.run.evaluation import evaluate
 
     plan = Plan.parse(job.plan)
-    world = join_world(plan)
+    world = join_world(plan, backend=job.config.cluster.backend)
     with explained(memory_error(world.rank, "building the model")):
         training = assemble(job.config, plan, world)
     if job.checkpoint is not None:

@@ -80,7 +80,7 @@ def run(job: TrainingRun, place: RankContext | None = None, by_peers: bool = Fal
     ending: Ending | None = place
     peers = EndByPeers(job.config.recovery.deadline_seconds) if by_peers else None
     join = join_world if place is None else place.join
-    world = join(plan, job.supervision.silent_seconds)
+    world = join(plan, job.supervision.silent_seconds, backend=job.config.cluster.backend)
     if peers is not None and world.membership is None:
         ending = peers.of(world)
     numbers: JsonObject = closing(world, partial(_watched, job, world, place, ending))

@@ -36,8 +36,8 @@ class RankContext:
         """See `Seat.ends_before`."""
         return self.seat.ends_before(step)
 
-    def join(self, plan: Plan, silent_seconds: float) -> World:
-        """The world of this generation. Collective."""
+    def join(self, plan: Plan, silent_seconds: float, backend: str = "auto") -> World:
+        """The world of this generation, by a backend of `comm.init`. Collective."""
         from torch._C._distributed_c10d import PrefixStore, TCPStore
 
         from plait.engine.build import join_world
@@ -53,6 +53,7 @@ class RankContext:
             rank=assignment.rank,
             store=PrefixStore(f"generation/{assignment.generation}", store),
             severance=self.severance,
+            backend=backend,
         )
 
     def hook(self, every: int, *, keeps_start: bool = False) -> RankProgress:

@@ -42,7 +42,7 @@ class Problem:
     do not train. `idle` adds a parameter that no forward uses. `num_samples` keeps only the first
     samples of the data. `hurried` shortens periods of every few steps, and gives oneDNN every
     product that may choose its library. `plan`: the section of a config that says where a pipeline
-    cuts the model and what schedule it runs.
+    cuts the model and what schedule it runs. `backend`: of `comm.init`, which moves the bytes.
     """
 
     model: JsonMapping
@@ -54,6 +54,7 @@ class Problem:
     num_samples: int | None = None
     hurried: bool = False
     plan: PlanSection = field(default_factory=PlanSection)
+    backend: str = "auto"
 
     def make_model(self) -> nn.Module:
         """On the meta device; with its values where it cannot be initialised from there."""

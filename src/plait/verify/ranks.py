@@ -36,7 +36,7 @@ def in_new_world(in_world: Callable[[World, Any], Any], task: Any) -> Any:
 
 
 def _rank_main(in_world: Callable[[World, Any], Any], task: Any) -> Any:
-    world = join_world(Plan.parse(task.plan))
+    world = join_world(Plan.parse(task.plan), backend=task.problem.backend)
     together = False  # a rank that fails leaves alone: the others may never reach the door
     try:
         report = in_world(world, task)

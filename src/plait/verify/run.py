@@ -137,6 +137,7 @@ def problem_of(config: Config) -> Problem:
         config.data,
         config.train,
         plan=config.plan,
+        backend=config.cluster.backend,
     )
 
 

@@ -102,7 +102,7 @@ def serve(config: Config, client: int, room: str, kept: str) -> None:
     calls it.
     """
     plan = Plan.parse(config.plan.text)
-    world = join_world(plan)
+    world = join_world(plan, backend=config.cluster.backend)
     attend(
         ClientDaemon(LocalFleet(config, plan, world), client, Path(kept), keeps=world.rank == 0),
         world,

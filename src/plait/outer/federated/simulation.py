@@ -307,7 +307,7 @@ def simulate(
     plan calls it.
     """
     plan = Plan.parse(config.plan.text)
-    world = join_world(plan)
+    world = join_world(plan, backend=config.cluster.backend)
     workers = config.federated.workers
     if workers > 1 and plan.world_size > 1:
         raise RunError(

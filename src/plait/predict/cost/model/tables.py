@@ -222,6 +222,12 @@ def assumed(tables: JsonMapping, batch: int, seq_len: int) -> list[str]:
         found.append(f"train.global_batch is not given: {batch} samples a step are assumed")
     if not tables.get("data", {}).get("seq_len") and seq_len > 1:
         found.append(f"data.seq_len is not given: samples of {seq_len} tokens are assumed")
+    cluster = tables.get("cluster", {})
+    if cluster.get("transport") == "sockets" and cluster.get("name", "local") == "local":
+        found.append(
+            "cluster.transport 'sockets' has no price: messages are priced as this machine's ranks "
+            "were measured, which share memory"
+        )
     family = family_of(tables["model"])
     if family and not is_known(family):
         found.append(
