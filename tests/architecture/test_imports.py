@@ -53,6 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "outer": {*LOWER, "comm", "parallel.data"},
     "engine": ENGINE,
     "run": {*RUN, "toml", "predict.cost"},  # a report sets predictions beside measurements
+    "explain": {*ENGINE, "engine"},  # small runs on simulated ranks, written down
     "verify": {*RUN, "run"},
     "pytest_plugin": {"verify"},  # found by pytest where plait is installed
     "outer.federated": {*RUN, "run", "verify"},
@@ -61,7 +62,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "predict.planner": {*PLANNING, "predict.cost"},
     "predict.probe": {*RUN, "run", "predict.cost"},
     "explore": {"errors", "toml", "predict.cost"},  # a page; the verbs answer it
-    "cli": {"", "toml", "interop", "jobs", "explore", *RUN, "run", "verify", "outer.federated"}
+    "cli": {
+        "",
+        "toml",
+        "interop",
+        "jobs",
+        "explain",
+        "explore",
+        *RUN,
+        "run",
+        "verify",
+        "outer.federated",
+    }
     | {"predict.cost", "predict.planner", "predict.probe"},
     # old addresses of two rooms
     "context": {"parallel.context"},
@@ -92,6 +104,7 @@ NEEDS_NO_TORCH = [
             "plan",
             "estimate",
             "schedule",
+            "explain",
             "train",
             "compare",
             "verify",

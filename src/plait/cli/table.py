@@ -22,6 +22,7 @@ VERBS = {
     "plan": "choose the plan for a model and a cluster",
     "estimate": "predict time, memory and traffic of one plan",
     "explore": "serve a page on which plans are compared",
+    "explain": "show one strategy step by step, with the numbers of a small run",
     "schedule": "print a pipeline schedule as a grid, with its bubble and memory",
     "probe": "measure this machine: matrix rate, memory, links",
     "report": "turn the folder of a run into one page",

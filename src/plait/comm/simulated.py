@@ -19,12 +19,20 @@ from plait.comm.world import World
 from plait.mesh import AxisName, Mesh
 
 T = TypeVar("T")
+Wrap = Callable[[World, Backend], Backend]
+"""From a rank's world and the backend of one of its axes to the backend that the axis gets."""
 
 
 def simulate(
-    mesh: Mesh, fn: Callable[..., T], *args: object, timeout_seconds: float = 60.0
+    mesh: Mesh,
+    fn: Callable[..., T],
+    *args: object,
+    timeout_seconds: float = 60.0,
+    wrap: Wrap | None = None,
 ) -> list[T]:
     """Call `fn(world, *args)` on every rank of the mesh, each in a thread; the results by rank.
+
+    `wrap` may put a backend of its own round each, for instance one that writes down its calls.
 
     Raises:
         Exception: what the first failing rank raised, with a note that names the rank.
@@ -35,7 +43,7 @@ def simulate(
 
     def live(rank: int) -> None:
         try:
-            results[rank] = fn(_world(mesh, rank, hub), *args)
+            results[rank] = fn(_world(mesh, rank, hub, wrap), *args)
         except BaseException as error:  # handed to the caller below
             failures.append((rank, error))
             hub.fail(rank)
@@ -56,9 +64,12 @@ def simulate(
     return results
 
 
-def _world(mesh: Mesh, rank: int, hub: Hub) -> World:
+def _world(mesh: Mesh, rank: int, hub: Hub, wrap: Wrap | None) -> World:
     def connect(name: AxisName) -> Backend:
         line = mesh.line(rank, name)
-        return Threads(ThreadFabric(hub, (name, line), line.index(rank), len(line)))
+        backend = Threads(ThreadFabric(hub, (name, line), line.index(rank), len(line)))
+        return backend if wrap is None else wrap(world, backend)
 
-    return World(mesh, rank, torch.device("cpu"), connect, lambda: None)
+    world = World(mesh, rank, torch.device("cpu"), connect, lambda: None)
+    world.is_simulated = True
+    return world

@@ -49,7 +49,8 @@ BACKENDS = ("auto", "native", "gloo", "shared")
 class World:
     """One rank's view: `rank` and `size` are global, `axis(name)` gives its line of ranks.
 
-    `measurements` is the folder of this machine's measurements, None for simulated ranks.
+    `measurements` is the folder of this machine's measurements, None for simulated ranks. Ranks of
+    which `is_simulated` is true are threads of one process, and draw from its random numbers.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class World:
         self.rank = rank
         self.device = device
         self.measurements = measurements
+        self.is_simulated = False
         self.recorder = Recorder(rank, FlightRecorder(rank, mesh.size))
         self._pulse = Pulse(lambda: self.recorder.flight, self._speaks)
         self._connect = connect

@@ -61,6 +61,7 @@ def make_pipeline(
         loss,
         contexts=contexts,
         batched=joined_weight_grads(schedule.ranks[axis.rank]),
+        random_is_own=not world.is_simulated,
     )
 
 

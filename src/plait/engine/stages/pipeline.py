@@ -71,11 +71,12 @@ class Pipeline:
         *,
         contexts: Sequence[MicroBatchContext] = (),
         batched: frozenset[Action] = frozenset(),
+        random_is_own: bool = True,
     ) -> None:
         """Take the stages of a rank.
 
         `contexts` are told which micro-batch is under way. Weight gradients in `batched` are made
-        together with the next ones of their stage.
+        together with the next ones of their stage. `random_is_own`: see `RandomState`.
         """
         self.parts = dict(parts)
         self.num_stages = num_stages
@@ -85,7 +86,7 @@ class Pipeline:
         self.loss_function = loss
         self._contexts = tuple(contexts)
         self._batched = batched
-        self._random = RandomState(self._device)
+        self._random = RandomState(self._device, is_own=random_is_own)
         self._step = PipelineStep({}, lambda micro_batch: 0)
         self.under_way = 0
         self.samples_under_way = 0

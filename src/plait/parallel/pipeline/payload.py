@@ -95,10 +95,15 @@ def check_sendable(leaf: object, what: str) -> None:
 
 
 class RandomState:
-    """The generator that layers draw from on one device."""
+    """The generator that layers draw from on one device.
 
-    def __init__(self, device: torch.device) -> None:
+    `is_own`: no other rank draws from it. The state of a shared one says nothing of this rank, so
+    it does not travel.
+    """
+
+    def __init__(self, device: torch.device, *, is_own: bool = True) -> None:
         self._device = device
+        self._is_own = is_own
 
     def seed(self, seed: int) -> Tensor:
         """Start from a seed; returns the state that this gives."""
@@ -112,7 +117,7 @@ class RandomState:
     def pack(self, payload: Payload, fresh: Tensor) -> None:
         """Let the state travel with a payload if it is not the fresh one any more."""
         state = get_state(self._device) if payload.random is None else payload.random
-        drawn = not torch.equal(state, fresh)
+        drawn = self._is_own and not torch.equal(state, fresh)
         if drawn:
             payload.tensors.append(state.to(self._device))
         payload.note = (payload.note, drawn)

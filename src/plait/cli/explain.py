@@ -1,0 +1,40 @@
+"""`plait explain`: one strategy, step by step, from a recorded run of the real code."""
+
+from __future__ import annotations
+
+import argparse
+
+from plait.cli.answer import Answer
+from plait.errors import NotAvailable
+from plait.launcher import joined_world
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `plait explain`."""
+    parser.add_argument(
+        "term",
+        metavar="TERM",
+        nargs="+",
+        help="a term of a plan: dp4:ring, dp4:zero3, tp4:2d, tp8:3d, 'pp4:1f1b mb8', ep4, cp4:ring",
+    )
+
+
+def run(arguments: argparse.Namespace) -> Answer:
+    """Run the small case of the term on simulated ranks. Errors: `PlanError`, `NotAvailable`."""
+    term = " ".join(arguments.term)
+    if term.strip().partition(":")[0] in ("federated", "fl"):
+        raise NotAvailable(
+            "federated training is no term of a plan: clients, not ranks, hold the data, and "
+            "plait federated runs them; explain shows terms such as dp4:local,every2"
+        )
+    if joined_world() is not None:
+        raise NotAvailable(
+            "explain runs its ranks as threads of one process; start it once, without torchrun"
+        )
+    from rich.text import Text
+
+    from plait.explain.explanation import explain
+    from plait.explain.text import lines
+
+    explanation = explain(term)
+    return Answer(explanation.as_dict(), Text("\n".join(lines(explanation))))

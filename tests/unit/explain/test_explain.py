@@ -1,0 +1,157 @@
+"""What is explained is what ran: bytes are those of the ledgers, numbers those of one device."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from plait.cli.entry import main
+from plait.explain.case import case_of, squared_error
+from plait.explain.explanation import Explanation, explain
+from plait.explain.papers import OPERATIONS, SOURCES
+from plait.explain.text import WIDTH, lines
+from plait.plan import axes
+from plait.plan.facts import SCHEDULES
+
+DATA = ("dp4", "dp4:ring", "dp4:server", "dp4:zero1", "dp4:zero2", "dp4:zero3")
+OUT_OF_STEP = ("dp2:local,every3", "dp2:async-server,stale1")
+TENSOR = ("tp4:1d", "tp4:1d,sp", "tp4:2d", "tp4:2.5d", "tp8:2.5d,depth2", "tp8:3d", "tp9:2d")
+PIPELINES = tuple(
+    f"pp2:{name}{',v2' if facts.needs_virtual else ''} mb4" for name, facts in SCHEDULES.items()
+)
+OTHERS = (
+    "ep4",
+    "cp2:ring",
+    "cp4:ulysses",
+    "mb2",
+    "remat:full",
+    "dp4:zero3,replicate2",
+    "dp2:zero1,offload",
+)
+TERMS = (*DATA, *OUT_OF_STEP, *TENSOR, *PIPELINES, *OTHERS)
+
+
+@cache
+def explained(term: str) -> Explanation:
+    return explain(term)
+
+
+@pytest.mark.parametrize("term", TERMS)
+def test_what_is_printed_is_what_the_ledger_counted(term: str) -> None:
+    explanation = explained(term)
+    text = list(lines(explanation))
+    assert max(map(len, text)) <= WIDTH
+    printed = {
+        found[1]: (int(found[2]), int(found[3]))
+        for line in text
+        if (found := re.fullmatch(r"  (\w+) +(\d+) times +(\d+) bytes", line))
+    }
+    ledgers: dict[str, tuple[int, int]] = {}
+    for recording in explanation.recordings:
+        for (_, op), count in recording.ledger.counts.items():
+            num, size = ledgers.get(op, (0, 0))
+            ledgers[op] = (num + count.num, size + count.bytes)
+    record = json.loads(json.dumps(explanation.as_dict()))
+    stepped: dict[str, int] = {}
+    for step in record["steps"]:
+        assert step["formula"] == OPERATIONS[step["operation"]] and step["paper"]
+        assert step["ranks"] and step["phase"] in ("before", "forward", "backward", "update")
+        assert step["bytes"] == sum(value["bytes"] for value in step["values"])
+        if step["axis"]:
+            stepped[step["operation"]] = stepped.get(step["operation"], 0) + step["bytes"]
+    assert printed == ledgers
+    assert stepped == {op: size for op, (_, size) in ledgers.items()}
+
+
+@pytest.mark.parametrize("term", [*DATA, "tp4:2d", "tp8:3d", "pp2:zb-h1 mb4", "cp2:ring"])
+def test_the_numbers_are_those_of_one_device(term: str) -> None:
+    explanation = explained(term)
+    case = case_of(term)
+    model = case.make_model()
+    total, count = squared_error(model(case.inputs), case.targets)
+    whole = total / count
+    whole.backward()
+    assert explanation.recordings[0].losses[0] == pytest.approx(whole.item())
+    updated = {}
+    for name, param in model.named_parameters():
+        assert param.grad is not None
+        updated[name] = param.detach() - 0.125 * param.grad
+    for recording in explanation.recordings:
+        for shard in recording.after:
+            expected = updated[f"{shard.name}.weight"].reshape(-1)[shard.index()]
+            assert torch.allclose(shard.values, expected, atol=1e-6), (shard.name, shard.box)
+
+
+@pytest.mark.parametrize("term", ["tp4:1d,sp", "tp8:3d", "dp4:zero3"])
+def test_products_are_products(term: str) -> None:
+    for step in explained(term).as_dict()["steps"]:
+        for value in step["values"] if step["operation"] == "multiply" else ():
+            left, right = (torch.tensor(each["values"]) for each in value["operands"])
+            assert torch.equal(torch.tensor(value["results"][0]["values"]), left @ right)
+
+
+def test_summa_takes_q_steps() -> None:
+    """Each product of a column adds to the one before: q of them make Y."""
+    steps = [step for step in explained("tp9:2d").steps if step.phase == "forward"]
+    first = [step for step in steps if step.operation == "multiply"][:3]
+    total = sum(step.first.operands[0].values @ step.first.operands[1].values for step in first)
+    assert torch.equal(total, first[-1].first.results[0].values)
+
+
+def test_the_ring_sends_chunks() -> None:
+    sent = [step for step in explained("dp4:ring").steps if step.operation == "send"]
+    names = [note.operands[0].name for note in sent[0].notes]
+    assert names == ["dW2[0:4]", "dW2[4:8]", "dW2[8:12]", "dW2[12:16]"]
+    assert [note.peer for note in sent[0].notes] == [1, 2, 3, 0]
+
+
+def test_a_pipeline_walks_its_schedule() -> None:
+    explanation = explained("pp2:1f1b mb4")
+    assert explanation.simulation is not None
+    assert explanation.simulation.bubble_fraction == pytest.approx(1 / 5)
+    assert explanation.as_dict()["schedule"]["peak_activations"] == [2, 1]
+
+
+def test_the_page_shows_what_is_printed() -> None:
+    page = Path(__file__).parents[3] / "docs" / "explain.md"
+    shown = page.read_text().partition("```text\n")[2].partition("```")[0]
+    assert shown.splitlines() == list(lines(explained("dp2:zero3")))
+
+
+def test_every_word_of_the_grammar_has_its_paper() -> None:
+    words = {*axes.DATA_STRATEGIES, *axes.PIPELINE_SCHEDULES, *axes.TENSOR_MODES}
+    words |= {f"cp {name}" for name in axes.CONTEXT_STRATEGIES} | {"1d,sp", "ep", "one"}
+    assert words == SOURCES.keys()
+    for source in SOURCES.values():
+        assert source.paper and source.formula and source.idea
+
+
+@pytest.mark.parametrize(
+    ("term", "words"),
+    [
+        ("dp4:zreo3", "zero3"),
+        ("dp2 tp2", "one at a time"),
+        ("tp6:2d", "square"),
+        ("dp128", "at most 64"),
+        ("dp2 compile", "leave compile out"),
+        ("dp2:local,every99", "every4"),
+        ("federated", "plait federated"),
+    ],
+)
+def test_bad_terms_are_refused(term: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", term]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_the_verb_prints_and_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "dp2"]) == 0
+    assert "WHO HOLDS WHAT" in capsys.readouterr().out
+    assert main(["explain", "dp2", "--json"]) == 0
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert answer["term"] == "dp2" and answer["ranks"] == 2 and answer["steps"]
