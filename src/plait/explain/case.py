@@ -115,7 +115,7 @@ def layers(num_layers: int, num_features: int) -> nn.Sequential:
     return model
 
 
-class Attention(nn.Module):
+class SmallAttention(nn.Module):
     """Projections q, k, v, attention over the past, and a projection: [B, S, D] -> the same."""
 
     def __init__(self, num_heads: int, head_size: int) -> None:
@@ -274,7 +274,7 @@ def _attention(plan: Plan) -> Case:
     return Case(
         plan,
         f"cp {cp.strategy}",
-        lambda: Attention(heads, 2),
+        lambda: SmallAttention(heads, 2),
         numbers(*shape),
         torch.ones(shape),
         about,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from plait.explain.case import LEARNING_RATE, MOMENTUM, Case, case_of
 from plait.explain.notebook import NotedTensor
-from plait.explain.papers import OPERATIONS, SOURCES, Source
+from plait.explain.papers import OPERATIONS, SOURCES, PaperSource
 from plait.explain.recording import RankRecording, record
 from plait.explain.steps import Step, steps_of
 from plait.mesh import Shard
@@ -30,13 +30,13 @@ class Explanation:
     recordings: list[RankRecording]
 
     @property
-    def source(self) -> Source:
+    def source(self) -> PaperSource:
         """Idea, formula and paper."""
         return SOURCES[self.case.word]
 
     @cached_property
     def steps(self) -> list[Step]:
-        """What ranks did, in the order of the run."""
+        """The operations of all ranks, in the order of the run."""
         start = None
         if self.schedule is not None:
             events = walk(self.schedule, unit).events

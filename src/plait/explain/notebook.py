@@ -79,7 +79,7 @@ def _is_block(values: Tensor, whole: Tensor) -> bool:
 
 
 @dataclass
-class Note:
+class NotedOperation:
     """One thing that a rank did.
 
     Attributes:
@@ -111,14 +111,14 @@ class Notebook(FlightRecorder):
 
     def __init__(self, world: World) -> None:
         super().__init__(world.rank, world.size)
-        self.notes: list[Note] = []
+        self.notes: list[NotedOperation] = []
         self.actions: list[tuple[int, str]] = []
         self.step = 0
         self.held: Callable[[], Iterable[tuple[str, Tensor]]] = tuple
         self._learned: list[tuple[str, Place]] = []
         self._inputs: list[tuple[str, Tensor]] = []
         self._action = BEFORE
-        self._open: Note | None = None
+        self._open: NotedOperation | None = None
 
     def action(self, text: str) -> None:
         """An action of the schedule begins."""
@@ -164,7 +164,7 @@ class Notebook(FlightRecorder):
         note.results = [self.noted(product)]
 
     @property
-    def last(self) -> Note:
+    def last(self) -> NotedOperation:
         """The newest note."""
         return self.notes[-1]
 
@@ -216,8 +216,8 @@ class Notebook(FlightRecorder):
         for name, tensor in self.held():
             yield name, Place.of(tensor)
 
-    def _new(self, operation: str) -> Note:
-        note = Note(self.rank, self.step, self._action, operation)
+    def _new(self, operation: str) -> NotedOperation:
+        note = NotedOperation(self.rank, self.step, self._action, operation)
         self.notes.append(note)
         return note
 

@@ -18,7 +18,7 @@ from plait.engine.engine import Engine
 from plait.engine.options import Options
 from plait.engine.state.shards import module_shards
 from plait.explain.case import LEARNING_RATE, MOMENTUM, Case, squared_error
-from plait.explain.notebook import Note, Notebook, ProductMode
+from plait.explain.notebook import Notebook, NotedOperation, ProductMode
 from plait.explain.noted import note_world, wrapped
 from plait.mesh import Mesh, Shard
 from plait.models.parameters import Parameters
@@ -38,7 +38,7 @@ class RankRecording:
     """
 
     rank: int
-    notes: list[Note]
+    notes: list[NotedOperation]
     actions: list[tuple[int, str]]
     weights: list[Shard]
     updated: list[Shard]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from plait.explain.notebook import Note, NotedTensor
+from plait.explain.notebook import NotedOperation, NotedTensor
 from plait.explain.recording import RankRecording
 
 PHASES = {"F": "forward", "SEND_F": "forward", "RECV_F": "forward", "UNSHARD": "forward"}
@@ -39,7 +39,7 @@ class Step:
     operation: str
     axis: str
     transport: str
-    notes: list[Note] = field(default_factory=list)
+    notes: list[NotedOperation] = field(default_factory=list)
 
     @property
     def ranks(self) -> list[int]:
@@ -57,7 +57,7 @@ class Step:
         return sum(note.bytes for note in self.notes)
 
     @property
-    def first(self) -> Note:
+    def first(self) -> NotedOperation:
         """The note of the first rank."""
         return self.notes[0]
 
@@ -87,8 +87,9 @@ class Step:
 def steps_of(
     recordings: Sequence[RankRecording], start: Mapping[str, float] | None = None
 ) -> list[Step]:
-    """The steps of all ranks, in the order of the run; `start` has the moment of each action,
-    where ranks do different ones.
+    """The steps of all ranks, in the order of the run.
+
+    Where ranks do different actions, `start` has the moment of each.
     """
     found: dict[tuple[Any, ...], Step] = {}
     place: dict[tuple[Any, ...], tuple[float, ...]] = {}
@@ -118,7 +119,7 @@ def _kind(action: str) -> str:
     return action.strip("0123456789")
 
 
-def _relation(note: Note) -> int | None:
+def _relation(note: NotedOperation) -> int | None:
     """Where the other rank of a message stands: the root's coordinate, or the distance."""
     if note.peer < 0 or not note.ranks:
         return None
@@ -162,7 +163,7 @@ def _name_broadcast(step: Step) -> None:
             note.results[0].name = f"{name} of rank {note.peer}"
 
 
-def _result_name(note: Note, sent: str) -> str:
+def _result_name(note: NotedOperation, sent: str) -> str:
     names = [operand.name for operand in note.operands]
     if note.operation == "multiply":
         return _product_name(*names)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from plait.explain.notebook import Note, NotedTensor
+from plait.explain.notebook import NotedOperation, NotedTensor
 from plait.explain.steps import Step
 from plait.mesh import Shard
 
@@ -68,7 +68,7 @@ def named(noted: NotedTensor) -> str:
 
 
 def sentence(step: Step) -> str:
-    """What happens, in a sentence."""
+    """A sentence on what happens."""
     words = SENTENCES.get(step.operation, step.operation)
     what = step.name or "a block"
     if step.operation in ("multiply", "attention"):
@@ -146,12 +146,12 @@ def details(step: Step) -> list[str]:
     return found
 
 
-def _product(note: Note) -> str:
+def _product(note: NotedOperation) -> str:
     operands = " times ".join(matrix(each.values) for each in note.operands)
     return f"rank {note.rank}: {operands} = {matrix(note.results[0].values)}"
 
 
-def _line(note: Note) -> str:
+def _line(note: NotedOperation) -> str:
     head = f"rank {note.rank}"
     if note.operation == "send":
         each = note.operands[0]
@@ -164,41 +164,41 @@ def _line(note: Note) -> str:
     return " ".join(parts)
 
 
-def _from_root(notes: Sequence[Note]) -> str:
+def _from_root(notes: Sequence[NotedOperation]) -> str:
     root = next(note for note in notes if note.rank == note.peer)
     others = ranks([rank for rank in root.ranks if rank != root.rank])
     return f"rank {root.rank} -> {others}: {matrix(root.operands[0].values)}"
 
 
-def _added(notes: Sequence[Note]) -> str:
+def _added(notes: Sequence[NotedOperation]) -> str:
     terms = [matrix(note.operands[0].values) for note in notes]
     if len(terms) > MOST_RANKS:
         terms = [*terms[:2], "..", terms[-1]]
     return " + ".join(terms)
 
 
-def _to_root(notes: Sequence[Note]) -> str:
+def _to_root(notes: Sequence[NotedOperation]) -> str:
     root = next(note for note in notes if note.rank == note.peer)
     return f"{_added(notes)} = {matrix(root.results[0].values)} on rank {root.rank}"
 
 
-def _to_all(notes: Sequence[Note]) -> str:
+def _to_all(notes: Sequence[NotedOperation]) -> str:
     group = ranks(notes[0].ranks)
     return f"{group}: {_added(notes)} = {matrix(notes[0].results[0].values)}"
 
 
-def _to_parts(notes: Sequence[Note]) -> str:
+def _to_parts(notes: Sequence[NotedOperation]) -> str:
     kept = [f"rank {note.rank} {matrix(note.results[0].values)}" for note in notes[:MOST_RANKS]]
     return f"{_added(notes)}, of which {', '.join(kept)}{' ..' * (len(notes) > MOST_RANKS)}"
 
 
-def _side_by_side(notes: Sequence[Note]) -> str:
+def _side_by_side(notes: Sequence[NotedOperation]) -> str:
     given = [f"rank {note.rank} {matrix(note.operands[0].values)}" for note in notes[:MOST_RANKS]]
     more = " .." * (len(notes) > MOST_RANKS)
     return f"{', '.join(given)}{more}: each has {matrix(notes[0].results[0].values)}"
 
 
-GROUP_LINES: dict[str, Callable[[Sequence[Note]], str]] = {
+GROUP_LINES: dict[str, Callable[[Sequence[NotedOperation]], str]] = {
     "broadcast": _from_root,
     "reduce": _to_root,
     "all_reduce": _to_all,
