@@ -40,12 +40,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "moe": {**OWN, "num_local_experts": 4, "num_experts_per_tok": 2, "num_shared_experts": 1},
     "llama": {"name": "hf", "config": HUGGING_FACE["hf-llama"]},
     "gpt2": {"name": "hf", "config": HUGGING_FACE["hf-gpt2"]},
+    "phi3": {"name": "hf", "config": {**HUGGING_FACE["hf-qwen2"], "model_type": "phi3"}},
 }
 TARGETS = {
     "own": ("q", "v", "o", "gate", "down"),
     "moe": ("q", "o", "shared.up", "shared.down"),
     "llama": ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj"),
     "gpt2": ("c_attn", "c_proj", "c_fc"),
+    "phi3": ("o_proj", "gate_up_proj", "down_proj"),
 }
 SEED = 5
 ALL = ["dp2", "dp2:zero1", "dp2:zero2", "dp2:zero3", "tp2", "tp2:1d,sp", "tp4:2d", "tp8:3d"]
@@ -57,6 +59,8 @@ CASES = [
     *[("moe", "lora", plan) for plan in ["dp2 ep2", "dp2:zero3 ep2", "tp2 dp2:zero1 ep2"]],
     *[("llama", "lora", plan) for plan in ["dp2:zero3", "tp2:1d,sp", "tp4:2d", "pp2 mb2"]],
     *[("llama", "dora", plan) for plan in ["tp2:1d,sp", *PRODUCTS[:1]]],
+    *[("phi3", "lora", plan) for plan in ("tp4:2d", "tp8:3d")],
+    ("phi3", "dora", "tp8:2.5d,depth2"),
     *[("gpt2", kind, plan) for kind in ("lora", "dora") for plan in ("tp2", "tp4:2d", "tp8:3d")],
 ]
 

@@ -31,7 +31,7 @@ from plait.parallel import context, data, expert, tensor
 from plait.parallel.context import ContextGroup
 from plait.parallel.expert import ExpertSplit
 from plait.parallel.tensor import Placement, TensorGroup, TensorSplit
-from plait.plan import Plan
+from plait.plan import Plan, TensorAxis
 from plait.products import Products
 from plait.values import PyTree
 
@@ -90,7 +90,7 @@ def _split_sequences(
             plan.cp.strategy,
             partial(call_without_values, model, example_inputs(model, options.cutting)),
         )
-    roles = _roles(model, options, 1)
+    roles = _roles(model, options)
     named = {}
     for name, _ in model.named_modules():
         role = models.role(name, roles)
@@ -169,11 +169,18 @@ def _split_layers(
     group = TensorGroup(
         world, plan.tp.mode, plan.tp.sequence_parallel, str(plan.tp), products=products
     )
-    return tensor.apply(model, _roles(model, options, plan.tp.size), group)
+    return tensor.apply(model, _roles(model, options, plan.tp), group)
 
 
-def _roles(model: nn.Module, options: Options, size: int) -> Mapping[str, str]:
-    return models.roles_for(model, size) if options.roles is None else options.roles
+def _roles(model: nn.Module, options: Options, tp: TensorAxis | None = None) -> Mapping[str, str]:
+    """The user's table, or the model's own; nothing is derived without a tensor axis."""
+    if options.roles is not None:
+        return options.roles
+    if tp is None:
+        return models.roles_for(model, 1)
+    if tp.mode == "1d":
+        return models.roles_for(model, tp.size)
+    return models.roles_for(model, max(tp.q, 2), is_grid=True)
 
 
 def block_names(model: nn.Module, pattern: str | None) -> list[str]:

@@ -142,6 +142,34 @@ def grid_parts(mode: str, q: int, depth: int = 1) -> tuple[tuple[str, int], ...]
     return parts.get(mode, ())
 
 
+@dataclass(frozen=True)
+class WholeFeatureAxes:
+    """The axes of a grid where activations between layers have all features.
+
+    `samples` cut these activations. `features` cuts those between a column and its row. `shards`
+    are the axes of `samples` that cut weights too; along the others every rank has a copy.
+    """
+
+    samples: Axes
+    features: str
+    shards: Axes
+
+    @property
+    def copies(self) -> Axes:
+        """The axes whose ranks have the same part of a weight, and other samples."""
+        return tuple(name for name in self.samples if name not in self.shards)
+
+
+def whole_feature_axes(mode: str) -> WholeFeatureAxes:
+    """The axes of 2D, 2.5D or 3D, for layers whose code wants all features."""
+    by_mode = {
+        "2d": WholeFeatureAxes(("tp_row",), "tp_col", ("tp_row",)),
+        "2.5d": WholeFeatureAxes(("tp_depth", "tp_row"), "tp_col", ("tp_row",)),
+        "3d": WholeFeatureAxes(("tp_i", "tp_j"), "tp_l", ("tp_i", "tp_j")),
+    }
+    return by_mode[mode]
+
+
 @lru_cache(maxsize=1024)
 def tensor_layout(axis: TensorAxis, *, has_sequence: bool = True) -> TensorLayout:
     """The layout of a tensor axis. A model without a sequence is cut along its samples instead."""

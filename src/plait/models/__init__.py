@@ -70,16 +70,16 @@ def roles_of(name: str) -> dict[str, str]:
     return dict(_module(name).ROLES) if name in CLASSES else {}
 
 
-def roles_for(model: nn.Module, size: int = 2) -> dict[str, str]:
+def roles_for(model: nn.Module, size: int = 2, *, is_grid: bool = False) -> dict[str, str]:
     """Roles by module pattern, for `size` ranks: the table beside a model's class, or one derived
     for Hugging Face models.
 
-    Raises `ModelError` for a model that has none.
+    On a grid `size` is its side. Raises `ModelError` for a model that has none.
     """
     home = importlib.import_module(type(model).__module__)
     derive = getattr(home, "roles_for", None)
     if derive is not None and home.__name__.startswith("plait.models."):
-        return dict(derive(model, size))
+        return dict(derive(model, size, is_grid=is_grid))
     table = getattr(home, "ROLES", None)
     if not isinstance(table, Mapping):
         if home.__name__.startswith("transformers."):

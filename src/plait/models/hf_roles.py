@@ -14,6 +14,7 @@ from torch import nn
 
 from plait.errors import ModelError
 from plait.models import adapters, hf_experts
+from plait.models.derived.demands import KNOWN_NORMS
 from plait.models.derived.record import is_linear
 from plait.models.derived.table import Ends, Table, derive, left_whole
 from plait.models.layers import ScaledEmbedding
@@ -31,8 +32,8 @@ GPT2_ROLES = {
 }
 
 
-def roles_for(model: nn.Module, size: int = 2) -> dict[str, str]:
-    """The table of roles for `size` ranks.
+def roles_for(model: nn.Module, size: int = 2, *, is_grid: bool = False) -> dict[str, str]:
+    """The table of roles for `size` ranks, or for a grid with sides of `size` ranks.
 
     It is the library's own plan where that covers the model, else derived from one forward.
 
@@ -40,7 +41,7 @@ def roles_for(model: nn.Module, size: int = 2) -> dict[str, str]:
     where no table is found.
     """
     inner: Any = model.model
-    table = table_of(model, size).roles
+    table = table_of(model, size, is_grid=is_grid).roles
     if not table:
         raise ModelError(
             f"transformers has no tensor-parallel plan for {inner.config.model_type}, so "
@@ -52,12 +53,24 @@ def roles_for(model: nn.Module, size: int = 2) -> dict[str, str]:
     return table
 
 
-def table_of(model: nn.Module, size: int) -> Table:
+def table_of(model: nn.Module, size: int, *, is_grid: bool = False) -> Table:
     """The table with its notes; empty where none is derived, as for a size of 1."""
     roles = _of_library(model)
-    if roles is None:
+    if roles is None or (is_grid and not _can_cut_features(model, roles)):
         return derived_table(model, size) if size > 1 else Table({})
     return Table(roles)
+
+
+def _can_cut_features(model: nn.Module, table: dict[str, str]) -> bool:
+    """Whether activations between layers may be in parts of features: norms and routers say so."""
+    if "router" in table.values():
+        return False
+    norms = [pattern for pattern, role in table.items() if role in ("norm", "last_norm")]
+    return all(
+        isinstance(module, KNOWN_NORMS)
+        for name, module in model.named_modules()
+        if any(matches(pattern, name) for pattern in norms)
+    )
 
 
 def derived_table(model: nn.Module, size: int) -> Table:

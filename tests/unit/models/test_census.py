@@ -10,17 +10,19 @@ pytest.importorskip("transformers")
 
 
 @pytest.mark.parametrize(
-    ("family", "task"),
+    ("family", "task", "plan"),
     [
-        ("deepseek_v3", "causal"),  # latent attention, experts
-        ("phi3", "causal"),  # packed projections of unequal parts
-        ("bloom", "causal"),  # ALiBi, numbers of heads in the code
-        ("t5", "seq2seq"),  # relative positions that layers share
+        ("deepseek_v3", "causal", "tp2"),  # latent attention, experts
+        ("phi3", "causal", "tp2"),  # packed projections of unequal parts
+        ("bloom", "causal", "tp2"),  # ALiBi, numbers of heads in the code
+        ("t5", "seq2seq", "tp2"),  # relative positions that layers share
+        ("mixtral", "causal", "tp4:2d"),  # a router of all tokens
+        ("cohere", "causal", "tp8:3d"),  # norms that know no parts of features
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_a_class_equals_one_device(family: str, task: str) -> None:
-    cell = judge(task, tiny(task, family), "tp2")
+def test_a_class_equals_one_device(family: str, task: str, plan: str) -> None:
+    cell = judge(task, tiny(task, family), plan)
     assert cell.verdict == "equal", cell.reason
 
 

@@ -12,7 +12,7 @@ The base layer has its own way to multiply, and neither A nor B is cut as its we
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -63,32 +63,35 @@ def adapter_rule(
     rule: LinearRule, mode: Mode, group: TensorGroup, context: ForwardContext, is_inside: bool
 ) -> AdapterRule:
     """The rule of an adapter on a layer with `rule`; `is_inside` a region that has gathered."""
-    if group.mode != "1d":
+    if mode.residual.features is not None:
         return _on_grid(rule)
-    tp = group.axis("tp")
-    between = _between(mode.residual)
+    every = group.axis("tp")
+    features = mode.inner.features
+    assert features is not None
+    between = _between(mode.residual, features)
     if rule.source.features is not None:
-        different = rule.target.different
+        source = rule.source
+        sums = (source.different, rule.target.different)
 
         def waist(u: Tensor) -> Tensor:
-            return transition(u, tp, PARTIAL, between)
+            return transition(u, features, PARTIAL, between)
 
-        source = rule.source
-        return AdapterRule((tp,), (), _as_it_is, waist, source, source, (), different)
+        return AdapterRule((features,), (), _as_it_is, waist, source, source, *sums)
 
     def enter(x: Tensor) -> Tensor:
-        return x if is_inside else context.enter(x, tp, between, REPLICATED)
+        return x if is_inside else context.enter(x, features, between, REPLICATED)
 
-    whole = ActivationLayout()
-    source = whole if is_inside else rule.source
-    return AdapterRule((), (tp,), enter, _as_it_is, source, whole, (tp,), ())
+    entered = replace(mode.inner, features=None)
+    source = entered if is_inside else rule.source
+    sums = ((every,), entered.different)
+    return AdapterRule((), (features,), enter, _as_it_is, source, entered, *sums)
 
 
-def _between(residual: ActivationLayout) -> Layout:
-    """The layout of the residual stream along the tensor axis."""
-    if residual.sequence is not None:
+def _between(residual: ActivationLayout, axis: Axis) -> Layout:
+    """The layout of the residual stream along the axis that cuts features inside."""
+    if residual.sequence is axis:
         return Sharded(1)
-    return INVARIANT if residual.samples is None else Sharded(0)
+    return Sharded(0) if residual.samples is axis else INVARIANT
 
 
 def _on_grid(rule: LinearRule) -> AdapterRule:

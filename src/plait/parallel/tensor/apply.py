@@ -13,17 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from plait.comm import Axis
-from plait.comm.functional import transition
-from plait.errors import ModelError, NotAvailable
-from plait.mesh.layouts import INVARIANT, REPLICATED, Sharded
+from plait.errors import ModelError
+from plait.mesh.layouts import REPLICATED, Sharded
 from plait.parallel.tensor import adapters, layers
-from plait.parallel.tensor.group import ActivationLayout, ForwardContext, TensorGroup
+from plait.parallel.tensor.group import ForwardContext, TensorGroup
 from plait.parallel.tensor.inside import InsideRoles
 from plait.parallel.tensor.mode import LinearRule, Mode
 from plait.parallel.tensor.modes import mode_of
-from plait.parallel.tensor.placement import Cut, LocalParameter, Placement, place
+from plait.parallel.tensor.placement import Cut, LocalParameter, Placement, parts, place
 from plait.parallel.tensor.roles import (
     check_sizes,
+    divides,
     equal_parts,
     is_transposed,
     linear_shape,
@@ -32,6 +32,7 @@ from plait.parallel.tensor.roles import (
     word_of,
 )
 from plait.parallel.tensor.split import TensorSplit
+from plait.parallel.tensor.whole_samples import BATCH_NORMS, WholeSamples, open_mixture
 from plait.values import PyTree
 
 
@@ -80,7 +81,7 @@ class _Splitter:
             if next(module.parameters(recurse=False), None) is not None
         }
         self._regions = [name for name, role in roles.items() if role == "region"]
-        self._inside = InsideRoles(group, roles, self)
+        self._inside = InsideRoles(group, mode, roles, self)
         self._paths: dict[int, list[str]] = {}
         for name, module in model.named_modules(remove_duplicate=False):
             self._paths.setdefault(id(module), []).append(name)
@@ -151,18 +152,22 @@ class _Splitter:
 
     def _linear(self, name: str, module: nn.Module) -> nn.Module:
         role = self._roles[name]
-        rule = self._rule(name, word_of(role))
         transposed = is_transposed(module)
         number = equal_parts(role)
         out, into = linear_shape(module, name)
+        is_whole = number is None or not divides(
+            self._mode.linear[word_of(role)], out, into, number
+        )
+        rule = self._rule(name, is_whole=is_whole)
         linear = layers.ParallelLinear(
             rule, self.context, into, transposed=transposed, label=f"'{name}' ({role})"
         )
         if number is None:
             adapters.check_none(name, module, self._group)
-            tp = self._group.axis("tp")
-            linear.picked = layers.picked_rows(packed_parts(role), tp.rank, tp.size)
-            self.give(linear, module, self.alike(module, (tp,)))
+            share = rule.target.features
+            assert share is not None
+            linear.picked = layers.picked_rows(packed_parts(role), share.rank, share.size)
+            self.give(linear, module, self.alike(module, (self._group.axis("tp"),)))
             return linear
         cuts: list[Cut] = [rule.into, rule.out] if transposed else [rule.out, rule.into]
         weight = module._parameters["weight"]
@@ -190,17 +195,26 @@ class _Splitter:
 
         role = self._roles[name]
         word = word_of(role)
-        is_inside = word == "column_inside" or rule is not self._mode.linear[word]
+        is_inside = word == "column_inside" or self._is_inside(name)
         how = adapters.adapter_rule(rule, self._mode, self._group, self.context, is_inside)
         into = linear_shape(module, name)[1]
         delta = adapters.Delta(rule, how, self.context, equal_parts(role) or 1, into)
         adapters.split(module, linear, delta, local)
 
-    def _rule(self, name: str, role: str) -> LinearRule:
-        after_last_norm = role == "head" and "last_norm" in self._roles.values()
-        if after_last_norm or any(name.startswith(f"{region}.") for region in self._regions):
-            return self._mode.linear.get(f"{role} inside", self._mode.linear[role])
-        return self._mode.linear[role]
+    def _rule(self, name: str, *, is_whole: bool) -> LinearRule:
+        """The rule of a layer; `is_whole` where ranks with other samples keep its whole weight."""
+        coarse = self._mode.coarse
+        rules = self._mode.linear if coarse is None or not is_whole else coarse.linear
+        word = word_of(self._roles[name])
+        return rules[f"{word} inside"] if self._is_inside(name) else rules[word]
+
+    def _is_inside(self, name: str) -> bool:
+        """Whether a layer's input has been gathered by the door of its region, or by a norm."""
+        word = word_of(self._roles[name])
+        if f"{word} inside" not in self._mode.linear:
+            return False
+        after_last_norm = word == "head" and "last_norm" in self._roles.values()
+        return after_last_norm or any(name.startswith(f"{region}.") for region in self._regions)
 
     def _fit_parent(self, name: str, size: int) -> None:
         """The attention of GPT-2 keeps the width of each of its three parts as `split_size`."""
@@ -226,6 +240,8 @@ class _Splitter:
                 "which cannot be split"
             )
         rule = self._mode.embedding
+        if self._mode.coarse is not None and module.num_embeddings % parts(rule.vocabulary):
+            rule = self._mode.coarse.embedding
         embedding = layers.ParallelEmbedding(
             rule, self.context, self._mode.residual, module.padding_idx, scale=scale
         )
@@ -319,6 +335,10 @@ class _Splitter:
 
     def _replicated(self, name: str, module: nn.Module) -> nn.Module:
         stream = self._mode.residual
+        if stream.samples is not None and isinstance(module, BATCH_NORMS):
+            local = self.localised(module, (), ())
+            WholeSamples(stream.samples, self.context).surround(local)
+            return local
         if stream.features is None or stream.features.size == 1:
             local = self.localised(module, (), stream.different)
             if isinstance(local, nn.Linear):
@@ -341,31 +361,9 @@ class _Splitter:
         return replicated
 
     def _router(self, name: str, module: nn.Module) -> nn.Module:
-        """A router of all tokens, alike on every rank.
-
-        Where tokens are in parts between layers, the mixture gathers them before it routes.
-        """
+        """A router of all tokens, alike on every rank."""
         mixture = self._model.get_submodule(name.rpartition(".")[0])
-        axis = self._mode.residual.sequence
-        if (
-            axis is not None
-            and self._mode.residual == ActivationLayout(sequence=axis)
-            and hasattr(mixture, "enter")
-        ):
-
-            def enter(x: Tensor) -> Tensor:
-                return transition(x, axis, Sharded(1), INVARIANT)
-
-            def leave(y: Tensor) -> Tensor:
-                return transition(y, axis, INVARIANT, Sharded(1))
-
-            mixture.enter = enter  # type: ignore[assignment]
-            mixture.leave = leave  # type: ignore[assignment]
-        elif self._mode.residual != ActivationLayout():
-            raise NotAvailable(
-                f"{self._group} cuts the tokens or features that '{name}' routes; "
-                "experts run under tpN:1d"
-            )
+        open_mixture(name, mixture, self._mode.residual, self._group, self.context)
         return self.localised(module, (), ())
 
     def _attention(self, name: str, module: nn.Module) -> nn.Module:

@@ -18,6 +18,7 @@ from plait.comm.functional import transition
 from plait.mesh.layouts import INVARIANT, PARTIAL, REPLICATED
 from plait.parallel.tensor import layers
 from plait.parallel.tensor.group import TensorGroup
+from plait.parallel.tensor.mode import Mode
 from plait.parallel.tensor.placement import Cut, Placement
 
 
@@ -49,14 +50,18 @@ class Splitter(Protocol):
 class InsideRoles:
     """One method a role."""
 
-    def __init__(self, group: TensorGroup, roles: Mapping[str, str], splitter: Splitter) -> None:
+    def __init__(
+        self, group: TensorGroup, mode: Mode, roles: Mapping[str, str], splitter: Splitter
+    ) -> None:
         self._group = group
+        self._different = mode.residual.different
+        self._features = mode.inner.features or group.axis("tp")
         self._roles = roles
         self._splitter = splitter
 
     def inner_norm(self, name: str, module: nn.Module) -> nn.Module:
         """A norm between column and row, over features that are cut."""
-        return self._splitter.norm_in_parts(name, module, self._group.axis("tp"), ())
+        return self._splitter.norm_in_parts(name, module, self._features, self._different)
 
     def inside(self, name: str, module: nn.Module) -> nn.Module:
         """A module between column and row that every rank computes alike.
@@ -70,35 +75,37 @@ class InsideRoles:
 
         Gradients are summed there once.
         """
-        tp = self._group.axis("tp")
-        local = self._splitter.localised(module, (), ())
+        features = self._features
+        local = self._splitter.localised(module, (), self._different)
         local.register_forward_hook(
-            lambda module, args, y: transition(y, tp, INVARIANT, REPLICATED)
+            lambda module, args, y: transition(y, features, INVARIANT, REPLICATED)
         )
         return local
 
     def share(self, name: str, module: nn.Module) -> nn.Module:
         """A module that counts heads: its numbers are divided, and parameters of heads are cut."""
-        tp = self._group.axis("tp")
         local = layers.shallow_copy(module)
-        placements = self._splitter.alike(module, ())
+        placements = self._splitter.alike(module, self._different)
         for word in self._roles[name].split()[1:]:
             key, _, where = word.partition(":")
             param = module._parameters.get(key)
             if param is None:
-                _divide(local, key, tp.size)
+                _divide(local, key, self._features.size)
             elif where == "alike":
-                placements[key] = self._splitter.place(param, [()] * param.dim(), (tp,))
+                every = (self._group.axis("tp"),)
+                placements[key] = self._splitter.place(param, [()] * param.dim(), every)
             else:
                 cuts: list[Cut] = [()] * param.dim()
-                cuts[int(where)] = (tp,)
-                placements[key] = self._splitter.place(param, cuts, ())
+                cuts[int(where)] = (self._features,)
+                placements[key] = self._splitter.place(param, cuts, self._different)
         self._splitter.give(local, module, placements)
         return local
 
     def whole(self, name: str, module: nn.Module) -> nn.Module:
         """A model whose activations between layers are whole on every rank."""
-        return self._splitter.localised(module, (), ()) if module._parameters else module
+        if not module._parameters:
+            return module
+        return self._splitter.localised(module, (), self._different)
 
     def experts(self, name: str, module: nn.Module) -> nn.Module:
         """Experts that all ranks share, a part of each on every rank.

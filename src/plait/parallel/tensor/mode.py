@@ -60,13 +60,15 @@ class EmbeddingRule:
 
 @dataclass(frozen=True)
 class Mode:
-    """One way to split a model."""
+    """One way to split a model. `size`: the ranks that share the experts of a mixture."""
 
     residual: ActivationLayout
     inner: ActivationLayout
     linear: Mapping[str, LinearRule]  # by role: column, row, qkv, head
     embedding: EmbeddingRule
     size: int = 1
+    coarse: Mode | None = None
+    """The mode of a layer whose sizes this one does not divide."""
 
     @staticmethod
     def of(

@@ -140,7 +140,13 @@ def check_sizes(model: nn.Module, found: Mapping[str, str], mode: Mode, text: st
         )
 
 
+def divides(rule: LinearRule, out: int, into: int, number: int = 1) -> bool:
+    """Whether a rule cuts the sizes of a layer of so many fused parts evenly."""
+    return out // number % parts(rule.out) == 0 and into % parts(rule.into) == 0
+
+
 def _misfits(model: nn.Module, found: Mapping[str, str], mode: Mode) -> Iterator[str]:
+    mode = mode.coarse or mode
     for name, role in found.items():
         module = model.get_submodule(name)
         label = f"{_pattern(name)} ({role})"

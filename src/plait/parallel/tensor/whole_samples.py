@@ -1,0 +1,88 @@
+"""Modules that look at all samples of a micro-batch, where ranks have different ones.
+
+A batch norm takes its statistics over them, and a mixture the balance of its experts. They get the
+samples of all ranks, compute alike, and give back those of this rank.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plait.comm import Axis
+from plait.comm.functional import transition
+from plait.errors import NotAvailable
+from plait.mesh.layouts import INVARIANT, Sharded
+from plait.parallel.tensor.group import ActivationLayout, ForwardContext, TensorGroup
+from plait.values import PyTree
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+class WholeSamples:
+    """The way to the samples of all ranks, and back. Rows that fill up are left out between."""
+
+    def __init__(self, axis: Axis, context: ForwardContext) -> None:
+        self._axis = axis
+        self._context = context
+
+    def enter(self, x: Tensor) -> Tensor:
+        """[samples of this rank, ...] -> [samples, ...], alike on every rank."""
+        whole = transition(x, self._axis, Sharded(0), INVARIANT)
+        return whole[: self._context.num_rows or len(whole)]
+
+    def leave(self, y: Tensor) -> Tensor:
+        """Samples of all ranks -> those of this one, filled up with the first."""
+        missing = -len(y) % self._axis.size
+        if missing:
+            y = torch.cat([y, y[:1].expand(missing, *y.shape[1:])])
+        return transition(y, self._axis, INVARIANT, Sharded(0))
+
+    def surround(self, module: nn.Module) -> None:
+        """Give a module the samples of all ranks."""
+
+        def before(module: nn.Module, args: tuple[PyTree, ...]) -> tuple[PyTree, ...]:
+            return (self.enter(args[0]), *args[1:])
+
+        module.register_forward_pre_hook(before)
+        module.register_forward_hook(lambda module, args, y: self.leave(y))
+
+
+class WholeSequences:
+    """The way to whole sequences, and back."""
+
+    def __init__(self, axis: Axis) -> None:
+        self._axis = axis
+
+    def enter(self, x: Tensor) -> Tensor:
+        """[B, positions of this rank, D] -> [B, S, D], alike on every rank."""
+        return transition(x, self._axis, Sharded(1), INVARIANT)
+
+    def leave(self, y: Tensor) -> Tensor:
+        """Whole sequences -> the positions of this rank."""
+        return transition(y, self._axis, INVARIANT, Sharded(1))
+
+
+def open_mixture(
+    name: str, mixture: Any, stream: ActivationLayout, group: TensorGroup, context: ForwardContext
+) -> None:
+    """Let a mixture route all tokens where the stream has them in parts.
+
+    Raises `NotAvailable` where features are in parts too.
+    """
+    if stream == ActivationLayout():
+        return
+    doors: WholeSamples | WholeSequences
+    if not hasattr(mixture, "enter") or stream.features is not None:
+        raise NotAvailable(
+            f"{group} cuts the tokens or features that '{name}' routes; experts run under tpN:1d"
+        )
+    if stream.sequence is not None:
+        doors = WholeSequences(stream.sequence)
+    else:
+        assert stream.samples is not None
+        doors = WholeSamples(stream.samples, context)
+    mixture.enter = doors.enter
+    mixture.leave = doors.leave
