@@ -64,6 +64,7 @@ class RankLoss:
             "plan_before": self.before,
             "plan_after": self.after,
             "steps_repeated": max(0, self.step - self.resumed) if self.resumed >= 0 else None,
+            "moment": time.time() - (time.monotonic() - self.moment),
         }
 
 

@@ -6,6 +6,7 @@ must do so alike on every rank, from values that are equal on all of them.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,10 @@ class Hook:
     def on_end(self) -> None:
         """After the last step; not called when the run fails."""
 
+    def numbers(self) -> dict[str, Any]:
+        """The keys that the hook adds to the summary."""
+        return {}
+
 
 class Checkpoints(Hook):
     """Save into the run's folder every `every` steps (0: never in between) and after the last. On
@@ -70,6 +75,8 @@ class Checkpoints(Hook):
         self.keep = keep
         self._saves_start = saves_start
         self._saved = 0
+        self._num = 0
+        self._seconds = 0.0
 
     def on_start(self, start: RunStart) -> None:
         """Learn what to save. A rank that has joined the others at a step saves it with them."""
@@ -102,6 +109,10 @@ class Checkpoints(Hook):
         """Whether a run that has steps left ends with nothing in its folder to go on from."""
         return self._step < self._start.last_step and not self._is_saved()
 
+    def numbers(self) -> dict[str, Any]:
+        """The number of checkpoints, and the seconds that steps of this rank waited for them."""
+        return {"checkpoints": {"count": self._num, "seconds": self._seconds}}
+
     def _is_saved(self) -> bool:
         """Whether the step has a checkpoint in the folder. Collective: rank 0 looks."""
         path = self.folder.checkpoint(self._step)
@@ -113,9 +124,12 @@ class Checkpoints(Hook):
             self._save()
 
     def _save(self) -> None:
+        began = time.perf_counter()
         path = self.folder.checkpoint(self._step)
         engine = self._start.engine
         engine.save(path, loader=self._start.loader.state_dict())
         self._saved = self._step
+        self._num += 1
+        self._seconds += time.perf_counter() - began
         if self.keep and engine.world.rank == 0:
             keep_newest(path.parent, self.keep)

@@ -169,12 +169,17 @@ def _trained(
         world.close()
         return {"stopped": training.engine.step_index, "signal": ending.signal}
     recoveries = [*([] if place is None else place.recoveries()), *rollback.recoveries]
-    more = {"warnings": watch.warnings, "recoveries": recoveries, **observers.numbers()}
+    more = {
+        "warnings": watch.warnings,
+        "recoveries": recoveries,
+        "recovery_seconds": sum(one["seconds"] or 0.0 for one in recoveries),
+        **observers.numbers(),
+    }
+    for hook in hooks:
+        more.update(hook.numbers())
     num_bad = getattr(training.loader.dataset, "num_bad", None)
     if num_bad is not None:
         more["bad_rows"] = num_bad
-    if every and progress:
-        more["snapshots"] = progress[0].waited()
     result = _ended(job, world, training, tally, more)
     observers.finish()
     world.close()
@@ -218,7 +223,7 @@ def _ended(
         kept = world.together(lambda: world.axis("world").gather_objects(timeline))
     result = {
         "out": None if folder is None else str(folder.path),
-        **world.together(lambda: _numbers(world, training, tally, folder)),
+        **world.together(lambda: _numbers(world, training, tally, folder, more["recoveries"])),
         "plan": job.plan,
         **more,
     }
@@ -330,11 +335,16 @@ def _hooks(
 
 
 def _numbers(
-    world: World, training: Training, tally: Tally, folder: RunFolder | None
+    world: World,
+    training: Training,
+    tally: Tally,
+    folder: RunFolder | None,
+    recoveries: list[JsonObject],
 ) -> JsonObject:
     """The summary over all ranks; rank 0 writes the trace of all into the folder."""
     from plait.run.metrics import peak_memory_bytes, summary
     from plait.trace import Timeline, breakdown
+    from plait.trace.chrome import mark_recoveries
 
     engine = training.engine
     own = (
@@ -347,7 +357,10 @@ def _numbers(
     gathered = zip(*world.axis("world").gather_objects((*own, tally.breakdown())), strict=True)
     peaks, traffic, states, timelines, ages, parts = (list(part) for part in gathered)
     if folder is not None and world.rank == 0 and _has_news(tally, folder.trace):
-        folder.trace.write_text(json.dumps(Timeline.merge(timelines).to_chrome()))
+        merged = Timeline.merge(timelines)
+        trace = merged.to_chrome()
+        mark_recoveries(trace, recoveries, merged.origin_seconds)
+        folder.trace.write_text(json.dumps(trace))
     where = breakdown.mean(parts)
     numbers = {
         **summary(tally, peaks, traffic),

@@ -96,8 +96,7 @@ class RankContext:
 class RankProgress(Hook):
     """Tells the launcher of every step that is done, and keeps its state.
 
-    The snapshot comes first: a step that counts as done can be gone on from. `waited` is what
-    snapshots have cost this rank in this generation: their number, seconds, and bytes of one.
+    The snapshot comes first: a step that counts as done can be gone on from.
     """
 
     def __init__(self, place: RankContext, every: int, *, keeps_start: bool) -> None:
@@ -134,9 +133,12 @@ class RankProgress(Hook):
         self._seconds += time.perf_counter() - began
         self._num += 1
 
-    def waited(self) -> dict[str, float]:
+    def numbers(self) -> dict[str, Any]:
         """The cost of the snapshots of this generation."""
-        return {"count": self._num, "seconds": self._seconds, "bytes": self._bytes}
+        if not self._every:
+            return {}
+        cost = {"count": self._num, "seconds": self._seconds, "bytes": self._bytes}
+        return {"snapshots": cost}
 
 
 def closing(world: World, act: Callable[[], Any]) -> Any:

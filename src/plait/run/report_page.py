@@ -37,6 +37,7 @@ def report_page(data: RunData) -> str:
         _memory(data),
         _traffic(data),
         _course(data.metrics),
+        *_recoveries(data),
         *_findings(data),
     ]
     return page(f"plait run {data.folder.resolve().name}: {data.plan}", sections)
@@ -208,6 +209,38 @@ def _course(metrics: Sequence[JsonMapping]) -> PageSection:
         for one in shown
     )
     return PageSection("Course", [Grid(("step", "loss", "gradient norm", "ms"), rows)])
+
+
+def _recoveries(data: RunData) -> list[PageSection]:
+    """The recoveries, and what was spent on them; no section where there is nothing of it."""
+    recoveries = data.summary.get("recoveries") or []
+    waits = [
+        f"{num} {what} took {_ms(waited['seconds'] / num)} of a step each"
+        for what in ("snapshots", "checkpoints")
+        if (waited := data.summary.get(what)) and (num := waited["count"])
+    ]
+    parts: list[str | Grid] = []
+    if recoveries:
+        header = ("step", "lost ranks", "cause", "seconds", "plan", "steps repeated")
+        parts.append(Grid(header, tuple(_recovery(one) for one in recoveries)))
+    if waits:
+        parts.append(f"{'; '.join(waits)}.")
+    return [PageSection("Recoveries and their cost", parts)] if parts else []
+
+
+def _recovery(one: JsonMapping) -> tuple[str, ...]:
+    """A row of the table."""
+    before, after = one["plan_before"], one["plan_after"]
+    seconds = one.get("seconds")
+    repeated = one.get("steps_repeated")
+    return (
+        str(one["step"]),
+        ", ".join(map(str, one["lost_ranks"])) or "-",
+        one["cause"],
+        "-" if seconds is None else f"{seconds:.2f}",
+        before if before == after else f"{before}, then {after}",
+        "-" if repeated is None else str(repeated),
+    )
 
 
 def _findings(data: RunData) -> list[PageSection]:

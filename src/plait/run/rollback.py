@@ -49,6 +49,7 @@ class Rollback(Hook):
         """Load the state, and return its step. Collective."""
         engine = self._engine
         dropped = engine.step_index
+        moment = time.time()
         self._began = time.monotonic()
         with engine.world.recorder.flight.during(Phase.STARTING):
             meta = self._load()
@@ -66,6 +67,7 @@ class Rollback(Hook):
                 "plan_before": plan,
                 "plan_after": plan,
                 "steps_repeated": dropped - 1 - step,
+                "moment": moment,
             }
         )
         if engine.world.rank == 0:

@@ -39,6 +39,25 @@ class StepRecord(FileRecord):
     seconds: Seconds
 
 
+class RecoveryRecord(FileRecord):
+    """One of the `recoveries` of `summary.json`."""
+
+    step: Whole
+    lost_ranks: list[Whole]
+    cause: str
+    seconds: Seconds | None = None
+    plan_before: str
+    plan_after: str
+    steps_repeated: Whole | None = None
+
+
+class WaitRecord(FileRecord):
+    """The number of snapshots or checkpoints, and the seconds that steps waited for them."""
+
+    count: Whole
+    seconds: Seconds
+
+
 class Summary(FileRecord):
     """The numbers of `summary.json` that a report shows."""
 
@@ -48,6 +67,9 @@ class Summary(FileRecord):
     traffic: dict[str, Bytes] | None = None
     peak_memory: list[Bytes] | None = None
     state_memory: list[dict[str, Bytes]] | None = None
+    recoveries: list[RecoveryRecord] | None = None
+    snapshots: WaitRecord | None = None
+    checkpoints: WaitRecord | None = None
 
 
 class SpanArguments(FileRecord):

@@ -7,6 +7,7 @@ overlap are async events, because the format wants the slices of one lane nested
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,7 +20,7 @@ COMM_LANE = 1
 
 def to_chrome(
     spans: Iterable[Span], comms: Iterable[CommEvent], marks: Iterable[MemoryMark]
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """The trace object: `{"traceEvents": [...], "displayTimeUnit": "ms"}`."""
     spans = list(spans)
     comms = list(comms)
@@ -40,6 +41,29 @@ def to_chrome(
         for mark in marks
     ]
     return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def mark_recoveries(
+    trace: dict[str, Any], recoveries: Iterable[JsonMapping], origin_seconds: float
+) -> None:
+    """Add the recoveries of a run as moments of the trace, with their keys as arguments.
+
+    `origin_seconds` is the trace's zero by `time.perf_counter`. What was before it lies below 0.
+    """
+    zero = time.time() - time.perf_counter() + origin_seconds
+    for recovery in recoveries:
+        trace["traceEvents"].append(
+            {
+                "ph": "i",
+                "s": "g",
+                "name": "recovery",
+                "cat": "recovery",
+                "pid": 0,
+                "tid": COMPUTE_LANE,
+                "ts": (recovery["moment"] - zero) * 1e6,
+                "args": dict(recovery),
+            }
+        )
 
 
 def _lane_names(rank: int) -> list[dict[str, object]]:

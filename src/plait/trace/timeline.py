@@ -174,6 +174,6 @@ class Timeline:
         timeline.spans, timeline.comms, timeline.marks = from_chrome(trace)
         return timeline
 
-    def to_chrome(self) -> dict[str, object]:
+    def to_chrome(self) -> dict[str, Any]:
         """The trace as an object for Perfetto and chrome://tracing; `json.dumps` it."""
         return to_chrome(self.spans, self.comms, self.marks)

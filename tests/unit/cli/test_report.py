@@ -5,6 +5,7 @@ hand, so all is known.
 from __future__ import annotations
 
 import json
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from plait.parallel.pipeline.observed import observed_bubble, simulated_step
 from plait.parallel.pipeline.schedules import make
 from plait.parallel.pipeline.text import dumps
 from plait.trace import Timeline
+from plait.trace.chrome import mark_recoveries
 
 CONFIG = """
 [model]
@@ -181,3 +183,36 @@ def test_bad_input_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[
     fails(run, "has no steps to draw")
     (run / "trace.json").write_text("{")
     fails(run, "is no JSON")
+
+
+def test_recoveries_and_their_cost_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    timeline = two_steps(lower(make("1f1b", 2, 4)), 2)
+    run = write_run(tmp_path, "pp2:1f1b mb4", timeline)
+    recovery = {
+        "step": 1,
+        "lost_ranks": [1],
+        "cause": "rank 1 was killed by SIGKILL",
+        "seconds": 2.5,
+        "plan_before": "pp2:1f1b mb4",
+        "plan_after": "dp1 mb8",
+        "steps_repeated": 1,
+        "moment": time.time(),
+    }
+    path = run / "summary.json"
+    summary = json.loads(path.read_text())
+    costs = {"snapshots": {"count": 4, "seconds": 0.02}, "checkpoints": {"count": 0, "seconds": 0}}
+    path.write_text(json.dumps({**summary, **costs, "recoveries": [recovery]}))
+    trace = timeline.to_chrome()
+    mark_recoveries(trace, [recovery], time.perf_counter() - 3.0)
+    (moment,) = [event for event in trace["traceEvents"] if event["ph"] == "i"]
+    assert moment["args"] == recovery
+    assert 2.9e6 < moment["ts"] < 4.0e6
+    (run / "trace.json").write_text(json.dumps(trace))
+    page = Path(report(run, capsys)["out"]).read_text()
+    for said in ("SIGKILL", "2.50", "pp2:1f1b mb4, then dp1 mb8", "4 snapshots took 5.0 ms"):
+        assert said in page
+    path.write_text(json.dumps({**summary, "recoveries": [{**recovery, "step": -1}]}))
+    assert main(["report", str(run)]) == 2
+    assert "recoveries.0.step" in capsys.readouterr().err
