@@ -7,7 +7,7 @@ milliseconds, and only computing loads torch.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from plait import errors, verify
@@ -61,7 +61,7 @@ _ROOMS = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import a name of the door from its room, once."""
     if name == "__version__":
         return importlib.import_module("importlib.metadata").version("plait")

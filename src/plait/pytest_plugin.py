@@ -6,9 +6,11 @@ It is found by pytest where plait is installed, and loads nothing until a test a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
+
+from plait.values import PyTree
 
 if TYPE_CHECKING:
     from plait.verify.report import Report
@@ -25,9 +27,9 @@ def plait_parity() -> Callable[..., Report]:
 
 
 def parity(
-    make: Callable[[], Any],
-    train_step: Callable[..., Any],
-    prepare: Callable[[Any], Any] | None = None,
+    make: Callable[[], PyTree],
+    train_step: Callable[..., PyTree],
+    prepare: Callable[[PyTree], PyTree] | None = None,
     *,
     nproc: int = 2,
     steps: int = 3,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import PlaitError
-from plait.values import JsonMapping, JsonObject
+from plait.values import JsonMapping, JsonObject, JsonValue
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -52,7 +52,7 @@ def parse_toml(text: str, error: type[PlaitError], name: str) -> dict[str, Any]:
 TOO_DEEP = "tables and lists stand too deep inside each other; a file of plait needs a few levels"
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(text: str | bytes) -> JsonValue:
     """The value of a JSON text. Raises ValueError with a sentence for whatever is none."""
     try:
         return json.loads(text)
@@ -68,7 +68,7 @@ def is_file(text: str) -> bool:
         return False
 
 
-def parse_value(text: str) -> Any:
+def parse_value(text: str) -> JsonValue:
     """The TOML value that a text spells, or the text itself when it spells none. So quotes may be
     left out.
 
@@ -100,7 +100,7 @@ def _key(name: str) -> str:
     return name if bare else _value(name)
 
 
-def _value(value: Any) -> str:
+def _value(value: JsonValue) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (int, float)):

@@ -8,7 +8,7 @@ any rank exists. Names that need torch are imported when they are first used.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from plait.checkpoint.folder import previous, resolve
 from plait.mesh import Shard
@@ -41,7 +41,7 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import a name that needs torch."""
     if name not in _MODULES:
         raise AttributeError(f"module 'plait.checkpoint' has no attribute '{name}'")

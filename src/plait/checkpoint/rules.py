@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
-from plait.values import JsonMapping
+from plait.values import JsonMapping, JsonValue
 
 ITEM_BYTES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
@@ -37,12 +36,12 @@ def first_fault(index: JsonMapping, step: int | None) -> str | None:
     return None
 
 
-def is_count(value: Any, least: int = 0) -> bool:
+def is_count(value: JsonValue, least: int = 0) -> bool:
     """Whether a value is a whole number of at least `least`; true and false are none."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-def is_shape(value: Any) -> bool:
+def is_shape(value: JsonValue) -> bool:
     """Whether a value is a list of whole numbers of 0 or more."""
     return isinstance(value, list) and all(is_count(size) for size in value)
 
@@ -108,7 +107,7 @@ def _tensors(index: JsonMapping) -> Iterator[str]:
                 yield f"{where} of shape {shape} has {needed:,} bytes and its files {there:,}"
 
 
-def _are_indices(files: list[Any], count: int) -> bool:
+def _are_indices(files: list[JsonValue], count: int) -> bool:
     """Whether these are places in a list of so many files, at least one, each once."""
     sound = all(is_count(at) and at < count for at in files)
     return sound and bool(files) and len(set(files)) == len(files)

@@ -6,9 +6,9 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from plait.values import JsonObject
+from plait.values import JsonObject, JsonValue
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -37,7 +37,7 @@ def to_json(data: Json) -> str:
     return json.dumps(_finite(data), allow_nan=False)
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: JsonValue) -> JsonValue:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from plait.cli.answer import Answer
+from plait.values import JsonValue
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -57,5 +58,5 @@ def view(keys: list[Key]) -> RenderableType:
 def _default_text(key: Key) -> str:
     if key.required:
         return "required"
-    default: Any = key.default
+    default: JsonValue = key.default
     return "-" if default is None else json.dumps(default)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.cli import common
 from plait.cli.answer import Answer, Json
+from plait.values import JsonValue
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,7 +39,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     return Answer(data, _text(data))
 
 
-def _table(model: nn.Module, size: int, given: Any) -> tuple[dict[str, str], list[str]]:
+def _table(model: nn.Module, size: int, given: JsonValue) -> tuple[dict[str, str], list[str]]:
     """The user's own table, the model's, or the one that is derived; notes of the last."""
     from plait import models
     from plait.models.hf import HuggingFace

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from plait.cluster.bounds import Bounds, number_faults
 from plait.cluster.products import TORCH, ProductTable, table_of_probe
 from plait.errors import ClusterError
-from plait.values import JsonMapping
+from plait.values import JsonMapping, JsonValue
 
 KINDS: Final = (
     "add",
@@ -103,7 +103,7 @@ def profile_of_probe(probe: JsonMapping) -> CpuProfile | None:
         )
     wrong: list[str] = []
 
-    def table(name: str, of: Any) -> JsonMapping:
+    def table(name: str, of: JsonValue) -> JsonMapping:
         if not isinstance(of, Mapping):
             wrong.append(f"host.{name} is missing, a table of numbers")
             return {}

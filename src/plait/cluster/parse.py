@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from plait.cluster.bounds import number_faults
 from plait.cluster.build import BOUNDS, DEFAULTS, build, faults, settings_of
@@ -20,7 +19,7 @@ from plait.cluster.local import DEFAULT_PROBE_PATH, hardware_of_probe
 from plait.cluster.presets import PRESETS
 from plait.errors import ClusterError, nearest
 from plait.toml import is_file, parse_json, read_toml
-from plait.values import JsonMapping, JsonObject
+from plait.values import JsonMapping, JsonObject, JsonValue
 
 _FIRST_PRECISION = ("bf16", "float32", "float64")
 
@@ -70,7 +69,7 @@ def hardware_of_tables(name: str, tables: JsonMapping) -> Hardware:
         )
     preset = PRESETS[preset_name] if preset_name else None
     settings = {**(settings_of(preset) if preset else DEFAULTS), **given}
-    peak: Any = settings.get("device.peak_tflops")
+    peak: JsonValue = settings.get("device.peak_tflops")
     if not isinstance(peak, Mapping) and not number_faults("", peak, BOUNDS["device.peak_tflops"]):
         # one number is the bf16 peak; the other precisions keep the preset's ratio to it, or share
         # it

@@ -16,10 +16,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from plait.errors import ClusterError
-from plait.values import JsonMapping, JsonObject
+from plait.values import JsonMapping, JsonObject, JsonValue
 
 FORWARD: Final = "forward"
 INPUT_GRAD: Final = "input_grad"
@@ -96,7 +96,7 @@ class ProductTable:
         return rows
 
     @classmethod
-    def from_dict(cls, given: Any) -> ProductTable:
+    def from_dict(cls, given: JsonValue) -> ProductTable:
         """The table that `as_dict` gave. Raises `ClusterError` for anything else."""
         if not isinstance(given, Mapping) or given.keys() != _BY_TEXT.keys():
             raise ClusterError("a table of products has other classes; run plait probe again")
@@ -116,7 +116,7 @@ class ProductTable:
         return cls(frozenset(onednn), ratios)
 
 
-def _ratio(text: str, given: Any) -> Ratio:
+def _ratio(text: str, given: JsonValue) -> Ratio:
     numbers = given if isinstance(given, list) else []
     if len(numbers) != 3 or not all(isinstance(one, float) and one > 0 for one in numbers):
         raise ClusterError(

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from plait.comm.axis import Axis as Axis
@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'plait.comm' has no attribute {name!r}")
     return getattr(import_module(f"plait.comm.{_HOMES[name]}"), name)

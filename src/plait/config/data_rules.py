@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from plait.config.model import (
     LANGUAGE_MODELS,
@@ -20,6 +20,7 @@ from plait.config.model import (
 )
 from plait.config.read import longest_sequence
 from plait.config.sections import DataSource, Sections
+from plait.values import JsonValue
 
 BYTES: Final = 256
 DIGIT_FEATURES = 64
@@ -80,7 +81,7 @@ def text_needs_a_language_model(data: DataSource, model: ModelSection) -> Iterat
         )
     if data.name in TOKENS and data.tokenizer != "bytes":
         return
-    vocab_size: Any = getattr(model, "vocab_size", None)
+    vocab_size: JsonValue = getattr(model, "vocab_size", None)
     if isinstance(model, HuggingFaceConfig):
         vocab_size = written_vocabulary(model.config)
     if isinstance(vocab_size, int) and vocab_size < BYTES:
@@ -106,7 +107,7 @@ def foreign_alphabet(vocab_size: int, name: str) -> Iterator[str]:
         )
 
 
-def written_vocabulary(config: Any) -> int | None:
+def written_vocabulary(config: JsonValue) -> int | None:
     """The `vocab_size` that a Hugging Face config says, a table or a file; None where it says
     none.
     """

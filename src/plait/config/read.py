@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -26,7 +26,7 @@ from plait.config.model import (
 )
 from plait.config.sections import SCHEMAS, Data, Eval, Train
 from plait.errors import nearest
-from plait.values import JsonMapping, JsonObject
+from plait.values import JsonMapping, JsonObject, JsonValue
 
 AnySection = TypeVar("AnySection", bound=BaseModel)
 
@@ -75,7 +75,7 @@ def read_model(table: Mapping[str, object], faults: list[str]) -> ModelSection |
         faults += refused
     schema = MODELS[name]
     if issubclass(schema, TransformerConfig):
-        hidden_size: Any = keys.get("hidden_size")
+        hidden_size: JsonValue = keys.get("hidden_size")
         keys.setdefault(
             "intermediate_size", max(1, 4 * hidden_size) if isinstance(hidden_size, int) else 1
         )

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Final
 
 from pydantic.json_schema import models_json_schema
 
 from plait.config.model import MODELS, Python, Section
 from plait.config.sections import SCHEMAS
-from plait.values import JsonObject
+from plait.values import JsonObject, JsonValue
 
 MODEL_SCHEMAS: Final[dict[str, type[Section]]] = {**MODELS, "python": Python}
 """The schema of `[model]` by its name; `python` is a user's own function."""
@@ -30,7 +30,7 @@ class Key:
     section: str
     key: str
     type: str
-    default: Any
+    default: JsonValue
     required: bool
     meaning: str
     model: str = ""

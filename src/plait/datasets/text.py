@@ -10,13 +10,13 @@ from __future__ import annotations
 import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from plait.errors import DataError
+from plait.values import PyTree
 
 VOCAB_SIZE = 256
 IGNORE = -100  # the label that counts for nothing
@@ -25,7 +25,7 @@ SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__py
 SKIPPED_FILES = ("_sysconfigdata", "sitecustomize", "usercustomize")
 
 
-class Windows(Dataset[tuple[Any, Tensor]]):
+class Windows(Dataset[tuple[PyTree, Tensor]]):
     """(input_ids [S], labels [S]) from one uint8 tensor; the labels are one byte ahead."""
 
     def __init__(self, corpus: Tensor, seq_len: int) -> None:
@@ -37,11 +37,11 @@ class Windows(Dataset[tuple[Any, Tensor]]):
     def __len__(self) -> int:
         return len(self.windows)
 
-    def __getitem__(self, index: int) -> tuple[Any, Tensor]:
+    def __getitem__(self, index: int) -> tuple[PyTree, Tensor]:
         window = self.windows[index].long()
         return window[:-1], window[1:]
 
-    def batch(self, indices: Tensor) -> tuple[Any, Tensor]:
+    def batch(self, indices: Tensor) -> tuple[PyTree, Tensor]:
         """Samples [B] -> (input_ids [B, S], labels [B, S]), in one gather."""
         windows = self.windows[indices].long()
         return windows[:, :-1], windows[:, 1:]
@@ -58,11 +58,11 @@ class Packed(Windows):
         super().__init__(corpus, seq_len)
         self._ends = torch.tensor(lengths).cumsum(0)
 
-    def __getitem__(self, index: int) -> tuple[Any, Tensor]:
+    def __getitem__(self, index: int) -> tuple[PyTree, Tensor]:
         (inputs, documents), labels = self.batch(torch.tensor([index]))
         return (inputs[0], documents[0]), labels[0]
 
-    def batch(self, indices: Tensor) -> tuple[Any, Tensor]:
+    def batch(self, indices: Tensor) -> tuple[PyTree, Tensor]:
         """Samples [B] -> ((input_ids [B, S], documents [B, S]), labels [B, S])."""
         inputs, labels = super().batch(indices)
         places = indices[:, None] * self.seq_len + torch.arange(self.seq_len + 1)

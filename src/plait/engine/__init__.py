@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from plait.engine.build import Options as Options
@@ -16,7 +16,7 @@ _HOMES = {"Engine": "engine", "Options": "build", "StepResult": "step"}
 __all__ = ["Engine", "Options", "StepResult"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'plait.engine' has no attribute {name!r}")
     return getattr(import_module(f"plait.engine.{_HOMES[name]}"), name)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -59,7 +58,7 @@ class BatchSplitter:
         dtype: torch.dtype,
         device: torch.device,
         *,
-        cut: Callable[[Any], Any] = lambda batch: batch,
+        cut: Callable[[PyTree], PyTree] = lambda batch: batch,
         share: Callable[[MicroBatch], MicroBatch] = lambda micro_batch: micro_batch,
     ) -> None:
         """Split the batches of `model`.
@@ -100,7 +99,7 @@ class BatchSplitter:
             result.append(self._share(MicroBatch(part_inputs, part_targets, size)))
         return result
 
-    def _inputs_and_targets(self, batch: PyTree) -> tuple[Any, Any]:
+    def _inputs_and_targets(self, batch: PyTree) -> tuple[PyTree, PyTree]:
         if isinstance(batch, Mapping):
             names = batch.keys() if self._accepts is None else batch.keys() & self._accepts
             return {name: batch[name] for name in sorted(names)}, dict(batch)
@@ -110,14 +109,14 @@ class BatchSplitter:
             f"a batch is (inputs, targets) or a mapping; this one is {_describe(batch)}"
         )
 
-    def _place(self, leaf: PyTree) -> Any:
+    def _place(self, leaf: PyTree) -> PyTree:
         if not isinstance(leaf, Tensor):
             return leaf
         dtype = self._dtype if leaf.is_floating_point() else leaf.dtype
         return leaf.to(self._device, dtype)
 
 
-def accepted(model: nn.Module, inputs: PyTree) -> Any:
+def accepted(model: nn.Module, inputs: PyTree) -> PyTree:
     """The entries of a mapping that the model's forward takes; anything else as it is."""
     names = _accepted_keys(model)
     if names is None or not isinstance(inputs, Mapping):
@@ -125,13 +124,13 @@ def accepted(model: nn.Module, inputs: PyTree) -> Any:
     return {name: inputs[name] for name in sorted(inputs.keys() & names)}
 
 
-def call(model: nn.Module, inputs: PyTree) -> Any:
+def call(model: nn.Module, inputs: PyTree) -> PyTree:
     """Run the model on the inputs of a micro-batch."""
     positional, named = arguments(inputs)
     return model(*positional, **named)
 
 
-def arguments(inputs: PyTree) -> tuple[Sequence[Any], JsonMapping]:
+def arguments(inputs: PyTree) -> tuple[Sequence[PyTree], JsonMapping]:
     """Positional and named arguments of a model's forward, from the inputs of a micro-batch."""
     if isinstance(inputs, Mapping):
         return (), inputs
@@ -148,7 +147,7 @@ def _accepted_keys(model: nn.Module) -> set[str] | None:
     return {parameter.name for parameter in parameters}
 
 
-def _num_samples(leaves: list[Any]) -> int:
+def _num_samples(leaves: list[PyTree]) -> int:
     sizes = {leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 0}
     if len(sizes) != 1:
         raise DataError(
@@ -158,7 +157,7 @@ def _num_samples(leaves: list[Any]) -> int:
     return int(sizes.pop())
 
 
-def _never_empty(part: Any) -> Any:
+def _never_empty(part: PyTree) -> PyTree:
     """A placeholder sample of zeros instead of no sample: every rank must take part in every
     collective.
     """

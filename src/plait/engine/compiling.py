@@ -21,6 +21,7 @@ from plait.models.experts import MixtureOfExperts
 from plait.parallel.context.ring import RingAttention
 from plait.parallel.context.ulysses import UlyssesAttention
 from plait.parallel.tensor import layers
+from plait.values import PyTree
 
 COMPILERS = ("c++", "g++", "clang++")
 TALKING = (
@@ -116,7 +117,7 @@ def _run_alone(module: nn.Module) -> None:
 
 @functools.cache
 def _alone(kind: Any, own: bool) -> Any:
-    def forward(self: Any, *args: object, **kwargs: object) -> Any:
+    def forward(self: Any, *args: object, **kwargs: object) -> PyTree:
         return self.own_forward(*args, **kwargs) if own else kind.forward(self, *args, **kwargs)
 
     return type(
@@ -131,6 +132,6 @@ def _hooks_alone(module: nn.Module) -> None:
             hooks[key] = _untraced(hook)
 
 
-def _untraced(function: Callable[..., Any]) -> Callable[..., Any]:
-    plain: Callable[..., Any] = torch.compiler.disable(function)
+def _untraced(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    plain: Callable[..., PyTree] = torch.compiler.disable(function)
     return plain

@@ -93,7 +93,7 @@ class Uncut:
     world: World
     model: nn.Module
     guard: Guard
-    make: Callable[[Any], EngineParts]
+    make: Callable[[PyTree], EngineParts]
 
 
 class Engine:
@@ -171,7 +171,7 @@ class Engine:
                 "options=plait.Options(cutting=plait.Cutting(example=...))"
             )
 
-    def prepare(self, loader: Iterable[Any], shares: Sequence[float] = ()) -> Iterable[Any]:
+    def prepare(self, loader: Iterable[PyTree], shares: Sequence[float] = ()) -> Iterable[PyTree]:
         """The batches of a loader of whole global batches, of each this rank's part.
 
         `loader` is a torch `DataLoader`, a `plait.Loader` or any iterable of batches that every

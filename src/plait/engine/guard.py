@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -346,7 +346,7 @@ def is_finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(tensor).all())
 
 
-def _numbers(values: Any) -> list[Tensor]:
+def _numbers(values: PyTree) -> list[Tensor]:
     return [
         one.detach()
         for one in tree_leaves(values)

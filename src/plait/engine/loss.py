@@ -11,15 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from plait.comm import Axis
 from plait.errors import DataError, ModelError, NonFiniteLoss
+from plait.values import PyTree
 
-LossFunction = Callable[[Any, Any], "Tensor | tuple[Tensor, Tensor]"]
+LossFunction = Callable[[PyTree, PyTree], "Tensor | tuple[Tensor, Tensor]"]
 
 
 @dataclass(frozen=True)

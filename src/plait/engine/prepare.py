@@ -23,7 +23,7 @@ from plait.errors import DataError
 from plait.values import PyTree
 
 
-def example_of(batch: PyTree) -> Any:
+def example_of(batch: PyTree) -> PyTree:
     """The inputs of one sample of a batch; a sample of zeros where this rank has none."""
     inputs = batch if isinstance(batch, Mapping) else batch[0]
     return tree_map_only(Tensor, _first_sample, inputs)
@@ -35,7 +35,7 @@ def _first_sample(tensor: Tensor) -> Tensor:
     return tensor[:1]
 
 
-def first_batch(loader: Any) -> Any:
+def first_batch(loader: Any) -> PyTree:
     """A batch that does not move the loader on."""
     if isinstance(loader, DataLoader) and _is_indexed(loader):
         collate: Any = loader.collate_fn
@@ -50,11 +50,11 @@ def first_batch(loader: Any) -> Any:
     return next(iter(loader))
 
 
-def _is_indexed(loader: DataLoader[Any]) -> bool:
+def _is_indexed(loader: DataLoader[PyTree]) -> bool:
     return loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset)
 
 
-def share(loader: Iterable[Any], world: World, shares: Sequence[int] = ()) -> Iterable[Any]:
+def share(loader: Iterable[PyTree], world: World, shares: Sequence[int] = ()) -> Iterable[PyTree]:
     """The batches of a loader, of each this rank's part: `loader` yields whole global batches.
 
     `shares`: whole numbers in whose ratio ranks share a batch; equal by default.
@@ -82,7 +82,7 @@ def share(loader: Iterable[Any], world: World, shares: Sequence[int] = ()) -> It
 class _BatchShare:
     """Every rank reads whole batches and keeps its samples of each."""
 
-    def __init__(self, loader: Iterable[Any], world: World, shares: Sequence[int]) -> None:
+    def __init__(self, loader: Iterable[PyTree], world: World, shares: Sequence[int]) -> None:
         self._loader = loader
         self._world = world
         self._shares = shares
@@ -91,7 +91,7 @@ class _BatchShare:
         length: int = len(self._loader)  # type: ignore[arg-type]  # an error of the loader's own
         return length
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[PyTree]:
         _agree_on_order(self._world)
         cut = partial(_part, self._shares, self._world.worker[0])
         for batch in self._loader:
@@ -103,10 +103,10 @@ class _IndexShare:
     indices.
     """
 
-    def __init__(self, loader: DataLoader[Any], world: World, shares: Sequence[int]) -> None:
+    def __init__(self, loader: DataLoader[PyTree], world: World, shares: Sequence[int]) -> None:
         self._world = world
         self._sampler = _SharedSampler(loader.batch_sampler, shares, world.worker[0])
-        self._loader: DataLoader[Any] = DataLoader(
+        self._loader: DataLoader[PyTree] = DataLoader(
             loader.dataset,
             batch_sampler=self._sampler,
             num_workers=loader.num_workers,
@@ -123,7 +123,7 @@ class _IndexShare:
     def __len__(self) -> int:
         return len(self._sampler)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[PyTree]:
         _agree_on_order(self._world)
         self._sampler.sizes.clear()
         for batch in self._loader:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 from torch import nn
@@ -67,8 +66,8 @@ def _no_contexts() -> tuple[Context, Context]:
 
 
 def _checkpointed(
-    forward: Callable[..., Any], contexts: Contexts, buffers: Buffers
-) -> Callable[..., Any]:
+    forward: Callable[..., PyTree], contexts: Contexts, buffers: Buffers
+) -> Callable[..., PyTree]:
     """A graph of torch.compile is told `contexts` alone: it makes the buffers' changes once."""
 
     def minding_buffers() -> tuple[Context, Context]:

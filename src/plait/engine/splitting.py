@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -134,7 +133,9 @@ def cuts_unknown_inputs(model: nn.Module, plan: Plan, options: Options) -> bool:
     return is_without_example(model, options.cutting)
 
 
-def call_without_values(model: nn.Module, example: PyTree, make: Callable[[Any], Any]) -> Any:
+def call_without_values(
+    model: nn.Module, example: PyTree, make: Callable[[PyTree], PyTree]
+) -> PyTree:
     """Call a model on inputs made from the example.
 
     Its parameters are zeros without memory, on the device of the inputs.

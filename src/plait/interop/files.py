@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from plait.errors import ConfigError
 from plait.toml import parse_json
-from plait.values import JsonObject
+from plait.values import JsonObject, JsonValue
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -78,7 +78,7 @@ def form_of(path: Path, text: str) -> str:
     return "toml" if re.search(r"^\s*\[[\w.]+\]\s*$", text, re.MULTILINE) else "yaml"
 
 
-def _yaml(text: str) -> Any:
+def _yaml(text: str) -> JsonValue:
     try:
         import yaml
     except ImportError:
@@ -136,7 +136,7 @@ def command_line(text: str) -> JsonObject:
     return options
 
 
-def _value(values: list[str]) -> Any:
+def _value(values: list[str]) -> JsonValue:
     stops = ("pretrain", "python", "torchrun", "&", "|", ";", ">", "2>&1")
     kept: list[str] = []
     for value in values:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from plait.interop.draft import Draft
 from plait.interop.source import Source
+from plait.values import JsonValue
 
 ADAM: Final = frozenset(
     {"adam", "adamw", "fusedadam", "deepspeedcpuadam", "cpuadam", "adamw_torch", "adamw_hf"}
@@ -35,7 +36,7 @@ COURSES: Final = {
 }
 
 
-def adopt_name(source: Source, draft: Draft, key: str, name: Any) -> None:
+def adopt_name(source: Source, draft: Draft, key: str, name: JsonValue) -> None:
     """The optimizer that a name means; another is named as unmapped and AdamW is taken."""
     if name is None:
         return
@@ -112,7 +113,7 @@ def adopt_schedule(source: Source, draft: Draft, name_key: str, params: str) -> 
         source.note(key, "ignored", "plait's courses are constant, linear and cosine")
 
 
-def adopt_course(source: Source, draft: Draft, key: str, name: Any) -> None:
+def adopt_course(source: Source, draft: Draft, key: str, name: JsonValue) -> None:
     """The course that a name means; another is named as unmapped."""
     if name is None:
         return

@@ -6,10 +6,10 @@ import fnmatch
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from plait.errors import ConfigError
-from plait.values import JsonMapping, JsonObject
+from plait.values import JsonMapping, JsonObject, JsonValue
 
 Kind = Literal["ignored", "contradictory", "different", "unknown"]
 
@@ -27,7 +27,7 @@ class Unmapped:
     """
 
     key: str
-    value: Any
+    value: JsonValue
     kind: Kind
     reason: str
 
@@ -85,7 +85,7 @@ class Source:
         """Whether any key begins with a prefix and a dot."""
         return any(key.startswith(f"{prefix}.") for key in self.values)
 
-    def take(self, *keys: str) -> Any:
+    def take(self, *keys: str) -> JsonValue:
         """The value of the first key that is there and says something; all of them count as read.
 
         None where no key is there, or its value is null or `auto`.

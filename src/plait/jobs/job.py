@@ -6,9 +6,9 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Final
 
-from plait.values import JsonObject
+from plait.values import JsonObject, JsonValue
 
 PORT: Final = 29500
 """The port of rank 0's store, where nobody names another one."""
@@ -84,7 +84,7 @@ class JobScript:
         return data
 
 
-def yaml_text(value: Any, indent: int = 0) -> str:
+def yaml_text(value: JsonValue, indent: int = 0) -> str:
     """Plain data as YAML with comments kept out: mappings, lists, text, numbers.
 
     Text is quoted as JSON, which is YAML too; text of several lines is a literal block.
@@ -109,7 +109,7 @@ def yaml_text(value: Any, indent: int = 0) -> str:
     return f"{pad}{json.dumps(value)}"
 
 
-def _inner(value: Any, indent: int) -> str:
+def _inner(value: JsonValue, indent: int) -> str:
     import json
 
     if isinstance(value, (Mapping, list)) and value:

@@ -27,7 +27,7 @@ from plait.models.hf_roles import roles_for
 from plait.models.layers import RMSNorm, ScaledEmbedding
 from plait.models.routing import Router
 from plait.models.weights import MakeStart, Weights, fit, open_folder, wholly_on_meta
-from plait.values import JsonMapping, JsonObject
+from plait.values import JsonMapping, JsonObject, PyTree
 
 OWN = (
     RMSNorm,
@@ -148,7 +148,7 @@ def _let_experts_take_float64(model: nn.Module) -> None:
     over experts has.
     """
 
-    def choose(module: Any, args: tuple[Any, ...]) -> None:
+    def choose(module: Any, args: tuple[PyTree, ...]) -> None:
         if args[0].dtype == torch.float64:
             module.config._experts_implementation = "eager"
 
@@ -198,12 +198,12 @@ def make(
     return made
 
 
-def is_path(value: Any) -> bool:
+def is_path(value: PyTree) -> bool:
     """Whether a key of the config is a path and no table."""
     return isinstance(value, (str, Path))
 
 
-def _adopt_generation(made: HuggingFace, sources: list[Any]) -> None:
+def _adopt_generation(made: HuggingFace, sources: list[PyTree]) -> None:
     """Take `generation_config.json` from beside the config, or else from beside the weights."""
     for source in sources:
         folder = Path(source) if Path(source).is_dir() else Path(source).parent

@@ -19,6 +19,7 @@ from plait.models.derived.record import is_linear
 from plait.models.derived.table import Ends, Table, derive, left_whole
 from plait.models.layers import ScaledEmbedding
 from plait.patterns import matches
+from plait.values import PyTree
 
 STYLES = {"colwise": "column", "rowwise": "row", "replicated_with_grad_allreduce": "head_norm"}
 GPT2_ROLES = {
@@ -104,7 +105,7 @@ def _is_of_adapter(name: str) -> bool:
     return name.rpartition(".")[2] in adapters.PARTS
 
 
-def _part(get: Callable[[], Any]) -> nn.Module | None:
+def _part(get: Callable[[], PyTree]) -> nn.Module | None:
     """An embedding or a head; None for a model that has none or does not say which."""
     try:
         found = get()

@@ -16,7 +16,7 @@ from plait.plan import axes
 from plait.plan.axes import ContextAxis, DataAxis, PipelineAxis, TensorAxis
 from plait.plan.rules import broken_axis_rules
 from plait.plan.terms import Terms
-from plait.values import JsonObject
+from plait.values import JsonObject, JsonValue
 
 _SHAPE: Final = re.compile(r"(?P<name>[a-z]+)(?P<number>[0-9]*)(?P<tail>[:,].*)?")
 _OPTION: Final = re.compile(r"(?P<name>[a-z]+)(?P<number>[0-9]+)?")
@@ -89,7 +89,7 @@ def _report(text: str, bad: list[str]) -> str:
     return "\n  ".join([f"plan '{text}' has {len(bad)} faults:", *bad])
 
 
-def _parse_term(term: str) -> tuple[str, Any]:
+def _parse_term(term: str) -> tuple[str, JsonValue]:
     shape = _SHAPE.fullmatch(term)
     if shape is None:
         raise _BadTermError(f"this is no term; {_hint(term)}")
@@ -140,7 +140,7 @@ def _axis(name: str, size: int, tail: str) -> Any:
     return _RECORDS[name](**fields)
 
 
-def _option(axis: str, piece: str) -> tuple[str, Any]:
+def _option(axis: str, piece: str) -> tuple[str, JsonValue]:
     options = _OPTIONS[axis]
     shape = _OPTION.fullmatch(piece)
     option = shape["name"] if shape else ""

@@ -20,7 +20,7 @@ from plait.errors import RunError
 from plait.models.losses import correct_classes
 from plait.run.hooks import Hook, RunStart, StepDone
 from plait.run.rundir import RunFolder
-from plait.values import JsonObject
+from plait.values import JsonObject, JsonValue
 
 
 @dataclass(frozen=True)
@@ -200,6 +200,6 @@ def append_row(folder: RunFolder, row: JsonObject) -> None:
         raise RunError(f"{folder.evaluations} cannot be written: {error.strerror}") from error
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: JsonValue) -> JsonValue:
     """The value, or None for a number that JSON does not have."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from plait.doctor.flight import Phase
 from plait.engine.engine import Engine
 from plait.engine.step import StepResult
 from plait.run.hooks import Hook, RunStart, StepDone
 from plait.run.rollback import Rollback
+from plait.values import PyTree
 
 
 class Batches(Protocol):
@@ -18,7 +19,7 @@ class Batches(Protocol):
     without end.
     """
 
-    def __iter__(self) -> Iterator[Any]: ...
+    def __iter__(self) -> Iterator[PyTree]: ...
 
 
 def fit(

@@ -5,7 +5,6 @@ beside measured.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from plait.doctor import findings
 from plait.plan.facts import SCHEDULES
@@ -14,7 +13,7 @@ from plait.run.rundir import RunFolder
 from plait.trace import Timeline
 from plait.trace.page import Grid, PageSection, Picture, page
 from plait.trace.picture import COLOURS, Bar, Frame, Lane, bars, lanes, legend, timeline_lanes
-from plait.values import JsonMapping
+from plait.values import JsonMapping, JsonValue
 
 MAX_LANES = 16
 NAMES = {
@@ -196,7 +195,7 @@ def _course(metrics: Sequence[JsonMapping]) -> PageSection:
     every = max(1, len(metrics) // 20)
     shown = [*metrics[:-1:every], metrics[-1]] if metrics else []
 
-    def cell(value: Any, form: str) -> str:
+    def cell(value: JsonValue, form: str) -> str:
         return "-" if value is None else format(value, form)
 
     rows = tuple(

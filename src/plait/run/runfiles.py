@@ -7,7 +7,7 @@ later reader gets a sentence with the file, the line and the key.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -15,7 +15,7 @@ from plait.errors import ConfigError, ScheduleError
 from plait.parallel.pipeline.actions import Action
 from plait.toml import parse_json
 from plait.trace import Timeline
-from plait.values import JsonObject
+from plait.values import JsonObject, JsonValue
 
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Bytes = Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False)]
@@ -203,14 +203,14 @@ def _check_action(span: SpanEvent, where: str) -> None:
         raise ConfigError(f"{where}: action {span.name} is said to be of kind '{span.cat}'")
 
 
-def _json(path: Path) -> Any:
+def _json(path: Path) -> JsonValue:
     try:
         return parse_json(text_of(path))
     except ValueError as error:
         raise ConfigError(f"{path} is no JSON: {error}") from error
 
 
-def _held(schema: type[Read], given: Any, where: str) -> Read:
+def _held(schema: type[Read], given: JsonValue, where: str) -> Read:
     """The record, or one sentence for the first key at fault."""
     if not isinstance(given, dict):
         raise ConfigError(f"{where}: an object of keys is needed, not {_short(given)}")
@@ -225,6 +225,6 @@ def _held(schema: type[Read], given: Any, where: str) -> Read:
         raise ConfigError(f"{where}: {key} is {shown}; {fault['msg'].lower()}") from None
 
 
-def _short(value: Any) -> str:
+def _short(value: JsonValue) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

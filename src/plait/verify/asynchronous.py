@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +22,7 @@ from plait.parallel.pipeline import schedules
 from plait.parallel.pipeline.weights import stage_weights
 from plait.plan import Plan
 from plait.plan.facts import SCHEDULES
+from plait.values import PyTree
 from plait.verify.problem import Problem
 from plait.verify.record.observation import Observation, Record
 from plait.verify.record.observe import RankRecord, RankStep, join, parameters_of
@@ -42,7 +42,7 @@ def is_asynchronous(plan: Plan) -> bool:
     return SCHEDULES[plan.pp.schedule].asynchronous and plan.pp.size > 1
 
 
-def record_stream(engine: Engine, batches: Iterable[Any], steps: int) -> RankRecord:
+def record_stream(engine: Engine, batches: Iterable[PyTree], steps: int) -> RankRecord:
     """Train `steps` steps and flush; the run as one step. Collective."""
     start = parameters_of(engine)
     results = [engine.step(batch, trace=False) for batch in islice(batches, steps)]

@@ -13,7 +13,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ from plait.errors import PlanError
 from plait.mesh import Mesh
 from plait.paths import not_walked
 from plait.plan import Plan
-from plait.values import JsonObject
+from plait.values import JsonObject, PyTree
 from plait.verify.asynchronous import is_asynchronous
 from plait.verify.problem import Problem
 from plait.verify.ranks import in_new_world, make_engine
@@ -232,7 +231,7 @@ def _distance(value: Tensor | None, truth: Tensor) -> float:
     return gap / size if size else (0.0 if gap == 0.0 else math.inf)
 
 
-def _quantiles(values: Any) -> dict[float, float]:
+def _quantiles(values: PyTree) -> dict[float, float]:
     ordered = sorted(values)
     return {
         q: ordered[min(len(ordered) - 1, math.ceil(q * len(ordered)) - 1 if q else 0)]

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from plait.values import JsonMapping
+from plait.values import JsonMapping, PyTree
 from plait.verify.diagnosis.diagnose import diagnose
 from plait.verify.diagnosis.finding import Facts
 from plait.verify.record.compare import Key, differences, refusals, tolerance_of
@@ -34,7 +33,7 @@ class Parallel:
     """
 
     facts: Facts = field(default_factory=Facts)
-    gather: Callable[[object], list[Any]] | None = None
+    gather: Callable[[object], list[PyTree]] | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
     start: Callable[[], Tensors] | None = None
     name: str = "the parallel step"

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import nn
@@ -225,7 +224,7 @@ def _weighed(model: nn.Module, names: Sequence[str], cutting: Cutting) -> list[L
     return layers
 
 
-def example_inputs(model: nn.Module, cutting: Cutting) -> Any:
+def example_inputs(model: nn.Module, cutting: Cutting) -> PyTree:
     """The inputs of one sample: those given, or token numbers for a model that takes nothing else.
 
     Raises ModelError where there are neither.

@@ -21,6 +21,7 @@ from plait.parallel.pipeline.payload import Payload, RandomState
 from plait.parallel.pipeline.runtime import Handler
 from plait.parallel.pipeline.stage import Stage
 from plait.parallel.pipeline.transport import Transport
+from plait.values import PyTree
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ class Pipeline:
         self._enter_step(under_way, recording=True)
         return sums
 
-    def _evaluate_stage(self, stage: int, micro_batch: int) -> Any:
+    def _evaluate_stage(self, stage: int, micro_batch: int) -> PyTree:
         """The output of one stage, sent on where the next stage is on another rank."""
         transport = self.transport
         placement = transport.placement
@@ -215,7 +216,7 @@ class Pipeline:
             self._random.pack(output, seeded)
             self.transport.put_output(stage, micro_batch, output)
 
-    def _after_forward(self, loss: Any) -> None:
+    def _after_forward(self, loss: PyTree) -> None:
         for context in self._contexts:
             context.after_forward(self.loss, loss)
 

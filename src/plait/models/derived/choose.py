@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import nn
 
 from plait.models.derived.cuts import Misfit
 from plait.models.derived.demands import Demand, Region
 from plait.models.derived.record import LINEAR, Graph, in_features, is_linear
+from plait.values import PyTree
 
 
 def pattern_of(name: str) -> str:
@@ -83,5 +83,5 @@ def _region(graph: Graph, rows: Mapping[str, int], size: int) -> Region:
 
 
 def _weight(layers: Mapping[str, nn.Module], rows: Mapping[str, int], region: Region) -> int:
-    modules: list[Any] = [layers[name] for name in (*rows, *region.columns)]
+    modules: list[PyTree] = [layers[name] for name in (*rows, *region.columns)]
     return sum(int(module.weight.numel()) for module in modules)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import nn
 
@@ -18,6 +17,7 @@ from plait.models.derived.cuts import ALIKE, Cut, Misfit, Part, Want, even, join
 from plait.models.derived.record import EMBEDDING, LINEAR, NORM, OPAQUE, Graph, Node, Value
 from plait.models.derived.rules import ask, chosen, operation, through_window
 from plait.models.layers import RMSNorm
+from plait.values import PyTree
 
 MOST_PULLED = 400
 KNOWN_NORMS = (nn.LayerNorm, nn.RMSNorm, RMSNorm)
@@ -263,7 +263,7 @@ def _composed(pieces: Sequence[tuple[int, int, Want]], length: int) -> tuple[Par
 def alive(graph: Graph) -> set[int]:
     """The nodes that the output of the model is made of."""
     found: set[int] = set()
-    left: list[Any] = [value.node for value in graph.results]
+    left: list[PyTree] = [value.node for value in graph.results]
     while left:
         node = left.pop()
         if node is not None and node.index not in found:

@@ -51,7 +51,7 @@ class Node:
     index: int
     kind: str
     func: Any
-    args: tuple[Any, ...]
+    args: tuple[PyTree, ...]
     name: str = ""
     outputs: list[Value | None] = field(default_factory=list)
 
@@ -80,7 +80,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.graph = Graph()
         self._values: dict[int, Value] = {}
-        self._alive: list[Any] = []
+        self._alive: list[PyTree] = []
         self._paused = False
         self._check = check
         self.names = {module: name for name, module in named.items()}
@@ -103,7 +103,7 @@ class Recorder(TorchDispatchMode):
         """The values of the tensors in a tree."""
         return [self._value(leaf) for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
-    def layer(self, kind: str, module: nn.Module, inputs: Sequence[Tensor], make: Any) -> Any:
+    def layer(self, kind: str, module: nn.Module, inputs: Sequence[Tensor], make: Any) -> PyTree:
         """The output of a layer, which `make` gives, as one node."""
         name = self.names[module]
         self._paused = True
@@ -136,7 +136,7 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(  # as torch calls it
         self, func: Any, types: Any, args: PyTree = (), kwargs: PyTree = None
-    ) -> Any:
+    ) -> PyTree:
         output = func(*args, **(kwargs or {}))
         if self._paused:
             return output
@@ -220,7 +220,7 @@ def _holds_experts(module: nn.Module) -> bool:
 
 def run(
     model: nn.Module,
-    call: Callable[[], Any],
+    call: Callable[[], PyTree],
     *,
     sizes: Sizes | None = None,
     check: Check | None = None,
@@ -291,12 +291,12 @@ def _layers(
                 module.forward = before
 
 
-def _forward(kind: str, module: nn.Module, recorder: Recorder, out: int) -> Callable[..., Any]:
+def _forward(kind: str, module: nn.Module, recorder: Recorder, out: int) -> Callable[..., PyTree]:
     forward = module.forward
     weight = next((part for part in module._parameters.values() if part is not None), None)
     dtype = torch.get_default_dtype() if weight is None else weight.dtype
 
-    def run_layer(x: Tensor, *args: object, **kwargs: object) -> Any:
+    def run_layer(x: Tensor, *args: object, **kwargs: object) -> PyTree:
         inputs = [leaf for leaf in tree_leaves((x, args, kwargs)) if isinstance(leaf, Tensor)]
         if kind == NORM and (args or kwargs or weight is None or x.shape[-1:] != weight.shape):
             return forward(x, *args, **kwargs)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
@@ -14,6 +13,7 @@ from plait.models.derived.choose import Choice, choose, pattern_of
 from plait.models.derived.cuts import Cut, Part
 from plait.models.derived.record import LINEAR, Graph, Value, is_linear, out_features, run
 from plait.models.derived.rehearse import Stage, number_of, rehearse
+from plait.values import PyTree
 
 MOST_ATTEMPTS = 12
 
@@ -45,7 +45,7 @@ class Tables:
 
 def derive(
     model: nn.Module,
-    call: Callable[[], Any],
+    call: Callable[[], PyTree],
     size: int,
     ends: Ends | None = None,
     opaque: Sequence[type] = (),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from torch import nn
 
@@ -66,7 +65,7 @@ def apply_to_trunk(
     return group
 
 
-def _tell_positions(group: ContextGroup) -> Any:
+def _tell_positions(group: ContextGroup) -> Callable[..., PyTree]:
     def hook(
         module: nn.Module, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]
     ) -> tuple[tuple[PyTree, ...], dict[str, PyTree]]:

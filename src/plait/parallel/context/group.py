@@ -12,7 +12,6 @@ For Ulysses the parts are contiguous: every rank sees whole sequences where it m
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -105,7 +104,7 @@ class ContextGroup:
         whole = transition(wire, self.axis, Sharded(dim), REPLICATED).to(part.dtype)
         return whole.index_select(dim, self.order().to(whole.device))
 
-    def cut(self, batch: PyTree) -> Any:
+    def cut(self, batch: PyTree) -> PyTree:
         """This rank's positions of every tensor of a batch that has a sequence (dimension 1).
 
         `batch` is (inputs, targets). Raises `DataError` for tensors that disagree on the length, or
@@ -116,7 +115,7 @@ class ContextGroup:
             return inputs, self._cut(targets)
         return self._cut(batch)
 
-    def _cut(self, batch: PyTree) -> Any:
+    def _cut(self, batch: PyTree) -> PyTree:
         lengths: set[int] = set()
         tree_map_only(
             Tensor, lambda leaf: lengths.add(leaf.shape[1]) if leaf.dim() > 1 else None, batch

@@ -34,7 +34,9 @@ PLAIN = """
 PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1, "mv": 0}  # the first factor
 
 
-def mixes(func: Any, args: Sequence[Any], kwargs: PyTree, result: Any, lengths: set[int]) -> bool:
+def mixes(
+    func: Any, args: Sequence[PyTree], kwargs: PyTree, result: PyTree, lengths: set[int]
+) -> bool:
     """Whether `func` makes a value of one position from others; dims of `lengths` are sequences."""
     inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
@@ -54,7 +56,7 @@ def mixes(func: Any, args: Sequence[Any], kwargs: PyTree, result: Any, lengths: 
     return _along(func, name, args, kwargs, results, lengths)
 
 
-def draws(name: str, args: Sequence[Any]) -> bool:
+def draws(name: str, args: Sequence[PyTree]) -> bool:
     """Whether an operation draws random numbers."""
     if name in ("native_dropout", "dropout"):
         return bool(args[1])
@@ -65,7 +67,7 @@ def _count(tensor: Tensor, lengths: set[int]) -> int:
     return sum(size in lengths for size in tensor.shape)
 
 
-def _normalises(args: Sequence[Any], lengths: set[int]) -> bool:
+def _normalises(args: Sequence[PyTree], lengths: set[int]) -> bool:
     shape = args[1] if isinstance(args[1], (list, tuple)) else ()
     return any(size in lengths for size in shape)
 
@@ -73,7 +75,7 @@ def _normalises(args: Sequence[Any], lengths: set[int]) -> bool:
 def _along(  # noqa: PLR0917
     func: Any,
     name: str,
-    args: Sequence[Any],
+    args: Sequence[PyTree],
     kwargs: PyTree,
     results: Sequence[Tensor],
     lengths: set[int],

@@ -34,7 +34,7 @@ LENGTHS_TRIED = 3
 ROUNDS = 24
 PER_TOKEN = "computes_tokens_alone"
 
-Run = Callable[[Callable[[Any], Any]], Any]
+Run = Callable[[Callable[[PyTree], PyTree]], Any]
 
 
 class LengthsOnly(ContextGroup):
@@ -105,7 +105,7 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: PyTree = (), kwargs: PyTree = None
-    ) -> Any:
+    ) -> PyTree:
         """Numbers that are read from tensors without values are taken to be one, or true."""
         kwargs = kwargs or {}
         name = func._schema.name.partition("::")[2]
@@ -247,7 +247,7 @@ class _Stage:
             undo()
         return found
 
-    def _call(self) -> Any:
+    def _call(self) -> PyTree:
         return self._run(partial(_inputs, length=self._group.seq_len, device=self._device))
 
 
@@ -255,7 +255,7 @@ def _is_cut(leaf: PyTree, group: LengthsOnly) -> bool:
     return isinstance(leaf, Tensor) and leaf.dim() > 1 and group.is_part(leaf, 1)
 
 
-def _inputs(example: PyTree, length: int, device: str) -> Any:
+def _inputs(example: PyTree, length: int, device: str) -> PyTree:
     """Inputs like the example's, of another length and without values."""
     lengths = [x.shape[1] for x in tree_leaves(example) if isinstance(x, Tensor) and x.dim() > 1]
 
@@ -290,7 +290,7 @@ def _give_whole(model: nn.Module, trunk: Trunk, name: str, why: str) -> None:
     trunk.attention = {other for other in trunk.attention if not _inside(other, trunk.whole)}
 
 
-def _inside(name: str, outer: Any) -> bool:
+def _inside(name: str, outer: PyTree) -> bool:
     return any(name == one or name.startswith(f"{one}.") for one in outer)
 
 
@@ -309,7 +309,7 @@ def _named(model: nn.Module, stack: list[str], calls: list[str] | None = None) -
     """`stack` names the modules that run, the innermost last, and `calls` all that have run;
     experts are not computed.
     """
-    handles: list[Any] = []
+    handles: list[PyTree] = []
     modes = [(module, module.training) for module in model.modules()]
     model.train()
     stubs: list[nn.Module] = []

@@ -35,7 +35,7 @@ class Interception(TorchFunctionMode):
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[PyTree, ...] = (), kwargs: PyTree = None
-    ) -> Any:
+    ) -> PyTree:
         """Every other function is called as it is."""
         if func is F.scaled_dot_product_attention:
             return self._attend(*args, **(kwargs or {}))

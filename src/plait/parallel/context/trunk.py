@@ -74,7 +74,7 @@ def install(
     """Wrap the forwards of the modules of a trunk -> what takes the wraps off again."""
     wrapped: list[tuple[nn.Module, Any]] = []
 
-    def wrap(name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    def wrap(name: str, make: Callable[[Callable[..., PyTree]], Callable[..., PyTree]]) -> None:
         module = model.get_submodule(name)
         wrapped.append((module, vars(module).get("forward")))
         module.forward = make(module.forward)
@@ -107,18 +107,22 @@ def _unwrap(wrapped: Iterable[tuple[nn.Module, Any]]) -> None:
             module.forward = forward
 
 
-def _intercepting(attend: Callable[..., Tensor], forward: Callable[..., Any]) -> Callable[..., Any]:
+def _intercepting(
+    attend: Callable[..., Tensor], forward: Callable[..., PyTree]
+) -> Callable[..., PyTree]:
     @functools.wraps(forward)
-    def intercepting(*args: object, **kwargs: object) -> Any:
+    def intercepting(*args: object, **kwargs: object) -> PyTree:
         with Interception(attend):
             return forward(*args, **kwargs)
 
     return intercepting
 
 
-def _cutting(group: ContextGroup, dims: Dims, forward: Callable[..., Any]) -> Callable[..., Any]:
+def _cutting(
+    group: ContextGroup, dims: Dims, forward: Callable[..., PyTree]
+) -> Callable[..., PyTree]:
     @functools.wraps(forward)
-    def cutting(*args: object, **kwargs: object) -> Any:
+    def cutting(*args: object, **kwargs: object) -> PyTree:
         args, kwargs = cut((args, kwargs), group, dims)
         return forward(*args, **kwargs)
 
@@ -126,10 +130,10 @@ def _cutting(group: ContextGroup, dims: Dims, forward: Callable[..., Any]) -> Ca
 
 
 def _gathering(
-    group: ContextGroup, form: WholeForm, name: str, forward: Callable[..., Any]
-) -> Callable[..., Any]:
+    group: ContextGroup, form: WholeForm, name: str, forward: Callable[..., PyTree]
+) -> Callable[..., PyTree]:
     @functools.wraps(forward)
-    def gathering(*args: object, **kwargs: object) -> Any:
+    def gathering(*args: object, **kwargs: object) -> PyTree:
         args, kwargs = gather((args, kwargs), group, form.inputs)
         outputs = cut(forward(*args, **kwargs), group, form.outputs)
         if set(form.outputs.values()) <= {STAYS}:
@@ -139,22 +143,24 @@ def _gathering(
     return gathering
 
 
-def _gathered(group: ContextGroup, dims: Dims, forward: Callable[..., Any]) -> Callable[..., Any]:
+def _gathered(
+    group: ContextGroup, dims: Dims, forward: Callable[..., PyTree]
+) -> Callable[..., PyTree]:
     @functools.wraps(forward)
-    def gathered(*args: object, **kwargs: object) -> Any:
+    def gathered(*args: object, **kwargs: object) -> PyTree:
         return gather(forward(*args, **kwargs), group, dims)
 
     return gathered
 
 
-def cut(values: Any, group: ContextGroup, dims: Dims) -> Any:
+def cut(values: PyTree, group: ContextGroup, dims: Dims) -> PyTree:
     """This rank's positions of all tensors with one dim that is as long as the whole sequence.
 
     `dims`: that dim, by path. Tensors of two such dims are masks, and
     stay whole.
     """
 
-    def part(path: Any, leaf: PyTree) -> Any:
+    def part(path: Any, leaf: PyTree) -> PyTree:
         if not isinstance(leaf, Tensor):
             return leaf
         dim = _dim_of(leaf, group, group.seq_len, dims, keystr(path))
@@ -163,10 +169,10 @@ def cut(values: Any, group: ContextGroup, dims: Dims) -> Any:
     return tree_map_with_path(part, values)
 
 
-def gather(values: Any, group: ContextGroup, dims: Dims) -> Any:
+def gather(values: PyTree, group: ContextGroup, dims: Dims) -> PyTree:
     """All positions of all tensors with one dim that is as long as a rank's part."""
 
-    def whole(path: Any, leaf: PyTree) -> Any:
+    def whole(path: Any, leaf: PyTree) -> PyTree:
         if not isinstance(leaf, Tensor):
             return leaf
         dim = _dim_of(leaf, group, group.length, dims, keystr(path))

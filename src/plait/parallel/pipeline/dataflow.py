@@ -105,7 +105,7 @@ class _UnitWatch(TorchDispatchMode):
         self.inside_unit = False
         self.written: set[Result] = set()
 
-    def of(self, values: Any) -> _Origins:
+    def of(self, values: PyTree) -> _Origins:
         found = _Origins()
         for leaf in tree_leaves(values):
             if isinstance(leaf, Tensor):
@@ -125,7 +125,7 @@ class _UnitWatch(TorchDispatchMode):
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: PyTree = (), kwargs: PyTree = None
-    ) -> Any:
+    ) -> PyTree:
         kwargs = kwargs or {}
         if self.inside_unit:
             return func(*args, **kwargs)
@@ -156,7 +156,7 @@ def discover(model: nn.Module, blocks: Iterable[str], run: Callable[[], object])
     def observed(name: str, module: nn.Module) -> Callable[..., object]:
         forward = module.forward
 
-        def call(*args: object, **kwargs: object) -> Any:
+        def call(*args: object, **kwargs: object) -> PyTree:
             if watch.inside_unit:
                 return forward(*args, **kwargs)
             number = len(calls)
@@ -198,7 +198,7 @@ def discover(model: nn.Module, blocks: Iterable[str], run: Callable[[], object])
 
 @contextmanager
 def replaced(
-    units: dict[str, nn.Module], wrap: Callable[[str, nn.Module], Callable[..., Any]]
+    units: dict[str, nn.Module], wrap: Callable[[str, nn.Module], Callable[..., PyTree]]
 ) -> Iterator[None]:
     """`wrap(name, module)` as the forward of each unit, for a while."""
     before: dict[str, Any] = {name: vars(module).get("forward") for name, module in units.items()}
@@ -217,7 +217,7 @@ def replaced(
 @contextmanager
 def in_memory(module: nn.Module) -> Iterator[None]:
     """Zeros for the meta parameters and buffers of a module and all inside it, for a while."""
-    tables: list[Any] = [
+    tables: list[PyTree] = [
         table for part in module.modules() for table in (part._buffers, part._parameters)
     ]
     held = [

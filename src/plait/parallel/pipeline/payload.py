@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from plait.errors import ModelError
+from plait.values import PyTree
 
 SENDABLE = frozenset(
     {
@@ -35,7 +35,7 @@ class Payload:
     """
 
     tensors: list[Tensor]
-    note: Any = None
+    note: PyTree = None
     restore: Callable[[], None] = field(default=lambda: None)
     random: Tensor | None = None
 

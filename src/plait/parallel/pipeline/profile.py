@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +35,7 @@ def profile_layers(
     def weighed(name: str, module: nn.Module) -> Callable[..., object]:
         forward = module.forward
 
-        def call(*args: object, **kwargs: object) -> Any:
+        def call(*args: object, **kwargs: object) -> PyTree:
             with in_memory(module), torch.enable_grad():
                 work = _LayerCall(module, forward, args, kwargs)
                 seconds = min(work.seconds() for _ in range(max(1, repeats)))
@@ -68,7 +67,7 @@ class _LayerCall:
     """One call of one layer, to be done several times."""
 
     module: nn.Module
-    forward: Callable[..., Any]
+    forward: Callable[..., PyTree]
     args: PyTree
     kwargs: PyTree
 

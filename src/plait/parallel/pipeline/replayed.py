@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +32,7 @@ class _Template:
     """The form of a call's result: places in `leaves`, forms of tensors or other values."""
 
     skeleton: object
-    leaves: tuple[Any, ...]
+    leaves: tuple[PyTree, ...]
 
 
 @dataclass
@@ -63,7 +62,7 @@ class Replay:
             module.forward = self._replayed(name, module.forward)
 
     def _replayed(self, name: str, forward: Callable[..., object]) -> Callable[..., object]:
-        def call(*args: object, **kwargs: object) -> Any:
+        def call(*args: object, **kwargs: object) -> PyTree:
             running = self.running
             if running is None:
                 return forward(*args, **kwargs)
@@ -83,7 +82,7 @@ class ReplayedStage(StageModule):
 
     def __init__(
         self,
-        run: Callable[[Any], object],
+        run: Callable[[PyTree], object],
         replay: Replay,
         stage: int,
         swaps: Sequence[ParameterSwap] = (),
@@ -106,7 +105,7 @@ class ReplayedStage(StageModule):
         for module, key, param in self._swaps:
             module._parameters[key] = param
 
-    def forward(self, inputs: PyTree, received: Payload | None) -> Any:
+    def forward(self, inputs: PyTree, received: Payload | None) -> PyTree:
         arrived = (
             {} if received is None else dict(zip(self._arriving, received.tensors, strict=True))
         )
@@ -136,8 +135,8 @@ class ReplayedStage(StageModule):
         return output
 
     def call(
-        self, name: str, forward: Callable[..., Any], args: PyTree, kwargs: Mapping[str, PyTree]
-    ) -> Any:
+        self, name: str, forward: Callable[..., PyTree], args: PyTree, kwargs: Mapping[str, PyTree]
+    ) -> PyTree:
         """A unit of the model is called in this stage's forward."""
         now = self._now
         replay = self._replay
@@ -174,7 +173,7 @@ class ReplayedStage(StageModule):
         template = now.templates[number]
         written = self._replay.flow.written
 
-        def value(place: int) -> Any:
+        def value(place: int) -> PyTree:
             leaf = template.leaves[place]
             result = Result(number, place)
             if result in now.received:

@@ -27,15 +27,16 @@ from plait.parallel.pipeline.weight_grad_store import (
     WeightGradStore,
     WeightGradTasks,
 )
+from plait.values import PyTree
 
-Arguments = Callable[[Any], tuple[Sequence[object], Mapping[str, object]]]
+Arguments = Callable[[PyTree], tuple[Sequence[object], Mapping[str, object]]]
 
 
 class StageModule(ABC):
     """The part of a model that a stage runs."""
 
     @abstractmethod
-    def forward(self, inputs: object, received: Payload | None) -> Any:
+    def forward(self, inputs: object, received: Payload | None) -> PyTree:
         """`inputs` are those of the whole model; `received` is None on the first stage.
 
         Returns a Payload, or on the last stage the output of the model.
@@ -54,7 +55,7 @@ class WholeModel(StageModule):
         self._model = model
         self._arguments = arguments
 
-    def forward(self, inputs: object, received: Payload | None) -> Any:
+    def forward(self, inputs: object, received: Payload | None) -> PyTree:
         positional, named = self._arguments(inputs)
         return self._model(*positional, **named)
 
@@ -80,7 +81,7 @@ class ChainStage(StageModule):
         self._taken = () if first is None else _parameters(first)
         self._beside = {name: _parameters(link) for name, link in self._links}
 
-    def forward(self, inputs: object, received: Payload | None) -> Any:
+    def forward(self, inputs: object, received: Payload | None) -> PyTree:
         links, (own, beside) = iter(self._links), self._apart(inputs)
         if received is None:
             value = self._call(next(links)[1], own)

@@ -12,7 +12,6 @@ import pickle
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from torch import Tensor
 from plait.comm import Axis, Work
 from plait.errors import ModelError
 from plait.parallel.pipeline.payload import Payload, TensorForm
+from plait.values import PyTree
 
 Shapes = tuple[tuple[int, ...], ...]
 Key = tuple[int, bool, Shapes]  # stage, whether a backward follows, shapes of the inputs
@@ -30,7 +30,7 @@ class Form:
     """The form that passes a boundary for inputs of certain shapes."""
 
     tensors: tuple[TensorForm, ...]
-    note: Any
+    note: PyTree
 
     @property
     def gradients(self) -> tuple[TensorForm, ...]:

@@ -6,8 +6,7 @@ Each computes what its original does, on this rank's parts, under the same param
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -103,7 +102,7 @@ def check_mask(label: str, mask: object, length: int) -> None:
         )
 
 
-def whole_features(label: str) -> Any:
+def whole_features(label: str) -> Callable[..., PyTree]:
     """A hook of a replicated linear layer, which refuses parts of features."""
 
     def hook(module: nn.Linear, args: tuple[PyTree, ...]) -> None:
@@ -279,9 +278,9 @@ def tell_rows(module: nn.Module, source: Axis | None, target: Axis | None) -> No
         return whole.narrow(0, target.rank * length, length)
 
     def hook(
-        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, dict[str, Any]]:
-        def moved(value: Any) -> Any:
+        module: nn.Module, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]
+    ) -> tuple[PyTree, dict[str, PyTree]]:
+        def moved(value: PyTree) -> PyTree:
             is_rows = isinstance(value, Tensor) and value.dim() == 2
             return move(value) if is_rows else value
 
@@ -290,7 +289,7 @@ def tell_rows(module: nn.Module, source: Axis | None, target: Axis | None) -> No
     module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
-def with_positions(axis: Axis) -> Any:
+def with_positions(axis: Axis) -> Callable[..., PyTree]:
     """A hook that gives a position module the positions of this rank's part of the sequence."""
 
     def hook(
@@ -308,7 +307,7 @@ def with_positions(axis: Axis) -> Any:
     return hook
 
 
-def own_positions(axis: Axis) -> Any:
+def own_positions(axis: Axis) -> Callable[..., PyTree]:
     """A hook that keeps this rank's part of the vectors of all positions, [.., S, D]."""
 
     def hook(module: nn.Module, args: object, output: Tensor) -> Tensor:

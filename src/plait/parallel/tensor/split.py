@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +27,7 @@ MISFIT = re.compile(r"shape '\[([-0-9, ]+)\]' is invalid for input of size (\d+)
 # Gradients of so many elements are summed where they lie; smaller ones travel together.
 ALONE_NUMEL = 1 << 16
 
-LossFunction = Callable[[Any, Any], Tensor | tuple[Tensor, Tensor]]
+LossFunction = Callable[[PyTree, PyTree], Tensor | tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ class TensorSplit:
             self._check_output()
             rows = _first(targets).shape[0]
 
-            def without_filling(leaf: PyTree) -> Any:
+            def without_filling(leaf: PyTree) -> PyTree:
                 return leaf[:rows] if isinstance(leaf, Tensor) and leaf.shape[0] > rows else leaf
 
             output = tree_map(without_filling, output)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from plait.cluster.products import RULE, ProductTable
 from plait.comm.simulated import simulate
 from plait.mesh import Mesh
-from plait.values import JsonObject
+from plait.values import JsonObject, PyTree
 
 STEPS = 9
 FEWEST_STEPS = 6
@@ -162,7 +162,7 @@ def step_seconds(
     return _shortest(lambda: engine.step(batch), steps, may_stop=world.size == 1)
 
 
-def _batch(tiny: Tiny, samples: int) -> tuple[Any, Any]:
+def _batch(tiny: Tiny, samples: int) -> tuple[PyTree, PyTree]:
     """Tokens that differ, so that a router sends them to all experts; alike on all ranks."""
     import torch
 

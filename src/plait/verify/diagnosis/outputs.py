@@ -8,10 +8,9 @@ device's. The first that differs is named, with the modules that ran since the l
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -138,7 +137,7 @@ def watched(model: nn.Module, split: TensorSplit | None = None) -> Iterator[list
     """
     found: dict[str, Seen] = {}
 
-    def hook(name: str) -> Any:
+    def hook(name: str) -> Callable[..., None]:
         def keep(module: nn.Module, args: PyTree, output: PyTree) -> None:
             if isinstance(output, Tensor) and name not in found:
                 found[name] = Seen(

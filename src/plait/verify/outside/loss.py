@@ -8,7 +8,6 @@ batch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ from plait.values import PyTree
 from plait.verify.reference.one_device import Batch, Loss, call, num_samples
 
 IGNORED = -100
-Count = Callable[[Any, int], float]
+Count = Callable[[PyTree, int], float]
 
 
 def summed(model: nn.Module, batch: Batch, loss: Loss) -> tuple[Loss, bool]:

@@ -16,16 +16,16 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from plait.errors import ConfigError, nearest
+from plait.values import PyTree
 
 SECOND = "train_step"
 LOOP = "train"
 PAIR = ("reference_step", "parallel_step")
 MODULE = "plait_training_step"
 
-Functions = Mapping[str, Callable[..., Any]]
+Functions = Mapping[str, Callable[..., PyTree]]
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class FunctionSource:
 
 
 def carried(
-    make: Callable[[], Any],
-    train_step: Callable[..., Any],
-    prepare: Callable[[Any], Any] | None = None,
+    make: Callable[[], PyTree],
+    train_step: Callable[..., PyTree],
+    prepare: Callable[[PyTree], PyTree] | None = None,
 ) -> FunctionSource:
     """The source of functions of this process, which travel to the ranks by value.
 
@@ -64,7 +64,7 @@ def carried(
     import cloudpickle
 
     second = LOOP if is_loop(train_step) else SECOND
-    found: dict[str, Callable[..., Any]] = {"make": make, second: train_step}
+    found: dict[str, Callable[..., PyTree]] = {"make": make, second: train_step}
     if prepare is not None:
         found["prepare"] = prepare
     modules = {function.__module__ for function in found.values()}
@@ -131,7 +131,7 @@ def _lacks(file: Path, name: str, names: set[str]) -> str:
     return f"{file} defines no {meaning}{near}"
 
 
-def is_loop(function: Callable[..., Any]) -> bool:
+def is_loop(function: Callable[..., PyTree]) -> bool:
     """Whether a function takes all batches at once and makes several updates itself."""
     parameters = list(inspect.signature(function).parameters)
     return len(parameters) > 1 and parameters[1] == "batches"

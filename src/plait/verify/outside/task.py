@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from plait.values import PyTree
 from plait.verify.outside.loss import of_output
 from plait.verify.outside.source import FunctionSource
 from plait.verify.reference.one_device import Batch, Loss
@@ -32,7 +32,7 @@ class Made:
     """Result of `make()`, in the precision of the trial; `batches` as (inputs, targets)."""
 
     model: nn.Module
-    given: Sequence[Any]
+    given: Sequence[PyTree]
     loss: Loss | None
     notes: tuple[str, ...] = ()
 

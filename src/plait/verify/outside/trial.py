@@ -11,7 +11,6 @@ import math
 import traceback
 from collections.abc import Mapping
 from itertools import islice
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -133,7 +132,7 @@ def _made(functions: Functions, dtype: torch.dtype, steps: int) -> Made:
     return Made(model.to(dtype), given, loss, notes)
 
 
-def _cast(batch: PyTree, dtype: torch.dtype) -> Any:
+def _cast(batch: PyTree, dtype: torch.dtype) -> PyTree:
     return tree_map_only(
         Tensor, lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, batch
     )
@@ -162,7 +161,7 @@ def _run(functions: Functions, made: Made) -> RankSteps:
     sketches: list[Sketch] = []
     names = {name for name, _ in made.model.named_parameters()}
 
-    def keep(loss: Any, keys: Mapping[bytes, int]) -> None:
+    def keep(loss: PyTree, keys: Mapping[bytes, int]) -> None:
         calls = watch.inputs or watch.of_roots
         rows.append(tuple(rows_of(call, keys) for call in calls))
         if not found:
@@ -189,7 +188,7 @@ def _run(functions: Functions, made: Made) -> RankSteps:
     return RankSteps(start, found, updates, rows, LOOP in functions, sketches)
 
 
-def _number(loss: Any) -> float:
+def _number(loss: PyTree) -> float:
     """The loss that a step returned; NaN where it returned none."""
     if isinstance(loss, Tensor):
         loss = loss.detach().double().mean()

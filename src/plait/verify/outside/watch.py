@@ -60,8 +60,10 @@ class StepWatch:
         self.calls = 0
         self.sketches = Sketches()
         self._modules: dict[int, str] = {id(one): name for name, one in model.named_modules()}
-        self.inputs: list[Any] = []  # of the model, or of the outermost modules where it never runs
-        self.of_roots: list[Any] = []
+        self.inputs: list[
+            PyTree
+        ] = []  # of the model, or of the outermost modules where it never runs
+        self.of_roots: list[PyTree] = []
         self.update = ObservedUpdate()
         self.after_update: Callable[[], None] | None = None
         self._made = {id(p): name for name, p in model.named_parameters()}
@@ -161,20 +163,20 @@ class StepWatch:
         if self.after_update is not None and not _is_wrapper(optimizer):
             self.after_update()
 
-    def _clipping(self, clip: Callable[..., Any]) -> Callable[..., Any]:
+    def _clipping(self, clip: Callable[..., PyTree]) -> Callable[..., PyTree]:
         def clip_grad_norm_(
             parameters: Any, max_norm: float, *args: object, **kwargs: object
-        ) -> Any:
+        ) -> PyTree:
             norm = clip(parameters, max_norm, *args, **kwargs)
             self.update.norms.append((float(max_norm), float(whole(torch.as_tensor(norm)))))
             return norm
 
         return clip_grad_norm_
 
-    def _scaling(self, scale: Callable[..., Any]) -> Callable[..., Any]:
+    def _scaling(self, scale: Callable[..., PyTree]) -> Callable[..., PyTree]:
         def clip_grads_with_norm_(
             parameters: Any, max_norm: float, total_norm: Tensor, *args: object, **kwargs: object
-        ) -> Any:
+        ) -> PyTree:
             result = scale(parameters, max_norm, total_norm, *args, **kwargs)
             self.update.norms.append((float(max_norm), float(whole(total_norm))))
             return result
@@ -190,7 +192,7 @@ def _is_wrapper(optimizer: Optimizer) -> bool:
     return any(isinstance(getattr(optimizer, key, None), Optimizer) for key in INNER)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: PyTree) -> PyTree:
     return float(value) if isinstance(value, Tensor) else copy.copy(value)
 
 

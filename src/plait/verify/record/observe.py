@@ -18,6 +18,7 @@ from torch import Tensor
 from plait.engine.engine import Engine
 from plait.engine.state.shards import gradient_shards, module_shards
 from plait.mesh import Shard
+from plait.values import PyTree
 from plait.verify.record.observation import Observation, RankView, Record, Shards, Tensors
 
 
@@ -46,7 +47,7 @@ class RankRecord:
     steps: Sequence[RankStep]
 
 
-def record_rank(engine: Engine, batches: Iterable[Any], steps: int) -> RankRecord:
+def record_rank(engine: Engine, batches: Iterable[PyTree], steps: int) -> RankRecord:
     """Train `steps` steps and keep what this rank holds after each. Collective."""
     seen: list[list[Shard]] = []
     hook = engine.update.optimizer.register_step_pre_hook(

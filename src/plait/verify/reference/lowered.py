@@ -42,7 +42,7 @@ class LowPrecision(TorchDispatchMode):
 
     def __torch_dispatch__(  # as torch calls it
         self, func: Any, types: Any, args: PyTree = (), kwargs: PyTree = None
-    ) -> Any:
+    ) -> PyTree:
         result = func(*args, **(kwargs or {}))
         if _is_view(func) or not any(_is_trained(leaf) for leaf in tree_leaves((args, kwargs))):
             return result

@@ -14,7 +14,6 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +26,8 @@ from plait.verify.reference.apart import BuffersApart, persistent_buffers
 from plait.verify.reference.auxiliary import Auxiliary, Pool
 from plait.verify.reference.lowered import LowPrecision
 
-Batch = tuple[Any, Any]
-Loss = Callable[[Any, Any], Any]
+Batch = tuple[PyTree, PyTree]
+Loss = Callable[[PyTree, PyTree], PyTree]
 CLIP_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_ divides by the norm and this
 
 
@@ -151,7 +150,7 @@ def _stale_gradients(
     return {name: p.grad for name, p in named.items()}
 
 
-def call(model: nn.Module, inputs: PyTree) -> Any:
+def call(model: nn.Module, inputs: PyTree) -> PyTree:
     """Run the model: a mapping is its keywords, a tuple or list its arguments."""
     if isinstance(inputs, Mapping):
         return model(**inputs)
@@ -361,7 +360,7 @@ def _output(model: nn.Module, inputs: PyTree) -> Tensor:
     return next(_tensors(call(model, inputs)))
 
 
-def _head(inputs: PyTree, count: int) -> Any:
+def _head(inputs: PyTree, count: int) -> PyTree:
     return tree_map_only(Tensor, lambda leaf: leaf[:count], inputs)
 
 

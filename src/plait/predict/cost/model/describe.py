@@ -19,7 +19,7 @@ from plait.predict.cost.model.operations import Model
 from plait.predict.cost.model.transformer import Transformer, transformer_model
 from plait.predict.cost.model.vision import mlp_model, resnet_model
 from plait.toml import parse_json
-from plait.values import JsonMapping
+from plait.values import JsonMapping, JsonValue
 
 ALIASES = {
     "hidden_size": ("n_embd", "d_model", "dim"),
@@ -297,14 +297,14 @@ def _kv_heads(model: JsonMapping) -> int:
     return int(_get(model, "num_key_value_heads") or 0)
 
 
-def _get(model: JsonMapping, key: str) -> Any:
+def _get(model: JsonMapping, key: str) -> JsonValue:
     for name in (key, *ALIASES.get(key, ())):
         if model.get(name) is not None:
             return model[name]
     return None
 
 
-def _need(model: JsonMapping, key: str, family: str) -> Any:
+def _need(model: JsonMapping, key: str, family: str) -> JsonValue:
     value = _get(model, key)
     if value is None:
         raise ModelError(f"model {family!r} needs the key {key!r} to be described")

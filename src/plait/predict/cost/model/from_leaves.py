@@ -7,7 +7,7 @@ bound.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from plait.predict.cost.model.operations import (
     Block,
@@ -18,6 +18,7 @@ from plait.predict.cost.model.operations import (
     Operation,
     Saved,
 )
+from plait.values import PyTree
 
 if TYPE_CHECKING:
     from torch import nn
@@ -64,7 +65,7 @@ def describe_by_leaves(module: nn.Module, seq_len: int) -> Model:
     )
 
 
-def describe_leaves(name: str, leaves: list[Any]) -> Block:
+def describe_leaves(name: str, leaves: list[PyTree]) -> Block:
     """A block of what these layers say of themselves."""
     operations: list[Operation] = []
     kept = 0.0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from plait.errors import ModelError
@@ -151,8 +151,8 @@ def _lenient(blocks: list[nn.Module]) -> Iterator[None]:
     """While it lasts, a block whose forward needs values returns something like its first input."""
     import torch
 
-    def wrapped(forward: Any) -> Any:
-        def run(*args: object, **kwargs: object) -> Any:
+    def wrapped(forward: Callable[..., PyTree]) -> Callable[..., PyTree]:
+        def run(*args: object, **kwargs: object) -> PyTree:
             try:
                 return forward(*args, **kwargs)
             except (NotImplementedError, RuntimeError):
@@ -176,7 +176,7 @@ def _lenient(blocks: list[nn.Module]) -> Iterator[None]:
             del block.forward
 
 
-def _inputs(module: Any, seq_len: int) -> Iterator[Any]:
+def _inputs(module: Any, seq_len: int) -> Iterator[PyTree]:
     """Inputs that a model may take, by the first layer with a weight. They are tokens, images,
     features with and without a sequence.
     """
@@ -232,7 +232,7 @@ def _with_values(unit: nn.Module, call: Call, tokens: int, roles: Mapping[int, s
     length = tokens // SAMPLES
     few = min(length, tokens_for(unit) // SAMPLES)
 
-    def part(x: Any) -> Any:  # the dim of tokens is cut; a mask has two of them
+    def part(x: PyTree) -> PyTree:  # the dim of tokens is cut; a mask has two of them
         if isinstance(x, torch.Tensor) and few < length:
             dims = [
                 dim
@@ -271,8 +271,8 @@ def _watched(
     import torch
 
     def fresh(
-        x: Any,
-    ) -> Any:  # as the output of the block before: it needs a gradient where it can have one
+        x: PyTree,
+    ) -> PyTree:  # as the output of the block before: it needs a gradient where it can have one
         return (
             x.detach().requires_grad_(x.is_floating_point()) if isinstance(x, torch.Tensor) else x
         )

@@ -19,7 +19,7 @@ from plait.plan import Plan
 from plait.predict.cost.model.describe import ALIASES, DESCRIBED
 from plait.predict.cost.model.families import is_known
 from plait.toml import parse_json, parse_value, read_toml
-from plait.values import JsonMapping
+from plait.values import JsonMapping, JsonValue
 
 GLOBAL_BATCH = 16
 """Samples of a step where neither the config says how many nor the devices ask for more: as `plait
@@ -162,7 +162,7 @@ def _check_model(table: JsonMapping, faults: list[str]) -> None:
     ]
 
 
-def _check_whole(model: Any, faults: list[str]) -> None:
+def _check_whole(model: JsonValue, faults: list[str]) -> None:
     """Rules that hold between the keys of a model."""
     from plait.config import ClusterSection, Data, PlanSection, Train
     from plait.config.config import Config
@@ -209,7 +209,7 @@ def with_lengths(tables: JsonMapping) -> JsonMapping:
     return {**tables, "data": {**data, "seq_len": min(SEQ_LEN, longest)}}
 
 
-def family_of(model: Any) -> str:
+def family_of(model: JsonValue) -> str:
     """The `model_type` of a pasted config; nothing where there is none."""
     inner = model.get("config", model) if isinstance(model, Mapping) else {}
     return str(inner.get("model_type") or "") if isinstance(inner, Mapping) else ""

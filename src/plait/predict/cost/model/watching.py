@@ -69,7 +69,7 @@ class OperationWatch:
         kwargs: Mapping[str, PyTree],
         *,
         real: bool = False,
-    ) -> Any:
+    ) -> PyTree:
         """The output of the module, on the meta device or with values
         (`plait.predict.cost.model.with_values`).
         """
@@ -113,7 +113,7 @@ class OperationWatch:
             Attention("attention", heads, kv_heads, query.shape[-1], value.shape[-1], causal)
         )
 
-    def operator(self, name: str, given: list[Any], made: list[Any]) -> None:
+    def operator(self, name: str, given: list[PyTree], made: list[PyTree]) -> None:
         """An operator below all layers: a product without weights of its own, or numbers that
         move.
         """
@@ -146,11 +146,11 @@ class OperationWatch:
     def _role(self, layer: Any) -> str:
         return self.roles.get(id(layer), "")
 
-    def _hooks(self, layer: Any) -> list[Any]:
+    def _hooks(self, layer: Any) -> list[PyTree]:
         def enter(*_: object) -> None:
             self._layers += 1
 
-        def leave(layer: Any, args: tuple[PyTree, ...], out: Any) -> None:
+        def leave(layer: Any, args: tuple[PyTree, ...], out: PyTree) -> None:
             self._layers -= 1
             self._layer(layer, args[0], out)
 
@@ -159,7 +159,7 @@ class OperationWatch:
     def _leave_row(self, *_: object) -> None:
         self._inside = False
 
-    def _layer(self, layer: Any, x: Any, out: Any) -> None:
+    def _layer(self, layer: Any, x: PyTree, out: PyTree) -> None:
         kind = type(layer).__name__
         role = self._role(layer)
         own = sum(p.numel() for p in layer.parameters(recurse=False))
@@ -190,7 +190,7 @@ class OperationWatch:
                 Elementwise(name, reads, writes, "sequence", own, NORMS.get(kind, 0))
             )
 
-    def _linear(self, layer: Any, role: str, x: Any, out: Any) -> None:
+    def _linear(self, layer: Any, role: str, x: PyTree, out: PyTree) -> None:
         split = SPLITS.get(role, "none")
         rows = x.numel() / layer.in_features / self.tokens
         bias = layer.bias is not None
@@ -221,7 +221,7 @@ class OperationWatch:
             self.gathered += x.numel()
         self.operations.append(one)
 
-    def _save(self, tensor: Tensor) -> Any:
+    def _save(self, tensor: Tensor) -> PyTree:
         """Autograd keeps a tensor: counted once for each memory."""
         from plait.torch_internals import storage_key
 
@@ -266,13 +266,13 @@ def _functions(watch: OperationWatch) -> Iterator[None]:
             return out
 
         @staticmethod
-        def backward(ctx: Any, *grads: object) -> Any:
+        def backward(ctx: Any, *grads: object) -> PyTree:
             return tuple(torch.empty_like(tensor) for tensor in ctx.saved_tensors[:3])
 
     class WatchFunctions(TorchFunctionMode):
         def __torch_function__(
             self, function: Any, types: Any, args: PyTree = (), kwargs: PyTree = None
-        ) -> Any:
+        ) -> PyTree:
             kwargs = kwargs or {}
             if function is torch.nn.functional.scaled_dot_product_attention:
                 query, key, value = (
@@ -301,7 +301,7 @@ def _operators(watch: OperationWatch) -> Iterator[None]:
     class WatchOperators(TorchDispatchMode):
         def __torch_dispatch__(
             self, function: Any, types: Any, args: PyTree = (), kwargs: PyTree = None
-        ) -> Any:
+        ) -> PyTree:
             out = function(*args, **(kwargs or {}))
             given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
             old = {storage_key(x) for x in given}
